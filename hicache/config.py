@@ -20,8 +20,15 @@ from hicache.models.plausible import check_machine, check_shape
 STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
+WRITE_POLICIES = (
+    "write_through",
+    "write_through_selective",
+    "write_back",
+    "write_back_watermark",
+)
+DEMOTING = WRITE_POLICIES[2:]  # copies are made when the device evicts
+STORAGE_WRITES = ("on_back_up", "selective", "on_host_eviction")
 CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
-LAST_CHUNK = "last_chunk"
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
@@ -41,27 +48,11 @@ GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group h
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
-class WritePolicy(Enum):
-    """When device pages are copied to the host."""
-
-    write_through = "write_through"  # when they are inserted into the tree
-    write_through_selective = "write_through_selective"  # when a later request hits them
-    write_back = "write_back"  # when they are evicted from the device
-
-
 class Tiering(Enum):
     """Whether a page may be on the host and in storage at the same time."""
 
     inclusive = "inclusive"  # it may
     exclusive = "exclusive"  # storage drops a page once the host has read it
-
-
-class StorageWrites(Enum):
-    """When host pages are written to storage."""
-
-    on_back_up = "on_back_up"  # as soon as they are on the host
-    selective = "selective"  # when they have been hit `storage.write_hits` times
-    on_host_eviction = "on_host_eviction"  # when they are evicted from the host
 
 
 class CutPolicy(Enum):
@@ -375,7 +366,6 @@ class ParallelConfig:
     # Number of cache ranks per engine. Each rank has its own radix tree, its own storage and a
     # slice of every page, and all must take the same hits. 1 means one tree for the whole engine.
     ranks: int = knob(1, least=1)
-    hit_agreement: HitAgreement = HitAgreement.restorable
     # Seconds that each step takes for the all-reduce by which ranks agree on prefetches and
     # transfers. SGLang issue 30511 reports 150 us.
     collective_s: float = knob(150e-6, least=0)
@@ -453,27 +443,38 @@ class CacheConfig:
     # Number of Mamba states in the host pool. None means the number that follows from
     # `cache.host_gib` and the pool's share of it.
     host_states: int | None = knob(None, least=0)
+    # A class of your own as module:Class that decides whatever it has a method for and receives the
+    # events of the cache. none leaves every decision to the policies that the other settings name.
+    policy: str = knob("none", ours=("none",))
+    # Keyword arguments passed to the class of `cache.policy`.
+    policy_args: dict[str, float] = field(default_factory=dict)
     # Policy that decides which tree node a full device or host tier evicts first: a built-in one,
     # or your own class as module:Class.
     eviction: str = knob("lru", ours=EVICTION_POLICIES)
     # Keyword arguments passed to the class of the eviction policy.
     eviction_args: dict[str, float] = field(default_factory=dict)
-    write_policy: WritePolicy = WritePolicy.write_through
+    # When device pages are copied to the host: write_through (when they are inserted into the
+    # tree), write_through_selective (when a later request hits or inserts them), write_back (when
+    # they are evicted from the device) or write_back_watermark (as write_back, and when they are
+    # inserted while less than `cache.write_watermark` of the device is free).
+    write_policy: str = knob("write_through", one_of=WRITE_POLICIES)
+    # Free share of a device pool below which cache.write_policy=write_back_watermark copies what is
+    # inserted.
+    write_watermark: float = knob(
+        0.2, least=0, most=1, only="cache.write_policy=write_back_watermark"
+    )
     # Minimum host hit, in tokens, that is copied back to the device; a shorter one is recomputed,
     # unless its window or state must be loaded anyway. 10 is SGLang's default.
     load_back_threshold: int = knob(10, least=0)
-    # When a match ends inside a tree node and splits it, also refresh the recency of the part that
-    # did not match, as SGLang does.
-    split_refreshes: bool = False
-    # When a window or state is evicted from the device and a host copy remains, refresh the recency
-    # of that copy, as SGLang does.
-    leaving_refreshes: bool = False
     # When a leaf of the radix tree is evicted, drop only as many of its pages as are needed, from
     # its end, as vLLM does. False evicts the whole leaf.
     trims_leaves: bool = False
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
+    # Insert and copy an answer whenever it has grown by this many pages. None means once, when it
+    # is complete, as do models with Mamba states, which have no state to resume from before.
+    answer_pages: int | None = knob(None, least=1)
     # When a prompt consists of whole pages and the host holds the last one, load that page as well,
     # so that only the last token is computed again, as vLLM does for models with full attention
     # alone. False computes the whole page again.
@@ -488,32 +489,18 @@ class CacheConfig:
     checkpoints_args: dict[str, float] = field(default_factory=dict)
     # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
-    # Prompt positions at which the sliding window is saved, so that a later request can resume
-    # there: the choices of `cache.checkpoints`, or last_chunk (all window pages that the prompt's
-    # last chunk computed). A model that also has Mamba states saves windows where it saves states.
-    windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
+    # Prompt positions at which the sliding window is copied to the host, so that a later request
+    # can resume there: the choices of `cache.checkpoints`. A model that also has Mamba states saves
+    # windows where it saves states.
+    windows: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     # Keyword arguments passed to the class that places windows.
     windows_args: dict[str, float] = field(default_factory=dict)
+    # When a prompt is computed, free the window pages of its last chunk that no saved position
+    # needs, as SGLang does. False keeps them on the device until they are evicted.
+    trims_windows: bool = False
     # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
     # and no window or state to resume there. False looks at device and host alone, as SGLang does.
-    storage_branches: bool = False
-    # When a sliding window is loaded back from the host, also load the older window pages of the
-    # tree node in which it starts, as SGLang does. False loads only the pages of the window.
-    loads_whole_nodes: bool = False
-    # When a prefetch, or a copy of windows or states from the device, does not fit in free host
-    # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
-    # are missing.
-    evicts_whole: bool = False
-    # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
-    # they stay free. SGLang keeps 1.
-    spare_pages: int = knob(0, least=0)
-    # Mamba state slots that a running request occupies: one for its current state, one for its next
-    # checkpoint; more are reserved and stay empty. SGLang reserves 3.
-    states_per_request: int = knob(2, least=2)
-    # Copy a state that is loaded back from the host twice over the link, into the slot of the tree
-    # and into that of the request, as SGLang does. False copies it once over the link, then from
-    # slot to slot on the device.
-    loads_states_twice: bool = False
+    storage_branches: bool = True
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
@@ -550,9 +537,6 @@ class PrefetchConfig:
     cut: CutPolicy = CutPolicy.fit
     stage_at: StageAt = StageAt.enqueue
     commit: CommitPolicy = CommitPolicy.all_or_nothing
-    # When all pages of a prefetch are read, wait for its window and state as well. False starts the
-    # request without them, so that it may not be able to use the pages.
-    await_sidecars: bool = True
     deadline_from: DeadlineFrom = knob(DeadlineFrom.enqueue, only=TIMED)
     # Fixed part, in seconds, of the time limit that prefetch.stop=timeout puts on a prefetch. 1 is
     # SGLang's default.
@@ -560,15 +544,62 @@ class PrefetchConfig:
     # Seconds that prefetch.stop=timeout adds to the time limit of a prefetch for each 1,024 tokens
     # requested. 0.25 is SGLang's default.
     timeout_per_ki_token_s: float = knob(0.25, least=0, only=TIMED)
-    # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
-    # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
-    short_windows: bool = True
     # Maximum size of all running prefetches together, as a fraction of the tokens that the host
     # tier holds; further prefetches are declined. 0.5 is SGLang's value.
     occupied_share: float = share(0.5)
 
     def __post_init__(self) -> None:
         check_limits("prefetch", self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuirksConfig:
+    """What other engines do that costs hits, time or memory, reproduced for comparison.
+
+    The defaults are right; the presets of `compat` and the experiments on the change reports set
+    these.
+    """
+
+    # When a match ends inside a tree node and splits it, also refresh the recency of the part that
+    # did not match, as SGLang does.
+    split_refreshes: bool = False
+    # When a window or state is evicted from the device and a host copy remains, refresh the recency
+    # of that copy, as SGLang does.
+    leaving_refreshes: bool = False
+    # When a sliding window is loaded back from the host, also load the older window pages of the
+    # tree node in which it starts, as SGLang does. False loads only the pages of the window.
+    loads_whole_nodes: bool = False
+    # When a prefetch, or a copy of windows or states from the device, does not fit in free host
+    # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
+    # are missing.
+    evicts_whole: bool = False
+    # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
+    # they stay free. SGLang keeps 1.
+    spare_pages: int = knob(0, least=0)
+    # Mamba state slots that a running request occupies: one for its current state, one for its next
+    # checkpoint; more are reserved and stay empty. SGLang reserves 3.
+    states_per_request: int = knob(2, least=2)
+    # Copy a state that is loaded back from the host twice over the link, into the slot of the tree
+    # and into that of the request, as SGLang does. False copies it once over the link, then from
+    # slot to slot on the device.
+    loads_states_twice: bool = False
+    # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
+    # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
+    short_windows: bool = knob(True, only=STORED)
+    # When all pages of a prefetch are read, wait for its window and state as well. False starts the
+    # request without them, so that it may not be able to use the pages.
+    await_sidecars: bool = knob(True, only=STORED)
+    hit_agreement: HitAgreement = HitAgreement.restorable
+
+    def __post_init__(self) -> None:
+        check_limits("compat.quirks", self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompatConfig:
+    """Whose choices a run makes: `compat=NAME` sets those of a report or of another engine."""
+
+    quirks: QuirksConfig = field(default_factory=QuirksConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -714,7 +745,10 @@ class StorageConfig:
     # Time limit in seconds of one storage call; a call that takes longer counts as failed.
     deadline_s: float = knob(5.0, above=0)
     tiering: Tiering = Tiering.inclusive
-    write: StorageWrites = StorageWrites.on_back_up
+    # When host pages are written to storage: on_back_up (as soon as they are on the host),
+    # selective (when they have been hit `storage.write_hits` times) or on_host_eviction (when they
+    # are evicted from the host).
+    write: str = knob("on_back_up", one_of=STORAGE_WRITES)
     # Number of hits after which a page is written to storage.
     write_hits: int = knob(1, least=1, only="storage.write=selective")
     # Number of consecutive failed calls after which storage is bypassed for
@@ -727,11 +761,10 @@ class StorageConfig:
 
     def __post_init__(self) -> None:
         check_limits("storage", self)
-        is_written_late = self.write is StorageWrites.on_host_eviction
+        is_written_late = self.write == "on_host_eviction"
         if self.tiering is Tiering.exclusive and not is_written_late:
             raise ValueError(
-                "storage.tiering=exclusive needs storage.write=on_host_eviction, got "
-                f"{self.write.name}"
+                f"storage.tiering=exclusive needs storage.write=on_host_eviction, got {self.write}"
             )
 
 
@@ -854,6 +887,7 @@ class ExperimentConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     goodput: GoodputConfig = field(default_factory=GoodputConfig)
+    compat: CompatConfig = field(default_factory=CompatConfig)
 
     def __post_init__(self) -> None:
         check_name(self.name)

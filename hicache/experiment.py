@@ -14,8 +14,8 @@ from hicache.engine.deployment import Deployment, deploy, describe
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io
 from hicache.engine.ranks.lockstep import RankedEngine
-from hicache.engine.routing import ROUTERS
-from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
+from hicache.engine.routing import router_of
+from hicache.engine.simulated_runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models.shapes import describe as describe_shape
@@ -25,11 +25,11 @@ from hicache.observe.timeline import Timeline
 from hicache.results.measures import cold_load, run_measures, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
-from hicache.workload.arrivals import Feeder, Releases
-from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
+from hicache.workload.feeder import Feeder, Releases
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
 from hicache.workload.rounds import RoundFeeder, StageFeeder, rounds_of, stages_of
+from hicache.workload.workload import Workload, load_workload, repeat_sessions, sample_sessions
 
 
 def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
@@ -149,8 +149,9 @@ def _parts(
     """All engines, rank by rank."""
     num_ranks, page_size = config.parallel.ranks, config.cache.page_size
     pages = page_numbers(workload.requests, page_size)
+    numbers = pages if config.cache.policy != "none" else None
     # numbers, where no page outlives the run
-    names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size)
+    names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size, numbers)
     registry = PageRegistry(pages, deployment.kinds.size) if config.engine.explain else None
     if registry is not None and config.workload.start is StartState.warm_storage:
         registry.warm(workload.requests, names, deployment.kinds)
@@ -211,7 +212,7 @@ def _serve(
             feeder,
             clock=runtime.clock,
             io=io,
-            router=ROUTERS[config.parallel.router](),
+            router=router_of(config.parallel.router, engines[0].cache.tree.policy),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
             server_ns=to_ns(config.scheduler.server_s),

@@ -17,7 +17,7 @@ from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.tiers.capacity import make_pools
-from hicache.cache.tree import eviction
+from hicache.cache.tree.entry import Entry
 from hicache.cache.tree.node import MatchResult, Node
 from hicache.cli import schema
 from hicache.clock import SECOND_NS
@@ -36,13 +36,15 @@ from hicache.engine.deployment import deploy
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.experiment import run
 from hicache.models import GIB
+from hicache.policies.eviction import POLICIES as EVICTIONS
+from hicache.policies.world import World
 from hicache.results.metrics import Progress, Result, Row, Status, summarize
 from hicache.results.verdict import is_overloaded
 from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.order import ORDERS
 from hicache.scheduler.request_state import RequestState
-from hicache.workload.build import Workload, load_workload
+from hicache.workload.workload import Workload, load_workload
 
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
 
@@ -50,18 +52,18 @@ MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
 class ShortestFirst:
     """A policy somebody else wrote: short edges go first."""
 
-    def priority(self, node: Node) -> tuple[float, ...]:
-        return (float(node.num_pages),)
+    def rank(self, entry: Entry, tier: str, kind: str) -> float:
+        return entry.count
 
 
 class Weighted:
     """A policy with a knob of its own: the age of a leaf against its length."""
 
-    def __init__(self, length_weight: float = 0.0) -> None:
+    def __init__(self, world: World, length_weight: float = 0.0) -> None:
         self._length_weight = length_weight
 
-    def priority(self, node: Node) -> tuple[float, ...]:
-        return (node.tick - self._length_weight * node.num_pages,)
+    def rank(self, entry: Entry, tier: str, kind: str) -> tuple[float, ...]:
+        return (entry.used - self._length_weight * entry.count,)
 
 
 class FirstPages:
@@ -446,7 +448,7 @@ def test_marginal_waits_where_storage_is_faster_than_computing(gbps: float, like
     ("names", "policies"),
     [
         (STOP_POLICIES, stop.POLICIES),
-        (EVICTION_POLICIES, eviction.POLICIES),
+        (EVICTION_POLICIES, EVICTIONS),
         (CHECKPOINT_PLACEMENTS, PLACEMENTS),
         (SERVICE_ORDERS, ORDERS),
         (SWA_BUDGETS, FORMS),

@@ -15,11 +15,11 @@ SMALL = ("model=llama3_8b", "workload=agents", "workload.num_sessions=5")
 class NewestFirst:
     """Evicts the node that was made last."""
 
-    def __init__(self, weight: float = 1.0) -> None:
+    def __init__(self, world, weight: float = 1.0) -> None:
         self.weight = weight
 
-    def priority(self, node):
-        return (-self.weight * node.created,)
+    def rank(self, entry, tier, kind):
+        return -self.weight * entry.created
 
 
 def run_as_script(sources, folder):

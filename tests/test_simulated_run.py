@@ -60,7 +60,7 @@ def directory(tmp_path_factory) -> Path:
     """Where a policy of the user's own lies, and a sweep goes to."""
     path = tmp_path_factory.mktemp("mine")
     (path / "my_policies.py").write_text(
-        "from hicache.cache.tree.eviction import Fifo\n\n\nclass Mine(Fifo):\n    pass\n"
+        "from hicache.policies.eviction import Fifo\n\n\nclass Mine(Fifo):\n    pass\n"
     )
     return path
 

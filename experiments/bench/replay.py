@@ -79,13 +79,8 @@ def one_run(root: Path, overrides: list[str], environment: dict[str, str]) -> To
     """A run of the code and the configuration that lie in `root`."""
     environment = {**environment, "PYTHONPATH": str(root)}
     command = [sys.executable, str(ONE_RUN), str(root), *overrides]
-    told: Told = last_word(command, cwd=root, env=environment)
+    told: Told = json.loads(output_of(command, cwd=root, env=environment).splitlines()[-1])
     return told
-
-
-def last_word(command: list[str], **options: Any) -> Any:
-    """The JSON in the last line that a process prints; `options` are those of `subprocess.run`."""
-    return json.loads(output_of(command, **options).splitlines()[-1])
 
 
 def output_of(command: list[str], **options: Any) -> bytes:

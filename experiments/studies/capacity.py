@@ -8,23 +8,22 @@ attention alone, Belady's MIN bounds it from above at the capacities of the tabl
 of one tier: what a hierarchy of tiers could hit if the largest of them had this size.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 from rich import box
 from rich.table import Table
 
-from experiments.studies.command import run_study
 from hicache.cache.kinds import FULL, MAMBA, SWA, model_kinds
+from hicache.cli.command import in_one_sentence
 from hicache.cli.console import console
-from hicache.cli.tables.sweep_figure import COLOURS
+from hicache.cli.schema import config_of
 from hicache.config import CHECKPOINT_PLACEMENTS, ExperimentConfig
 from hicache.models import GIB
-from hicache.results.report import save
 from hicache.results.tracking import write_json
-from hicache.workload.build import load_workload
 from hicache.workload.oracle import (
     CheckpointRule,
     Curve,
@@ -34,13 +33,11 @@ from hicache.workload.oracle import (
     min_hits,
     visits_of,
 )
+from hicache.workload.workload import load_workload
 
 CAPACITIES_GIB = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-# Mooncake (FAST'25): the conversation trace's share of prompt tokens that a cache without limit
-# hits, and of that maximum the shares it says 3 M and 50 M tokens reach ("under half", "near")
-PUBLISHED_MAXIMUM = 0.40
+# Mooncake (FAST'25): 3 M tokens hit under half of the maximum, 50 M nearly all of it
 PUBLISHED_TOKENS = (3_000_000, 50_000_000)
-PUBLISHED_LABEL = "published: under half of the maximum\nat 3 M tokens, near it at 50 M"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +51,7 @@ class Findings:
 
 
 def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
-    """Draw the curve of the workload, model and checkpoint placement that `config` names."""
+    """Print the curve of the workload, model and checkpoint placement that `config` names."""
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     page = config.cache.page_size
     visits = visits_of(workload.requests, page)
@@ -64,7 +61,6 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     if found.bounds[0] is None:
         title += f", checkpoints {config.cache.checkpoints}"
     write_json(out_dir / "summary.json", summarize(found, visits))
-    draw(found, title, out_dir / "capacity.png", config.workload.kind)
     console().print(f"{workload.description}\n{title}", soft_wrap=True)
     console().print(table(found))
 
@@ -140,48 +136,10 @@ def table(found: Findings) -> Table:
     return made
 
 
-def draw(found: Findings, title: str, path: Path, kind: str) -> None:
-    """The curve, its bounds, and the published figures where there are any."""
-    from matplotlib.figure import Figure  # a second to import
-
-    figure = Figure(figsize=(7.2, 4.9), layout="constrained")
-    axes = figure.subplots()
-    grid = np.geomspace(CAPACITIES_GIB[0] / 4, CAPACITIES_GIB[-1] * 2, 400)
-    rates = [found.curve.hit_rate(gib * GIB) for gib in grid]
-    axes.plot(grid, rates, color=COLOURS[0], lw=1.8, label="LRU, one pass")
-    if found.bounds[0] is not None:
-        bounds = [float(bound) for bound in found.bounds if bound is not None]
-        axes.plot(CAPACITIES_GIB, bounds, "o-", color=COLOURS[1], lw=1.2, label="MIN (a bound)")
-    axes.axhline(found.bound, color="#777777", lw=1, ls="--", label="no limit, any model")
-    if kind == "mooncake_conversation":
-        axes.axhline(PUBLISHED_MAXIMUM, color=COLOURS[5], lw=1, ls=":", label="published maximum")
-        for tokens in PUBLISHED_TOKENS:
-            place = tokens * found.token_bytes / GIB
-            label = PUBLISHED_LABEL if tokens == PUBLISHED_TOKENS[0] else None
-            axes.axvline(place, color=COLOURS[3], lw=1, ls="-.", label=label)
-            axes.annotate(
-                f"{tokens // 1_000_000} M tokens",
-                (place, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(0, 3),
-                textcoords="offset points",
-                ha="center",
-                fontsize="small",
-                color=COLOURS[3],
-            )
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(CAPACITIES_GIB, [f"{gib:,}" for gib in CAPACITIES_GIB])
-    axes.minorticks_off()
-    axes.set_xlabel("capacity (GiB)")
-    axes.set_ylabel("token hit rate")
-    axes.set_ylim(0, None)
-    axes.set_title(title, loc="left", pad=18)  # above the names of the upright lines
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#E5E5E5", lw=0.8)
-    axes.set_axisbelow(True)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
-    save(figure, path)
-
-
 if __name__ == "__main__":
-    run_study("capacity", carry_out)
+    with in_one_sentence():
+        config = config_of("experiment=capacity", *sys.argv[1:])
+        out_dir = Path("outputs", config.name, f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
+        out_dir.mkdir(parents=True)
+        carry_out(config, out_dir)
+    print(out_dir)

@@ -18,7 +18,6 @@ from hicache.cache.tiers.transfer import FATES, BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import WritePolicy
 
 ByKind = tuple[list[list[PageIds]], ...]  # by tier and kind
 
@@ -44,7 +43,7 @@ def check(
     tree = cache.tree
     survey = _Survey(tree)
     # host copies without their parent's, and sidecars without full, are what write_back allows
-    strict_host = cache.knobs.write_policy is not WritePolicy.write_back
+    strict_host = not cache.tree.demotes
     for node in tree.nodes():
         _check_node(tree, node, strict_host=strict_host)
         survey.count(node)
@@ -211,13 +210,13 @@ def _check_queues(tree: RadixTree, survey: _Survey) -> None:
             _break(6, f"{node} counts {node.num_device_children} children on the device")
     for tier in TIERS:
         _hold(
-            tree.residency.leaves[tier].nodes() == survey.leaves[tier],
+            set(tree.residency.leaves[tier]) == survey.leaves[tier],
             6,
             f"the leaf set of the {TIER_NAMES[tier]} differs from the leaves of the tree",
         )
         for kind in tree.kinds.aux:
             name = tree.kinds.names[kind]
-            queued = tree.residency.sidecars[tier][kind].nodes()
+            queued = set(tree.residency.sidecars[tier][kind])
             _hold(
                 {node for node in queued if not node.locks[tier][kind]}
                 == survey.sidecars[tier][kind],

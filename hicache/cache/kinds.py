@@ -145,18 +145,33 @@ def named_kinds(
 def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) -> Kinds:
     """The kinds of a model, whose engine has `tp` devices.
 
-    `form`: the format of the numbers (`models.FORMATS`), which sets the bytes.
+    `form`: the format of the numbers (`models.FORMATS`), which sets the bytes; parts keep theirs.
+
+    Raises:
+        ValueError: a page would hold a part of an entry of the model's parts.
     """
     sizes = [
         coded_page_bytes(model, kind, page_size, form) * model.kv_copies(kind, tp)
         for kind in LayerKind
     ]
-    return named_kinds(
+    kinds = named_kinds(
         page_size,
         window_len=model.window_len if sizes[SWA] else 0,
         has_states=sizes[MAMBA] > 0,
         page_bytes=sizes,
     )
+    parts = [
+        Kind(
+            name=part.name,
+            number=model.kind_names.index(part.name) if part.window_len else -1,
+            extent=Extent.window if part.window_len else Extent.path,
+            window_len=part.window_len,
+            rider_of=None if part.window_len else part.rides_on,
+            page_bytes=model.part_page_bytes(part, page_size, tp),
+        )
+        for part in model.parts
+    ]
+    return Kinds([*kinds.all, *parts], page_size) if parts else kinds
 
 
 def lengths_with(present: Iterable[bool], num_pages: int) -> list[int]:

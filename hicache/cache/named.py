@@ -1,22 +1,21 @@
-"""Policies by name: one of ours, or a class in a file of the user's own, which is held to its word.
+"""Policies by name: a built-in one, or a class of the user's own, whose calls are checked.
 
-What a user's class answers is checked each time. That it left alone what it was shown is checked
-the first thousand times, and then now and again.
+The checks cover what it returns and raises. What it receives is read-only.
 """
 
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from math import inf
 from numbers import Real
+from types import MappingProxyType, MethodType, SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 
 Policy = TypeVar("Policy")
-ALL_COMPARED = 1_000  # questions to one method
-COMPARED_EVERY = 64  # after those
 
 
 class PolicyError(RuntimeError):
@@ -32,10 +31,14 @@ class PolicyError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a method has to return, or an attribute to be."""
+    """What a method has to return, or an attribute to be.
+
+    `shows`: whether the arguments of the method can be changed, so that it gets them as `shown`.
+    """
 
     wanted: str
     fits: Callable[[Any], bool]
+    shows: bool = True
 
 
 def is_number(value: object) -> bool:
@@ -81,23 +84,46 @@ def make_policy(
         ValueError: there is no such policy, or it has no such knobs.
         PolicyError: a class of the user's own cannot be built, or lacks an attribute.
     """
-    module, _, attribute = name.partition(":")
-    try:
-        make = ours.get(name) or getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{knob}={name} cannot be loaded: {error}") from error
-    try:
-        policy: Policy = make(*arguments, **(knobs or {}))
-    except Exception as error:
-        if isinstance(error, TypeError) and not _is_inside(error):
-            raise ValueError(f"{knob}={name} cannot be built: {error}") from error
-        raise PolicyError(f"{knob}={name} cannot be built: {told(error)}") from error
+    make = ours.get(name) or loaded(knob, name)
+    policy: Policy = built(f"{knob}={name}", make, arguments, knobs or {})
     if name in ours:
         return policy
     missing = [each for each in wants if not hasattr(policy, each)]
     if missing:
         raise PolicyError(f"{knob}={name} lacks {', '.join(missing)}", _place_of(make))
-    return _HeldToItsWord(f"{knob}={name}", policy, wants)  # type: ignore[return-value]
+    return checked(f"{knob}={name}", policy, wants)  # type: ignore[return-value]
+
+
+def loaded(knob: str, name: str) -> Callable[..., Any]:
+    """Return the class that `module:Class` names. Raises ValueError if there is none."""
+    module, _, attribute = name.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{knob}={name} cannot be loaded: {error}") from error
+    return found
+
+
+def built(
+    name: str,
+    make: Callable[..., Policy],
+    arguments: tuple[object, ...],
+    knobs: Mapping[str, float],
+) -> Policy:
+    """Return an object of a class; one without a constructor gets no `arguments`.
+
+    Raises:
+        ValueError: it does not take `knobs`.
+        PolicyError: its constructor failed.
+    """
+    try:
+        if getattr(make, "__init__", None) is object.__init__:
+            return make(**knobs)
+        return make(*arguments, **knobs)
+    except Exception as error:
+        if isinstance(error, TypeError) and not _is_inside(error):
+            raise ValueError(f"{name} cannot be built: {error}") from error
+        raise PolicyError(f"{name} cannot be built: {told(error)}") from error
 
 
 def told(error: BaseException) -> str:
@@ -105,54 +131,81 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-class _HeldToItsWord:
-    """Stands for a policy, and checks what it gives."""
+class ReadOnly:
+    """Shows an object of hicache, and what is reached from it; attributes cannot be set."""
 
-    def __init__(self, name: str, policy: object, wants: Mapping[str, Answer]) -> None:
-        for attribute, answer in wants.items():
-            given = getattr(policy, attribute)
-            if callable(given):
-                given = _checked(name, attribute, given, answer)
-            else:
-                _refuse_unless(answer, given, f"{name}: {attribute}", _place_of(type(policy)))
-            setattr(self, attribute, given)
+    __slots__ = ("_of",)
+
+    def __init__(self, of: object) -> None:
+        object.__setattr__(self, "_of", of)
+
+    def __getattr__(self, name: str) -> Any:
+        return shown(getattr(self._of, name))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} cannot be set: a policy must not change {self._of!r:.80}")
+
+    def __eq__(self, other: object) -> bool:
+        return self._of is (other._of if isinstance(other, ReadOnly) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._of)
+
+    def __repr__(self) -> str:
+        return repr(self._of)
+
+
+def shown(thing: Any) -> Any:
+    """Return a thing as a policy sees it: what it could change of ours, as `ReadOnly` or a copy."""
+    if isinstance(thing, list | set):
+        return tuple(thing)
+    if isinstance(thing, dict):
+        return MappingProxyType(thing)
+    is_value = isinstance(thing, tuple | Enum | ReadOnly | MethodType)
+    is_ours = type(thing).__module__.startswith("hicache.")
+    return ReadOnly(thing) if is_ours and not is_value else thing
+
+
+def checked(name: str, policy: object, wants: Mapping[str, Answer]) -> SimpleNamespace:
+    """Return the attributes that are wanted of a policy; each call of a method is checked.
+
+    Raises:
+        PolicyError: an attribute has no such value. The methods raise it as well.
+    """
+    found: dict[str, object] = {}
+    for attribute, answer in wants.items():
+        given = getattr(policy, attribute)
+        if callable(given):
+            given = _checked(name, attribute, given, answer)
+        elif not answer.fits(given):
+            raise _unfit(answer, given, f"{name}: {attribute}", type(policy))
+        found[attribute] = given
+    return SimpleNamespace(**found)
 
 
 def _checked(
     name: str, method: str, ask: Callable[..., object], answer: Answer
 ) -> Callable[..., object]:
-    num_asked = 0
+    fits, shows = answer.fits, answer.shows
 
     def asked(*arguments: object, **named: object) -> object:
-        nonlocal num_asked
-        num_asked += 1
-        # it may be asked a thousand times a second of a run, and what it is shown may be long
-        compares = num_asked <= ALL_COMPARED or num_asked % COMPARED_EVERY == 0
-        shown = [_portrait(each) for each in arguments] if compares else None
         try:
-            given = ask(*arguments, **named)
+            given = ask(*(map(shown, arguments) if shows else arguments), **named)
             if answer is LENGTHS and isinstance(given, Iterable):
                 given = list(given)
         except Exception as error:
             call = _described(name, method, arguments, named)
             place = "" if _is_inside(error) else _place_of(ask)
             raise PolicyError(f"{call} raised {told(error)}", place) from error
-        if not answer.fits(given):
-            call = _described(name, method, arguments, named)
-            _refuse_unless(answer, given, call, _place_of(ask))
-        if shown is not None and shown != [_portrait(each) for each in arguments]:
-            call = _described(name, method, arguments, named)
-            raise PolicyError(
-                f"{call} modified its arguments, which it must leave unchanged", _place_of(ask)
-            )
+        if not fits(given):
+            raise _unfit(answer, given, _described(name, method, arguments, named), ask)
         return given
 
     return asked
 
 
-def _refuse_unless(answer: Answer, given: object, call: str, place: str = "") -> None:
-    if not answer.fits(given):
-        raise PolicyError(f"{call}: expected {answer.wanted}, got {given!r:.200}", place)
+def _unfit(answer: Answer, given: object, call: str, place: object) -> PolicyError:
+    return PolicyError(f"{call}: expected {answer.wanted}, got {given!r:.200}", _place_of(place))
 
 
 def _is_inside(error: BaseException) -> bool:
@@ -161,7 +214,7 @@ def _is_inside(error: BaseException) -> bool:
 
 
 def _place_of(thing: object) -> str:
-    """Where a method or a class is written, in the form of a traceback; empty if nobody knows."""
+    """Where a method or a class is written, as in a traceback; empty if that is unknown."""
     try:
         lines, number = inspect.getsourcelines(thing)  # type: ignore[arg-type]
         file = inspect.getsourcefile(thing)  # type: ignore[arg-type]
@@ -177,30 +230,3 @@ def _described(
     parts = [f"{each!r:.80}" for each in arguments]
     parts += [f"{key}={value!r:.80}" for key, value in named.items()]
     return f"{name}: {method}({', '.join(parts)})"
-
-
-def _portrait(thing: object) -> list[object] | None:
-    """What an object of ours holds, as deep as numbers and lists go; None of other things."""
-    if isinstance(thing, tuple) or not type(thing).__module__.startswith("hicache."):
-        return None
-    return [_flat(getattr(thing, name, None)) for name in attributes_of(thing)]
-
-
-def attributes_of(thing: object) -> Iterable[str]:
-    """The names of what an object holds, also of a named tuple and of a compiled class."""
-    told = (
-        getattr(type(thing), each, None) for each in ("__slots__", "_fields", "__mypyc_attrs__")
-    )
-    return next(filter(None, told), None) or vars(thing)
-
-
-def _flat(value: object) -> object:
-    if isinstance(value, (list, tuple)):
-        if not value or isinstance(value[0], (int, bytes)):
-            return list(value)  # of ids, lengths or names: thousands, and told at every look
-        return [_flat(each) for each in value]
-    if isinstance(value, (int, float, str, bytes, type(None))):
-        return value
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    return len(value) if isinstance(value, dict) else id(value)

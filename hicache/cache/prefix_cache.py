@@ -21,12 +21,13 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
+from hicache.cache.tiers.writes import COPIES, Writes
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.node import DEVICE, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import StorageConfig, WritePolicy
+from hicache.config import StorageConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class PrefixCache:
     """Keeps prefixes on device and host, within the pools it is given.
 
     Args:
-        tree: its nodes; `tree.knobs` are the settings of the cache.
+        tree: its nodes; `tree.knobs` and `tree.quirks` are the settings of the cache.
         pools: by tier and kind.
         storage: when and how host data is written to storage.
         storage_queue_bytes: host bytes that storage writes may pin; None: there is no storage.
@@ -63,6 +64,7 @@ class PrefixCache:
         self.page_size = tree.page_size
         self._units = tree.kinds.units
         self.knobs = knobs = tree.knobs
+        self.quirks = tree.quirks
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
         self.fates = self._bookings.fates
@@ -73,10 +75,9 @@ class PrefixCache:
                 tree, self._bookings, storage or StorageConfig(), queue_bytes=storage_queue_bytes
             )
         # each tier makes room with the help of the one below it
-        hits = 2 if knobs.write_policy is WritePolicy.write_through_selective else 1
-        self.host = Host(tree, self._bookings, self._writer, hits=hits)
-        write_back = self.host if knobs.write_policy is WritePolicy.write_back else None
-        self.device = Device(tree, self._bookings, write_back)
+        copies = Writes(COPIES[knobs.write_policy](knobs), tree.admit, "device", "host")
+        self.host = Host(tree, self._bookings, self._writer, copies)
+        self.device = Device(tree, self._bookings, self.host if tree.demotes else None)
 
     # -- what is to be carried out -------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class PrefixCache:
             demand = Demand(Purpose.load_back, sequence.request_id)
             held_before = self._full_by_tier(match.best_node, storage_start, storage_end)
             for kind in self.tree.kinds.points:
-                if self.knobs.loads_states_twice and match.host_hits[kind]:
+                if self.quirks.loads_states_twice and match.host_hits[kind]:
                     sequence.working_slot = self.device.allocate(kind, 1, demand)
             load_back = self.device.load(match, demand)
             if load_back is not None:
@@ -163,6 +164,8 @@ class PrefixCache:
             for kind in kinds.paged:
                 pages[kind] += device[kind] or [-1] * above.num_pages
             above.hit_count += 1
+        if self.tree.entries is not None:
+            self.tree.entries.hit(node, sequence.request)
         if self._writer is not None:
             self._writer.on_hit(node)
         size = self.page_size
@@ -191,7 +194,7 @@ class PrefixCache:
         demand = Demand(purpose, sequence.request_id)
         allocated: list[tuple[int, PageIds]] = []
         for kind in self.tree.kinds.paged:
-            page_ids = self.device.allocate(kind, count, demand, spare=self.knobs.spare_pages)
+            page_ids = self.device.allocate(kind, count, demand, spare=self.quirks.spare_pages)
             if page_ids is None:
                 for earlier, ids in allocated:
                     self.device.free(earlier, ids)
@@ -254,10 +257,7 @@ class PrefixCache:
             sequence.tree_pages = max(num_pages, first)
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
-        if self.knobs.write_policy is not WritePolicy.write_back and (
-            self.knobs.backs_up_answers or not is_answer
-        ):
-            self.host.save_path(node, sequence.request_id)
+        self.host.save_path(node, sequence.request_id, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         """Publish the first `num_pages` and give everything else back."""
@@ -324,7 +324,7 @@ class PrefixCache:
         # the working state and the boundary's, where the model has states
         for kind in self.tree.kinds.points:
             taken = sequence.working_slot or []  # what a load-back filled has its slot already
-            count = self.knobs.states_per_request - len(taken)
+            count = self.quirks.states_per_request - len(taken)
             slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
             if slots is None:
                 self.device.free(kind, taken)
@@ -334,7 +334,7 @@ class PrefixCache:
             sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:2]
             sequence.spare_slots = slots[2:]
             state = node.held[DEVICE][kind]
-            if self.knobs.loads_states_twice and load_back is not None and load_back.counts[kind]:
+            if self.quirks.loads_states_twice and load_back is not None and load_back.counts[kind]:
                 self.device.load_again(load_back, sequence.working_slot)
             elif state is not None:
                 self.outbox.append(CopyState(source=state, target=sequence.working_slot))

@@ -17,15 +17,16 @@ from operator import attrgetter
 from hicache import experiment
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.schema import config_of
+from hicache.engine.policy import METHODS
 from hicache.results.metrics import Result, summarize
 
-# what a class for this knob must have, by which it is told
+# the knob that a class is for has one of these methods
 POINTS = {
-    "cache.eviction": "priority",
-    "cache.checkpoints": "lengths",
-    "prefetch.stop": "may_stop",
-    "scheduler.order": "sort_key",
-    "scheduler.swa_budget": "tokens",
+    "cache.policy": tuple(METHODS),
+    "cache.checkpoints": ("lengths",),
+    "prefetch.stop": ("may_stop",),
+    "scheduler.order": ("sort_key",),
+    "scheduler.swa_budget": ("tokens",),
 }
 TIGHT = (
     "workload=agents", "workload.limit=40", "storage=memory", "storage.read_gbps=0.5",
@@ -80,12 +81,12 @@ def knob_of_class(policy: type) -> str:
     Raises:
         ValueError: its methods fit no knob, or several.
     """
-    knobs = [knob for knob, method in POINTS.items() if hasattr(policy, method)]
+    knobs = [knob for knob, names in POINTS.items() if any(hasattr(policy, n) for n in names)]
     if len(knobs) != 1:
         name = getattr(policy, "__name__", policy)
-        wanted = ", ".join(f"{method} ({knob})" for knob, method in POINTS.items())
+        wanted = ", ".join(f"{' or '.join(names)} ({knob})" for knob, names in POINTS.items())
         raise ValueError(
-            f"{name} must have exactly one of the methods {wanted}; otherwise pass --knob"
+            f"{name} must have the methods of exactly one of {wanted}; otherwise pass --knob"
         )
     return knobs[0]
 

@@ -21,7 +21,7 @@ from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, GoodputConfig
 from hicache.results.metrics import Progress, RequestRecord, Result, Status
-from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
+from hicache.workload.workload import Workload, load_workload, repeat_sessions, sample_sessions
 
 SPAN = 24.0  # from the lowest rate to the highest
 Floats = NDArray[np.float64]
@@ -29,25 +29,22 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """What came of every rate, in rising order: R rates, S sessions."""
+    """What came of every rate, in rising order: [R] each."""
 
-    rates: Floats  # [R], requests a second
-    in_time: Floats  # [R, S], requests
-    served: Floats  # [R, S], requests; 0 where a session is left out
+    rates: Floats  # requests a second
+    in_time: Floats  # requests
+    served: Floats  # requests
 
     def shares(self) -> Floats:
-        """Of the requests at each rate, those in time: [R]."""
-        return np.asarray(self.in_time.sum(1) / self.served.sum(1))
+        """Of the requests at each rate, those in time."""
+        return np.asarray(self.in_time / self.served)
 
-    def goodput(self, share: float, weights: Floats | None = None) -> float:
-        """The rate at which the share in time crosses `share`; `weights`: of each session.
+    def goodput(self, share: float) -> float:
+        """The rate at which the share in time crosses `share`.
 
         0 if it is below that at the lowest rate already; the highest rate if it never is.
         """
-        drawn = np.ones(self.served.shape[1]) if weights is None else weights
-        counts = self.served @ drawn
-        shares = np.divide(self.in_time @ drawn, counts, out=np.ones_like(counts), where=counts > 0)
-        return crossing(self.rates, falling(shares, counts), share)
+        return crossing(self.rates, falling(self.shares(), self.served), share)
 
 
 def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
@@ -96,18 +93,11 @@ def replay(config: ExperimentConfig, whole: Workload, times: float) -> Result:
 def ladder_of(
     found: Sequence[Sequence[RequestRecord]], wanted: GoodputConfig, span_s: float
 ) -> Ladder:
-    """The records of all rates as numbers; those of one rate may lack sessions that others have."""
-    sessions = sorted({record.session_id for records in found for record in records})
-    place = {session: index for index, session in enumerate(sessions)}
-    served = np.zeros((len(found), len(sessions)))
-    in_time = np.zeros_like(served)
-    for rate, records in enumerate(found):
-        for record in records:
-            served[rate, place[record.session_id]] += 1
-            in_time[rate, place[record.session_id]] += is_in_time(record, wanted)
-    counts = served.sum(1)
-    kept = np.flatnonzero(np.diff(counts, prepend=0))  # two shares may keep the same sessions
-    return Ladder(rates=counts[kept] / span_s, in_time=in_time[kept], served=served[kept])
+    """Count the records of all rates."""
+    served = np.array([len(records) for records in found], float)
+    in_time = np.array([sum(is_in_time(each, wanted) for each in part) for part in found], float)
+    kept = np.flatnonzero(np.diff(served, prepend=0))  # two shares may keep the same sessions
+    return Ladder(rates=served[kept] / span_s, in_time=in_time[kept], served=served[kept])
 
 
 def is_in_time(record: RequestRecord, wanted: GoodputConfig) -> bool:

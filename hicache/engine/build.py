@@ -1,23 +1,22 @@
 """Puts an engine together: its tree, its cache, its prefetcher and its scheduler."""
 
 import sys
-from collections.abc import Mapping
 
 from hicache.cache import invariants
-from hicache.cache.kinds import Kinds
-from hicache.cache.named import LENGTHS, RANKING, make_policy
+from hicache.cache.named import LENGTHS, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.capacity import make_pools
-from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import LAST_CHUNK, CacheConfig, ExperimentConfig
+from hicache.config import CacheConfig, ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
-from hicache.engine.runtime import Runtime
+from hicache.engine.policy import policy_of
+from hicache.engine.simulated_runtime import Runtime
 from hicache.models import GIB
-from hicache.scheduler.checkpoints import PLACEMENTS, Placement
+from hicache.scheduler.checkpoints import PLACEMENTS, OwnPlacement, Placement
 from hicache.scheduler.events import Listener
 from hicache.scheduler.scheduler import Scheduler
 
@@ -38,51 +37,44 @@ def build_engine(
         names: what pages are called.
         listener: receives the engine's events; None means no listener.
     """
-    tree = _tree(config, deployment.host_kinds, names, listener)
+    rates = RateEstimator(num_engines=config.parallel.replicas)
+    policy = None
+    if (config.cache.policy, config.cache.eviction) != ("none", "lru"):
+        policy = policy_of(config, deployment, rates, runtime.clock.now)
+    tree = RadixTree(
+        kinds=deployment.host_kinds,
+        names=names,
+        policy=policy,
+        knobs=config.cache,
+        quirks=config.compat.quirks,
+        listener=listener,
+    )
     cache = _cache(config, deployment, tree, has_storage=runtime.has_storage)
     prefetcher = None
     if runtime.has_storage:
         capacity = deployment.host.full_pages
         tokens = None if capacity is None else capacity * config.cache.page_size
-        prefetcher = Prefetcher(cache, config.prefetch, tokens)
+        prefetcher = Prefetcher(cache, config.prefetch, tokens, rates)
     is_real = config.executor.kind != "simulated"
-    knobs = config.cache
-    windows = None
-    if knobs.windows != LAST_CHUNK:
-        windows = _placement("cache.windows", knobs.windows, knobs.windows_args, knobs)
+    has_states = bool(tree.kinds.points)
+    placement = _placement(config.cache, has_states=has_states)
+    choose = getattr(policy, "checkpoints", None)
+    if choose is not None:
+        placement = OwnPlacement(choose, "mamba" if has_states else "swa", placement)
     scheduler = Scheduler(
         cache,
         prefetcher,
         config.scheduler,
         max_len=config.model.max_len,
-        checkpoints=_placement(
-            "cache.checkpoints", knobs.checkpoints, knobs.checkpoints_args, knobs
-        ),
-        windows=windows,
-        storage_branches=knobs.storage_branches,
-        # where leaves lose single pages, or an extra page is freed, several steps at once would
-        # evict other pages than one after another
-        may_jump=config.engine.jump and not (is_real or knobs.trims_leaves or knobs.spare_pages),
+        checkpoints=placement,
+        # where leaves lose single pages, several steps at once would cut them elsewhere
+        may_jump=config.engine.jump and not (is_real or config.cache.trims_leaves),
         takes_decode_pages_first=is_real,
         estimate_s=deployment.cost.prefill_s,
         listener=listener,
     )
     check = check_laws if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
-
-
-def _tree(
-    config: ExperimentConfig, kinds: Kinds, names: PageNames, listener: Listener | None
-) -> RadixTree:
-    knobs = config.cache
-    policy: EvictionPolicy = make_policy(
-        "cache.eviction",
-        knobs.eviction,
-        POLICIES,
-        wants={"priority": RANKING},
-        knobs=knobs.eviction_args,
-    )
-    return RadixTree(kinds=kinds, names=names, policy=policy, knobs=knobs, listener=listener)
 
 
 def _cache(
@@ -98,10 +90,13 @@ def _cache(
     return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)
 
 
-def _placement(knob: str, name: str, args: Mapping[str, float], knobs: CacheConfig) -> Placement:
+def _placement(knobs: CacheConfig, *, has_states: bool) -> Placement:
+    named, args = knobs.windows, knobs.windows_args
+    if has_states:
+        named, args = knobs.checkpoints, knobs.checkpoints_args
     return make_policy(
-        knob,
-        name,
+        "cache.checkpoints" if has_states else "cache.windows",
+        named,
         PLACEMENTS,
         knobs.page_size,
         knobs.checkpoint_tokens,

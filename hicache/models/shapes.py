@@ -27,6 +27,96 @@ _KIND_OF = (
 )
 
 
+# in a word of a pattern: attention to chosen tokens only, neither attention nor state
+_OTHER_LETTERS = "t-"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What some layers cache besides: index keys, compressed KV, a window of another length.
+
+    It lies in the pages (or slots) of the kind on which it rides, or with a window is a kind of its
+    own. An entry stands for `tokens` tokens, and for one slot in states.
+
+    Attributes:
+        name: in messages.
+        rides_on: full, swa or mamba, or the part with a window in whose pages it lies.
+        window_len: tokens of a window, which rides on nothing.
+        device_share, host_share: fractions of the tiers' memory for a window.
+        letter: marks in `ModelConfig.pattern` the layers that keep it.
+        num_layers: layers outside the pattern that keep it.
+        dim: elements of an entry, of each head.
+        tokens: tokens that share an entry.
+        element_bytes: bytes of an element.
+        scale_bytes: bytes of an entry besides, of each head.
+        heads: heads that tensor parallelism deals out. 0: every device keeps the only one.
+        query_heads, query_dim: of the attention that reads it: its heads, and the elements that
+            each of them multiplies for an entry. 0: nothing is computed.
+        top: entries that a query reads at most. 0: all.
+    """
+
+    name: str = "???"
+    rides_on: str = "full"
+    window_len: int = 0
+    device_share: float = 0.0
+    host_share: float = 0.0
+    letter: str = ""
+    num_layers: int = 0
+    dim: int = 0
+    tokens: int = 1
+    element_bytes: float = 2.0
+    scale_bytes: int = 0
+    heads: int = 0
+    query_heads: int = 0
+    query_dim: int = 0
+    top: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.letter) > 1 or self.letter in {*_KIND_OF, *_OTHER_LETTERS, " "}:
+            raise ValueError(
+                f"part {self.name}: letter must be one that model.pattern does not use "
+                f"yet, got {self.letter!r}"
+            )
+        if bool(self.letter) == (self.num_layers > 0):
+            raise ValueError(
+                f"part {self.name}: either letter or num_layers must say which layers "
+                f"keep it, got {self.letter!r} and {self.num_layers}"
+            )
+        if min(self.dim, self.tokens) < 1 or self.entry_bytes % 1:
+            raise ValueError(
+                f"part {self.name}: an entry must have whole bytes, of one token or "
+                f"more, got {self.entry_bytes} of {self.tokens}"
+            )
+
+    @property
+    def entry_bytes(self) -> float:
+        """Bytes of one layer's entry, of all heads."""
+        return max(self.heads, 1) * (self.dim * self.element_bytes + self.scale_bytes)
+
+    def is_in(self, word: str) -> bool:
+        """Whether a layer that `word` of the pattern describes keeps it."""
+        return bool(self.letter) and self.letter in word
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of one layer's part of a page, or of a slot.
+
+        Raises:
+            ValueError: a page would hold a part of an entry.
+        """
+        if self.rides_on == LayerKind.mamba.value:
+            return int(self.entry_bytes)
+        if page_size % self.tokens:
+            raise ValueError(
+                f"cache.page_size must be a multiple of {self.tokens}, the tokens of "
+                f"an entry of {self.name}, got {page_size}"
+            )
+        return page_size // self.tokens * int(self.entry_bytes)
+
+    def copies(self, tp: int) -> int:
+        """Devices of a `tp` engine that hold the same."""
+        return max(1, tp // self.heads) if self.heads else tp
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """The shape of a model: its layers, what it caches per token, and its parameters.
@@ -47,8 +137,9 @@ class ModelConfig:
     window_len: int = 0
     # Type of each layer, one word per layer from the first on, repeated up to `model.num_layers`: F
     # full attention, S sliding window, f or s the same with the KV of an earlier layer, M Mamba, D
-    # delta rule, - MLP only; two letters run side by side. Fi also caches index keys for sparse
-    # attention. Empty means all F, then all S, then all M.
+    # delta rule, - MLP only; two letters run side by side. Ft attends to
+    # `model.top_tokens` tokens at most, and other letters stand for `model.parts`. Empty means all
+    # F, then all S, then all M.
     pattern: str = ""
     # Number of layers that `model.pattern` describes; not needed without a pattern.
     num_layers: int = 0
@@ -78,9 +169,11 @@ class ModelConfig:
     # Number of elements that MLA caches per token and layer in place of keys and values. 0 means
     # that the model does not use MLA.
     latent_dim: int = 0
-    # Elements per token of the index key that layers with sparse attention cache (Fi in
-    # `model.pattern`). 0 means that there are none.
-    index_dim: int = 0
+    # What some layers cache besides, as a list of objects with the attributes of
+    # `hicache.models.shapes.Part`.
+    parts: tuple[Part, ...] = ()
+    # Tokens that a query attends to at most in layers with sparse attention (t in `model.pattern`).
+    top_tokens: int = 0
     # Number of query heads in each sliding-window layer. 0 means `model.num_query_heads`.
     swa_num_query_heads: int = 0
     # Number of KV heads in each sliding-window layer. 0 means `model.num_kv_heads`.
@@ -88,6 +181,9 @@ class ModelConfig:
     # Dimension of each query, key and value head in sliding-window layers. 0 means the same as in
     # full-attention layers.
     swa_head_dim: int = 0
+    # Number of elements that sliding-window layers cache per token in place of keys and values. 0
+    # means that they cache both.
+    swa_latent_dim: int = 0
     kv_dtype_bytes: int = 2  # Bytes per element of cached KV: 2 for bf16, 1 for fp8.
 
     recurrent_heads: int = 0  # Number of heads in each recurrent layer.
@@ -130,16 +226,28 @@ class ModelConfig:
     blocks_per_layer: int = 2
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(self.parts))  # a config hands over a list
         if (self.window_len > 0) != (self.num_swa_layers > 0):
             raise ValueError(
                 f"model {self.name}: window_len must be positive if num_swa_layers is, otherwise "
                 f"0, got window_len={self.window_len} and num_swa_layers={self.num_swa_layers}"
             )
-        unknown = set(self.pattern) - set(_KIND_OF) - set("-i ")
-        if unknown:
+        letters = {*_KIND_OF, *_OTHER_LETTERS, " ", *(part.letter for part in self.parts)}
+        if set(self.pattern) - letters:
             raise ValueError(
-                f"model {self.name}: pattern may contain F f S s M D - i and spaces, "
-                f"got {self.pattern!r}"
+                f"model {self.name}: pattern may contain F f S s M D - t, letters of parts and "
+                f"spaces, got {self.pattern!r}"
+            )
+        for part in self.parts:
+            if not part.window_len and part.rides_on not in self.kind_names:
+                raise ValueError(
+                    f"model {self.name}: part {part.name} must ride on one of "
+                    f"{', '.join(self.kind_names)}, got {part.rides_on!r}"
+                )
+        if ("t" in self.pattern) != (self.top_tokens > 0):
+            raise ValueError(
+                f"model {self.name}: top_tokens must be positive if pattern has t, otherwise 0, "
+                f"got {self.top_tokens} with {self.pattern!r}"
             )
         if self.pattern.strip():
             for kind in LayerKind:
@@ -152,11 +260,12 @@ class ModelConfig:
                         f"{self.num_layers} layers has {shown}"
                     )
         for tier in ("device", "host"):
-            shares = [getattr(self, f"{kind}_{tier}_share") for kind in ("swa", "mamba")]
+            shares = list(self.shares(tier).values())
             if min(shares) < 0 or sum(shares) >= 1:
                 raise ValueError(
-                    f"model {self.name}: the {tier} shares of swa and mamba must not be "
-                    f"negative and must add up to less than 1, got {shares[0]} and {shares[1]}"
+                    f"model {self.name}: the {tier} shares of {' and '.join(self.kind_names[1:])} "
+                    f"must not be negative and must add up to less than 1, got "
+                    f"{' and '.join(map(str, shares))}"
                 )
         if self.default_tp < 1 or self.default_tp & (self.default_tp - 1):
             raise ValueError(
@@ -200,19 +309,81 @@ class ModelConfig:
             return self.num_swa_layers - letters.count("s")
         return self.num_mamba_layers
 
+    def shares(self, tier: str) -> dict[str, float]:
+        """The fraction of a tier (device or host) for each kind but full, by name."""
+        named = {kind: getattr(self, f"{kind}_{tier}_share") for kind in self.kind_names[1:3]}
+        windows = (part for part in self.parts if part.window_len)
+        return named | {part.name: getattr(part, f"{tier}_share") for part in windows}
+
+    @property
+    def kind_names(self) -> tuple[str, ...]:
+        """Names of the kinds by number: those that any model may have, then its other windows."""
+        windows = (part.name for part in self.parts if part.window_len)
+        return (*(kind.value for kind in LayerKind), *windows)
+
+    def part_page_bytes(self, part: Part, page_size: int, tp: int) -> int:
+        """Bytes of a part in one page (or slot), over all layers and all `tp` devices."""
+        return self.part_layers(part) * part.page_bytes(page_size) * part.copies(tp)
+
+    def part_layers(self, part: Part) -> int:
+        """Layers that keep a part."""
+        return part.num_layers + sum(map(part.is_in, self.layer_words))
+
+    def _own_layer_bytes(self, kind: str, word: str, tp: int) -> int:
+        """Bytes that a token (or state) of a kind takes in a layer, without parts."""
+        if kind == LayerKind.full.value:
+            return (
+                self.kv_copies(LayerKind.full, tp) * word.count("F") * self.full_layer_token_bytes
+            )
+        if kind == LayerKind.swa.value:
+            return self.kv_copies(LayerKind.swa, tp) * word.count("S") * self.swa_layer_token_bytes
+        return self.layer_state_bytes(word) if kind == LayerKind.mamba.value else 0
+
+    def layer_bytes(self, kind: str, tp: int) -> list[float]:
+        """[L] bytes that a token (or state) of a kind takes in each layer, over `tp` devices.
+
+        Parts are included, and those of layers outside the pattern are counted with the last.
+        """
+        found = [float(self._own_layer_bytes(kind, word, tp)) for word in self.layer_words]
+        for part in self.parts:
+            if kind == (part.name if part.window_len else part.rides_on):
+                each = part.entry_bytes * part.copies(tp) / part.tokens
+                for layer, word in enumerate(self.layer_words):
+                    found[layer] += each * part.is_in(word)
+                found[-1] += each * part.num_layers
+        return found
+
+    def bytes_of(self, num_tokens: int) -> dict[str, float]:
+        """Bytes that a sequence of so many tokens takes, by kind and part; an entry when complete.
+
+        A window takes what its tokens do; a page may hold more of them.
+        """
+        found: dict[str, float] = {}
+        for kind in self.kinds:
+            found[kind.value] = self.page_bytes(kind, self._held_tokens(kind.value, num_tokens))
+        for part in self.parts:
+            place = part.name if part.window_len else part.rides_on
+            held = self._held_tokens(place, num_tokens)
+            count = 1 if place == LayerKind.mamba.value else held // part.tokens
+            found[part.name] = self.part_layers(part) * count * part.entry_bytes
+        return found
+
+    def _held_tokens(self, kind: str, num_tokens: int) -> int:
+        """Of so many tokens, those that a kind keeps."""
+        lens = {part.name: part.window_len for part in self.parts}
+        window_len = lens.get(kind, self.window_len if kind == LayerKind.swa.value else 0)
+        return min(num_tokens, window_len or num_tokens)
+
     @property
     def full_token_bytes(self) -> int:
-        """Bytes a token of full KV takes, over all layers that keep their own."""
-        return sum(self.layer_full_bytes(word) for word in self.layer_words)
-
-    def layer_full_bytes(self, word: str) -> int:
-        """Bytes a token of full KV takes in a layer that `word` describes, index key included."""
-        index_bytes = word.count("i") * self.index_dim * self.kv_dtype_bytes
-        return word.count("F") * self.full_layer_token_bytes + index_bytes
+        """Bytes a token of full KV takes, over all layers that keep their own, with its riders."""
+        riders = (part for part in self.parts if part.rides_on == "full" and not part.window_len)
+        more = sum(self.part_layers(each) * each.entry_bytes / each.tokens for each in riders)
+        return self.num_holders(LayerKind.full) * self.full_layer_token_bytes + round(more)
 
     @property
     def full_layer_token_bytes(self) -> int:
-        """Bytes a token of full KV takes in one layer, without its index key."""
+        """Bytes a token of full KV takes in one layer, without parts."""
         width = self.latent_dim or self.num_kv_heads * (
             self.head_dim + (self.value_dim or self.head_dim)
         )
@@ -228,7 +399,7 @@ class ModelConfig:
         """Bytes a token of sliding-window KV takes in one layer."""
         heads = self.swa_num_kv_heads or self.num_kv_heads
         width = 2 * self.swa_head_dim or self.head_dim + (self.value_dim or self.head_dim)
-        return heads * width * self.kv_dtype_bytes
+        return (self.swa_latent_dim or heads * width) * self.kv_dtype_bytes
 
     @property
     def mamba_slot_bytes(self) -> int:
@@ -255,7 +426,7 @@ class ModelConfig:
     def page_bytes(self, kind: LayerKind, page_size: int) -> int:
         """Bytes of one page of `page_size` tokens of a kind; of one slot for mamba."""
         if kind is LayerKind.full:
-            return page_size * self.full_token_bytes
+            return page_size * self.num_holders(kind) * self.full_layer_token_bytes
         if kind is LayerKind.swa:
             return page_size * self.swa_token_bytes
         return self.mamba_slot_bytes
@@ -281,7 +452,7 @@ class ModelConfig:
         """Devices of a `tp` engine that hold the same KV: more devices than heads, or MLA."""
         if kind is LayerKind.mamba:
             return 1
-        if kind is LayerKind.full and self.latent_dim:
+        if self.latent_dim if kind is LayerKind.full else self.swa_latent_dim:
             return tp
         heads = (kind is LayerKind.swa and self.swa_num_kv_heads) or self.num_kv_heads
         return max(1, tp // max(1, heads))

@@ -7,7 +7,7 @@ from typing import Protocol
 from hicache.cache.named import TOKENS, make_policy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
-from hicache.config import SchedulerConfig, WritePolicy
+from hicache.config import SchedulerConfig
 from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.request_state import RequestState
@@ -74,7 +74,7 @@ class Admission:
                 if not chunk:
                     return Defer(Reason.swa_tokens, stands=True)
         for kind in cache.tree.kinds.points:
-            needed = cache.knobs.states_per_request + match.host_hits[kind]
+            needed = cache.quirks.states_per_request + match.host_hits[kind]
             if needed > cache.room(kind):
                 return Defer(Reason.slots, stands=True)
         return Admit(chunk)
@@ -184,14 +184,12 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
     meantime are not counted; in both cases many steps at once take free pages only.
     """
     page, kinds = cache.page_size, cache.tree.kinds.paged
-    most = len(running) * (wanted // page + 1)  # whatever the lengths are
+    # at most, whatever the lengths are
+    most = len(running) * (wanted // page + 1) + cache.quirks.spare_pages
     if min([cache.available_size(kind) for kind in kinds]) >= most * page:
         return wanted
     for kind in kinds:
-        if (
-            kind not in cache.tree.kinds.aux
-            and cache.knobs.write_policy is not WritePolicy.write_back
-        ):
+        if kind not in cache.tree.kinds.aux and not cache.tree.demotes:
             continue
         if not _are_free(cache, kind, running, wanted):
             wanted = steps_in_page(running, page, wanted)
@@ -222,6 +220,7 @@ def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wan
     """Return how many steps, in [1, `wanted`], surely evict nothing."""
     page = cache.page_size
     free = min([cache.available_size(kind) for kind in cache.tree.kinds.paged]) // page
+    free -= cache.quirks.spare_pages
     if pages_for(running, page, wanted) <= free:
         return wanted
     few = bisect_right(range(1, wanted), free, key=lambda steps: pages_for(running, page, steps))
@@ -231,5 +230,7 @@ def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wan
 def _are_free(
     cache: PrefixCache, kind: int, running: Sequence[RequestState], num_steps: int
 ) -> bool:
-    page = cache.page_size
-    return pages_for(running, page, num_steps) <= cache.available_size(kind) // page
+    # the spare pages, which eviction keeps free, are not taken
+    count = pages_for(running, cache.page_size, num_steps)
+    free = cache.available_size(kind) // cache.page_size
+    return not count or count + cache.quirks.spare_pages <= free

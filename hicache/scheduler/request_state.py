@@ -20,7 +20,7 @@ class RequestState:
         self.tokens = tokens  # prompt and answer
         self.number = number  # order of submission
         self.place: tuple[float, int] = (number, number)  # its place in the queue
-        self.sequence = Sequence(tokens, request.namespace, request.id)
+        self.sequence = Sequence(tokens, request.namespace, request)
         self.submitted_ns = self.looked_ns = now_ns  # when it came; when it was queued
         self.target_len = request.prompt_len
         self.cached_len = self.kv_len = 0
@@ -92,7 +92,7 @@ class RequestState:
 
     def restart(self) -> None:
         """Begin again after a retraction: what was computed must be computed again."""
-        self.sequence = Sequence(self.tokens, self.request.namespace, self.request.id)
+        self.sequence = Sequence(self.tokens, self.request.namespace, self.request)
         self.target_len = self.request.prompt_len + self.decoded
         self.cached_len = self.kv_len = 0
         self.saves = []

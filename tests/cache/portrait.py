@@ -1,6 +1,5 @@
 """A picture of all that a tree knows, to tell whether something has changed it."""
 
-from hicache.cache.named import attributes_of
 from hicache.cache.tree.node import Node
 from hicache.cache.tree.radix_tree import RadixTree
 
@@ -27,5 +26,5 @@ def portrait(tree: RadixTree) -> list[object]:
 
 
 def _sayings(node: Node) -> str:
-    plain = [name for name in attributes_of(node) if name not in ("parent", "children", "held")]
+    plain = [name for name in vars(node) if name not in ("parent", "children", "held")]
     return repr(([(name, getattr(node, name)) for name in plain], node.held))

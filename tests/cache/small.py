@@ -4,14 +4,17 @@ from typing import Any
 
 import numpy as np
 
-from hicache.cache.kinds import Kinds, named_kinds
+from hicache.cache.kinds import FULL, Kinds, named_kinds
+from hicache.cache.named import built
 from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.eviction import EvictionPolicy, Lru
-from hicache.cache.tree.node import Node
+from hicache.cache.tree.entry import Entries
+from hicache.cache.tree.eviction import Ranking, by_last_use
+from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import CacheConfig, StorageConfig
+from hicache.config import CacheConfig, QuirksConfig, StorageConfig
+from hicache.policies.eviction import POLICIES
 
 PAGE = 4
 
@@ -36,12 +39,13 @@ def make_cache(
     host: Counts = (0, 0, 0),
     window_len: int = 0,
     has_states: bool = False,
-    policy: EvictionPolicy | None = None,
+    policy: object = None,
     page_size: int = PAGE,
     page_bytes: tuple[int, ...] = (),
     kinds: Kinds | None = None,
     storage: StorageConfig | None = None,
     storage_queue_bytes: int | None = None,
+    quirks: QuirksConfig | None = None,
     **knobs: Any,
 ) -> PrefixCache:
     """A cache of these pools, or of new ones; by default its pages weigh one byte each.
@@ -53,8 +57,9 @@ def make_cache(
         or named_kinds(
             page_size, window_len=window_len, has_states=has_states, page_bytes=page_bytes
         ),
-        policy=policy or Lru(),
+        policy=policy,
         knobs=CacheConfig(**knobs),
+        quirks=quirks,
     )
     pools = pools or make_pools(device, host)
     return PrefixCache(tree, pools, storage, storage_queue_bytes=storage_queue_bytes)
@@ -110,3 +115,14 @@ def node_at(cache: PrefixCache, end: int) -> Node:
     """The node that ends after `end` pages; there is one."""
     (node,) = [node for node in cache.tree.nodes() if node.end == end]
     return node
+
+
+def eviction_of(name: str, **knobs: float) -> object:
+    """A built-in eviction policy."""
+    return built(name, POLICIES[name], (None,), knobs)
+
+
+def ranking_of(policy: str, **knobs: float) -> Ranking:
+    """The order in which a built-in eviction policy takes leaves of the host that have entries."""
+    entries = Entries(eviction_of(policy, **knobs), named_kinds(PAGE), lambda node, kind: 0)
+    return entries.ranking(HOST, FULL, by_last_use(FULL))

@@ -6,14 +6,23 @@ import pytest
 
 from hicache.cache.invariants import check
 from hicache.cache.kinds import FULL, SWA
-from hicache.cache.tree.eviction import POLICIES, Random, VictimQueue
+from hicache.cache.tree.eviction import VictimQueue, by_last_use
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
-from tests.cache.small import complete_all, evict_all, make_cache, run_request, tokens_of
+from hicache.config import QuirksConfig
+from hicache.policies.eviction import POLICIES, Random
+from tests.cache.small import (
+    complete_all,
+    evict_all,
+    make_cache,
+    ranking_of,
+    run_request,
+    tokens_of,
+)
 
 
 def leaves(count: int) -> list[Node]:
-    cache = make_cache(device=(200, 0, 0), host=(0, 0, 0))
+    cache = make_cache(device=(200, 0, 0), host=(0, 0, 0), policy=POLICIES["lru"]())
     for number in range(count):
         run_request(cache, tokens_of(8, 1000 * number), 8)
     return list(cache.tree.root("").children.values())
@@ -21,7 +30,7 @@ def leaves(count: int) -> list[Node]:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_leaf_goes_once(policy: str) -> None:
-    queue = VictimQueue(POLICIES[policy]().priority)
+    queue = VictimQueue(ranking_of(policy))
     nodes = leaves(30)
     for node in nodes:
         queue.add(node)
@@ -37,7 +46,7 @@ def test_random_takes_all_alike() -> None:
     nodes = leaves(10)
     firsts: Counter[Node] = Counter()
     for seed in range(2_000):
-        queue = VictimQueue(Random(seed).priority)
+        queue = VictimQueue(ranking_of("random", seed=seed))
         for node in nodes:
             queue.add(node)
         victim = queue.best()
@@ -48,7 +57,11 @@ def test_random_takes_all_alike() -> None:
 
 
 def test_the_lots_of_random_are_of_48_bits() -> None:
-    lots = [Random(seed).priority(node)[0] for seed in range(20) for node in leaves(10)]
+    entries = [node.entries[FULL] for node in leaves(10)]
+    ranks = [
+        Random(None, seed=seed).rank(each, "host", "full") for seed in range(20) for each in entries
+    ]
+    lots = [rank[0] for rank in ranks if rank is not None]
     assert len(set(lots)) == 200
     assert 2**47 < max(lots) < 2**48
 
@@ -63,7 +76,7 @@ def test_a_priority_that_falls_ends_all_the_same() -> None:
 
 def test_one_that_was_touched_goes_later() -> None:
     old, new = leaves(2)
-    queue = VictimQueue(POLICIES["lru"]().priority)
+    queue = VictimQueue(by_last_use(FULL))
     queue.add(old)
     queue.add(new)
     assert queue.best() is old
@@ -129,7 +142,12 @@ def test_an_answer_is_copied_to_the_host_if_it_is_to_be(
 def test_a_copied_window_evicts_what_is_missing_on_the_host_or_as_much_as_it_takes(
     *, evicts_whole: bool, left: int
 ) -> None:
-    cache = make_cache(device=(40, 40, 0), host=(40, 5, 0), window_len=8, evicts_whole=evicts_whole)
+    cache = make_cache(
+        device=(40, 40, 0),
+        host=(40, 5, 0),
+        window_len=8,
+        quirks=QuirksConfig(evicts_whole=evicts_whole),
+    )
     for first in (100, 200, 300):
         num_tokens = 12 if first == 300 else 8
         run_request(cache, tokens_of(num_tokens, first), num_tokens)
@@ -170,7 +188,7 @@ def test_the_last_page_of_a_prompt_of_whole_pages_is_loaded_if_it_is_to_be(
 
 
 def test_those_that_left_for_good_are_swept_out_and_the_others_stay() -> None:
-    queue = VictimQueue(POLICIES["lru"]().priority)
+    queue = VictimQueue(by_last_use(FULL))
     nodes = [Node(None, b"", 0, 1) for _ in range(500)]
     for tick, node in enumerate(nodes):
         node.tick = tick

@@ -13,7 +13,13 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tiers.transfer import FATES
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
+from hicache.config import (
+    CommitPolicy,
+    CutPolicy,
+    PrefetchConfig,
+    QuirksConfig,
+    StageAt,
+)
 from tests.cache.small import PAGE, complete_all, evict_all, make_cache, run_request, tokens_of
 
 EARLY = PrefetchConfig(threshold=2 * PAGE, stage_at=StageAt.enqueue, stop="best_effort")
@@ -39,7 +45,7 @@ class Story:
             window_len=window_len,
             has_states=has_states,
             load_back_threshold=0,
-            evicts_whole=evicts_whole,
+            quirks=QuirksConfig(evicts_whole=evicts_whole),
         )
         self.prefetcher = Prefetcher(self.cache, config, host_tokens)
 

@@ -17,6 +17,7 @@ from hicache.config import (
     CutPolicy,
     DeadlineFrom,
     PrefetchConfig,
+    QuirksConfig,
     StageAt,
 )
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of
@@ -284,8 +285,8 @@ def test_a_timeout_with_incomplete_pages_stops_although_sidecars_are_missing() -
 
 
 def test_before_report_003_complete_pages_did_not_wait_for_their_sidecars() -> None:
-    config = PrefetchConfig(stop="wait_complete", await_sidecars=False)
-    prefetcher, prefetch = running(config, has_states=True)
+    prefetcher, prefetch = running(PrefetchConfig(stop="wait_complete"), has_states=True)
+    prefetcher.cache.quirks = QuirksConfig(await_sidecars=False)
     prefetch.completed_pages = prefetch.num_pages
     assert prefetcher.can_terminate_prefetch(prefetch, 0)
 

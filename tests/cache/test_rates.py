@@ -77,6 +77,17 @@ def test_time_in_which_nothing_was_read_does_not_count() -> None:
     assert rates.load_ns(prefetch_of(1)) == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(("num_engines", "page_ns"), [(1, 2), (2, 6)])
+def test_a_read_from_shared_storage_includes_the_wait_for_other_engines(
+    num_engines: int, page_ns: int
+) -> None:
+    rates = RateEstimator({}, num_engines)
+    prefetch = prefetch_of(5, completed=5)
+    prefetch.answered_ns, prefetch.read_ns = 100, (120, 130)
+    rates.was_read(prefetch)
+    assert rates.load_ns(prefetch_of(1)) == pytest.approx(page_ns)
+
+
 def test_earlier_prefetches_are_read_first() -> None:
     earlier, done, ours, later = prefetch_of(7, completed=2), *map(prefetch_of, (50, 3, 90))
     done.phase = Phase.stopped
@@ -152,3 +163,14 @@ def test_at_stake_is_what_a_stop_would_not_keep(
     half = prefetch_of(10, completed=5, has_state=True)  # 57 ns to read, 60 or 30 to compute
     half.keeps_part, half.restorable = keeps_part, restorable
     assert marginal(rates).may_stop(half, 0) is may_stop
+
+
+@pytest.mark.parametrize(("num_engines", "may_stop"), [(1, False), (2, True)])
+def test_saving_gpu_time_justifies_no_longer_read_from_shared_storage(
+    num_engines: int, *, may_stop: bool
+) -> None:
+    rates = RateEstimator({}, num_engines)
+    was_read(rates, 10, 0, 80)
+    rates.was_computed(100, 150)
+    policy = Marginal(PrefetchConfig(), PAGE, rates)
+    assert policy.may_stop(prefetch_of(5), 0) is may_stop  # 40 ns to read, 30 to compute

@@ -4,11 +4,18 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.eviction import POLICIES, VictimQueue
+from hicache.cache.tree.eviction import VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import WritePolicy
-from tests.cache.small import complete_all, make_cache, run_request, tokens_of
+from hicache.config import QuirksConfig
+from tests.cache.small import (
+    complete_all,
+    eviction_of,
+    make_cache,
+    ranking_of,
+    run_request,
+    tokens_of,
+)
 
 NO_HOST = (0, 0, 0)
 
@@ -29,7 +36,7 @@ def node_of(cache: PrefixCache, first: int) -> Node:
 
 
 def next_victim(cache: PrefixCache) -> Node | None:
-    return cache.tree.residency.device_victim(FULL)
+    return cache.tree.residency.device_victim(FULL, 1)
 
 
 # -- policies -----------------------------------------------------------------------------------
@@ -53,14 +60,14 @@ def next_victim(cache: PrefixCache) -> Node | None:
 def test_a_policy_lets_this_one_of_three_go_first(
     policy: str, changes: dict[int, dict[str, int]], goes_first: int
 ) -> None:
-    cache = cache_of(100, 200, 300)
+    cache = cache_of(100, 200, 300, policy=eviction_of("lru"))
     nodes = {number: node_of(cache, 100 * number) for number in (1, 2, 3)}
     for number, node in nodes.items():
         node.tick = node.created = number
         node.hit_count = 1
         for name, value in changes.get(number, {}).items():
             setattr(node, name, value)
-    queue = VictimQueue(POLICIES[policy]().priority)
+    queue = VictimQueue(ranking_of(policy))
     for node in nodes.values():
         queue.add(node)
     assert queue.best() is nodes[goes_first]
@@ -87,7 +94,7 @@ def test_a_queue_knows_whom_it_holds() -> None:
     assert (len(queue), queue.best()) == (0, None)
     queue.add(one)
     queue.add(one)
-    assert (len(queue), one in queue, other in queue, queue.nodes()) == (1, True, False, {one})
+    assert (len(queue), one in queue, other in queue, set(queue)) == (1, True, False, {one})
     queue.discard(one)
     queue.discard(one)
     assert (len(queue), queue.best()) == (0, None)
@@ -121,7 +128,7 @@ def test_a_split_leaves_the_rest_as_old_as_it_was() -> None:
 
 
 def test_a_split_is_a_use_of_the_rest_where_it_is_asked_for() -> None:
-    cache = cache_of(100, 200, split_refreshes=True)
+    cache = cache_of(100, 200, quirks=QuirksConfig(split_refreshes=True))
     cache.tree.match(tokens_of(4, 100), 4)
     assert next_victim(cache) is node_of(cache, 200)
 
@@ -160,7 +167,7 @@ def test_publishing_what_is_there_already_is_a_use_and_a_hit() -> None:
 def victims(cache: PrefixCache, kind: int) -> list[Node]:
     """Who would go, one after the other."""
     order = []
-    while (node := cache.tree.residency.device_victim(kind)) is not None:
+    while (node := cache.tree.residency.device_victim(kind, 1)) is not None:
         order.append(node)
         cache.tree.residency.pass_over(node, kind)
     return order
@@ -211,7 +218,7 @@ def test_a_copy_to_the_host_is_no_use_on_the_device() -> None:
         device=(40, 40, 0),
         host=(40, 40, 0),
         window_len=8,
-        write_policy=WritePolicy.write_back,
+        write_policy="write_back",
     )
     for first in (0, 100):
         run_request(cache, tokens_of(8, first), 8)
@@ -229,7 +236,7 @@ def write_back_cache() -> PrefixCache:
         host=(40, 40, 9),
         window_len=8,
         has_states=True,
-        write_policy=WritePolicy.write_back,
+        write_policy="write_back",
     )
 
 

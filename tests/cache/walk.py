@@ -17,28 +17,29 @@ from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tiers.transfer import CopyState, StorageDelete
-from hicache.cache.tree.eviction import POLICIES
 from hicache.cache.tree.keys import chain_seed, page_digests
 from hicache.cache.tree.node import TIERS, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
     STOP_POLICIES,
+    STORAGE_WRITES,
+    WRITE_POLICIES,
     CommitPolicy,
     CutPolicy,
     DeadlineFrom,
     PrefetchConfig,
+    QuirksConfig,
     StageAt,
     StorageConfig,
-    StorageWrites,
     Tiering,
-    WritePolicy,
 )
 from hicache.executor.storage_script import Load, read_script
+from hicache.policies.eviction import POLICIES
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match
 from tests.cache.portrait import portrait
-from tests.cache.small import evict_all, make_cache
+from tests.cache.small import evict_all, eviction_of, make_cache
 
 
 class WrongMatchError(AssertionError):
@@ -68,11 +69,11 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
     swa = (window_pages + rng.randint(2, 12)) if window else 0
     host_swa = rng.randint(0, window_pages + 12) if window else 0
     storage = Random(f"storage {seed}")  # draws of its own: those of the rest stay what they are
-    storage_writes = storage.choice(list(StorageWrites))
+    storage_writes = storage.choice(STORAGE_WRITES)
     habits = Random(f"habits {seed}")
-    is_late = storage_writes is StorageWrites.on_host_eviction
+    is_late = storage_writes == "on_host_eviction"
     pools = {
-        "write_policy": rng.choice(list(WritePolicy)),
+        "write_policy": rng.choice(WRITE_POLICIES),
         "device": (rng.randint(8, 24), swa, rng.randint(4, 12) if has_states else 0),
         "host": (rng.choice([0, 6, 12, 24, 48]), host_swa, rng.randint(0, 8) if has_states else 0),
     }
@@ -86,7 +87,6 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
             cut=rng.choice(list(CutPolicy)),
             stage_at=rng.choice(list(StageAt)),
             commit=rng.choice(list(CommitPolicy)),
-            await_sidecars=rng.random() < 0.8,
             deadline_from=rng.choice(list(DeadlineFrom)),
             occupied_share=rng.choice([0.5, 1.0, 1.0]),
         ),
@@ -106,6 +106,7 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
             "trims_leaves": habits.random() < 0.3,
             "backs_up_answers": habits.random() < 0.7,
             "loads_last_page": habits.random() < 0.3,
+            "quirks": QuirksConfig(await_sidecars=habits.random() < 0.8),
         },
         num_namespaces=rng.choice([1, 2]),
     )
@@ -129,7 +130,7 @@ class Walk:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.rng = Random(setting.seed + 1)
-        self.cache = make_cache(policy=POLICIES[setting.eviction](), **setting.cache)
+        self.cache = make_cache(policy=eviction_of(setting.eviction), **setting.cache)
         self.tree = self.cache.tree
         self.page = self.tree.page_size
         self.device_pages = setting.cache["device"][FULL]

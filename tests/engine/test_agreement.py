@@ -12,7 +12,6 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, LoadBack
-from hicache.cache.tree.eviction import Lru
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
@@ -90,7 +89,7 @@ class Rank:
         whole_digest_every: int = 1,
     ) -> None:
         kinds = named_kinds(PAGE, window_len=window_len, has_states=has_states)
-        tree = RadixTree(kinds=kinds, policy=Lru())
+        tree = RadixTree(kinds=kinds)
         pools = tuple([TracedAllocator(num_pages) for _ in range(kinds.size)] for _ in range(2))
         self.cache = PrefixCache(
             tree,

@@ -7,7 +7,7 @@ import torch
 
 from hicache.cli.schema import config_of
 from hicache.engine.deployment import deploy, describe
-from hicache.engine.runtime import SimulatedRuntime, make_runtime
+from hicache.engine.simulated_runtime import SimulatedRuntime, make_runtime
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.experiment import run
 from hicache.kernels.transcode import Format, coded_bytes

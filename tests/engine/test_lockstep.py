@@ -9,7 +9,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, CopyState, StorageDelete, StorageWrite, Work
 from hicache.cache.tree.node import DEVICE, HOST
-from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, StorageConfig
+from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, QuirksConfig, StorageConfig
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RanksDivergedError
 from hicache.engine.ranks.lockstep import RankedEngine
@@ -69,6 +69,7 @@ class Pair:
         plot = replace(
             plot_of(kind),
             num_ranks=num_ranks,
+            quirks=QuirksConfig(hit_agreement=rule),
             prefetch=PrefetchConfig(
                 stop=stop,
                 threshold=16 if has_storage else 10**6,
@@ -79,9 +80,7 @@ class Pair:
         self.plot: Plot = plot
         self.hands = [Hand() for _ in range(num_ranks)]
         self.ranks = [engine_of(plot, hand, checks=False) for hand in self.hands]
-        parallel = ParallelConfig(
-            ranks=num_ranks, hit_agreement=rule, collective_s=COLLECTIVE_NS * 1e-9
-        )
+        parallel = ParallelConfig(ranks=num_ranks, collective_s=COLLECTIVE_NS * 1e-9)
         storage = StorageConfig(kind="memory", batch_pages=batch_pages)
         self.engine = RankedEngine(self.ranks, parallel, storage)
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from hicache.cache.kinds import named_kinds
-from hicache.cache.tree.eviction import Lru
 from hicache.cache.tree.keys import Numbers, chain_seed, page_digests
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.engine.warm import warm_storage
@@ -48,7 +47,7 @@ def warmed(
         namespace=namespace,
     )
     kinds = named_kinds(PAGE, window_len=window_pages * PAGE, has_states=has_states)
-    tree = RadixTree(kinds=kinds, policy=Lru())
+    tree = RadixTree(kinds=kinds)
     warm_storage(kept, [request], tree)  # type: ignore[arg-type]
     assert not tree.roots
     return kept

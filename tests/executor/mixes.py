@@ -20,6 +20,7 @@ from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.clock import SimulatedClock
 from hicache.config import (
     STOP_POLICIES,
+    WRITE_POLICIES,
     Arrivals,
     Batching,
     CommitPolicy,
@@ -29,7 +30,6 @@ from hicache.config import (
     StageAt,
     StorageConfig,
     WorkloadConfig,
-    WritePolicy,
 )
 from hicache.engine.loop import Engine, serve
 from hicache.engine.routing import RoundRobin
@@ -46,7 +46,7 @@ from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.models import HardwareConfig, LayerKind, ModelConfig
 from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
-from hicache.workload.arrivals import Feeder
+from hicache.workload.feeder import Feeder
 from tests.cache.small import make_pools
 from tests.executor.streams import PlacedStream
 from tests.models.test_shapes import load, model
@@ -268,7 +268,7 @@ def _with_policies(rng: np.random.Generator, plot: Plot, *, has_storage: bool) -
     return replace(
         plot,
         has_storage=has_storage,
-        write_policy=_draw(rng, [*WritePolicy, WritePolicy.write_through]),
+        write_policy=_draw(rng, [*WRITE_POLICIES, "write_through"]),
         checkpoints=_draw(rng, ["end", "end_branch", "every", "every"]),
         checkpoint_pages=1,
         may_jump=False,

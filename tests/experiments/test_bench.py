@@ -1,13 +1,12 @@
-"""The benches of replays, against a checkout of its own, and of trees."""
+"""The bench of replays, against a checkout of its own."""
 
-import json
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from experiments.bench import one_tree, replay
+from experiments.bench import replay
 
 TINY = ["workload=builtin", "workload.limit=5", "storage=memory"]
 
@@ -69,14 +68,3 @@ def test_what_does_not_come_to_its_end_is_told_in_sentences(against, said):
 
 def test_only_what_both_summaries_have_is_compared():
     assert replay.differences({"a": 1, "b": 2.0, "c": 0}, {"a": 1, "b": 2, "d": 5}) == ["b"]
-
-
-@pytest.mark.parametrize("components", [["full"], ["full", "swa"], ["full", "swa", "mamba"]])
-def test_every_row_of_the_bench_of_trees_takes_time(components, monkeypatch, capsys):
-    monkeypatch.setattr(one_tree, "NUM_PROMPTS", 10)
-    monkeypatch.setattr(one_tree, "DEPTH", 16)
-    monkeypatch.setattr("gc.collect", lambda: 0)  # of all that the tests have imported
-    one_tree.main("ours", *components)
-    took_us = json.loads(capsys.readouterr().out)
-    assert len(took_us) == 6
-    assert min(took_us.values()) > 0

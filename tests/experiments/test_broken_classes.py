@@ -10,7 +10,7 @@ import pytest
 
 from hicache import experiment
 from hicache.cli.check_policy import POOLS, TIGHT
-from hicache.cli.job import explain
+from hicache.cli.job import report_error
 from hicache.cli.schema import config_of
 
 SMALL = (*TIGHT, *POOLS["tiny_hybrid"], "workload.limit=12", "engine.check_invariants=false")
@@ -21,9 +21,9 @@ CLASSES = {
 class Mine:
     asked = 0
 
-    def priority(self, node):
+    def rank(self, entry, tier, kind):
         self.asked += 1
-        return (node.tick,)
+        return (entry.used,)
 """,
     "cache.checkpoints": """
 class Mine:
@@ -73,13 +73,13 @@ class Mine:
 """,
 }
 METHODS = {
-    "cache.eviction": ("priority", "expected a tuple of finite numbers, got "),
+    "cache.eviction": ("rank", "expected a finite number, a tuple of them, or None, got "),
     "cache.checkpoints": ("lengths", "expected a list of whole numbers, got "),
     "prefetch.stop": ("may_stop", "expected True or False, got "),
     "scheduler.order": ("sort_key", "expected a finite number, got "),
     "scheduler.swa_budget": ("tokens", "expected a whole number of tokens, got "),
 }
-CHANGED = "modified its arguments, which it must leave unchanged"
+CHANGED = "cannot be set: a policy must not change "
 
 
 # by what is wrong: the knob, what of its class is replaced by what, the sentence
@@ -92,19 +92,25 @@ for knob, (method, must) in METHODS.items():
         ("gives NaN", "float('nan')", "nan"),
         ("gives an object", "object()", "<object object at "),
     ):
+        if (method, given) == ("rank", "None"):
+            continue  # the default order
         BROKEN[f"{knob} {what}"] = (knob, COUNT, f"return {given}", must + shown)
     BROKEN[f"{knob} has another method"] = (knob, f"def {method}", "def other", f"lacks {method}")
     fails = f"{COUNT}\n        1 // (3 - self.asked)"
     raised = "raised ZeroDivisionError: integer division or modulo by zero"
     BROKEN[f"{knob} fails in the middle"] = (knob, COUNT, fails, raised)
 for what, knob, meddles in (
-    ("a node's time", "cache.eviction", "node.tick += 1"),
-    ("a node's pages", "cache.eviction", "node.held[1][0][:] = [0]"),
     ("a prefetch", "prefetch.stop", "prefetch.completed_pages = 99"),
     ("a request", "scheduler.order", "req.remaining_output = 99"),
 ):
     BROKEN[f"{knob} changes {what}"] = (knob, COUNT, meddles, CHANGED)
 BROKEN |= {
+    "cache.eviction changes the time of an entry": (
+        "cache.eviction",
+        COUNT,
+        "entry.used += 1",
+        "property 'used' of 'Entry' object has no setter",
+    ),
     "an attribute of another type": (
         "prefetch.stop",
         "waits = True",
@@ -138,7 +144,7 @@ def ended(tmp_path, monkeypatch) -> Callable[[str, str], tuple[int, str, str]]:
         try:
             experiment.run(config_of(*SMALL, f"{knob}=users_own:Mine"))
         except Exception as error:
-            return explain(error, tmp_path), (tmp_path / "error.txt").read_text(), str(file)
+            return report_error(error, tmp_path), (tmp_path / "error.txt").read_text(), str(file)
         return 0, "", str(file)
 
     return end

@@ -3,7 +3,7 @@ import pytest
 from hicache import experiment
 from hicache.cache.named import PolicyError
 from hicache.cli import check_policy
-from hicache.cli.job import explain
+from hicache.cli.job import report_error
 from hicache.cli.schema import config_of
 
 OWN = f"{__name__}:"
@@ -12,8 +12,8 @@ OWN = f"{__name__}:"
 class Longest:
     """Evicts the longest leaf first."""
 
-    def priority(self, node):
-        return (-node.num_pages, node.tick)
+    def rank(self, entry, tier, kind):
+        return (-entry.count, entry.used)
 
 
 class Boom:
@@ -35,7 +35,7 @@ def test_a_good_class_is_told_what_was_tried(capsys, monkeypatch):
     monkeypatch.setattr(check_policy, "TIGHT", (*check_policy.TIGHT, "workload.limit=10"))
     check_policy.main([OWN + "Longest"])
     printed = capsys.readouterr().out
-    assert "Longest as cache.eviction" in printed
+    assert "Longest as cache.policy" in printed
     assert "two ranks made equal decisions" in printed
     assert "NO DIFFERENCE from" not in printed
 
@@ -62,7 +62,7 @@ def test_a_run_leaves_the_line_the_class_and_the_question_behind(tmp_path, capsy
     config = config_of("workload=agents", "workload.limit=40", f"scheduler.order={OWN}Boom")
     with pytest.raises(PolicyError) as broken:
         experiment.run(config)
-    assert explain(broken.value, tmp_path) == 1
+    assert report_error(broken.value, tmp_path) == 1
     told = (tmp_path / "error.txt").read_text()
     assert "return 1 / (30 - self._asked)" in told
     assert told.splitlines()[-1].startswith(f"scheduler.order={OWN}Boom: sort_key(")

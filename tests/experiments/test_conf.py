@@ -67,7 +67,7 @@ def test_every_experiment_asks_a_question_and_carries_its_name(path):
     text = path.read_text()
     assert "# Question:" in text
     assert "?" in text
-    assert f"experiment={path.stem}" in text or "python -m experiments.studies." in text
+    assert f"experiment={path.stem}" in text or "python -m experiments." in text
     config = load(f"experiment={path.stem}")
     assert config.name == path.stem
     assert set(config.metrics) - KNOWN == set()

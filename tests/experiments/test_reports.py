@@ -83,7 +83,9 @@ def test_equal_seeds_give_equal_delays_and_others_do_not() -> None:
 
 def test_without_the_sidecar_check_complete_pages_are_thrown_away() -> None:
     settings = ("prefetch.stop=timeout", "storage.sidecar_s=0.5", "workload.start=warm_storage")
-    off, on = (replay(*settings, f"prefetch.await_sidecars={word}") for word in ("false", "true"))
+    off, on = (
+        replay(*settings, f"compat.quirks.await_sidecars={word}") for word in ("false", "true")
+    )
     assert off["prefetch/terminated_without_sidecars_count"] > 0
     assert on["prefetch/terminated_without_sidecars_count"] == 0
     assert on["cache/storage_hit_tokens"] > off["cache/storage_hit_tokens"]

@@ -10,7 +10,16 @@ import yaml
 from hicache.cli.schema import CONF
 from hicache.config import ExperimentConfig
 
-STUDIED = ("workload", "parallel", "cache", "prefetch", "scheduler", "storage", "executor")
+STUDIED = (
+    "workload",
+    "parallel",
+    "cache",
+    "prefetch",
+    "scheduler",
+    "storage",
+    "executor",
+    "compat",
+)
 ALTERNATIVES = ("arm", "compat", "faults", "executor", "size", "workload", "storage")
 NOT_VARIED = yaml.safe_load(Path(__file__).with_name("not_varied.yaml").read_text())
 

@@ -8,6 +8,8 @@ are no knobs of a run: `scenario.py` turns them into some that suit its workload
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hicache.config import WRITE_POLICIES
+
 Overrides = Mapping[str, object]
 
 
@@ -54,6 +56,12 @@ def _layers(pattern: str, full: int, swa: int, mamba: int) -> Overrides:
     }
 
 
+# index keys, a second window, and what lies in its pages
+PARTS = (
+    {"name": "index", "letter": "I", "dim": 16, "query_heads": 2, "query_dim": 16, "top": 9},
+    {"name": "wide", "letter": "W", "window_len": 70, "dim": 24, "query_heads": 2, "query_dim": 16},
+    {"name": "scales", "letter": "W", "rides_on": "wide", "dim": 2},
+)
 USERS = "tests.fuzz.policies:FirstQuarter"
 FICKLE = "tests.fuzz.policies:UntilPagesCome"
 OFF_ON = (False, True)
@@ -69,6 +77,7 @@ KNOBS = (
             "full_swa": _layers("F S", 2, 2, 0),
             "full_mamba": _layers("F M D", 2, 0, 4),
             "all": _layers("F S M D", 2, 2, 4),
+            "parts": {**_layers("FI SW M D", 2, 2, 4), "model.parts": PARTS},
         },
         plain_share=None,
     ),
@@ -90,7 +99,7 @@ KNOBS = (
     _each("parallel.tp", 1, 2),
     _each("workload.ready_queue", "random", "fifo"),
     _each("parallel.ranks", 1, 2, 3, plain_share=0.7),
-    _each("parallel.hit_agreement", "restorable", "min_of_maxima"),
+    _each("compat.quirks.hit_agreement", "restorable", "min_of_maxima"),
     _each("parallel.collective_s", 0.00015, 0.0),
     _each("parallel.replicas", 1, 2, 3, plain_share=0.7),
     _each("parallel.router", "sticky", "round_robin", "prefix_load", "scored", plain_share=None),
@@ -156,29 +165,37 @@ KNOBS = (
     _each("pools.swa_host", 1.0, 0.3, 3.0, 0.0, plain_share=0.75),
     _each("pools.slots_host", 16, 2, 40, 0, plain_share=0.75),
     _each("cache.eviction", "lru", "lfu", "slru", "fifo", "random"),
-    _each("cache.write_policy", "write_through", "write_through_selective", "write_back"),
+    _each(
+        "cache.policy",
+        "none",
+        *(f"tests.fuzz.policies:{name}" for name in ("Ledger", "Contrary", "ContraryDemotion")),
+    ),
+    _each("cache.write_policy", *WRITE_POLICIES),
+    _each("cache.write_watermark", 0.2, 0.6),
+    _each("cache.answer_pages", None, 1, 3),
     _each("cache.load_back_threshold", 10, 0, 100),
-    _or_preset("cache.split_refreshes", *OFF_ON),
-    _or_preset("cache.leaving_refreshes", *OFF_ON),
+    _or_preset("compat.quirks.split_refreshes", *OFF_ON),
+    _or_preset("compat.quirks.leaving_refreshes", *OFF_ON),
     _or_preset("cache.trims_leaves", *OFF_ON),
     _or_preset("cache.backs_up_answers", *OFF_ON),
     _or_preset("cache.loads_last_page", *OFF_ON),
     _or_preset("cache.checkpoints", "end_branch", "end", "branch_or_end", "every"),
-    _or_preset("cache.windows", "end_branch", "last_chunk", "end", "branch_or_end", "every"),
+    _or_preset("cache.windows", "end_branch", "end", "branch_or_end", "every"),
+    _or_preset("cache.trims_windows", *OFF_ON),
     _or_preset("cache.storage_branches", *OFF_ON),
-    _or_preset("cache.loads_whole_nodes", *OFF_ON),
-    _or_preset("cache.loads_states_twice", *OFF_ON),
-    _or_preset("cache.states_per_request", 2, 3),
-    _or_preset("cache.spare_pages", 0, 1),
+    _or_preset("compat.quirks.loads_whole_nodes", *OFF_ON),
+    _or_preset("compat.quirks.loads_states_twice", *OFF_ON),
+    _or_preset("compat.quirks.states_per_request", 2, 3),
+    _or_preset("compat.quirks.spare_pages", 0, 1),
     _or_preset("prefetch.stop", "best_effort", "wait_complete", "timeout", "marginal", USERS),
     _each("pages.prefetch.threshold", 2, 1, 6),
     _or_preset("prefetch.cut", "abandon", "fit", "restorable"),
     _or_preset("prefetch.stage_at", "enqueue", "hit"),
     _or_preset("prefetch.commit", "all_or_nothing", "usable"),
     _or_preset("prefetch.deadline_from", "enqueue", "first_poll"),
-    _or_preset("cache.evicts_whole", *OFF_ON),
-    _or_preset("prefetch.short_windows", *OFF_ON),
-    _each("prefetch.await_sidecars", *reversed(OFF_ON), plain_share=0.7),
+    _or_preset("compat.quirks.evicts_whole", *OFF_ON),
+    _or_preset("compat.quirks.short_windows", *OFF_ON),
+    _each("compat.quirks.await_sidecars", *reversed(OFF_ON), plain_share=0.7),
     _each("prefetch.timeout_base_s", 0.02, 0.0, 1.0),
     _each("prefetch.timeout_per_ki_token_s", 0.25, 0.0),
     _each("prefetch.occupied_share", 1.0, 0.3, plain_share=0.7),
@@ -310,6 +327,7 @@ UNDRAWN = {
     "cache.eviction_args",
     "cache.host_states",
     "cache.host_tokens",
+    "cache.policy_args",
     "cache.swa_device_tokens",
     "cache.swa_host_tokens",
     "cache.windows_args",

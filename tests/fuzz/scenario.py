@@ -10,7 +10,7 @@ from hicache.cache.kinds import model_kinds
 from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.models import GIB
-from hicache.workload.build import Workload, load_workload
+from hicache.workload.workload import Workload, load_workload
 from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob
 from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, make_talk, unit_tokens
 
@@ -110,7 +110,7 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
         overrides["workload.limit"] = limit or NUM_REQUESTS
         settings = config_of(*BASE, *_words(overrides)).workload
         workload = load_workload(settings, data_dir=None, seed=config.seed)
-    overrides |= _pools(config, workload, ours)
+    overrides |= _pools(config, workload, ours, overrides)
     return Plan(
         config=config_of(*BASE, *_words(overrides)),
         workload=replace(workload, requests=workload.requests[:limit]),
@@ -129,24 +129,32 @@ def _thinned(kind: str, page: int, gap_s: float) -> dict[str, object]:
 
 
 def _pools(
-    config: ExperimentConfig, workload: Workload, ours: Mapping[str, Any]
+    config: ExperimentConfig,
+    workload: Workload,
+    ours: Mapping[str, Any],
+    overrides: Mapping[str, Any],
 ) -> dict[str, object]:
     """Memory for so many pages of each pool, in terms of what a long request takes."""
     model, page = config.model, config.cache.page_size
     sizes = model_kinds(model, page, config.tp).page_bytes
     longest = _longest_pages(workload, page)
-    window = -(-model.window_len // page) + 2
+    lens = (model.window_len, *(part.window_len for part in model.parts if part.window_len))
+    windows = [-(-length // page) + 2 for length in lens]
+    on_device = [round(each + 1 + longest * ours["pools.swa_device"]) for each in windows]
+    on_host = [round((longest + each * 2) * ours["pools.swa_host"]) for each in windows]
     device = (
         round(longest * ours["pools.full_device"]) + 2,
-        round(window + 1 + longest * ours["pools.swa_device"]),
+        on_device[0],
         int(ours["pools.slots_device"]),
+        *on_device[1:],
     )
     host = (
         round(longest * ours["pools.full_host"]),
-        round((longest + window * 2) * ours["pools.swa_host"]),
+        on_host[0],
         int(ours["pools.slots_host"]),
+        *on_host[1:],
     )
-    derived: dict[str, object] = {}
+    derived: dict[str, Any] = {}
     for tier, counts in (("device", device), ("host", host)):
         parts = [count * size for count, size in zip(counts, sizes, strict=True)]
         total = sum(parts) + sum(sizes) // 2
@@ -154,6 +162,12 @@ def _pools(
         for kind, place in (("swa", 1), ("mamba", 2)):
             share = (parts[place] + sizes[place] // 4) / total if sizes[place] else None
             derived[f"cache.{kind}_{tier}_share"] = share
+        told = [dict(each) for each in derived.get("model.parts", overrides.get("model.parts", ()))]
+        windows_told = [each for each in told if "window_len" in each]
+        for place, each in enumerate(windows_told, 3):
+            each[f"{tier}_share"] = (parts[place] + sizes[place] // 4) / total
+        if told:
+            derived["model.parts"] = told
     page_total = sum(sizes)
     if ours["pools.storage"]:
         derived["storage.capacity_gib"] = longest * ours["pools.storage"] * page_total / GIB
@@ -174,6 +188,9 @@ def _words(overrides: Mapping[str, object]) -> list[str]:
 def _word(value: object) -> str:
     if value is None:
         return "null"
+    if isinstance(value, list | tuple) and value and isinstance(value[0], dict):
+        objects = (",".join(f"{key}:{held}" for key, held in each.items()) for each in value)
+        return f"[{','.join(f'{{{each}}}' for each in objects)}]"
     if isinstance(value, list | tuple):
         return str(list(value)).replace(" ", "")
     return str(value).replace(":", "\\:")

@@ -111,7 +111,7 @@ BATCHES = {
         24,
     ),
     "complete pages that await no window": (
-        {"kinds": "full_swa", "prefetch.await_sidecars": "False"},
+        {"kinds": "full_swa", "compat.quirks.await_sidecars": "False"},
         24,
     ),
 }
@@ -156,7 +156,7 @@ UNHEARD = {
         {
             "kinds": "full_mamba",
             "workload.arrivals": "closed",
-            "prefetch.await_sidecars": "False",
+            "compat.quirks.await_sidecars": "False",
             "storage.read_workers": "3",
             "storage.delay_s": "0.005",
         },

@@ -35,7 +35,7 @@ def admission(
         ),
         room=lambda kind=FULL: {FULL: room, SWA: swa_room, MAMBA: slots}[kind],
         pools=[[None, PageAllocator(swa_pages), None]],
-        knobs=SimpleNamespace(states_per_request=2),
+        quirks=SimpleNamespace(states_per_request=2),
     )
     return Admission(cache, SchedulerConfig(**knobs))
 

@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 
 from hicache.cache.kinds import FULL, SWA, named_kinds
-from hicache.config import WritePolicy
-from hicache.scheduler.admission import must_evict, pages_for, steps_in_page, steps_with_pages
+from hicache.scheduler.admission import (
+    must_evict,
+    pages_for,
+    steps_in_free_pages,
+    steps_in_page,
+    steps_with_pages,
+)
 
 PAGE = 16
 
@@ -45,14 +50,17 @@ def cache(
     *,
     free: dict[int, int],
     evictable: dict[int, int] | None = None,
-    policy: WritePolicy = WritePolicy.write_through,
+    policy: str = "write_through",
+    spare: int = 0,
 ) -> Any:
     """Pages free and evictable, by kind."""
     more = evictable or {}
     return SimpleNamespace(
         page_size=PAGE,
-        tree=SimpleNamespace(kinds=named_kinds(PAGE, window_len=int(SWA in free))),
-        knobs=SimpleNamespace(write_policy=policy),
+        tree=SimpleNamespace(
+            kinds=named_kinds(PAGE, window_len=int(SWA in free)), demotes=policy == "write_back"
+        ),
+        quirks=SimpleNamespace(spare_pages=spare),
         available_size=lambda kind: free[kind] * PAGE,
         room=lambda kind: (free[kind] + more.get(kind, 0)) * PAGE,
     )
@@ -76,7 +84,7 @@ def test_without_a_page_for_one_step_there_is_none() -> None:
 
 
 def test_a_victim_must_be_saved_first_so_steps_end_within_a_page() -> None:
-    scarce = cache(free={FULL: 1}, evictable={FULL: 9}, policy=WritePolicy.write_back)
+    scarce = cache(free={FULL: 1}, evictable={FULL: 9}, policy="write_back")
     assert steps_with_pages(scarce, [req(33)], 64) == 15
     assert steps_with_pages(scarce, [req(33)], 31) == 31  # one page, and it is free
 
@@ -85,6 +93,13 @@ def test_window_pages_are_taken_within_a_page_unless_they_are_free() -> None:
     roomy = cache(free={FULL: 9, SWA: 1}, evictable={SWA: 9})
     assert steps_with_pages(roomy, [req(33)], 64) == 15
     assert steps_with_pages(roomy, [req(33)], 31) == 31
+
+
+@pytest.mark.parametrize(("spare", "steps", "unwatched"), [(0, 31, 31), (1, 15, 15)])
+def test_spare_pages_are_not_free(spare: int, steps: int, unwatched: int) -> None:
+    scarce = cache(free={FULL: 9, SWA: 1}, evictable={SWA: 9}, spare=spare)
+    assert steps_with_pages(scarce, [req(33)], 31) == steps
+    assert steps_in_free_pages(scarce, [req(33)], 31) == unwatched
 
 
 def test_the_kind_with_the_least_room_decides() -> None:

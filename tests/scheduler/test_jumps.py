@@ -16,6 +16,7 @@ from hicache.config import (
     STOP_POLICIES,
     CommitPolicy,
     PrefetchConfig,
+    QuirksConfig,
     SchedulerConfig,
     StageAt,
     StorageConfig,
@@ -52,8 +53,8 @@ def late_plot(seed: int, ranks: int) -> Plot:
             timeout_per_ki_token_s=0,
             commit=rng.choice(list(CommitPolicy)),
             stage_at=rng.choice(list(StageAt)),
-            await_sidecars=rng.random() < 0.5,
         ),
+        quirks=QuirksConfig(await_sidecars=rng.random() < 0.5, spare_pages=rng.choice([0, 1, 2])),
         storage=StorageConfig(
             kind="memory",
             read_gbps=rng.choice([0.1, 0.5]),

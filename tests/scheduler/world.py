@@ -11,20 +11,18 @@ import numpy as np
 
 from hicache.cache import invariants
 from hicache.cache.kinds import FULL
-from hicache.cache.named import make_policy
 from hicache.cache.pages import Pools, TracedAllocator
 from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.tree.eviction import POLICIES
 from hicache.cli.schema import config_of
 from hicache.clock import SimulatedClock
 from hicache.config import (
     Arrivals,
     ParallelConfig,
     PrefetchConfig,
+    QuirksConfig,
     SchedulerConfig,
     StorageConfig,
     WorkloadConfig,
-    WritePolicy,
 )
 from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine, Router, serve
@@ -41,14 +39,15 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
-from hicache.workload.arrivals import Feeder
-from tests.cache.small import make_cache, make_pools
+from hicache.workload.feeder import Feeder
+from tests.cache.small import eviction_of, make_cache, make_pools
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
 STEP_NS = 10_000_000
 TOKEN_NS = 20_000
 SCHEDULER = SchedulerConfig(chunk_tokens=64, max_running=8)
 PREFETCH = PrefetchConfig(threshold=16, occupied_share=1.0)
+QUIRKS = QuirksConfig()
 STORAGE = StorageConfig(kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4)
 KINDS = {
     "full": (0, False),
@@ -75,7 +74,7 @@ class Plot:
     page_size: int = 8
     page_bytes: tuple[int, int, int] = PAGE_BYTES
     load_back_threshold: int = 10
-    write_policy: WritePolicy = WritePolicy.write_through
+    write_policy: str = "write_through"
     scheduler: SchedulerConfig = SCHEDULER
     prefetch: PrefetchConfig = PREFETCH
     storage: StorageConfig = STORAGE
@@ -87,6 +86,8 @@ class Plot:
     num_ranks: int = 1
     eviction: str = "lru"
     backs_up_answers: bool = True
+    quirks: QuirksConfig = QUIRKS
+    trims_windows: bool = False
 
 
 def plot_of(kind: str, **changes: object) -> Plot:
@@ -267,7 +268,7 @@ def engine_of(
     cache = make_cache(
         pools or make_pools(plot.device, plot.host, TracedAllocator),
         page_size=plot.page_size,
-        policy=make_policy("cache.eviction", plot.eviction, POLICIES, wants={}, knobs={}),
+        policy=eviction_of(plot.eviction),
         window_len=plot.window_len,
         has_states=plot.has_states,
         page_bytes=plot.page_bytes,
@@ -276,6 +277,8 @@ def engine_of(
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
         storage=plot.storage,
         backs_up_answers=plot.backs_up_answers,
+        quirks=plot.quirks,
+        trims_windows=plot.trims_windows,
     )
     host_tokens = plot.host[FULL] * plot.page_size
     prefetcher = Prefetcher(cache, plot.prefetch, host_tokens) if plot.has_storage else None

@@ -6,8 +6,8 @@ import pytest
 from hicache.cli.schema import config_of
 from hicache.executor.simulated.cost import CostModel
 
-calibrate = pytest.importorskip("experiments.studies.calibrate")
-measured = pytest.importorskip("experiments.studies.measured")
+calibrate = pytest.importorskip("experiments.calibrate")
+measured = pytest.importorskip("experiments.step_log")
 
 RATES = np.array([1e-3, 2e-4, 3e-8, 4e-3, 5e-7, 6e-3])  # step, token, pair, state, key, extend
 TILE = 16

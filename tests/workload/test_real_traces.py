@@ -11,7 +11,7 @@ from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
 from hicache.results.metrics import summarize
 from hicache.results.verdict import objections
-from hicache.workload.build import load_workload
+from hicache.workload.workload import load_workload
 from tests.workload.infinite_cache import token_hit_rate
 
 DATA_DIR = os.environ.get("HICACHE_DATA")

@@ -6,6 +6,7 @@ the pages `[0, completed)` pass to the cache at once, the rest with the reader's
 """
 
 from collections import Counter
+from typing import Any
 
 from hicache.cache.kinds import FULL
 from hicache.cache.named import FLAG, MOMENT, make_policy
@@ -30,11 +31,18 @@ class Prefetcher:
     becomes of those that are read.
     """
 
-    def __init__(self, cache: PrefixCache, config: PrefetchConfig, host_tokens: int | None) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        config: PrefetchConfig,
+        host_tokens: int | None,
+        rates: RateEstimator | None = None,
+    ) -> None:
         self.cache = cache
         self.config = config
         self.occupied_tokens = 0
-        self.active: dict[int, Prefetch] = {}
+        self.rates = rates or RateEstimator()
+        self.active = self.rates.active
         self._unsettled: dict[int, Prefetch] = {}
         self.declined: str | None = None  # why the last request that asked for one has none
         self.outbox: list[Prefetch] = []  # to be queried
@@ -43,17 +51,20 @@ class Prefetcher:
         self.counters: Counter[str] = cache.counters
         # with ranks: whether all of them let a request's prefetch stop, as of this step
         self.verdicts: dict[int, bool] | None = None
-        self.rates = RateEstimator(self.active)
-        self.stop: StopPolicy = make_policy(
-            "prefetch.stop",
-            config.stop,
-            POLICIES,
-            config,
-            cache.page_size,
-            self.rates,
-            wants=WANTS,
-            knobs=config.stop_args,
-        )
+        own: Any = cache.tree.policy
+        self._choose = getattr(own, "prefetch", None)
+        self.stop: StopPolicy = own
+        if not hasattr(own, "may_stop"):
+            self.stop = make_policy(
+                "prefetch.stop",
+                config.stop,
+                POLICIES,
+                config,
+                cache.page_size,
+                self.rates,
+                wants=WANTS,
+                knobs=config.stop_args,
+            )
         self._page = cache.page_size
         self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
 
@@ -77,7 +88,7 @@ class Prefetcher:
         if not anchor.is_root and anchor.held[HOST][FULL] is None:
             self._decline("anchor_not_on_host", asked)
             return None
-        drops_short = not self.config.short_windows and not anchor.is_root
+        drops_short = not self.cache.quirks.short_windows and not anchor.is_root
         prefetch = Prefetch(
             request_id=request_id,
             sequence=sequence,
@@ -118,7 +129,7 @@ class Prefetcher:
         listener = self.cache.tree.listener
         if listener is not None and lengths:
             listener.found(prefetch.sequence, prefetch.start_page, lengths, prefetch.needs)
-        hit = lengths[-1] if lengths else 0
+        hit = self._amount(prefetch, lengths)
         if hit * self._page < self.config.threshold:
             self._revoke(prefetch, "miss")
             return
@@ -218,11 +229,11 @@ class Prefetcher:
     def _awaits_sidecars(self, prefetch: Prefetch) -> bool:
         is_awaited = prefetch.has_sidecars and not prefetch.is_read
         is_ending = prefetch.is_complete or prefetch.stop_pages is not None
-        return self.config.await_sidecars and is_awaited and is_ending
+        return self.cache.quirks.await_sidecars and is_awaited and is_ending
 
     def _shorten(self, prefetch: Prefetch) -> bool:
         # let the reader end with the window and state of what it has read
-        awaits = self.stop.waits and self.config.await_sidecars and prefetch.has_sidecars
+        awaits = self.stop.waits and self.cache.quirks.await_sidecars and prefetch.has_sidecars
         if not awaits or prefetch.phase is not Phase.reading or prefetch.is_read:
             return False
         usable = prefetch.usable_pages(prefetch.completed_pages)
@@ -231,6 +242,16 @@ class Prefetcher:
         prefetch.stop_pages = usable
         self._count_stop(prefetch)
         return True
+
+    def _amount(self, prefetch: Prefetch, lengths: list[int]) -> int:
+        # pages to read: the longest prefix that storage can restore, and the policy wants
+        if self._choose is not None and lengths:
+            page, request = self._page, prefetch.sequence.request
+            held, restorable = prefetch.start_page * page, [each * page for each in lengths]
+            wanted = self._choose(request, held, restorable, self.rates.read_load(page))
+            if wanted is not None:
+                lengths = [each for each in lengths if each * page <= wanted]
+        return lengths[-1] if lengths else 0
 
     def _decline(self, reason: str, num_pages: int) -> None:
         self.declined = f"declined_{reason}"
@@ -323,7 +344,9 @@ class Prefetcher:
             for kind, needed in ((FULL, kept), *prefetch.needs):
                 # a short window is of no use below an anchor, unless the config says so
                 is_short = kept < needed and not prefetch.anchor.is_root
-                num_pages = 0 if is_short and not self.config.short_windows else min(kept, needed)
+                num_pages = (
+                    0 if is_short and not self.cache.quirks.short_windows else min(kept, needed)
+                )
                 staged = prefetch.staged[kind]
                 pages[kind], prefetch.staged[kind] = staged[:num_pages], staged[num_pages:]
             prefetch.published_pages = self.cache.insert_host(

@@ -1,6 +1,6 @@
 """What a prefetch that is under way will take, and what it will save, going by what was seen."""
 
-from collections.abc import Mapping
+from typing import NamedTuple
 
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 
@@ -29,26 +29,48 @@ class RecentRate:
         return self._ns / self._units if self._units else None
 
 
+class ReadLoad(NamedTuple):
+    """The load when a policy decides how much to read; times are None before the first measurement.
+
+    `queued_tokens`: still to be read for other requests. `num_waiting`: requests in the queue.
+    """
+
+    queued_tokens: int
+    num_waiting: int
+    read_ns: float | None  # a token
+    compute_ns: float | None  # a token
+
+
 class RateEstimator:
     """Measures how fast pages come and prompts are computed, for whoever must choose between them.
 
-    An engine's own: reads that other engines ask of the same storage show only in their effect.
-    `num_waiting`: requests in the queue as of the last plan.
+    An engine measures for itself: reads of other engines from the same storage make its own slower.
+
+    Attributes:
+        num_waiting: requests in the queue as of the last plan.
+        num_engines: engines that read from the same storage, this one included.
     """
 
-    def __init__(self, active: Mapping[int, Prefetch]) -> None:
+    def __init__(self, active: dict[int, Prefetch] | None = None, num_engines: int = 1) -> None:
         """`active`: the prefetches of requests that wait, in the order in which they began."""
-        self._active = active
+        self.num_engines = num_engines
+        self.active = {} if active is None else active
         self._reading = RecentRate(PAGES_REMEMBERED)
         self._computing = RecentRate(TOKENS_REMEMBERED)
         self._read_until_ns = 0
         self.num_waiting = 0
 
     def was_read(self, prefetch: Prefetch) -> None:
-        """A reader has let go."""
+        """A reader has let go.
+
+        A read lasts from the storage's answer, or from the end of the read before it: waiting for
+        other engines' reads counts.
+        """
         if prefetch.read_ns is None or not prefetch.completed_pages:
             return
         began_ns, ended_ns = prefetch.read_ns
+        if self.num_engines > 1 and prefetch.answered_ns is not None:
+            began_ns = prefetch.answered_ns
         began_ns = max(began_ns, self._read_until_ns)  # readers side by side share their time
         self._read_until_ns = max(ended_ns, self._read_until_ns)
         self._reading.add(prefetch.completed_pages, max(ended_ns - began_ns, 0))
@@ -63,12 +85,23 @@ class RateEstimator:
         if page_ns is None:
             return None
         num_pages = prefetch.num_pages - prefetch.completed_pages
-        for other in self._active.values():
-            if other is prefetch:
+        for other in self.active.values():
+            if prefetch == other:
                 break
             if other.phase is Phase.reading:
                 num_pages += other.num_pages - other.completed_pages
         return num_pages * page_ns
+
+    def read_load(self, page_size: int) -> ReadLoad:
+        """Return the load as it is now."""
+        reading = [each for each in self.active.values() if each.phase is Phase.reading]
+        page_ns = self._reading.ns
+        return ReadLoad(
+            queued_tokens=page_size * sum(p.num_pages - p.completed_pages for p in reading),
+            num_waiting=self.num_waiting,
+            read_ns=None if page_ns is None else page_ns / page_size,
+            compute_ns=self._computing.ns,
+        )
 
     def compute_ns(self, num_tokens: int) -> float | None:
         """How long it takes to compute so many tokens of a prompt, once it is their turn."""

@@ -119,11 +119,21 @@ class Marginal:
     uses_clock = True
 
     def __init__(
-        self, config: PrefetchConfig, page_size: int, rates: RateEstimator, *, patience: float = 2.0
+        self,
+        config: PrefetchConfig,
+        page_size: int,
+        rates: RateEstimator,
+        *,
+        patience: float | None = None,
     ) -> None:
-        """`patience`: seconds of waiting that a second of computing is worth, even to nobody."""
+        """`patience`: seconds of waiting that a second of computing is worth if no other request
+        waits for it. None means 2 for a storage of the engine's own: the GPU time saved is worth
+        as much again. It means 1 for a storage that engines share, where a longer read delays
+        the reads of the others."""
         self._page = page_size
         self._rates = rates
+        if patience is None:
+            patience = 2.0 if rates.num_engines == 1 else 1.0
         self._patience = patience
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:

@@ -111,20 +111,22 @@ def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked:
 
 def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, total: int) -> Capacity:
     shares, counts = [0.0] * kinds.size, [0] * kinds.size
-    knobs = {kind: f"{kinds.names[kind]}_{TIER_NAMES[tier]}_share" for kind in kinds.aux}
-    shares[FULL] = 1.0
-    for kind, knob in knobs.items():
-        chosen = getattr(cache, knob)
-        shares[kind] = getattr(model, knob) if chosen is None else chosen
+    shares[FULL], knobs = 1.0, {}
+    for kind in kinds.aux:
+        name, knob = kinds.names[kind], f"{TIER_NAMES[tier]}_share"
+        chosen = getattr(cache, f"{name}_{knob}", None)  # None of the windows of parts
+        shares[kind] = model.shares(TIER_NAMES[tier])[name] if chosen is None else chosen
         shares[FULL] -= shares[kind]
+        knobs[kind] = f"cache.{name}_{knob}" if name in EXACT else f"{knob} of {name}, a model part"
     if shares[FULL] < 0:
         raise ValueError(
-            f"{' and '.join(f'cache.{knob}' for knob in knobs.values())} must add up to at most 1, "
+            f"{' and '.join(knobs.values())} must add up to at most 1, "
             f"got {' and '.join(str(shares[kind]) for kind in knobs)}"
         )
     has_exact = False
     for kind in kinds.numbers:
-        exact = getattr(cache, EXACT[kinds.names[kind]][tier])
+        exacts = EXACT.get(kinds.names[kind])
+        exact = exacts and getattr(cache, exacts[tier])
         has_exact |= exact is not None
         counts[kind] = int(total * shares[kind]) // kinds.page_bytes[kind]
         if exact is not None:
@@ -135,7 +137,7 @@ def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, tota
         least |= dict.fromkeys(kinds.points, (4, "request's 4 state slots"))
         for kind, (wanted, what) in least.items():
             if counts[kind] < wanted:
-                knob = f" or cache.{knobs[kind]}={shares[kind]}" if kind in knobs else ""
+                knob = f" or {knobs[kind]}={shares[kind]}" if kind in knobs else ""
                 raise ValueError(
                     f"the device pool is too small for one {what}: "
                     f"{total * shares[kind] / GIB:.3f} GiB hold {counts[kind]}, and {model.name} "

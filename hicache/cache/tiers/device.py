@@ -64,7 +64,7 @@ class Device:
         False if there is none.
         """
         residency = self._tree.residency
-        while (victim := residency.device_victim(kind)) is not None:
+        while (victim := residency.device_victim(kind, missing)) is not None:
             self._tree.trim(victim, kind, missing)
             if self._write_back is not None:
                 self._write_back.save_victim(victim, kind, demand.request_id)

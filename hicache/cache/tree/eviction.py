@@ -1,85 +1,21 @@
-"""Eviction policies, and the queue of the nodes that may be evicted.
-
-A policy is any object with `priority(node)`: the smallest goes first. It may look at `tick` (last
-touch), `created` (its number), `hit_count`, `num_pages` and `start`. A leaf's priority should only
-grow while it waits: it is asked for again when the leaf is about to go, and one that fell is not
-noticed before. How often it is asked depends on how many steps are taken at once, so what is drawn
-should belong to the node.
-"""
+"""The queue of the nodes that may be evicted, and its default order."""
 
 import heapq
-from collections.abc import Callable
-from hashlib import blake2b
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
+from hicache.cache.kinds import FULL
 from hicache.cache.tree.node import Node
 
 Priority = tuple[float, ...]
+Ranking = Callable[[Node], Priority]
 
 
-class EvictionPolicy(Protocol):
-    """Ranks leaves."""
-
-    def priority(self, node: Node) -> Priority:
-        """The smallest is evicted first; equal ones in the order they became leaves."""
-        ...
-
-
-class Lru:
-    """The one touched longest ago."""
-
-    def priority(self, node: Node) -> Priority:
-        """Last touch."""
-        return (node.tick,)
-
-
-class Lfu:
-    """The one hit least often; of those, the one touched longest ago."""
-
-    def priority(self, node: Node) -> Priority:
-        """Hits, then last touch."""
-        return (node.hit_count, node.tick)
-
-
-class Slru:
-    """Those hit once before those hit again; in each segment, the one touched longest ago."""
-
-    def priority(self, node: Node) -> Priority:
-        """Segment, then last touch."""
-        return (float(node.hit_count >= 2), node.tick)
-
-
-class Fifo:
-    """The oldest."""
-
-    def priority(self, node: Node) -> Priority:
-        """Creation."""
-        return (node.created,)
-
-
-class Random:
-    """Any of them: what a policy must be better than.
-
-    A node's lot is drawn once, by its number: how often it is asked for must not matter, because
-    that depends on how many steps were taken at once.
-    """
-
-    def __init__(self, seed: float = 0) -> None:
-        self._seed = seed
-
-    def priority(self, node: Node) -> Priority:
-        """The same each time; another for a node that came anew, and for each half of a split."""
-        drawn = blake2b(f"{self._seed}/{node.created}/{node.start}".encode(), digest_size=6)
-        return (float(int.from_bytes(drawn.digest(), "little")),)
-
-
-POLICIES: dict[str, Callable[..., EvictionPolicy]] = {
-    "lru": Lru,
-    "lfu": Lfu,
-    "slru": Slru,
-    "fifo": Fifo,
-    "random": Random,
-}
+def by_last_use(kind: int) -> Ranking:
+    """Return the order in which a kind's data was last used; that of a split window by place."""
+    if kind == FULL:
+        return lambda node: (node.tick,)
+    # of a window of several nodes, the first goes first; a node that ends there has one point
+    return lambda node: (node.aux_ticks[kind], node.end)
 
 
 class VictimQueue:
@@ -89,7 +25,7 @@ class VictimQueue:
     corrected when it comes to the top: touching a node costs nothing.
     """
 
-    def __init__(self, priority: Callable[[Node], Priority]) -> None:
+    def __init__(self, priority: Ranking) -> None:
         self._priority = priority
         self._heap: list[
             tuple[Priority, int, Node]
@@ -103,6 +39,10 @@ class VictimQueue:
 
     def __contains__(self, node: Node) -> bool:
         return node in self._valid
+
+    def __iter__(self) -> Iterator[Node]:
+        """All nodes, in the order of their arrival."""
+        return iter(self._valid)
 
     def add(self, node: Node) -> None:
         """Add a node; no effect if it is in the queue. O(log n), or O(1) if its entry is left."""
@@ -141,7 +81,3 @@ class VictimQueue:
             anew.add(current)
             heapq.heapreplace(heap, (priority, current, node))
         return None
-
-    def nodes(self) -> set[Node]:
-        """Return all nodes in the queue, for the checks."""
-        return set(self._valid)

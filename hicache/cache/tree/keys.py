@@ -48,16 +48,28 @@ class PageNames(Protocol):
         """The names of the pages of a sequence that follow those up to the anchor."""
         ...
 
+    def content(self, node: Node, place: int) -> int:
+        """A number for the tokens up to the end of a node's page, equal where they are."""
+        ...
+
 
 class Digests:
     """Pages called by the chained digests of their tokens."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, pages: Mapping[int, TokenSpans] | None = None) -> None:
+        """`pages`: as of `Numbers`, whose content numbers these pages then have as well."""
         self.page_bytes = page_size * TOKEN_BYTES
+        self._pages = pages
+        self._numbers: dict[bytes, int] = {}  # by digest, of the requests so far
 
     def tokens(self, request: Request) -> bytes:
         """The ids themselves."""
-        return request.prompt.to_bytes() + request.output.to_bytes()
+        tokens = request.prompt.to_bytes() + request.output.to_bytes()
+        if self._pages is not None:
+            digests = page_digests(chain_seed(request.namespace), tokens, self.page_bytes)
+            numbers = np.frombuffer(self._pages[request.id].to_bytes(), "<i4").tolist()
+            self._numbers.update(zip(digests, numbers, strict=True))
+        return tokens
 
     def of_node(self, node: Node, start: int = 0) -> list[bytes]:
         """The digests, computed once. O(pages not hashed yet on its path)."""
@@ -69,6 +81,11 @@ class Digests:
         digests = page_digests(last_digest(anchor), sequence.tokens[first:end], self.page_bytes)
         sequence.digests, sequence.digests_start = digests, anchor.end
         return digests
+
+    def content(self, node: Node, place: int) -> int:
+        """The number of the page in the workload; of its digest, where no workload is known."""
+        digest = digests_of(node)[place]
+        return self._numbers.get(digest, int.from_bytes(digest, "little"))
 
 
 class Numbers:
@@ -101,6 +118,10 @@ class Numbers:
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[int]:
         """The names among its tokens."""
         return memoryview(sequence.tokens).cast("i")[anchor.end : anchor.end + num_pages].tolist()
+
+    def content(self, node: Node, place: int) -> int:
+        """The number of the page."""
+        return memoryview(node.edge).cast("i")[place] >> KIND_BITS
 
 
 def chain_seed(namespace: str) -> bytes:

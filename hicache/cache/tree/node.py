@@ -4,7 +4,7 @@ Tiers are small integers here, as kinds are, because both index lists on the hot
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hicache.cache.kinds import FULL, KEY_TAGS, KIND_NAMES, MAMBA, SWA
 from hicache.cache.pages import PageIds
@@ -13,6 +13,7 @@ DEVICE = 0
 HOST = 1
 TIERS = (DEVICE, HOST)
 TIER_NAMES = ("device", "host")
+NO_ENTRIES: dict[int, Any] = {}  # not to be written
 
 
 class Node:
@@ -53,11 +54,17 @@ class Node:
         self.digests: list[bytes] | None = None  # one a page, once storage needed them
         self.stored = [False] * num_kinds  # by kind: storage was given it, or had it
         self.seed: bytes | None = None  # roots only: what the chain of digests starts from
+        self.entries = NO_ENTRIES  # by kind: the `Entry` that a policy of the user's own sees
 
     @property
     def num_pages(self) -> int:
         """Pages of this node alone."""
         return self.end - self.start
+
+    @property
+    def uses(self) -> int:
+        """How often a request started from it, or computed it and inserted it."""
+        return self.hit_count
 
     @property
     def is_root(self) -> bool:
@@ -144,9 +151,10 @@ class MatchResult(NamedTuple):
         return any(self.host_hits)
 
     def without_host(self) -> "MatchResult":
-        """What is left of the match when nothing is loaded back."""
+        """What is left of the match when nothing is loaded back; it has no branch."""
         return self._replace(
             usable_len=self.device_prefix_len,
+            full_len=self.device_prefix_len,
             host_hits=(0,) * len(self.host_hits),
             best_node=self.device_node,
         )
@@ -157,7 +165,7 @@ class MatchResult(NamedTuple):
         while root.parent is not None:
             root = root.parent
         return self.without_host()._replace(
-            device_prefix_len=0, usable_len=0, device_node=root, best_node=root
+            device_prefix_len=0, usable_len=0, full_len=0, device_node=root, best_node=root
         )
 
     @property

@@ -4,17 +4,17 @@ It runs on plain integers and never allocates: page ids come from the caller, an
 needs it returns as `FreePages`. All lengths inside are pages; `MatchResult` speaks tokens.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
+from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
-from hicache.cache.tree.eviction import EvictionPolicy
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
 from hicache.cache.tree.node import DEVICE, HOST, Lock, MatchResult, Node
 from hicache.cache.tree.residency import Residency
-from hicache.config import CacheConfig, WritePolicy
+from hicache.config import DEMOTING, CacheConfig, QuirksConfig
 
 Plan = list[list[Node]]  # by kind: nodes whose data is to be copied to another tier, from the top
 
@@ -29,14 +29,16 @@ class RadixTree:
         self,
         *,
         kinds: Kinds,
-        policy: EvictionPolicy,
+        policy: object = None,
         knobs: CacheConfig | None = None,
+        quirks: QuirksConfig | None = None,
         names: PageNames | None = None,
         listener: CacheListener | None = None,
     ) -> None:
-        """`names`: what its pages are called; by default their digests. `listener`:
-        receives the events of the cache."""
+        """`policy`: ranks and receives entries (`Entries`); None means LRU. `names`: what its pages
+        are called; by default their digests. `listener`: receives the events of the cache."""
         self.knobs = knobs = knobs or CacheConfig()
+        self.quirks = quirks = quirks or QuirksConfig()
         self.kinds = kinds
         self.page_size = kinds.page_size
         self.names = names or Digests(kinds.page_size)
@@ -47,12 +49,17 @@ class RadixTree:
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
+        self.entries = None if policy is None else Entries(policy, kinds, self._content)
+        self.policy = policy
+        # the method of the policy that decides on copies, and whether a device eviction may copy
+        self.admit: Callable[..., bool | None] | None = getattr(policy, "admit", None)
+        self.demotes = knobs.write_policy in DEMOTING or getattr(policy, "demotes", False)
         self.residency = Residency(
-            policy,
             kinds,
-            reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
-            leaving_refreshes=knobs.leaving_refreshes,
+            reclaims_duplicates=self.demotes,
+            leaving_refreshes=quirks.leaving_refreshes,
             listener=listener,
+            entries=self.entries,
         )
         self.listener = listener
 
@@ -136,6 +143,10 @@ class RadixTree:
         """The storage keys of a node's pages, or of the state after it."""
         start = node.num_pages - 1 if kind in self._points else 0
         return keys(self.names.of_node(node, start), kind)
+
+    def _content(self, node: Node, kind: int) -> int:
+        place = node.num_pages - 1 if kind in self._points else 0
+        return self.names.content(node, place)
 
     def take_apart(self) -> None:
         """Let go of every node, when nothing will be asked any more.
@@ -236,7 +247,7 @@ class RadixTree:
             edge = node.end - pages
             for above in list(node.path(edge)):
                 is_wanted = above.held[DEVICE][kind] is None
-                if is_wanted and above.start < edge and not self.knobs.loads_whole_nodes:
+                if is_wanted and above.start < edge and not self.quirks.loads_whole_nodes:
                     self._split(above, edge - above.start)
         for kind, pages in ((FULL, node.end), *self._windows):
             plan[kind] = [
@@ -268,7 +279,7 @@ class RadixTree:
     ) -> None:
         """Drop a victim's data from a tier, and the node if it holds nothing more."""
         for other in self.lost(node, tier, kind):
-            self.residency.drop(node, tier, other, actions, demand)
+            self.residency.drop(node, tier, other, actions, demand, is_victim=other == kind)
         if node.held[DEVICE][FULL] is None and node.held[HOST][FULL] is None:
             self._remove(node, actions, demand)
 
@@ -351,7 +362,7 @@ class RadixTree:
         lower.start += pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
-        if self.knobs.split_refreshes:
+        if self.quirks.split_refreshes:
             upper.tick = lower.tick = self.residency.tick
         for kind in self.kinds.paged:
             upper.stored[kind] = lower.stored[kind]

@@ -1,17 +1,13 @@
 """What the nodes hold on each tier, what of it is locked, and what leaves next."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages, PageIds
+from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
-from hicache.cache.tree.eviction import EvictionPolicy, Priority, VictimQueue
+from hicache.cache.tree.eviction import VictimQueue, by_last_use
 from hicache.cache.tree.node import DEVICE, HOST, TIERS, Lock, Node
-
-
-def _tick_of(kind: int) -> Callable[[Node], Priority]:
-    # of a window of several nodes, the first goes first; a node that ends there has one point
-    return lambda node: (node.aux_ticks[kind], node.end)
 
 
 def _is_locked(node: Node, tier: int, kind: int) -> int:
@@ -33,21 +29,26 @@ class Residency:
 
     def __init__(
         self,
-        policy: EvictionPolicy,
         kinds: Kinds,
         *,
         reclaims_duplicates: bool,
         leaving_refreshes: bool = False,
         listener: CacheListener | None = None,
+        entries: Entries | None = None,
     ) -> None:
         """`leaving_refreshes`: window or state on the host counts as used when it leaves the
-        device. `listener`: receives what comes and goes."""
+        device. `listener`: receives what comes and goes. `entries`: of a policy that is asked and
+        informed; None means no such policy."""
         self.resident = ([0] * kinds.size, [0] * kinds.size)
         self.protected = ([0] * kinds.size, [0] * kinds.size)
-        self.leaves = (VictimQueue(policy.priority), VictimQueue(policy.priority))
-        self.sidecars = tuple(
-            {kind: VictimQueue(_tick_of(kind)) for kind in kinds.aux} for _ in TIERS
-        )
+
+        def queue(tier: int, kind: int) -> VictimQueue:
+            order = by_last_use(kind)
+            return VictimQueue(order if entries is None else entries.ranking(tier, kind, order))
+
+        self.leaves = (queue(DEVICE, FULL), queue(HOST, FULL))
+        self.sidecars = tuple({kind: queue(tier, kind) for kind in kinds.aux} for tier in TIERS)
+        self._entries = entries
         self.duplicates: dict[Node, None] = {}
         self._listener = listener
         self.tick = 0  # logical time: one more with each match and each insertion
@@ -90,6 +91,8 @@ class Residency:
             self.protected[tier][kind] += len(page_ids)
         if kind != FULL and (tier == DEVICE or node.held[DEVICE][kind] is None):
             node.aux_ticks[kind] = self.next_tick()
+        if self._entries is not None:
+            self._entries.inserted(node, tier, kind)
         self._changed(node, tier, kind, 1)
 
     def drop(
@@ -99,6 +102,8 @@ class Residency:
         kind: int,
         actions: list[FreePages],
         demand: Demand = NO_DEMAND,
+        *,
+        is_victim: bool = False,
     ) -> None:
         """What the node holds, if anything, is to be freed; it must not be locked. O(log n)."""
         page_ids = node.held[tier][kind]
@@ -112,6 +117,8 @@ class Residency:
         actions.append(FreePages(tier, kind, page_ids))
         if self._leaving_refreshes and tier == DEVICE and node.held[HOST][kind] is not None:
             node.aux_ticks[kind] = self.next_tick()
+        if self._entries is not None:
+            self._entries.left(node, tier, kind, is_victim=is_victim)
         self._changed(node, tier, kind, -1)
 
     def split(self, upper: Node, lower: Node) -> None:
@@ -130,6 +137,8 @@ class Residency:
                     upper.held[tier][kind] = page_ids[:pages]
                     lower.held[tier][kind] = page_ids[pages:]
         upper.num_device_children = int(lower.held[DEVICE][FULL] is not None)
+        if self._entries is not None:
+            self._entries.split(upper, lower)
         self.refresh(upper)
         for kind, _ in self._windows:
             for tier in TIERS:
@@ -220,11 +229,9 @@ class Residency:
 
     # -- leaving ------------------------------------------------------------------------------
 
-    def device_victim(self, kind: int) -> Node | None:
-        """Whose data of this kind leaves the device next; it stays for now."""
-        if kind == FULL:
-            return self.leaves[DEVICE].best()
-        return self._first_sidecar(DEVICE, kind)
+    def device_victim(self, kind: int, need: int) -> Node | None:
+        """Whose data of this kind leaves the device next, for `need` pages; it stays for now."""
+        return self._victim(DEVICE, kind, need)
 
     def pass_over(self, node: Node, kind: int) -> None:
         """Another victim first, until `reconsider`."""
@@ -240,14 +247,12 @@ class Residency:
         else:
             self._refresh_sidecar(node, DEVICE, kind)
 
-    def host_victim(self, kind: int) -> Node | None:
-        """Whose data of this kind leaves the host next; it stays for now."""
-        if kind == FULL:
-            leaf = self.leaves[HOST].best()
-            if leaf is None and self.duplicates:
-                return self._duplicate()
-            return leaf
-        return self._first_sidecar(HOST, kind)
+    def host_victim(self, kind: int, need: int) -> Node | None:
+        """Whose data of this kind leaves the host next, for `need` pages; it stays for now."""
+        victim = self._victim(HOST, kind, need)
+        if victim is None and kind == FULL and self.duplicates:
+            return self._duplicate()
+        return victim
 
     def may_leave_device(self, node: Node) -> bool:
         """Whether a victim can go: it has a host copy, or nothing it takes along is locked there.
@@ -331,10 +336,14 @@ class Residency:
         if self._may_leave_host(node):
             self.refresh(node)
 
-    def _first_sidecar(self, tier: int, kind: int) -> Node | None:
-        queue = self.sidecars[tier][kind]
-        while (node := queue.best()) is not None and node.locks[tier][kind]:
-            queue.discard(node)  # until its release
+    def _victim(self, tier: int, kind: int, need: int) -> Node | None:
+        queue = self.leaves[tier] if kind == FULL else self.sidecars[tier][kind]
+        if self._entries is not None:
+            chosen = self._entries.victim(tier, kind, need, queue)
+            if chosen is not None:
+                return chosen
+        while (node := queue.best()) is not None and _is_locked(node, tier, kind):
+            queue.discard(node)  # a window or state that was locked since, until its release
         return node
 
     def _refresh_sidecar(self, node: Node, tier: int, kind: int) -> None:

@@ -2,6 +2,7 @@
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.node import Lock
+from hicache.request import Request
 
 
 class Sequence:
@@ -15,10 +16,10 @@ class Sequence:
     asked for them.
     """
 
-    def __init__(self, tokens: bytes, namespace: str = "", request_id: int | None = None) -> None:
+    def __init__(self, tokens: bytes, namespace: str = "", request: Request | None = None) -> None:
         self.tokens = tokens
         self.namespace = namespace
-        self.request_id = request_id  # for listeners
+        self.request = request  # for listeners and policies
         self.pages: list[PageIds] = []
         self.starts: list[int] = []
         self.num_pages = 0
@@ -30,6 +31,11 @@ class Sequence:
         self.states: dict[int, PageIds] = {}
         self.digests: list[bytes] = []
         self.digests_start = 0
+
+    @property
+    def request_id(self) -> int | None:
+        """The id of the request; None without one."""
+        return None if self.request is None else self.request.id
 
     def known_digests(self, start: int, end: int) -> list[bytes] | None:
         """The digests of pages `[start, end)`, if all of them are known."""

@@ -128,7 +128,7 @@ class RankedEngine(Engine):
         )
         self.followers = ranks[1:]
         self._batch_pages = storage.batch_pages
-        self._rule = parallel.hit_agreement
+        self._rule = first.cache.quirks.hit_agreement
         self._reads: dict[Prefetch, SharedRead] = {}  # by any rank's prefetch, own or local
         self._owners: dict[Work, RankAgreement] = {}  # of copies under way
 

@@ -24,7 +24,7 @@ from hicache.executor.real.rank_pools import Counts, PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.timing_model import TimingModel
 from hicache.executor.real.verify import Verifier
-from hicache.storage.build import GuardedStorage, open_guarded_storage
+from hicache.storage.factory import GuardedStorage, open_guarded_storage
 
 
 class TorchRuntime:

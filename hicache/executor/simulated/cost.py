@@ -11,14 +11,15 @@ operations on the same doubles in the same order.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, partial
 from math import ceil, inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hicache.cache.kinds import FULL
 from hicache.executor.layer_groups import layer_groups
 from hicache.models import HardwareConfig, LayerKind, ModelConfig, RateTable
 
@@ -109,34 +110,17 @@ class CostModel:
         self._head_s = cache(weights.head_s)  # by sequences of the step
         self._decode_s = cache(self._decoding_s)  # by decoding requests
         self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
-        self._full = _Attention(model, hardware, LayerKind.full, tp=tp)
-        self._swa = _Attention(model, hardware, LayerKind.swa, tp=tp)
+        # dense full attention, and what else attends
+        self._full, *others = _attentions(model, hardware, tp=tp)
+        self._others = [each for each in others if each.num_layers]
         self._scan_s, self._state_s = _recurrent_s(model, hardware, tp=tp)
         self._save_s = 2 * model.mamba_slot_bytes / tp / hardware.state_bandwidth.value
-        # layers before each layer: of any sort, full, swa, recurrent
-        kinds = model.layer_kinds
         self._layers_before = np.arange(self._num_layers, dtype=np.float64)
-        self._full_before = _count_before(kinds, LayerKind.full)
-        self._swa_before = _count_before(kinds, LayerKind.swa)
-        self._mamba_before = _count_before(kinds, LayerKind.mamba)
+        self._mamba_before = _count_before("M" in word or "D" in word for word in model.layer_words)
         self._last_of_group = np.array(
             [group[-1] for group in layer_groups(self._num_layers) for _ in group], dtype=np.intp
         )
-        # what several devices hold is copied to each of them
-        full_copies = model.kv_copies(LayerKind.full, tp)
-        swa_bytes = model.swa_layer_token_bytes * model.kv_copies(LayerKind.swa, tp)
-        self._layer_token_bytes = {
-            LayerKind.full: np.array(
-                [full_copies * model.layer_full_bytes(word) for word in model.layer_words],
-                dtype=np.float64,
-            ),
-            LayerKind.swa: np.array(
-                [swa_bytes * word.count("S") for word in model.layer_words], dtype=np.float64
-            ),
-            LayerKind.mamba: np.array(
-                [model.layer_state_bytes(word) for word in model.layer_words], dtype=np.float64
-            ),
-        }
+        self._layer_bytes = [np.array(model.layer_bytes(name, tp)) for name in model.kind_names]
 
     def forward_ns(
         self,
@@ -161,23 +145,23 @@ class CostModel:
         """
         num_decodes = len(context_lens)
         num_extends = num_tiles = 0
-        full_s = swa_s = 0.0
+        full_s = 0.0
+        others_s = [0.0] * len(self._others)
         if extends:
             tile = self._tile
             for start, end in extends:
                 num_extends += end - start
                 num_tiles += -(-end // tile) - start // tile
             full_s = self._full.extend_s(extends)
-            swa_s = self._swa.extend_s(extends)
+            others_s = [each.extend_s(extends) for each in self._others]
         fixed_s, scan_s = self._fixed_s(
             num_extends, num_tiles, len(extends), num_decodes, saved_states
         )
         if num_decodes:
             full_s += self._full.decode_s(sum(context_lens))
-            if self._swa.num_layers:
-                most = self._swa.window_len
-                swa_s += self._swa.decode_s(sum([min(length, most) for length in context_lens]))
-        compute_s = (fixed_s + full_s + swa_s) * slowdown
+            for i, other in enumerate(self._others):
+                others_s[i] += other.decode_s(other.num_keys(context_lens))
+        compute_s = (fixed_s + full_s + sum(others_s)) * slowdown
         compute_ns = int(compute_s * 1e9 + 0.5)
         if load_layer_bytes is None or not self._num_layers:
             return ForwardCost(compute_ns, compute_ns, 0)
@@ -187,9 +171,9 @@ class CostModel:
         even_s = (fixed_s - scan_s - self._step_s) / self._num_layers
         begun_s = self._layers_before * even_s + self._step_s
         if self._full.num_layers:
-            begun_s += self._full_before * (full_s / self._full.num_layers)
-        if self._swa.num_layers:
-            begun_s += self._swa_before * (swa_s / self._swa.num_layers)
+            begun_s += self._full.before * (full_s / self._full.num_layers)
+        for other, other_s in zip(self._others, others_s, strict=True):
+            begun_s += other.before * (other_s / other.num_layers)
         if self.model.num_mamba_layers:
             begun_s += self._mamba_before * (scan_s / self.model.num_mamba_layers)
         loaded_s = load_layer_bytes.cumsum()[self._last_of_group] / load_rate
@@ -210,11 +194,7 @@ class CostModel:
         num_decodes = len(context_lens)
         fixed_s = self._decode_s(num_decodes)
         num_keys, more_keys = float(sum(context_lens)), float(num_decodes)
-        window_len = self._swa.window_len if self._swa.num_layers else 0
-        room: list[int] = []  # window tokens that each request has not yet
-        if window_len:
-            room = sorted([window_len - length for length in context_lens if length < window_len])
-        window_keys = num_decodes * window_len - sum(room)
+        counts = [_Keys(other, context_lens) for other in self._others]
         token_bytes, num_layers = self._full.token_bytes, self._full.num_layers
         line_end = 0.0  # bytes read up to which the rate is a line
         first = 0
@@ -225,19 +205,13 @@ class CostModel:
                 rate, size, slope, line_end = self._full.line(num_keys)
                 if most >= line_end:  # one by one past a point of the table
                     end = first + 1
-            if room and room[-1] > first:
-                held = []
-                for step in range(first, end):
-                    held.append(window_keys)
-                    window_keys += len(room) - bisect_right(room, step)
-                swa_s = self._swa.decodes_s(held)
-            else:
-                swa_s = [self._swa.decode_s(window_keys)] * (end - first)
+            others = [keys.seconds(end - first) for keys in counts]
+            others_s = [sum(each) for each in zip(*others, strict=True)] or [0.0] * (end - first)
             ends = []
-            for swa in swa_s:
+            for other_s in others_s:
                 read = num_keys * token_bytes
                 full = read / (rate + (read - size) * slope) * num_layers
-                now_ns += int((fixed_s + full + swa) * slowdown * 1e9 + 0.5)
+                now_ns += int((fixed_s + full + other_s) * slowdown * 1e9 + 0.5)
                 ends.append(now_ns)
                 num_keys += more_keys
             yield ends
@@ -252,6 +226,14 @@ class CostModel:
             start = stop
         return total_ns * 1e-9
 
+    def flops(self, start: int, end: int) -> float:
+        """FLOPs of tokens [start, end) on all devices, without the recurrent scans."""
+        model = self.model
+        experts = model.num_moe_layers * model.experts_per_token * model.expert_params
+        dense = 2.0 * (end - start) * (model.dense_params + experts)
+        attention = sum([each.flops(start, end) for each in (self._full, *self._others)])
+        return dense + self.tp * attention
+
     def offered_s(self, prompt_cached: int, prompt_len: int, output_len: int, batch: int) -> float:
         """Seconds of the machine that one request asks for.
 
@@ -259,25 +241,21 @@ class CostModel:
         `batch` like it: all reads of its own context and state, 1/batch of the weights.
         """
         length = prompt_len + output_len // 2
-        window_keys = batch * min(length, self._swa.window_len)
         # as `forward_ns([], [length] * batch)` adds up
-        full_s, swa_s = self._full.decode_s(batch * length), self._swa.decode_s(window_keys)
-        decode_ns = (output_len - 1) * int((self._decode_s(batch) + full_s + swa_s) * 1e9 + 0.5)
+        full_s = self._full.decode_s(batch * length)
+        others_s = sum([each.decode_s(batch * each.num_keys([length])) for each in self._others])
+        decode_ns = (output_len - 1) * int((self._decode_s(batch) + full_s + others_s) * 1e9 + 0.5)
         return self.prefill_s(prompt_cached, prompt_len) + decode_ns * 1e-9 / batch
 
-    def layer_bytes(
-        self, num_full_tokens: float, num_swa_tokens: float, num_states: float
-    ) -> NDArray[np.float64]:
-        """[L] bytes that each layer needs for these tokens and states, over all devices.
+    def layer_bytes(self, *counts: float) -> NDArray[np.float64]:
+        """[L] bytes that each layer needs for so many tokens (or states) by kind, over all devices.
 
         Fractions are of tokens and states that are loaded in fewer bytes than they have here.
         """
-        table = self._layer_token_bytes
-        layers = table[LayerKind.full] * num_full_tokens
-        if num_swa_tokens:
-            layers += table[LayerKind.swa] * num_swa_tokens
-        if num_states:
-            layers += table[LayerKind.mamba] * num_states
+        layers: NDArray[np.float64] = self._layer_bytes[FULL] * counts[FULL]
+        for table, count in zip(self._layer_bytes[1:], counts[1:], strict=True):
+            if count:
+                layers += table * count
         return layers
 
     def _fixed_s(
@@ -388,36 +366,92 @@ def _experts_table(model: ModelConfig) -> str:
     return "moe_narrow" if is_narrow else "moe_wide"
 
 
+def _attentions(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> Iterator["_Attention"]:
+    """Attention of each sort: dense, to chosen tokens, in windows, and of parts that are read.
+
+    Choosing tokens reads all their index keys, and costs as attention of such heads does (modelled:
+    an assumption, as is the rate of attention to what was chosen, that of a window as long).
+    """
+    value_dim = model.value_dim or model.head_dim
+    words = model.layer_words
+    full_bytes = model.full_layer_token_bytes * model.kv_copies(LayerKind.full, tp)
+    is_full = [LayerKind.full in kinds for kinds in model.layer_kinds]
+    is_chosen = [has and "t" in word for has, word in zip(is_full, words, strict=True)]
+    is_dense = [has and "t" not in word for has, word in zip(is_full, words, strict=True)]
+    make = partial(_Attention, hardware, tp)
+    for layers, reach in ((is_dense, 0), (is_chosen, model.top_tokens)):
+        yield make(
+            layers,
+            heads=model.num_query_heads,
+            dims=(model.head_dim, value_dim),
+            token_bytes=full_bytes,
+            reach=reach,
+        )
+    yield make(
+        [LayerKind.swa in kinds for kinds in model.layer_kinds],
+        heads=model.swa_num_query_heads or model.num_query_heads,
+        dims=(model.swa_head_dim,) * 2 if model.swa_head_dim else (model.head_dim, value_dim),
+        token_bytes=model.swa_layer_token_bytes * model.kv_copies(LayerKind.swa, tp),
+        reach=model.window_len,
+        is_window=True,
+    )
+    for part in model.parts:
+        if part.query_heads:
+            yield make(
+                [part.is_in(word) for word in words],
+                num_more=part.num_layers,
+                heads=part.query_heads,
+                dims=(part.query_dim,),
+                token_bytes=part.entry_bytes * part.copies(tp) / part.tokens,
+                tokens=part.tokens,
+                reach=part.window_len or part.top * part.tokens,
+                is_window=part.window_len > 0,
+            )
+
+
 class _Attention:
-    """The attention layers of one kind, on one of `tp` devices."""
+    """Attention of one sort, on one of `tp` devices.
+
+    A query reads all tokens before it, or the last (or chosen) `reach` of them.
+    """
 
     def __init__(
-        self, model: ModelConfig, hardware: HardwareConfig, kind: LayerKind, *, tp: int
+        self,
+        hardware: HardwareConfig,
+        tp: int,
+        layers: Sequence[bool],
+        *,
+        heads: int,
+        dims: tuple[int, ...],
+        token_bytes: float,
+        num_more: int = 0,
+        tokens: int = 1,
+        reach: int = 0,
+        is_window: bool = False,
     ) -> None:
-        windowed = kind is LayerKind.swa
-        self.num_layers = model.num_swa_layers if windowed else model.num_full_layers
-        self.window_len = model.window_len
-        self._is_windowed = windowed
-        heads = model.num_query_heads
-        head_dim = model.head_dim
-        value_dim = model.value_dim or head_dim
-        # the mean of the layers: some keep index keys beside their KV
-        token_bytes = model.full_token_bytes / max(1, model.num_holders(LayerKind.full))
-        if windowed:
-            heads = model.swa_num_query_heads or heads
-            if model.swa_head_dim:
-                head_dim = value_dim = model.swa_head_dim
-            token_bytes = model.swa_layer_token_bytes
-        self.token_bytes = token_bytes * model.kv_copies(kind, tp) / tp
-        self._flops = 2 * ceil(heads / tp) * (head_dim + value_dim)  # a query and a key
-        table = "attention_d64" if head_dim <= 64 else "attention_d128"
+        """`dims`: elements that a head of a query multiplies for a key, which stands for `tokens`.
+
+        `layers`: which of the model's layers have it; `num_more` come after them.
+        """
+        self.num_layers = sum(layers) + num_more
+        self.before = _count_before(layers)
+        self.reach = reach
+        self._is_window = is_window
+        self.token_bytes = token_bytes / tp
+        self._flops = 2 * ceil(heads / tp) * sum(dims)  # a query and a key
+        self._tokens = tokens
+        table = "attention_d64" if dims[0] <= 64 else "attention_d128"
         self._rates = Rates(getattr(hardware, table), table)
-        self._window_rate = float("inf")
-        if windowed:
-            self._window_rate = Rates(hardware.attention_window, "attention_window").at(
-                model.window_len
-            )
+        self._window_rate = inf
+        if reach:
+            self._window_rate = Rates(hardware.attention_window, "attention_window").at(reach)
         self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
+
+    def num_keys(self, context_lens: Sequence[int]) -> int:
+        """Keys that one query each of requests with these contexts reads, together."""
+        if not self.reach:
+            return sum(context_lens)
+        return sum([min(length, self.reach) for length in context_lens])
 
     def extend_s(self, extends: Sequence[tuple[int, int]]) -> float:
         """Seconds of all layers for the queries of these intervals.
@@ -429,19 +463,20 @@ class _Attention:
             return 0.0
         num_pairs = num_keys = squares = 0
         for start, end in extends:
-            if self._is_windowed:
-                pairs = self._window_pairs(end) - self._window_pairs(start)
-                num_keys += min(end, end - start + self.window_len)
-            else:
-                pairs = (end * (end + 1) - start * (start + 1)) // 2
-                num_keys += end
+            pairs = self._pairs(end) - self._pairs(start)
+            num_keys += min(end, end - start + self.reach) if self._is_window else end
             num_pairs += pairs
             squares += pairs * pairs
         rate = min(self._window_rate, self._rates.at(sqrt(2 * squares / num_pairs)))
         read = num_keys * self.token_bytes
         return self.num_layers * max(
-            num_pairs * self._flops / rate, read / self._bandwidth.at(read)
+            num_pairs * self._flops / rate / self._tokens, read / self._bandwidth.at(read)
         )
+
+    def flops(self, start: int, end: int) -> float:
+        """FLOPs of all layers for the queries [start, end), on one device."""
+        num_pairs = self._pairs(end) - self._pairs(start)
+        return float(self.num_layers * num_pairs * self._flops / self._tokens)
 
     def decode_s(self, num_keys: int) -> float:
         """Seconds of all layers for one query each of requests with `num_keys` together."""
@@ -463,12 +498,39 @@ class _Attention:
         """The rate of reading so many keys and more, as `Rates.line` has it."""
         return self._bandwidth.line(num_keys * self.token_bytes)
 
-    def _window_pairs(self, num_queries: int) -> int:
+    def _pairs(self, num_queries: int) -> int:
         """Pairs of query and key of a prompt's first `num_queries` tokens."""
-        if num_queries <= self.window_len:
-            return num_queries * (num_queries + 1) // 2
-        ramp = self.window_len * (self.window_len + 1) // 2
-        return ramp + (num_queries - self.window_len) * self.window_len
+        ramp = num_queries
+        if self.reach:
+            ramp = min(num_queries, self.reach)
+        return ramp * (ramp + 1) // 2 + (num_queries - ramp) * ramp
+
+
+class _Keys:
+    """How many keys decodes read in one sort of attention, step after step."""
+
+    def __init__(self, attention: _Attention, context_lens: Sequence[int]) -> None:
+        self._attention = attention
+        self._num_keys = attention.num_keys(context_lens)
+        self._step, self._num_decodes = 0, len(context_lens)
+        reach = attention.reach
+        # tokens that each request is short of what a query reads at most
+        self._room = sorted([reach - length for length in context_lens if length < reach])
+
+    def seconds(self, num_steps: int) -> list[float]:
+        """Seconds of the next steps."""
+        first, room = self._step, self._room
+        self._step += num_steps
+        if self._attention.reach and not (room and room[-1] > first):
+            return [self._attention.decode_s(self._num_keys)] * num_steps
+        held = []
+        for step in range(first, self._step):
+            held.append(self._num_keys)
+            reading_more = self._num_decodes
+            if self._attention.reach:
+                reading_more = len(room) - bisect_right(room, step)
+            self._num_keys += reading_more
+        return self._attention.decodes_s(held)
 
 
 def _recurrent_s(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> tuple[float, float]:
@@ -490,8 +552,8 @@ def _recurrent_s(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> tu
     return scan_s, state_s
 
 
-def _count_before(kinds: Sequence[Sequence[LayerKind]], kind: LayerKind) -> NDArray[np.float64]:
-    """[L] how many layers before each one have `kind`."""
-    has = np.array([kind in layer for layer in kinds], dtype=np.float64)
-    before: NDArray[np.float64] = has.cumsum() - has
+def _count_before(has: Iterable[bool]) -> NDArray[np.float64]:
+    """[L] how many layers before each one have something."""
+    counts = np.array(list(has), dtype=np.float64)
+    before: NDArray[np.float64] = counts.cumsum() - counts
     return before

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from itertools import count
 from random import Random
 
-from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -364,9 +364,9 @@ class SimulatedExecutor:
             for load in batch.load_backs:
                 for move in load.moves:
                     counts[move.kind] += len(move.targets) * self._load_shares[move.kind]
-            load_layer_bytes = self._cost.layer_bytes(
-                counts[FULL] * self._page_size, counts[SWA] * self._page_size, counts[MAMBA]
-            )
+            tokens = [count * self._page_size for count in counts]
+            tokens[MAMBA] = counts[MAMBA]
+            load_layer_bytes = self._cost.layer_bytes(*tokens)
         cost = self._cost.forward_ns(
             [(extend.start, extend.end) for extend in batch.extends],
             lens,

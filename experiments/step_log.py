@@ -1,0 +1,180 @@
+"""What a real run did, step by step and call by call, and how long that took.
+
+On a machine that others use too, a wall clock says more about them than about the run. Inside
+`measured`, time is what the engine's thread computes or waits; the time in which somebody else has
+the processor does not count, neither in the log nor on the run's own clock.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hicache.clock import SECOND_NS
+from hicache.executor.completions import StepRun
+from hicache.executor.real.io import POLL_NS, TorchExecutor, TorchIo
+from hicache.models import ModelConfig
+from hicache.scheduler.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Half-open intervals extended, contexts decoded, states saved, and seconds.
+
+    `between_s`: what the engine's thread did after the step before and before this one. While it
+    waits, what it does to look whether the wait is over belongs to the wait.
+    """
+
+    extends: tuple[tuple[int, int], ...]
+    context_lens: tuple[int, ...]
+    num_saves: int
+    seconds: float
+    between_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One batch read or written: pages and seconds."""
+
+    num_pages: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Log:
+    """All of a run's."""
+
+    steps: list[Step] = field(default_factory=list)
+    reads: list[Call] = field(default_factory=list)
+    writes: list[Call] = field(default_factory=list)
+    queries: list[Call] = field(default_factory=list)
+
+    def add(self, other: "Log") -> None:
+        """Take another run in, less its first steps, which fill caches."""
+        self.steps += other.steps[2:]
+        self.reads += other.reads
+        self.writes += other.writes
+        self.queries += other.queries
+
+
+def features(step: Step, model: ModelConfig, tile: int) -> NDArray[np.float64]:
+    """[6] what the cost model takes a step's time to be linear in, when nothing is for free.
+
+    One; tokens multiplied with the dense matrices in whole tiles, the head's counted as the share
+    it has of them; pairs of query and key over all layers; states decoded or copied; keys that
+    decoding reads over all layers; sequences extended.
+    """
+    tiles = sum(-(-end // tile) - start // tile for start, end in step.extends)
+    tokens = (tiles + len(step.context_lens)) * tile
+    sequences = len(step.extends) + len(step.context_lens)
+    pairs = keys = 0
+    for layers, window in (
+        (model.num_full_layers, None),
+        (model.num_swa_layers, model.window_len),
+    ):
+        pairs += layers * sum(
+            _pairs(end, window) - _pairs(start, window) for start, end in step.extends
+        )
+        keys += layers * sum(min(each, window or each) for each in step.context_lens)
+    states = len(step.context_lens) + step.num_saves
+    head = model.head_params / model.dense_params
+    return np.array(
+        [1.0, tokens + head * sequences, pairs, states, keys, len(step.extends)], np.float64
+    )
+
+
+def _pairs(num_queries: int, window: int | None) -> int:
+    if window is None or num_queries <= window:
+        return num_queries * (num_queries + 1) // 2
+    return window * (window + 1) // 2 + (num_queries - window) * window
+
+
+class _Pause:
+    """What the engine's thread does between two steps: ends one, maybe sleeps, begins the next."""
+
+    def __init__(self, now_s: float) -> None:
+        self.begin(now_s)
+
+    def begin(self, now_s: float) -> None:
+        """A step has ended."""
+        self._began_s = now_s
+        self._slept_s: float | None = None
+        self.woke_s = now_s
+
+    def sleep(self, now_s: float) -> None:
+        """There was nothing to do; the first time counts."""
+        if self._slept_s is None:
+            self._slept_s = now_s
+
+    def busy_s(self, now_s: float) -> float:
+        """Seconds before the first sleep and after the last, now that a step begins."""
+        slept_s = self.woke_s if self._slept_s is None else self._slept_s
+        return slept_s - self._began_s + now_s - self.woke_s
+
+
+@contextmanager
+def measured() -> Iterator[Log]:
+    """Inside, real executors keep this log, and their clock leaves others' time out."""
+    log = Log()
+    forward = TorchExecutor.forward
+    pause = _Pause(time.thread_time())
+
+    def timed_forward(self: TorchExecutor, batch: Batch, now_ns: int) -> StepRun:
+        extends = tuple((each.start, each.end) for each in batch.extends)
+        lens = tuple(job.kv_len + 1 for job in batch.decodes)
+        saves = sum(len(each.saves) for each in batch.extends)
+        started = time.thread_time()
+        run = forward(self, batch, now_ns)
+        ended = time.thread_time()
+        log.steps.append(Step(extends, lens, saves, ended - started, pause.busy_s(started)))
+        pause.begin(ended)
+        return run
+
+    def wait_until(self: TorchIo, time_ns: int) -> None:
+        delay = time_ns - self.now()
+        if delay <= 0:
+            return
+        pause.sleep(time.thread_time())
+        if not self.is_idle:
+            time.sleep(min(delay, POLL_NS) / SECOND_NS)
+            delay = min(delay, POLL_NS)
+        self._skipped += delay  # a sleep costs what was asked for, however late the thread wakes
+        pause.woke_s = time.thread_time()
+
+    began: dict[int, int] = {}
+
+    # readable from the threads of storage too
+    engine_clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def now(self: TorchIo) -> int:
+        # from the first look at it, which is when serving begins
+        passed = time.clock_gettime_ns(engine_clock)
+        return passed - began.setdefault(id(self), passed) + self._skipped
+
+    patched = mock.patch.multiple(
+        TorchIo,
+        now=now,
+        wait_until=wait_until,
+        _load=_timed(TorchIo._load, log.reads, 2),
+        _store=_timed(TorchIo._store, log.writes, 2),
+        _on_all_ranks=_timed(TorchIo._on_all_ranks, log.queries, 1),
+    )
+    with patched, mock.patch.object(TorchExecutor, "forward", timed_forward):
+        yield log
+
+
+def _timed(inside: Callable[..., Any], calls: list[Call], keys_at: int) -> Callable[..., Any]:
+    def timed(*arguments: Any) -> Any:
+        started = time.thread_time()
+        result = inside(*arguments)
+        if arguments[keys_at]:
+            calls.append(Call(len(arguments[keys_at]), time.thread_time() - started))
+        return result
+
+    return timed

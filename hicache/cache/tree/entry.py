@@ -1,0 +1,254 @@
+"""Entries: what a policy of the user's own sees of the cache, and how it receives events.
+
+An entry is the data of one kind of one tree node. Entries exist only in a run with `cache.policy`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hicache.cache.kinds import FULL, Kinds
+from hicache.cache.named import PolicyError, shown
+from hicache.cache.tree.eviction import Priority, Ranking, VictimQueue
+from hicache.cache.tree.node import TIER_NAMES, TIERS, Node
+from hicache.request import Request
+
+# why an entry's data left a tier
+DEMOTED = "demoted"  # the other tier of device and host still holds it
+EVICTED = "evicted"  # it was the victim, and neither of the two holds it now
+LOST = "lost"  # it left together with a victim that it needs, and neither of the two holds it now
+
+
+class Entry:
+    """The data of one kind of one tree node, read-only but for `state`.
+
+    Lengths are tokens from the start of the prompt. A split leaves the id and the end of an entry
+    as they are, and makes a new one of its first pages; a state stays with the entry.
+
+    Attributes:
+        id: unique in one engine. Data that was evicted from all tiers and comes back after its node
+            was removed gets a new one.
+        kind: full, swa or mamba.
+        hits: how often a request started from it. Its insertion is no hit.
+        state: for the policy to write; None at first.
+    """
+
+    __slots__ = ("_entries", "_hits", "_id", "_kind", "_node", "state")
+
+    def __init__(self, entries: "Entries", node: Node, kind: int) -> None:
+        self._entries = entries
+        self._node = node
+        self._kind = kind
+        self._id = entries.next_id()
+        self._hits = 0
+        self.state: Any = None
+
+    @property
+    def id(self) -> int:  # noqa: D102
+        return self._id
+
+    @property
+    def kind(self) -> str:  # noqa: D102
+        return self._entries.kinds.names[self._kind]
+
+    @property
+    def hits(self) -> int:  # noqa: D102
+        return self._hits
+
+    @property
+    def created(self) -> int:
+        """Number of its node in the order of making; both parts of a split have the same."""
+        return self._node.created
+
+    @property
+    def used(self) -> int:
+        """When it was last used or inserted: the number of matches and insertions before."""
+        return self._node.aux_ticks[self._kind] if self._kind else self._node.tick
+
+    @property
+    def uses(self) -> int:
+        """How often a request started from the tree node, or computed it and inserted it."""
+        return self._node.hit_count
+
+    @property
+    def start(self) -> int:
+        """First token of its node."""
+        return self._node.start * self._entries.kinds.page_size
+
+    @property
+    def end(self) -> int:
+        """Token after the last one of its node; a state is the one before this token."""
+        return self._node.end * self._entries.kinds.page_size
+
+    @property
+    def count(self) -> int:
+        """Pages, or 1 of a state: what it takes of a pool."""
+        return self._entries.kinds.count(self._kind, self._node.num_pages)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that it takes on the host."""
+        return self.count * self._entries.kinds.page_bytes[self._kind]
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The tiers that hold it, of device and host."""
+        held = self._node.held
+        return tuple(TIER_NAMES[tier] for tier in TIERS if held[tier][self._kind] is not None)
+
+    @property
+    def key(self) -> int:
+        """A number for all tokens up to the end of its first page; of a state, of its last page.
+
+        Equal whenever the same content comes back, and in simulated and real runs of a workload.
+        """
+        return self._entries.content_key(self._node, self._kind)
+
+    @property
+    def parent(self) -> "Entry | None":
+        """The nearest entry of this kind above it that holds data; None if there is none."""
+        above = self._node.parent
+        while above is not None and above.parent is not None:
+            entry: Entry | None = above.entries.get(self._kind)
+            if entry is not None and entry.tiers:
+                return entry
+            above = above.parent
+        return None
+
+    def __repr__(self) -> str:
+        tiers = " and ".join(self.tiers) or "no tier"
+        return f"<Entry {self.id}: {self.kind} [{self.start}, {self.end}) on {tiers}>"
+
+
+class Evictable:
+    """The entries of one kind that one tier may evict now; a policy may iterate over it."""
+
+    def __init__(self, queue: VictimQueue, tier: int, kind: int) -> None:
+        self._queue = queue
+        self._tier = tier
+        self._kind = kind
+
+    def __contains__(self, entry: Entry) -> bool:
+        node = entry._node
+        return entry._kind == self._kind and node in self._queue and not self._is_locked(node)
+
+    def _is_locked(self, node: Node) -> bool:
+        # leaves in the queue are unlocked, and a window or state may have been locked since it came
+        return self._kind != FULL and node.locks[self._tier][self._kind] > 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All of them, in the order in which they became evictable."""
+        for node in self._queue:
+            if not self._is_locked(node):
+                yield node.entries[self._kind]
+
+
+class Entries:
+    """The entries of one tree, and the policy that receives their events.
+
+    Each method that the policy lacks costs nothing.
+    """
+
+    def __init__(
+        self, policy: object, kinds: Kinds, content_key: Callable[[Node, int], int]
+    ) -> None:
+        """`policy`: has any of the methods of `named.METHODS`; `content_key`: of a node's pages of
+        a kind."""
+        self.kinds = kinds
+        self.content_key = content_key
+        self._last_id = -1
+        self._on_insert, self._on_hit, self._on_split, self._on_evict, self._on_finish = (
+            getattr(policy, f"on_{event}", None)
+            for event in ("insert", "hit", "split", "evict", "finish")
+        )
+        self._rank = getattr(policy, "rank", None)
+        self._choose = getattr(policy, "victim", None)
+
+    def next_id(self) -> int:
+        """Return the id of a new entry."""
+        self._last_id += 1
+        return self._last_id
+
+    # -- decisions ----------------------------------------------------------------------------
+
+    def ranking(self, tier: int, kind: int, default: Ranking) -> Ranking:
+        """Return the priority by which a queue orders its nodes; None as a rank means `default`."""
+        if self._rank is None:
+            return default
+        rank, tier_name, kind_name = self._rank, TIER_NAMES[tier], self.kinds.names[kind]
+
+        def priority(node: Node) -> Priority:
+            given = rank(node.entries[kind], tier_name, kind_name)
+            if type(given) is tuple:
+                return given
+            return default(node) if given is None else (given,)
+
+        return priority
+
+    def victim(self, tier: int, kind: int, need: int, queue: VictimQueue) -> Node | None:
+        """Return the policy's victim; None means the first of the queue.
+
+        Raises:
+            PolicyError: the policy chose an entry that may not be evicted.
+        """
+        if self._choose is None:
+            return None
+        offered = Evictable(queue, tier, kind)
+        chosen = self._choose(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
+        if chosen is None:
+            return None
+        if not isinstance(chosen, Entry) or chosen not in offered:
+            raise PolicyError(
+                f"cache.policy: victim({TIER_NAMES[tier]}, {self.kinds.names[kind]}) must return "
+                f"an entry of the queue or None, got {chosen!r:.200}"
+            )
+        return chosen._node
+
+    # -- events -------------------------------------------------------------------------------
+
+    def inserted(self, node: Node, tier: int, kind: int) -> None:
+        """The node has data of this kind on this tier now."""
+        entry = node.entries.get(kind)
+        if entry is None:
+            if not node.entries:
+                node.entries = {}
+            entry = node.entries[kind] = Entry(self, node, kind)
+        if self._on_insert is not None:
+            self._on_insert(entry, TIER_NAMES[tier])
+
+    def left(self, node: Node, tier: int, kind: int, *, is_victim: bool) -> None:
+        """The node has lost its data of this kind on this tier."""
+        if self._on_evict is not None:
+            is_kept = node.held[1 - tier][kind] is not None
+            why = DEMOTED if is_kept else EVICTED if is_victim else LOST
+            self._on_evict(node.entries[kind], TIER_NAMES[tier], why)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """`upper` has become what `lower` held of its first pages."""
+        upper.entries = {}
+        for kind, entry in lower.entries.items():
+            if any(upper.held[tier][kind] is not None for tier in TIERS):
+                first = upper.entries[kind] = Entry(self, upper, kind)
+                first._hits = entry.hits
+                if self._on_split is not None:
+                    self._on_split(entry, first)
+
+    def hit(self, node: Node, request: Request | None) -> None:
+        """A request starts at the end of a node."""
+        nodes, request = list(node.path()), shown(request)
+        self._hit(nodes, FULL, request)
+        for kind, pages in self.kinds.windows:
+            self._hit(list(node.path(node.end - pages)), kind, request)
+        for kind in self.kinds.points:
+            self._hit(nodes[:1], kind, request)
+
+    def finished(self, request: Request, outcome: str) -> None:
+        """A request has finished, or was rejected or aborted."""
+        if self._on_finish is not None:
+            self._on_finish(shown(request), outcome)
+
+    def _hit(self, nodes: list[Node], kind: int, request: Request | None) -> None:
+        for node in nodes:
+            entry = node.entries[kind]
+            entry._hits += 1
+            if self._on_hit is not None:
+                self._on_hit(entry, request)

@@ -1,0 +1,149 @@
+"""A policy of the user's own: the methods that it may have, and what they return."""
+
+from collections.abc import Callable, Mapping
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
+from hicache.cache.named import (
+    FLAG,
+    LENGTHS,
+    MOMENT,
+    NUMBER,
+    RANKING,
+    TOKENS,
+    Answer,
+    PolicyError,
+    built,
+    checked,
+    is_number,
+    loaded,
+    make_policy,
+)
+from hicache.cache.prefetch.rates import RateEstimator
+from hicache.config import ExperimentConfig
+from hicache.engine.deployment import Deployment
+from hicache.policies.eviction import POLICIES
+from hicache.policies.world import World
+
+
+def _is_rank(value: object) -> bool:
+    if type(value) is float or type(value) is int:
+        return -inf < value < inf
+    return value is None or is_number(value) or RANKING.fits(value)
+
+
+ANYTHING = Answer("anything", lambda value: True, shows=False)
+METHODS = {
+    "on_insert": ANYTHING,  # (entry, tier): it has data there now
+    "on_hit": ANYTHING,  # (entry, request): the request starts from it
+    "on_split": ANYTHING,  # (entry, first): `first` is the entry of its first pages from now on
+    "on_evict": ANYTHING,  # (entry, tier, why): it lost its data there; demoted, evicted or lost
+    "on_finish": ANYTHING,  # (request, outcome): finished, rejected or aborted
+    # (entry, tier, kind): the smallest is evicted first; None keeps the default order, which is LRU
+    "rank": Answer("a finite number, a tuple of them, or None", _is_rank, shows=False),
+    # (tier, kind, need, queue): the entry of the queue to evict for so many pages (or states); None
+    # leaves it to the ranks
+    "victim": ANYTHING,
+    # (entry, source, target, load): whether to copy it from device to host or from host to storage;
+    # None leaves it to `cache.write_policy` or `storage.write`
+    "admit": Answer("True, False or None", lambda v: v is None or FLAG.fits(v), shows=False),
+    "demotes": FLAG,  # an attribute: `admit` may copy data that the device is about to evict
+    # (request, held, restorable, load): tokens to read after the `held` ones that the cache has;
+    # `restorable`: lengths that storage can restore. None reads the longest of them
+    "prefetch": Answer("None or a whole number of tokens", lambda v: v is None or TOKENS.fits(v)),
+    "may_stop": FLAG,  # (prefetch, now_ns): whether the request goes on with what has been read
+    "deadline_ns": MOMENT,  # (prefetch): when the clock says so; None means not by the clock
+    # (kind, start, end, branch): prompt lengths at which a window or state is kept; None leaves it
+    # to `cache.windows` or `cache.checkpoints`
+    "checkpoints": Answer(
+        "a list of whole numbers or None", lambda v: v is None or LENGTHS.fits(v), shows=False
+    ),
+    "sort_key": NUMBER,  # (req, match): of a waiting request; the smallest is served first
+    "route": Answer("None or the number of an engine", lambda v: v is None or TOKENS.fits(v)),
+}
+
+
+def policy_of(
+    config: ExperimentConfig,
+    deployment: Deployment,
+    rates: RateEstimator,
+    now_ns: Callable[[], int],
+) -> SimpleNamespace:
+    """Build the policies that the config names: the methods of `cache.policy`, then of the others.
+
+    Raises:
+        ValueError: there is no such class, or it takes no such arguments.
+        PolicyError: a class of the user's own cannot be used.
+    """
+    cache, world = config.cache, _world(config, deployment, rates, now_ns)
+    methods = SimpleNamespace()
+    if cache.eviction != "lru":
+        wants = {"rank": METHODS["rank"]}
+        name, knobs = cache.eviction, cache.eviction_args
+        preset: Any = make_policy("cache.eviction", name, POLICIES, world, wants=wants, knobs=knobs)
+        methods.rank = preset.rank
+    if cache.policy != "none":
+        vars(methods).update(vars(own_policy(cache.policy, world, cache.policy_args)))
+    if config.parallel.ranks > 1 and hasattr(methods, "prefetch"):
+        raise ValueError(
+            f"cache.policy={cache.policy} has a method prefetch, which needs parallel.ranks=1, got "
+            f"{config.parallel.ranks}: ranks measure different rates and must read alike"
+        )
+    return methods
+
+
+def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> SimpleNamespace:
+    """Build the class of `cache.policy`; what it returns and raises is checked at each call.
+
+    Returns its methods of `METHODS`, and nothing else.
+
+    Raises:
+        ValueError: there is no such class, or it takes no such arguments.
+        PolicyError: it cannot be built, or has none of the methods, or an unknown event.
+    """
+    told = f"cache.policy={name}"
+    policy: object = built(told, loaded("cache.policy", name), (world,), arguments)
+    wanted = {
+        each: answer
+        for each, answer in METHODS.items()
+        if callable(getattr(policy, each, None)) or (each == "demotes" and hasattr(policy, each))
+    }
+    unknown = [each for each in dir(policy) if each.startswith("on_") and each not in METHODS]
+    if unknown or not wanted:
+        fault = f"has an unknown event {unknown[0]}" if unknown else "has no method of a policy"
+        raise PolicyError(f"{told} {fault}: the methods are {', '.join(METHODS)}")
+    methods = checked(told, policy, wanted)
+    if "may_stop" in wanted:
+        methods.waits, methods.uses_clock = True, "deadline_ns" in wanted
+        methods.deadline_ns = getattr(methods, "deadline_ns", lambda prefetch: None)
+    return methods
+
+
+def _world(
+    config: ExperimentConfig,
+    deployment: Deployment,
+    rates: RateEstimator,
+    now_ns: Callable[[], int],
+) -> World:
+    kinds, names = deployment.kinds, deployment.kinds.names
+    tiers = {"device": (deployment.device, kinds), "host": (deployment.host, deployment.host_kinds)}
+    return World(
+        page_size=kinds.page_size,
+        seed=config.seed,
+        kinds=tuple(names[kind] for kind in kinds.numbers),
+        capacity={
+            tier: {names[kind]: room.counts[kind] for kind in kinds.numbers}
+            for tier, (room, _) in tiers.items()
+        },
+        unit_bytes={
+            tier: {names[kind]: own.page_bytes[kind] for kind in kinds.numbers}
+            for tier, (_, own) in tiers.items()
+        },
+        window_tokens={names[kind]: length for kind, length in kinds.window_lens.items()},
+        flops=deployment.cost.flops,
+        seconds=deployment.cost.prefill_s,
+        rates=rates,
+        now_ns=now_ns,
+        config=config,
+    )

@@ -1,0 +1,1 @@
+"""What a policy of the user's own is built with."""

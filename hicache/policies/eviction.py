@@ -1,0 +1,67 @@
+"""Built-in eviction policies, which rank the full KV of leaves; windows and states keep LRU.
+
+A leaf's rank should only grow while it waits: it is asked for again when the leaf is about to be
+evicted, and a rank that fell is not noticed before. How often it is asked depends on how many steps
+are taken at once, so a policy that draws numbers should draw them once for each entry.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+
+from hicache.cache.tree.entry import Entry
+
+Rank = tuple[float, ...] | None
+
+
+class Lru:
+    """The one used longest ago, which is the default order of every kind."""
+
+
+class Lfu:
+    """The one used least often; of those, the one used longest ago."""
+
+    def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
+        """Return uses, then last use."""
+        return (entry.uses, entry.used) if kind == "full" else None
+
+
+class Slru:
+    """Those used once before those used again; in each segment, the one used longest ago."""
+
+    def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
+        """Return the segment, then last use."""
+        return (float(entry.uses >= 2), entry.used) if kind == "full" else None
+
+
+class Fifo:
+    """The oldest."""
+
+    def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
+        """Return the order of creation."""
+        return (entry.created,) if kind == "full" else None
+
+
+class Random:
+    """Any of them: what a policy must be better than.
+
+    An entry's number is drawn once, by its creation and place, so a new entry gets another one.
+    """
+
+    def __init__(self, world: object, *, seed: float = 0) -> None:
+        self._seed = seed
+
+    def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
+        """Return the number that was drawn."""
+        if kind != "full":
+            return None
+        name = f"{self._seed}/{entry.created}/{entry.start}".encode()
+        return (float(int.from_bytes(blake2b(name, digest_size=6).digest(), "little")),)
+
+
+POLICIES: dict[str, Callable[..., object]] = {
+    "lru": Lru,
+    "lfu": Lfu,
+    "slru": Slru,
+    "fifo": Fifo,
+    "random": Random,
+}

@@ -21,8 +21,15 @@ STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
 STOCK_POLICIES = ("slru", "s3fifo", "arc", "lecar", "gdsf", "marconi", "hints", "oracle")
+WRITE_POLICIES = (
+    "write_through",
+    "write_through_selective",
+    "write_back",
+    "write_back_watermark",
+)
+DEMOTING = WRITE_POLICIES[2:]  # copies are made when the device evicts
+STORAGE_WRITES = ("on_back_up", "selective", "on_host_eviction")
 CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
-LAST_CHUNK = "last_chunk"
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
@@ -42,27 +49,11 @@ GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group h
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
-class WritePolicy(Enum):
-    """When device pages are copied to the host."""
-
-    write_through = "write_through"  # when they are inserted into the tree
-    write_through_selective = "write_through_selective"  # when a later request hits them
-    write_back = "write_back"  # when they are evicted from the device
-
-
 class Tiering(Enum):
     """Whether a page may be on the host and in storage at the same time."""
 
     inclusive = "inclusive"  # it may
     exclusive = "exclusive"  # storage drops a page once the host has read it
-
-
-class StorageWrites(Enum):
-    """When host pages are written to storage."""
-
-    on_back_up = "on_back_up"  # as soon as they are on the host
-    selective = "selective"  # when they have been hit `storage.write_hits` times
-    on_host_eviction = "on_host_eviction"  # when they are evicted from the host
 
 
 class CutPolicy(Enum):
@@ -419,7 +410,7 @@ class CacheConfig:
     # Format of the numbers of pages and states on the host: plain (the model's own), int8 or fp8
     # (with a scale for each token and head), or bf16 (of fp32 states). Copies between device and
     # host change it. Any but plain is lossy.
-    host_format: str = knob(PLAIN, one_of=FORMATS, only=SIMULATED)
+    host_format: str = knob(PLAIN, one_of=FORMATS)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
@@ -464,7 +455,16 @@ class CacheConfig:
     eviction: str = knob("lru", ours=EVICTION_POLICIES)
     # Keyword arguments passed to the class of the eviction policy.
     eviction_args: dict[str, float] = field(default_factory=dict)
-    write_policy: WritePolicy = WritePolicy.write_through
+    # When device pages are copied to the host: write_through (when they are inserted into the
+    # tree), write_through_selective (when a later request hits or inserts them), write_back (when
+    # they are evicted from the device) or write_back_watermark (as write_back, and when they are
+    # inserted while less than `cache.write_watermark` of the device is free).
+    write_policy: str = knob("write_through", one_of=WRITE_POLICIES)
+    # Free share of a device pool below which cache.write_policy=write_back_watermark copies what is
+    # inserted.
+    write_watermark: float = knob(
+        0.2, least=0, most=1, only="cache.write_policy=write_back_watermark"
+    )
     # Minimum host hit, in tokens, that is copied back to the device; a shorter one is recomputed,
     # unless its window or state must be loaded anyway. 10 is SGLang's default.
     load_back_threshold: int = knob(10, least=0)
@@ -474,6 +474,9 @@ class CacheConfig:
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
+    # Insert and copy an answer whenever it has grown by this many pages. None means once, when it
+    # is complete, as do models with Mamba states, which have no state to resume from before.
+    answer_pages: int | None = knob(None, least=1)
     # When a prompt consists of whole pages and the host holds the last one, load that page as well,
     # so that only the last token is computed again, as vLLM does for models with full attention
     # alone. False computes the whole page again.
@@ -488,15 +491,15 @@ class CacheConfig:
     checkpoints_args: dict[str, float] = field(default_factory=dict)
     # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
-    # Prompt positions at which the sliding window is saved, so that a later request can resume
-    # there: the choices of `cache.checkpoints`, or last_chunk (all window pages that the prompt's
-    # last chunk computed). A model that also has Mamba states saves windows where it saves states.
-    windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
+    # Prompt positions at which the sliding window is copied to the host, so that a later request
+    # can resume there: the choices of `cache.checkpoints`. A model that also has Mamba states saves
+    # windows where it saves states.
+    windows: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     # Keyword arguments passed to the class that places windows.
     windows_args: dict[str, float] = field(default_factory=dict)
     # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
     # and no window or state to resume there. False looks at device and host alone, as SGLang does.
-    storage_branches: bool = False
+    storage_branches: bool = True
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
@@ -562,6 +565,9 @@ class QuirksConfig:
     # When a window or state is evicted from the device and a host copy remains, refresh the recency
     # of that copy, as SGLang does.
     leaving_refreshes: bool = False
+    # When a prompt is computed, free the window pages of its last chunk that no saved position
+    # needs, as SGLang does. False keeps them on the device until they are evicted.
+    trims_windows: bool = False
     # When a sliding window is loaded back from the host, also load the older window pages of the
     # tree node in which it starts, as SGLang does. False loads only the pages of the window.
     loads_whole_nodes: bool = False
@@ -712,7 +718,7 @@ class StorageConfig:
     capacity_gib: float | None = knob(None, above=0)
     # Format of the numbers of pages and states in storage, as `cache.host_format`. None means the
     # format of the host; another one needs a plain host.
-    format: str | None = knob(None, one_of=FORMATS, only=SIMULATED)
+    format: str | None = knob(None, one_of=FORMATS)
     # Simulated read bandwidth of storage in gigabytes (10**9 bytes) per second.
     read_gbps: float = knob(6.0, above=0)
     # Simulated write bandwidth of storage in gigabytes (10**9 bytes) per second.
@@ -741,7 +747,10 @@ class StorageConfig:
     # Time limit in seconds of one storage call; a call that takes longer counts as failed.
     deadline_s: float = knob(5.0, above=0)
     tiering: Tiering = Tiering.inclusive
-    write: StorageWrites = StorageWrites.on_back_up
+    # When host pages are written to storage: on_back_up (as soon as they are on the host),
+    # selective (when they have been hit `storage.write_hits` times) or on_host_eviction (when they
+    # are evicted from the host).
+    write: str = knob("on_back_up", one_of=STORAGE_WRITES)
     # Number of hits after which a page is written to storage.
     write_hits: int = knob(1, least=1, only="storage.write=selective")
     # Number of consecutive failed calls after which storage is bypassed for
@@ -754,11 +763,10 @@ class StorageConfig:
 
     def __post_init__(self) -> None:
         check_limits("storage", self)
-        is_written_late = self.write is StorageWrites.on_host_eviction
+        is_written_late = self.write == "on_host_eviction"
         if self.tiering is Tiering.exclusive and not is_written_late:
             raise ValueError(
-                "storage.tiering=exclusive needs storage.write=on_host_eviction, got "
-                f"{self.write.name}"
+                f"storage.tiering=exclusive needs storage.write=on_host_eviction, got {self.write}"
             )
 
 
@@ -784,8 +792,11 @@ class ExecutorConfig:
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
     model: RealModel = knob(RealModel.exact, only=REAL)
+    # What moves pages in a real run: triton (the kernels; on a CPU in Triton's interpreter, which
+    # needs TRITON_INTERPRET=1), reference (the same by torch), or auto (triton on a GPU).
+    kernels: str = knob("auto", one_of=("auto", "triton", "reference"), only=REAL)
     # Recompute every request without a cache and compare the logits bit by bit; a difference makes
-    # the run fail.
+    # the run fail. With a lossy `cache.host_format` or `storage.format`, report the difference.
     verify: bool = knob(False, only=REAL)
     # Time limit in seconds of one storage call, which replaces `storage.deadline_s`; a call that
     # takes longer counts as failed.
@@ -907,11 +918,6 @@ class ExperimentConfig:
                 f"storage.format must be cache.host_format={formats[0]} unless that is plain, "
                 f"got {formats[1]}"
             )
-        if set(formats) != {PLAIN} and self.executor.kind != "simulated":
-            raise ValueError(
-                f"cache.host_format={formats[0]} and storage.format={formats[1]} need "
-                f"executor.kind=simulated, got {self.executor.kind}"
-            )
         if formats[0] != PLAIN and self.executor.copy_path != "kernel":
             raise ValueError(
                 f"cache.host_format={formats[0]} needs executor.copy_path=kernel, "
@@ -934,6 +940,11 @@ class ExperimentConfig:
     def storage_format(self) -> str:
         """Format of pages in storage: `storage.format`, or that of the host."""
         return self.storage.format or self.cache.host_format
+
+    @property
+    def is_lossy(self) -> bool:
+        """True if pages come back from the host or storage with other numbers."""
+        return self.storage_format != PLAIN
 
     @property
     def tp(self) -> int:

@@ -12,10 +12,11 @@ from hicache.config import ExperimentConfig, StartState
 from hicache.engine.build import build_engine
 from hicache.engine.deployment import Deployment, deploy, describe
 from hicache.engine.loop import Engine, serve
+from hicache.engine.policy import OwnRouter
 from hicache.engine.ports import Io
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.engine.routing import ROUTERS
-from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
+from hicache.engine.simulated_runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models.shapes import describe as describe_shape
@@ -25,11 +26,11 @@ from hicache.observe.timeline import Timeline
 from hicache.results.measures import cold_load, run_measures, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
-from hicache.workload.arrivals import Feeder, Releases
-from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
+from hicache.workload.feeder import Feeder, Releases
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
 from hicache.workload.rounds import RoundFeeder, StageFeeder, rounds_of, stages_of
+from hicache.workload.workload import Workload, load_workload, repeat_sessions, sample_sessions
 
 
 def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
@@ -206,13 +207,17 @@ def _serve(
         feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)
     elif config.workload.drain and config.workload.kind == "shared_prefix":
         feeder = StageFeeder(workload.requests, config.workload)
+    router = ROUTERS[config.parallel.router]()
+    policy = engines[0].cache.tree.policy
+    if policy is not None and hasattr(policy, "route"):
+        router = OwnRouter(policy.route, router)
     try:
         serve(
             engines,
             feeder,
             clock=runtime.clock,
             io=io,
-            router=ROUTERS[config.parallel.router](),
+            router=router,
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
             server_ns=to_ns(config.scheduler.server_s),

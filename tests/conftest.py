@@ -13,7 +13,7 @@ from hicache.clock import SECOND_NS
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, Row, Status
-from hicache.workload import build
+from hicache.workload import workload
 
 HAS_GPU = shutil.which("nvidia-smi") is not None or "tests.imitated_gpu" in sys.modules
 
@@ -64,10 +64,10 @@ def drawn_once() -> Iterator[None]:
 
         return draw
 
-    drawing = dict(build.GENERATORS)
+    drawing = dict(workload.GENERATORS)
     with pytest.MonkeyPatch.context() as patch:
         for kind in DRAWN:
-            patch.setitem(build.GENERATORS, kind, drawn(kind))
+            patch.setitem(workload.GENERATORS, kind, drawn(kind))
         yield
 
 

@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from triton.runtime import interpreter
 
-from hicache.kernels.bench import copy_engine
+from hicache.workbench.bench import copy_engine
 from tests.kernels.test_copy_engine import HostDriver
 
 HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)

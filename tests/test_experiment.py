@@ -11,7 +11,7 @@ import pytest
 
 from hicache import experiment
 from hicache.cache import invariants
-from hicache.cache.named import PolicyError
+from hicache.cache.checked import PolicyError
 from hicache.cache.pages import Pools
 from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch
@@ -44,7 +44,7 @@ from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.order import ORDERS
 from hicache.scheduler.request_state import RequestState
-from hicache.workload.build import Workload, load_workload
+from hicache.workload.workload import Workload, load_workload
 
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
 

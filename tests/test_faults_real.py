@@ -8,6 +8,8 @@ Presets are made for an hour of trace and a hundred thousand pages. Here is a se
 pages, so rates are higher and times shorter (`hasty`), or most faults would never be drawn.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -46,13 +48,25 @@ DAMAGED_MORE_OFTEN = 4.0  # of stored pages, while the other rates are of pages 
 # with a delay the calls themselves take the run past the hour of the fault, however fast it is
 SOON = {"delay_ms": 4.0, "gone_from_s": 0.03, "gone_for_s": 0.1, "failure_ms": 10.0}
 SOON_FOR_GOOD = {**SOON, "gone_for_s": None}
+LOSSY_ERROR = 0.3  # of the standard deviation of logits; 0.12 is seen without faults
 DAMAGED_BYTES = 256  # where damage is done: no page of the model is shorter
 
+# runs what its arguments say, and prints a line after each write; kill it then
+WRITER = """
+import sys
+from hicache import experiment
+from hicache.cli.schema import config_of
+from hicache.executor.real.io import TorchIo
+store = TorchIo._store
+def storing(*arguments):
+    stored = store(*arguments)
+    print("written", flush=True)
+    return stored
+TorchIo._store = storing
+experiment.run(config_of(*sys.argv[1:]))
+"""
+
 Fill = Callable[[str], Path]
-
-
-def base_config() -> ExperimentConfig:
-    return config_of(*BASE)
 
 
 def preset_of(name: str) -> FaultsConfig:
@@ -74,7 +88,10 @@ def run(config: ExperimentConfig, num_requests: int) -> Result:
     result = experiment.run(replace(config, workload=workload))
     assert [record.status.name for record in result.records] == ["finished"] * num_requests
     assert result.measures["verify/checked_count"] == num_requests
-    assert result.measures["verify/unequal_count"] == 0
+    if config.is_lossy:  # a wrong page is farther away
+        assert result.measures["verify/logit_error_max"] < LOSSY_ERROR
+    else:
+        assert result.measures["verify/unequal_count"] == 0
     return result
 
 
@@ -91,8 +108,10 @@ def bites(result: Result) -> float:
     )
 
 
-def with_storage(kind: str, root: Path, faults: FaultsConfig | None = None) -> ExperimentConfig:
-    config = base_config()
+def with_storage(
+    kind: str, root: Path, faults: FaultsConfig | None = None, form: str = "plain"
+) -> ExperimentConfig:
+    config = config_of(*BASE, f"cache.host_format={form}")
     storage = replace(config.storage, kind=kind, root=str(root), faults=faults or FaultsConfig())
     prefetch = replace(config.prefetch, stop="wait_complete")
     return replace(config, storage=storage, prefetch=prefetch)
@@ -156,6 +175,29 @@ def test_a_page_that_rots_on_the_disk_is_refused_and_no_logit_is_wrong(
     result = run(with_storage("slab", root), REQUESTS)
     assert storage_hits(result) > 0
     assert result.measures["storage/damaged_pages"] > 0
+
+
+def test_a_coded_page_that_rots_on_the_disk_is_refused_and_no_logit_is_far_off(
+    tmp_path: Path,
+) -> None:
+    run(with_storage("slab", tmp_path, form="int8"), FILL_REQUESTS)
+    assert flip_bits(tmp_path, 0.04, Random(0)) > 0
+    result = run(with_storage("slab", tmp_path, form="int8"), REQUESTS)
+    assert storage_hits(result) > 0
+    assert result.measures["storage/damaged_pages"] > 0
+    assert result.measures["verify/greedy_agreement"] > 0.9
+
+
+@pytest.mark.parametrize("form", ["plain", "int8"])
+def test_a_killed_run_leaves_pages_that_the_next_one_can_use(form: str, tmp_path: Path) -> None:
+    overrides = [*BASE, "storage=slab", f"storage.root={tmp_path}", f"cache.host_format={form}"]
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, *overrides], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        assert [writer.stdout.readline() for _ in range(8)] == ["written\n"] * 8
+        writer.kill()
+    assert storage_hits(run(with_storage("slab", tmp_path, form=form), FILL_REQUESTS)) > 0
 
 
 @pytest.mark.soak

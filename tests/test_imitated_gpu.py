@@ -46,10 +46,10 @@ BENCH = """
 import sys
 from itertools import product
 from tests import imitated_gpu
-from hicache.kernels.bench import __main__ as bench, gemm, link_cases, measure
-from hicache.kernels.bench.measure import DIRECTIONS, Bench
-from hicache.kernels.bench.peers import PEERS
-from hicache.kernels.contract import DECLINED
+from hicache.workbench.bench import __main__ as bench, gemm, link_cases, measure
+from hicache.workbench.bench.measure import DIRECTIONS, Bench
+from hicache.workbench.bench.peers import PEERS
+from hicache.workbench.contract import DECLINED
 
 measure.CACHE_BYTES, measure.WARM_UP_S, bench.NUM_LAYERS = 1 << 16, 0, 1
 bench.MIB, link_cases.MIB = 1 << 19, 1 << 12

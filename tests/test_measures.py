@@ -12,7 +12,7 @@ from hicache.executor.simulated.cost import CostModel
 from hicache.experiment import _workload
 from hicache.models import LayerKind
 from hicache.results.metrics import Result, summarize
-from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
+from hicache.workload.workload import Workload, load_workload, repeat_sessions, sample_sessions
 from tests.scheduler.world import request_of
 from tests.validity import runs
 

@@ -13,7 +13,7 @@ from hicache.observe.missing_pages import MissingPages
 from hicache.observe.reasons import REASONS, Span
 from hicache.request import Request
 from hicache.results.metrics import RequestRecord, Result, Status, summarize
-from hicache.workload.build import load_workload
+from hicache.workload.workload import load_workload
 from tests.scheduler.world import request_of
 from tests.test_experiment import MODELS, config_of, run
 from tests.validity import runs

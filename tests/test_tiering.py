@@ -9,16 +9,16 @@ from hicache import experiment
 from hicache.cache.tiers.transfer import StorageDelete, StorageWrite
 from hicache.cache.tree.keys import Key
 from hicache.cli.schema import config_of
-from hicache.config import ExperimentConfig, StorageConfig, StorageWrites, Tiering
-from hicache.engine import runtime
+from hicache.config import ExperimentConfig, StorageConfig, Tiering
+from hicache.engine import simulated_runtime
 from hicache.executor.simulated.stores import EndlessStore
 from hicache.results.metrics import Result
 
 POLICIES = {
     "inclusive": {},
-    "selective": {"write": StorageWrites.selective},
-    "late": {"write": StorageWrites.on_host_eviction},
-    "exclusive": {"write": StorageWrites.on_host_eviction, "tiering": Tiering.exclusive},
+    "selective": {"write": "selective"},
+    "late": {"write": "on_host_eviction"},
+    "exclusive": {"write": "on_host_eviction", "tiering": Tiering.exclusive},
 }
 MODELS = {
     "llama3_8b": ("cache.device_gib=8", "cache.host_gib=10"),
@@ -66,7 +66,7 @@ class Watched:
         self.deletes: list[StorageDelete] = []
         self.last: dict[Key, type] = {}  # what was last asked of a key
         self.stores: list[EndlessStore] = []
-        submit = runtime.SimulatedExecutor.submit
+        submit = simulated_runtime.SimulatedExecutor.submit
 
         def watch(executor: object, work: object, now_ns: int) -> None:
             if isinstance(work, StorageWrite):
@@ -81,8 +81,8 @@ class Watched:
             self.stores.append(EndlessStore())
             return self.stores[-1]
 
-        monkeypatch.setattr(runtime.SimulatedExecutor, "submit", watch)
-        monkeypatch.setattr(runtime, "EndlessStore", open_watched)
+        monkeypatch.setattr(simulated_runtime.SimulatedExecutor, "submit", watch)
+        monkeypatch.setattr(simulated_runtime, "EndlessStore", open_watched)
         self.result = run(policy, model, **storage)
 
     @property
@@ -121,7 +121,7 @@ def test_late_writes_are_those_of_pages_that_left_the_host(monkeypatch: pytest.M
 def test_nothing_is_written_while_the_host_has_room() -> None:
     base = base_config("llama3_8b")
     roomy = replace(base, cache=replace(base.cache, host_gib=512))
-    storage = replace(base.storage, write=StorageWrites.on_host_eviction)
+    storage = replace(base.storage, write="on_host_eviction")
     measures = experiment.run(replace(roomy, storage=storage)).measures
     assert measures.get("transfer/storage_write_bytes", 0) == 0
 
@@ -172,6 +172,6 @@ def test_exclusive_with_early_writes_is_refused() -> None:
 
 def test_a_cache_without_storage_writes_nothing() -> None:
     config = base_config("llama3_8b")
-    storage = replace(config.storage, kind="none", write=StorageWrites.on_host_eviction)
+    storage = replace(config.storage, kind="none", write="on_host_eviction")
     result = experiment.run(replace(config, storage=storage))
     assert result.measures["storage/dropped_write_pages"] == 0

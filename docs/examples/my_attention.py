@@ -1,9 +1,9 @@
 """Decode attention of one's own: one query a request and head over pages of keys and values.
 
 cd docs/examples
-python -m hicache.kernels.check my_attention:Decode
-python -m hicache.kernels.codegen --kernel my_attention:Decode
-python -m hicache.kernels.bench --kernel my_attention:Decode --dry-run
+python -m hicache.workbench.check my_attention:Decode
+python -m hicache.workbench.codegen --kernel my_attention:Decode
+python -m hicache.workbench.bench --kernel my_attention:Decode --dry-run
 """
 
 from typing import ClassVar

@@ -1,8 +1,8 @@
 """A copy kernel of one's own, outside the package: one program an item and buffer, plain words.
 
     cd docs/examples
-    python -m hicache.kernels.check my_copy:my_copy
-    python -m hicache.kernels.bench --kernel my_copy:my_copy --op contest --dry-run
+    python -m hicache.workbench.check my_copy:my_copy
+    python -m hicache.workbench.bench --kernel my_copy:my_copy --op contest --dry-run
 
 It is short, right, and slow across a link: the compiler cannot know how addresses out of a table
 are aligned, so it moves 8 bytes at a time where 16 would go.

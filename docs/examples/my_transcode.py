@@ -1,9 +1,9 @@
 """A coding kernel of one's own: rows of bf16 to int8 with a scale of fp32, one program a row.
 
     cd docs/examples
-    python -m hicache.kernels.check my_transcode:RowsToInt8
-    python -m hicache.kernels.codegen --kernel my_transcode:RowsToInt8
-    python -m hicache.kernels.bench --kernel my_transcode:RowsToInt8 --dry-run
+    python -m hicache.workbench.check my_transcode:RowsToInt8
+    python -m hicache.workbench.codegen --kernel my_transcode:RowsToInt8
+    python -m hicache.workbench.bench --kernel my_transcode:RowsToInt8 --dry-run
 
 Its scales are no powers of two: what was decoded is not always coded to the same bytes again.
 """

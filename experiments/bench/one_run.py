@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 
 from hicache import experiment
 from hicache.cli import schema
-from hicache.cli.job import explain
+from hicache.cli.job import report_error
 from hicache.results.metrics import summarize
 
 
@@ -35,4 +35,4 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except Exception as error:
-        sys.exit(explain(error))
+        sys.exit(report_error(error))

@@ -22,7 +22,7 @@ from experiments.diff.report import dump, names_of, to_json, to_markdown, write_
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
 from hicache.cli.command import parser_of
 from hicache.request import Request
-from hicache.workload.build import KINDS
+from hicache.workload.workload import KINDS
 
 
 @dataclass(frozen=True, slots=True)

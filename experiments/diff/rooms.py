@@ -10,7 +10,7 @@ from experiments.diff.protocol import Pools, SideError
 from hicache.cli.schema import CONF, config_of
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.build import load_workload
+from hicache.workload.workload import load_workload
 
 # pools that make each trace compete for them, as docs/validity.md compares with
 ROOMS = {

@@ -32,7 +32,7 @@ from hicache.executor.completions import Delivery
 from hicache.experiment import build
 from hicache.request import TOKEN_BYTES, Request, TokenSpans
 from hicache.scheduler.request_state import RequestState
-from hicache.workload.arrivals import Dropped, Release
+from hicache.workload.feeder import Dropped, Release
 
 SGLANG = "sglang_0_5_23"
 

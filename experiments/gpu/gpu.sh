@@ -83,8 +83,8 @@ sanitize() {  # tool, name of the step, command
 
 if [[ " $parts " == *" kernels "* ]]; then
     step 120 tests "${pytest[@]}" "gpu and not soak" "${workers[@]}" tests/kernels --confcutdir=tests/kernels
-    step 30 codegen "$python" -m hicache.kernels.codegen
-    LINES_SHOWN=160 step 200 bench "$python" -m hicache.kernels.bench \
+    step 30 codegen "$python" -m hicache.workbench.codegen
+    LINES_SHOWN=160 step 200 bench "$python" -m hicache.workbench.bench \
         --json "$out/bench.json" --figure "$out/bench.png"
     if [[ -s "$out/bench.json" ]] && "$python" -c 'import hydra, pandas, tabulate'; then
         step 20 profile "$python" -m experiments.gpu.profile "$out/bench.json"
@@ -103,7 +103,7 @@ if [[ " $parts " == *" kernels "* ]]; then
         # four launches a case: across the link both ways, then pages within the device
         step 60 ncu ncu --clock-control none --set basic --section MemoryWorkloadAnalysis \
             --kernel-name 'regex:.*_copy_kernel.*' --launch-count 24 "$python" \
-            -m hicache.kernels.bench --op pages --repeats 1 --device-mib 512 --host-mib 128
+            -m hicache.workbench.bench --op pages --repeats 1 --device-mib 512 --host-mib 128
     else
         skip ncu "Nsight Compute is not installed"
     fi
@@ -114,7 +114,7 @@ if [[ " $parts " == *" contest "* ]]; then
     for kernel in ${KERNELS:-}; do
         entered+=(--kernel "$kernel")
     done
-    LINES_SHOWN=80 step 300 contest "$python" -m hicache.kernels.bench --op contest "${entered[@]}" \
+    LINES_SHOWN=80 step 300 contest "$python" -m hicache.workbench.bench --op contest "${entered[@]}" \
         --json "$out/contest.json" --roofline "$out/roofline.png"
     step 240 fuzz "${pytest[@]}" "gpu and soak" "${workers[@]}" tests/kernels --confcutdir=tests/kernels
 fi

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hicache.kernels import CopyTable, copy, copy_table, send_ids
 from hicache.kernels.checks import check_copy_form, check_copy_ids
-from hicache.kernels.stand_in import stand_in
+from hicache.workbench.stand_in import stand_in
 
 NUM_LOAD_BACKS, NUM_GROUPS, NUM_RANKS = 3, 4, 2
 COUNTS = (64, 16, 1)  # full pages, window pages, state slots of a load-back

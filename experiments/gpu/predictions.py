@@ -1,7 +1,7 @@
 """What the static model says one program of each copy kernel moves, and how far that was off.
 
 python -m experiments.gpu.predictions > experiments/results/predictions_triton_3_9_0.json   (before)
-python -m hicache.kernels.bench --op programs --json bench.json              (on a GPU)
+python -m hicache.workbench.bench --op programs --json bench.json              (on a GPU)
 python -m experiments.gpu.predictions --bench bench.json                     (after; anywhere)
 
 What is stored is by version of triton, whose machine code it was read from; a bench is held against
@@ -21,13 +21,13 @@ from typing import Any
 import pandas as pd
 import triton
 
-from hicache.kernels import codegen
-from hicache.kernels.bench.contest import ONE_PROGRAM
-from hicache.kernels.codegen_cases import cases
+from hicache.workbench import codegen
+from hicache.workbench.bench.contest import ONE_PROGRAM
+from hicache.workbench.codegen_cases import cases
 
 RESULTS = Path(__file__).parents[1] / "results"
-KERNELS = {"ours": "hicache.kernels.contract:ours"} | {
-    name: f"hicache.kernels.bench.peers:{name}" for name in ONE_PROGRAM
+KERNELS = {"ours": "hicache.workbench.contract:ours"} | {
+    name: f"hicache.workbench.bench.peers:{name}" for name in ONE_PROGRAM
 }
 # where a program reads decides its latency: a back-up reads the device
 COLUMNS = ["direction", "kernel", "shape", "predicted", "measured", "ratio"]

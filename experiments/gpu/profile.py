@@ -1,6 +1,6 @@
 """A machine's own rates, from what the kernel bench measured there, as lines of conf/hardware.
 
-python -m hicache.kernels.bench --json bench.json          (on the machine)
+python -m hicache.workbench.bench --json bench.json          (on the machine)
 python -m experiments.gpu.profile bench.json               (anywhere)
 
 Prints the entries that the bench can turn from modelled into measured: the link, our kernels across
@@ -44,7 +44,7 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
         ValueError: nothing was timed, or not with as many programs as the executor launches.
     """
     programs = launched["link_programs"]
-    source = f"hicache.kernels.bench on {bench['machine']}"
+    source = f"hicache.workbench.bench on {bench['machine']}"
     ceiling = bench["ceilings_gb_per_s"].get("engine_to_device")
     if ceiling is None:
         raise ValueError(f"expected a bench on a GPU, got one on {bench['machine']}")

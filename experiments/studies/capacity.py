@@ -8,20 +8,22 @@ attention alone, Belady's MIN bounds it from above at the capacities of the tabl
 of one tier: what a hierarchy of tiers could hit if the largest of them had this size.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
-from experiments.studies.command import run_study
 from hicache.cache.kinds import FULL, MAMBA, SWA, model_kinds
+from hicache.cli.command import in_one_sentence
 from hicache.cli.console import console
+from hicache.cli.schema import config_of
 from hicache.config import CHECKPOINT_PLACEMENTS, ExperimentConfig
 from hicache.models import GIB
 from hicache.results.tracking import write_json
-from hicache.workload.build import load_workload
 from hicache.workload.oracle import (
     CheckpointRule,
     Curve,
@@ -31,6 +33,7 @@ from hicache.workload.oracle import (
     min_hits,
     visits_of,
 )
+from hicache.workload.workload import load_workload
 
 CAPACITIES_GIB = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Mooncake (FAST'25): 3 M tokens hit under half of the maximum, 50 M nearly all of it
@@ -134,4 +137,9 @@ def table(found: Findings) -> Table:
 
 
 if __name__ == "__main__":
-    run_study("capacity", carry_out)
+    with in_one_sentence():
+        config = config_of("experiment=capacity", *sys.argv[1:])
+        out_dir = Path("outputs", config.name, f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
+        out_dir.mkdir(parents=True)
+        carry_out(config, out_dir)
+    print(out_dir)

@@ -29,9 +29,9 @@ from hicache import experiment
 from hicache.cli.command import in_one_sentence
 from hicache.cli.job import as_yaml
 from hicache.cli.schema import config_of
-from hicache.results.measured import measure
 from hicache.results.report import save
 from hicache.results.requests_file import columns_of
+from hicache.results.server_log import measure
 
 CASES = Path(__file__).parents[1] / "published"
 PACKAGE = Path(experiment.__file__).parent

@@ -18,7 +18,6 @@ from hicache.cache.tiers.transfer import FATES, BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import WritePolicy
 
 ByKind = tuple[list[list[PageIds]], ...]  # by tier and kind
 
@@ -44,7 +43,7 @@ def check(
     tree = cache.tree
     survey = _Survey(tree)
     # host copies without their parent's, and sidecars without full, are what write_back allows
-    strict_host = cache.knobs.write_policy is not WritePolicy.write_back
+    strict_host = not cache.tree.demotes
     for node in tree.nodes():
         _check_node(tree, node, strict_host=strict_host)
         survey.count(node)

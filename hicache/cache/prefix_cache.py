@@ -21,12 +21,13 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
+from hicache.cache.tiers.writes import COPIES, Writes
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.node import DEVICE, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import StorageConfig, WritePolicy
+from hicache.config import StorageConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +75,9 @@ class PrefixCache:
                 tree, self._bookings, storage or StorageConfig(), queue_bytes=storage_queue_bytes
             )
         # each tier makes room with the help of the one below it
-        hits = 2 if knobs.write_policy is WritePolicy.write_through_selective else 1
-        self.host = Host(tree, self._bookings, self._writer, hits=hits)
-        write_back = self.host if knobs.write_policy is WritePolicy.write_back else None
-        self.device = Device(tree, self._bookings, write_back)
+        copies = Writes(COPIES[knobs.write_policy](knobs), tree.admit, "device", "host")
+        self.host = Host(tree, self._bookings, self._writer, copies)
+        self.device = Device(tree, self._bookings, self.host if tree.demotes else None)
 
     # -- what is to be carried out -------------------------------------------------------------
 
@@ -257,10 +257,7 @@ class PrefixCache:
             sequence.tree_pages = max(num_pages, first)
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
-        if self.knobs.write_policy is not WritePolicy.write_back and (
-            self.knobs.backs_up_answers or not is_answer
-        ):
-            self.host.save_path(node, sequence.request_id)
+        self.host.save_path(node, sequence.request_id, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         """Publish the first `num_pages` and give everything else back."""

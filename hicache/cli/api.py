@@ -169,8 +169,8 @@ def compare(
         baseline: the runs to compare with: a condition, or one of `paths`; None means those with
             the first value of the first setting that is a choice.
     """
+    from hicache.cli.tables.comparison import table_of
     from hicache.cli.tables.paired_table import compare_pairs, table_of_pairs
-    from hicache.cli.tables.table import table_of
 
     base = [] if baseline is None else [str(_place(baseline))]
     groups = compared_groups([_place(each) for each in paths], where=where, baseline=base)

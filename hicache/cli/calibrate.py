@@ -15,8 +15,8 @@ from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.engine.deployment import deploy
-from hicache.results.measured import HIT_COLUMNS, read_measured
 from hicache.results.metrics import percentile
+from hicache.results.server_log import HIT_COLUMNS, read_measured
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,18 +15,18 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from hicache import experiment
+from hicache.cache.named import loaded
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.schema import config_of
 from hicache.engine.policy import METHODS
 from hicache.results.metrics import Result, summarize
 
-# the knob that a class is for has one of these methods
+# the method of a class for a single decision; what a class for cache.policy may have: METHODS
 POINTS = {
-    "cache.policy": tuple(METHODS),
-    "cache.checkpoints": ("lengths",),
-    "prefetch.stop": ("may_stop",),
-    "scheduler.order": ("sort_key",),
-    "scheduler.swa_budget": ("tokens",),
+    "cache.checkpoints": "lengths",
+    "prefetch.stop": "waits",
+    "scheduler.order": "sort_key",
+    "scheduler.swa_budget": "tokens",
 }
 TIGHT = (
     "workload=agents", "workload.limit=40", "storage=memory", "storage.read_gbps=0.5",
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("policy", metavar="module:Class", help="class to check")
     parser.add_argument(
         "--knob",
-        choices=POINTS,
+        choices=("cache.policy", *POINTS),
         help="knob that the class is for; required if its methods fit several knobs",
     )
     parser.add_argument(
@@ -81,10 +81,13 @@ def knob_of_class(policy: type) -> str:
     Raises:
         ValueError: its methods fit no knob, or several.
     """
-    knobs = [knob for knob, names in POINTS.items() if any(hasattr(policy, n) for n in names)]
+    knobs = [knob for knob, method in POINTS.items() if hasattr(policy, method)]
+    single = {"sort_key", *(("may_stop", "deadline_ns") if hasattr(policy, "waits") else ())}
+    if any(hasattr(policy, method) for method in METHODS if method not in single):
+        return "cache.policy"
     if len(knobs) != 1:
         name = getattr(policy, "__name__", policy)
-        wanted = ", ".join(f"{' or '.join(names)} ({knob})" for knob, names in POINTS.items())
+        wanted = ", ".join(f"{method} ({knob})" for knob, method in POINTS.items())
         raise ValueError(
             f"{name} must have the methods of exactly one of {wanted}; otherwise pass --knob"
         )
@@ -111,6 +114,9 @@ def findings(knob: str, settings: Sequence[str]) -> Iterator[str]:
         default = _summary(_run(*base))
         same = "NO DIFFERENCE from" if default == _summary(first) else "results differ from"
         yield f"{model}: {same} the default {knob}={attrgetter(knob)(config_of(*base))}"
+    if hasattr(loaded(knob, settings[0].partition("=")[2]), "prefetch"):
+        yield "two ranks were not run: prefetch(...) needs parallel.ranks=1"
+        return
     _run(*base, *settings, "parallel.ranks=2")
     yield "two ranks made equal decisions"
 

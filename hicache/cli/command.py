@@ -5,7 +5,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hicache.cli.job import explain
+from hicache.cli.job import report_error
 
 
 def parser_of(program: str, usage: str | None) -> ArgumentParser:
@@ -23,4 +23,4 @@ def in_one_sentence() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        sys.exit(explain(error))
+        sys.exit(report_error(error))

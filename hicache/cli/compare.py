@@ -4,7 +4,7 @@ hicache compare RUN OTHER_RUN
 hicache compare SWEEP --metric request/ttft_s_p99 --metric cache/token_hit_rate
 hicache compare SWEEP OTHER_SWEEP --baseline SWEEP
 hicache compare SWEEP --where storage.read_gbps=2,4 --baseline cache.eviction=lru
-hicache compare SWEEP --json            (or --csv, --latex, --markdown)
+hicache compare SWEEP --json            (or --csv, --markdown)
 hicache compare SWEEP --paired          request by request
 
 Runs that differ only in window and seed share one row, which shows their median and range. A row is
@@ -18,19 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.cli.tables.groups import compared_groups
-from hicache.cli.tables.paired_table import compare_pairs, table_of_pairs
-from hicache.cli.tables.result_table import as_csv, as_json, as_latex, as_markdown, show_result
-from hicache.cli.tables.table import (
+from hicache.cli.tables.comparison import (
     RATIO_OF,
     over_runs,
     table_of,
 )
+from hicache.cli.tables.groups import compared_groups
+from hicache.cli.tables.paired_table import compare_pairs, table_of_pairs
+from hicache.cli.tables.result_table import as_csv, as_json, as_markdown, show_result
 
 FORMS = {
     "json": (as_json, "print a list of objects with unrounded values"),
     "csv": (as_csv, "print CSV with unrounded values and without notes"),
-    "latex": (as_latex, "print a LaTeX table, which needs \\usepackage{booktabs}"),
     "markdown": (as_markdown, "print a Markdown table"),
 }
 

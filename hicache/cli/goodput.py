@@ -21,7 +21,7 @@ from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, GoodputConfig
 from hicache.results.metrics import Progress, RequestRecord, Result, Status
-from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
+from hicache.workload.workload import Workload, load_workload, repeat_sessions, sample_sessions
 
 SPAN = 24.0  # from the lowest rate to the highest
 Floats = NDArray[np.float64]

@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hicache.cache.named import PolicyError
+from hicache.cache.checked import PolicyError
 from hicache.cli.errors import EXTRAS, missing, sentence
 from hicache.cli.progress import ProgressBar
 from hicache.cli.stored import CONFIG_FILE, ERROR_FILE, SUMMARY_FILE
@@ -73,6 +73,7 @@ def run_job(
         ValueError: there is nothing to report, or no memory for it.
     """
     started = time.perf_counter()
+    loaded = set(sys.modules)
     begin(config, out_dir)
     tracker = Tracker(
         out_dir, config.tracker, config=plain(config), group=group, name=name, tags=tags
@@ -85,7 +86,10 @@ def run_job(
                     tracker.log(progress.row)
                 bar.show(progress)
 
-            result = _run(run, config, on_progress)
+            try:
+                result = _run(run, config, on_progress)
+            finally:
+                _forget_modules(config, loaded)
         outcome = Outcome(
             out_dir=out_dir,
             config=config,
@@ -143,6 +147,20 @@ def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], N
     return result
 
 
+def _forget_modules(config: ExperimentConfig, loaded: set[str]) -> None:
+    """Drop the modules of the user's policies, and those beside them, unless they were `loaded`.
+
+    The next job of this process imports them anew, so nothing that they keep reaches it.
+    """
+    names = {name.partition(":")[0] for _, name in provenance.policies_of(config) if ":" in name}
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in names - loaded]
+    folders = {Path(file).parent for file in files if file}
+    for name in set(sys.modules) - loaded:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).parent in folders:
+            del sys.modules[name]
+
+
 def begin(config: ExperimentConfig, out_dir: Path) -> None:
     """Write what is known before a run, and take away how an earlier one ended."""
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -157,7 +175,7 @@ def as_yaml(config: ExperimentConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
 
 
-def explain(error: Exception, out_dir: Path | None = None) -> int:
+def report_error(error: Exception, out_dir: Path | None = None) -> int:
     """Tell the reader what went wrong, and return the exit code: 2 for bad input, 1 for a bug."""
     is_input = isinstance(error, BAD_INPUT) or _missing_package(error) is not None
     if os.environ.get("HICACHE_TRACEBACK") == "1" or not is_input:

@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module, util
 
-from hicache.cli.job import explain
+from hicache.cli.job import report_error
 
 COMMANDS = {
     "run": ("hicache.cli.run", "run one experiment, or a sweep of them"),
@@ -38,4 +38,4 @@ def main() -> None:
     try:
         import_module(module).main()
     except ModuleNotFoundError as error:
-        sys.exit(explain(error))
+        sys.exit(report_error(error))

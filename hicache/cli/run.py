@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from hicache.cli import goodput, knobs, schema
 from hicache.cli.command import in_one_sentence
 from hicache.cli.grid import stored_choices, varied
-from hicache.cli.job import CONFIG_ERRORS, Outcome, explain, run_job
+from hicache.cli.job import CONFIG_ERRORS, Outcome, report_error, run_job
 from hicache.cli.progress import ProgressBar
 from hicache.cli.resume import BusyError, changes, lock, refuse_other, refuse_unknown
 from hicache.cli.stored import SUMMARY_FILE, is_finished, read_json
@@ -49,11 +49,12 @@ def compose_and_run(cfg: DictConfig) -> int:
         if is_job:
             held = lock(out_dir)
         summary = make(cfg, out_dir, is_job=is_job)
-        code = UNEQUAL if summary.get("verify/unequal_count") and not is_job else 0
+        is_wrong = summary.get("verify/unequal_count") and "verify/greedy_agreement" not in summary
+        code = UNEQUAL if is_wrong and not is_job else 0
     except Exception as error:  # whatever it was, the other jobs of the sweep are not to blame
         # an error.txt would spoil a run that is there, or that another process makes
         is_used = is_finished(out_dir) or isinstance(error, BusyError)
-        code = explain(error, None if is_used else out_dir)
+        code = report_error(error, None if is_used else out_dir)
     finally:
         if held is not None:
             os.close(held)
@@ -138,9 +139,9 @@ def main() -> None:
     try:
         compose_and_run()
     except CONFIG_ERRORS as error:
-        sys.exit(explain(error))
+        sys.exit(report_error(error))
     except OSError as error:  # of what Hydra writes, or of a terminal that has gone
-        code = explain(error, unfinished_run())
+        code = report_error(error, unfinished_run())
         say_what_there_is("interrupted")
         sys.exit(code)
     except KeyboardInterrupt:
@@ -161,7 +162,7 @@ def show_help(groups: Sequence[str]) -> int:
     try:
         print(knobs.help_of(groups))
     except (ValueError, OSError) as error:
-        return explain(error)
+        return report_error(error)
     return 0
 
 
@@ -180,7 +181,7 @@ def say_what_there_is(why: str) -> bool:
     except KeyboardInterrupt:
         pass  # a second Ctrl-C skips the summary
     except Exception as error:
-        explain(error)
+        report_error(error)
     return True
 
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from hicache.cli.console import console
 from hicache.cli.errors import missing
 from hicache.cli.grid import choices_of_sweep, jobs_of
-from hicache.cli.job import explain
+from hicache.cli.job import report_error
 from hicache.cli.progress import JobWatch
 from hicache.cli.stored import is_finished
 from hicache.cli.tables.groups import (
@@ -58,7 +58,7 @@ class SweepProgress(Callback):
                 assert isinstance(tracker, TrackerConfig)
                 track_sweep(watch.directory, tracker, f"{config.name}/{watch.directory.name}")
         except (OSError, ValueError) as error:
-            explain(error)
+            report_error(error)
             is_written = False
         for path in jobs:
             if path not in finished:
@@ -94,8 +94,8 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> None:
     if find_spec("pandas") is None:
         sys.stderr.write(f"no table of the sweep: {missing('pandas')}\n")
         return
+    from hicache.cli.tables.comparison import over_runs, table_of
     from hicache.cli.tables.result_table import as_json, show_result  # pandas takes half a second
-    from hicache.cli.tables.table import over_runs, table_of
 
     runs = with_counts([load_run(path) for path in jobs])
     keys = differing_keys(runs)

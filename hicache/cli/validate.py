@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.results.measured import compare_measured, read_measured
 from hicache.results.requests_file import read_requests
+from hicache.results.server_log import compare_measured, read_measured
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

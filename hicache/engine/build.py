@@ -1,7 +1,7 @@
 """Puts an engine together: its tree, its cache, its prefetcher and its scheduler."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hicache.cache import invariants
 from hicache.cache.named import LENGTHS, make_policy
@@ -11,11 +11,11 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import LAST_CHUNK, CacheConfig, ExperimentConfig
+from hicache.config import CacheConfig, ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
-from hicache.engine.policy import policy_of
-from hicache.engine.runtime import Runtime
+from hicache.engine.policy import OwnPlacement, policy_of
+from hicache.engine.simulated_runtime import Runtime
 from hicache.models import GIB
 from hicache.request import Request
 from hicache.scheduler.checkpoints import PLACEMENTS, Placement
@@ -60,22 +60,19 @@ def build_engine(
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens, rates)
     is_real = config.executor.kind != "simulated"
-    knobs = config.cache
-    windows = None
-    if knobs.windows != LAST_CHUNK:
-        windows = _placement("cache.windows", knobs.windows, knobs.windows_args, knobs)
+    has_states = bool(tree.kinds.points)
+    placement = _placement(config.cache, has_states=has_states)
+    choose = getattr(policy, "checkpoints", None)
+    if choose is not None:
+        placement = OwnPlacement(choose, "mamba" if has_states else "swa", placement)
     scheduler = Scheduler(
         cache,
         prefetcher,
         config.scheduler,
         max_len=config.model.max_len,
-        checkpoints=_placement(
-            "cache.checkpoints", knobs.checkpoints, knobs.checkpoints_args, knobs
-        ),
-        windows=windows,
-        storage_branches=knobs.storage_branches,
+        checkpoints=placement,
         # where leaves lose single pages, several steps at once would cut them elsewhere
-        may_jump=config.engine.jump and not (is_real or knobs.trims_leaves),
+        may_jump=config.engine.jump and not (is_real or config.cache.trims_leaves),
         takes_decode_pages_first=is_real,
         estimate_s=deployment.cost.prefill_s,
         listener=listener,
@@ -97,10 +94,13 @@ def _cache(
     return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)
 
 
-def _placement(knob: str, name: str, args: Mapping[str, float], knobs: CacheConfig) -> Placement:
+def _placement(knobs: CacheConfig, *, has_states: bool) -> Placement:
+    named, args = knobs.windows, knobs.windows_args
+    if has_states:
+        named, args = knobs.checkpoints, knobs.checkpoints_args
     return make_policy(
-        knob,
-        name,
+        "cache.checkpoints" if has_states else "cache.windows",
+        named,
         PLACEMENTS,
         knobs.page_size,
         knobs.checkpoint_tokens,

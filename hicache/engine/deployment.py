@@ -78,7 +78,7 @@ def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
     if coded:
         notes.append(
             f"pages are kept in fewer bytes ({coded}): what comes back differs from what was "
-            f"computed, and no result here says how much (lossy)"
+            f"computed (lossy; executor.verify measures it in a real run)"
         )
     return notes
 

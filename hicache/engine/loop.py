@@ -16,13 +16,12 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import Reported, StorageWrite
 from hicache.clock import Clock
-from hicache.config import WritePolicy
 from hicache.engine.decode_run import DecodeRun
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.scheduler import Scheduler
-from hicache.workload.arrivals import Release, Releases
+from hicache.workload.feeder import Release, Releases
 
 
 class Engine:
@@ -103,7 +102,7 @@ class Engine:
         """
         if self.extending or self._delivered:
             return False
-        return self.cache.knobs.write_policy is not WritePolicy.write_back
+        return not self.cache.tree.demotes
 
     def catch_up(self, now_ns: int) -> None:
         """Take in the steps of the run at hand that ended before now, for whoever looks.
@@ -223,7 +222,7 @@ class Engine:
         scheduler = self.scheduler
         if self._arrived or self._aborted or scheduler.waiting or scheduler.partial:
             return False
-        if self.cache.knobs.write_policy is WritePolicy.write_back or not self._delivered:
+        if self.cache.tree.demotes or not self._delivered:
             return False
         return not any(isinstance(done, Prefetch) for done in self._delivered)
 

@@ -1,27 +1,34 @@
 """A policy of the user's own: the methods that it may have, and what they return."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+from hicache.cache.checked import Answer, PolicyError, checked
 from hicache.cache.named import (
+    FLAG,
+    LENGTHS,
+    MOMENT,
+    NUMBER,
     RANKING,
-    Answer,
-    PolicyError,
+    TOKENS,
     built,
-    checked,
     is_number,
     loaded,
     make_policy,
 )
+from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment
+from hicache.engine.loop import Engine, Router
+from hicache.engine.routing import Replica
 from hicache.policies.eviction import POLICIES
 from hicache.policies.stock import STOCK
 from hicache.policies.world import World
 from hicache.request import Request
+from hicache.scheduler.checkpoints import Placement
 
 
 def _is_rank(value: object) -> bool:
@@ -43,6 +50,22 @@ METHODS = {
     # (tier, kind, need, queue): the entry of the queue to evict for so many pages (or states); None
     # leaves it to the ranks
     "victim": ANYTHING,
+    # (entry, source, target, load): whether to copy it from device to host or from host to storage;
+    # None leaves it to `cache.write_policy` or `storage.write`
+    "admit": Answer("True, False or None", lambda v: v is None or FLAG.fits(v), shows=False),
+    "demotes": FLAG,  # an attribute: `admit` may copy data that the device is about to evict
+    # (request, held, restorable, load): tokens to read after the `held` ones that the cache has;
+    # `restorable`: lengths that storage can restore. None reads the longest of them
+    "prefetch": Answer("None or a whole number of tokens", lambda v: v is None or TOKENS.fits(v)),
+    "may_stop": FLAG,  # (prefetch, now_ns): whether the request goes on with what has been read
+    "deadline_ns": MOMENT,  # (prefetch): when the clock says so; None means not by the clock
+    # (kind, start, end, branch): prompt lengths at which a window or state is kept; None leaves it
+    # to `cache.windows` or `cache.checkpoints`
+    "checkpoints": Answer(
+        "a list of whole numbers or None", lambda v: v is None or LENGTHS.fits(v), shows=False
+    ),
+    "sort_key": NUMBER,  # (req, match): of a waiting request; the smallest is served first
+    "route": Answer("None or the number of an engine", lambda v: v is None or TOKENS.fits(v)),
 }
 
 
@@ -68,6 +91,13 @@ def policy_of(
         methods.rank = preset.rank
     if cache.policy != "none":
         vars(methods).update(vars(own_policy(cache.policy, world, cache.policy_args)))
+    if hasattr(methods, "prefetch"):
+        methods.prefetch = _with_load(methods.prefetch, rates, cache.page_size)
+    if config.parallel.ranks > 1 and hasattr(methods, "prefetch"):
+        raise ValueError(
+            f"cache.policy={cache.policy} has a method prefetch, which needs parallel.ranks=1, got "
+            f"{config.parallel.ranks}: ranks measure different rates and must read alike"
+        )
     return methods
 
 
@@ -85,13 +115,19 @@ def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> Simpl
         told, STOCK.get(name) or loaded("cache.policy", name), (world,), arguments
     )
     wanted = {
-        name: answer for name, answer in METHODS.items() if callable(getattr(policy, name, None))
+        each: answer
+        for each, answer in METHODS.items()
+        if callable(getattr(policy, each, None)) or (each == "demotes" and hasattr(policy, each))
     }
     unknown = [each for each in dir(policy) if each.startswith("on_") and each not in METHODS]
     if unknown or not wanted:
         fault = f"has an unknown event {unknown[0]}" if unknown else "has no method of a policy"
         raise PolicyError(f"{told} {fault}: the methods are {', '.join(METHODS)}")
-    return checked(told, policy, wanted)
+    methods = checked(told, policy, wanted)
+    if "may_stop" in wanted:
+        methods.waits, methods.uses_clock = True, "deadline_ns" in wanted
+        methods.deadline_ns = getattr(methods, "deadline_ns", lambda prefetch: None)
+    return methods
 
 
 def _world(
@@ -123,3 +159,68 @@ def _world(
         config=config,
         requests=requests,
     )
+
+
+class ReadLoad(NamedTuple):
+    """The load when a policy decides how much to read; times are None before the first measurement.
+
+    `queued_tokens`: still to be read for other requests. `num_waiting`: requests in the queue.
+    """
+
+    queued_tokens: int
+    num_waiting: int
+    read_ns: float | None  # a token
+    compute_ns: float | None  # a token
+
+
+def _with_load(
+    choose: Callable[..., int | None], rates: RateEstimator, page: int
+) -> Callable[..., int | None]:
+    """The method `prefetch` of a policy, which gets the load as its last argument."""
+
+    def chosen(request: Request, held: int, restorable: list[int]) -> int | None:
+        reading = [each for each in rates.active.values() if each.phase is Phase.reading]
+        load = ReadLoad(
+            queued_tokens=page * sum(p.num_pages - p.completed_pages for p in reading),
+            num_waiting=rates.num_waiting,
+            read_ns=None if rates.page_ns is None else rates.page_ns / page,
+            compute_ns=rates.compute_ns(1),
+        )
+        return choose(request, held, restorable, load)
+
+    return chosen
+
+
+class OwnPlacement:
+    """The lengths that a policy of the user's own chooses, or those of a built-in one."""
+
+    def __init__(
+        self, choose: Callable[..., list[int] | None], kind: str, default: Placement
+    ) -> None:
+        self._choose = choose
+        self._kind = kind
+        self._default = default
+
+    def lengths(self, start: int, end: int, branch: int | None) -> Iterable[int]:
+        """What the policy returns; None means the default."""
+        chosen = self._choose(self._kind, start, end, branch)
+        return self._default.lengths(start, end, branch) if chosen is None else chosen
+
+
+class OwnRouter:
+    """The first engine's policy of the user's own chooses, or a built-in router if it does not."""
+
+    def __init__(self, choose: Callable[..., int | None], default: Router) -> None:
+        self._choose = choose
+        self._default = default
+
+    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+        """The policy's engine."""
+        number = self._choose(request, [Replica(each) for each in engines])
+        if number is None:
+            return self._default.route(request, engines)
+        if number >= len(engines):
+            raise PolicyError(
+                f"cache.policy: route must return a number below {len(engines)}, got {number}"
+            )
+        return int(number)

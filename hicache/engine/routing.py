@@ -1,10 +1,40 @@
-"""Which of several engines serves a request. Fixed rules: routing is not what is studied here."""
+"""Which of several engines serves a request."""
 
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from hicache.engine.loop import Engine
+from hicache.engine.loop import Engine, Router
 from hicache.request import Request
+
+
+class Replica:
+    """What a router sees of an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that wait or run."""
+        return self._engine.num_requests
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._engine.scheduler.waiting)
+
+    @property
+    def free_share(self) -> float:
+        """Share of the device's full KV memory that no request holds; 1 if it is never full."""
+        cache = self._engine.cache
+        capacity = cache.device_pages
+        return 1.0 if capacity is None else cache.room() / (capacity * cache.page_size)
+
+    def held_tokens(self, request: Request, *, on_device: bool = False) -> int:
+        """Return the usable tokens of a prompt that device and host hold, or the device alone."""
+        tree = self._engine.cache.tree
+        tokens, max_len = tree.names.tokens(request), request.prompt_len - 1
+        return tree.usable_len(tokens, max_len, request.namespace, on_device=on_device)
 
 
 class RoundRobin:
@@ -38,12 +68,9 @@ class PrefixLoad:
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
         """The best match among engines at most `slack` requests busier than the least busy."""
         loads = [each.num_requests for each in engines]
-        tokens = engines[0].cache.tree.names.tokens(request)
 
         def merit(number: int) -> tuple[int, int, int]:
-            tree = engines[number].cache.tree
-            held_len = tree.usable_len(tokens, request.prompt_len - 1, request.namespace)
-            return held_len, -loads[number], -number
+            return Replica(engines[number]).held_tokens(request), -loads[number], -number
 
         near = [each for each in range(len(engines)) if loads[each] <= min(loads) + self._slack]
         return max(near, key=merit)
@@ -64,18 +91,15 @@ class Scored:
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
         """The engine of the highest score."""
-        queues = [len(each.scheduler.waiting) for each in engines]
+        replicas = [Replica(each) for each in engines]
+        queues = [each.num_waiting for each in replicas]
         spread = max(queues) - min(queues)
-        names = engines[0].cache.tree.names
-        prompt = names.tokens(request), request.prompt_len - 1, request.namespace
 
         def score(number: int) -> tuple[float, int]:
-            cache = engines[number].cache
-            capacity = cache.device_pages
-            free = 1.0 if capacity is None else cache.room() / (capacity * cache.page_size)
+            replica = replicas[number]
             queue = (max(queues) - queues[number]) / spread if spread else 1.0
-            held = cache.tree.usable_len(*prompt) + cache.tree.usable_len(*prompt, on_device=True)
-            total = 2 * queue + 2 * free + held / request.prompt_len
+            held = replica.held_tokens(request) + replica.held_tokens(request, on_device=True)
+            total = 2 * queue + 2 * replica.free_share + held / request.prompt_len
             return total, -self._chosen.get(number, 0)
 
         best = max(range(len(engines)), key=score)
@@ -83,7 +107,7 @@ class Scored:
         return best
 
 
-ROUTERS: dict[str, Callable[[], RoundRobin | Sticky | PrefixLoad | Scored]] = {
+ROUTERS: dict[str, Callable[[], Router]] = {
     "sticky": Sticky,
     "round_robin": RoundRobin,
     "prefix_load": PrefixLoad,

@@ -5,10 +5,30 @@ in host memory, or on request (`debug=True`), because reading them from a device
 A negative id is a hole: nothing is moved for it.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from hicache.kernels.table import CopyTable
+
+class Sides(Protocol):
+    """Two pools that items are copied between; a `CopyTable` describes one pair."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the copy runs."""
+
+    @property
+    def num_src_items(self) -> int:
+        """Items of the source."""
+
+    @property
+    def num_dst_items(self) -> int:
+        """Items of the target."""
+
+    @property
+    def in_place(self) -> bool:
+        """True if source and target are one pool."""
 
 
 def check_form(ids: Tensor, *, name: str, device: torch.device) -> None:
@@ -36,7 +56,7 @@ def check_copy_form(src_ids: Tensor, dst_ids: Tensor, *, device: torch.device) -
         raise ValueError(f"{len(src_ids)} source ids do not match {len(dst_ids)} target ids")
 
 
-def check_copy_ids(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> None:
+def check_copy_ids(table: Sides, src_ids: Tensor, dst_ids: Tensor) -> None:
     """Refuse ids out of range, targets written twice, and sources that are also targets."""
     check_range(src_ids, name="source ids", limit=table.num_src_items)
     check_range(dst_ids, name="target ids", limit=table.num_dst_items)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hicache.kernels import copy, index, reference
 from hicache.kernels.checks import (
+    Sides,
     check_copy_form,
     check_copy_ids,
     check_form,
@@ -77,7 +78,7 @@ def copy_pages_with_checksum(
     return sums
 
 
-def send_ids(*pairs: tuple[CopyTable, Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
+def send_ids(*pairs: tuple[Sides, Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Check the ids of some transfers and send them ahead, all in one piece of pinned memory.
 
     What comes back serves `copy_*` with `trusted=True` as often as wanted: for each group of layers

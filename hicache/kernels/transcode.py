@@ -91,7 +91,6 @@ class CodeTable:
     dim: int  # DIM
     wide_stride: int  # bytes from item to item
     coded_stride: int
-    in_place: bool = False  # no byte is in both pools
 
     @property
     def device(self) -> torch.device:
@@ -458,35 +457,45 @@ def naive_decode(codes: Tensor, scales: Tensor, form: Format) -> Tensor:
     return values.float() * scales[..., None]
 
 
-def naive_encode_items(table: CodeTable, src_ids: Tensor, dst_ids: Tensor) -> None:
-    """Do by torch what `encode_items` does."""
+def naive_encode_items(
+    table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
+) -> None:
+    """Do by torch what `encode_items` does; `num_programs` is the kernel's own affair."""
     moved = (src_ids >= 0) & (dst_ids >= 0)
     if not bool(moved.any()):
         return
     for wide, coded in zip(table.wide, table.coded, strict=True):
-        rows = wide[src_ids[moved].long()].flatten(1).unflatten(1, (-1, table.dim))
-        codes, scales = naive_encode(rows.float(), table.form)
-        parts = [codes.flatten(1).view(torch.uint8)]
-        if table.form.scale_bytes:
-            parts.append(scales.view(torch.uint8))
-        whole = torch.cat(parts, dim=1)
+        whole = coded_of(wide[src_ids[moved].long()], table.form)
         coded[dst_ids[moved].long(), : whole.shape[1]] = whole
 
 
-def naive_decode_items(table: CodeTable, src_ids: Tensor, dst_ids: Tensor) -> None:
+def naive_decode_items(
+    table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
+) -> None:
     """Do by torch what `decode_items` does."""
     moved = (src_ids >= 0) & (dst_ids >= 0)
     if not bool(moved.any()):
         return
     for wide, coded in zip(table.wide, table.coded, strict=True):
-        items = coded[src_ids[moved].long()]
-        num_elements = wide.shape[1:].numel()
-        end = num_elements * table.form.code_bytes
-        codes = items[:, :end].contiguous().view(torch.int8)
-        if table.form is Format.bf16:
-            codes = codes.view(torch.int16)
-        codes = codes.unflatten(1, (-1, table.dim))
-        stop = end + codes.shape[1] * table.form.scale_bytes
-        scales = items[:, end:stop].contiguous().view(torch.float32)
-        rows = naive_decode(codes, scales, table.form).to(wide.dtype)
-        wide[dst_ids[moved].long()] = rows.view(-1, *wide.shape[1:])
+        items = wide_of(coded[src_ids[moved].long()], wide.shape[1:], table.form)
+        wide[dst_ids[moved].long()] = items.to(wide.dtype)
+
+
+def coded_of(items: Tensor, form: Format) -> Tensor:
+    """Return the bytes [G, n] uint8 of items [G, ..., last] in a format, without padding."""
+    rows = items.flatten(1).unflatten(1, (-1, row_len(items.shape[-1])))
+    codes, scales = naive_encode(rows.float(), form)
+    parts = [codes.flatten(1).view(torch.uint8)]
+    if form.scale_bytes:
+        parts.append(scales.view(torch.uint8))
+    return torch.cat(parts, dim=1)
+
+
+def wide_of(coded: Tensor, shape: Sequence[int], form: Format) -> Tensor:
+    """Return items [G, *shape] fp32 of their bytes [G, n] uint8; padding is not read."""
+    end = torch.Size(shape).numel() * form.code_bytes
+    codes = coded[:, :end].contiguous().view(torch.int16 if form is Format.bf16 else torch.int8)
+    codes = codes.unflatten(1, (-1, row_len(shape[-1])))
+    stop = end + codes.shape[1] * form.scale_bytes
+    scales = coded[:, end:stop].contiguous().view(torch.float32)
+    return naive_decode(codes, scales, form).view(-1, *shape)

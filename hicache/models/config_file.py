@@ -6,6 +6,13 @@ Models are known by their `model_type`: of another one nothing is believed.
 from collections.abc import Mapping
 from typing import cast
 
+TIED: dict[str, object] = {"tie_word_embeddings": True}
+# models whose files say all
+AS_SAID = (
+    *("axk1", "flex_olmo", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granite", "granitemoe"),
+    *("granitemoeshared", "helium", "hy_v3", "hyperclovax", "internlm3", "ministral3", "olmo"),
+    *("olmo2", "olmoe", "phi3", "phimoe", "qwen2_moe", "seed_oss", "solar_open", "stablelm"),
+)
 # by model_type, of the text model: what the class of the transformers package (5.23) takes where
 # the file says nothing
 KNOWN: dict[str, dict[str, object]] = {
@@ -30,41 +37,96 @@ KNOWN: dict[str, dict[str, object]] = {
         "tie_word_embeddings": True,
         "max_position_embeddings": 131072,
     },
-    "gemma4_text": {"tie_word_embeddings": True},
+    "gemma4_text": {**TIED, "global_head_dim": 512},
+    "cohere": TIED,
+    "cohere2": {
+        **TIED,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
     "minimax_m2": {},
+    "minimax_m3": {},
+    "minimax_m3_vl_text": {},
     "mimo": {},
     "mimo_v2_flash": {},
     "deepseek_v3": {},
-    "deepseek_v32": {},
+    "deepseek_v32": {"index_topk": 2048},
+    "deepseek_v4": {},
     "kimi_k2": {},
-    "glm_moe_dsa": {},
+    "kimi_linear": {"max_position_embeddings": 1048576, "linear_conv_kernel_dim": 4},
+    "glm_moe_dsa": {"index_topk": 2048},
     "nemotron_h": {},
+    "cohere2_moe": {**TIED, "head_dim": 128, "sliding_window": 4096, "sliding_window_pattern": 4},
+    "cwm": {},
+    "ernie4_5": {**TIED, "head_dim": 128},
+    "exaone4": {},
+    "gemma": {**TIED, "head_dim": 256},
+    "gemma2": {
+        **TIED,
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+    },
+    "smollm3": TIED,
+    "step3p5": {},
+    "step3p7": {},
+    "youtu": TIED,
+    **{kind: {} for kind in AS_SAID},
 }
-# what these would change is not modelled
-NOT_MODELLED = (
-    "num_kv_shared_layers",
-    "hidden_size_per_layer_input",
-    "use_double_wide_mlp",
-)
+# what is known of other models that a file may be of: why it is refused
+REFUSED = {
+    "llama4_text": "its attention in chunks needs a window that begins at a multiple of its length",
+    "phi4flash": "write model=phi4_mini_flash for Phi-4-mini-flash",
+    "hymba": "write model=hymba_1b5 for Hymba-1.5B",
+    "inkling_mm_model": "its convolutions in every layer are not modelled",
+    "qwen4_exp": "its compressed index blocks and convolutions are not modelled",
+    "gemma3n_text": "its per-layer embeddings and predictions of activations are not modelled",
+    "minimax": "its lightning attention is not modelled",
+}
+# with a window and without layer_types, every layer has that window
+ALL_IN_WINDOWS = ("mistral", "ministral3", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe")
 # where a file says what its layers are, and what its words are in `ModelConfig.pattern`
 LAYER_WORDS: dict[str, dict[object, str]] = {
     "hybrid_override_pattern": {"*": "F", "M": "M", "-": "-", "E": "-"},
-    "layers_block_type": {"attention": "F", "mamba": "M", "mlp": "-", "moe": "-"},
+    "layers_block_type": {
+        "attention": "F",
+        "full_attention": "F",
+        "mamba": "M",
+        "linear_attention": "M",
+        "mlp": "-",
+        "moe": "-",
+    },
     "layer_types": {
         "full_attention": "F",
         "deepseek_sparse_attention": "F",
+        "indexed_attention": "F",
+        "minimax_m3_sparse": "F",
         "sliding_attention": "S",
         "linear_attention": "D",
+        "compressed_sparse_attention": "SC",
+        "heavily_compressed_attention": "SH",
     },
     "hybrid_layer_pattern": {0: "F", 1: "S"},
 }
 # where a file says which layers choose tokens by index keys of their own; the others reuse the
 # choice of the layer before them
 INDEX_WORDS = {"full": True, "F": True, "shared": False, "S": False}
+# letters of the compressed KV of DeepSeek-V4 by the tokens of an entry; 0 is a window alone
+RATIO_WORDS = {0: "S", 4: "SC", 128: "SH"}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MOST = 1 << 32  # of any number in such a file
 # beside text_config, where there is one
 OUTER = ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
+
+
+# names in sparse_attention_config, by those that the class of MiniMax-M3 gives them
+SPARSE_NAMES = {
+    "index_n_heads": "sparse_num_index_heads",
+    "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size",
+    "index_topk_blocks": "sparse_topk_blocks",
+    "sparse_attention_freq": "sparse_attention_freq",
+}
 
 
 class ConfigFile:
@@ -76,9 +138,10 @@ class ConfigFile:
             raise ValueError(f"{where}: text_config must be an object, got {text!r}")
         kind = text.get("model_type")
         if not isinstance(kind, str) or kind not in KNOWN:
+            known = f"model_type must be one of {', '.join(KNOWN)}, got {kind!r}"
             raise ValueError(
-                f"{where}: model_type must be one of {', '.join(KNOWN)}, got {kind!r}; describe "
-                f"any other model in a file like those in conf/model"
+                f"{where}: {REFUSED.get(str(kind), known)}; describe any other model in a file "
+                f"like those in conf/model"
             )
         self.where = where
         self.kind = kind
@@ -86,9 +149,18 @@ class ConfigFile:
         # null says as little as nothing
         said = {name: value for name, value in text.items() if value is not None}
         self.values: dict[str, object] = {**KNOWN[self.kind], **outer, **said}
-        for name in NOT_MODELLED:
-            if self.has(name):
-                raise ValueError(f"{where}: {name} is not supported, got {self.values[name]!r:.60}")
+        if "sparse_attention_config" in said:
+            sparse = self.group("sparse_attention_config").values
+            for name, theirs in SPARSE_NAMES.items():
+                if theirs in sparse:
+                    self.values[name] = sparse[theirs]
+
+    def group(self, name: str) -> "ConfigFile":
+        """The object of that name in the file."""
+        held = self.values.get(name)
+        if not isinstance(held, Mapping):
+            raise ValueError(f"{self.where}: {name} must be an object, got {held!r:.60}")
+        return ConfigFile({"model_type": self.kind, **held}, f"{self.where}: {name}")
 
     def has(self, name: str) -> bool:
         """Whether the file says anything other than no to `name`."""
@@ -131,16 +203,37 @@ class ConfigFile:
 
 
 def layer_words(file: ConfigFile) -> list[str]:
-    """The letter of `ModelConfig.pattern` for each layer."""
+    """The letters of `ModelConfig.pattern` for each layer."""
+    words = _own_words(file)
+    first_shared = len(words) - file.count("num_kv_shared_layers", default=0, least=0)
+    if first_shared < 1:
+        raise ValueError(
+            f"{file.where}: num_kv_shared_layers must be less than the {len(words)} layers"
+        )
+    return [*words[:first_shared], *(word.lower() for word in words[first_shared:])]
+
+
+def _own_words(file: ConfigFile) -> list[str]:
+    """The same, as if no layer read the KV of another."""
     listed = file.values.get("layers_block_type", [])
     num = file.count(
         "num_hidden_layers", default=len(listed) if isinstance(listed, list) and listed else None
     )
     if num > 1000:
         raise ValueError(f"{file.where}: num_hidden_layers must be at most 1000, got {num}")
+    if file.kind == "deepseek_v4" and "layer_types" not in file.values:
+        return _ratio_words(file, num)
+    if file.kind == "kimi_linear" and "layer_types" not in file.values:
+        full = file.group("linear_attn_config").values.get("full_attn_layers")
+        if not isinstance(full, list):
+            raise ValueError(f"{file.where}: full_attn_layers must be a list, got {full!r}")
+        return ["F" if layer in full else "D" for layer in range(1, num + 1)]
     for name, letters in LAYER_WORDS.items():
         if name not in file.values:
             continue
+        listed = file.values[name]
+        if file.kind in ("step3p5", "step3p7") and isinstance(listed, list):
+            file.values[name] = listed[:num]  # behind them stand layers that draft
         said = file.each_layer(name, num)
         unknown = [
             entry for entry in said if not isinstance(entry, str | int) or entry not in letters
@@ -158,8 +251,21 @@ def layer_words(file: ConfigFile) -> list[str]:
             every = file.count(name)
             return [letter if layer % every else "F" for layer in range(1, num + 1)]
     if file.has("sliding_window") and file.values.get("use_sliding_window", True):
+        if file.kind not in ALL_IN_WINDOWS:
+            raise ValueError(f"{file.where}: layer_types is missing, which says where windows are")
         return ["S"] * num
     return ["F"] * num
+
+
+def _ratio_words(file: ConfigFile, num: int) -> list[str]:
+    """Words of layers by their ratios; those of layers that draft may follow."""
+    ratios = file.values.get("compress_ratios")
+    if not isinstance(ratios, list) or len(ratios) < num or not set(ratios) <= RATIO_WORDS.keys():
+        raise ValueError(
+            f"{file.where}: compress_ratios must be a list of {num} or more of "
+            f"{', '.join(map(str, RATIO_WORDS))}, got {ratios!r:.80}"
+        )
+    return [RATIO_WORDS[ratio] for ratio in ratios[:num]]
 
 
 def index_layers(file: ConfigFile, num_layers: int) -> list[bool]:
@@ -168,8 +274,13 @@ def index_layers(file: ConfigFile, num_layers: int) -> list[bool]:
     A list of layers comes before a schedule. Names and defaults are those of transformers 5.23
     (`GlmMoeDsaConfig`).
     """
-    if not file.has("index_head_dim"):
+    if not file.has("index_head_dim") or file.kind == "deepseek_v4":
         return [False] * num_layers
+    if "sparse_attention_freq" in file.values:  # MiniMax-M3
+        return [entry == 1 for entry in file.each_layer("sparse_attention_freq", num_layers)]
+    if "minimax_m3_sparse" in file.values.get("layer_types", ()):  # type: ignore[operator]
+        said = file.each_layer("layer_types", num_layers)
+        return [entry == "minimax_m3_sparse" for entry in said]
     for name in ("indexer_types", "index_topk_pattern"):
         if name not in file.values:
             continue

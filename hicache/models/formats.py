@@ -31,13 +31,14 @@ def coded_page_bytes(model: ModelConfig, kind: LayerKind, page_size: int, form: 
     if kind is LayerKind.full:
         heads_bytes = model.num_kv_heads * (row_bytes(model.head_dim) + row_bytes(value_dim))
         layer_bytes = row_bytes(model.latent_dim) if model.latent_dim else heads_bytes
-        words = "".join(model.layer_words)
-        index_bytes = words.count("i") * row_bytes(model.index_dim) if model.index_dim else 0
-        return page_size * (words.count("F") * layer_bytes + index_bytes)
+        return page_size * model.num_holders(kind) * layer_bytes
     if kind is LayerKind.swa:
         dims = (model.swa_head_dim,) * 2 if model.swa_head_dim else (model.head_dim, value_dim)
         heads = model.swa_num_kv_heads or model.num_kv_heads
-        return page_size * model.num_holders(kind) * heads * sum(map(row_bytes, dims))
+        layer_bytes = heads * sum(map(row_bytes, dims))
+        if model.swa_latent_dim:
+            layer_bytes = row_bytes(model.swa_latent_dim)
+        return page_size * model.num_holders(kind) * layer_bytes
     rows = model.num_mamba_layers * model.recurrent_heads * model.recurrent_state_dim
     plain = model.recurrent_head_dim * model.state_dtype_bytes
     if not rows:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from hicache.models.compressed import compressed_parts, index_keys
 from hicache.models.config_file import ConfigFile, blocks_of, index_layers, layer_words
 from hicache.models.plausible import check_shape
 from hicache.models.shapes import ModelConfig, tier_shares
@@ -69,29 +70,50 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
     indexed = index_layers(file, len(words))
     hidden = file.count("hidden_size")
     vocabulary = file.count("vocab_size") * hidden
+    inputs = file.count("hidden_size_per_layer_input", default=0, least=0)
     derived: dict[str, object] = {
         "max_len": file.count("max_position_embeddings"),
-        "pattern": _shortest([word + "i" * has for word, has in zip(words, indexed, strict=True)]),
+        "pattern": _shortest(_marked(words, indexed, shares="kv_lora_rank" in file.values)),
         "num_layers": len(words),
-        "num_full_layers": words.count("F"),
-        "num_swa_layers": words.count("S"),
+        "num_full_layers": sum("F" in word.upper() for word in words),
+        "num_swa_layers": sum("S" in word.upper() for word in words),
         "num_mamba_layers": words.count("M") + words.count("D"),
         "hidden_size": hidden,
         "head_params": vocabulary,
-        "embedding_params": 0 if file.has("tie_word_embeddings") else vocabulary,
+        "embedding_params": (0 if file.has("tie_word_embeddings") else vocabulary)
+        + len(words) * inputs * file.count("vocab_size_per_layer_input", default=0, least=0),
         "blocks_per_layer": 1 if file.kind == "nemotron_h" else 2,
     }
-    dense = 0
+    dense = 3 * len(words) * hidden * inputs  # made once; a gate and a projection in each layer
     for part in (_attention(file, words, sum(indexed)), _recurrent(file, words), _mlp(file, words)):
         dense += part.pop("dense_params")
         derived |= part
     derived |= {"dense_params": dense, **_bytes(file, given), **given}
+    if "parts" not in given:
+        element_bytes = float(str(derived.get("kv_dtype_bytes", 2)))
+        derived |= index_keys(file, element_bytes) if any(indexed) else {}
+        if file.kind == "deepseek_v4":
+            derived["parts"] = compressed_parts(file, element_bytes)
     try:
         model = ModelConfig(**derived)  # type: ignore[arg-type]
         check_shape(model)
         return replace(model, **{**tier_shares(model), **given})  # type: ignore[arg-type]
     except ValueError as error:
         raise ValueError(f"{file.where}: {error}") from error
+
+
+def _marked(words: list[str], indexed: list[bool], *, shares: bool) -> list[str]:
+    """Words of layers with sparse attention, and of those that choose its tokens, marked as such.
+
+    `shares`: layers without index keys reuse the choice of an earlier one.
+    """
+    if not any(indexed):
+        return words
+    is_sparse = [shares or has for has in indexed]
+    return [
+        "FtI" if has else "Ft" if sparse else word
+        for word, has, sparse in zip(words, indexed, is_sparse, strict=True)
+    ]
 
 
 def _shortest(words: list[str]) -> str:
@@ -107,6 +129,8 @@ def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dic
     query = file.count("num_attention_heads")
     if "kv_lora_rank" in file.values:
         return _latent_attention(file, words.count("F"), num_index_layers)
+    if file.kind == "deepseek_v4":
+        return _compressed_attention(file, words)
     full, swa = _heads(file, hidden, query)
     if "S" in words and swa[2:] != full[2:] and swa.head_dim != swa.value_dim:
         raise ValueError(
@@ -115,19 +139,20 @@ def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dic
             f"{full.value_dim}"
         )
 
-    def params(heads: _Heads, *, has_values: bool) -> int:
+    def params(heads: _Heads, letter: str, *, has_values: bool) -> int:
         queries = heads.query * heads.head_dim * (2 if file.has("attn_output_gate") else 1)
         values = heads.kv * heads.value_dim if has_values else 0
-        kept = heads.kv * heads.head_dim + values
-        return hidden * (queries + kept) + heads.query * heads.value_dim * hidden
+        kept = words.count(letter) * (heads.kv * heads.head_dim + values)
+        num = words.count(letter) + words.count(letter.lower())
+        return hidden * (num * (queries + heads.query * heads.value_dim) + kept)
 
     found = {
         "num_query_heads": full.query,
         "num_kv_heads": full.kv,
         "head_dim": full.head_dim,
         "value_dim": 0 if full.value_dim == full.head_dim else full.value_dim,
-        "dense_params": words.count("F") * params(full, has_values=not file.has("attention_k_eq_v"))
-        + words.count("S") * params(swa, has_values=True),
+        "dense_params": params(full, "F", has_values=not file.has("attention_k_eq_v"))
+        + params(swa, "S", has_values=True),
     }
     if "S" in words:
         found["window_len"] = file.count("sliding_window")
@@ -144,7 +169,7 @@ def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
             f"{file.where}: num_attention_heads must be at most hidden_size={hidden}, got {query}"
         )
     head_dim = file.count("head_dim", "attention_head_dim", default=hidden // query)
-    kv = file.count("num_key_value_heads", default=query)
+    kv = file.count("num_key_value_heads", "num_attention_groups", default=query)
     plain = _Heads(query, kv, head_dim, file.count("v_head_dim", default=head_dim))
     full = swa = plain
     if "global_head_dim" in file.values:  # those of the full layers alone
@@ -156,6 +181,12 @@ def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
             file.count("swa_num_key_value_heads"),
             file.count("swa_head_dim", default=head_dim),
             file.count("swa_v_head_dim", default=plain.value_dim),
+        )
+    if "attention_other_setting" in file.values:  # Step-3.5: of the windows
+        other = file.group("attention_other_setting")
+        swa = plain._replace(
+            query=other.count("num_attention_heads"),
+            kv=other.count("num_key_value_heads", "num_attention_groups", default=kv),
         )
     for heads in (full, swa):
         if heads.query % heads.kv:
@@ -177,15 +208,39 @@ def _latent_attention(file: ConfigFile, num_layers: int, num_index_layers: int) 
     kept = hidden * (latent + rope) + latent * query * (head_dim - rope + value_dim)
     index_dim = file.count("index_head_dim", default=0, least=0)
     index_heads = file.count("index_n_heads", default=0, least=0)
+    gates = 2 if file.has("mla_use_output_gate") else 1  # with the projection of the output
     index = index_heads * (low * index_dim + hidden) + hidden * index_dim
     return {
         "num_query_heads": query,
         "head_dim": head_dim,
         "value_dim": value_dim,
         "latent_dim": latent + rope,
-        "index_dim": index_dim,
-        "dense_params": num_layers * (queries + kept + query * value_dim * hidden)
+        "dense_params": num_layers * (queries + kept + gates * query * value_dim * hidden)
         + num_index_layers * index,
+    }
+
+
+def _compressed_attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
+    """Fields of DeepSeek-V4: a window of one latent vector, beside compressed KV.
+
+    An entry of 4 tokens is made of two projections of each, for the entries that overlap there.
+    """
+    hidden, query, dim = (file.count(x) for x in ("hidden_size", "num_attention_heads", "head_dim"))
+    low, low_out = file.count("q_lora_rank"), file.count("o_lora_rank")
+    index_dim, index_heads = file.count("index_head_dim"), file.count("index_n_heads")
+    own = low * (hidden + query * dim) + hidden * dim
+    own += query * dim * low_out + low_out * file.count("o_groups") * hidden
+    index = index_heads * (low * index_dim + hidden) + 4 * hidden * index_dim
+    return {
+        "num_query_heads": query,
+        "head_dim": dim,
+        "num_kv_heads": 1,
+        "window_len": file.count("sliding_window"),
+        "swa_head_dim": dim,
+        "swa_latent_dim": dim,
+        "dense_params": len(words) * own
+        + words.count("SC") * (4 * hidden * dim + index)
+        + words.count("SH") * 2 * hidden * dim,
     }
 
 
@@ -199,6 +254,17 @@ def _recurrent(file: ConfigFile, words: list[str]) -> dict[str, int]:
         inner = heads * head_dim
         params = hidden * (2 * inner + 2 * groups * state + heads) + inner * hidden
         found = {"recurrent_groups": groups, "conv_taps": file.count("conv_kernel")}
+    elif file.kind == "kimi_linear":
+        group = file.group("linear_attn_config") if file.has("linear_attn_config") else file
+        heads = group.count("num_heads", "linear_num_heads")
+        head_dim = group.count("linear_head_dim", "head_dim")
+        state = head_dim
+        inner = heads * head_dim
+        gate = hidden * inner if group.has("use_full_rank_gate") else (hidden + inner) * head_dim
+        # queries, keys, values and output; the gates of forgetting and of the output; beta
+        params = 4 * hidden * inner + (hidden + inner) * head_dim + gate + hidden * heads
+        taps = group.count("short_conv_kernel_size", "linear_conv_kernel_dim")
+        found = {"recurrent_key_heads": heads, "conv_taps": taps}
     elif "D" in words:
         heads, head_dim = file.count("linear_num_value_heads"), file.count("linear_value_head_dim")
         state, keys = file.count("linear_key_head_dim"), file.count("linear_num_key_heads")
@@ -233,17 +299,25 @@ def _mlp(file: ConfigFile, words: list[str]) -> dict[str, int]:
         mlp_layers = len(words)
     dense = 0
     if mlp_layers:
-        dense += mlp_layers * matrices * hidden * file.count("intermediate_size")
+        width = file.count("dense_intermediate_size", "intermediate_size")
+        if file.has("use_double_wide_mlp"):  # of layers that read the KV of others
+            mlp_layers += file.count("num_kv_shared_layers", default=0, least=0)
+        dense += mlp_layers * matrices * hidden * width
     if not moe_layers:
         return {"dense_params": dense}
     experts = file.count(*EXPERTS)
-    chosen = file.count("num_experts_per_tok", "top_k_experts", "moe_top_k")
+    chosen = file.count(
+        "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k"
+    )
     width = file.count("moe_intermediate_size", "intermediate_size")
-    latent = file.count("moe_latent_size", default=0)  # experts see this much of a token
+    # experts see this much of a token
+    latent = file.count("moe_latent_size", "routed_expert_hidden_size", default=0)
     shared = file.count(
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
-        default=width * file.count("n_shared_experts", default=0, least=0),
+        "shared_intermediate_size",
+        "share_expert_dim",
+        default=width * file.count("n_shared_experts", "num_shared_experts", default=0, least=0),
         least=0,
     )
     beside = hidden * experts + matrices * hidden * shared + 2 * hidden * latent
@@ -267,6 +341,9 @@ def _moe_layers(file: ConfigFile, words: list[str]) -> int:
         return 0
     if file.kind == "nemotron_h":
         return sum(block in ("E", "moe") for block in blocks_of(file))
+    if isinstance(file.values.get("mlp_layer_types"), list):
+        said = file.each_layer("mlp_layer_types", len(words))
+        return sum(entry in ("sparse", "moe", "hash_moe") for entry in said)
     if isinstance(file.values.get("moe_layer_freq"), list):
         return sum(entry == 1 for entry in file.each_layer("moe_layer_freq", len(words)))
     dense = file.values.get("mlp_only_layers") or []

@@ -53,7 +53,8 @@ def check_shape(model: ModelConfig) -> None:
         ValueError: one is off, with what it should lie between.
     """
     full = model.num_holders(LayerKind.full)
-    _within(model, "number of full layers with KV of their own", full, 1, len(model.layer_words))
+    full += sum(model.part_layers(part) for part in model.parts if part.rides_on == "full")
+    _within(model, "number of full layers with KV of their own", full, 1, None)
     _within(model, "hidden_size", model.hidden_size, 1, 1 << 17)
     _within(model, "num_query_heads", model.num_query_heads, 1, 1 << 12)
     _within(model, "head_dim", model.head_dim, 1, 1 << 12)
@@ -71,8 +72,8 @@ def check_shape(model: ModelConfig) -> None:
     inner = model.recurrent_heads * model.recurrent_head_dim
     most += 8 * model.num_mamba_layers * model.hidden_size * inner
     _within(model, "dense_params", model.dense_params, least, most)
+    _divides(model, "head_params", model.head_params, model.hidden_size)
     for name in ("head_params", "embedding_params"):
-        _divides(model, name, getattr(model, name), model.hidden_size)
         _within(model, name, getattr(model, name), 0, model.hidden_size << 24)
     _within(model, "head_params", model.head_params, 2 * model.hidden_size, None)
     for name in ("dense_param_bytes", "expert_param_bytes"):
@@ -90,7 +91,9 @@ def _attention_params(model: ModelConfig) -> int:
     value_dim = model.value_dim or model.head_dim
     words = "".join(model.layer_words)
     out = model.hidden_size * model.num_query_heads * value_dim
-    if model.latent_dim:  # queries and keys may come by way of small matrices
+    if (
+        model.latent_dim or model.swa_latent_dim
+    ):  # queries and keys may come by way of small matrices
         return words.count("F") * out
     into = model.hidden_size * model.head_dim
     swa_heads = model.swa_num_query_heads or model.num_query_heads

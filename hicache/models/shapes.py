@@ -27,8 +27,8 @@ _KIND_OF = (
 )
 
 
-# in a word of a pattern: index keys, attention to chosen tokens only, neither attention nor state
-_OTHER_LETTERS = "it-"
+# in a word of a pattern: attention to chosen tokens only, neither attention nor state
+_OTHER_LETTERS = "t-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,9 +137,9 @@ class ModelConfig:
     window_len: int = 0
     # Type of each layer, one word per layer from the first on, repeated up to `model.num_layers`: F
     # full attention, S sliding window, f or s the same with the KV of an earlier layer, M Mamba, D
-    # delta rule, - MLP only; two letters run side by side. Fi also caches index keys for sparse
-    # attention, t attends to `model.top_tokens` tokens at most, and other letters stand for
-    # `model.parts`. Empty means all F, then all S, then all M.
+    # delta rule, - MLP only; two letters run side by side. Ft attends to
+    # `model.top_tokens` tokens at most, and other letters stand for `model.parts`. Empty means all
+    # F, then all S, then all M.
     pattern: str = ""
     # Number of layers that `model.pattern` describes; not needed without a pattern.
     num_layers: int = 0
@@ -169,9 +169,6 @@ class ModelConfig:
     # Number of elements that MLA caches per token and layer in place of keys and values. 0 means
     # that the model does not use MLA.
     latent_dim: int = 0
-    # Elements per token of the index key that layers with sparse attention cache (Fi in
-    # `model.pattern`). 0 means that there are none.
-    index_dim: int = 0
     # What some layers cache besides, as a list of objects with the attributes of
     # `hicache.models.shapes.Part`.
     parts: tuple[Part, ...] = ()
@@ -184,6 +181,9 @@ class ModelConfig:
     # Dimension of each query, key and value head in sliding-window layers. 0 means the same as in
     # full-attention layers.
     swa_head_dim: int = 0
+    # Number of elements that sliding-window layers cache per token in place of keys and values. 0
+    # means that they cache both.
+    swa_latent_dim: int = 0
     kv_dtype_bytes: int = 2  # Bytes per element of cached KV: 2 for bf16, 1 for fp8.
 
     recurrent_heads: int = 0  # Number of heads in each recurrent layer.
@@ -235,7 +235,7 @@ class ModelConfig:
         letters = {*_KIND_OF, *_OTHER_LETTERS, " ", *(part.letter for part in self.parts)}
         if set(self.pattern) - letters:
             raise ValueError(
-                f"model {self.name}: pattern may contain F f S s M D - i t, letters of parts and "
+                f"model {self.name}: pattern may contain F f S s M D - t, letters of parts and "
                 f"spaces, got {self.pattern!r}"
             )
         for part in self.parts:
@@ -323,13 +323,18 @@ class ModelConfig:
 
     def part_page_bytes(self, part: Part, page_size: int, tp: int) -> int:
         """Bytes of a part in one page (or slot), over all layers and all `tp` devices."""
-        num_layers = part.num_layers + sum(map(part.is_in, self.layer_words))
-        return num_layers * part.page_bytes(page_size) * part.copies(tp)
+        return self.part_layers(part) * part.page_bytes(page_size) * part.copies(tp)
+
+    def part_layers(self, part: Part) -> int:
+        """Layers that keep a part."""
+        return part.num_layers + sum(map(part.is_in, self.layer_words))
 
     def _own_layer_bytes(self, kind: str, word: str, tp: int) -> int:
         """Bytes that a token (or state) of a kind takes in a layer, without parts."""
         if kind == LayerKind.full.value:
-            return self.kv_copies(LayerKind.full, tp) * self.layer_full_bytes(word)
+            return (
+                self.kv_copies(LayerKind.full, tp) * word.count("F") * self.full_layer_token_bytes
+            )
         if kind == LayerKind.swa.value:
             return self.kv_copies(LayerKind.swa, tp) * word.count("S") * self.swa_layer_token_bytes
         return self.layer_state_bytes(word) if kind == LayerKind.mamba.value else 0
@@ -348,19 +353,37 @@ class ModelConfig:
                 found[-1] += each * part.num_layers
         return found
 
+    def bytes_of(self, num_tokens: int) -> dict[str, float]:
+        """Bytes that a sequence of so many tokens takes, by kind and part; an entry when complete.
+
+        A window takes what its tokens do; a page may hold more of them.
+        """
+        found: dict[str, float] = {}
+        for kind in self.kinds:
+            found[kind.value] = self.page_bytes(kind, self._held_tokens(kind.value, num_tokens))
+        for part in self.parts:
+            place = part.name if part.window_len else part.rides_on
+            held = self._held_tokens(place, num_tokens)
+            count = 1 if place == LayerKind.mamba.value else held // part.tokens
+            found[part.name] = self.part_layers(part) * count * part.entry_bytes
+        return found
+
+    def _held_tokens(self, kind: str, num_tokens: int) -> int:
+        """Of so many tokens, those that a kind keeps."""
+        lens = {part.name: part.window_len for part in self.parts}
+        window_len = lens.get(kind, self.window_len if kind == LayerKind.swa.value else 0)
+        return min(num_tokens, window_len or num_tokens)
+
     @property
     def full_token_bytes(self) -> int:
-        """Bytes a token of full KV takes, over all layers that keep their own."""
-        return sum(self.layer_full_bytes(word) for word in self.layer_words)
-
-    def layer_full_bytes(self, word: str) -> int:
-        """Bytes a token of full KV takes in a layer that `word` describes, index key included."""
-        index_bytes = word.count("i") * self.index_dim * self.kv_dtype_bytes
-        return word.count("F") * self.full_layer_token_bytes + index_bytes
+        """Bytes a token of full KV takes, over all layers that keep their own, with its riders."""
+        riders = (part for part in self.parts if part.rides_on == "full" and not part.window_len)
+        more = sum(self.part_layers(each) * each.entry_bytes / each.tokens for each in riders)
+        return self.num_holders(LayerKind.full) * self.full_layer_token_bytes + round(more)
 
     @property
     def full_layer_token_bytes(self) -> int:
-        """Bytes a token of full KV takes in one layer, without its index key."""
+        """Bytes a token of full KV takes in one layer, without parts."""
         width = self.latent_dim or self.num_kv_heads * (
             self.head_dim + (self.value_dim or self.head_dim)
         )
@@ -376,7 +399,7 @@ class ModelConfig:
         """Bytes a token of sliding-window KV takes in one layer."""
         heads = self.swa_num_kv_heads or self.num_kv_heads
         width = 2 * self.swa_head_dim or self.head_dim + (self.value_dim or self.head_dim)
-        return heads * width * self.kv_dtype_bytes
+        return (self.swa_latent_dim or heads * width) * self.kv_dtype_bytes
 
     @property
     def mamba_slot_bytes(self) -> int:
@@ -403,7 +426,7 @@ class ModelConfig:
     def page_bytes(self, kind: LayerKind, page_size: int) -> int:
         """Bytes of one page of `page_size` tokens of a kind; of one slot for mamba."""
         if kind is LayerKind.full:
-            return page_size * self.full_token_bytes
+            return page_size * self.num_holders(kind) * self.full_layer_token_bytes
         if kind is LayerKind.swa:
             return page_size * self.swa_token_bytes
         return self.mamba_slot_bytes
@@ -429,7 +452,7 @@ class ModelConfig:
         """Devices of a `tp` engine that hold the same KV: more devices than heads, or MLA."""
         if kind is LayerKind.mamba:
             return 1
-        if kind is LayerKind.full and self.latent_dim:
+        if self.latent_dim if kind is LayerKind.full else self.swa_latent_dim:
             return tp
         heads = (kind is LayerKind.swa and self.swa_num_kv_heads) or self.num_kv_heads
         return max(1, tp // max(1, heads))

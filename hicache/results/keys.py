@@ -59,13 +59,15 @@ SAID = (
     "workload/distinct_tokens",
 )
 # only where there is such a thing: reasons, with engine.explain; a goodput that was sought; pools
-# that fill up; a real executor, and copies that it hid
+# that fill up; a real executor, copies that it hid, and what a lossy format changes
 SOMETIMES = (
     *(f"{area}/{reason}_tokens" for area in ("computed", "recomputed") for reason in REASONS),
     "computed/window_missing_tokens",
     "computed/state_missing_tokens",
     "goodput/requests_per_s",
     "goodput/tried_requests_per_s",
+    "verify/greedy_agreement",
+    "verify/logit_error_max",
     "goodput/mended_share",
     "load/host_over_working_set",
     "load_back/copy_s",

@@ -7,7 +7,7 @@ from typing import Protocol
 from hicache.cache.named import TOKENS, make_policy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
-from hicache.config import SchedulerConfig, WritePolicy
+from hicache.config import SchedulerConfig
 from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.request_state import RequestState
@@ -189,10 +189,7 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
     if min([cache.available_size(kind) for kind in kinds]) >= most * page:
         return wanted
     for kind in kinds:
-        if (
-            kind not in cache.tree.kinds.aux
-            and cache.knobs.write_policy is not WritePolicy.write_back
-        ):
+        if kind not in cache.tree.kinds.aux and not cache.tree.demotes:
             continue
         if not _are_free(cache, kind, running, wanted):
             wanted = steps_in_page(running, page, wanted)

@@ -85,29 +85,25 @@ PLACEMENTS: dict[str, Callable[..., Placement]] = {
 class CheckpointSaver:
     """Places states and windows at page boundaries of prompts."""
 
-    def __init__(self, cache: PrefixCache, states: Placement, windows: Placement | None) -> None:
-        """`windows`: None keeps the window pages of a prompt's last chunk."""
+    def __init__(self, cache: PrefixCache, placement: Placement) -> None:
+        """`placement`: of states, or of windows if the model has no states."""
         self._cache = cache
-        self._states = states
-        self._windows = windows
-        self.trims_windows = windows is not None  # to one window before each boundary
+        self._placement = placement
 
     def place(self, req: RequestState, match: MatchResult) -> None:
         """Set where the request's states are captured and up to where its prompt is published."""
-        tree, end = self._cache.tree, req.target_len
-        if tree.kinds.points:
-            req.saves = self._lengths(self._states, req, match)
-            req.boundaries = list(req.saves)
+        kinds, end, last = self._cache.tree.kinds, req.target_len, self._last(req)
+        placed = self._lengths(req, match) if kinds.aux else []
+        if kinds.points:
+            req.saves, req.boundaries = placed, list(placed)
             return
-        req.saves, req.boundaries = [], [end]
-        if tree.kinds.windows and self._windows is not None:
-            placed, last = self._lengths(self._windows, req, match), self._last(req)
-            req.boundaries = [end if length == last else length for length in placed] or [end]
+        req.saves = []
+        req.boundaries = [end if length == last else length for length in placed] or [end]
 
-    def _lengths(self, placement: Placement, req: RequestState, match: MatchResult) -> list[int]:
+    def _lengths(self, req: RequestState, match: MatchResult) -> list[int]:
         # ascending, at pages that the request computes
         page, last = self._cache.page_size, self._last(req)
-        placed = placement.lengths(req.kv_len, last, match.branch_len)
+        placed = self._placement.lengths(req.kv_len, last, match.branch_len)
         lengths = {length // page * page for length in placed}
         return sorted(length for length in lengths if req.kv_len < length <= last)
 

@@ -8,13 +8,14 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import replace
+from typing import Any
 
 from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import MatchResult
-from hicache.config import Batching, SchedulerConfig, WritePolicy
+from hicache.config import Batching, SchedulerConfig
 from hicache.request import Request
 from hicache.scheduler.admission import Admission, must_evict, steps_with_pages
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
@@ -45,8 +46,6 @@ class Scheduler:
         *,
         max_len: int,
         checkpoints: Placement,
-        windows: Placement | None = None,
-        storage_branches: bool = False,
         may_jump: bool,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
@@ -59,9 +58,7 @@ class Scheduler:
             prefetcher: none without storage.
             config: its knobs.
             max_len: tokens that the model can attend to.
-            checkpoints: where states are kept.
-            windows: where windows are kept; None means those of a prompt's last chunk.
-            storage_branches: a prompt also branches off a prefix that storage alone holds.
+            checkpoints: where states are kept, or windows if the model has no states.
             may_jump: whether decode steps may be taken at once.
             takes_decode_pages_first: before a step and not after it, as real memory needs them.
             estimate_s: seconds that a prompt takes, given what of it is cached.
@@ -79,18 +76,22 @@ class Scheduler:
         self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = CheckpointSaver(cache, checkpoints, windows)
-        self._storage_branches = storage_branches
-        self._order: ServiceOrder = make_policy(
-            "scheduler.order",
-            config.order,
-            ORDERS,
-            config,
-            estimate_s,
-            wants={"sort_key": NUMBER},
-            knobs=config.order_args,
-        )
+        self._checkpoints = CheckpointSaver(cache, checkpoints)
+        own: Any = cache.tree.policy
+        self._order: ServiceOrder = own
+        if not hasattr(own, "sort_key"):
+            self._order = make_policy(
+                "scheduler.order",
+                config.order,
+                ORDERS,
+                config,
+                estimate_s,
+                wants={"sort_key": NUMBER},
+                knobs=config.order_args,
+            )
         self._max_jump = MAX_JUMP if may_jump else 1
+        has_states = bool(cache.tree.kinds.points)
+        self._answer_pages = None if has_states else cache.knobs.answer_pages
         self._takes_decode_pages_first = takes_decode_pages_first
         self._listener = listener
         self.queue_waits = QueueWaits()
@@ -323,7 +324,7 @@ class Scheduler:
         req.ready_len = min(match.device_prefix_len, acquired.cached_len)
         if req.failed_prompts:  # what a branch keeps locked is room that the prompt lacked
             match = match._replace(full_len=match.usable_len)
-        elif self._storage_branches and req.prefetch is not None:
+        elif self.cache.knobs.storage_branches and req.prefetch is not None:
             stored_len = req.prefetch.leading_end * self._page
             match = match._replace(full_len=max(match.full_len, stored_len))
         self._checkpoints.place(req, match)
@@ -521,7 +522,7 @@ class Scheduler:
         if req.is_finished:
             self._finish(req)
             return
-        if self._checkpoints.trims_windows:
+        if cache.quirks.trims_windows:
             cache.leave_window(req.sequence, req.kv_len)
         if cache.tree.kinds.points and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = cache.take_state_slot(req.sequence)
@@ -531,7 +532,7 @@ class Scheduler:
         # each by itself, so that the window and the state at each are backed up
         while req.boundaries and req.boundaries[0] <= req.kv_len:
             length = req.boundaries.pop(0)
-            if self._checkpoints.trims_windows:
+            if self.cache.quirks.trims_windows:
                 self.cache.leave_window(req.sequence, length)
             self.cache.publish(req.sequence, length // self._page)
 
@@ -546,7 +547,7 @@ class Scheduler:
             steps = steps_with_pages(self.cache, running, wanted)
             # under write_back a page that looks evictable may be held by what lies below it: take
             # it before the step is promised (more steps than one take free pages only)
-            is_write_back = self.cache.knobs.write_policy is WritePolicy.write_back
+            is_write_back = self.cache.tree.demotes
             is_unsure = is_write_back and must_evict(self.cache, running)
             takes_first = self._takes_decode_pages_first or is_unsure
             if steps and (not takes_first or self._take_decode_pages(running, steps)):
@@ -566,6 +567,8 @@ class Scheduler:
             return 1
         wanted = min([req.remaining_output for req in running])
         wanted = min(wanted, self._max_jump)
+        if self._answer_pages:
+            wanted = max(min(wanted, *map(self._steps_to_publish, running)), 1)
         if self._defer is None:  # all that were looked at wait for storage
             return wanted
         return self._admission.steps_deferred(self._defer, running, wanted)
@@ -612,9 +615,16 @@ class Scheduler:
                     cache.leave_window(req.sequence, length)
             if not req.remaining_output:
                 finished.append(req)
+            elif self._answer_pages and self._steps_to_publish(req) <= 0:
+                cache.publish(req.sequence, length // page, is_answer=True)
         for req in finished:
             self.running.remove(req)
             self._finish(req)
+
+    def _steps_to_publish(self, req: RequestState) -> int:
+        # decode steps until so many pages of its answer are complete that they are inserted
+        assert self._answer_pages is not None
+        return (req.sequence.tree_pages + self._answer_pages) * self._page - req.kv_len
 
     def _take_decode_pages(self, running: list[RequestState], num_steps: int) -> bool:
         return all(

@@ -21,11 +21,10 @@ from typing import NamedTuple
 
 from hicache.config import StorageConfig
 from hicache.storage.base import KEY_BYTES, Storage
-from hicache.storage.build import open_storage
 from hicache.storage.engines.mooncake import MooncakeStorage
-from hicache.storage.engines.slab import SlabStorage
+from hicache.storage.factory import open_storage
 
-LOCAL = ("slab", "slab-direct", "file", "memory")
+LOCAL = ("slab", "file", "memory")
 
 
 class Speed(NamedTuple):
@@ -91,9 +90,6 @@ def _measure(name: str, page_bytes: int, options: argparse.Namespace) -> list[Sp
 
 
 def _open(name: str, root: Path, options: argparse.Namespace) -> Storage:
-    if name.startswith("slab"):
-        direct = name == "slab-direct"
-        return SlabStorage(root, namespace="bench", capacity_bytes=None, direct=direct)
     if name == "mooncake":
         return MooncakeStorage(options.mooncake, namespace="bench", deadline_s=30.0)
     config = StorageConfig(kind=name, root=options.redis if name == "redis" else str(root))

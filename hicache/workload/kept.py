@@ -2,7 +2,8 @@
 
 A file carries a digest of itself and is put in place whole, so that of two writers the last one
 wins, with the same. One that is damaged is made again, and a folder that cannot be written is done
-without. The oldest files go when there are too many.
+without. The oldest files go when there are too many. joblib.Memory would
+notice no damage.
 """
 
 import os

@@ -17,7 +17,7 @@ import numpy as np
 from hicache.clock import to_ns
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.arrivals import Dropped, Release
+from hicache.workload.feeder import Dropped, Release
 
 
 def stage_at(arrival_ns: int, config: WorkloadConfig) -> int:

@@ -16,7 +16,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import PrefetchConfig, StageAt, WritePolicy
+from hicache.config import PrefetchConfig, StageAt
 from tests.cache.small import complete_all, evict_all, make_cache, node_at, run_request, tokens_of
 
 
@@ -25,7 +25,7 @@ class World:
 
     def __init__(
         self,
-        write_policy: WritePolicy = WritePolicy.write_through,
+        write_policy: str = "write_through",
         host: tuple[int, int, int] = (32, 32, 8),
     ) -> None:
         self.cache: PrefixCache = make_cache(
@@ -242,7 +242,7 @@ def test_what_only_the_host_holds_is_a_leaf_of_the_host_or_the_law_is_broken() -
 
 
 def test_under_write_back_the_host_may_hold_what_its_parent_does_not() -> None:
-    world = World(WritePolicy.write_back)
+    world = World("write_back")
     run_request(world.cache, tokens_of(16), 16)
     world.cache.device.evict(FULL, 4)  # the leaves are saved, what they share is not
     assert world.lower.held[HOST][FULL] is not None

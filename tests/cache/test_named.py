@@ -7,16 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hicache.cache.named import (
-    FLAG,
-    LENGTHS,
-    MOMENT,
-    NUMBER,
-    RANKING,
-    TOKENS,
-    PolicyError,
-    make_policy,
-)
+from hicache.cache.checked import PolicyError
+from hicache.cache.named import FLAG, LENGTHS, MOMENT, NUMBER, RANKING, TOKENS, make_policy
 from hicache.cache.tree.node import Node
 
 ANSWERS = {

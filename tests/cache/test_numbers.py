@@ -26,7 +26,6 @@ from hicache.cache.tiers.transfer import CopyState, LoadBack
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.residency import Residency
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import WritePolicy
 from tests.cache.small import (
     PAGE,
     complete_all,
@@ -246,9 +245,7 @@ def test_a_locked_leaf_is_not_evicted() -> None:
 
 
 def test_write_through_selective_backs_up_at_the_second_hit() -> None:
-    cache = make_cache(
-        device=(20, 0, 0), host=(20, 0, 0), write_policy=WritePolicy.write_through_selective
-    )
+    cache = make_cache(device=(20, 0, 0), host=(20, 0, 0), write_policy="write_through_selective")
     run_request(cache, tokens_of(17), 17)
     assert not cache.in_flight
     run_request(cache, tokens_of(17), 17)
@@ -257,9 +254,7 @@ def test_write_through_selective_backs_up_at_the_second_hit() -> None:
 
 
 def test_a_window_is_backed_up_with_every_node_it_lies_in() -> None:
-    cache = make_cache(
-        device=(20, 20, 0), host=(0, 0, 0), window_len=12, write_policy=WritePolicy.write_back
-    )
+    cache = make_cache(device=(20, 20, 0), host=(0, 0, 0), window_len=12, write_policy="write_back")
     nodes = path_of(cache, 1, 2, 3, 4, 5)
     plan = cache.tree.plan_back_up(nodes[-1])
     # of three pages, and the page before it, which an equal prompt needs
@@ -267,7 +262,7 @@ def test_a_window_is_backed_up_with_every_node_it_lies_in() -> None:
 
 
 def test_write_back_copies_what_it_evicts_and_nothing_before() -> None:
-    cache = make_cache(device=(8, 0, 0), host=(20, 0, 0), write_policy=WritePolicy.write_back)
+    cache = make_cache(device=(8, 0, 0), host=(20, 0, 0), write_policy="write_back")
     run_request(cache, tokens_of(16), 16)
     assert not cache.in_flight
     evict_all(cache, DEVICE, FULL)

@@ -15,7 +15,7 @@ from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.residency import Residency
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import PrefetchConfig, WritePolicy
+from hicache.config import PrefetchConfig
 from tests.cache.ghost import GhostMemory, Payload, WrongPageError
 from tests.cache.oracle import Answer, longest_match, nothing_held
 from tests.cache.walk import Setting, Walk, WrongMatchError, random_setting
@@ -28,7 +28,7 @@ def hybrid_setting(seed: int, **changes: Any) -> Setting:
         "page_size": 4,
         "window_len": 9,
         "has_states": True,
-        "write_policy": WritePolicy.write_through,
+        "write_policy": "write_through",
         "device": (20, 14, 8),
         "host": (24, 16, 6),
         "storage_queue_bytes": 10_000,

@@ -7,7 +7,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.eviction import VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import QuirksConfig, WritePolicy
+from hicache.config import QuirksConfig
 from tests.cache.small import (
     complete_all,
     eviction_of,
@@ -218,7 +218,7 @@ def test_a_copy_to_the_host_is_no_use_on_the_device() -> None:
         device=(40, 40, 0),
         host=(40, 40, 0),
         window_len=8,
-        write_policy=WritePolicy.write_back,
+        write_policy="write_back",
     )
     for first in (0, 100):
         run_request(cache, tokens_of(8, first), 8)
@@ -236,7 +236,7 @@ def write_back_cache() -> PrefixCache:
         host=(40, 40, 9),
         window_len=8,
         has_states=True,
-        write_policy=WritePolicy.write_back,
+        write_policy="write_back",
     )
 
 

@@ -7,7 +7,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import PrefetchConfig, StageAt, StorageConfig, StorageWrites, WritePolicy
+from hicache.config import PrefetchConfig, StageAt, StorageConfig
 from tests.cache.small import (
     complete_all,
     evict_all,
@@ -51,7 +51,7 @@ def with_a_stuck_leaf(num_states: int) -> tuple[PrefixCache, Node, Lock]:
         device=(8, 0, num_states),
         host=(0, 0, 2),
         has_states=True,
-        write_policy=WritePolicy.write_back,
+        write_policy="write_back",
     )
     run_request(cache, tokens_of(9), 8)
     (node,) = cache.tree.nodes()
@@ -110,8 +110,8 @@ def test_the_window_of_a_state_that_is_written_because_it_was_hit_stays_on_the_h
         window_len=4,
         has_states=True,
         storage_queue_bytes=100,
-        storage=StorageConfig(write=StorageWrites.selective),
-        write_policy=WritePolicy.write_through_selective,
+        storage=StorageConfig(write="selective"),
+        write_policy="write_through_selective",
     )
     prompt = tokens_of(8)
     run_request(cache, prompt, 8)

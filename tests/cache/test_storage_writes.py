@@ -9,7 +9,7 @@ from hicache.cache.tiers.transfer import BackUp, StorageDelete, StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import StorageConfig, StorageWrites, Tiering
+from hicache.config import StorageConfig, Tiering
 from tests.cache.small import PAGE, complete_all, evict_all, run_request, tokens_of
 
 PAGE_BYTES = (100, 10, 1)
@@ -109,7 +109,7 @@ def test_what_waits_already_takes_room_in_the_queue_until_it_is_written() -> Non
 
 @pytest.mark.parametrize("write_hits", [1, 2])
 def test_selective_writes_what_was_hit_so_often_after_it_was_made(write_hits: int) -> None:
-    cache = cache_of(write=StorageWrites.selective, write_hits=write_hits)
+    cache = cache_of(write="selective", write_hits=write_hits)
     run_request(cache, tokens_of(16), 16)
     back_up(cache)
     for _ in range(write_hits - 1):
@@ -122,7 +122,7 @@ def test_selective_writes_what_was_hit_so_often_after_it_was_made(write_hits: in
 
 
 def test_selective_is_content_with_one_hit_unless_told_otherwise() -> None:
-    cache = cache_of(write=StorageWrites.selective)
+    cache = cache_of(write="selective")
     run_request(cache, tokens_of(16), 16)
     back_up(cache)
     hit(cache, 16)
@@ -130,7 +130,7 @@ def test_selective_is_content_with_one_hit_unless_told_otherwise() -> None:
 
 
 def test_selective_writes_only_the_part_that_was_hit() -> None:
-    cache = cache_of(write=StorageWrites.selective)
+    cache = cache_of(write="selective")
     run_request(cache, tokens_of(16), 16)
     back_up(cache)
     hit(cache, 8)
@@ -138,7 +138,7 @@ def test_selective_writes_only_the_part_that_was_hit() -> None:
 
 
 def test_selective_waits_for_the_copy_on_the_host() -> None:
-    cache = cache_of(write=StorageWrites.selective)
+    cache = cache_of(write="selective")
     run_request(cache, tokens_of(16), 16)
     hit(cache, 16)
     assert written(cache) == [0, 0, 0]  # its copy is under way
@@ -147,7 +147,7 @@ def test_selective_waits_for_the_copy_on_the_host() -> None:
 
 
 def test_selective_writes_window_and_state_as_well() -> None:
-    cache = cache_of(write=StorageWrites.selective, has_sidecars=True)
+    cache = cache_of(write="selective", has_sidecars=True)
     run_request(cache, tokens_of(8), 8)
     back_up(cache)
     hit(cache, 8)
@@ -156,7 +156,7 @@ def test_selective_writes_window_and_state_as_well() -> None:
 
 def late_cache(**how: object) -> PrefixCache:
     """What it held is on the host alone."""
-    cache = cache_of(write=StorageWrites.on_host_eviction, **how)  # type: ignore[arg-type]
+    cache = cache_of(write="on_host_eviction", **how)  # type: ignore[arg-type]
     run_request(cache, tokens_of(8), 8)
     back_up(cache)
     evict_all(cache, DEVICE, FULL)
@@ -180,7 +180,7 @@ def test_late_writes_all_of_a_leaf_that_leaves() -> None:
 
 
 def test_late_writes_the_state_alone_where_only_that_leaves() -> None:
-    cache = cache_of(write=StorageWrites.on_host_eviction, has_sidecars=True)
+    cache = cache_of(write="on_host_eviction", has_sidecars=True)
     for num_tokens in (8, 20):
         run_request(cache, tokens_of(num_tokens), num_tokens)
         back_up(cache)
@@ -192,7 +192,7 @@ def test_late_writes_the_state_alone_where_only_that_leaves() -> None:
 
 
 def test_late_does_not_write_what_the_device_still_has() -> None:
-    cache = cache_of(write=StorageWrites.on_host_eviction, has_sidecars=True)
+    cache = cache_of(write="on_host_eviction", has_sidecars=True)
     for num_tokens in (8, 16):
         run_request(cache, tokens_of(num_tokens), num_tokens)
         back_up(cache)
@@ -204,7 +204,7 @@ def test_late_does_not_write_what_the_device_still_has() -> None:
 
 
 def test_what_storage_was_given_is_not_written_late_again() -> None:
-    cache = cache_of(write=StorageWrites.on_host_eviction)
+    cache = cache_of(write="on_host_eviction")
     sequence = Sequence(tokens_of(8))
     pages = cache.host.allocate(FULL, 2)
     assert pages is not None
@@ -225,9 +225,7 @@ def read_to_host(cache: PrefixCache) -> None:
 
 
 def test_an_exclusive_storage_gives_up_what_was_read() -> None:
-    cache = cache_of(
-        tiering=Tiering.exclusive, write=StorageWrites.on_host_eviction, has_sidecars=True
-    )
+    cache = cache_of(tiering=Tiering.exclusive, write="on_host_eviction", has_sidecars=True)
     read_to_host(cache)
     (delete,) = cache.outbox
     assert isinstance(delete, StorageDelete)
@@ -247,7 +245,7 @@ def test_an_inclusive_storage_keeps_what_was_read() -> None:
 def test_what_was_read_goes_back_when_it_leaves_only_where_it_was_given_up(
     tiering: Tiering, wanted: list[int]
 ) -> None:
-    cache = cache_of(tiering=tiering, write=StorageWrites.on_host_eviction, has_sidecars=True)
+    cache = cache_of(tiering=tiering, write="on_host_eviction", has_sidecars=True)
     read_to_host(cache)
     evict_all(cache, HOST, FULL)
     assert cache.tree.num_nodes == 0

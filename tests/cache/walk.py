@@ -23,6 +23,8 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
     STOP_POLICIES,
+    STORAGE_WRITES,
+    WRITE_POLICIES,
     CommitPolicy,
     CutPolicy,
     DeadlineFrom,
@@ -30,9 +32,7 @@ from hicache.config import (
     QuirksConfig,
     StageAt,
     StorageConfig,
-    StorageWrites,
     Tiering,
-    WritePolicy,
 )
 from hicache.executor.storage_script import Load, read_script
 from hicache.policies.eviction import POLICIES
@@ -69,11 +69,11 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
     swa = (window_pages + rng.randint(2, 12)) if window else 0
     host_swa = rng.randint(0, window_pages + 12) if window else 0
     storage = Random(f"storage {seed}")  # draws of its own: those of the rest stay what they are
-    storage_writes = storage.choice(list(StorageWrites))
+    storage_writes = storage.choice(STORAGE_WRITES)
     habits = Random(f"habits {seed}")
-    is_late = storage_writes is StorageWrites.on_host_eviction
+    is_late = storage_writes == "on_host_eviction"
     pools = {
-        "write_policy": rng.choice(list(WritePolicy)),
+        "write_policy": rng.choice(WRITE_POLICIES),
         "device": (rng.randint(8, 24), swa, rng.randint(4, 12) if has_states else 0),
         "host": (rng.choice([0, 6, 12, 24, 48]), host_swa, rng.randint(0, 8) if has_states else 0),
     }

@@ -7,7 +7,7 @@ import pytest
 
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.clock import SECOND_NS, SimulatedClock
-from hicache.config import CacheConfig, PrefetchConfig, SchedulerConfig, WritePolicy
+from hicache.config import PrefetchConfig, SchedulerConfig
 from hicache.engine.decode_run import DecodeRun
 from hicache.engine.loop import Engine, serve
 from hicache.engine.routing import RoundRobin
@@ -200,7 +200,7 @@ def test_a_write_that_is_done_meanwhile_finds_the_steps_before_it_taken_in(
 
 def test_where_the_next_step_may_need_what_a_write_has_freed_it_ends_the_run_once() -> None:
     alone = Alone()
-    alone.engine.cache.knobs = CacheConfig(write_policy=WritePolicy.write_back)
+    alone.engine.cache.tree.demotes = True
     alone.decode()
     assert alone.engine.deliver(write_under_way(alone.engine), 250)
     assert alone.engine.step_end_ns == 300

@@ -10,7 +10,7 @@ from hicache.cache.tree.keys import KIND_BITS
 from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
-from hicache.engine.runtime import SimulatedRuntime
+from hicache.engine.simulated_runtime import SimulatedRuntime
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 
 MB = 1_000_000

@@ -20,6 +20,7 @@ from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.clock import SimulatedClock
 from hicache.config import (
     STOP_POLICIES,
+    WRITE_POLICIES,
     Arrivals,
     Batching,
     CommitPolicy,
@@ -29,13 +30,13 @@ from hicache.config import (
     StageAt,
     StorageConfig,
     WorkloadConfig,
-    WritePolicy,
 )
 from hicache.engine.loop import Engine, serve
 from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepRun
 from hicache.executor.real.copy_streams import CudaStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
+from hicache.executor.real.plane import REFERENCE, TRITON, Plane
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
@@ -45,7 +46,7 @@ from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.models import HardwareConfig, LayerKind, ModelConfig
 from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
-from hicache.workload.arrivals import Feeder
+from hicache.workload.feeder import Feeder
 from tests.cache.small import make_pools
 from tests.executor.streams import PlacedStream
 from tests.models.test_shapes import load, model
@@ -115,23 +116,34 @@ def requests_of(rng: np.random.Generator, page_size: int) -> list[Request]:
 
 
 def run_mix(
-    seed: int, *, fault: Fault | None = None, device: str = "cpu", computes: bool = True
+    seed: int,
+    *,
+    fault: Fault | None = None,
+    device: str = "cpu",
+    computes: bool = True,
+    form: str = "plain",
+    plane: Plane | None = None,
 ) -> Mix:
     """One random configuration with random requests; everything follows from the seed.
 
     `fault` spoils a data runner. Without `computes` no byte moves: the same events, sooner.
+    `form` is that of pages on the host.
     """
     rng = np.random.default_rng(seed)
+    plane = plane or (REFERENCE if device == "cpu" else TRITON)
     page_size = int(rng.choice([4, 8]))
     shape = tiny(str(rng.choice(PATTERNS)), page_size)
+    if form != "plain" or plane is not REFERENCE:  # what kernels multiply or code is 16 at least
+        shape = replace(shape, head_dim=16, recurrent_head_dim=16)
     reference = ReferenceModel(shape, page_size=page_size, device=device)
     requests = requests_of(rng, page_size)
     plot, tp = _draw_room(rng, shape, page_size, requests)
     groups = _groups(rng, len(shape.layer_words))
-    verifier = Verifier(reference)
+    verifier = Verifier(reference, plane)
     seen: Counter[str] = Counter()
     # two engines with one storage: what one has computed, the other reads
     spec = _spec(shape, plot, torch.device(device), tp, groups)
+    spec = replace(spec, host_format=form, storage_format=form, plane=plane)
     pools = [TorchPools(spec) for _ in range(int(rng.choice([1, 2, 2])))]
     allocators = [make_pools(plot.device, plot.host) for _ in pools]
     runners = [
@@ -256,7 +268,7 @@ def _with_policies(rng: np.random.Generator, plot: Plot, *, has_storage: bool) -
     return replace(
         plot,
         has_storage=has_storage,
-        write_policy=_draw(rng, [*WritePolicy, WritePolicy.write_through]),
+        write_policy=_draw(rng, [*WRITE_POLICIES, "write_through"]),
         checkpoints=_draw(rng, ["end", "end_branch", "every", "every"]),
         checkpoint_pages=1,
         may_jump=False,

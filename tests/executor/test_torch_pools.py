@@ -6,15 +6,13 @@ import torch
 
 from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.tiers.transfer import Move
-from hicache.executor.real import pools as torch_pools
-from hicache.executor.real import rank_pools
+from hicache.executor.real.plane import REFERENCE, Plane
 from hicache.executor.real.pools import Arrival
-from hicache.kernels import copy_pages, copy_pages_with_checksum
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 
 
-def test_pages_from_storage_are_hashed_on_the_host_as_the_kernel_hashes_them(monkeypatch):
+def test_pages_from_storage_are_hashed_on_the_host_as_the_kernel_hashes_them():
     pools = cpu_pools(tiny("F M", 4), 4, (4, 0, 4), (4, 0, 4), layer_groups=[range(2)])
     rank = pools.ranks[0]
     for pool in (*rank.kv.values(), *rank.taps, *rank.states):
@@ -26,7 +24,6 @@ def test_pages_from_storage_are_hashed_on_the_host_as_the_kernel_hashes_them(mon
     assert len(set(saved)) == 4
     for sums in rank._sums.values():
         sums.zero_()
-    monkeypatch.setattr(rank_pools, "copy_pages_with_checksum", None)  # nothing is copied
     assert rank.new_sums(items) == rank.sums(items) == saved
     rank.host[FULL][3, 5] ^= 1
     assert rank.new_sums(items[:2]) == [rank.sums(items)[0], saved[1]]
@@ -34,18 +31,16 @@ def test_pages_from_storage_are_hashed_on_the_host_as_the_kernel_hashes_them(mon
 
 
 @pytest.mark.parametrize("link_programs", [None, 3])
-def test_copies_across_the_link_take_the_programs_of_the_profile(link_programs, monkeypatch):
+def test_copies_across_the_link_take_the_programs_of_the_profile(link_programs):
     launched = []
 
     def seen(copy):
-        def launch(table, *ids, num_programs=None, **others):
+        def launch(table, *ids, num_programs=None):
             launched.append(num_programs)
-            return copy(table, *ids, num_programs=num_programs, **others)
+            return copy(table, *ids, num_programs=num_programs)
 
         return launch
 
-    for module, copy in ((torch_pools, copy_pages), (rank_pools, copy_pages_with_checksum)):
-        monkeypatch.setattr(module, copy.__name__, seen(copy))
     pools = cpu_pools(
         tiny("F M", 4),
         4,
@@ -53,6 +48,7 @@ def test_copies_across_the_link_take_the_programs_of_the_profile(link_programs, 
         (4, 0, 4),
         layer_groups=[range(2)],
         link_programs=link_programs,
+        plane=Plane(*map(seen, REFERENCE)),
     )
     one, two = np.array([1], np.int32), np.array([2], np.int32)
     pools.save([Move(FULL, one, two)])

@@ -10,7 +10,7 @@ import pytest
 
 from hicache import experiment
 from hicache.cli.check_policy import POOLS, TIGHT
-from hicache.cli.job import explain
+from hicache.cli.job import report_error
 from hicache.cli.schema import config_of
 
 SMALL = (*TIGHT, *POOLS["tiny_hybrid"], "workload.limit=12", "engine.check_invariants=false")
@@ -144,7 +144,7 @@ def ended(tmp_path, monkeypatch) -> Callable[[str, str], tuple[int, str, str]]:
         try:
             experiment.run(config_of(*SMALL, f"{knob}=users_own:Mine"))
         except Exception as error:
-            return explain(error, tmp_path), (tmp_path / "error.txt").read_text(), str(file)
+            return report_error(error, tmp_path), (tmp_path / "error.txt").read_text(), str(file)
         return 0, "", str(file)
 
     return end

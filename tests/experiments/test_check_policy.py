@@ -1,9 +1,9 @@
 import pytest
 
 from hicache import experiment
-from hicache.cache.named import PolicyError
+from hicache.cache.checked import PolicyError
 from hicache.cli import check_policy
-from hicache.cli.job import explain
+from hicache.cli.job import report_error
 from hicache.cli.schema import config_of
 
 OWN = f"{__name__}:"
@@ -62,7 +62,7 @@ def test_a_run_leaves_the_line_the_class_and_the_question_behind(tmp_path, capsy
     config = config_of("workload=agents", "workload.limit=40", f"scheduler.order={OWN}Boom")
     with pytest.raises(PolicyError) as broken:
         experiment.run(config)
-    assert explain(broken.value, tmp_path) == 1
+    assert report_error(broken.value, tmp_path) == 1
     told = (tmp_path / "error.txt").read_text()
     assert "return 1 / (30 - self._asked)" in told
     assert told.splitlines()[-1].startswith(f"scheduler.order={OWN}Boom: sort_key(")

@@ -240,7 +240,7 @@ def test_other_requests_are_refused(tmp_path, measures, late):
         pairs_in(tmp_path)
 
 
-@pytest.mark.parametrize("form", ["--json", "--markdown", "--latex", "--paired"])
+@pytest.mark.parametrize("form", ["--json", "--markdown", "--paired"])
 def test_a_paired_comparison_is_printed(tmp_path, measures, late, capsys, form):
     before, after = ([late(number, delay) for number in range(9)] for delay in (0, 0.5))
     two_runs(tmp_path, measures, before, after)

@@ -7,8 +7,8 @@ import pytest
 from experiments.studies import published
 from experiments.studies.published import CASES, Series, knee, plans_of, ranking, read_case
 from hicache.cli.schema import config_of
-from hicache.results.measured import MEASURES
 from hicache.results.requests_file import columns_of
+from hicache.results.server_log import MEASURES
 
 NAMES = sorted(path.stem for path in CASES.glob("*.yaml"))
 SMALL = {

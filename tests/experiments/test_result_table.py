@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from hicache.cli.tables import result_table as forms
-from hicache.cli.tables.result_table import ResultTable, Row, as_csv, as_latex, as_markdown
+from hicache.cli.tables.result_table import ResultTable, Row, as_csv, as_markdown
 from hicache.cli.tables.sweep_figure import wrapped
 
 
@@ -83,28 +83,6 @@ def test_what_a_user_named_is_no_markup(capsys):
 )
 def test_headings_are_cut_between_words_and_inside_keys(text, width, lines):
     assert wrapped(text, width) == lines
-
-
-def test_what_latex_would_read_as_a_command_is_escaped(result):
-    text = as_latex(result)
-    assert r"50 \% \& more" in text
-    assert r"0.54321 (0.12345--0.98765) \\" in text
-    assert text.count(r"\addlinespace") == 1
-    assert text.startswith("\\begin{tabular}{lrr}\n\\toprule\n")
-
-
-def test_a_negative_number_has_a_minus_in_latex_and_a_name_its_hyphen():
-    made = Row()
-    made.add("a", "my-policy_1")
-    made.add("b", "-0.5 [-1, 2e-05]")
-    text = as_latex(ResultTable(sections=[[made]], notes=[], num_names=1))
-    assert r"my-policy\_1 & $-$0.5 [$-$1, 2e-05] \\" in text
-
-
-def test_a_row_of_latex_is_no_argument_of_the_line_before():
-    made = Row()
-    made.add("a", "[1]")
-    assert r"{}[1] \\" in as_latex(ResultTable(sections=[[made]], notes=[], num_names=1))
 
 
 def test_a_program_gets_every_digit_and_an_empty_field_for_what_is_not_there():

@@ -55,7 +55,7 @@ module.run = run
 sys.modules["hicache.experiment"] = module
 from hicache.cli.schema import config_of
 from hicache.cli.run import main
-from hicache.cli.tables import result_table, sweep_figure, table
+from hicache.cli.tables import result_table, sweep_figure, comparison
 from hicache.results import report
 from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hicache.cli.tables.groups import Group, StoredRun
-from hicache.cli.tables.sweep_figure import COLOURS, draw_sweep, looks_of
+from hicache.cli.tables.sweep_figure import draw_sweep, looks_of
 
 METRICS = ["request/ttft_s_mean", "prefetch/a_metric_with_a_name_longer_than_its_panel_count"]
 
@@ -94,13 +94,6 @@ def test_no_two_lines_look_alike(names):
     looks = looks_of(names)
     assert len({(look.color, look.marker) for look in looks.values()}) == min(len(names), 49)
     assert len(set(looks.values())) == len(names)
-
-
-def test_of_two_settings_one_is_the_colour_and_one_the_marker():
-    looks = looks_of([(f"a{i}", f"b{j}") for i in range(3) for j in range(4)])
-    assert [looks[f"a{i}", "b0"].color for i in range(3)] == list(COLOURS[:3])
-    for j in range(4):
-        assert {looks[f"a{i}", f"b{j}"].marker for i in range(3)} == {looks["a0", f"b{j}"].marker}
 
 
 def test_overloaded_points_are_hollow_and_the_title_says_so():

@@ -7,8 +7,8 @@ import pytest
 
 from hicache import run
 from hicache.cli import calibrate, validate
-from hicache.results.measured import compare_measured, read_measured
 from hicache.results.requests_file import read_requests
+from hicache.results.server_log import compare_measured, read_measured
 
 TOLD = ("model=llama3_8b", "hardware=h100", "parallel.tp=1", "storage=none")
 LOAD = ("workload=multi_turn", "workload.num_sessions=3", "workload.rounds=2")

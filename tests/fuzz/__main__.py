@@ -9,8 +9,7 @@ import argparse
 import sys
 
 from tests.fuzz.scenario import PLAIN
-from tests.fuzz.shrink import Finding, examine
-from tests.fuzz.survey import Survey, numbered, survey
+from tests.fuzz.shrink import Finding, examine, try_all
 
 
 def main() -> int:
@@ -19,33 +18,26 @@ def main() -> int:
     parser.add_argument("scenario", nargs="*", help="seed/number, seed/first-last or knob=value")
     parser.add_argument("--limit", type=int, help="requests")
     args = parser.parse_args()
-    names = [name for word in args.scenario if "=" not in word for name in named(word)]
     choices = dict(PLAIN)
+    names = []
     for word in args.scenario:
         knob, equals, value = word.partition("=")
-        if equals:
-            if knob not in PLAIN:
-                parser.error(f"there is no {knob}; scenarios differ in {', '.join(PLAIN)}")
+        if not equals:
+            seed, numbers = word.split("/")
+            first, _, last = numbers.partition("-")
+            names += [f"{seed}/{number}" for number in range(int(first), int(last or first) + 1)]
+        elif knob not in PLAIN:
+            parser.error(f"there is no {knob}; scenarios differ in {', '.join(PLAIN)}")
+        else:
             choices[knob] = value
-    if not names:
-        found = examine("plain", choices, args.limit)
-        print(found if isinstance(found, Finding) else "nothing is wrong")
-        return int(isinstance(found, Finding))
-    visits = []
-    for visit in survey(names):
-        visits.append(visit)
-        if visit.finding is not None:
-            print(visit.finding, flush=True)
-    result = Survey(visits=visits)
-    print(result)
-    return int(bool(result.findings))
-
-
-def named(word: str) -> list[str]:
-    """The scenarios of `seed/number` or `seed/first-last`."""
-    seed, numbers = word.split("/")
-    first, _, last = numbers.partition("-")
-    return numbered(int(seed), range(int(first), int(last or first) + 1))
+    tried = try_all(names) if names else [examine("plain", choices, args.limit)]
+    num_findings = 0
+    for found in tried:
+        if isinstance(found, Finding):
+            num_findings += 1
+            print(found, flush=True)
+    print(f"{len(names) or 1} scenarios, {num_findings} findings")
+    return int(num_findings > 0)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ are no knobs of a run: `scenario.py` turns them into some that suit its workload
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hicache.config import WRITE_POLICIES
+
 Overrides = Mapping[str, object]
 
 
@@ -163,7 +165,14 @@ KNOBS = (
     _each("pools.swa_host", 1.0, 0.3, 3.0, 0.0, plain_share=0.75),
     _each("pools.slots_host", 16, 2, 40, 0, plain_share=0.75),
     _each("cache.eviction", "lru", "lfu", "slru", "fifo", "random"),
-    _each("cache.write_policy", "write_through", "write_through_selective", "write_back"),
+    _each(
+        "cache.policy",
+        "none",
+        *(f"tests.fuzz.policies:{name}" for name in ("Ledger", "Contrary", "ContraryDemotion")),
+    ),
+    _each("cache.write_policy", *WRITE_POLICIES),
+    _each("cache.write_watermark", 0.2, 0.6),
+    _each("cache.answer_pages", None, 1, 3),
     _each("cache.load_back_threshold", 10, 0, 100),
     _or_preset("compat.quirks.split_refreshes", *OFF_ON),
     _or_preset("compat.quirks.leaving_refreshes", *OFF_ON),
@@ -171,8 +180,9 @@ KNOBS = (
     _or_preset("cache.backs_up_answers", *OFF_ON),
     _or_preset("cache.loads_last_page", *OFF_ON),
     _or_preset("cache.checkpoints", "end_branch", "end", "branch_or_end", "every"),
-    _or_preset("cache.windows", "end_branch", "last_chunk", "end", "branch_or_end", "every"),
+    _or_preset("cache.windows", "end_branch", "end", "branch_or_end", "every"),
     _or_preset("cache.storage_branches", *OFF_ON),
+    _or_preset("compat.quirks.trims_windows", *OFF_ON),
     _or_preset("compat.quirks.loads_whole_nodes", *OFF_ON),
     _or_preset("compat.quirks.loads_states_twice", *OFF_ON),
     _or_preset("compat.quirks.states_per_request", 2, 3),

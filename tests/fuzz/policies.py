@@ -1,11 +1,14 @@
 """Policies as a user would write them, named in scenarios as module:Class."""
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Sequence
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
+from hicache.cache.tiers.writes import Load
 from hicache.cache.tree.entry import Entry, Evictable
 from hicache.config import PrefetchConfig
+from hicache.engine.routing import Replica
 from hicache.policies.world import World
 from hicache.request import Request
 
@@ -93,4 +96,29 @@ class Ledger:
         assert entry.hits == self.hits[entry]
 
 
-LEDGERS: list[Ledger] = []
+LEDGERS: deque[Ledger] = deque(maxlen=8)
+
+
+class Contrary:
+    """Decides everything by the content of entries, however little sense that makes."""
+
+    def rank(self, entry: Entry, tier: str, kind: str) -> tuple[int, ...]:
+        return entry.key * 7919 % 1009, entry.id
+
+    def victim(self, tier: str, kind: str, need: int, queue: Evictable) -> Entry | None:
+        return max(queue, key=lambda entry: (entry.key % 31, entry.id), default=None)
+
+    def admit(self, entry: Entry, source: str, target: str, load: Load) -> bool | None:
+        return (None, True, True, False)[(entry.key + len(load.moment)) % 4]
+
+    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int] | None:
+        return None if start % 3 == 0 else [(start + end) // 2, end]
+
+    def route(self, request: Request, engines: Sequence[Replica]) -> int:
+        return request.id * 7 % len(engines)
+
+
+class ContraryDemotion(Contrary):
+    """Also copies what the device evicts, or some of it."""
+
+    demotes = True

@@ -10,7 +10,7 @@ from hicache.cache.kinds import model_kinds
 from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.models import GIB
-from hicache.workload.build import Workload, load_workload
+from hicache.workload.workload import Workload, load_workload
 from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob
 from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, make_talk, unit_tokens
 

@@ -1,8 +1,13 @@
-"""Makes a failing scenario small: fewer requests, and only the choices that it takes."""
+"""Tries scenarios, and makes a failing one small: few requests, only the choices that it takes.
+
+The shrinker is our own because hypothesis cannot shrink a scenario that it has not drawn itself.
+"""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 from tests.fuzz.scenario import PLAIN, Choices, draw, parse, plan_of
 from tests.fuzz.talk import NUM_REQUESTS
@@ -29,6 +34,21 @@ class Finding:
             f"  small: python -m tests.fuzz --limit {self.limit} {words}",
         ]
         return "\n".join(lines + ([f"  as run: {self.command}"] if self.command else []))
+
+
+def try_all(names: Sequence[str]) -> Iterator[Finding | bool]:
+    """Try the scenarios in two processes: what is wrong, or whether all tiers were used."""
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as workers:
+        yield from workers.map(_try, names, chunksize=5)
+
+
+def _try(name: str) -> Finding | bool:
+    found = find(name)
+    if isinstance(found, Finding):
+        return found
+    evicts = any(count for key, count in found.summary.items() if key.startswith("evict/"))
+    used = ("transfer/load_back_bytes", "cache/storage_hit_tokens")
+    return evicts and all(found.summary[key] for key in used)
 
 
 def find(name: str) -> Finding | Trial:

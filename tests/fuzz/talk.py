@@ -8,7 +8,7 @@ from random import Random
 
 from hicache.clock import to_ns
 from hicache.request import Request
-from hicache.workload.build import Workload
+from hicache.workload.workload import Workload
 from tests.scheduler.world import spans
 
 TALK = "talk"  # its name as a workload

@@ -15,7 +15,8 @@ from hicache.clock import SimulatedClock
 from hicache.config import StartState
 from hicache.request import TOKEN_BYTES, Request
 from hicache.results.metrics import TTFT_PARTS, Progress, RequestRecord, Row, Status, summarize
-from hicache.workload.build import Workload
+from hicache.workload.page_numbers import page_numbers
+from hicache.workload.workload import Workload
 from tests.fuzz.scenario import Choices, Plan, plan_of
 from tests.workload.infinite_cache import page_chain
 
@@ -121,10 +122,13 @@ def _run(
             rows.append(progress.row)
 
     with ExitStack() as patches:
-        patches.enter_context(mock.patch("hicache.engine.runtime.SimulatedClock", BoundedClock))
+        patches.enter_context(
+            mock.patch("hicache.engine.simulated_runtime.SimulatedClock", BoundedClock)
+        )
         patches.enter_context(mock.patch.object(invariants, "check", thinned(invariants.check)))
         if names is not None:
-            page_names = names(plan.config.cache.page_size)
+            size = plan.config.cache.page_size
+            page_names = names(size, page_numbers(plan.workload.requests, size))
             named = mock.patch.object(experiment, "Numbers", return_value=page_names)
             patches.enter_context(named)
         result = experiment.run(

@@ -19,15 +19,15 @@ import torch
 from matplotlib.figure import Figure
 from triton.runtime import interpreter
 
-from hicache.kernels.bench import measure
+from hicache.workbench.bench import measure
 from tests import imitated_gpu
 
 measure.KIB, measure.MIB, measure.GIB = 1 << 6, 1 << 12, 1 << 18  # imported by the modules below
 measure.CACHE_BYTES = 1 << 16
 
 from hicache.kernels import ops, reference  # noqa: E402
-from hicache.kernels.bench import __main__ as bench  # noqa: E402
-from hicache.kernels.bench import link_cases  # noqa: E402
+from hicache.workbench.bench import __main__ as bench  # noqa: E402
+from hicache.workbench.bench import link_cases  # noqa: E402
 
 link_cases.WEIGHT_SIZE = 16
 

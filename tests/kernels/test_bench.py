@@ -9,12 +9,12 @@ import pytest
 import torch
 import wrong_copies
 
-from hicache.kernels.bench import __main__ as bench
-from hicache.kernels.bench import cases as bench_cases
-from hicache.kernels.bench import contest as bench_contest
-from hicache.kernels.bench import figures as bench_figures
-from hicache.kernels.bench.measure import KIB, Bench, quantiles
-from hicache.kernels.bench.session import Cell, Session
+from hicache.workbench.bench import __main__ as bench
+from hicache.workbench.bench import cases as bench_cases
+from hicache.workbench.bench import contest as bench_contest
+from hicache.workbench.bench import figures as bench_figures
+from hicache.workbench.bench.measure import KIB, Bench, quantiles
+from hicache.workbench.bench.session import Cell, Session
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 import wrong_copies
 
-from hicache.kernels import contract
-from hicache.kernels.check import Verdict, _programs_in_order, check, main
-from hicache.kernels.check_cases import GUARD_BYTES, LAYOUTS, Case, Pool, Round, cases
-from hicache.kernels.check_faults import Fault, Seen, fault_of
+from hicache.workbench import contract
+from hicache.workbench.check import Verdict, _programs_in_order, check, main
+from hicache.workbench.check_cases import GUARD_BYTES, LAYOUTS, Case, Pool, Round, cases
+from hicache.workbench.check_faults import Fault, Seen, fault_of
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -203,13 +203,13 @@ def test_the_kernel_runs_in_a_process_whose_exit_code_is_passed_on(
             Path(command[-1]).write_text("case 7")
         return SimpleNamespace(returncode=code)
 
-    monkeypatch.setattr("hicache.kernels.check.subprocess.run", run)
+    monkeypatch.setattr("hicache.workbench.check.subprocess.run", run)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     device = "cpu" if is_interpreted else "cuda"
     given = ["x:y", "--cases", "5", "--device", device]
     assert main(given) == status
     ((command, interpreted, fusion),) = asked
-    assert command[:-1] == [sys.executable, "-m", "hicache.kernels.check", *given, "--inside"]
+    assert command[:-1] == [sys.executable, "-m", "hicache.workbench.check", *given, "--inside"]
     assert (interpreted, fusion) == ("1" if is_interpreted else None, "1")
     where = "case 7" if is_interpreted else "before the first case"
     died = f"died: {where}: signal 11, as of a load or store outside of all memory\n"
@@ -219,7 +219,7 @@ def test_the_kernel_runs_in_a_process_whose_exit_code_is_passed_on(
 def test_a_hundred_cases_of_seed_0_are_checked_by_default(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        "hicache.kernels.check.cases", lambda *given, **more: asked.append(given) or ()
+        "hicache.workbench.check.cases", lambda *given, **more: asked.append(given) or ()
     )
     assert check(wrong_copies.right).exit_code == 1
     monkeypatch.chdir(Path(__file__).parent)

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hicache.kernels import codegen, scoreboard, stand_in
-from hicache.kernels.codegen_cases import cases
+from hicache.workbench import codegen, scoreboard, stand_in
+from hicache.workbench.codegen_cases import cases
 
 # compiles the copy kernel once for each `tl.multiple_of` in it, with that one deleted; then as it
 # is, for launches whose arguments differ in every way that serving makes them differ
@@ -23,9 +23,10 @@ import ast, dataclasses, importlib.util, inspect, json, sys
 from pathlib import Path
 import torch
 from triton import language as tl
-from hicache.kernels import codegen, copy
-from hicache.kernels.codegen_cases import cases
-from hicache.kernels.bench import gemm, peers
+from hicache.kernels import copy
+from hicache.workbench import codegen
+from hicache.workbench.codegen_cases import cases
+from hicache.workbench.bench import gemm, peers
 
 class Delete(ast.NodeTransformer):
     def __init__(self, wanted):
@@ -59,11 +60,14 @@ def launch(case, *arguments):
     kernel = case.kernel.warmup(*arguments, grid=(8,), **case.constants)
     compiled.setdefault(case.name, set()).add(kernel.hash)
 
+def is_stride(case, value):  # of a pool, of which a model has a few
+    return "attention" in case.name and value in case.arguments[1].stride()
+
 for case in cases():
     for number in (1, 16, 17, 1 << 20):  # where a number of things stands, an odd one and others
         for start in (0, 1):  # where a tensor stands, one that begins on no round address
             launch(case, *(
-                number if isinstance(each, int)
+                number if isinstance(each, int) and not is_stride(case, each)
                 else each[start:] if isinstance(each, torch.Tensor) and each.dtype == torch.int32
                 else each
                 for each in case.arguments
@@ -107,7 +111,7 @@ NUM_PROMISES = 5  # source and target address, source and target offset, number 
 WARM = """
 import json, torch
 from hicache.kernels import copy, copy_table, index, ops
-from hicache.kernels.stand_in import stand_in
+from hicache.workbench.stand_in import stand_in
 
 driver = stand_in()
 kernels = (
@@ -136,7 +140,7 @@ FORKING = """
 import json, os, sys
 from pathlib import Path
 import torch
-from hicache.kernels import codegen
+from hicache.workbench import codegen
 
 scripts, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
 for name, script in scripts.items():
@@ -148,7 +152,9 @@ for name, script in scripts.items():
 """
 SCRIPTS = {
     "reports": "sys.argv[1:] = ['--json']; codegen.main()",
-    "own": "sys.argv[1:] = ['--json', '--kernel', 'hicache.kernels.contract:ours']; codegen.main()",
+    "own": (
+        "sys.argv[1:] = ['--json', '--kernel', 'hicache.workbench.contract:ours']; codegen.main()"
+    ),
     "oracle": (
         "os.chdir(sys.argv[3] + '/../../docs/examples'); "
         "sys.argv[1:] = ['--json', '--kernel', 'my_attention:Decode']; codegen.main()"
@@ -205,7 +211,8 @@ def is_coded(report):
 
 def test_every_copy_moves_128_bits_at_a_time_through_registers_alone(reports):
     copies = [r for r in reports["reports"] if r["payload_loads"].get("128")]
-    copies = [r for r in copies if "checksum" not in r["name"] and not is_coded(r)]
+    others = "checksum", "attention"
+    copies = [r for r in copies if not any(o in r["name"] for o in others) and not is_coded(r)]
     assert len(copies) == 6
     for report in copies:
         assert list(report["payload_loads"]) == list(report["stores"]) == ["128"]
@@ -241,10 +248,10 @@ def test_the_persistent_product_runs_on_tensor_cores(variants):
 
 def test_every_copy_has_64_kib_a_program_and_128_kib_an_sm_in_flight_in_every_turn(reports):
     copies = [r for r in reports["reports"] if r["payload_loads"].get("128")]
-    assert len(copies) == 7 + 6
+    assert len(copies) == 7 + 6 + 3
     for report in copies:
         assert report["flight_bytes"] == 64 * 1024
-        if not is_coded(report):
+        if not is_coded(report) and "attention" not in report["name"]:
             assert report["programs_of_sm"] == (1 if "checksum" in report["name"] else 2)
 
 

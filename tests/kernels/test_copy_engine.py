@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hicache.kernels import copy_table
-from hicache.kernels.bench import copy_engine
+from hicache.workbench.bench import copy_engine
 
 SIDE = 7  # a stream that is not the default one
 STREAM_ORDER, ANY_ORDER = 1, 3

@@ -12,9 +12,9 @@ import torch
 from einops import rearrange
 
 from hicache.kernels import copy, copy_table, reference
-from hicache.kernels.check import check
-from hicache.kernels.check_cases import cases
-from hicache.kernels.contract import ours
+from hicache.workbench.check import check
+from hicache.workbench.check_cases import cases
+from hicache.workbench.contract import ours
 
 LAYOUTS = {  # of a host pool; the first axes of a page are told apart by a view of its own
     "layer first": "layer kv page token head dim",

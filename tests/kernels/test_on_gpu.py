@@ -7,7 +7,7 @@ import torch
 
 from hicache import kernels
 from hicache.kernels import copy, copy_table, index
-from hicache.kernels.bench import peers
+from hicache.workbench.bench import peers
 
 pytestmark = [
     pytest.mark.gpu,

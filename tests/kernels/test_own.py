@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hicache.kernels import contract
-from hicache.kernels.bench import __main__ as bench
-from hicache.kernels.check import check_own, main
+from hicache.workbench import contract
+from hicache.workbench.bench import __main__ as bench
+from hicache.workbench.check import check_own, main
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NAMES = ["my_transcode:RowsToInt8", "my_attention:Decode"]

@@ -8,10 +8,11 @@ import pytest
 import torch
 import triton.language as tl
 
-from hicache.kernels import contract, copy_table, reference
-from hicache.kernels.bench import peers
-from hicache.kernels.bench.gemm import persistent_gemm
-from hicache.kernels.check import check
+from hicache.kernels import copy_table, reference
+from hicache.workbench import contract
+from hicache.workbench.bench import peers
+from hicache.workbench.bench.gemm import persistent_gemm
+from hicache.workbench.check import check
 
 RUN_HERE = [
     "vllm_blocks", "vllm_states", "vllm_states_tiled", "sgl_warps", "sglang_slots",
@@ -149,7 +150,7 @@ def test_sglangs_own_kernels_are_called_as_sglang_calls_them(name, programs, use
 
 @pytest.mark.parametrize("num_programs", [1, 5])
 def test_the_persistent_product_is_that_of_torch(num_programs, device, monkeypatch):
-    monkeypatch.setattr("hicache.kernels.bench.gemm.num_sms", lambda device: num_programs)
+    monkeypatch.setattr("hicache.workbench.bench.gemm.num_sms", lambda device: num_programs)
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(*size, generator=generator) for size in ((40, 48), (48, 72)))
     a, b = (each.to(torch.float16).to(device) for each in (a, b))

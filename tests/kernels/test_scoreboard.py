@@ -2,8 +2,8 @@
 
 import pytest
 
-from hicache.kernels import scoreboard
-from hicache.kernels.scoreboard import GHZ, INDEX_NS, OTHER_CYCLES, SHARED_OF_SM
+from hicache.workbench import scoreboard
+from hicache.workbench.scoreboard import GHZ, INDEX_NS, OTHER_CYCLES, SHARED_OF_SM
 
 PAYLOAD_NS = 1000.0
 PAYLOAD, INDEX = PAYLOAD_NS * GHZ, INDEX_NS * GHZ  # cycles

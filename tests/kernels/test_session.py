@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hicache.kernels.bench.measure import Timing
-from hicache.kernels.bench.session import Cell, Goal, Record, Session
+from hicache.workbench.bench.measure import Timing
+from hicache.workbench.bench.session import Cell, Goal, Record, Session
 
 
 class Watch:

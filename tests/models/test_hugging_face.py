@@ -149,7 +149,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("openai/gpt-oss-20b", {"layer_types": ["chunked_attention"] * 24}, "got 'chunked_attention'"),
     ("openai/gpt-oss-20b", {"layer_types": ["sliding_attention"] * 24}, "full layers .* got 0"),
     ("Qwen/Qwen3.5-27B", {"linear_num_key_heads": 7}, "a multiple of .*=7, got 48"),
-    ("google/gemma-4-26B-A4B", {"num_kv_shared_layers": 10}, "is not supported, got 10"),
+    ("google/gemma-4-26B-A4B", {"num_kv_shared_layers": 30}, "less than the 30 layers"),
     (
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
         {"hybrid_override_pattern": "M*-" * 10},
@@ -211,7 +211,7 @@ def test_layers_that_share_an_indexer_keep_no_index_keys(said: dict[str, Any]) -
     shape, all_of_them = derived("zai-org/GLM-5", **said), derived("zai-org/GLM-5")
     assert shape.full_token_bytes == 95_232
     assert all_of_them.full_token_bytes == 109_824
-    assert "".join("FS"["i" not in word] for word in shape.layer_words) == SHARED
+    assert "".join("FS"["I" not in word] for word in shape.layer_words) == SHARED
     index = 32 * (2048 * 128 + 6144) + 6144 * 128
     assert all_of_them.dense_params - shape.dense_params == (78 - 21) * index
     costs = [CostModel(each, h200(), tp=32) for each in (shape, all_of_them)]
@@ -234,9 +234,12 @@ def test_null_says_as_little_as_nothing() -> None:
     assert derived(named, quantization_config=None, sliding_window=None) == derived(named)
 
 
-def test_layers_may_be_listed_block_by_block() -> None:
+@pytest.mark.parametrize(
+    ("mamba", "attention"), [("mamba", "attention"), ("linear_attention", "full_attention")]
+)
+def test_layers_may_be_listed_block_by_block(mamba: str, attention: str) -> None:
     name = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
-    words = {"M": "mamba", "*": "attention", "E": "moe"}
+    words = {"M": mamba, "*": attention, "E": "moe"}
     blocks = [words[letter] for letter in str(TEXTS[name]["hybrid_override_pattern"])]
     listed = derived(
         name, hybrid_override_pattern=..., num_hidden_layers=..., layers_block_type=blocks

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache.cache.named import PolicyError
+from hicache.cache.checked import PolicyError
 from hicache.cache.tree.entry import Entry, Evictable
 from hicache.cli.schema import config_of
 from hicache.experiment import run

@@ -10,8 +10,8 @@ from hicache.experiment import run
 from hicache.policies.queues import Arc, LeCaR, S3Fifo, Slru
 from hicache.policies.stock import STOCK
 from hicache.results.metrics import summarize
-from hicache.workload.build import load_workload
 from hicache.workload.oracle import min_hits, visits_of
+from hicache.workload.workload import load_workload
 from tests.policies.test_events import SMALL, run_of, summary_of
 
 

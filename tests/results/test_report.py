@@ -8,13 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from hicache.clock import SECOND_NS
-from hicache.config import (
-    CacheConfig,
-    ExperimentConfig,
-    PrefetchConfig,
-    WorkloadConfig,
-    WritePolicy,
-)
+from hicache.config import CacheConfig, ExperimentConfig, PrefetchConfig, WorkloadConfig
 from hicache.results import report
 from hicache.results.metrics import Row, Status, summarize
 from hicache.results.tracking import write_json
@@ -60,7 +54,7 @@ def test_the_page_says_in_words_what_was_run(run_dir):
     config = ExperimentConfig(
         seed=3,
         workload=WorkloadConfig(kind="chat"),
-        cache=CacheConfig(write_policy=WritePolicy.write_back),
+        cache=CacheConfig(write_policy="write_back"),
         prefetch=PrefetchConfig(stop="my_policies:Mine"),
     )
     page = page_of(run_dir, config).read_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache.config import TrackerConfig, WandbMode, WritePolicy
+from hicache.config import TrackerConfig, WandbMode
 from hicache.results.metrics import Row
 from hicache.results.tracking import Tracker, plain, write_json
 
@@ -59,7 +59,7 @@ def test_a_summary_holds_no_nan(tmp_path):
 
 
 def test_a_config_becomes_plain_values():
-    assert plain({"a": (WritePolicy.write_back, None), "b": Row(time_s=1.0)})["a"] == [
+    assert plain({"a": ("write_back", None), "b": Row(time_s=1.0)})["a"] == [
         "write_back",
         None,
     ]

@@ -211,7 +211,7 @@ def test_a_comparison_of_the_same_survivors_does_not(rejecting, capsys):
     assert "finished in some rows" not in printed
 
 
-@pytest.mark.parametrize("form", ["--json", "--csv", "--markdown", "--latex", "--paired"])
+@pytest.mark.parametrize("form", ["--json", "--csv", "--markdown", "--paired"])
 def test_every_form_of_a_comparison_tells_what_was_rejected(rejecting, form, capsys):
     compare.main([str(rejecting[0]), form])
     assert "rejected" in capsys.readouterr().out

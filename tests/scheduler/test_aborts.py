@@ -10,13 +10,7 @@ from hicache.cache import invariants
 from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.node import TIERS
-from hicache.config import (
-    PrefetchConfig,
-    SchedulerConfig,
-    StorageConfig,
-    StorageWrites,
-    WritePolicy,
-)
+from hicache.config import WRITE_POLICIES, PrefetchConfig, SchedulerConfig, StorageConfig
 from hicache.engine.loop import ClientTimeouts, Engine
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.stores import StandIns
@@ -32,7 +26,7 @@ from tests.scheduler.world import (
     request_of,
 )
 
-POLICIES = list(WritePolicy)
+POLICIES = WRITE_POLICIES
 SLOW = StorageConfig(kind="memory", read_gbps=0.2, write_gbps=0.2, batch_pages=2, delay_s=0.01)
 
 
@@ -129,10 +123,10 @@ def assert_baseline(world: World) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.value)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_an_abort_at_any_moment_returns_every_count_to_its_baseline(
-    kind: str, policy: WritePolicy, ranks: int
+    kind: str, policy: str, ranks: int
 ) -> None:
     plot = plot_of(kind, write_policy=policy, num_ranks=ranks, storage=SLOW)
     for seed in range(2):
@@ -149,7 +143,7 @@ def test_aborts_come_at_every_moment_there_is(ranks: int) -> None:
         num_ranks=ranks,
         device=(27, 0, 0),
         scheduler=limits,
-        storage=replace(SLOW, write=StorageWrites.on_back_up),
+        storage=replace(SLOW, write="on_back_up"),
         prefetch=PrefetchConfig(threshold=16, occupied_share=1.0, stop="wait_complete"),
     )
     seen: Counter[str] = Counter()

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import Kinds, named_kinds
+from hicache.cache.kinds import SWA, Kinds, named_kinds
+from hicache.config import QuirksConfig
 from hicache.scheduler.checkpoints import PLACEMENTS, CheckpointSaver, Placement
 from tests.scheduler.world import World, plot_of, request_of
 
@@ -53,7 +54,6 @@ STATES = named_kinds(PAGE, has_states=True)
 
 def checkpoints(
     placement: Placement,
-    windows: Placement | None = None,
     *,
     slots: int = 9,
     kinds: Kinds = STATES,
@@ -65,7 +65,7 @@ def checkpoints(
         counters=Counter(),
         take_state_slot=lambda _: [free.pop(0)] if free else None,
     )
-    return CheckpointSaver(cache, placement, windows)
+    return CheckpointSaver(cache, placement)
 
 
 def req(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> Any:
@@ -96,16 +96,27 @@ def test_without_states_there_are_none() -> None:
 
 @pytest.mark.parametrize(
     ("windows", "wanted"),
-    [(None, [250]), (Asked(96), [96]), (Asked(240, 96), [96, 250]), (Asked(16), [250])],
-    ids=["of the last chunk", "at a branch", "at both", "where nothing is computed"],
+    [(Asked(96), [96]), (Asked(240, 96), [96, 250]), (Asked(16), [250])],
+    ids=["at a branch", "at both", "where nothing is computed"],
 )
 def test_a_prompt_is_published_up_to_each_of_its_windows(
-    windows: Placement | None, wanted: list[int]
+    windows: Placement, wanted: list[int]
 ) -> None:
     match: Any = SimpleNamespace(branch_len=98)
     asked = req(kv_len=32)
-    checkpoints(Asked(), windows, kinds=named_kinds(PAGE, window_len=8)).place(asked, match)
+    checkpoints(windows, kinds=named_kinds(PAGE, window_len=8)).place(asked, match)
     assert asked.boundaries == wanted
+
+
+@pytest.mark.parametrize(("trims", "on_device"), [(False, 7), (True, 2)])
+def test_the_host_has_one_window_of_a_prompt_and_the_device_its_last_chunk(
+    on_device: int, *, trims: bool
+) -> None:
+    quirks = QuirksConfig(trims_windows=trims)
+    world = World(plot_of("full_swa", window_len=16, has_storage=False, quirks=quirks))
+    world.serve([request_of(0, range(100), [7])])  # 64 + 36 tokens, in pages of 8
+    device, host = world.cache.tree.residency.resident
+    assert (device[SWA], host[SWA]) == (on_device, 2)
 
 
 def slots_of(saves: list[tuple[int, Any]]) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from hicache.cache.kinds import FULL, SWA, named_kinds
-from hicache.config import WritePolicy
 from hicache.scheduler.admission import (
     must_evict,
     pages_for,
@@ -51,15 +50,16 @@ def cache(
     *,
     free: dict[int, int],
     evictable: dict[int, int] | None = None,
-    policy: WritePolicy = WritePolicy.write_through,
+    policy: str = "write_through",
     spare: int = 0,
 ) -> Any:
     """Pages free and evictable, by kind."""
     more = evictable or {}
     return SimpleNamespace(
         page_size=PAGE,
-        tree=SimpleNamespace(kinds=named_kinds(PAGE, window_len=int(SWA in free))),
-        knobs=SimpleNamespace(write_policy=policy),
+        tree=SimpleNamespace(
+            kinds=named_kinds(PAGE, window_len=int(SWA in free)), demotes=policy == "write_back"
+        ),
         quirks=SimpleNamespace(spare_pages=spare),
         available_size=lambda kind: free[kind] * PAGE,
         room=lambda kind: (free[kind] + more.get(kind, 0)) * PAGE,
@@ -84,7 +84,7 @@ def test_without_a_page_for_one_step_there_is_none() -> None:
 
 
 def test_a_victim_must_be_saved_first_so_steps_end_within_a_page() -> None:
-    scarce = cache(free={FULL: 1}, evictable={FULL: 9}, policy=WritePolicy.write_back)
+    scarce = cache(free={FULL: 1}, evictable={FULL: 9}, policy="write_back")
     assert steps_with_pages(scarce, [req(33)], 64) == 15
     assert steps_with_pages(scarce, [req(33)], 31) == 31  # one page, and it is free
 

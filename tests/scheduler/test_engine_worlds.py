@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA
-from hicache.config import SERVICE_ORDERS, Batching, SchedulerConfig, WritePolicy
+from hicache.config import SERVICE_ORDERS, WRITE_POLICIES, Batching, SchedulerConfig
 from hicache.executor.completions import StepRun
 from hicache.scheduler.batch import Batch
 from tests.scheduler.world import (
@@ -22,7 +22,7 @@ from tests.scheduler.world import (
 )
 
 KIND_NAMES = sorted(KINDS)
-POLICIES = list(WritePolicy)
+POLICIES = WRITE_POLICIES
 
 
 def served(plot: Plot, seed: int, count: int = 25) -> World:
@@ -31,11 +31,9 @@ def served(plot: Plot, seed: int, count: int = 25) -> World:
     return world
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.value)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", KIND_NAMES)
-def test_every_prompt_token_of_an_admitted_request_is_counted_once(
-    kind: str, policy: WritePolicy
-) -> None:
+def test_every_prompt_token_of_an_admitted_request_is_counted_once(kind: str, policy: str) -> None:
     world = served(plot_of(kind, write_policy=policy), seed=1)
     assert len(world.finished) == 25
     for req, _ in world.finished:
@@ -46,9 +44,9 @@ def test_every_prompt_token_of_an_admitted_request_is_counted_once(
     assert sum(world.counters[f"cache/{name}_tokens"] for name in names) == tokens
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.value)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", KIND_NAMES)
-def test_taking_decode_steps_one_by_one_changes_nothing(kind: str, policy: WritePolicy) -> None:
+def test_taking_decode_steps_one_by_one_changes_nothing(kind: str, policy: str) -> None:
     plots = [plot_of(kind, write_policy=policy, may_jump=jump) for jump in (True, False)]
     jumping, stepping = (served(plot, seed=0) for plot in plots)
     assert jumping.outcome() == stepping.outcome()
@@ -118,7 +116,8 @@ def test_answers_that_outgrow_the_pool_are_retracted_and_finish_later(kind: str)
 
 def narrow_window(count: int, **changes: object) -> World:
     """A window pool that holds a prompt's window and most of the answer's, and no more."""
-    world = World(plot_of("full_swa", window_len=64, device=(200, 16, 0), **changes))
+    pools = (200, 16, 0)
+    world = World(plot_of("full_swa", window_len=64, device=pools, checkpoints="end", **changes))
     prompts = [range(number * 1000, number * 1000 + 120) for number in range(count)]
     world.serve([request_of(number, prompt, [7] * 150) for number, prompt in enumerate(prompts)])
     return world
@@ -264,7 +263,7 @@ def test_a_decode_step_that_evicts_under_write_back_sends_nobody_back() -> None:
         plot_of(
             "full",
             device=(20, 0, 0),
-            write_policy=WritePolicy.write_back,
+            write_policy="write_back",
             has_storage=False,
             scheduler=no_promise,
         )

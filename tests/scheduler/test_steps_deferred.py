@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hicache.cache.kinds import FULL, SWA, named_kinds
 from hicache.cache.pages import PageAllocator
-from hicache.config import SchedulerConfig
+from hicache.config import CacheConfig, SchedulerConfig
 from hicache.scheduler.admission import Admission
 from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.decision import Admit, Defer, Reason
@@ -33,7 +33,9 @@ def admission_of(
 ) -> Admission:
     rooms = {FULL: room, SWA: swa_room}
     cache: Any = SimpleNamespace(
+        quirks=SimpleNamespace(spare_pages=0),
         page_size=PAGE,
+        knobs=CacheConfig(),
         tree=SimpleNamespace(kinds=named_kinds(PAGE, window_len=PAGE * (swa_room is not None))),
         rooms=rooms,
         room=lambda kind=FULL: rooms[kind],

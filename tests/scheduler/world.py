@@ -23,7 +23,6 @@ from hicache.config import (
     SchedulerConfig,
     StorageConfig,
     WorkloadConfig,
-    WritePolicy,
 )
 from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine, Router, serve
@@ -40,7 +39,7 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
-from hicache.workload.arrivals import Feeder
+from hicache.workload.feeder import Feeder
 from tests.cache.small import eviction_of, make_cache, make_pools
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
@@ -75,7 +74,7 @@ class Plot:
     page_size: int = 8
     page_bytes: tuple[int, int, int] = PAGE_BYTES
     load_back_threshold: int = 10
-    write_policy: WritePolicy = WritePolicy.write_through
+    write_policy: str = "write_through"
     scheduler: SchedulerConfig = SCHEDULER
     prefetch: PrefetchConfig = PREFETCH
     storage: StorageConfig = STORAGE

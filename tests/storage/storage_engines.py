@@ -40,8 +40,8 @@ ENGINES = {
         durable=False,
     ),
     "slab": Engine(kind="slab", open=slab),
-    "slab-direct": Engine(
-        kind="slab", open=partial(slab, page_bytes={0: PAGE_BYTES}, direct=True, num_threads=1)
+    "slab-sized": Engine(
+        kind="slab", open=partial(slab, page_bytes={0: PAGE_BYTES}, num_threads=1)
     ),
     "file": Engine(
         kind="file",

@@ -12,7 +12,7 @@ from pathlib import Path
 import hicache
 from hicache.config import StorageConfig
 from hicache.storage.base import Storage, StorageError
-from hicache.storage.build import open_storage
+from hicache.storage.factory import open_storage
 
 PAGE_BYTES = 8192
 

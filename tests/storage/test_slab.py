@@ -127,16 +127,6 @@ def test_a_page_larger_than_its_component_is_refused(tmp_path: Path) -> None:
             write_sized(storage, key(2, 2), LARGE)
 
 
-def test_direct_transfers_fill_aligned_and_other_buffers(tmp_path: Path) -> None:
-    with closing(open_slab(tmp_path, direct=True)) as storage:
-        arena = memoryview(bytearray(2 * PAGE_BYTES + 4096))
-        write(storage, keys(1))
-        for start in range(4):  # one of these addresses at most is aligned
-            buffer = arena[start * 1024 + 1 :][:PAGE_BYTES]
-            assert storage.read(keys(1), [buffer]) == [True]
-            assert buffer == payload(key(1))
-
-
 def test_a_large_page_is_moved_in_parts_that_fit_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,12 +175,11 @@ def test_a_length_that_the_table_has_wrong_is_found_in_any_slot_of_its_component
 
 
 @pytest.mark.parametrize("most", [1000, 4096, PAGE_BYTES - 1])
-@pytest.mark.parametrize("direct", [False, True])
 def test_transfers_that_come_in_pieces_are_put_together(
-    most: int, *, direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preadv, pwritev = os.preadv, os.pwritev
-    with closing(open_slab(tmp_path, direct=direct)) as storage:
+    with closing(open_slab(tmp_path)) as storage:
         monkeypatch.setattr(
             os, "preadv", lambda file, parts, at: preadv(file, [parts[0][:most]], at)
         )
@@ -201,54 +190,15 @@ def test_transfers_that_come_in_pieces_are_put_together(
         assert read(storage, keys(1, 2)) == [payload(key(1)), payload(key(2))]
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_bad_sector_is_a_miss(
-    *, direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_sector_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    with closing(open_slab(tmp_path, direct=direct)) as storage:
+    with closing(open_slab(tmp_path)) as storage:
         write(storage, keys(1))
         with monkeypatch.context() as patch:
             patch.setattr(os, "preadv", fail)
             assert read(storage, keys(1)) == [None]
-        assert write(storage, keys(1)) == [True]
-        assert read(storage, keys(1)) == [payload(key(1))]
-
-
-def test_the_page_cache_is_bypassed_only_if_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[int] = []
-    real = os.open
-
-    def watch(path: object, flags: int, *arguments: object, **options: object) -> int:
-        opened.append(flags & os.O_DIRECT)
-        return real(path, flags, *arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "open", watch)
-    for direct in (None, True):
-        opened.clear()
-        options = {} if direct is None else {"direct": direct}
-        with closing(open_slab(tmp_path / str(direct), **options)) as storage:
-            write(storage, keys(1))
-        assert any(opened) == bool(direct)
-    assert open_files(tmp_path) == []
-
-
-def test_a_file_system_that_knows_no_direct_transfers_gets_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.open
-
-    def refuse(path: object, flags: int, *arguments: object, **options: object) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return real(path, flags, *arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "open", refuse)
-    with closing(open_slab(tmp_path, direct=True)) as storage:
         assert write(storage, keys(1)) == [True]
         assert read(storage, keys(1)) == [payload(key(1))]
 

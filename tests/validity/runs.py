@@ -6,7 +6,7 @@ from hicache import experiment
 from hicache.cli.schema import config_of
 from hicache.request import Request
 from hicache.results.metrics import Result, summarize
-from hicache.workload.build import Workload
+from hicache.workload.workload import Workload
 from tests.scheduler.world import request_of
 
 

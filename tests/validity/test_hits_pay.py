@@ -10,7 +10,7 @@ from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.executor.simulated.cost import CostModel
 from hicache.results.metrics import RequestRecord
-from hicache.workload.build import Workload
+from hicache.workload.workload import Workload
 from tests.scheduler.world import request_of
 from tests.validity import runs
 

@@ -12,8 +12,8 @@ from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS, to_ns
 from hicache.config import Arrivals, ExperimentConfig, WorkloadConfig
 from hicache.request import Request
-from hicache.workload.build import load_workload
 from hicache.workload.rounds import RoundFeeder, StageFeeder, stages_of
+from hicache.workload.workload import load_workload
 from tests.workload.traces import ids, session_starts, shared_len, whole
 
 CLIENTS, ROUNDS = 5, 4

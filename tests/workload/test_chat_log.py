@@ -15,8 +15,8 @@ from hicache.cli.schema import config_of
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload import kept
-from hicache.workload.build import load_workload
 from hicache.workload.trace import TraceError
+from hicache.workload.workload import load_workload
 from tests.workload.traces import ids, session_starts, shared_len, whole, write_lines
 
 SYSTEM = {

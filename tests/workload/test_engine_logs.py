@@ -8,8 +8,8 @@ import pytest
 
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
-from hicache.workload.build import form_of, load_workload
 from hicache.workload.trace import TraceError
+from hicache.workload.workload import form_of, load_workload
 from tests.workload.infinite_cache import token_hit_rate
 from tests.workload.traces import session_starts, write_lines
 

@@ -8,8 +8,8 @@ import pytest
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.build import load_workload
 from hicache.workload.trace import TraceError
+from hicache.workload.workload import load_workload
 from tests.workload.traces import ids, session_starts, shared_len, whole
 
 HEADER = ["timestamp", "input_length", "output_length", "session_id"]

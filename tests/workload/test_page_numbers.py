@@ -8,8 +8,8 @@ import pytest
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request, TokenSpans
-from hicache.workload.build import load_workload
 from hicache.workload.page_numbers import page_numbers
+from hicache.workload.workload import load_workload
 
 
 def spans_of(*runs: tuple[int, int]) -> TokenSpans:

@@ -7,9 +7,9 @@ import pytest
 
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
-from hicache.workload.build import Workload, load_workload
 from hicache.workload.mooncake import load_mooncake
 from hicache.workload.trace import TraceError
+from hicache.workload.workload import Workload, load_workload
 from tests.workload.traces import ids, session_starts, shared_len, whole, write_lines
 
 Turn = tuple[int, int, int, list[Any]]  # timestamp_ms, input_length, output_length, hash_ids

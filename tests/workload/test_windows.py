@@ -6,8 +6,8 @@ import pytest
 
 from hicache.config import Arrivals, WorkloadConfig
 from hicache.request import Request
-from hicache.workload.build import jitter_starts, load_workload, repeat_sessions, sample_sessions
 from hicache.workload.windows import trees
+from hicache.workload.workload import jitter_starts, load_workload, repeat_sessions, sample_sessions
 from tests.workload.test_weka import ask, session
 from tests.workload.traces import mooncake_record, write_lines
 

@@ -6,6 +6,7 @@ the pages `[0, completed)` pass to the cache at once, the rest with the reader's
 """
 
 from collections import Counter
+from typing import Any
 
 from hicache.cache.kinds import FULL
 from hicache.cache.named import FLAG, MOMENT, make_policy
@@ -50,16 +51,20 @@ class Prefetcher:
         self.counters: Counter[str] = cache.counters
         # with ranks: whether all of them let a request's prefetch stop, as of this step
         self.verdicts: dict[int, bool] | None = None
-        self.stop: StopPolicy = make_policy(
-            "prefetch.stop",
-            config.stop,
-            POLICIES,
-            config,
-            cache.page_size,
-            self.rates,
-            wants=WANTS,
-            knobs=config.stop_args,
-        )
+        own: Any = cache.tree.policy
+        self._choose = getattr(own, "prefetch", None)
+        self.stop: StopPolicy = own
+        if not hasattr(own, "may_stop"):
+            self.stop = make_policy(
+                "prefetch.stop",
+                config.stop,
+                POLICIES,
+                config,
+                cache.page_size,
+                self.rates,
+                wants=WANTS,
+                knobs=config.stop_args,
+            )
         self._page = cache.page_size
         self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
 
@@ -124,7 +129,7 @@ class Prefetcher:
         listener = self.cache.tree.listener
         if listener is not None and lengths:
             listener.found(prefetch.sequence, prefetch.start_page, lengths, prefetch.needs)
-        hit = lengths[-1] if lengths else 0
+        hit = self._amount(prefetch, lengths)
         if hit * self._page < self.config.threshold:
             self._revoke(prefetch, "miss")
             return
@@ -237,6 +242,16 @@ class Prefetcher:
         prefetch.stop_pages = usable
         self._count_stop(prefetch)
         return True
+
+    def _amount(self, prefetch: Prefetch, lengths: list[int]) -> int:
+        # pages to read: the longest prefix that storage can restore, and the policy wants
+        if self._choose is not None and lengths:
+            page, request = self._page, prefetch.sequence.request
+            held, restorable = prefetch.start_page * page, [each * page for each in lengths]
+            wanted = self._choose(request, held, restorable)
+            if wanted is not None:
+                lengths = [each for each in lengths if each * page <= wanted]
+        return lengths[-1] if lengths else 0
 
     def _decline(self, reason: str, num_pages: int) -> None:
         self.declined = f"declined_{reason}"

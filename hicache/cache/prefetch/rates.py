@@ -72,11 +72,16 @@ class RateEstimator:
             return None
         num_pages = prefetch.num_pages - prefetch.completed_pages
         for other in self.active.values():
-            if other is prefetch:
+            if prefetch == other:
                 break
             if other.phase is Phase.reading:
                 num_pages += other.num_pages - other.completed_pages
         return num_pages * page_ns
+
+    @property
+    def page_ns(self) -> float | None:
+        """Nanoseconds to read a page, as measured; None if nothing has been read yet."""
+        return self._reading.ns
 
     def compute_ns(self, num_tokens: int) -> float | None:
         """How long it takes to compute so many tokens of a prompt, once it is their turn."""

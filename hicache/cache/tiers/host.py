@@ -4,8 +4,9 @@ from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, joined
 from hicache.cache.tiers.storage_writes import StorageWriter
 from hicache.cache.tiers.transfer import BackUp, Bookings, Move
+from hicache.cache.tiers.writes import EVICTED, INSERTED, Load, Writes
 from hicache.cache.tree.events import NO_DEMAND, Demand, Purpose
-from hicache.cache.tree.node import DEVICE, HOST, Node
+from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
 from hicache.cache.tree.radix_tree import Plan, RadixTree
 
 
@@ -20,17 +21,16 @@ class Host:
         tree: RadixTree,
         bookings: Bookings,
         writer: StorageWriter | None,
-        *,
-        hits: int,
+        copies: Writes,
     ) -> None:
-        """`hits`: of a published node, from which on it is worth a copy. `writer`: is informed of
-        what leaves; None without storage."""
+        """`writer`: is informed of what leaves; None without storage. `copies`: decides what of the
+        device's data is copied."""
         self._tree = tree
         self._pools = bookings.pools[HOST]
         self._bookings = bookings
         self._counters = bookings.counters
         self._writer = writer
-        self._hits = hits
+        self._copies = copies
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -73,13 +73,18 @@ class Host:
 
     # -- back-ups ------------------------------------------------------------------------------
 
-    def save_path(self, node: Node, request_id: int | None = None) -> None:
-        """Copy what of a locked path has no copy, as deep as it has been hit often enough.
+    def save_path(
+        self, node: Node, request_id: int | None = None, *, is_answer: bool = False
+    ) -> None:
+        """Copy what of a locked path has no copy, up to the deepest node that is admitted.
 
         `request_id`: the request that has published the path.
         """
+        if INSERTED not in self._copies.moments:
+            return
         published = node
-        while not node.is_root and node.hit_count < self._hits:
+        load = Load(INSERTED, self._bookings, FULL, DEVICE, is_answer=is_answer)
+        while not node.is_root and not self._copies.admits(node, FULL, load):
             assert node.parent is not None
             node = node.parent
         plan = self._tree.plan_back_up(node)
@@ -92,8 +97,13 @@ class Host:
         """Copy what an eviction for a request would lose of a kind; the next step waits for it."""
         device, host = victim.held
         plan: Plan = [[] for _ in device]
-        for other in self._tree.lost(victim, DEVICE, kind):
-            if device[other] is not None and host[other] is None:
+        lost = self._tree.lost(victim, DEVICE, kind)
+        for other in lost:
+            load = Load(EVICTED, self._bookings, other, DEVICE)
+            if FULL in lost and other != FULL and host[FULL] is None and not plan[FULL]:
+                break  # windows and states need their full pages
+            is_new = device[other] is not None and host[other] is None
+            if is_new and self._copies.admits(victim, other, load):
                 plan[other] = [victim]
         self._back_up_locked(victim, plan, request_id, is_fence=True)
 
@@ -108,6 +118,7 @@ class Host:
         tree = self._tree
         demand = Demand(Purpose.back_up, request_id)
         moves: list[Move] = []
+        held: list[Lock] = []
         for kind in tree.kinds.numbers:
             sources: list[PageIds] = []
             targets: list[PageIds] = []
@@ -125,12 +136,16 @@ class Host:
                     self._counters[name] += wanted - sum(map(len, targets))
                     break
                 tree.residency.put(each, HOST, kind, target)
+                if tree.demotes:  # room for the next node must not be made of this one's copy
+                    held.append(tree.lock_host(each, {kind: each.start}))
                 sources.append(source)
                 targets.append(target)
             if sources:
                 moves.append(Move(kind, joined(sources), joined(targets)))
         if moves:
             self._book(plan, moves, is_fence=is_fence)
+        for lock in held:
+            tree.release(lock)
         if tree.listener is not None:
             for kind, nodes in enumerate(plan):
                 for each in nodes:

@@ -2,10 +2,11 @@
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
+from hicache.cache.tiers.writes import COPIED, EVICTED, HIT, WRITES, Load, Writes
 from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import StorageConfig, StorageWrites, Tiering
+from hicache.config import StorageConfig, Tiering
 
 
 class StorageWriter:
@@ -28,30 +29,31 @@ class StorageWriter:
         self._counters = bookings.counters
         self._queue_bytes = queue_bytes
         self._is_exclusive = config.tiering is Tiering.exclusive
-        self._when = config.write
-        self._write_hits = config.write_hits
+        self._writes = Writes(WRITES[config.write](config), tree.admit, "host", "storage")
+        self._is_chosen = HIT in self._writes.moments  # not all copies are written
 
     def on_hit(self, node: Node) -> None:
-        """A request goes on from `node`; selective: write what has been hit often enough."""
-        if self._when is StorageWrites.selective:
-            self._write_hit(node)
+        """A request goes on from `node`: write what of its path is admitted."""
+        if self._is_chosen:
+            self._write_admitted(node.span(), HIT)
 
     def on_backed_up(self, back_up: BackUp) -> None:
         """The copies of a back-up are on the host."""
-        if self._when is StorageWrites.selective:
-            self._write_hit(back_up.node)
-        elif self._when is StorageWrites.on_back_up:
+        if self._is_chosen:
+            self._write_admitted(back_up.node.span(), COPIED)
+        elif COPIED in self._writes.moments:
             self._write_copies(back_up)
 
     def on_leaving(self, victim: Node, kind: int) -> None:
-        """The victim's host data is about to be evicted; late: write what is nowhere else."""
-        if self._when is not StorageWrites.on_host_eviction:
+        """The victim's host data is about to be evicted: write what is admitted."""
+        if EVICTED not in self._writes.moments:
             return
         device, host = victim.held
         leaving = [
             (victim, other)
             for other in self._tree.lost(victim, HOST, kind)
             if host[other] is not None and device[other] is None and not victim.stored[other]
+            if self._admits(victim, other, EVICTED)
         ]
         if leaving:
             self._write_nodes(leaving, is_given_away=True)
@@ -83,15 +85,18 @@ class StorageWriter:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _write_hit(self, node: Node) -> None:
-        # what of the path has been hit often enough, is whole on the host, and is not there yet;
-        # to be inserted counts as a hit of its own
+    def _admits(self, node: Node, kind: int, moment: str) -> bool:
+        room = self.queued_bytes, self._queue_bytes
+        return self._writes.admits(node, kind, Load(moment, self._bookings, kind, HOST, room))
+
+    def _write_admitted(self, nodes: list[Node], moment: str) -> None:
+        # what is whole on the host, not there yet, and admitted
         worthy = [
             (each, kind)
-            for each in node.span()
-            if each.hit_count > self._write_hits
+            for each in nodes
             for kind in self._tree.kinds.numbers
             if each.held[HOST][kind] is not None and not each.stored[kind]
+            if self._admits(each, kind, moment)
         ]
         if worthy:
             coming = self._coming()

@@ -6,8 +6,8 @@ An entry is the data of one kind of one tree node. Entries exist only in a run w
 from collections.abc import Iterator
 from typing import Any
 
+from hicache.cache.checked import PolicyError, shown
 from hicache.cache.kinds import FULL, Kinds
-from hicache.cache.named import PolicyError, shown
 from hicache.cache.tree.eviction import Priority, Ranking, VictimQueue
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.node import TIER_NAMES, TIERS, Node
@@ -256,8 +256,9 @@ class Entries:
             self._on_finish(shown(request), outcome)
 
     def _hit(self, nodes: list[Node], kind: int, request: Request | None) -> None:
+        on_hit = self._on_hit
         for node in nodes:
             entry = node.entries[kind]
             entry._hits += 1
-            if self._on_hit is not None:
-                self._on_hit(entry, request)
+            if on_hit is not None:
+                on_hit(entry, request)

@@ -121,8 +121,7 @@ class Numbers:
 
     def content(self, name: Key) -> int:
         """The number of the page."""
-        assert isinstance(name, int)
-        return name >> KIND_BITS
+        return int(name) >> KIND_BITS
 
 
 def chain_seed(namespace: str) -> bytes:

@@ -62,6 +62,11 @@ class Node:
         return self.end - self.start
 
     @property
+    def uses(self) -> int:
+        """How often a request started from it, or computed it and inserted it."""
+        return self.hit_count
+
+    @property
     def is_root(self) -> bool:
         """Whether this is where a namespace begins."""
         return self.parent is None
@@ -146,9 +151,10 @@ class MatchResult(NamedTuple):
         return any(self.host_hits)
 
     def without_host(self) -> "MatchResult":
-        """What is left of the match when nothing is loaded back."""
+        """What is left of the match when nothing is loaded back; it has no branch."""
         return self._replace(
             usable_len=self.device_prefix_len,
+            full_len=self.device_prefix_len,
             host_hits=(0,) * len(self.host_hits),
             best_node=self.device_node,
         )
@@ -159,7 +165,7 @@ class MatchResult(NamedTuple):
         while root.parent is not None:
             root = root.parent
         return self.without_host()._replace(
-            device_prefix_len=0, usable_len=0, device_node=root, best_node=root
+            device_prefix_len=0, usable_len=0, full_len=0, device_node=root, best_node=root
         )
 
     @property

@@ -4,7 +4,7 @@ It runs on plain integers and never allocates: page ids come from the caller, an
 needs it returns as `FreePages`. All lengths inside are pages; `MatchResult` speaks tokens.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 
 from hicache.cache.kinds import FULL, Kinds
@@ -14,7 +14,7 @@ from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
 from hicache.cache.tree.node import DEVICE, HOST, Lock, MatchResult, Node
 from hicache.cache.tree.residency import Residency
-from hicache.config import CacheConfig, QuirksConfig, WritePolicy
+from hicache.config import DEMOTING, CacheConfig, QuirksConfig
 
 Plan = list[list[Node]]  # by kind: nodes whose data is to be copied to another tier, from the top
 
@@ -50,9 +50,13 @@ class RadixTree:
         self.num_nodes = 0
         self.num_grown = 0
         self.entries = None if policy is None else Entries(policy, kinds, self.names)
+        self.policy = policy
+        # the method of the policy that decides on copies, and whether a device eviction may copy
+        self.admit: Callable[..., bool | None] | None = getattr(policy, "admit", None)
+        self.demotes = knobs.write_policy in DEMOTING or getattr(policy, "demotes", False)
         self.residency = Residency(
             kinds,
-            reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
+            reclaims_duplicates=self.demotes,
             leaving_refreshes=quirks.leaving_refreshes,
             listener=listener,
             entries=self.entries,

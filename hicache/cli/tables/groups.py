@@ -20,7 +20,7 @@ from hicache.cli.stored import read_json, read_yaml
 from hicache.cli.tables import provenance
 from hicache.config import METRICS
 from hicache.results.verdict import is_overloaded
-from hicache.workload.build import GENERATORS
+from hicache.workload.workload import GENERATORS
 
 Value = str | int | float | bool | None
 WINDOW = "workload.window"

@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hicache.cli.tables.groups import Group, answer_sets
-from hicache.cli.tables.intervals import CONFIDENCE
-from hicache.cli.tables.paired import Difference, Pairs
-from hicache.cli.tables.result_table import ResultTable, Row
-from hicache.cli.tables.table import (
+from hicache.cli.tables.comparison import (
     NO_CLAIM,
     RATIO_OF,
     TITLES,
@@ -18,6 +14,10 @@ from hicache.cli.tables.table import (
     setting_row,
     warnings,
 )
+from hicache.cli.tables.groups import Group, answer_sets
+from hicache.cli.tables.intervals import CONFIDENCE
+from hicache.cli.tables.paired import Difference, Pairs
+from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.verdicts import Verdicts
 
 PARTS = ("of the first row", "difference", "low", "high", "in the two largest")

@@ -52,7 +52,7 @@ def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> lis
     """
     now = _provenance(config)
     then, wanted = sources_of(stored), sources_of(now)
-    classes = [knob for knob, name in _policies(config) if ":" in name]
+    classes = [knob for knob, name in policies_of(config) if ":" in name]
     # a class whose module cannot be read now is another one too
     names = dict.fromkeys([*wanted, *classes])
     changed = [name for name in names if name not in wanted or then.get(name) != wanted[name]]
@@ -80,7 +80,7 @@ def _provenance(config: ExperimentConfig) -> dict[str, object]:
         "platform": platform.platform(),
         "policies": {
             knob: {"class": name, **_source(name.partition(":")[0])}
-            for knob, name in _policies(config)
+            for knob, name in policies_of(config)
             if ":" in name
         },
     }
@@ -103,9 +103,10 @@ def _trace(config: ExperimentConfig) -> dict[str, str]:
     return {"file": str(path.absolute()), "sha256": digest}
 
 
-def _policies(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    # a knob that names a policy has its `_args` beside it; these two have none
+def policies_of(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each setting that may name a class of the user's own, and its value."""
     assert is_dataclass(config)
+    # a knob that names a policy has its `_args` beside it; these two have none
     if isinstance(config, StorageConfig):
         yield f"{prefix}kind", config.kind
     if isinstance(config, WorkloadConfig) and config.tokenizer is not None:
@@ -116,7 +117,7 @@ def _policies(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
         if f"{name}_args" in names:
             yield prefix + name, value
         elif is_dataclass(value):
-            yield from _policies(value, f"{prefix}{name}.")
+            yield from policies_of(value, f"{prefix}{name}.")
 
 
 def _version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""A table and its forms: for a terminal, for a page, for a program, for a paper.
+"""A table and its forms: for a terminal, for a page, for a program.
 
 Nothing is elided in any, and nothing that a user named is read as markup.
 """
@@ -15,18 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from hicache.cli.console import console, show_table
-
-# what LaTeX reads as a command, and signs that not every font of it has
-LATEX = {
-    "\\": r"\textbackslash{}",
-    **{sign: "\\" + sign for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "–": "--",
-    "−": "$-$",
-    "÷": r"$\div$",
-    "ρ": r"$\rho$",
-}
 
 
 @dataclass(slots=True)
@@ -61,11 +49,6 @@ class ResultTable:
         """Plain values for a program: every number with all its digits."""
         rows = [row.values for section in self.sections for row in section]
         return pd.DataFrame(rows, dtype=object)
-
-    def places(self, left: str, right: str) -> list[str]:
-        """Names to the left, numbers to the right."""
-        num_numbers = self.texts.shape[1] - self.num_names
-        return [left] * self.num_names + [right] * num_numbers
 
 
 def show_result(result: ResultTable, title: str) -> None:
@@ -102,24 +85,10 @@ def as_json(result: ResultTable) -> str:
 def as_markdown(result: ResultTable) -> str:
     """A table for a page, and notes under it."""
     texts = result.texts.map(markdown).rename(columns=lambda each: markdown(on_one_line(each)))
-    aligned = result.places("left", "right")
+    num_numbers = texts.shape[1] - result.num_names
+    aligned = ["left"] * result.num_names + ["right"] * num_numbers
     table = texts.to_markdown(index=False, disable_numparse=True, colalign=aligned)
     return "\n\n".join([str(table), *map(markdown, result.notes)])
-
-
-def as_latex(result: ResultTable) -> str:
-    r"""A table for a paper that has `\usepackage{booktabs}`, and notes under it."""
-    texts = result.texts.rename(columns=on_one_line)
-    styler = texts.style.hide(axis="index").format(latex_cell)
-    styler = styler.format_index(latex, axis="columns")
-    lines = styler.to_latex(hrules=True, column_format="".join(result.places("l", "r")))
-    head, body = lines.split("\\midrule\n")
-    rows, foot = body.split("\\bottomrule\n")
-    cells = iter(rows.splitlines())
-    parts = ["\n".join(next(cells) for _ in section) for section in result.sections]
-    body = "\n\\addlinespace\n".join(parts)
-    notes = [rf"\par{{\footnotesize {latex(note)}\par}}" for note in result.notes]
-    return "\n".join([f"{head}\\midrule\n{body}\n\\bottomrule\n{foot}".rstrip("\n"), *notes])
 
 
 def markdown(text: str) -> str:
@@ -131,14 +100,3 @@ def markdown(text: str) -> str:
 def on_one_line(heading: str) -> str:
     """A heading without its line breaks."""
     return heading.replace("\n", " ")
-
-
-def latex(text: object) -> str:
-    """The text as LaTeX prints it, a minus before a number as one."""
-    text = re.sub(r"(?<!\w)-(?=\d)", "−", str(text))
-    return "".join(LATEX.get(sign, sign) for sign in text)
-
-
-def latex_cell(text: object) -> str:
-    """The text of a cell; what begins like an argument of the line before is kept apart from it."""
-    return ("{}" if str(text).startswith(("[", "*")) else "") + latex(text)

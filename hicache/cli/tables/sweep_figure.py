@@ -8,13 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hicache.cli.tables.groups import Group, Spread, answer_sets, is_number, short
-from hicache.cli.tables.table import (
+from hicache.cli.tables.comparison import (
     TITLES,
     is_overloaded,
     over_runs,
     same_runs,
 )
+from hicache.cli.tables.groups import Group, Spread, answer_sets, is_number, short
 from hicache.cli.tables.verdicts import Verdicts
 from hicache.results.report import make_literal
 
@@ -108,18 +108,7 @@ def _draw_legend(figure: Figure, lines: Sequence[tuple[str, ...]], title: str) -
 
 
 def looks_of(names: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], Look]:
-    """A look for each line: by its first setting the colour, by its second marker and dashes.
-
-    With one setting, with more than two, or with too many values, the marker shifts each time the
-    colours have been used up, and the dashes each time the markers have.
-    """
-    values = [list(dict.fromkeys(part)) for part in zip(*names, strict=True)]
-    if len(values) == 2 and all(len(part) <= len(COLOURS) for part in values):
-        looks = [(values[0].index(name[0]), values[1].index(name[1])) for name in names]
-        return {
-            name: Look(COLOURS[first], MARKERS[second], DASHES[second % len(DASHES)])
-            for name, (first, second) in zip(names, looks, strict=True)
-        }
+    """A look for each line: colours first, then another marker, then other dashes."""
     found = {}
     for index, name in enumerate(names):
         turn, colour = divmod(index, len(COLOURS))

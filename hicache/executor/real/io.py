@@ -176,7 +176,10 @@ class TorchIo:
         self._call(self._readers, fetch)
 
     def write(self, engine: int, work: StorageWrite) -> None:
-        """Write pages that storage has not, in batches; those given away from a copy of them."""
+        """Write pages that storage has not, in batches; those given away from a copy of them.
+
+        Pages that storage keeps in a format of its own are coded in the thread that writes them.
+        """
         ranks, keys = self.runners[engine].pools.ranks, key_bytes(work.keys)
         payloads = [
             {key: rank.payload(*item) for key, item in zip(keys, work.pages, strict=True)}
@@ -194,7 +197,7 @@ class TorchIo:
                 if isinstance(part, Ask):
                     part.present = self._on_all_ranks(part.keys)
                 else:
-                    self._posts.put(partial(count, self._store(part, payloads, sums)))
+                    self._posts.put(partial(count, self._store(engine, part, payloads, sums)))
             self._posts.put(lambda: (engine, work))
 
         def count(stored: list[int]) -> None:
@@ -236,9 +239,10 @@ class TorchIo:
         least = len(keys)
         ranks = self.runners[engine].pools.ranks
         for storage, rank, known in zip(self._storages, ranks, self._sums, strict=True):
-            flags = storage.read(keys, [rank.payload(*item) for item in items])
+            buffers = [rank.landing(*item) for item in items]
+            flags = storage.read(keys, buffers)
             found = [place for place, flag in enumerate(flags) if flag]
-            sums = rank.new_sums([items[place] for place in found])
+            sums = rank.landed([items[place] for place in found], [buffers[n] for n in found])
             for place, now in zip(found, sums, strict=True):
                 if known.get(keys[place], now) != now:
                     flags[place] = False
@@ -248,6 +252,7 @@ class TorchIo:
 
     def _store(
         self,
+        engine: int,
         part: Store,
         payloads: Sequence[dict[bytes, memoryview]],
         sums: Sequence[dict[bytes, int]],
@@ -255,16 +260,22 @@ class TorchIo:
         """The kinds of the pages that every rank's storage has now."""
         keys = key_bytes(part.keys)
         stored = [True] * len(keys)
-        ranks = zip(self._storages, payloads, sums, self._sums, strict=True)
-        for storage, pages, its_sums, known in ranks:
+        forms = [rank.stored for rank in self.runners[engine].pools.ranks]
+        ranks = zip(self._storages, forms, payloads, sums, self._sums, strict=True)
+        for storage, form, pages, its_sums, known in ranks:
+            buffers = [pages[key] for key in keys]
+            if form.is_own:
+                packed = [form.packed(*each) for each in zip(kinds_of(keys), buffers, strict=True)]
+                buffers, now = map(list, zip(*packed, strict=True))
+                its_sums = dict(zip(keys, now, strict=True))
             known.update((key, its_sums[key]) for key in keys)
-            flags = storage.write(keys, [pages[key] for key in keys])
+            flags = storage.write(keys, buffers)
             stored = [was and flag for was, flag in zip(stored, flags, strict=True)]
         return [kind for kind, is_stored in zip(kinds_of(keys), stored, strict=True) if is_stored]
 
     def _count(self, name: str, engine: int, kinds: list[int]) -> None:
         ranks = self.runners[engine].pools.ranks
-        self.counters[name] += sum(rank.host[kind].shape[1] for rank in ranks for kind in kinds)
+        self.counters[name] += sum(rank.stored.page_bytes(kind) for rank in ranks for kind in kinds)
 
 
 class TorchExecutor:

@@ -1,5 +1,7 @@
 """One sequence as the model sees it: its pages and its working slot in the pools."""
 
+from collections.abc import Iterator
+
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from hicache.cache.kinds import FULL, SWA
 from hicache.cache.pages import PageIds
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import RankPools
 from hicache.executor.real.tables import Row
 
 
@@ -45,16 +48,55 @@ class PagedKvView:
 
     def write_tokens(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Put keys and values [token, head, dim] of the tokens from `start` on, in one go."""
-        kind, holder = self._kinds[layer], self._pools.holders[layer]
-        size = self._pools.page_size
         end = start + len(keys)
-        self._page_ids(kind, start // size, -(-end // size))
-        place = torch.arange(start, end, device=keys.device)
-        row = self._rows[kind]
-        page_ids, rows = row.ids[place // size - row.first], place % size
+        table, tiles = self._tile(layer, start, start // self._pools.page_size, end)
+        for rank, pool in self._layers(layer):
+            heads = rank.heads[self._kinds[layer]]
+            both = keys[None, :, heads], values[None, :, heads]
+            self._pools.plane.append(pool, table, tiles, *both)
+
+    def attend(
+        self, layer: int, queries: Tensor, start: int, end: int, *, window_len: int, sinks: Tensor
+    ) -> Tensor:
+        """Attend from the rows [row, head, dim] of tokens from `start` on to tokens below `end`.
+
+        Rows of tokens from `end` on get numbers without meaning. `window_len` 0 means no window.
+        """
+        seen = max(start - window_len + 1, 0) if window_len else 0
+        table, tiles = self._tile(layer, start, seen // self._pools.page_size, end)
+        ranks = list(self._layers(layer))
+        parts = zip(ranks, queries.chunk(len(ranks), 1), sinks.chunk(len(ranks)), strict=True)
+        mixed = [
+            self._pools.plane.attend(
+                pool,
+                table,
+                tiles,
+                query[None].contiguous(),
+                end=end,
+                window_len=window_len,
+                sinks=sink,
+            )[0]
+            for (_, pool), query, sink in parts
+        ]
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
+
+    def _layers(self, layer: int) -> Iterator[tuple[RankPools, Tensor]]:
+        """Each rank, with the pool [kv, page, token, head, dim] of the layer."""
+        kind, holder = self._kinds[layer], self._pools.holders[layer]
         for rank in self._pools.ranks:
-            rank.kv[kind][holder, 0, page_ids, rows] = keys[:, rank.heads[kind]]
-            rank.kv[kind][holder, 1, page_ids, rows] = values[:, rank.heads[kind]]
+            yield rank, rank.layers[kind][holder]
+
+    def _tile(self, layer: int, start: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """The page table of a layer and the tile of rows from `start` to `end`.
+
+        Raises:
+            HoleError: a page from `first` to that of the last row is missing.
+        """
+        kind, size = self._kinds[layer], self._pools.page_size
+        self._page_ids(kind, first, -(-end // size))
+        row = self._rows[kind]
+        tile = torch.tensor([[start, 0, end - start, row.first]], dtype=torch.int32)
+        return row.ids[None], tile.to(row.ids.device)
 
     def read_kv(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Copies of keys and values [token, head, dim] of pages [first, end)."""
@@ -68,17 +110,25 @@ class PagedKvView:
 
     def read_state(self, layer: int) -> tuple[Tensor, Tensor]:
         """Taps [head, tap, channel] and state [head, state, dim] after the last token."""
-        holder, slot = self._pools.holders[layer], self._slot
-        taps = [rank.taps[holder][slot] for rank in self._pools.ranks]
-        states = [rank.states[holder][slot] for rank in self._pools.ranks]
-        return torch.cat(taps), torch.cat(states)
+        slots = []
+        for rank, holder, ids in self._slots(layer):
+            self._pools.plane.copy_items(rank.slot_reads[holder], ids, self._pools.numbers[:1])
+            slots.append(rank.slots[holder])
+        taps, states = zip(*slots, strict=True)
+        return torch.cat([each[0] for each in taps]), torch.cat([each[0] for each in states])
 
     def write_state(self, layer: int, taps: Tensor, state: Tensor) -> None:
         """Put the taps and the state after the last token."""
-        holder, slot = self._pools.holders[layer], self._slot
+        for rank, holder, ids in self._slots(layer):
+            for own, each in zip(rank.slots[holder], (taps, state), strict=True):
+                own[0] = each[rank.recurrent_heads]
+            self._pools.plane.copy_items(rank.slot_writes[holder], self._pools.numbers[:1], ids)
+
+    def _slots(self, layer: int) -> Iterator[tuple[RankPools, int, Tensor]]:
+        """Each rank, with the number of the layer and the id of the working slot there."""
+        ids = self._pools.numbers[self._slot :][:1]
         for rank in self._pools.ranks:
-            rank.taps[holder][slot] = taps[rank.recurrent_heads]
-            rank.states[holder][slot] = state[rank.recurrent_heads]
+            yield rank, self._pools.holders[layer], ids
 
     def _page_ids(self, kind: int, first: int, end: int) -> PageIds:
         page_ids = self._tables[kind][first:end]

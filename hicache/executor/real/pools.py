@@ -15,7 +15,8 @@ from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import Move
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.executor.real.rank_pools import PoolSpec, RankPools, count_of, there
-from hicache.kernels import CopyTable, copy_pages, send_ids, warm_up
+from hicache.executor.real.transfers import Transfer
+from hicache.kernels import send_ids, warm_up
 from hicache.models import ModelConfig
 
 POISON = 0xFF  # as floating-point numbers of any width: NaN
@@ -47,26 +48,33 @@ class TorchPools:
                 f"parallel.tp={spec.tp} ranks"
             )
         self._link_programs = spec.link_programs
+        self.plane = spec.plane
         self.page_size = spec.page_size
         self.device = spec.device
         self.layer_groups = list(spec.layer_groups)
         self.ranks = [RankPools(spec, rank) for rank in range(spec.tp)]
         self.holders = _holders(spec.model)
         first = self.ranks[0]  # tables of one shape share what is compiled
-        tables = [*first.saves.values(), *first.copies]
-        tables += [table for group in first.loads for table in group.values()]
-        warm_up(*(table for table in tables if table is not None), page_size=spec.page_size)
+        transfers = [*first.saves.values(), *first.copies]
+        transfers += [transfer for group in first.loads for transfer in group.values()]
+        held = [each for each in transfers if each is not None]
+        warm_up(*(each.plain for each in held if each.plain), page_size=spec.page_size)
+        for each in held if spec.device.type == "cuda" else ():
+            each.warm_up()
         self.num_full_pages = count_of(spec.device_counts, FULL)
         self.window_len = spec.model.window_len
+        # ids of slots, on the device
+        num_slots = max(count_of(spec.device_counts, MAMBA), 1)
+        self.numbers = torch.arange(num_slots, dtype=torch.int32, device=spec.device)
 
     def send(self, arrivals: Sequence[Arrival]) -> list[Sent]:
         """Check the ids of copies into the device, and send all of them ahead in one piece."""
         rank = self.ranks[0]  # the others have as many items, and copy the same
-        tables = []
+        transfers = []
         for is_within, move in arrivals:
             groups = rank.copies if is_within else [each[move.kind] for each in rank.loads]
-            tables.append(next(table for table in groups if table is not None))
-        ids = _sent(tables, [arrival.move for arrival in arrivals])
+            transfers.append(next(each for each in groups if each is not None))
+        ids = _sent(transfers, [arrival.move for arrival in arrivals])
         return [
             Sent(a.is_within, a.move.kind, *pair) for a, pair in zip(arrivals, ids, strict=True)
         ]
@@ -75,10 +83,10 @@ class TorchPools:
         """Copy into the device, for the layers of a group."""
         for is_within, kind, sources, targets in sent:
             for rank in self.ranks:
-                table = rank.copies[group] if is_within else rank.loads[group][kind]
-                if table is not None:
+                transfer = rank.copies[group] if is_within else rank.loads[group][kind]
+                if transfer is not None:
                     programs = None if is_within else self._link_programs
-                    copy_pages(table, sources, targets, num_programs=programs, trusted=True)
+                    transfer.run((sources, targets), num_programs=programs)
 
     def save(self, moves: Sequence[Move]) -> None:
         """Device to host, all layers of a kind in one launch."""
@@ -92,14 +100,14 @@ class TorchPools:
         first = there(self.ranks[0].copies[-1])
         (ids,) = _sent([first], [Move(MAMBA, sources, targets)])
         for rank in self.ranks:
-            copy_pages(there(rank.copies[-1]), *ids, trusted=True)
+            there(rank.copies[-1]).run(ids)
 
     def clear_state(self, slot: PageIds) -> None:
         """The state before the first token."""
-        index = int(slot[0])
+        ids = self.numbers[int(slot[0]) :][:1]
         for rank in self.ranks:
-            for part in (*rank.taps, *rank.states):
-                part[index].zero_()
+            if rank.clears is not None:
+                self.plane.copy_items(rank.clears, self.numbers[:1], ids)
 
     def poison(self, tier: int, kind: int, page_ids: PageIds) -> None:
         """Make whoever reads these items see NaN."""
@@ -114,11 +122,11 @@ class TorchPools:
                 rank.kv[kind][:, :, index] = torch.nan
 
 
-def _sent(tables: Sequence[CopyTable], moves: Sequence[Move]) -> list[tuple[Tensor, Tensor]]:
+def _sent(transfers: Sequence[Transfer], moves: Sequence[Move]) -> list[tuple[Tensor, Tensor]]:
     return send_ids(
         *(
-            (table, _int32(move.sources), _int32(move.targets))
-            for table, move in zip(tables, moves, strict=True)
+            (transfer, _int32(move.sources), _int32(move.targets))
+            for transfer, move in zip(transfers, moves, strict=True)
         )
     )
 

@@ -8,35 +8,22 @@ Axes: layer (that keeps this kind), kv (keys and values), page or slot, token, h
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hicache.cache.kinds import FULL, KEY_TAGS, MAMBA, SWA
 from hicache.executor.real.pinned import pinned_bytes
-from hicache.kernels import (
-    CopyTable,
-    checksums,
-    copy_pages_with_checksum,
-    copy_table,
-    layer_first_buffers,
-    page_first_buffers,
-)
-from hicache.models import ModelConfig
+from hicache.executor.real.plane import REFERENCE, Plane
+from hicache.executor.real.stored_pages import StoredPages, bytes_of, checksum_of, smaller_format
+from hicache.executor.real.transfers import Buffer, Transfer
+from hicache.kernels import CopyTable, copy_table, layer_first_buffers
+from hicache.models import PLAIN, ModelConfig
 
 KV_LETTERS = {FULL: "F", SWA: "S"}
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 Counts = Sequence[int | None]  # items by kind
-
-
-class Buffer(NamedTuple):
-    """What one layer keeps of a kind, item by item, on both tiers."""
-
-    layer: int  # of the model
-    device: Tensor  # [item, ...]
-    host: Tensor  # [item, ...], as many bytes an item
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +38,17 @@ class PoolSpec:
     tp: int = 1
     layer_groups: Sequence[range] = ()  # layers whose load-back is one launch, from the first
     link_programs: int | None = None  # of a copy across the link; none: as the kernel has it
+    plane: Plane = REFERENCE  # what copies
+    host_format: str = PLAIN
+    storage_format: str = PLAIN
 
 
 class RankPools:
     """The pools of one rank.
 
     `kv[kind]` is [layer, kv, page, token, head, dim]; `taps` and `states` are lists by layer of
-    [slot, ...]. `host[kind]` is [item, bytes]; `layout` names the pieces of every item in order.
+    [slot, ...]. `host[kind]` is [item, bytes], its numbers in `PoolSpec.host_format`; `layout`
+    names the pieces of every stored item in order. `stored` turns items into storage's format.
     """
 
     def __init__(self, spec: PoolSpec, rank: int) -> None:
@@ -70,35 +61,37 @@ class RankPools:
         self.heads = {kind: _heads(config, kind, rank, spec.tp) for kind in (FULL, SWA)}
         share = config.recurrent_heads // spec.tp
         self.recurrent_heads = slice(rank * share, (rank + 1) * share)
-        buffers: dict[int, list[Buffer]] = {}
+        self._buffers = buffers = dict[int, list[Buffer]]()
         for kind, letter in KV_LETTERS.items():
             layers = [layer for layer, word in enumerate(config.layer_words) if letter in word]
             if layers:
                 buffers[kind] = self._make_pages(kind, layers)
         if config.num_mamba_layers:
             buffers[MAMBA] = self._make_states()
+        own = PLAIN if spec.storage_format == spec.host_format else spec.storage_format
+        self.stored = StoredPages(buffers, own)
         self.layout = tuple(
-            f"{chr(KEY_TAGS[kind])}{each.layer} {each.device.dtype} {tuple(each.device.shape[1:])}"
-            for kind, pieces in buffers.items()
-            for each in pieces
+            f"{chr(KEY_TAGS[kind])}{line}" for kind in buffers for line in self.stored.layout(kind)
         )
         self.loads = [
-            {kind: _table(each, group, "host", "device") for kind, each in buffers.items()}
+            {kind: self._transfer(kind, group, "host", "device") for kind in buffers}
             for group in spec.layer_groups
         ]
         everything = range(len(config.layer_words))
-        self.saves = {
-            kind: _table(each, everything, "device", "host") for kind, each in buffers.items()
-        }
+        self.saves = {kind: self._transfer(kind, everything, "device", "host") for kind in buffers}
         self.copies = [
-            _table(buffers.get(MAMBA, ()), group, "device", "device")
+            self._transfer(MAMBA, group, "device", "device")
             for group in (*spec.layer_groups, everything)
         ]
-        # checksum of each host item, taken when it was copied or read there
+        self._bytes = {kind: slab.numpy() for kind, slab in self.host.items()}
+        # checksum of each host item, taken when it was copied or read there; of a kind that is
+        # coded on the way, it is computed on the host when it is wanted
         self._sums = {
             kind: torch.zeros(len(host), dtype=torch.int64, device=spec.device)
             for kind, host in self.host.items()
+            if all(each.form is None for each in buffers[kind])
         }
+        self._make_slots()
         self._sum_stream: torch.cuda.Stream | None = None
         if spec.device.type == "cuda":
             self._sum_stream = torch.cuda.Stream(spec.device)  # type: ignore[no-untyped-call]
@@ -109,10 +102,13 @@ class RankPools:
         page_shape = (spec.page_size, *_head_shape(spec.model, kind, self.heads[kind]))
         shape = (len(layers), 2, count_of(spec.device_counts, kind), *page_shape)
         self.kv[kind] = kv = torch.zeros(shape, dtype=dtype, device=spec.device)
-        slab = self._make_host(kind, kv[:, :, 0].numel() * dtype.itemsize)
-        host = slab.view(dtype).view(len(slab), len(layers), 2, *page_shape)
-        pairs = zip(layer_first_buffers(kv), page_first_buffers(host), strict=True)
-        return [Buffer(layers[place // 2], *pair) for place, pair in enumerate(pairs)]
+        return self._make_host(
+            kind,
+            [
+                (layers[place // 2], each, True)
+                for place, each in enumerate(layer_first_buffers(kv))
+            ],
+        )
 
     def _make_states(self) -> list[Buffer]:
         spec, config = self._spec, self._spec.model
@@ -125,73 +121,117 @@ class RankPools:
             dtype = DTYPES[config.state_dtype_bytes]
             self.states.append(torch.zeros(num_slots, *state, dtype=dtype, device=spec.device))
         parts = [
-            (layer, part)
-            for layer, pair in zip(layers, zip(self.taps, self.states, strict=True), strict=True)
-            for part in pair
+            (layer, part, may_code)
+            for layer, *pair in zip(layers, self.taps, self.states, strict=True)
+            for part, may_code in zip(pair, (False, True), strict=True)  # taps keep their numbers
             if part[:1].numel()
         ]
-        sizes = [part[:1].numel() * part.element_size() for _, part in parts]
-        pieces = torch.split(self._make_host(MAMBA, sum(sizes)), sizes, dim=1)
+        return self._make_host(MAMBA, parts)
+
+    def _make_slots(self) -> None:
+        """Tables between a slot and memory of a model's own, layer by layer."""
+        self.layers = {kind: kv.unbind(0) for kind, kv in self.kv.items()}
+        pairs = list(zip(self.taps, self.states, strict=True))
+        self.slots = [
+            tuple(torch.zeros_like(each[:1]) for each in pair) for pair in pairs if len(pair[0])
+        ]
+        both = list(zip(pairs, self.slots, strict=False))
+        self.slot_reads = [copy_table(*map(_held, (pair, own))) for pair, own in both]
+        self.slot_writes = [copy_table(*map(_held, (own, pair))) for pair, own in both]
+        self.clears: CopyTable | None = None
+        if both:
+            parts = [part for pair in pairs for part in _held(pair)]
+            self.clears = copy_table([torch.zeros_like(part[:1]) for part in parts], parts)
+
+    def _make_host(self, kind: int, parts: Sequence[tuple[int, Tensor, bool]]) -> list[Buffer]:
+        """The slab of a kind, an item in one piece.
+
+        `parts`: layer, tensor [item, ...] on the device, and True if its numbers may be coded.
+        """
+        count, name = count_of(self._spec.host_counts, kind), self._spec.host_format
+        forms = [smaller_format(name, part.dtype) if code else None for _, part, code in parts]
+        sizes = [
+            bytes_of(part.shape[1:], part.dtype, form)
+            for (_, part, _), form in zip(parts, forms, strict=True)
+        ]
+        on_gpu = self._spec.device.type == "cuda"
+        slab = (pinned_bytes if on_gpu else _zeros)(count * sum(sizes)).view(count, sum(sizes))
+        self.host[kind] = slab
+        pieces = torch.split(slab, sizes, dim=1)
         return [
-            Buffer(layer, part, piece) for (layer, part), piece in zip(parts, pieces, strict=True)
+            Buffer(layer, part, piece, form, may_code)
+            for (layer, part, may_code), piece, form in zip(parts, pieces, forms, strict=True)
         ]
 
-    def _make_host(self, kind: int, item_bytes: int) -> Tensor:
-        count = count_of(self._spec.host_counts, kind)
-        on_gpu = self._spec.device.type == "cuda"
-        slab = (pinned_bytes if on_gpu else _zeros)(count * item_bytes).view(count, item_bytes)
-        self.host[kind] = slab
-        return slab
+    def _transfer(self, kind: int, layers: range, *tiers: str) -> Transfer | None:
+        """From one tier to another, or within one; None if there is nothing to move."""
+        chosen = [each for each in self._buffers.get(kind, ()) if each.layer in layers]
+        if not chosen or not all(len(getattr(each, tier)) for each in chosen for tier in tiers):
+            return None
+        return Transfer(chosen, tiers, self._spec.plane)
 
     def save(self, kind: int, sources: Tensor, targets: Tensor) -> None:
         """Device to host, all layers in one launch; ids are those of `send_ids`."""
-        table, programs = there(self.saves[kind]), self._spec.link_programs
-        self._sums[kind][targets.long()] = copy_pages_with_checksum(
-            table, sources, targets, num_programs=programs, trusted=True
-        )
+        transfer, programs = there(self.saves[kind]), self._spec.link_programs
+        sums = transfer.run_with_checksum((sources, targets), num_programs=programs)
+        if sums is not None:
+            self._sums[kind][targets.long()] = sums
 
     def sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
         """Checksums of host items (kind, id), as they were when they came there."""
         found: dict[tuple[int, int], int] = {}
-        for kind, sums in self._sums.items():
-            its = [item for item in items if item[0] == kind]
-            found.update(zip(its, sums[[page for _, page in its]].tolist(), strict=True))
+        for kind, slab in self.host.items():
+            ids = [page for its_kind, page in items if its_kind == kind]
+            if kind in self._sums:
+                sums = self._sums[kind][ids].tolist()
+            else:
+                sums = [checksum_of(slab[page]) for page in ids]
+            found.update(zip([(kind, page) for page in ids], sums, strict=True))
         return [found[item] for item in items]
 
     def new_sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
-        """Checksums of host items (kind, id) that storage has just written.
-
-        They are computed by the calling thread on the host: the pages themselves stay there.
-        """
-        for kind, slab in self.host.items():
+        """Checksums of host items (kind, id) that have just been written there."""
+        for kind, its_sums in self._sums.items():
             ids = [page for its_kind, page in items if its_kind == kind]
-            sums = [checksums(slab[page].view(torch.int64)[None]) for page in ids]
-            if sums:
+            if ids:
+                sums = torch.tensor([checksum_of(self.host[kind][page]) for page in ids])
                 with torch.cuda.stream(self._sum_stream):  # changes nothing where there is none
-                    device = self._sums[kind].device
-                    self._sums[kind][torch.tensor(ids).to(device)] = torch.cat(sums).to(device)
+                    device = its_sums.device
+                    its_sums[torch.tensor(ids).to(device)] = sums.to(device)
         with torch.cuda.stream(self._sum_stream):
             return self.sums(items)
 
+    def landing(self, kind: int, page_id: int) -> memoryview:
+        """Where storage writes an item: in place, or beside it if it has to be decoded."""
+        if not self.stored.is_own:
+            return self.payload(kind, page_id)
+        return memoryview(bytearray(self.stored.page_bytes(kind)))
+
+    def landed(self, items: Sequence[tuple[int, int]], buffers: Sequence[memoryview]) -> list[int]:
+        """Take in items (kind, id) that storage wrote into buffers; return their checksums there.
+
+        They are computed by the calling thread on the host: the pages themselves stay there.
+        """
+        if not self.stored.is_own:
+            return self.new_sums(items)
+        for item, buffer in zip(items, buffers, strict=True):
+            self.stored.unpack(item[0], buffer, self.payload(*item))
+        self.new_sums(items)
+        return [checksum_of(torch.frombuffer(buffer, dtype=torch.uint8)) for buffer in buffers]
+
     def payload(self, kind: int, page_id: int) -> memoryview:
         """The bytes of a host item, in place."""
-        item = self.host[kind][page_id].numpy()
-        return memoryview(item)  # type: ignore[arg-type]  # numpy's stubs before 3.12 buffers
+        return memoryview(self._bytes[kind][page_id])
 
 
-def there(table: CopyTable | None) -> CopyTable:
-    """A table that there must be."""
-    assert table is not None, "nothing moves between pools that hold nothing"
-    return table
+def there(transfer: Transfer | None) -> Transfer:
+    """A transfer that there must be."""
+    assert transfer is not None, "nothing moves between pools that hold nothing"
+    return transfer
 
 
-def _table(buffers: Sequence[Buffer], layers: range, src: str, dst: str) -> CopyTable | None:
-    """From one tier to another, or within one; None if there is nothing to move."""
-    chosen = [buffer for buffer in buffers if buffer.layer in layers]
-    sides = [[getattr(buffer, tier) for buffer in chosen] for tier in (src, dst)]
-    if not chosen or not all(len(each) for side in sides for each in side):
-        return None
-    return copy_table(*sides)
+def _held(parts: Sequence[Tensor]) -> list[Tensor]:
+    return [part for part in parts if part[:1].numel()]
 
 
 def _zeros(num_bytes: int) -> Tensor:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from einops import rearrange, repeat
+from einops import rearrange
 from torch import Tensor
 from torch.nn import functional
 
@@ -108,16 +108,10 @@ class ReferenceModel:
         first, end = page * self.page_size, (page + 1) * self.page_size
         position = torch.arange(first, end, device=self.device)
         angles = (position[:, None].double() * self._frequencies)[:, None]
-        place = torch.arange(end, device=self.device)
-        seen = place <= position[:, None]
-        window = max(first - self.config.window_len + 1, 0) // self.page_size
-        in_window = seen & (place > position[:, None] - self.config.window_len)
         return _Block(
             page,
             rows,
             (angles.cos().to(self.dtype), angles.sin().to(self.dtype)),
-            {"F": 0, "S": window},
-            {"F": ~seen, "S": ~in_window[:, window * self.page_size :]},
         )
 
     # -- layers --------------------------------------------------------------------------------
@@ -141,21 +135,16 @@ class ReferenceModel:
         memory.write_tokens(
             layer, block.page * self.page_size + rows.start, keys[rows], values[rows]
         )
-        keys, values = memory.read_kv(layer, block.first[word], block.page + 1)
-        # rows of this page that nobody has computed yet: weight 0 times garbage must be 0
-        num_held = (block.page - block.first[word]) * self.page_size + rows.stop
-        keys[num_held:] = values[num_held:] = 0
-        copies = heads // keys.shape[1]
-        # one layout, however many heads a rank has: bits depend on it
-        keys = repeat(keys, "token head dim -> (head copy) dim token", copy=copies).contiguous()
-        values = repeat(values, "token head dim -> (head copy) token dim", copy=copies).contiguous()
-        queries = rearrange(queries, "row head dim -> head row dim").contiguous()
-        scores = torch.bmm(queries, keys) * config.head_dim**-0.5
-        scores = scores.masked_fill(block.unseen[word], -torch.inf)
-        sinks = repeat(weights["sink"], "head -> head row 1", row=self.page_size)
-        shares = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
-        mixed = torch.bmm(shares, values)
-        return rearrange(mixed, "head row dim -> row (head dim)") @ weights["out"]
+        first = block.page * self.page_size
+        mixed = memory.attend(
+            layer,
+            queries,
+            first,
+            first + rows.stop,
+            window_len=config.window_len if word == "S" else 0,
+            sinks=weights["sink"],
+        )
+        return rearrange(mixed, "row head dim -> row (head dim)") @ weights["out"]
 
     def _scan(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
         config, weights, rows = self.config, self._layers[layer], block.rows
@@ -229,8 +218,6 @@ class _Block(NamedTuple):
     page: int
     rows: slice  # those to compute
     rotation: tuple[Tensor, Tensor]  # cosines and sines [row, 1, dim / 2]
-    first: dict[str, int]  # the first page that a layer of this kind reads
-    unseen: dict[str, Tensor]  # [row, token of the pages read]
 
 
 def _normed(x: Tensor) -> Tensor:
@@ -285,10 +272,11 @@ def _refuse_unknown(config: ModelConfig) -> None:
                 f"model {config.name}: executor.model=exact supports layers F, S, M and D, got "
                 f"{word!r}"
             )
-    if config.latent_dim or config.value_dim or config.swa_num_kv_heads or config.swa_head_dim:
+    sizes = (config.latent_dim, config.value_dim, config.swa_num_kv_heads, config.swa_head_dim)
+    if any(sizes) or config.parts:
         raise ValueError(
             f"model {config.name}: executor.model=exact needs the same number and size of heads in "
-            "all attention layers"
+            "all attention layers, and no parts"
         )
     if config.kv_dtype_bytes not in DTYPES or config.conv_dtype_bytes != config.kv_dtype_bytes:
         raise ValueError(

@@ -1,5 +1,6 @@
 """Builds what a real run needs from its configuration: memory, model, threads, verifier."""
 
+import os
 import tempfile
 from collections import Counter
 from dataclasses import replace
@@ -17,12 +18,13 @@ from hicache.executor.real.io import TorchExecutor, TorchIo
 from hicache.executor.real.model_runner import CopyStreams, Model, ModelRunner
 from hicache.executor.real.page_origin import PageOrigin
 from hicache.executor.real.pinned import placement
+from hicache.executor.real.plane import REFERENCE, TRITON, Plane, interpreted
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import Counts, PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.timing_model import TimingModel
 from hicache.executor.real.verify import Verifier
-from hicache.storage.build import GuardedStorage, open_guarded_storage
+from hicache.storage.factory import GuardedStorage, open_guarded_storage
 
 
 class TorchRuntime:
@@ -40,6 +42,7 @@ class TorchRuntime:
         if self._device.type == "cpu":
             torch.set_num_threads(1)  # blocks are small: a second thread costs more than it does
         self._verifier: Verifier | None = None
+        self._plane = _plane(config.executor.kernels, self._device)
         self._model: Model = self._make_model(config)
         self._spec = PoolSpec(
             model=config.model,
@@ -50,6 +53,9 @@ class TorchRuntime:
             tp=tp,
             layer_groups=layer_groups(len(config.model.layer_words)),
             link_programs=config.hardware.copy_kernel.link_programs,
+            plane=self._plane,
+            host_format=config.cache.host_format,
+            storage_format=config.storage_format,
         )
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         first = TorchPools(self._spec)  # sizes of a rank's items name the storage's pages
@@ -115,8 +121,7 @@ class TorchRuntime:
         if self._verifier is not None:
             verdict = self._verifier.verify()
             notes.append(str(verdict))
-            measures["verify/checked_count"] = verdict.num_checked
-            measures["verify/unequal_count"] = verdict.num_checked - verdict.num_equal
+            measures |= verdict.measures(is_lossy=self._config.is_lossy)
         return notes, measures
 
     def _make_model(self, config: ExperimentConfig) -> Model:
@@ -127,7 +132,7 @@ class TorchRuntime:
             config.model, page_size=page_size, seed=config.seed, device=str(self._device)
         )
         if config.executor.verify:
-            self._verifier = Verifier(model)
+            self._verifier = Verifier(model, self._plane)
         return model
 
     def _open(self, rank: int, pools: TorchPools) -> GuardedStorage | None:
@@ -137,6 +142,7 @@ class TorchRuntime:
             config = replace(config, root=str(Path(self._directory.name)))
         if config.capacity_gib is not None:
             config = replace(config, capacity_gib=config.capacity_gib / self._spec.tp)
+        ours = pools.ranks[rank]
         origin = PageOrigin(
             model=self._config.model,
             page_size=self._config.cache.page_size,
@@ -144,9 +150,9 @@ class TorchRuntime:
             tp=self._spec.tp,
             weights=f"{self._config.executor.model.value}, seed {self._config.seed}",
             arithmetic=_arithmetic(self._device),
-            layout=pools.ranks[rank].layout,
+            layout=ours.layout,
         )
-        sizes = {KEY_TAGS[kind]: slab.shape[1] for kind, slab in pools.ranks[rank].host.items()}
+        sizes = {KEY_TAGS[kind]: ours.stored.page_bytes(kind) for kind in ours.host}
         return open_guarded_storage(
             replace(config, deadline_s=self._config.executor.storage_deadline_s),
             namespace=origin.namespace,
@@ -162,6 +168,18 @@ def _device(wanted: str) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ValueError("executor.device=cuda, but torch finds no CUDA device")
     return torch.device("cuda", 0) if wanted == "cuda" else torch.device("cpu")
+
+
+def _plane(wanted: str, device: torch.device) -> Plane:
+    """What copies: kernels, or the same by torch."""
+    on_cpu = device.type == "cpu"
+    if wanted == "triton" and on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(
+            "executor.kernels=triton on a CPU needs the interpreter: set TRITON_INTERPRET=1"
+        )
+    if wanted == "reference" or (wanted == "auto" and on_cpu):
+        return REFERENCE
+    return interpreted() if on_cpu else TRITON
 
 
 def _arithmetic(device: torch.device) -> str:

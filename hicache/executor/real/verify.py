@@ -8,6 +8,7 @@ from torch import Tensor
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tree.node import DEVICE
 from hicache.executor.real.paged_kv import PagedKvView
+from hicache.executor.real.plane import REFERENCE, Plane
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
@@ -15,13 +16,39 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Verdict(NamedTuple):
-    """How many requests have the logits of a cold start, of how many that were looked at."""
+    """How many requests have the logits of a cold start, of how many that were looked at.
+
+    Attributes:
+        num_tokens: rows of logits that were compared.
+        num_agree: those whose largest logit is that of the cold start's (greedy agreement).
+        error: largest difference of a logit, as a share of the standard deviation of its row.
+    """
 
     num_equal: int
     num_checked: int
+    num_tokens: int = 0
+    num_agree: int = 0
+    error: float = 0.0
 
     def __str__(self) -> str:
-        return f"logits equal: {self.num_equal} of {self.num_checked}"
+        line = f"logits equal: {self.num_equal} of {self.num_checked}"
+        if self.num_equal == self.num_checked:
+            return line
+        return (
+            f"{line}; the same token: {self.num_agree} of {self.num_tokens}; largest difference: "
+            f"{self.error:.3g} standard deviations"
+        )
+
+    def measures(self, *, is_lossy: bool) -> dict[str, float]:
+        """By key of a summary; of a lossy run also how far its logits are from a cold start's."""
+        measures: dict[str, float] = {
+            "verify/checked_count": self.num_checked,
+            "verify/unequal_count": self.num_checked - self.num_equal,
+        }
+        if is_lossy:
+            measures["verify/greedy_agreement"] = self.num_agree / max(self.num_tokens, 1)
+            measures["verify/logit_error_max"] = self.error
+        return measures
 
 
 class Verifier:
@@ -30,8 +57,9 @@ class Verifier:
     The recompute has pages of its own, on one rank, and takes a sequence in one piece.
     """
 
-    def __init__(self, model: ReferenceModel) -> None:
+    def __init__(self, model: ReferenceModel, plane: Plane = REFERENCE) -> None:
         self._model = model
+        self._plane = plane
         self._seen: dict[int, tuple[bytes, dict[int, Tensor]]] = {}
 
     def saw(self, req: RequestState, position: int, logits: Tensor) -> None:
@@ -52,11 +80,12 @@ class Verifier:
             device_counts=(num_pages, num_pages, 1),
             host_counts=(0, 0, 0),
             device=self._model.device,
+            plane=self._plane,
         )
         pools = TorchPools(spec)
         pages = list(range(num_pages))
         memory = PagedKvView(pools, self._model.words, (pages, pages), 0)
-        num_equal = 0
+        verdict = Verdict(0, len(self._seen))
         for tokens, answers in self._seen.values():
             for kind in (FULL, SWA):
                 pools.poison(DEVICE, kind, pages)
@@ -64,7 +93,17 @@ class Verifier:
             pools.clear_state(pages[:1])
             first, end = min(answers), max(answers) + 1
             cold = self._model.forward(tokens, 0, end, memory, logits_from=first)
-            num_equal += all(
-                torch.equal(warm, cold[position - first]) for position, warm in answers.items()
-            )
-        return Verdict(num_equal, len(self._seen))
+            warm = torch.stack([*answers.values()])
+            verdict = compared(verdict, warm, cold[[position - first for position in answers]])
+        return verdict
+
+
+def compared(verdict: Verdict, warm: Tensor, cold: Tensor) -> Verdict:
+    """The verdict with the logits [token, vocabulary] of one more request."""
+    differences = ((warm - cold).abs() / cold.std(dim=-1, keepdim=True)).nan_to_num(torch.inf)
+    return verdict._replace(
+        num_equal=verdict.num_equal + torch.equal(warm, cold),
+        num_tokens=verdict.num_tokens + len(warm),
+        num_agree=verdict.num_agree + int((warm.argmax(-1) == cold.argmax(-1)).sum()),
+        error=max(verdict.error, float(differences.max())),
+    )

@@ -374,9 +374,7 @@ def _attentions(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> Ite
     """
     value_dim = model.value_dim or model.head_dim
     words = model.layer_words
-    # the mean of the layers: some keep index keys beside their KV
-    full_bytes = model.full_token_bytes / max(1, model.num_holders(LayerKind.full))
-    full_bytes *= model.kv_copies(LayerKind.full, tp)
+    full_bytes = model.full_layer_token_bytes * model.kv_copies(LayerKind.full, tp)
     is_full = [LayerKind.full in kinds for kinds in model.layer_kinds]
     is_chosen = [has and "t" in word for has, word in zip(is_full, words, strict=True)]
     is_dense = [has and "t" not in word for has, word in zip(is_full, words, strict=True)]

@@ -43,9 +43,8 @@ class SlabStorage:
 
     `root` is a directory of a local file system (SQLite's log cannot be shared over a network);
     each namespace has its own directory and its own `capacity_bytes` there. The size of a slot is
-    the size of its page, or what `page_bytes` says for its kind, rounded up to 4 KiB. With
-    `direct`, transfers bypass the page cache wherever the file system, the length and the
-    buffer's address allow it. The pages of one call are moved by `num_threads` threads.
+    the size of its page, or what `page_bytes` says for its kind, rounded up to 4 KiB. The pages of
+    one call are moved by `num_threads` threads.
     """
 
     def __init__(
@@ -55,14 +54,12 @@ class SlabStorage:
         namespace: str,
         capacity_bytes: int | None,
         page_bytes: Mapping[int, int] | None = None,
-        direct: bool = False,
         num_threads: int = 2,
         busy_s: float = 5.0,
     ) -> None:
         self._namespace = namespace.encode()
         self._page_bytes = {} if page_bytes is None else dict(page_bytes)
         self._root = root / namespace_name(namespace)
-        self._direct = direct
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="slab")
         self._touched: dict[bytes, None] = {}
@@ -75,7 +72,7 @@ class SlabStorage:
             with own_directory(self._root) as directory, _opening(directory, busy_s):
                 for name in _TABLE_FILES:  # SQLite would follow a link
                     own_status(name, directory)
-                self._files = SlotFiles(self._root, direct=direct)
+                self._files = SlotFiles(self._root)
                 try:
                     self._table = SlotTable(
                         self._root / _TABLE_FILES[0],
@@ -245,7 +242,7 @@ class SlabStorage:
 
         A large page goes in parts, each hashed while the processor's cache holds it.
         """
-        if buffer.nbytes <= _PART_BYTES or self._direct:
+        if buffer.nbytes <= _PART_BYTES:
             is_moved = move(place, 0, buffer)
             return page_digest(self._namespace, key, buffer) if is_moved else None
         hasher = page_hasher(self._namespace, key, buffer.nbytes)

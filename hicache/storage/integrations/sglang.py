@@ -30,7 +30,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from hicache.clock import WallClock
 from hicache.config import FaultsConfig, StorageConfig
 from hicache.storage.base import DIGEST_BYTES, Storage, StorageError
-from hicache.storage.build import open_guarded_storage
+from hicache.storage.factory import open_guarded_storage
 
 COMPONENTS = {PoolName.KV.value: 0, PoolName.SWA.value: 1, PoolName.MAMBA.value: 2}
 OTHER_COMPONENT = 255  # pools that only SGLang knows; their names are in the digest

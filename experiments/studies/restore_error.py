@@ -1,0 +1,96 @@
+"""How far logits are from a cold start's after pages and states came back from the host coded.
+
+    python -m experiments.studies.restore_error
+
+Each cell computes a prompt, moves the items of some kinds to the host and back, and computes what
+follows. `moves` is how often in a row; `turns`, how often with a page of tokens in between. It
+prints the mean over prompts of the largest difference of a logit (in standard deviations of its
+row) with its range, and the share of tokens whose largest logit stays the same.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from statistics import mean
+
+import numpy as np
+import torch
+
+from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.tiers.transfer import Move
+from hicache.cli.schema import config_of
+from hicache.executor.real.paged_kv import PagedKvView
+from hicache.executor.real.pools import Arrival, TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
+from hicache.executor.real.reference_model import ReferenceModel
+from hicache.executor.real.verify import Verdict, compared
+
+PAGE = 16
+PROMPT_PAGES, ANSWER_PAGES = 16, 10
+KINDS = {"full": (FULL,), "swa": (SWA,), "mamba": (MAMBA,), "all": (FULL, SWA, MAMBA)}
+FORMS = ("int8", "fp8", "bf16")
+MOVES = ((1, 1), (10, 1), (1, 10))  # in a row, and turns
+SEEDS = range(5)
+
+
+def there_and_back(pools: TorchPools, kinds: Sequence[int], num_pages: int) -> None:
+    """Move the pages, or the slot, of some kinds to the host and back."""
+    ids = list(range(num_pages))
+    each = {MAMBA: ids[:1]}
+    moves = [Move(kind, each.get(kind, ids), each.get(kind, ids)) for kind in kinds]
+    pools.save(moves)
+    pools.load(pools.send([Arrival(is_within=False, move=move) for move in moves]), 0)
+
+
+def error(seed: int, form: str, kinds: Sequence[int], moves: int, turns: int) -> Verdict:
+    """Compare the logits of an answer with those without any move."""
+    config = config_of("model=tiny_hybrid").model
+    model = ReferenceModel(config, page_size=PAGE, seed=seed)
+    num_pages = PROMPT_PAGES + ANSWER_PAGES
+    spec = PoolSpec(
+        model=config,
+        page_size=PAGE,
+        device_counts=(num_pages, num_pages, 1),
+        host_counts=(num_pages, num_pages, 1),
+        device=torch.device("cpu"),
+        layer_groups=[range(len(config.layer_words))],
+        host_format=form,
+        storage_format=form,
+    )
+    end, start = num_pages * PAGE, PROMPT_PAGES * PAGE
+    tokens = np.random.default_rng(seed).integers(0, 1000, end, dtype=np.int32).tobytes()
+    logits = []
+    for is_moved in (True, False):
+        pools = TorchPools(spec)
+        pages = list(range(num_pages))
+        memory = PagedKvView(pools, model.words, (pages, pages), 0)
+        model.forward(tokens, 0, start, memory)
+        rows = []
+        for page in range(PROMPT_PAGES, num_pages):
+            if is_moved and page - PROMPT_PAGES < turns:
+                for _ in range(moves):
+                    there_and_back(pools, kinds, page)
+            first = page * PAGE
+            rows.append(model.forward(tokens, first, first + PAGE, memory, logits_from=first))
+        logits.append(torch.cat(rows))
+    return compared(Verdict(0, 1), *logits)
+
+
+def main() -> None:
+    """Print a row for each format and kind."""
+    torch.set_num_threads(1)
+    print("| format | kind | " + " | ".join(f"{m} × {t} turns" for m, t in MOVES) + " |")
+    print("|---|---|" + "---|" * len(MOVES))
+    for form, name in product(FORMS, KINDS):
+        cells = []
+        for moves, turns in MOVES:
+            verdicts = [error(seed, form, KINDS[name], moves, turns) for seed in SEEDS]
+            errors = [each.error for each in verdicts]
+            agreement = sum(v.num_agree for v in verdicts) / sum(v.num_tokens for v in verdicts)
+            cells.append(
+                f"{mean(errors):.3f} ({min(errors):.3f}–{max(errors):.3f}), {agreement:.1%}"
+            )
+        print(f"| {form} | {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

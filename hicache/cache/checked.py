@@ -1,0 +1,152 @@
+"""Calls of a class of the user's own: what it receives is read-only, what it returns is checked."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType, MethodType, SimpleNamespace
+from typing import Any
+
+
+class PolicyError(RuntimeError):
+    """A class of the user's own broke its word: which, what it was asked, and what it did.
+
+    `place` is the line of theirs to look at, as a traceback has it, where no exception tells it.
+    """
+
+    def __init__(self, told: str, place: str = "") -> None:
+        super().__init__(told)
+        self.place = place
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a method has to return, or an attribute to be.
+
+    `shows`: whether the arguments of the method can be changed, so that it gets them as `shown`.
+    `is_list`: the method may return any iterable.
+    """
+
+    wanted: str
+    fits: Callable[[Any], bool]
+    shows: bool = True
+    is_list: bool = False
+
+
+def told(error: BaseException) -> str:
+    """An exception in a few words."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class ReadOnly:
+    """Shows an object of hicache, and what is reached from it; attributes cannot be set."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: object) -> None:
+        object.__setattr__(self, "_of", of)
+
+    def __getattr__(self, name: str) -> Any:
+        return shown(getattr(self._of, name))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} cannot be set: a policy must not change {self._of!r:.80}")
+
+    def __eq__(self, other: object) -> bool:
+        return self._of is (other._of if isinstance(other, ReadOnly) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._of)
+
+    def __repr__(self) -> str:
+        return repr(self._of)
+
+
+def shown(thing: Any) -> Any:
+    """Return a thing as a policy sees it: what it could change of ours, as `ReadOnly` or a copy."""
+    if isinstance(thing, list | set):
+        return tuple(thing)
+    if isinstance(thing, dict):
+        return MappingProxyType(thing)
+    is_value = isinstance(thing, tuple | Enum | ReadOnly | MethodType)
+    is_ours = type(thing).__module__.startswith("hicache.")
+    return ReadOnly(thing) if is_ours and not is_value else thing
+
+
+def checked(name: str, policy: object, wants: Mapping[str, Answer]) -> SimpleNamespace:
+    """Return the attributes that are wanted of a policy; each call of a method is checked.
+
+    Raises:
+        PolicyError: an attribute has no such value. The methods raise it as well.
+    """
+    found: dict[str, object] = {}
+    for attribute, answer in wants.items():
+        given = getattr(policy, attribute)
+        if callable(given):
+            given = _checked(name, attribute, given, answer)
+        elif not answer.fits(given):
+            raise _unfit(answer, given, f"{name}: {attribute}", type(policy))
+        found[attribute] = given
+    return SimpleNamespace(**found)
+
+
+def _checked(
+    name: str, method: str, ask: Callable[..., object], answer: Answer
+) -> Callable[..., object]:
+    fits = answer.fits
+
+    def called(*arguments: object) -> object:
+        # often: entries, which are read-only
+        try:
+            given = ask(*arguments)
+        except Exception as error:
+            raise _failed(error, _described(name, method, arguments, {}), ask) from error
+        if fits(given):
+            return given
+        raise _unfit(answer, given, _described(name, method, arguments, {}), ask)
+
+    def asked(*arguments: object, **named: object) -> object:
+        try:
+            given = ask(*map(shown, arguments), **named)
+            if answer.is_list and isinstance(given, Iterable):
+                given = list(given)
+        except Exception as error:
+            raise _failed(error, _described(name, method, arguments, named), ask) from error
+        if not fits(given):
+            raise _unfit(answer, given, _described(name, method, arguments, named), ask)
+        return given
+
+    return asked if answer.shows else called
+
+
+def _failed(error: Exception, call: str, ask: object) -> PolicyError:
+    place = "" if is_inside(error) else place_of(ask)
+    return PolicyError(f"{call} raised {told(error)}", place)
+
+
+def _unfit(answer: Answer, given: object, call: str, place: object) -> PolicyError:
+    return PolicyError(f"{call}: expected {answer.wanted}, got {given!r:.200}", place_of(place))
+
+
+def is_inside(error: BaseException) -> bool:
+    """Whether it was raised in what was called, not by the call itself."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is not None
+
+
+def place_of(thing: object) -> str:
+    """Where a method or a class is written, as in a traceback; empty if that is unknown."""
+    try:
+        lines, number = inspect.getsourcelines(thing)  # type: ignore[arg-type]
+        file = inspect.getsourcefile(thing)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return ""
+    name = getattr(thing, "__qualname__", "")
+    return f'  File "{file}", line {number}, in {name}\n    {lines[0].strip()}'
+
+
+def _described(
+    name: str, method: str, arguments: tuple[object, ...], named: Mapping[str, object]
+) -> str:
+    parts = [f"{each!r:.80}" for each in arguments]
+    parts += [f"{key}={value!r:.80}" for key, value in named.items()]
+    return f"{name}: {method}({', '.join(parts)})"

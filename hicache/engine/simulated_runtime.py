@@ -1,0 +1,208 @@
+"""What a run takes place in: its clock, its copies and storage, and who carries out steps."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from math import inf
+from typing import Protocol
+
+from hicache.cache.kinds import FULL, KEY_TAGS
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.clock import Clock, SimulatedClock
+from hicache.config import ExperimentConfig, StorageConfig
+from hicache.engine.deployment import Deployment
+from hicache.engine.ports import Executor, Io
+from hicache.executor.layer_groups import NUM_LAYER_GROUPS
+from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
+from hicache.executor.simulated.links import CopyPath, pcie_rate
+from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
+from hicache.models import PLAIN, LayerKind
+from hicache.storage.base import KEY_BYTES
+from hicache.storage.factory import GuardedStorage, open_simulated_storage
+
+
+class Runtime(Protocol):
+    """Time, copies and storage of a run, and who carries out the steps of its engines."""
+
+    @property
+    def clock(self) -> Clock:
+        """What time it is."""
+        ...
+
+    @property
+    def io(self) -> Io:
+        """What engines share."""
+        ...
+
+    counters: Counter[str]
+    has_storage: bool
+
+    def executor(self, cache: PrefixCache) -> Executor:
+        """The executor of one more engine."""
+        ...
+
+    def close(self) -> None:
+        """Let everything end."""
+        ...
+
+    def report(self) -> tuple[list[str], dict[str, float]]:
+        """Notes and measures of a run that is over."""
+        ...
+
+
+class SimulatedRuntime:
+    """Everything by the cost model."""
+
+    def __init__(self, config: ExperimentConfig, deployment: Deployment) -> None:
+        num_ranks = config.parallel.ranks
+        rates = _copy_rates(config, deployment)
+        self.clock = SimulatedClock()
+        self.storages: list[GuardedStorage] = []
+        if _is_endless(config.storage):
+            self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
+            self.unguarded = self.stores
+        else:
+            self.storages = _open_storages(config, deployment.storage_kinds.page_bytes, self.clock)
+            self.stores = [StandIns(each.storage) for each in self.storages]
+            self.unguarded = [StandIns(each.engine) for each in self.storages]
+        self.has_storage = bool(self.stores)
+        parts = {link: rate / num_ranks for link, rate in rates.items()}
+        self.io = SimulatedIo(
+            config.storage,
+            self.stores,
+            [parts] * (config.parallel.replicas * num_ranks),
+            stalls=[each.stall for each in self.storages],
+            seed=config.seed,
+        )
+        self.counters = self.io.counters
+        self._numbers = count()
+        self._executor = partial(
+            SimulatedExecutor,
+            cost=deployment.cost,
+            io=self.io,
+            page_size=config.cache.page_size,
+            page_bytes=_part(deployment.storage_kinds.page_bytes, num_ranks),
+            load_shares=_load_shares(deployment),
+            load_rate=rates["to_device"],
+            shared_load_rate=_shared_load_rate(rates),
+            slowdown=_slowdown(config),
+        )
+
+    def executor(self, cache: PrefixCache) -> SimulatedExecutor:
+        """The executor of one more engine, or of one more rank of it."""
+        return self._executor(next(self._numbers))
+
+    def close(self) -> None:
+        """Close storage."""
+        for each in self.storages:
+            each.forget()
+
+    def report(self) -> tuple[list[str], dict[str, float]]:
+        """What storage refused, and which faults it was given."""
+        counts: Counter[str] = Counter()
+        for each in self.storages:
+            counts.update(each.counts())
+        return [], dict(counts)
+
+
+def make_runtime(config: ExperimentConfig, deployment: Deployment) -> Runtime:
+    """The runtime that a config names.
+
+    Raises:
+        ValueError: a storage that cannot be used.
+    """
+    if config.executor.kind == "torch":
+        from hicache.executor.real.runtime import TorchRuntime  # a simulated run has no torch
+
+        counts = deployment.device.counts, deployment.host.counts
+        return TorchRuntime(config, *counts, tp=deployment.tp)
+    return SimulatedRuntime(config, deployment)
+
+
+def _is_endless(config: StorageConfig) -> bool:
+    is_unbounded = config.kind == "memory" and config.capacity_gib is None
+    return is_unbounded and config.faults.is_harmless
+
+
+def _open_storages(
+    config: ExperimentConfig, sizes: Sequence[int], clock: Clock
+) -> list[GuardedStorage]:
+    """None, or one for each rank, which holds its part of every page."""
+    # simulated time moves keys, not pages: memory counts nominal bytes, others hold the keys
+    nominal = config.storage.kind == "memory"
+    num_ranks = config.parallel.ranks
+    page_sizes = {
+        tag: size if nominal else KEY_BYTES
+        for tag, size in zip(KEY_TAGS, _part(sizes, num_ranks), strict=False)
+        if size
+    }
+    settings = config.storage
+    if settings.capacity_gib is not None:
+        settings = replace(settings, capacity_gib=settings.capacity_gib / num_ranks)
+    storages: list[GuardedStorage] = []
+    for rank in range(num_ranks):
+        part = f"-rank{rank}of{num_ranks}" if num_ranks > 1 else ""
+        form = "" if config.storage_format == PLAIN else f"-{config.storage_format}"
+        namespace = f"{config.model.name}-p{config.cache.page_size}{form}{part}-simulated"
+        storage = open_simulated_storage(
+            settings,
+            namespace=namespace,
+            page_bytes=page_sizes,
+            clock=clock,
+            seed=config.seed * num_ranks + rank,
+        )
+        if storage is None:
+            return []
+        storages.append(storage)
+    return storages
+
+
+def _part(sizes: Sequence[int], num_ranks: int) -> list[int]:
+    return [-(-size // num_ranks) for size in sizes]
+
+
+def _load_shares(deployment: Deployment) -> list[float]:
+    """Bytes on the host for each byte on the device, by kind."""
+    sizes = zip(deployment.host_kinds.page_bytes, deployment.kinds.page_bytes, strict=True)
+    return [on_host / on_device if on_device else 1.0 for on_host, on_device in sizes]
+
+
+def _copy_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, float]:
+    """Bytes a second of an engine's links; its devices copy side by side."""
+    model, hardware, tp = config.model, config.hardware, deployment.tp
+    is_coded = config.cache.host_format != PLAIN
+    layer_page = model.full_layer_token_bytes * config.cache.page_size
+    num_copies = model.kv_copies(LayerKind.full, tp)
+    path = CopyPath(config.executor.copy_path)
+    # a device's part of one layer's page is contiguous. A staged copy crosses the link in the parts
+    # of all layers that it moves at once: a group of them to the device, every one to the host
+    piece = max(layer_page * num_copies // tp, 1)
+    if is_coded:
+        piece = max(round(piece * _load_shares(deployment)[FULL]), 1)
+    pieces = [piece, piece]
+    if path is CopyPath.staged:
+        num_layers = max(model.num_full_layers, 1)
+        pieces = [piece * -(-num_layers // NUM_LAYER_GROUPS), piece * num_layers]
+    num_hosts = -(-tp // hardware.devices_per_host)
+    rates = {
+        "to_device": tp * pcie_rate(hardware, pieces[0], path, to_device=True, is_coded=is_coded),
+        "to_host": tp * pcie_rate(hardware, pieces[1], path, to_device=False, is_coded=is_coded),
+        "host_memory": num_hosts * hardware.host_bandwidth.value,
+    }
+    if hardware.both_ways_bandwidth.value:
+        rates["both_ways"] = tp * hardware.both_ways_bandwidth.value
+    return rates
+
+
+def _slowdown(config: ExperimentConfig) -> float:
+    """How many times as long computing takes beside copies; a staged one leaves all SMs alone."""
+    is_staged = config.executor.copy_path == CopyPath.staged.value
+    return 1.0 if is_staged else config.hardware.copy_slowdown.value
+
+
+def _shared_load_rate(rates: Mapping[str, float]) -> float:
+    """Bytes a second to the device beside a back-up: a fair share of what both ways have."""
+    both = rates.get("both_ways", inf)
+    return min(rates["to_device"], max(both / 2, both - rates["to_host"]))

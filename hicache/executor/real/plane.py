@@ -1,0 +1,58 @@
+"""What moves and reads the pages of a real run: the Triton kernels, or the same by torch."""
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from hicache.kernels import copy, reference, transcode
+from hicache.kernels.append import append, naive_append
+from hicache.kernels.attend import attend, naive_attend
+
+
+class Plane(NamedTuple):
+    """The launches that read and write pools."""
+
+    copy_items: Callable[..., None]
+    copy_items_with_checksum: Callable[..., Tensor]
+    encode_items: Callable[..., None]
+    decode_items: Callable[..., None]
+    append: Callable[..., None]
+    attend: Callable[..., Tensor]
+
+    def wrapped(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> "Plane":
+        """The plane whose launches are each wrapped."""
+        return Plane(*map(wrap, self))
+
+
+TRITON = Plane(
+    copy.copy_items,
+    copy.copy_items_with_checksum,
+    transcode.encode_items,
+    transcode.decode_items,
+    append,
+    attend,
+)
+REFERENCE = Plane(
+    reference.copy_items,
+    reference.copy_items_with_checksum,
+    transcode.naive_encode_items,
+    transcode.naive_decode_items,
+    naive_append,
+    naive_attend,
+)
+
+
+def interpreted() -> Plane:
+    """The kernels in Triton's interpreter, one at a time: it keeps its state in globals."""
+    lock = Lock()
+
+    def locked(launch: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: object, **options: object) -> Any:
+            with lock:
+                return launch(*arguments, **options)
+
+        return run
+
+    return TRITON.wrapped(locked)

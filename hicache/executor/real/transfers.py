@@ -1,0 +1,79 @@
+"""Copies of whole items between two tiers, of buffers that keep their numbers and of coded ones."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hicache.executor.real.plane import Plane
+from hicache.kernels import CopyTable, copy_table
+from hicache.kernels.transcode import CodeTable, Format, code_table
+
+Ids = tuple[Tensor, Tensor]
+
+
+class Buffer(NamedTuple):
+    """What one layer keeps of a kind, item by item, on both tiers."""
+
+    layer: int  # of the model
+    device: Tensor  # [item, ...]
+    host: Tensor  # [item, bytes] uint8
+    form: Format | None  # of the numbers on the host; None means the device's
+    may_code: bool  # storage, too, may keep its numbers in a format
+
+
+class Transfer:
+    """All items of some layers from one tier to another, or within one.
+
+    Args:
+        buffers: of these layers, at least one.
+        tiers: `("device", "host")`, for example.
+    """
+
+    def __init__(self, buffers: Sequence[Buffer], tiers: Sequence[str], plane: Plane) -> None:
+        self._plane = plane
+        self._encodes = tiers[0] == "device"
+        is_within = tiers[0] == tiers[1]
+        plain, coded = list[Buffer](), dict[torch.Size, list[Buffer]]()
+        for each in buffers:
+            if each.form is None or is_within:
+                plain.append(each)
+            else:
+                coded.setdefault(each.device.shape, []).append(each)
+        sides = ([getattr(each, tier) for each in plain] for tier in tiers)
+        self.plain: CopyTable | None = copy_table(*sides) if plain else None
+        self.coded: list[CodeTable] = [
+            code_table([each.device for each in same], [each.host for each in same], form)
+            for same in coded.values()
+            if (form := same[0].form)
+        ]
+        counts = [min(len(getattr(each, tier)) for each in buffers) for tier in tiers]
+        self.num_src_items, self.num_dst_items = counts
+        self.in_place = is_within
+
+    @property
+    def device(self) -> torch.device:
+        """The device that copies."""
+        table = self.plain or self.coded[0]
+        return table.device
+
+    def run(self, ids: Ids, *, num_programs: int | None = None) -> None:
+        """Copy all buffers: a launch for those that stay as they are, one for those coded."""
+        if self.plain is not None:
+            self._plane.copy_items(self.plain, *ids, num_programs=num_programs)
+        code = self._plane.encode_items if self._encodes else self._plane.decode_items
+        for table in self.coded:
+            code(table, *ids, num_programs=num_programs)
+
+    def run_with_checksum(self, ids: Ids, *, num_programs: int | None = None) -> Tensor | None:
+        """Copy, and return the checksum of each item; None if parts of it are coded."""
+        if self.plain is None or self.coded:
+            self.run(ids, num_programs=num_programs)
+            return None
+        return self._plane.copy_items_with_checksum(self.plain, *ids, num_programs=num_programs)
+
+    def warm_up(self) -> None:
+        """Compile and load the coding kernels, by coding nothing."""
+        none = torch.zeros(0, dtype=torch.int32, device=self.device)
+        self.run((none, none))

@@ -1,0 +1,297 @@
+"""Paged attention: full or in a sliding window, over a cached prefix or for one token, with sinks.
+
+A program takes a tile of query rows for one KV head, and the tokens of one split: splits begin at
+multiples of SPLIT tokens of the sequence. A second kernel merges the splits of a row. So what a row
+computes depends on its position alone, and not on how a prompt was cut or on what else is in the
+batch: it has the same bits in every batch whose tiles begin at the same positions.
+
+Sizes: B tiles of R query rows, HQ query heads, H KV heads, G query heads of a KV head, D elements
+of a head, P pages of T tokens, C columns of a page table, S splits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SPLIT = 2048  # tokens
+BLOCK = 64  # tokens that are read in one turn
+NUM_STAGES = 5  # blocks: one is multiplied while four are on their way
+TILE_ROWS = 64  # query rows times query heads of a program, at most
+LOG2_E = 1.4426950408889634
+LOWEST = tl.constexpr(-1e30)  # of a running maximum: finite, so that no difference is NaN
+
+
+@triton.jit
+def _turn(
+    query, most, total, mixed, block, key_base, table_row, position, low, held, first_page,
+    window_len, page_stride, kv_stride, scale, SIZE: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Add the tokens of one block to a tile's running softmax."""
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    exists = (token >= low) & (token < held)
+    if PAGE >= BLOCK:  # one page a block: a scalar, which keeps the loads wide
+        page = tl.load(table_row + block * BLOCK // PAGE - first_page).to(tl.int64)
+        place = page * page_stride + token % PAGE * SIZE
+    else:
+        page = tl.load(table_row + token // PAGE - first_page, mask=exists, other=0).to(tl.int64)
+        place = page * page_stride + token % PAGE * SIZE
+    dim = tl.arange(0, DIM)
+    keys = tl.load(key_base + place[None, :] + dim[:, None], mask=exists[None, :], other=0.0)
+    values = tl.load(
+        key_base + kv_stride + place[:, None] + dim[None, :],
+        mask=exists[:, None],
+        other=0.0,
+    )
+    scores = tl.dot(query, keys, input_precision="ieee") * scale
+    seen = exists[None, :] & (token[None, :] <= position[:, None])
+    if window_len > 0:
+        seen = seen & (token[None, :] > position[:, None] - window_len)
+    scores = tl.where(seen, scores, float("-inf"))
+    new = tl.maximum(most, tl.max(scores, axis=1))
+    shares = tl.exp2(scores - new[:, None])
+    fade = tl.exp2(most - new)
+    total = total * fade + tl.sum(shares, axis=1)
+    added = tl.dot(shares.to(values.dtype), values, input_precision="ieee")
+    return new, total, mixed * fade[:, None] + added
+
+
+@triton.jit(
+    do_not_specialize=["num_columns", "num_rows", "window_len"],
+    do_not_specialize_on_alignment=["table_ptr", "tiles_ptr"],
+)
+def _split_kernel(
+    query_ptr,  # [B, R, HQ, D]
+    pool_ptr,  # [2, P, T, H, D]
+    table_ptr,  # [B, C]
+    tiles_ptr,  # [B, 4] position of the first row, first and end row held, first page in table
+    mixed_ptr,  # [S, B, R, HQ, D] fp32
+    total_ptr,  # [S, B, R, HQ, 2] fp32: maximum, and sum of what is above it
+    num_rows,  # R
+    num_columns,  # C
+    window_len,  # 0: all tokens
+    page_stride,
+    kv_stride,
+    scale,
+    HEADS: tl.constexpr,  # H
+    GROUP: tl.constexpr,  # G
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,  # of a tile's part
+    LANES: tl.constexpr,  # ROWS · G, 16 at least
+    BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    head, split = tl.program_id(1), tl.program_id(2)
+    parts = num_rows // ROWS
+    tile, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    info = tiles_ptr + tile * 4
+    start = tl.load(info)
+    held = start + tl.load(info + 2)  # tokens of the sequence that are in its pages
+    first_page = tl.load(info + 3)
+    lane = tl.arange(0, LANES)
+    row = part * ROWS + lane // GROUP
+    exists = lane < ROWS * GROUP
+    position = start + row
+    query_head = head * GROUP + lane % GROUP
+    place = ((tile * num_rows + row) * (HEADS * GROUP) + query_head).to(tl.int64)
+    dim = tl.arange(0, DIM)
+    where = place[:, None] * DIM + dim[None, :]
+    query = tl.load(query_ptr + where, mask=exists[:, None], other=0.0)
+    first = split * SPLIT
+    end = tl.minimum(tl.minimum(first + SPLIT, held), start + (part + 1) * ROWS)
+    low = 0  # what is before the windows of all rows may be anything
+    if window_len > 0:
+        low = tl.maximum(start + part * ROWS - window_len + 1, 0)
+        first = tl.maximum(first, low // BLOCK * BLOCK)
+    most = tl.full((LANES,), LOWEST, tl.float32)
+    total = tl.zeros((LANES,), tl.float32)
+    mixed = tl.zeros((LANES, DIM), tl.float32)
+    key_base = pool_ptr + head * DIM
+    table_row = table_ptr + tile * num_columns
+    if STAGES > 1:
+        for block in tl.range(first // BLOCK, tl.cdiv(end, BLOCK), num_stages=STAGES):
+            most, total, mixed = _turn(
+                query, most, total, mixed, block, key_base, table_row, position, low, held,
+                first_page, window_len, page_stride, kv_stride, scale, HEADS * DIM, PAGE,
+                BLOCK, DIM,
+            )  # fmt: skip
+    else:  # a range over tensors fails in the interpreter of triton 3.6
+        block = first // BLOCK
+        while block < tl.cdiv(end, BLOCK):
+            most, total, mixed = _turn(
+                query, most, total, mixed, block, key_base, table_row, position, low, held,
+                first_page, window_len, page_stride, kv_stride, scale, HEADS * DIM, PAGE,
+                BLOCK, DIM,
+            )  # fmt: skip
+            block += 1
+    num_tiles = tl.num_programs(0) // parts
+    shift = split.to(tl.int64) * num_tiles * num_rows * (HEADS * GROUP)
+    tl.store(mixed_ptr + shift * DIM + where, mixed, mask=exists[:, None])
+    tl.store(total_ptr + (shift + place) * 2, most, mask=exists)
+    tl.store(total_ptr + (shift + place) * 2 + 1, total, mask=exists)
+
+
+@triton.jit(do_not_specialize=["num_splits", "num_places"])
+def _merge_kernel(
+    mixed_ptr,  # [S, N, D] fp32, N = B · R · HQ
+    total_ptr,  # [S, N, 2] fp32
+    sinks_ptr,  # [HQ] fp32; None: no sinks
+    out_ptr,  # [N, D]
+    num_splits,  # S
+    num_places,  # N
+    HEADS: tl.constexpr,  # HQ
+    DIM: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    exists = place < num_places
+    dim = tl.arange(0, DIM)
+    most = tl.full((PLACES,), LOWEST, tl.float32)
+    total = tl.zeros((PLACES,), tl.float32)
+    mixed = tl.zeros((PLACES, DIM), tl.float32)
+    if sinks_ptr is not None:  # a share of the softmax that mixes in nothing
+        most = tl.load(sinks_ptr + place % HEADS, mask=exists, other=0.0) * 1.4426950408889634
+        total += 1.0
+    split = 0
+    while split < num_splits:
+        at = split * num_places + place.to(tl.int64)
+        its = tl.load(total_ptr + at * 2, mask=exists, other=LOWEST)
+        new = tl.maximum(most, its)
+        fade, share = tl.exp2(most - new), tl.exp2(its - new)
+        its_mixed = tl.load(mixed_ptr + at[:, None] * DIM + dim[None, :], mask=exists[:, None])
+        mixed = mixed * fade[:, None] + its_mixed * share[:, None]
+        its_total = tl.load(total_ptr + at * 2 + 1, mask=exists, other=0.0)
+        total = total * fade + its_total * share
+        most = new
+        split += 1
+    result = mixed / tl.maximum(total, 1e-30)[:, None]
+    where = place.to(tl.int64)[:, None] * DIM + dim[None, :]
+    tl.store(out_ptr + where, result.to(out_ptr.dtype.element_ty), mask=exists[:, None])
+
+
+def attend(
+    pool: Tensor,
+    table: Tensor,
+    tiles: Tensor,
+    queries: Tensor,
+    *,
+    end: int,
+    window_len: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend from tiles of query rows to the pages of their sequences.
+
+        attend(pool, table, torch.tensor([[position, 0, 1, 0]]).int(), query, end=position + 1)
+
+    Args:
+        pool: [2, P, T, H, D], keys and values of one layer; T is a power of two, D 16 at least.
+        table: [B, C] int32 page ids of each sequence, as for `append`.
+        tiles: [B, 4] int32, as for `append`: tokens before `position + end row` are in the pages.
+        queries: [B, R, HQ, D], contiguous; R is a power of two, or below 16.
+        end: the largest `position + end row` of all tiles, which the host knows.
+        window_len: tokens that a row sees, itself among them; 0 means all before it.
+        sinks: [HQ] fp32, a score of each head that takes a share of the softmax.
+
+    Returns:
+        [B, R, HQ, D]; of rows outside of [first row, end row), numbers without meaning.
+    """
+    num_tiles, num_rows, query_heads, dim = queries.shape
+    num_splits, num_places = triton.cdiv(end, SPLIT), num_tiles * num_rows * query_heads
+    mixed = torch.empty(num_splits, *queries.shape, dtype=torch.float32, device=pool.device)
+    totals = torch.empty(*mixed.shape[:-1], 2, dtype=torch.float32, device=pool.device)
+    out = torch.empty_like(queries)
+    arguments, constants = split_arguments(pool, table, tiles, queries, mixed, totals, window_len)
+    grid = num_tiles * (num_rows // constants["ROWS"]), pool.shape[3], num_splits
+    with torch.cuda.device_of(pool):
+        _split_kernel[grid](*arguments, **constants)
+        _merge_kernel[(triton.cdiv(num_places, 16),)](
+            mixed,
+            totals,
+            sinks,
+            out,
+            num_splits,
+            num_places,
+            HEADS=query_heads,
+            DIM=dim,
+            PLACES=16,
+        )
+    return out
+
+
+def split_arguments(
+    pool: Tensor,
+    table: Tensor,
+    tiles: Tensor,
+    queries: Tensor,
+    mixed: Tensor,
+    totals: Tensor,
+    window_len: int,
+) -> tuple[tuple[object, ...], dict[str, int]]:
+    """Return what the first kernel is launched with, and its constants."""
+    num_rows, query_heads, dim = queries.shape[1:]
+    page, heads = pool.shape[2:4]
+    group, rows = query_heads // heads, num_rows
+    while rows % 2 == 0 and rows * group > TILE_ROWS:
+        rows //= 2
+    strides = pool.stride(1), pool.stride(0)
+    if any(stride % 16 for stride in strides):
+        raise ValueError(f"pages 16·n elements apart wanted, got strides {strides}")
+    sizes = num_rows, table.shape[1], window_len, *strides, dim**-0.5 * LOG2_E
+    constants = {
+        "HEADS": heads,
+        "GROUP": group,
+        "DIM": dim,
+        "PAGE": page,
+        "ROWS": rows,
+        "LANES": max(triton.next_power_of_2(rows * group), 16),
+        "BLOCK": BLOCK,
+        "SPLIT": SPLIT,
+        "STAGES": 1 if triton.knobs.runtime.interpret else NUM_STAGES,
+        "num_warps": 4,
+    }
+    return (queries, pool, table, tiles, mixed, totals, *sizes), constants
+
+
+def naive_attend(
+    pool: Tensor,
+    table: Tensor,
+    tiles: Tensor,
+    queries: Tensor,
+    *,
+    end: int,
+    window_len: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Do by torch what `attend` does; a row's bits depend on its place in its tile alone.
+
+    Each tile reads whole pages, from the first that one of its rows sees to the last of its rows.
+    """
+    size, dim = pool.shape[2], pool.shape[4]
+    num_rows, query_heads = queries.shape[1:3]
+    results = []
+    for ids, (start, _, held, first_page), query in zip(
+        table, tiles.tolist(), queries, strict=True
+    ):
+        first = max(start - window_len + 1, 0) // size if window_len else 0
+        pages = ids[first - first_page : -(-(start + num_rows) // size) - first_page]
+        both = pool.index_select(1, pages).flatten(1, 2)  # [2, token, H, D]
+        # of rows that are not there yet, weight 0 times garbage must be 0
+        both[:, start + held - first * size :] = 0
+        copies = query_heads // both.shape[2]
+        keys, values = both.repeat_interleave(copies, dim=2).transpose(1, 2)
+        scores = torch.bmm(query.transpose(0, 1), keys.transpose(1, 2).contiguous()) * dim**-0.5
+        position = torch.arange(start, start + num_rows, device=pool.device)[:, None]
+        token = torch.arange(first * size, first * size + both.shape[1], device=pool.device)
+        unseen = token > position
+        if window_len:
+            unseen |= token <= position - window_len
+        scores = scores.masked_fill(unseen, -torch.inf)
+        if sinks is not None:
+            share = sinks.to(scores.dtype)[:, None, None].expand(-1, num_rows, 1)
+            scores = torch.cat([scores, share], dim=-1)
+        shares = scores.softmax(-1)[..., : len(token)]
+        results.append(torch.bmm(shares, values.contiguous()).transpose(0, 1))
+    return torch.stack(results)

@@ -1,1 +1,0 @@
-"""The bench of the kernels: `python -m hicache.kernels.bench`."""

@@ -1,0 +1,1 @@
+"""The bench of the kernels: `python -m hicache.workbench.bench`."""

@@ -1,0 +1,202 @@
+"""How fast the kernels are: `python -m hicache.workbench.bench [--op pages] [--json PATH]`.
+
+    python -m hicache.workbench.bench --kernel my_file:my_copy --roofline roofline.png
+
+puts a kernel of the user's own (`contract`) beside ours and the peers, by size and direction.
+
+Measures the ceilings of the machine, then every operation and its peers against them, and prints a
+table, each goal with its measured ratio, and where a goal was not met or not measured, the reason.
+A case that fails is reported and the rest go on. `--dry-run` needs no GPU: it walks through every
+case at toy sizes over the reference, and through every kernel of the contest in the interpreter,
+verifies the bytes, and times nothing.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from hicache.workbench.bench.cases import CASES
+from hicache.workbench.bench.contest import contest, own_kernels, table
+from hicache.workbench.bench.figures import roofline_figure, sweep_figure
+from hicache.workbench.bench.measure import MIB, Bench
+from hicache.workbench.bench.session import Cell, Goal, Record, Session
+from hicache.workbench.contract import named
+from hicache.workbench.own import OwnKernel
+
+NUM_LAYERS = 16
+OWN = "own"  # kernels that bring their oracles
+CONTEST = "contest"  # when it is asked for: it takes as long as all the rest
+
+
+def main() -> int:
+    """Run the cases; return 1 if one of them failed."""
+    options = _options()
+    if not options.dry_run and not torch.cuda.is_available():
+        print("a GPU is wanted, and none was found; --dry-run needs none", file=sys.stderr)
+        return 2
+    if options.dry_run and os.environ.get("TRITON_INTERPRET") != "1":
+        # read when a module with kernels is imported, which has been done
+        command = [sys.executable, "-m", "hicache.workbench.bench", *sys.argv[1:]]
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
+        return subprocess.run(command, env=environment, check=False).returncode
+    try:
+        found = {name: named(name) for name in options.kernel or ()}
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    bench = _bench(options)
+    own = {name: each for name, each in found.items() if isinstance(each, OwnKernel)}
+    kernels = {name: each for name, each in found.items() if not isinstance(each, OwnKernel)}
+    session = Session(bench, kernels, own)
+    chosen = options.op or ([CONTEST] if kernels or options.roofline else list(CASES))
+    if own and not kernels:
+        chosen = [OWN]
+    with bench.stream():
+        bench.warm_up()
+        _measure(session, chosen if chosen == [OWN] else ["ceilings", *chosen], options.json)
+    print(_machine(bench))
+    _print_results(session)
+    for path, draw in ((options.figure, sweep_figure), (options.roofline, roofline_figure)):
+        if path is not None:
+            _write_figure(path, draw, session)
+    answered_for = {"ours", *found}  # a peer that fails is the peer's affair
+    return 1 if session.broken or not session.failures.keys().isdisjoint(answered_for) else 0
+
+
+def _bench(options: argparse.Namespace) -> Bench:
+    is_dry = options.dry_run
+    return Bench(
+        torch.device("cpu") if is_dry else torch.device("cuda", 0),
+        device_bytes=MIB if is_dry else options.device_mib * MIB,
+        host_bytes=MIB if is_dry else options.host_mib * MIB,
+        num_layers=2 if is_dry else NUM_LAYERS,
+        repeats=options.repeats,
+    )
+
+
+def _measure(session: Session, names: Sequence[str], path: Path | None) -> None:
+    """Run cases one after another."""
+    for name in dict.fromkeys(names):
+        start = time.perf_counter()
+        try:
+            {**CASES, CONTEST: contest, OWN: own_kernels}[name](session)
+        except Exception:  # one broken case must not cost the others their results
+            session.broken[name] = traceback.format_exc()
+            print(session.broken[name], file=sys.stderr, flush=True)
+        seconds = time.perf_counter() - start
+        print(f"… {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+        if path is not None:  # whoever is stopped half way keeps what there is
+            _write_json(path, session)
+
+
+def _print_results(session: Session) -> None:
+    print("\n".join(_line(record) for record in session.records))
+    print(_goals(session.goals))
+    for name, value in session.notes.items():
+        if not isinstance(value, float):
+            print(f"{name}: {value}")
+        elif math.isfinite(value):  # something was timed
+            print(f"{name}: {value:.3f}")
+    if session.cells:
+        print(f"µs / GB/s at the median, by bytes of a transfer{table(session.cells)}")
+    for name, sentence in session.failures.items():
+        print(f"FAILED {name}: {sentence}")
+    for name, trace in session.broken.items():
+        print(f"FAILED {name}: {trace.strip().splitlines()[-1]}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Bandwidth of the kernels, against ceilings.")
+    parser.add_argument(
+        "--op", action="append", choices=[*CASES, CONTEST], help="default: all but the contest"
+    )
+    parser.add_argument(
+        "--kernel", action="append", metavar="MODULE:NAME", help="one more for the contest"
+    )
+    parser.add_argument("--json", type=Path, help="where to write every number")
+    parser.add_argument("--figure", type=Path, help="where to draw bandwidth against page size")
+    parser.add_argument("--roofline", type=Path, help="where to draw the contest")
+    parser.add_argument("--dry-run", action="store_true", help="toy sizes, no GPU, no times")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--device-mib", type=int, default=1024, help="moved within the device")
+    parser.add_argument("--host-mib", type=int, default=512, help="moved across the link")
+    return parser.parse_args()
+
+
+def _machine(bench: Bench) -> str:
+    versions = f"python {platform.python_version()}, torch {torch.__version__}"
+    versions += f", triton {triton.__version__}"
+    if not bench.on_gpu:
+        return f"dry run on a CPU ({versions}): bytes are verified, nothing is timed"
+    return f"{torch.cuda.get_device_name(bench.device)} ({versions})"
+
+
+def _line(record: Record) -> str:
+    timing = record.timing
+    size = f"{record.num_bytes / MIB:10.1f} MiB"
+    if math.isnan(timing.p50_s):
+        return f"{record.op:13} {record.case:45} {size}"
+    times = " ".join(f"{s * 1e6:9.1f}" for s in (timing.p20_s, timing.p50_s, timing.p80_s))
+    case = record.case
+    if record.op == "sweep":
+        case += " " + " ".join(f"{name}={value}" for name, value in record.parameters.items())
+    return f"{record.op:13} {case:45} {size} {times} µs {record.gb_per_s:9.1f} GB/s"
+
+
+def _goals(goals: list[Goal]) -> str:
+    lines = []
+    for goal in goals:
+        verdict = {True: "met", False: "NOT MET", None: "not measured"}[goal.holds]
+        got = "" if goal.holds is None else f" got {goal.got:.3f}"
+        why = f" ({goal.why})" if goal.why else ""
+        lines.append(f"{goal.goal:4} {verdict:12} {goal.what}: wanted {goal.wanted}{got}{why}")
+    return "\n".join(lines)
+
+
+def _write_json(path: Path, session: Session) -> None:
+    def flat(each: Record | Cell) -> dict[str, Any]:
+        return {**dataclasses.asdict(each), "gb_per_s": each.gb_per_s}
+
+    document = {
+        "machine": _machine(session.bench),
+        "ceilings_gb_per_s": session.ceilings,
+        "records": list(map(flat, session.records)),
+        "goals": [dataclasses.asdict(goal) for goal in session.goals],
+        "notes": session.notes,
+        "contest": list(map(flat, session.cells)),
+        "failed": session.broken,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # JSON has no NaN: what was not measured is null
+    told = json.loads(json.dumps(document), parse_constant=lambda _: None)
+    path.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def _write_figure(path: Path, draw: Callable[[Session], Any], session: Session) -> None:
+    if not session.bench.on_gpu:
+        print(f"no figure {path}: nothing is timed without a GPU", file=sys.stderr)
+        return
+    try:
+        figure = draw(session)
+    except ImportError:
+        print(f"no figure {path}: matplotlib is not installed", file=sys.stderr)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

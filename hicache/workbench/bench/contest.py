@@ -1,0 +1,183 @@
+"""All kernels side by side: ours, the peers and, with `--kernel`, one of the user's own.
+
+By size, from one small item to as much as fits, in every direction; and states of Mamba slots
+within the device. A kernel that declines says why, one that moves wrong bytes is out, and a series
+ends where a launch becomes too slow to be repeated.
+"""
+
+import math
+from collections.abc import Iterable
+from contextlib import nullcontext
+from functools import partial
+from random import Random
+
+import torch
+
+from hicache.workbench import contract
+from hicache.workbench.bench import peers
+from hicache.workbench.bench.measure import DIRECTIONS, GIB, KIB, MIB, Transfer
+from hicache.workbench.bench.session import Cell, Session
+from hicache.workbench.codegen_cases import SHAPES, item_bytes_of, shaped
+from hicache.workbench.contract import CopyKernel
+from hicache.workbench.own import faults_of
+
+ITEM_BYTES = 32 * KIB  # a page of 16 tokens of 2 KiB, K or V, of one layer
+SIZES = (*(KIB << k for k in range(2, 20, 2)), 512 * MIB)  # from 4 KiB
+DRY_SIZES = (4 * KIB, 64 * KIB)
+ONE_PROGRAM = ("vllm_blocks", "vllm_states", "sgl_warps", "sglang_slots", "sglang_unified")
+PROGRAM_BYTES = 8 * MIB
+SLOW_S = 0.1  # a launch that takes longer ends its series
+REPEATS = 7
+
+
+def contest(session: Session) -> None:
+    """Every kernel at every size, in every direction."""
+    kernels: dict[str, CopyKernel] = {"ours": contract.ours, **peers.PEERS, **session.kernels}
+    for direction in DIRECTIONS:
+        entered = dict(kernels)
+        for size in SIZES if session.bench.on_gpu else DRY_SIZES:
+            if size > session.bench.room(direction):
+                break
+            transfer = _of_size(session, direction, size)
+            _enter(session, direction, transfer, entered)
+    for num_slots in (1, 8) if session.bench.on_gpu else (1,):
+        _enter(session, "states", _states(session, num_slots), dict(kernels))
+
+
+def programs(session: Session) -> None:
+    """What one program moves alone, by kernel, shape and direction: a static model predicts it."""
+    kernels: dict[str, CopyKernel] = {"ours": contract.ours, **session.kernels}
+    kernels |= {name: peers.PEERS[name] for name in ONE_PROGRAM}
+    for direction in DIRECTIONS:
+        for shape in SHAPES:
+            transfer = _shaped(session, direction, shape)
+            for name, kernel in kernels.items():
+                case = f"{direction}, {name}, {shape}"
+                try:
+                    launch = transfer.by(kernel, 1)
+                    session.verified(
+                        "program", case, transfer, launch, repeats=REPEATS,
+                        direction=direction, kernel=name, shape=shape,
+                    )  # fmt: skip
+                except contract.DECLINED as error:
+                    session.notes[case] = f"declined: {error}"
+                except Exception as error:  # of others' code
+                    session.failures.setdefault(name, f"{case}: {type(error).__name__}: {error}")
+
+
+def own_kernels(session: Session) -> None:
+    """Verify kernels against their oracles, and time them at their own sizes.
+
+    Bytes are those of all arguments, each read or written once. Without a GPU the sizes are small.
+    """
+    device = session.bench.device
+    for name, kernel in session.own.items():
+        sizes = kernel.sizes if session.bench.on_gpu else {"small": kernel.draw(Random(0))}
+        for what, each in sizes.items():
+            orders = {False: nullcontext()}
+            try:
+                faults = list(faults_of(kernel, each, 0, device=device, orders=orders))
+            except Exception as error:  # of the user's code
+                session.failures[name] = f"{what}: {type(error).__name__}: {error}"
+                break
+            if faults:
+                session.failures[name] = f"{what}: {faults[0].kind}: {faults[0].sentence}"
+                break
+            arguments = kernel.make(each, torch.Generator().manual_seed(0))
+            arguments = {key: value.to(device) for key, value in arguments.items()}
+            num_bytes = sum(value.nbytes for value in arguments.values())
+            launch = partial(kernel.launch, **arguments)
+            session.time("own", f"{name}, {what}", launch, num_bytes, repeats=REPEATS)
+
+
+def table(cells: Iterable[Cell]) -> str:
+    """A table a direction: a row a size, a column a kernel, µs and GB/s in a cell."""
+    cells = list(cells)
+    names = list(dict.fromkeys(cell.kernel for cell in cells))
+    lines: list[str] = []
+    by_row: dict[tuple[str, int], dict[str, Cell]] = {}
+    for cell in cells:
+        by_row.setdefault((cell.direction, cell.num_bytes), {})[cell.kernel] = cell
+    width = max([14, *map(len, names)]) + 2
+    shown = ""
+    for (direction, size), row in by_row.items():
+        if direction != shown:
+            lines.append(f"\n{direction:12}" + "".join(f"{name:>{width}}" for name in names))
+            shown = direction
+        texts = [_text(row.get(name)) for name in names]
+        lines.append(f"{_size(size):12}" + "".join(f"{text:>{width}}" for text in texts))
+    remarks: dict[tuple[str, str], dict[str, None]] = {}  # of a kernel: in which directions
+    for cell in cells:
+        if cell.remark not in ("", "right"):
+            remarks.setdefault((cell.kernel, cell.remark), {})[cell.direction] = None
+    told = [f"{name} ({', '.join(where)}): {remark}" for (name, remark), where in remarks.items()]
+    return "\n".join([*lines, "", *told])
+
+
+def _enter(
+    session: Session, direction: str, transfer: Transfer, kernels: dict[str, CopyKernel]
+) -> None:
+    """Verify and time each kernel; take out those that are done with."""
+    size = transfer.num_bytes
+    for name, kernel in list(kernels.items()):
+        seconds, remark = math.nan, ""
+        try:
+            launch = transfer.by(kernel)
+            session.bench.verify(transfer, launch)
+            seconds = session.bench.timed(launch, repeats=REPEATS).p50_s
+            remark = "right" if math.isnan(seconds) else ""
+        except contract.DECLINED as error:
+            remark = f"declined: {error}"
+        except Exception as error:  # of others' code: it loses its cell, and nobody else does
+            remark = f"{type(error).__name__}: {error}"[:200]
+            where = f"{direction}, {_size(size)}"
+            session.failures.setdefault(name, f"{where}: {remark}")
+        if name in session.failures or seconds > SLOW_S:
+            del kernels[name]
+        session.cells.append(
+            Cell(direction=direction, num_bytes=size, kernel=name, p50_s=seconds, remark=remark)
+        )
+
+
+def _of_size(session: Session, direction: str, size: int) -> Transfer:
+    """A transfer of `size` bytes: items grow to a page first, then layers, then pages."""
+    item = min(size // 2, ITEM_BYTES)
+    row_bytes = min(item, 2 * KIB)
+    layers = max(1, min(session.bench.num_layers, size // (2 * item)))
+    page = item // row_bytes
+    return session.bench.transfer(
+        direction, page, row_bytes, num_bytes=size, num_layers=layers, other="layer_first"
+    )
+
+
+def _shaped(session: Session, direction: str, shape: str) -> Transfer:
+    """Two buffers of items of a shape, in random order; the target's lie side by side."""
+    bench = session.bench
+    most = PROGRAM_BYTES if bench.on_gpu else DRY_SIZES[0]
+    item_bytes = item_bytes_of(shape)
+    num_items = 2 * max(min(most, bench.host_bytes // 4) // (2 * item_bytes), 1)
+    arenas = [bench.arenas[name] for name in DIRECTIONS[direction]]
+    src, dst = shaped(shape, num_items, *arenas)
+    return Transfer(src, dst, *bench.half_of(num_items))
+
+
+def _states(session: Session, num_slots: int) -> Transfer:
+    """Mamba slots of many layers, conv and SSM, from one pool to another in the device."""
+    src, dst = (session.bench.states(name, 2 * num_slots) for name in DIRECTIONS["device"])
+    ids = torch.arange(num_slots, dtype=torch.int32, device=session.bench.device)
+    return Transfer(src, dst, 2 * ids, 2 * ids + 1)
+
+
+def _text(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if math.isnan(cell.p50_s):
+        return cell.remark.partition(":")[0]
+    return f"{cell.p50_s * 1e6:.1f} / {cell.gb_per_s:.1f}"
+
+
+def _size(num_bytes: int) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:g} {name}"
+    return f"{num_bytes} B"

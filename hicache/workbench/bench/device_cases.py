@@ -1,0 +1,122 @@
+"""The questions of the bench within the device: G1, G2, G8 and G9.
+
+Every case verifies its bytes before it times them, unless it says that another case has.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hicache.kernels import copy, ops
+from hicache.workbench.bench import peers
+from hicache.workbench.bench.measure import KIB, Transfer, graphed
+from hicache.workbench.bench.session import Session
+
+NUM_SLOTS = 17  # 8 to 8 others, and one more
+
+
+def pages(session: Session) -> None:
+    """G1, G2: gather, scatter and change of layout within the device, against `copy_`."""
+    ceiling = session.ceilings.get("device", math.nan)
+    wanted = {(16, 2 * KIB): 0.92, (64, 2 * KIB): 0.92, (1, 2 * KIB): 0.80, (16, 256): 0.85}
+    for (page_size, row_bytes), ratio in wanted.items():
+        transfer = session.bench.transfer("device", page_size, row_bytes, other="layer_first")
+        what = f"page {page_size}, rows of {row_bytes} B"
+        rate = session.verified("pages", f"device, {what}", transfer)
+        what += ", gather + scatter, over device copy_"
+        session.at_least("G1", what, rate / ceiling, ratio)
+        if page_size == 1 or row_bytes != 2 * KIB:
+            continue
+        page = f"page {page_size}"
+        transposed = session.bench.transfer("device", page_size, row_bytes)
+        changed = session.verified("layout", f"layer-first to page-first, {page}", transposed)
+        session.at_least("G2", f"change of layout over plain, {page}", changed / rate, 0.95)
+        launch = _two_pass(transposed)
+        two_pass = session.verified("layout", f"two passes, {page}", transposed, launch)
+        what = f"change of layout over two passes, {page}"
+        session.at_least("G2", what, changed / two_pass, 1.8)
+
+
+def slots(session: Session) -> None:
+    """G8: Mamba slots of all layers, conv and SSM, in one launch."""
+    bench = session.bench
+    states = bench.states("device", NUM_SLOTS)
+    every = torch.arange(NUM_SLOTS, dtype=torch.int32, device=bench.device)
+    for num_moved, src_ids, dst_ids in ((8, every[:8], every[8:16]), (1, every[:1], every[16:17])):
+        for name, buffers in (("conv and SSM", states), ("conv", states[: len(states) // 2])):
+            transfer = Transfer(buffers, buffers, src_ids, dst_ids)
+            transfer.launch()
+            bench.synchronize()
+            for buffer in buffers:
+                if not torch.equal(buffer[dst_ids.long()], buffer[src_ids.long()]):
+                    raise RuntimeError(f"{num_moved} slots, {name}: a copy differs")
+            case = f"{num_moved} slots, {name}"
+            rate = session.time("slots", case, transfer.launch, transfer.num_bytes)
+            if num_moved == 8 and name != "conv":
+                flat = bench.arenas["device"][: min(transfer.num_bytes, bench.device_bytes)]
+                into = bench.arenas["device_target"][: flat.numel()]
+                copy_flat = partial(into.copy_, flat)
+                ceiling = session.time("slots", "copy_ of as many bytes", copy_flat, flat.numel())
+                session.at_least("G8", f"{case}, over device copy_", rate / ceiling, 0.88)
+            if num_moved == 8 and name == "conv" and bench.on_gpu:
+                peer = transfer.by(peers.sglang_slots, 4 * copy.num_sms(bench.device))
+                two_bytes = session.time("slots", f"{case}, 16-bit peer", peer, transfer.num_bytes)
+                session.at_least("G8", f"{case}, over a 16-bit copy", rate / two_bytes, 1.15)
+            if num_moved == 1 and name != "conv":
+                what, by_each = "a launch for each tensor", transfer.by(peers.memcpy_each)
+                each = session.time("slots", f"{case}, {what}", by_each, transfer.num_bytes)
+                session.at_least("G8", f"{case}, over {what}", rate / each, 5.0)
+
+
+def indices(session: Session) -> None:
+    """G9: page tables and windows of 256 requests with a context of 128 Ki tokens, page 64."""
+    bench = session.bench
+    num_requests, num_columns = (256, 2048) if bench.on_gpu else (4, 64)
+
+    def to_device(values: Tensor) -> Tensor:
+        return values.to(torch.int32).to(bench.device)
+
+    per_request = 8  # nodes on the path of a request
+    first = torch.arange(per_request) * (num_columns // per_request)
+    spans = torch.stack([first, torch.full_like(first, num_columns // per_request)], dim=1)
+    spans = to_device(spans.repeat(num_requests, 1))
+    bounds = to_device(torch.arange(num_requests + 1) * per_request)
+    page_ids = to_device(torch.arange(num_columns))
+    seq_lens = to_device(torch.full((num_requests,), 64 * num_columns))
+    launches: dict[str, Callable[[], Tensor]] = {
+        "page table": lambda: ops.page_table(page_ids, spans, bounds, num_columns=num_columns),
+        "window table": lambda: ops.window_table(
+            page_table, seq_lens, page_ids, page_size=64, window_len=1024
+        ),
+    }
+    page_table = launches["page table"]()
+    if not torch.equal(page_table, page_ids.expand(num_requests, num_columns)):
+        raise RuntimeError("the page table differs from the pages of its spans")
+    for name, launch in launches.items():
+        repeated = graphed(launch, times=20) if bench.on_gpu else launch
+        num_bytes = launch().numel() * 4
+        session.time("index", name, repeated, 20 * num_bytes, launches=20)
+        got_us = session.records[-1].timing.p50_s / 20 * 1e6
+        session.at_most("G9", f"{name}, {num_requests} requests, µs", got_us, 6.0)
+
+
+def _two_pass(transfer: Transfer) -> Callable[[], None]:
+    """Gather each buffer into a staging buffer, then permute it into the target's pages."""
+    table = transfer.table
+    sources, targets = transfer.src_ids.long(), transfer.dst_ids.long()
+    words = table.src[0].shape[1]
+    shape = len(table.src), len(sources), words
+    staging = torch.empty(shape, dtype=torch.int64, device=table.device)
+    pool = table.dst[0].as_strided(
+        (table.dst[0].shape[0], len(table.dst), words), (len(table.dst) * words, words, 1)
+    )
+
+    def launch() -> None:
+        for buffer, src in zip(staging, table.src, strict=True):
+            torch.index_select(src, 0, sources, out=buffer)
+        pool[targets] = staging.transpose(0, 1)
+
+    return launch

@@ -1,0 +1,364 @@
+"""What the bench compares with: other ways to make the same transfer, each a `contract.CopyKernel`.
+
+The Triton kernels here were written for the bench from what public engines say of theirs, so that
+they can be checked and timed where those engines are not installed. They are equivalents, not
+copies: widths, loops and grids are the described ones, blocks and warps ours where nothing is said.
+
+    vllm_blocks         vLLM's `_swap_blocks_kernel` (#42212): 12 programs, 64-bit accesses
+    vllm_states         vLLM's copy of Mamba states before #48110: a program a state, 1 byte a lane
+    vllm_states_tiled   after #48110 and #49436: 8 bytes a lane, 16 programs a state
+    sgl_warps           sgl_kernel's `transfer_kv_*`: 2 × 32 warps, 8 bytes in flight a thread
+    sglang_slots        SGLang's `_fused_slot_copy_kernel`: 16 bits a lane, as in its machine code
+    sglang_unified      SGLang's page-unified load-back (#39726): a launch a layer, 2 programs, 16
+                        bytes a lane and one of them in flight; strided rows, so head groups too
+    memcpy_each         one asynchronous copy for each item and buffer
+    memcpy_batch        the copy engine, runs listed beforehand, host memory read in any order
+    staged              our kernel between the device pool and a buffer that lies like the host's
+                        pages, and the copy engine between the two: no SM is busy in the transfer
+
+SGLang's own kernels (`sglang_registers`, `sglang_tma`) are called when its package is importable.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hicache.kernels.copy import copy_items
+from hicache.kernels.table import copy_table
+from hicache.workbench.bench import copy_engine
+from hicache.workbench.contract import CopyKernel, CopyLaunch
+
+Launch = Callable[[], object]
+Buffers = Sequence[Tensor]
+SGLANG_MODULE = "sglang.kernels.ops.kvcache.hicache"  # as of 0.5.23
+SGLANG_PAGE = 16  # tokens of the pages that SGLang's own kernels are called with
+EVERY = 1 << 30  # programs: one for each item
+
+
+@triton.jit
+def _pointer_copy_kernel(
+    src_addresses_ptr,  # [N] int64; 0: nothing is moved
+    dst_addresses_ptr,  # [N] int64
+    item_words_ptr,  # [N] int64
+    num_items,
+    WORD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One item after another, from and to listed addresses, with nothing promised of them."""
+    item = tl.program_id(0)
+    while item < num_items:
+        src_address = tl.load(src_addresses_ptr + item)
+        src = src_address.to(tl.pointer_type(WORD))
+        dst = tl.load(dst_addresses_ptr + item).to(tl.pointer_type(WORD))
+        words = tl.where(src_address != 0, tl.load(item_words_ptr + item), 0)
+        start = tl.program_id(1) * BLOCK
+        while start < words:
+            word = start + tl.arange(0, BLOCK)
+            value = tl.load(src + word, mask=word < words)
+            tl.store(dst + word, value, mask=word < words)
+            start += BLOCK * tl.num_programs(1)
+        item += tl.num_programs(0)
+
+
+@triton.jit(do_not_specialize=["num_items", "row_words"])
+def _unified_copy_kernel(
+    src_ptr,  # of one buffer
+    dst_ptr,
+    src_ids_ptr,  # [G]
+    dst_ids_ptr,  # [G]
+    num_items,  # G
+    rows,  # of an item
+    row_words,
+    src_item,  # strides, in words
+    dst_item,
+    src_row,
+    dst_row,
+    BLOCK: tl.constexpr,
+):
+    """16 bytes a lane, an item's rows in a line; one block after another."""
+    row_chunks = row_words // 2
+    num_chunks = num_items * rows * row_chunks
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    while start < num_chunks:
+        chunk = start + tl.arange(0, BLOCK)
+        item = chunk // (rows * row_chunks)
+        row = chunk // row_chunks % rows
+        place = chunk % row_chunks * 2
+        src_id = tl.load(src_ids_ptr + item, mask=chunk < num_chunks, other=-1).to(tl.int64)
+        dst_id = tl.load(dst_ids_ptr + item, mask=chunk < num_chunks, other=-1).to(tl.int64)
+        src = tl.multiple_of(src_ptr + src_id * src_item + row * src_row + place, 16)
+        dst = tl.multiple_of(dst_ptr + dst_id * dst_item + row * dst_row + place, 16)
+        words = tl.where((src_id >= 0) & (dst_id >= 0), 2, 0)
+        words = tl.multiple_of(words, 2)[:, None]
+        word = tl.arange(0, 2)[None, :]
+        value = tl.load(src[:, None] + word, mask=word < words)
+        tl.store(dst[:, None] + word, value, mask=word < words)
+        start += BLOCK * tl.num_programs(0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bound:
+    """A launch whose host does its work once for a list of ids, before anything is timed."""
+
+    bind: Callable[[Tensor, Tensor, int | None], Launch]
+
+    def __call__(
+        self, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
+    ) -> object:
+        return self.bind(src_ids, dst_ids, num_programs)()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PointerCopy:
+    """Copies between listed addresses. `programs` by default, each item in `tiles` parts."""
+
+    word: tl.dtype
+    block: int
+    num_warps: int
+    programs: int
+    tiles: int = 1
+
+    def __call__(self, src: Buffers, dst: Buffers) -> CopyLaunch:
+        """As `contract.CopyKernel`."""
+        for buffer in (*src, *dst):
+            if not buffer[:1].is_contiguous():
+                raise NotImplementedError("items in one piece wanted, got strided rows")
+        item_bytes = torch.tensor([buffer[:1].nbytes for buffer in src])
+
+        def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
+            is_moved = (src_ids >= 0) & (dst_ids >= 0)
+            addresses = [_addresses(src, src_ids, is_moved), _addresses(dst, dst_ids, is_moved)]
+            words = item_bytes.repeat_interleave(len(src_ids))
+            words = words.to(device_of(src, dst)) * 8 // self.word.primitive_bitwidth
+            grid = (min(num_programs or self.programs, len(words)), self.tiles)
+            if not len(words):
+                return lambda: None
+            return lambda: _pointer_copy_kernel[grid](
+                *addresses, words, len(words),
+                WORD=self.word, BLOCK=self.block, num_warps=self.num_warps,
+            )  # fmt: skip
+
+        return _Bound(bind=bind)
+
+
+_blocks = PointerCopy(word=tl.int64, block=1024, num_warps=4, programs=12)
+vllm_states = PointerCopy(word=tl.int8, block=1024, num_warps=4, programs=EVERY)
+vllm_states_tiled = PointerCopy(word=tl.int64, block=1024, num_warps=4, programs=EVERY, tiles=16)
+sgl_warps = PointerCopy(word=tl.int64, block=1024, num_warps=32, programs=2)
+sglang_slots = PointerCopy(word=tl.int16, block=8192, num_warps=8, programs=528)  # 4 an SM of H200
+
+
+def vllm_blocks(src: Buffers, dst: Buffers) -> CopyLaunch:
+    """vLLM's block copy, within the device and to it; the other way vLLM takes batched memcpy."""
+    if src[0].is_cuda and not dst[0].is_cuda:
+        raise NotImplementedError("vLLM copies to the host by batched memcpy alone")
+    return _blocks(src, dst)
+
+
+def sglang_unified(src: Buffers, dst: Buffers) -> CopyLaunch:
+    """SGLang's page-unified load-back, buffer by buffer (its K and V of a layer share a launch)."""
+    views = [(_rows(s), _rows(d)) for s, d in zip(src, dst, strict=True)]
+
+    def launch(src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None) -> None:
+        for s, d in views:
+            _, rows, row_words = s.shape
+            _unified_copy_kernel[(num_programs or 2,)](
+                s, d, src_ids, dst_ids, len(src_ids), rows, row_words,
+                s.stride(0), d.stride(0), s.stride(1), d.stride(1),
+                BLOCK=1024, num_warps=32,
+            )  # fmt: skip
+
+    return launch
+
+
+def memcpy_each(src: Buffers, dst: Buffers) -> CopyLaunch:
+    """One asynchronous copy for each item and buffer."""
+
+    def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
+        ids = zip(src_ids.tolist(), dst_ids.tolist(), strict=True)
+        pairs = [(s, d) for s, d in ids if s >= 0 and d >= 0]
+
+        def launch() -> None:
+            for s, d in zip(src, dst, strict=True):
+                for src_id, dst_id in pairs:
+                    d[dst_id].copy_(s[src_id], non_blocking=True)
+
+        return launch
+
+    return _Bound(bind=bind)
+
+
+def memcpy_batch(src: Buffers, dst: Buffers) -> CopyLaunch:
+    """The copy engine, with the list of runs made beforehand."""
+    table = copy_table(src, dst)
+    if table.device.type == "cpu":
+        raise NotImplementedError("the copy engine needs a GPU")
+
+    def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
+        runs = copy_engine.contiguous_runs(table, src_ids.cpu(), dst_ids.cpu())
+        return partial(copy_engine.copy_runs, runs, table.device)
+
+    return _Bound(bind=bind)
+
+
+def staged(src: Buffers, dst: Buffers) -> CopyLaunch:
+    """Our kernel between the device pool and a buffer beside it, and the copy engine from there."""
+    if src[0].is_cuda == dst[0].is_cuda:
+        raise NotImplementedError(
+            "the staged copy needs a GPU on one side and the host on the other"
+        )
+    to_host = src[0].is_cuda
+
+    def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
+        moved = (src_ids >= 0) & (dst_ids >= 0)
+        src_ids, dst_ids = src_ids[moved], dst_ids[moved]
+        if not len(src_ids):
+            return lambda: None
+        order = torch.arange(len(src_ids), dtype=torch.int32, device=src_ids.device)
+        staging = _staging(dst if to_host else src, len(order), device_of(src, dst))
+        into, out = copy_table(src, staging), copy_table(staging, dst)
+        across, (sources, targets) = (
+            (out, (order, dst_ids)) if to_host else (into, (src_ids, order))
+        )
+        runs = copy_engine.contiguous_runs(across, sources.cpu(), targets.cpu())
+        transfer = partial(copy_engine.copy_runs, runs, across.device)
+        if to_host:
+            gather = partial(copy_items, into, src_ids, order, num_programs=num_programs)
+            return partial(_in_turn, gather, transfer)
+        scatter = partial(copy_items, out, order, dst_ids, num_programs=num_programs)
+        return partial(_in_turn, transfer, scatter)
+
+    return _Bound(bind=bind)
+
+
+def _in_turn(first: Launch, second: Launch) -> None:
+    first()
+    second()
+
+
+def _staging(host: Buffers, num_items: int, device: torch.device) -> list[Tensor]:
+    """Buffers of `num_items` items on the device that lie to each other as those on the host.
+
+    Buffers of which an item lies in one piece share a slab, others get one each.
+    """
+    starts = [buffer.data_ptr() for buffer in host]
+    pitch = host[0].stride(0) * host[0].element_size()
+    ends = [start + buffer[:1].nbytes for start, buffer in zip(starts, host, strict=True)]
+    if not all(buffer[:1].is_contiguous() for buffer in host):
+        raise NotImplementedError("items in one piece wanted, got strided rows")
+    if max(ends) - min(starts) > pitch:
+        shapes = [(num_items, *buffer.shape[1:]) for buffer in host]
+        return [
+            torch.empty(shape, dtype=buffer.dtype, device=device)
+            for shape, buffer in zip(shapes, host, strict=True)
+        ]
+    slab = torch.empty(num_items * pitch, dtype=torch.uint8, device=device)
+    return [
+        slab.view(buffer.dtype).as_strided(
+            (num_items, *buffer.shape[1:]),
+            buffer.stride(),
+            (start - min(starts)) // buffer.element_size(),
+        )
+        for start, buffer in zip(starts, host, strict=True)
+    ]
+
+
+def _sglang(src: Buffers, dst: Buffers, *, programs: int, uses_tma: bool) -> CopyLaunch:
+    """SGLang's `transfer_hicache_all_layer` between layer-first pools, K and V alternating.
+
+    Raises:
+        NotImplementedError: it is not installed, or would take another of its kernels.
+    """
+    try:
+        module = importlib.import_module(SGLANG_MODULE)
+    except ImportError as error:
+        raise NotImplementedError(f"SGLang cannot be imported: {error}") from error
+    page_size = SGLANG_PAGE
+    row_bytes = src[0][:1].nbytes // page_size
+    for buffer in (*src, *dst):
+        if buffer[:1].nbytes != page_size * row_bytes or not buffer.is_contiguous():
+            raise NotImplementedError("layer-first pools of equal pages wanted")
+    if uses_tma and not module.use_hicache_tma_kernel(
+        element_size=row_bytes, block_quota=programs, page_size=page_size
+    ):
+        raise NotImplementedError("SGLang's TMA kernel declines these pages, or was not built")
+    device = device_of(src, dst)
+
+    def addresses(buffers: Buffers) -> Tensor:
+        values = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.int64)
+        return values.to(device).view(torch.uint64)
+
+    tables = {
+        "k_ptr_src": addresses(src[::2]),
+        "v_ptr_src": addresses(src[1::2]),
+        "k_ptr_dst": addresses(dst[::2]),
+        "v_ptr_dst": addresses(dst[1::2]),
+    }
+    tokens = torch.arange(page_size, device=device)
+
+    def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
+        src_rows, dst_rows = (
+            (ids.long()[:, None] * page_size + tokens).flatten() for ids in (src_ids, dst_ids)
+        )
+        return partial(
+            module.transfer_hicache_all_layer,
+            **tables,
+            indices_src=src_rows,
+            indices_dst=dst_rows,
+            kv_cache_src_stride_bytes=row_bytes,
+            kv_cache_dst_stride_bytes=row_bytes,
+            element_size=row_bytes,
+            block_quota=num_programs or programs,
+            page_size=page_size if uses_tma else 1,
+        )
+
+    return _Bound(bind=bind)
+
+
+sglang_registers = partial(_sglang, programs=2, uses_tma=False)
+sglang_tma = partial(_sglang, programs=4, uses_tma=True)
+
+PEERS: dict[str, CopyKernel] = {
+    "vllm_blocks": vllm_blocks,
+    "vllm_states": vllm_states,
+    "vllm_states_tiled": vllm_states_tiled,
+    "sgl_warps": sgl_warps,
+    "sglang_slots": sglang_slots,
+    "sglang_unified": sglang_unified,
+    "sglang_registers": sglang_registers,
+    "sglang_tma": sglang_tma,
+    "memcpy_each": memcpy_each,
+    "memcpy_batch": memcpy_batch,
+    "staged": staged,
+}
+
+
+def device_of(src: Buffers, dst: Buffers) -> torch.device:
+    """Where a copy runs: the CUDA device if either pool is on one."""
+    return next((b.device for b in (*src, *dst) if b.is_cuda), torch.device("cpu"))
+
+
+def _addresses(buffers: Buffers, ids: Tensor, is_moved: Tensor) -> Tensor:
+    """[NB · G] address of every item, layer by layer; 0 for a hole."""
+    strides = [buffer.stride(0) * buffer.element_size() for buffer in buffers]
+    each = [b.data_ptr() + ids.long() * s for b, s in zip(buffers, strides, strict=True)]
+    return torch.cat([torch.where(is_moved, addresses, 0) for addresses in each])
+
+
+def _rows(buffer: Tensor) -> Tensor:
+    """[P, rows, words] of [P, token, head, dim] whose heads lie side by side, or of [P, dim]."""
+    words = buffer.view(torch.int64)
+    if words.dim() == 2:
+        return words[:, None]
+    if words.dim() != 4 or (words.shape[2] > 1 and words.stride(2) != words.shape[3]):
+        raise NotImplementedError(
+            f"rows of heads in one piece wanted, got {tuple(buffer.stride())}"
+        )
+    num_items, tokens, heads, dim = words.shape
+    return words.as_strided((num_items, tokens, heads * dim), (words.stride(0), words.stride(1), 1))

@@ -1,0 +1,128 @@
+"""What a run of the bench has measured so far, and the goals it judged.
+
+Goals are ratios to ceilings measured in the same run (`README.md` lists them, G1 to G10).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hicache.workbench.bench.measure import Bench, Timing, Transfer
+from hicache.workbench.contract import CopyKernel
+from hicache.workbench.own import OwnKernel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One measured launch. `num_bytes` arrive; within a device they are also read from there."""
+
+    op: str
+    case: str
+    num_bytes: int
+    timing: Timing
+    parameters: dict[str, int | str] = field(default_factory=dict)
+
+    @property
+    def gb_per_s(self) -> float:
+        """10**9 bytes arriving a second, at the median."""
+        return self.num_bytes / self.timing.p50_s / 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """A claim to hold the kernels to, with what was measured. `got` is NaN if nothing was."""
+
+    goal: str
+    what: str
+    wanted: str
+    got: float
+    holds: bool | None  # None: not measured, `why` says why
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """What one kernel made of one transfer. Without a time, `remark` says why."""
+
+    direction: str  # device, to_device, to_host, states
+    num_bytes: int
+    kernel: str
+    p50_s: float
+    remark: str = ""
+
+    @property
+    def gb_per_s(self) -> float:
+        """10**9 bytes arriving a second; NaN without a time."""
+        return self.num_bytes / self.p50_s / 1e9
+
+
+class Session:
+    """What a run of the bench has measured so far."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        kernels: Mapping[str, CopyKernel] | None = None,
+        own: Mapping[str, OwnKernel] | None = None,
+    ):
+        self.bench = bench
+        self.own = dict(own or {})  # kernels that bring their oracles
+        self.kernels = dict(kernels or {})  # of the user's own
+        self.records: list[Record] = []
+        self.goals: list[Goal] = []
+        self.ceilings: dict[str, float] = {}  # GB/s arriving
+        self.notes: dict[str, object] = {}
+        self.cells: list[Cell] = []
+        self.failures: dict[str, str] = {}  # kernels that moved wrong bytes, or raised
+        self.broken: dict[str, str] = {}  # cases that raised
+
+    def time(
+        self,
+        op: str,
+        case: str,
+        launch: Callable[[], object],
+        num_bytes: int,
+        *,
+        repeats: int | None = None,
+        **parameters: int | str,
+    ) -> float:
+        """Time a launch, record it, return GB/s."""
+        timing = self.bench.timed(launch, repeats=repeats)
+        record = Record(op=op, case=case, num_bytes=num_bytes, timing=timing, parameters=parameters)
+        self.records.append(record)
+        return record.gb_per_s
+
+    def verified(
+        self,
+        op: str,
+        case: str,
+        transfer: Transfer,
+        launch: Callable[[], object] | None = None,
+        *,
+        repeats: int | None = None,
+        **parameters: int | str,
+    ) -> float:
+        """Verify a launch that makes `transfer`, our own if none is given, then time it."""
+        launch = launch or transfer.launch
+        self.bench.verify(transfer, launch)
+        return self.time(op, case, launch, transfer.num_bytes, repeats=repeats, **parameters)
+
+    def at_least(self, goal: str, what: str, got: float, wanted: float) -> None:
+        """Judge a ratio that should be high."""
+        self._judge(goal, what, f">= {wanted:g}", got, holds=got >= wanted)
+
+    def at_most(self, goal: str, what: str, got: float, wanted: float) -> None:
+        """Judge a number that should be low."""
+        self._judge(goal, what, f"<= {wanted:g}", got, holds=got <= wanted)
+
+    def unmeasured(self, goal: str, what: str, wanted: str, why: str) -> None:
+        """Name a goal that cannot be judged here, and why."""
+        self.goals.append(
+            Goal(goal=goal, what=what, wanted=wanted, got=math.nan, holds=None, why=why)
+        )
+
+    def _judge(self, goal: str, what: str, wanted: str, got: float, *, holds: bool) -> None:
+        if math.isnan(got):
+            self.unmeasured(goal, what, wanted, "nothing is timed without a GPU")
+        else:
+            self.goals.append(Goal(goal=goal, what=what, wanted=wanted, got=got, holds=holds))

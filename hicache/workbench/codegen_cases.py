@@ -1,0 +1,187 @@
+"""What `codegen` compiles: every kernel at the shapes it serves, and the limits of its code."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hicache.kernels import attend, copy, index, transcode
+from hicache.kernels.table import copy_table
+from hicache.kernels.transcode import Format, code_table, coded_bytes, constants_of
+
+KIB = 1 << 10
+# what a kernel of one's own is shown: bytes of an item's row, its rows, and bytes from row to row
+SHAPES = {
+    "pages of 128 KiB": (128 * KIB, 1, 128 * KIB),
+    "pages of 4 KiB": (4 * KIB, 1, 4 * KIB),
+    "rows of 256 B": (256, 1, 256),
+    "2 of 8 heads": (512, 16, 2 * KIB),
+}
+HEAD_BYTES = 256
+
+
+def item_bytes_of(shape: str) -> int:
+    """Bytes of an item."""
+    row_bytes, rows, _ = SHAPES[shape]
+    return rows * row_bytes
+
+
+def shaped(shape: str, num_items: int, src: Tensor, dst: Tensor) -> list[tuple[Tensor, ...]]:
+    """Two pools of two buffers each, cut out of bytes; the rows of the target lie side by side."""
+    row_bytes, rows, pitch = SHAPES[shape]
+    pools = []
+    for arena, apart in ((src, pitch), (dst, row_bytes)):
+        slab = arena[: 2 * num_items * rows * apart]
+        slab = slab.view(2, num_items, rows, apart)[..., :row_bytes]
+        # a head slice as such, and not as a row: token, head, dim
+        heads = slab.unflatten(-1, (-1, HEAD_BYTES)) if rows > 1 else slab.flatten(2)
+        pools.append(heads.unbind(0))
+    return pools
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What the machine code of a case must keep to."""
+
+    max_registers: int = 64  # of a copy: two programs an SM
+    min_flight_bytes: int = 0  # of a program, on their way in every turn
+    min_sm_bytes: int = 0  # of the programs that fit a multiprocessor at once
+    max_shared_bytes: int = 0
+    max_barriers: int = 0
+    payload_bits: int | None = 128  # width of every payload access; None: an index kernel
+    other_stores: frozenset[int] = frozenset()  # widths of stores besides
+
+
+COPY = Limits(min_flight_bytes=64 * KIB, min_sm_bytes=128 * KIB)
+# what is hashed fills the registers: one program an SM. The sum over a tile goes through shared
+# memory, once a tile
+CHECKSUM = Limits(
+    max_registers=128,
+    min_flight_bytes=64 * KIB,
+    min_sm_bytes=64 * KIB,
+    max_shared_bytes=256,
+    max_barriers=4,
+)
+# three tiles in shared memory; what is computed fills the registers where tiles have several pieces
+TRANSCODE = Limits(
+    max_registers=96,
+    min_flight_bytes=64 * KIB,
+    min_sm_bytes=64 * KIB,
+    max_shared_bytes=112 * KIB,
+    max_barriers=24,
+    other_stores=frozenset({32}),  # scales
+)
+# five blocks of keys and values in shared memory or on their way there
+ATTEND = Limits(
+    max_registers=192,
+    min_flight_bytes=64 * KIB,
+    min_sm_bytes=128 * KIB,
+    max_shared_bytes=112 * KIB + 64,
+    max_barriers=16,
+    other_stores=frozenset({32}),  # maximum and sum of a row
+)
+INDEX = Limits(payload_bits=None)
+
+
+class Case(NamedTuple):
+    """One kernel at one production shape."""
+
+    name: str
+    kernel: Any  # a @triton.jit function
+    arguments: tuple[object, ...]
+    constants: dict[str, int]
+    limits: Limits
+
+
+def cases() -> list[Case]:
+    """Every kernel at the shapes it serves."""
+    ids = torch.zeros(256, dtype=torch.int32)
+    sums = torch.zeros(256, dtype=torch.int64)
+    return [
+        _copy("pages of 64 KiB and more, Mamba slots", 128 * KIB),
+        _copy("pages of 16 KiB (8 tokens × 2 KiB)", 16 * KIB),
+        _copy("pages of 4 KiB (16 tokens × 256 B)", 4 * KIB),
+        _copy("token rows of 2 KiB (8 heads × 128 × bf16)", 2 * KIB),
+        _copy("token rows of 256 B (1 head × 128 × bf16)", 256),
+        _copy("2 of 8 heads of 16 tokens (rows of 512 B)", 8 * KIB, rows=16),
+        _copy(
+            "pages with checksum",
+            64 * KIB,
+            sums=sums,
+            limits=CHECKSUM,
+        ),
+        _code("bf16 to int8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128)),
+        _code("int8 to bf16, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128), encodes=False),
+        _code("int8 to bf16, pages of 16 × 1 head", torch.bfloat16, (16, 1, 128), encodes=False),
+        _code("bf16 to fp8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128), Format.fp8),
+        _code("fp32 to int8, states", torch.float32, (64, 128, 128)),
+        _code("int8 to fp32, states", torch.float32, (64, 128, 128), encodes=False),
+        _attend("decode attention, pages of 16 × 8 heads", page=16, rows=1),
+        _attend("decode attention, pages of 64 × 8 heads", page=64, rows=1),
+        _attend("prefill attention, pages of 64 × 8 heads", page=64, rows=64),
+        Case(
+            name="page table from spans",
+            kernel=index._page_table_kernel,
+            arguments=(ids, ids, ids, ids, 2048, 0),
+            constants={"BLOCK": index.BLOCK},
+            limits=INDEX,
+        ),
+        Case(
+            name="window table (window 1024, page 64)",
+            kernel=index._window_table_kernel,
+            arguments=(ids, ids, ids, ids, 2048, 1024, 17, 0),
+            constants={"PAGE": 64, "BLOCK": index.WINDOW_BLOCK},
+            limits=INDEX,
+        ),
+    ]
+
+
+def _copy(
+    name: str,
+    item_bytes: int,
+    *,
+    rows: int = 1,
+    sums: Tensor | None = None,
+    limits: Limits = COPY,
+) -> Case:
+    """A kernel that walks the lines of items of this size, as it is launched."""
+    pieces = torch.zeros(64, 6, dtype=torch.int64)
+    ids = torch.zeros(256, dtype=torch.int32)
+    pools = torch.zeros(2, 2, rows, 2 * item_bytes // rows, dtype=torch.uint8)
+    table = copy_table(*([pool[..., : item_bytes // rows]] for pool in pools))
+    arguments = (pieces, ids, ids, sums, 256, 4096, 64)
+    constants = {**copy.tile_shape(table), "num_warps": copy.NUM_WARPS}
+    return Case(name, copy._copy_kernel, arguments, constants, limits)
+
+
+def _code(
+    name: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    form: Format = Format.int8,
+    *,
+    encodes: bool = True,
+) -> Case:
+    """The kernel that codes items of this shape, or decodes them, as it is launched."""
+    coded = torch.zeros(2, coded_bytes(shape, form), dtype=torch.uint8)
+    table = code_table([torch.zeros(2, *shape, dtype=dtype)], [coded], form)
+    ids = torch.zeros(256, dtype=torch.int32)
+    strides = table.wide_stride, table.coded_stride
+    constants = constants_of(table, encodes=encodes) | {"STAGES": transcode.NUM_STAGES}
+    return Case(
+        name,
+        transcode._transcode_kernel,
+        (torch.zeros(64, 3, dtype=torch.int64), ids, ids, *strides, 256, 4096),
+        {**constants, "num_warps": copy.NUM_WARPS},
+        TRANSCODE,
+    )
+
+
+def _attend(name: str, *, page: int, rows: int) -> Case:
+    """The attention kernel for 8 KV heads of 4 query heads, as it is launched."""
+    pool = torch.zeros(2, 2, page, 8, 128, dtype=torch.bfloat16)
+    queries = torch.zeros(1, rows, 32, 128, dtype=torch.bfloat16)
+    ids, sums = torch.zeros(256, dtype=torch.int32), torch.zeros(256)
+    arguments, constants = attend.split_arguments(pool, ids[None], ids, queries, sums, sums, 0)
+    return Case(name, attend._split_kernel, arguments, constants, ATTEND)

@@ -1,0 +1,409 @@
+"""How many bytes a kernel keeps on their way: a static model of its machine code, without a GPU.
+
+Every instruction of sm_90 carries control codes: how long it holds up the next, which of six
+scoreboards a load sets until its words have landed, and on which scoreboards it waits itself. The
+model walks one warp through the prologue and then round and round the main loop, in program order:
+a load lands a fixed latency after it was issued, an instruction waits for all loads of its
+scoreboards, and the warps of a scheduler take turns to issue. So what a compiler made of a loop is
+seen: loads that the text has in flight and that a register move waits for are not.
+
+Payload is what moves: loads whose registers reach the data of a global store, followed through the
+flow of control, registers, uniform registers and shared memory.
+
+A loop within the main loop is walked as often as constants say that it turns (`scalars`); without
+them its own turns are the steady ones. A load whose predicate is false does not happen, and of two
+with opposite predicates one does.
+
+The model knows no bandwidth, no caches and no bank conflicts: it says what latency allows. Moves
+that pass through no register (TMA) are refused.
+"""
+
+import re
+from typing import NamedTuple
+
+from hicache.workbench.scalars import PREDICATE, Scalars
+
+GHZ = 1.755  # H200, boost
+INDEX_NS = 140.0  # a load of ids or addresses, which the second level of cache holds
+OTHER_CYCLES = 30.0  # any other instruction with a scoreboard
+NUM_SCHEDULERS = 4
+WARM_TURNS, TURNS = 8, 40
+MAX_STEPS = 100_000  # instructions, of turns that are long themselves
+REGISTERS_OF_SM, WARPS_OF_SM, PROGRAMS_OF_SM = 65536, 64, 32
+SHARED_OF_SM, SHARED_OF_PROGRAM = 228 << 10, 1 << 10  # the second is taken by the system
+
+LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?(.*?)\s*;\s*/\* 0x[0-9a-f]{16} \*/")
+CONTROL = re.compile(r"^\s*/\* 0x([0-9a-f]{16}) \*/")
+LABEL = re.compile(r"^\s*(\.L_x_\d+):")
+REGISTER = re.compile(r"\b(U?R)(\d+)\b")
+BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128}
+SHARED = "shared memory"
+
+
+class Instruction(NamedTuple):
+    """One instruction with its control codes."""
+
+    text: str
+    opcode: str
+    predicate: str  # that guards it, like !P0; empty if there is none
+    stall: int  # cycles before the next may be issued
+    lands_on: int | None  # the scoreboard it sets until its result is there
+    is_read_on: int | None  # the scoreboard it sets until its operands are read
+    waits_for: tuple[int, ...]  # scoreboards
+    target: int | None  # of a branch: the place of an instruction
+
+    @property
+    def is_predicated(self) -> bool:
+        """Whether it may not happen."""
+        return bool(self.predicate)
+
+    @property
+    def is_load(self) -> bool:
+        """Whether it reads global memory."""
+        return self.opcode.split(".")[0] in ("LD", "LDG", "LDGSTS")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of an access."""
+        return bits_of(self.opcode) // 8
+
+
+class Steady(NamedTuple):
+    """What one program does, turn after turn."""
+
+    flight_bytes: int  # the most payload on its way at once
+    turn_instructions: int
+    gb_per_s: float
+    drained_by: str  # the instruction that waits longest for payload
+
+
+def bits_of(opcode: str) -> int:
+    """Width of an access: `LDG.E.EF.128` → 128; 32 is not written."""
+    return next((BITS[part] for part in opcode.split(".") if part in BITS), 32)
+
+
+def read(sass: str) -> list[Instruction]:
+    """The instructions of a disassembly by `nvdisasm -hex -c`."""
+    lines = sass.splitlines()
+    found: list[tuple[str, str, int]] = []  # text, predicate, control codes
+    places: dict[str, int] = {}
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        label = LABEL.match(line)
+        if label is not None:
+            places[label.group(1)] = len(found)
+        instruction = LINE.match(line)
+        if instruction is not None:
+            control = CONTROL.match(following)
+            assert control is not None, f"no control codes after {line!r}"
+            predicate, text = instruction.groups()
+            found.append((text, predicate or "", int(control.group(1), 16) >> 41))
+    return [
+        Instruction(
+            text=text,
+            opcode=text.split()[0],
+            predicate=predicate,
+            stall=control & 15,
+            lands_on=_scoreboard(control >> 5),
+            is_read_on=_scoreboard(control >> 8),
+            waits_for=tuple(k for k in range(6) if control >> (11 + k) & 1),
+            target=_target(text, places),
+        )
+        for text, predicate, control in found
+    ]
+
+
+def payload_of(instructions: list[Instruction]) -> set[int]:
+    """Places of the loads whose words reach the data of a global store."""
+    reached: list[dict[str, int]] = [{} for _ in instructions]  # register → bits: which loads
+    found = 0
+    pending = [0] if instructions else []
+    visited = [False] * len(instructions)
+    while pending:
+        place = pending.pop()
+        instruction = instructions[place]
+        state, stored = _after(instruction, place, reached[place])
+        found |= stored
+        visited[place] = True
+        for following in _successors(instructions, place):
+            merged = dict(reached[following])
+            for register, loads in state.items():
+                merged[register] = merged.get(register, 0) | loads
+            if merged != reached[following] or not visited[following]:
+                reached[following] = merged
+                pending.append(following)
+    places = {place for place in range(len(instructions)) if found >> place & 1}
+    # shared memory is one place here: ids and addresses that pass through it are narrower
+    staged = [place for place in places if instructions[place].opcode.startswith("LDGSTS")]
+    widest = max((instructions[place].num_bytes for place in staged), default=0)
+    return {place for place in staged if instructions[place].num_bytes == widest} or places
+
+
+def main_loop(instructions: list[Instruction], payload: set[int]) -> range:
+    """The widest loop with the most payload loads; a kernel without one is its own only turn."""
+    loops = [
+        range(instruction.target, place + 1)
+        for place, instruction in enumerate(instructions)
+        if instruction.target is not None and instruction.target <= place
+    ]
+    counts = {loop: sum(place in loop for place in payload) for loop in loops}
+    loops = [loop for loop in loops if counts[loop]]
+    if not loops:
+        end = [place for place, each in enumerate(instructions) if each.opcode == "EXIT"]
+        return range(end[-1] + 1 if end else len(instructions))
+    return max(loops, key=lambda loop: (counts[loop], len(loop)))
+
+
+def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float) -> Steady | None:
+    """Walk a warp until its turns repeat themselves; None if nothing is moved.
+
+    Args:
+        payload_ns: how long a payload load takes: 700 from the device, 1300 across a link.
+
+    Raises:
+        ValueError: bytes move by other means than registers and shared memory.
+    """
+    for instruction in instructions:
+        if instruction.opcode.startswith(("UTMA", "UBLKCP", "TMA")):
+            raise ValueError(f"the model knows no {instruction.opcode}: bytes pass no register")
+    payload = payload_of(instructions)
+    if not payload:
+        return None
+    share = max(num_warps // NUM_SCHEDULERS, 1)
+    loop = main_loop(instructions, payload)
+    warp, turns = _walked(instructions, payload, loop, payload_ns, share)
+    while warp.endless is not None:  # how often it turns is unknown: its own turns are the steady
+        warp, turns = _walked(instructions, payload, warp.endless, payload_ns, share)
+    turns = turns[min(WARM_TURNS, len(turns) // 2) :]
+    threads = 32 * num_warps
+    return Steady(
+        flight_bytes=threads * max(turn.peak for turn in turns),
+        turn_instructions=turns[-1].num_instructions,
+        gb_per_s=threads
+        * sum(turn.num_bytes for turn in turns)
+        * GHZ
+        / sum(turn.cycles for turn in turns),
+        drained_by=turns[-1].drained_by,
+    )
+
+
+class _Turn(NamedTuple):
+    cycles: float
+    num_bytes: int
+    peak: int
+    drained_by: str
+    num_instructions: int
+
+
+def _walked(
+    instructions: list[Instruction], payload: set[int], loop: range, payload_ns: float, share: int
+) -> tuple["_Warp", list[_Turn]]:
+    """A warp that went through the prologue and round the loop, and its turns."""
+    warp = _Warp(instructions, payload, payload_ns, share=share)
+    warp.walk(range(loop.start))
+    warp.endless = None
+    turns: list[_Turn] = []
+    while len(turns) < TURNS and (
+        len(turns) < 4 or turns[0].num_instructions * len(turns) < MAX_STEPS
+    ):
+        cycle, num_bytes = warp.cycle, warp.num_bytes
+        warp.peak = warp.in_flight()
+        warp.longest = (0.0, "")
+        count = warp.walk(loop)
+        moved = warp.num_bytes - num_bytes
+        turns.append(_Turn(warp.cycle - cycle, moved, warp.peak, warp.longest[1], count))
+    return warp, turns
+
+
+def programs_of_sm(*, registers: int, num_warps: int, shared_bytes: int) -> int:
+    """How many programs fit a multiprocessor at once."""
+    of_warp = -(-registers * 32 // 256) * 256
+    return min(
+        REGISTERS_OF_SM // (max(of_warp, 1) * num_warps),
+        WARPS_OF_SM // num_warps,
+        SHARED_OF_SM // (shared_bytes + SHARED_OF_PROGRAM),
+        PROGRAMS_OF_SM,
+    )
+
+
+class _Warp:
+    """One warp under way. Invariant: `cycle` never falls; what has landed is forgotten."""
+
+    def __init__(
+        self, instructions: list[Instruction], payload: set[int], payload_ns: float, *, share: int
+    ) -> None:
+        self._instructions = instructions
+        self._payload = payload
+        self._latency = {True: payload_ns * GHZ, False: INDEX_NS * GHZ}
+        self._share = share  # warps that one scheduler issues in turn
+        self._lands: dict[int, list[float]] = {k: [] for k in range(6)}
+        self._flight: list[tuple[float, int]] = []  # when payload lands, bytes
+        self._groups: list[float] = []  # when a group of copies into shared memory has landed
+        self._group = 0.0  # the group that is being filled
+        self.scalars = Scalars()
+        self.endless: range | None = None  # a loop in the walk, whose number of turns is unknown
+        self.cycle = 0.0
+        self.num_bytes = 0  # of payload, so far
+        self.peak = 0
+        self.longest = (0.0, "")  # cycles waited for payload, and which instruction waited
+
+    def in_flight(self) -> int:
+        """Payload bytes on their way to a thread."""
+        self._flight = [(lands, size) for lands, size in self._flight if lands > self.cycle]
+        return sum(size for _, size in self._flight)
+
+    def walk(self, places: range) -> int:
+        """Issue these instructions once, the loops among them as often as they turn.
+
+        A jump whose condition is unknown is not taken. Returns how many were issued.
+        """
+        place, count = places.start, 0
+        while place in places:
+            instruction = self._instructions[place]
+            guard = self.scalars.holds(instruction.predicate)
+            self._issue(place, instruction)
+            operands = _operands(instruction.text)
+            targets = _targets(instruction, operands)
+            self.scalars.step(instruction.opcode, operands, targets, guard=instruction.predicate)
+            count += 1
+            following, target = place + 1, instruction.target
+            if target is not None and following in places:
+                if guard:
+                    following = target
+                elif guard is None and target <= place:
+                    turn = range(target, place + 1)
+                    if not self._payload.isdisjoint(turn):
+                        self.endless = turn
+            place = following
+        return count
+
+    def _issue(self, place: int, instruction: Instruction) -> None:
+        self._wait(instruction)
+        is_payload = place in self._payload
+        lands = self.cycle + OTHER_CYCLES
+        happens = instruction.is_load and self._happens(instruction)
+        if happens:
+            lands = self.cycle + self._latency[is_payload]
+        if is_payload and happens:
+            self._flight.append((lands, instruction.num_bytes))
+            self.num_bytes += instruction.num_bytes
+            self.peak = max(self.peak, self.in_flight())
+        if instruction.opcode.startswith("LDGSTS"):
+            self._group = max(self._group, lands)
+        elif instruction.opcode.startswith("LDGDEPBAR"):
+            self._groups.append(self._group)
+        elif instruction.lands_on is not None:
+            self._lands[instruction.lands_on].append(lands)
+        if instruction.is_read_on is not None:
+            self._lands[instruction.is_read_on].append(self.cycle + OTHER_CYCLES)
+        self.cycle += max(instruction.stall, self._share)
+
+    def _happens(self, instruction: Instruction) -> bool:
+        """Whether a load is issued: one of two with opposite predicates, or a guarded copy."""
+        last = _operands(instruction.text)[-1]
+        guards = [instruction.predicate, last if PREDICATE.match(last) else ""]
+        return all(self.scalars.assume(guard) for guard in guards)
+
+    def _wait(self, instruction: Instruction) -> None:
+        until = [lands for k in instruction.waits_for for lands in self._lands[k]]
+        for k in instruction.waits_for:
+            self._lands[k] = []
+        if instruction.opcode.startswith("DEPBAR"):
+            least = re.search(r"SB0, (0x[0-9a-f]+)", instruction.text)
+            keep = int(least.group(1), 16) if least else 0
+            until += self._groups[: max(len(self._groups) - keep, 0)]
+        if not until or max(until) <= self.cycle:
+            return
+        waited, before = max(until) - self.cycle, self.in_flight()
+        self.cycle = max(until)
+        if self.in_flight() < before:
+            self.longest = max(self.longest, (waited, instruction.text))
+
+
+def _scoreboard(bits: int) -> int | None:
+    return None if bits & 7 == 7 else bits & 7
+
+
+def _target(text: str, places: dict[str, int]) -> int | None:
+    label = re.search(r"\.L_x_\d+", text)
+    return places.get(label.group()) if label and text.startswith("BRA") else None
+
+
+def _successors(instructions: list[Instruction], place: int) -> list[int]:
+    instruction = instructions[place]
+    goes_on = instruction.is_predicated or instruction.opcode not in ("BRA", "EXIT", "RET")
+    following = [place + 1] if goes_on and place + 1 < len(instructions) else []
+    if instruction.target is not None and instruction.target < len(instructions):
+        following.append(instruction.target)
+    return following
+
+
+def _after(
+    instruction: Instruction, place: int, state: dict[str, int]
+) -> tuple[dict[str, int], int]:
+    """Which loads each register comes from after an instruction, and which ones it stored."""
+    opcode, operands = instruction.opcode, _operands(instruction.text)
+    width = max(bits_of(opcode), 32) // 32
+    if opcode.startswith("STG"):
+        return state, _union(state, _registers(operands[-1], width))
+    if opcode.startswith("STS"):
+        return _with(state, [SHARED], _union(state, _registers(operands[-1], width)), keeps=True), 0
+    if opcode.startswith("LDGSTS"):
+        return _with(state, [SHARED], 1 << place, keeps=True), 0
+    if not operands or REGISTER.match(operands[0]) is None:
+        return state, 0
+    if instruction.is_load:
+        loads = 1 << place
+    elif opcode.startswith("LDS"):
+        loads = state.get(SHARED, 0)
+    else:
+        width = 2 if _is_wide(opcode) else 1
+        sources = [name for operand in operands[1:] for name in _registers(operand, width)]
+        loads = _union(state, sources)
+    targets = _targets(instruction, operands)
+    return _with(state, targets, loads, keeps=instruction.is_predicated), 0
+
+
+def _targets(instruction: Instruction, operands: list[str]) -> list[str]:
+    """The registers that an instruction writes."""
+    if not operands or REGISTER.match(operands[0]) is None:
+        return []
+    if instruction.is_load or instruction.opcode.startswith("LDS"):
+        return _registers(operands[0], max(bits_of(instruction.opcode), 32) // 32)
+    return _registers(operands[0], 2 if _is_wide(instruction.opcode) else 1)
+
+
+def _operands(text: str) -> list[str]:
+    return [operand.strip() for operand in text.partition(" ")[2].split(",") if operand.strip()]
+
+
+def _registers(operand: str, width: int) -> list[str]:
+    """The registers of an operand; an address or a value of several is named by its first."""
+    return [
+        f"{kind}{int(number) + k}"
+        for kind, number in REGISTER.findall(operand)
+        for k in range(width)
+    ]
+
+
+def _is_wide(opcode: str) -> bool:
+    """Whether it takes and gives pairs of registers."""
+    return (
+        ".WIDE" in opcode or ".64" in opcode or opcode == "CS2R" or opcode[:4] in ("DADD", "DMUL")
+    )
+
+
+def _union(state: dict[str, int], registers: list[str]) -> int:
+    loads = 0
+    for register in registers:
+        loads |= state.get(register, 0)
+    return loads
+
+
+def _with(
+    state: dict[str, int], registers: list[str], loads: int, *, keeps: bool
+) -> dict[str, int]:
+    """The state after a write; one that may not happen `keeps` what was there."""
+    state = dict(state)
+    for register in registers:
+        state[register] = loads | (state.get(register, 0) if keeps else 0)
+    return state

@@ -1,0 +1,65 @@
+"""The policies in `examples/policies/`: each is short, and changes something on both traces."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hicache.cli.schema import config_of
+from hicache.experiment import run
+from hicache.results.metrics import Result, summarize
+from tests.test_must_read import code_lines
+
+FOLDER = Path(__file__).parents[2] / "examples" / "policies"
+TIGHT = ("engine.check_invariants=true", "workload.limit=120")
+STORED = ("storage=memory", "storage.read_gbps=1", "workload.start=warm_storage")
+LLAMA = ("model=llama3_8b", "parallel.tp=4", "cache.device_gib=12", "cache.host_gib=16")
+HYBRID = ("model=qwen3_next_80b", "parallel.tp=4", "cache.device_gib=6", "cache.host_gib=8")
+# by file: the class, and a configuration in which it has something to decide
+EXAMPLES = {
+    "arc": ("Arc", (*LLAMA, "workload.limit=300")),
+    "checkpoints": ("BranchesOnly", HYBRID),
+    "flop_aware": ("FlopAware", LLAMA),
+    "gdsf": ("Gdsf", HYBRID),
+    "prefetch_amount": ("ByLoad", (*LLAMA, *STORED)),
+    "router": ("PrefixAndQueue", (*LLAMA, "parallel.replicas=2")),
+    "s3_fifo": ("S3Fifo", LLAMA),
+    "state_eviction": ("Marconi", (*HYBRID, "cache.mamba_host_share=0.1")),
+    "stop": ("Slack", (*LLAMA, *STORED)),
+    "writes": ("Bounded", (*LLAMA, "storage=memory", "storage.write_gbps=0.5")),
+}
+MOST_LINES = 40
+
+
+def test_every_example_is_run() -> None:
+    assert {file.stem for file in FOLDER.glob("*.py")} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_short(name: str) -> None:
+    assert code_lines((FOLDER / f"{name}.py").read_text()) <= MOST_LINES
+
+
+def replay(name: str, workload: str, *more: str) -> Result:
+    _, settings = EXAMPLES[name]
+    return run(config_of(f"workload={workload}", *TIGHT, *settings, *more))
+
+
+def check(name: str, workload: str) -> None:
+    own = f"cache.policy=examples.policies.{name}:{EXAMPLES[name][0]}"
+    first, plain = replay(name, workload, own), replay(name, workload)
+    assert len(first.records) == len(plain.records)
+    changed = summarize(first.records, first.measures) != summarize(plain.records, plain.measures)
+    assert changed, f"{own} changes nothing on {workload}"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_on_a_generated_workload(name: str) -> None:
+    check(name, "agents")
+
+
+@pytest.mark.skipif("HICACHE_DATA" not in os.environ, reason="HICACHE_DATA names no traces")
+@pytest.mark.parametrize("workload", ["mooncake_conversation", "weka_agentic"])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_on_both_traces(name: str, workload: str) -> None:
+    check(name, workload)

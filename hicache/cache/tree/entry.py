@@ -3,12 +3,13 @@
 An entry is the data of one kind of one tree node. Entries exist only in a run with `cache.policy`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from hicache.cache.checked import PolicyError, shown
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.tree.eviction import Priority, Ranking, VictimQueue
+from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.node import TIER_NAMES, TIERS, Node
 from hicache.request import Request
 
@@ -101,7 +102,9 @@ class Entry:
 
         Equal whenever the same content comes back, and in simulated and real runs of a workload.
         """
-        return self._entries.content_key(self._node, self._kind)
+        node, entries = self._node, self._entries
+        place = node.num_pages - 1 if self._kind in entries.kinds.points else 0
+        return entries.names.content(node, place)
 
     @property
     def parent(self) -> "Entry | None":
@@ -148,13 +151,10 @@ class Entries:
     Each method that the policy lacks costs nothing.
     """
 
-    def __init__(
-        self, policy: object, kinds: Kinds, content_key: Callable[[Node, int], int]
-    ) -> None:
-        """`policy`: has any of the methods of `named.METHODS`; `content_key`: of a node's pages of
-        a kind."""
+    def __init__(self, policy: object, kinds: Kinds, names: PageNames) -> None:
+        """`policy`: has any of the methods of `hicache.engine.policy.METHODS`."""
         self.kinds = kinds
-        self.content_key = content_key
+        self.names = names
         self._last_id = -1
         self._on_insert, self._on_hit, self._on_split, self._on_evict, self._on_finish = (
             getattr(policy, f"on_{event}", None)

@@ -495,9 +495,6 @@ class CacheConfig:
     windows: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     # Keyword arguments passed to the class that places windows.
     windows_args: dict[str, float] = field(default_factory=dict)
-    # When a prompt is computed, free the window pages of its last chunk that no saved position
-    # needs, as SGLang does. False keeps them on the device until they are evicted.
-    trims_windows: bool = False
     # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
     # and no window or state to resume there. False looks at device and host alone, as SGLang does.
     storage_branches: bool = True
@@ -566,6 +563,9 @@ class QuirksConfig:
     # When a window or state is evicted from the device and a host copy remains, refresh the recency
     # of that copy, as SGLang does.
     leaving_refreshes: bool = False
+    # When a prompt is computed, free the window pages of its last chunk that no saved position
+    # needs, as SGLang does. False keeps them on the device until they are evicted.
+    trims_windows: bool = False
     # When a sliding window is loaded back from the host, also load the older window pages of the
     # tree node in which it starts, as SGLang does. False loads only the pages of the window.
     loads_whole_nodes: bool = False

@@ -40,7 +40,9 @@ def _turn(
     dim = tl.arange(0, DIM)
     keys = tl.load(key_base + place[None, :] + dim[:, None], mask=exists[None, :], other=0.0)
     values = tl.load(
-        key_base + kv_stride + place[:, None] + dim[None, :], mask=exists[:, None], other=0.0
+        key_base + kv_stride + place[:, None] + dim[None, :],
+        mask=exists[:, None],
+        other=0.0,
     )
     scores = tl.dot(query, keys, input_precision="ieee") * scale
     seen = exists[None, :] & (token[None, :] <= position[:, None])
@@ -235,6 +237,8 @@ def split_arguments(
     while rows % 2 == 0 and rows * group > TILE_ROWS:
         rows //= 2
     strides = pool.stride(1), pool.stride(0)
+    if any(stride % 16 for stride in strides):
+        raise ValueError(f"pages 16·n elements apart wanted, got strides {strides}")
     sizes = num_rows, table.shape[1], window_len, *strides, dim**-0.5 * LOG2_E
     constants = {
         "HEADS": heads,
@@ -245,15 +249,10 @@ def split_arguments(
         "LANES": max(triton.next_power_of_2(rows * group), 16),
         "BLOCK": BLOCK,
         "SPLIT": SPLIT,
-        "STAGES": stages_of(pool),
+        "STAGES": 1 if triton.knobs.runtime.interpret else NUM_STAGES,
         "num_warps": 4,
     }
     return (queries, pool, table, tiles, mixed, totals, *sizes), constants
-
-
-def stages_of(pool: Tensor) -> int:
-    """Stages of the kernel's loop: the interpreter of triton 3.6 has none."""
-    return 1 if triton.knobs.runtime.interpret and pool.device.type == "cpu" else NUM_STAGES
 
 
 def naive_attend(

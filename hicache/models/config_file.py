@@ -88,7 +88,14 @@ ALL_IN_WINDOWS = ("mistral", "ministral3", "mixtral", "phi3", "phimoe", "qwen2",
 # where a file says what its layers are, and what its words are in `ModelConfig.pattern`
 LAYER_WORDS: dict[str, dict[object, str]] = {
     "hybrid_override_pattern": {"*": "F", "M": "M", "-": "-", "E": "-"},
-    "layers_block_type": {"attention": "F", "mamba": "M", "mlp": "-", "moe": "-"},
+    "layers_block_type": {
+        "attention": "F",
+        "full_attention": "F",
+        "mamba": "M",
+        "linear_attention": "M",
+        "mlp": "-",
+        "moe": "-",
+    },
     "layer_types": {
         "full_attention": "F",
         "deepseek_sparse_attention": "F",

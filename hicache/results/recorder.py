@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from hicache.cache.kinds import MAMBA, SWA
+from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.tree.node import TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS, to_ns
 from hicache.config import ExperimentConfig
@@ -226,8 +226,12 @@ class Recorder:
                 recomputed_len=req.recomputed_len,
                 computed_for=_by_reason(case.spans[0]),
                 recomputed_for=_by_reason(case.spans[1]),
-                window_missing_len=_missing_len(case.spans[0], SWA),
-                state_missing_len=_missing_len(case.spans[0], MAMBA),
+                window_missing_len=sum(
+                    span.num_tokens for span in case.spans[0] if span.kind not in (FULL, MAMBA)
+                ),
+                state_missing_len=sum(
+                    span.num_tokens for span in case.spans[0] if span.kind == MAMBA
+                ),
                 queue_ns=admitted_ns - req.submitted_ns - req.storage_wait_ns,
                 queue_for_ns={
                     cause: ns for cause, ns in zip(CAUSES, req.queue_ns, strict=True) if ns
@@ -334,7 +338,3 @@ def _by_reason(spans: Iterable[Span]) -> dict[str, int]:
     for span in spans:
         totals[span.reason] = totals.get(span.reason, 0) + span.num_tokens
     return totals
-
-
-def _missing_len(spans: Iterable[Span], kind: int) -> int:
-    return sum(span.num_tokens for span in spans if span.kind == kind)

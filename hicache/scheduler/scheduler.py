@@ -522,7 +522,7 @@ class Scheduler:
         if req.is_finished:
             self._finish(req)
             return
-        if cache.knobs.trims_windows:
+        if cache.quirks.trims_windows:
             cache.leave_window(req.sequence, req.kv_len)
         if cache.tree.kinds.points and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = cache.take_state_slot(req.sequence)
@@ -532,7 +532,7 @@ class Scheduler:
         # each by itself, so that the window and the state at each are backed up
         while req.boundaries and req.boundaries[0] <= req.kv_len:
             length = req.boundaries.pop(0)
-            if self.cache.knobs.trims_windows:
+            if self.cache.quirks.trims_windows:
                 self.cache.leave_window(req.sequence, length)
             self.cache.publish(req.sequence, length // self._page)
 

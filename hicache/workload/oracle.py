@@ -15,6 +15,7 @@ answer, to the cache. So a request never hits what it has brought itself.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,16 +45,26 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visits:
-    """All of a workload's, in order; page ids lie in [0, num_pages)."""
+    """All of a workload's, in order; page ids lie in [0, num_pages).
+
+    `first_counted`: the first visit whose tokens and hits are counted.
+    """
 
     visits: Sequence[Visit]
     num_pages: int
     page_size: int
+    first_counted: int = 0
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(visit.prompt_len for visit in self.visits)
+        """Tokens of all prompts that are counted."""
+        return sum(visit.prompt_len for visit in self.visits[self.first_counted :])
+
+    def tokens(self, number: int, pages: int) -> int:
+        """Tokens in so many first pages of a visit's prompt; 0 if it is not counted."""
+        if number < self.first_counted:
+            return 0
+        return min(pages * self.page_size, self.visits[number].prompt_len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +118,11 @@ def visits_of(requests: Sequence[Request], page_size: int) -> Visits:
 def infinite(visits: Visits) -> int:
     """Tokens hit by a cache that never forgets and needs no checkpoints."""
     known = np.zeros(visits.num_pages, bool)
-    pages = 0
-    for visit in visits.visits:
-        pages += _leading(known[visit.chain[: visit.reach]])
+    tokens = 0
+    for number, visit in enumerate(visits.visits):
+        tokens += visits.tokens(number, _leading(known[visit.chain[: visit.reach]]))
         known[visit.chain] = True
-    return pages * visits.page_size
+    return tokens
 
 
 def lru_curve(
@@ -126,15 +137,20 @@ def lru_curve(
     stack = _Stack(visits, 0 if checkpoints is None else checkpoints.num_bytes, page_bytes)
     gains: list[tuple[int, int]] = []  # (bytes from which on, tokens more)
     known = np.zeros(visits.num_pages, bool)
-    for visit in visits.visits:
+    for number, visit in enumerate(visits.visits):
         read = visit.chain[: visit.reach]
         hit = _leading(known[read])
         depths = stack.depths(read[:hit])
         if checkpoints is None:
-            gains += [(depth, visits.page_size) for depth in depths.tolist()]
+            ends = [visits.tokens(number, pages) for pages in range(hit + 1)]
+            gains += [
+                (depth, end - start)
+                for depth, (start, end) in zip(depths.tolist(), pairwise(ends), strict=True)
+            ]
             stack.push(visit.chain, np.empty(0, np.int64))
         else:
-            gains += _gains(stack, read, depths, visits.page_size)
+            more = _gains(stack, read, depths, visits.page_size)
+            gains += more if number >= visits.first_counted else []
             stack.push(visit.chain, _places(stack, visit, hit, checkpoints))
         known[visit.chain] = True
     gains.sort()
@@ -157,12 +173,9 @@ def min_hits(visits: Visits, capacity_pages: int) -> int:
     heap: list[tuple[int, int, int]] = []  # (-next use, -depth, page)
     hits = 0
     following = _next_uses(visits)
-    for visit, nexts in zip(visits.visits, following, strict=True):
+    for number, (visit, nexts) in enumerate(zip(visits.visits, following, strict=True)):
         read = visit.chain[: visit.reach].tolist()
-        for page in read:
-            if page not in held:
-                break
-            hits += 1
+        hits += visits.tokens(number, sum(1 for _ in takewhile(held.__contains__, read)))
         for depth, (page, when) in enumerate(
             zip(visit.chain.tolist(), nexts.tolist(), strict=True)
         ):
@@ -175,7 +188,7 @@ def min_hits(visits: Visits, capacity_pages: int) -> int:
             when, depth, page = heapq.heappop(heap)
             if held.get(page) == (when, depth):
                 del held[page]
-    return hits * visits.page_size
+    return hits
 
 
 def _next_uses(visits: Visits) -> list[Ids]:

@@ -36,7 +36,7 @@ from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepRun
 from hicache.executor.real.copy_streams import CudaStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
-from hicache.executor.real.plane import REFERENCE, Plane
+from hicache.executor.real.plane import REFERENCE, TRITON, Plane
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
@@ -122,7 +122,7 @@ def run_mix(
     device: str = "cpu",
     computes: bool = True,
     form: str = "plain",
-    plane: Plane = REFERENCE,
+    plane: Plane | None = None,
 ) -> Mix:
     """One random configuration with random requests; everything follows from the seed.
 
@@ -130,6 +130,7 @@ def run_mix(
     `form` is that of pages on the host.
     """
     rng = np.random.default_rng(seed)
+    plane = plane or (REFERENCE if device == "cpu" else TRITON)
     page_size = int(rng.choice([4, 8]))
     shape = tiny(str(rng.choice(PATTERNS)), page_size)
     if form != "plain" or plane is not REFERENCE:  # what kernels multiply or code is 16 at least

@@ -60,11 +60,14 @@ def launch(case, *arguments):
     kernel = case.kernel.warmup(*arguments, grid=(8,), **case.constants)
     compiled.setdefault(case.name, set()).add(kernel.hash)
 
+def is_stride(case, value):  # of a pool, of which a model has a few
+    return "attention" in case.name and value in case.arguments[1].stride()
+
 for case in cases():
     for number in (1, 16, 17, 1 << 20):  # where a number of things stands, an odd one and others
         for start in (0, 1):  # where a tensor stands, one that begins on no round address
             launch(case, *(
-                number if isinstance(each, int)
+                number if isinstance(each, int) and not is_stride(case, each)
                 else each[start:] if isinstance(each, torch.Tensor) and each.dtype == torch.int32
                 else each
                 for each in case.arguments
@@ -208,7 +211,8 @@ def is_coded(report):
 
 def test_every_copy_moves_128_bits_at_a_time_through_registers_alone(reports):
     copies = [r for r in reports["reports"] if r["payload_loads"].get("128")]
-    copies = [r for r in copies if "checksum" not in r["name"] and not is_coded(r)]
+    others = "checksum", "attention"
+    copies = [r for r in copies if not any(o in r["name"] for o in others) and not is_coded(r)]
     assert len(copies) == 6
     for report in copies:
         assert list(report["payload_loads"]) == list(report["stores"]) == ["128"]
@@ -244,10 +248,10 @@ def test_the_persistent_product_runs_on_tensor_cores(variants):
 
 def test_every_copy_has_64_kib_a_program_and_128_kib_an_sm_in_flight_in_every_turn(reports):
     copies = [r for r in reports["reports"] if r["payload_loads"].get("128")]
-    assert len(copies) == 7 + 6
+    assert len(copies) == 7 + 6 + 3
     for report in copies:
         assert report["flight_bytes"] == 64 * 1024
-        if not is_coded(report):
+        if not is_coded(report) and "attention" not in report["name"]:
             assert report["programs_of_sm"] == (1 if "checksum" in report["name"] else 2)
 
 

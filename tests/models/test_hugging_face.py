@@ -234,9 +234,12 @@ def test_null_says_as_little_as_nothing() -> None:
     assert derived(named, quantization_config=None, sliding_window=None) == derived(named)
 
 
-def test_layers_may_be_listed_block_by_block() -> None:
+@pytest.mark.parametrize(
+    ("mamba", "attention"), [("mamba", "attention"), ("linear_attention", "full_attention")]
+)
+def test_layers_may_be_listed_block_by_block(mamba: str, attention: str) -> None:
     name = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
-    words = {"M": "mamba", "*": "attention", "E": "moe"}
+    words = {"M": mamba, "*": attention, "E": "moe"}
     blocks = [words[letter] for letter in str(TEXTS[name]["hybrid_override_pattern"])]
     listed = derived(
         name, hybrid_override_pattern=..., num_hidden_layers=..., layers_block_type=blocks

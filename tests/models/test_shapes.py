@@ -211,3 +211,18 @@ def test_a_rate_table_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         RateTable(size=size, rate=rate, status=status)
+
+
+def test_the_table_of_models_says_what_their_files_do() -> None:
+    page = (CONF.parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.splitlines()]
+    told = {row[0]: row[1:] for row in rows if row and row[0] in MODELS}
+    for name in set(MODELS) - {"tiny_hybrid"}:
+        shape = model(name)
+        held = shape.bytes_of(shape.max_len)
+        in_window = ("swa", *(part.name for part in shape.parts if part.rides_on == "swa"))
+        window = sum(held.get(each, 0) for each in in_window) / MIB
+        sizes = [f"{size:,.1f}" if size else "" for size in (window, shape.mamba_slot_bytes / MIB)]
+        assert told[name][1:] == [f"{shape.full_token_bytes:,}", *sizes, str(shape.default_tp)]
+        kinds = [kind.value for kind in shape.kinds] + [part.name for part in shape.parts]
+        assert told[name][0] == ", ".join(kinds)

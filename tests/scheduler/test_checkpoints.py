@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hicache.cache.kinds import SWA, Kinds, named_kinds
+from hicache.config import QuirksConfig
 from hicache.scheduler.checkpoints import PLACEMENTS, CheckpointSaver, Placement
 from tests.scheduler.world import World, plot_of, request_of
 
@@ -111,7 +112,8 @@ def test_a_prompt_is_published_up_to_each_of_its_windows(
 def test_the_host_has_one_window_of_a_prompt_and_the_device_its_last_chunk(
     on_device: int, *, trims: bool
 ) -> None:
-    world = World(plot_of("full_swa", window_len=16, has_storage=False, trims_windows=trims))
+    quirks = QuirksConfig(trims_windows=trims)
+    world = World(plot_of("full_swa", window_len=16, has_storage=False, quirks=quirks))
     world.serve([request_of(0, range(100), [7])])  # 64 + 36 tokens, in pages of 8
     device, host = world.cache.tree.residency.resident
     assert (device[SWA], host[SWA]) == (on_device, 2)

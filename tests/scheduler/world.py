@@ -87,7 +87,6 @@ class Plot:
     eviction: str = "lru"
     backs_up_answers: bool = True
     quirks: QuirksConfig = QUIRKS
-    trims_windows: bool = False
 
 
 def plot_of(kind: str, **changes: object) -> Plot:
@@ -278,7 +277,6 @@ def engine_of(
         storage=plot.storage,
         backs_up_answers=plot.backs_up_answers,
         quirks=plot.quirks,
-        trims_windows=plot.trims_windows,
     )
     host_tokens = plot.host[FULL] * plot.page_size
     prefetcher = Prefetcher(cache, plot.prefetch, host_tokens) if plot.has_storage else None

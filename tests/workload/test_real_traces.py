@@ -74,6 +74,30 @@ def test_the_agentic_sessions_extend_their_prompts() -> None:
     assert len(extending) / len(followed) > 0.9
 
 
+SMALL_POOLS = ("cache.device_tokens=200000", "cache.host_tokens=600000")
+TODAYS = {  # small pools, in which pages are evicted and loaded back
+    "deepseek_v4_flash": (
+        *SMALL_POOLS,
+        "cache.page_size=256",
+        "cache.swa_device_tokens=40000",
+        "cache.swa_host_tokens=80000",
+    ),
+    "glm5_3": (*SMALL_POOLS, "parallel.tp=8"),
+    "minimax_m3": (*SMALL_POOLS, "parallel.tp=8"),
+    "kimi_k3": (*SMALL_POOLS, "parallel.tp=16", "cache.device_states=60", "cache.host_states=300"),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("workload", ["mooncake_conversation", "weka_agentic"])
+@pytest.mark.parametrize("model", TODAYS)
+def test_models_of_today_keep_every_law(model: str, workload: str) -> None:
+    told = (f"model={model}", f"workload={workload}", *TODAYS[model])
+    result = experiment.run(config_of(*told, "workload.limit=1000", "engine.check_invariants=true"))
+    assert result.measures["evict/device_full_pages"] > 0
+    assert result.measures["transfer/back_up_bytes"] > 0
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("model", ["llama3_8b", "qwen3_next_80b", "gemma3_27b"])
 def test_agentic_sessions_as_shipped_neither_idle_nor_overload_the_machine(model: str) -> None:

@@ -272,10 +272,11 @@ def _refuse_unknown(config: ModelConfig) -> None:
                 f"model {config.name}: executor.model=exact supports layers F, S, M and D, got "
                 f"{word!r}"
             )
-    if config.latent_dim or config.value_dim or config.swa_num_kv_heads or config.swa_head_dim:
+    sizes = (config.latent_dim, config.value_dim, config.swa_num_kv_heads, config.swa_head_dim)
+    if any(sizes) or config.parts:
         raise ValueError(
             f"model {config.name}: executor.model=exact needs the same number and size of heads in "
-            "all attention layers"
+            "all attention layers, and no parts"
         )
     if config.kv_dtype_bytes not in DTYPES or config.conv_dtype_bytes != config.kv_dtype_bytes:
         raise ValueError(

@@ -42,10 +42,11 @@ class TimingModel:
                 raise ValueError(
                     f"model {config.name}: executor.model=timing does not support a layer {word!r}"
                 )
-        if config.latent_dim or (config.value_dim and config.value_dim != config.head_dim):
+        differ = config.value_dim and config.value_dim != config.head_dim
+        if config.latent_dim or differ or config.parts:
             raise ValueError(
-                f"model {config.name}: executor.model=timing supports neither MLA nor heads that "
-                "differ between layers"
+                f"model {config.name}: executor.model=timing supports neither MLA, nor heads that "
+                "differ between layers, nor parts"
             )
         self.config = config
         self.words = config.layer_words

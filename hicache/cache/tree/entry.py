@@ -103,9 +103,9 @@ class Entry:
 
         Equal whenever the same content comes back, and in simulated and real runs of a workload.
         """
-        names, node = self._entries.names, self._node
-        is_point = self._kind in self._entries.kinds.points
-        return names.content(names.of_node(node, node.num_pages - 1 if is_point else 0)[0])
+        node, names = self._node, self._entries.names
+        place = node.num_pages - 1 if self._kind in self._entries.kinds.points else 0
+        return names.content(names.of_node(node, place)[0])
 
     @property
     def parent(self) -> "Entry | None":
@@ -153,7 +153,7 @@ class Entries:
     """
 
     def __init__(self, policy: object, kinds: Kinds, names: PageNames) -> None:
-        """`policy`: has any of the methods of `named.METHODS`; `names`: of pages."""
+        """`policy`: has any of the methods of `hicache.engine.policy.METHODS`."""
         self.kinds = kinds
         self.names = names
         self._last_id = -1

@@ -12,7 +12,7 @@ from hicache.cache.pages import FreePages
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
-from hicache.cache.tree.node import DEVICE, HOST, Lock, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult, Node
 from hicache.cache.tree.residency import Residency
 from hicache.config import DEMOTING, CacheConfig, QuirksConfig
 
@@ -151,6 +151,7 @@ class RadixTree:
         """
         for node in [*self.roots.values(), *self.nodes()]:
             node.children.clear()
+            node.entries = NO_ENTRIES
         self.roots.clear()
 
     # -- locking ------------------------------------------------------------------------------
@@ -378,6 +379,7 @@ class RadixTree:
         assert parent is not None
         del parent.children[node.edge[: self.page_bytes]]
         node.parent = None
+        node.entries = NO_ENTRIES  # an entry holds its node: without this, both would stay
         self.num_nodes -= 1
         self.residency.refresh(parent)
 

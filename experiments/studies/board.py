@@ -9,7 +9,7 @@ The cells are the grid of `experiment=leaderboard`. Runs are kept, with their ov
 is there is not repeated. For each cell the table has the token hit rate, the mean over windows of
 its difference to LRU under the same window, the smallest and largest of these, and the share of the
 way from LRU to the oracle. Ranks in a cell are by token hit rate; the oracle has none. `figure.png`
-shows that share.
+shows the differences.
 """
 
 import argparse
@@ -39,6 +39,7 @@ KEPT = (HITS, TTFT, "gpu/prefill_seconds_per_request", "transfer/back_up_bytes")
 POLICY, WINDOW = "cache.policy", "workload.window"
 
 Cell = tuple[str, ...]  # overrides other than policy and window
+Row = Sequence[Mapping[str, float]]  # of a policy, window by window
 Runs = dict[tuple[Cell, str, str], Mapping[str, float]]  # by cell, policy and window
 
 
@@ -122,9 +123,12 @@ def _by_cell(runs: Runs) -> Iterator[tuple[Cell, dict[str, list[Mapping[str, flo
         yield cell, rows
 
 
-def reached(
-    row: Sequence[Mapping[str, float]], rows: Mapping[str, Sequence[Mapping[str, float]]]
-) -> float | None:
+def gains_of(row: Row, rows: Mapping[str, Row]) -> list[float]:
+    """Return the token hit rate less that of LRU, window by window."""
+    return [ours[HITS] - base[HITS] for ours, base in zip(row, rows[LRU], strict=True)]
+
+
+def reached(row: Row, rows: Mapping[str, Row]) -> float | None:
     """Return the share of the oracle's gain over LRU in hits; None if there is no gain."""
     low, high, ours = (mean(each[HITS] for each in of) for of in (rows[LRU], rows[ORACLE], row))
     return (ours - low) / (high - low) if high > low else None
@@ -142,12 +146,12 @@ def table(runs: Runs) -> str:
         places = [name for name in ranked if name != ORACLE]
         for name in ranked:
             row = rows[name]
-            gains = [ours[HITS] - base[HITS] for ours, base in zip(row, rows[LRU], strict=True)]
+            gains = gains_of(row, rows)
             share = reached(row, rows) if ORACLE in rows else None
             hits, ttft, gpu, written = (mean(each[key] for each in row) for key in KEPT)
             late = any(each["overloaded"] for each in row)
             lines.append(
-                f"| {' '.join(part.partition('=')[2] for part in cell)} "
+                f"| {_name(cell)} "
                 f"| {'' if name == ORACLE else places.index(name) + 1} | {name} | {hits:.3f} "
                 f"| {mean(gains):+.3f} ({min(gains):+.3f} to {max(gains):+.3f}) "
                 f"| {'' if share is None else f'{share:.0%}'} "
@@ -158,25 +162,40 @@ def table(runs: Runs) -> str:
 
 
 def figure(runs: Runs) -> Figure:
-    """Return a chart: by cell and policy, the share of the oracle's gain in hits over LRU."""
+    """Return a chart: by cell and policy, the points of token hits above LRU, with their range."""
     cells = list(_by_cell(runs))
-    policies = [name for name in cells[0][1] if name not in (LRU, ORACLE)]
+    policies = [name for name in cells[0][1] if name != LRU]
     made = Figure(figsize=(8, 0.5 * len(cells) + 1.2), layout="constrained")
     axes = made.subplots()
     for place, name in enumerate(policies):
-        shares = [reached(rows[name], rows) or 0.0 for _, rows in cells]
+        gains = [[100 * gain for gain in gains_of(rows[name], rows)] for _, rows in cells]
+        middles = [mean(each) for each in gains]
+        ends = [
+            [middle - min(each) for middle, each in zip(middles, gains, strict=True)],
+            [max(each) - middle for middle, each in zip(middles, gains, strict=True)],
+        ]
         heights = [number + 0.8 * place / len(policies) for number in range(len(cells))]
-        axes.barh(heights, [100 * share for share in shares], 0.7 / len(policies), label=name)
-    axes.set_yticks(
-        [number + 0.3 for number in range(len(cells))],
-        [" ".join(part.partition("=")[2] for part in cell) for cell, _ in cells],
-    )
+        color = "lightgray" if name == ORACLE else None
+        axes.barh(
+            heights,
+            middles,
+            0.7 / len(policies),
+            xerr=ends,
+            error_kw={"linewidth": 0.7},
+            color=color,
+            label=name,
+        )
+    axes.set_yticks([number + 0.3 for number in range(len(cells))], map(_name, dict(cells)))
     axes.invert_yaxis()
-    axes.set_xlabel("token hits: share of the way from LRU (0) to the oracle (100 %)")
+    axes.set_xlabel("points of token hits above LRU: mean and range of the windows")
     axes.axvline(0, color="black", linewidth=0.8)
     if policies:
         axes.legend(ncols=len(policies), loc="lower center", bbox_to_anchor=(0.4, 1.0))
     return made
+
+
+def _name(cell: Cell) -> str:
+    return " ".join(part.partition("=")[2] for part in cell)
 
 
 if __name__ == "__main__":

@@ -84,8 +84,7 @@ class Digests:
 
     def content(self, name: Key) -> int:
         """The number of the page in the workload; of its digest, where no workload is known."""
-        assert isinstance(name, bytes)
-        return self._numbers.get(name, int.from_bytes(name, "little"))
+        return self._numbers.get(cast(bytes, name), int.from_bytes(cast(bytes, name), "little"))
 
 
 class Numbers:

@@ -15,7 +15,7 @@ from hicache.cache.tree.sequence import Sequence
 
 
 class Purpose(IntEnum):
-    """What pages or slots are taken for."""
+    """What pages or slots are allocated for."""
 
     none = 0
     prefill = 1
@@ -43,24 +43,20 @@ class CacheListener(Protocol):
         """Set the time of the events that follow."""
         ...
 
-    def put(self, node: Node, tier: int, kind: int) -> None:
-        """The node has data of this kind on this tier now."""
-        ...
+    def put(self, node: Node, tier: int, kind: int) -> None: ...
 
     def evicted(self, node: Node, tier: int, kind: int, demand: Demand) -> None:
-        """The node has lost its data of this kind on this tier; `demand` needed the room."""
+        """The node has lost its data of this kind on this tier; `demand` needed the space."""
         ...
 
     def not_copied(self, node: Node, kind: int) -> None:
-        """The host had no room for a copy of the node's data."""
+        """The host had no free pages for a copy of the node's data."""
         ...
 
-    def published(self, sequence: Sequence, first: int, end: int) -> None:
-        """Pages `[first, end)` of the sequence are in the tree now."""
-        ...
+    def published(self, sequence: Sequence, first: int, end: int) -> None: ...
 
     def abandoned(self, sequence: Sequence, first: int, end: int) -> None:
-        """The sequence gives back its pages `[first, end)`, which are not in the tree."""
+        """The sequence frees its pages `[first, end)`, which are not in the tree."""
         ...
 
     def found(self, sequence: Sequence, start: int, restorable: Items[int], needs: Extents) -> None:
@@ -71,17 +67,13 @@ class CacheListener(Protocol):
         """
         ...
 
-    def write_queued(self, keys: Iterable[Key]) -> None:
-        """A write of these keys to storage is under way."""
-        ...
+    def write_queued(self, keys: Iterable[Key]) -> None: ...
 
     def write_dropped(self, keys: Iterable[Key]) -> None:
         """The write queue had no room for these keys."""
         ...
 
-    def write_ended(self, keys: Iterable[Key]) -> None:
-        """A write of these keys has ended."""
-        ...
+    def write_ended(self, keys: Iterable[Key]) -> None: ...
 
     def taken_out(self, keys: Iterable[Key]) -> None:
         """An exclusive storage has dropped these keys after they were read."""

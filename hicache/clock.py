@@ -58,10 +58,8 @@ class Stall:
         self._pending_ns = 0
 
     def add(self, duration_ns: int) -> None:
-        """Add the extra time of a call."""
         self._pending_ns += duration_ns
 
     def take(self) -> int:
-        """Return the accumulated time (ns) and reset it."""
         taken, self._pending_ns = self._pending_ns, 0
         return taken

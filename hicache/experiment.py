@@ -127,7 +127,6 @@ def _run(
 
 
 def _remarks(config: ExperimentConfig, deployment: Deployment, workload: Workload) -> list[str]:
-    """Notes for readers of the results."""
     notes = []
     max_len = config.model.max_len
     too_long = sum(each.prompt_len + each.output_len > max_len for each in workload.requests)
@@ -185,7 +184,6 @@ def _in_lockstep(parts: Sequence[Engine], config: ExperimentConfig) -> Sequence[
 
 
 def _warm(config: ExperimentConfig, runtime: Runtime, workload: Workload, tree: RadixTree) -> None:
-    """Put into storage what a first pass over the workload would leave there."""
     if not isinstance(runtime, SimulatedRuntime) or not runtime.has_storage:
         raise ValueError(
             "workload.start=warm_storage needs a storage engine and executor.kind=simulated, got "

@@ -133,7 +133,6 @@ def is_inside(error: BaseException) -> bool:
 
 
 def place_of(thing: object) -> str:
-    """Where a method or class is defined, in the form of a traceback; empty if unknown."""
     try:
         lines, number = inspect.getsourcelines(thing)  # type: ignore[arg-type]
         file = inspect.getsourcefile(thing)  # type: ignore[arg-type]

@@ -17,7 +17,6 @@ Policy = TypeVar("Policy")
 
 
 def is_number(value: object) -> bool:
-    """True if `value` is a finite number; bool does not count."""
     return isinstance(value, Real) and not isinstance(value, bool) and abs(value) < inf  # type: ignore[operator]
 
 
@@ -74,7 +73,6 @@ def make_policy(
 
 
 def loaded(knob: str, name: str) -> Callable[..., Any]:
-    """Return the class that `module:Class` names. Raises ValueError if there is none."""
     module, _, attribute = name.partition(":")
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)

@@ -84,7 +84,6 @@ class PrefixCache:
 
     @property
     def outbox(self) -> list[Work]:
-        """Work to start, in order; the consumer replaces the list with an empty one."""
         return self._bookings.outbox
 
     @outbox.setter
@@ -102,7 +101,6 @@ class PrefixCache:
         return self.pools[tier][kind].num_free * self._units[kind]
 
     def evictable_size(self, kind: int) -> int:
-        """Tokens (or slots) on the device that eviction could free."""
         return self.device.evictable(kind) * self._units[kind]
 
     @property

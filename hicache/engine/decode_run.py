@@ -19,7 +19,6 @@ class DecodeRun:
     """
 
     def __init__(self, ends: StepEnds, num_steps: int, now_ns: int) -> None:
-        """Begin a run of at most `num_steps` steps at `now_ns`, with the step ends in `ends`."""
         self.num_taken = 0
         self._ends = ends
         self._last = num_steps - 1
@@ -28,7 +27,6 @@ class DecodeRun:
 
     @property
     def end_ns(self) -> int:
-        """End (ns) of the last priced step."""
         return self._ends.known[self._horizon]
 
     @property
@@ -39,7 +37,6 @@ class DecodeRun:
 
     @property
     def num_priced(self) -> int:
-        """Priced steps of the run, including committed ones."""
         return self._horizon + 1
 
     def cut(self, now_ns: int) -> bool:
@@ -67,11 +64,9 @@ class DecodeRun:
         return True
 
     def note_write(self, write: StorageWrite, now_ns: int) -> None:
-        """Keep a finished storage write until the end of the current step."""
         self._written.append((self._step_at(now_ns), write))
 
     def take_before(self, now_ns: int) -> Iterator[tuple[int, int, StorageWrite | None]]:
-        """Commit the steps that ended before `now_ns`, as `take` does."""
         return self.take(self._step_at(now_ns))
 
     def take(self, end: int) -> Iterator[tuple[int, int, StorageWrite | None]]:

@@ -60,7 +60,6 @@ def deploy(config: ExperimentConfig) -> Deployment:
 
 
 def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
-    """One line per tier on its pools, and a warning on lossy formats."""
     model, devices = config.model.name, f"{deployment.tp} device(s)"
     if config.cache.unlimited:
         return [f"{model} on {devices}: pools of unlimited size"]

@@ -70,7 +70,6 @@ class Engine:
         self.interrupt(now_ns)
 
     def abort(self, request_id: int, now_ns: int) -> None:
-        """Abort a request when the current step ends; no effect if the request has ended."""
         self._aborted.append(request_id)
         self.interrupt(now_ns)
 
@@ -113,17 +112,14 @@ class Engine:
         assert not self.scheduler.has_finished, "a run goes on after an answer is complete"
 
     def interrupt(self, now_ns: int) -> None:
-        """End the current run at the first step end from now on."""
         if self._run is not None:
             self._run.cut(now_ns)
 
     def look_on(self, until_ns: int | None) -> bool:
-        """Price more steps of the current run, as `DecodeRun.look_on`."""
         return self._run is not None and self._run.look_on(until_ns, self._deadline_ns)
 
     @property
     def step_end_ns(self) -> int | None:
-        """End (ns) of the last priced step; None if no step is in flight."""
         return None if self._run is None else self._run.end_ns
 
     def next_wake_ns(self, now_ns: int) -> int | None:
@@ -142,7 +138,6 @@ class Engine:
 
     @property
     def num_requests(self) -> int:
-        """Requests in this engine that have not ended."""
         scheduler = self.scheduler
         partial = scheduler.partial
         extending = sum(extend.req is not partial for extend in self.extending)
@@ -318,7 +313,6 @@ class ClientTimeouts:
         self.next_ns: int | None = None  # time of the next timeout
 
     def arrived(self, request: Request, engine: int, now_ns: int) -> None:
-        """Start the timeout of a request that arrived now and was routed to `engine`."""
         patience_ns = self._patience_ns.get(request.id)
         if patience_ns is not None:
             heapq.heappush(self._line, (now_ns + patience_ns, request.id))
@@ -331,7 +325,6 @@ class ClientTimeouts:
         self._look()
 
     def until(self, now_ns: int) -> list[tuple[int, int]]:
-        """Remove and return (engine, request id) of all timeouts up to now."""
         gone: list[tuple[int, int]] = []
         while self.next_ns is not None and self.next_ns <= now_ns:
             request_id = heapq.heappop(self._line)[1]
@@ -422,7 +415,6 @@ def _hand_in(
     engines: Sequence[Engine],
     router: Router,
 ) -> list[int]:
-    """Submit new requests and abort timed-out ones; return the engines concerned."""
     touched: list[int] = []
     for due, request in coming.until(now_ns):
         for engine in engines:
@@ -485,7 +477,6 @@ class _Coming:
 def _settle(
     outcome: Outcome, engine: int, now_ns: int, feeder: Releases, observer: Observer
 ) -> list[Release]:
-    """Report the requests that ended; return what their ends release."""
     released: list[Release] = []
     for req in outcome.finished:
         observer.finished(req, engine, now_ns)

@@ -39,9 +39,7 @@ class Runtime(Protocol):
 
     def close(self) -> None: ...
 
-    def report(self) -> tuple[list[str], dict[str, float]]:
-        """The notes and measures of a finished run."""
-        ...
+    def report(self) -> tuple[list[str], dict[str, float]]: ...
 
 
 class SimulatedRuntime:
@@ -90,7 +88,6 @@ class SimulatedRuntime:
             each.forget()
 
     def report(self) -> tuple[list[str], dict[str, float]]:
-        """The counts of storage errors and injected faults."""
         counts: Counter[str] = Counter()
         for each in self.storages:
             counts.update(each.counts())
@@ -154,7 +151,6 @@ def _part(sizes: Sequence[int], num_ranks: int) -> list[int]:
 
 
 def _load_shares(deployment: Deployment) -> list[float]:
-    """Host bytes per device byte, by kind."""
     sizes = zip(deployment.host_kinds.page_bytes, deployment.kinds.page_bytes, strict=True)
     return [on_host / on_device if on_device else 1.0 for on_host, on_device in sizes]
 

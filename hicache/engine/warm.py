@@ -26,7 +26,6 @@ def warm_storage(storage: KeyStore, requests: Iterable[Request], tree: RadixTree
 
 
 def pages_left(request: Request, kinds: Kinds) -> Iterator[tuple[int, slice]]:
-    """Yield each kind with a slice of the request's pages that remain of it."""
     # the model never reads the last answer token, so it has no KV
     lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
     yield kinds.numbers[0], slice(lengths[1] // kinds.page_size)

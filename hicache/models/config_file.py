@@ -162,7 +162,6 @@ class ConfigFile:
         return ConfigFile({"model_type": self.kind, **held}, f"{self.where}: {name}")
 
     def has(self, name: str) -> bool:
-        """True if the file gives `name` a value other than false, zero or empty."""
         return bool(self.values.get(name))
 
     def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
@@ -191,7 +190,6 @@ class ConfigFile:
         return list(value)
 
     def dtype_bytes(self, *names: str, default: str) -> int:
-        """Bytes per element of the dtype under the first of `names` that the file has."""
         name = next((name for name in names if name in self.values), None)
         dtype = str(self.values[name]).removeprefix("torch.") if name else default
         if dtype not in DTYPE_BYTES:

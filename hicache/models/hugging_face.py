@@ -160,7 +160,6 @@ def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dic
 
 
 def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
-    """The heads of full layers, and of window layers."""
     if query > hidden:
         raise ValueError(
             f"{file.where}: num_attention_heads must be at most hidden_size={hidden}, got {query}"
@@ -195,7 +194,6 @@ def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
 
 
 def _latent_attention(file: ConfigFile, num_layers: int, num_index_layers: int) -> dict[str, int]:
-    """Fields of latent-attention (MLA) layers, with index keys where attention is sparse."""
     hidden, query = file.count("hidden_size"), file.count("num_attention_heads")
     latent, rope = file.count("kv_lora_rank"), file.count("qk_rope_head_dim")
     head_dim = file.count("qk_nope_head_dim") + rope
@@ -349,7 +347,6 @@ def _moe_layers(file: ConfigFile, words: list[str]) -> int:
 
 
 def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
-    """Bytes per parameter and per element of KV."""
     plain = float(file.dtype_bytes("torch_dtype", "dtype", default="bfloat16"))
     found = {"dense_param_bytes": plain, "expert_param_bytes": plain}
     if "quantization_config" not in file.values:

@@ -292,7 +292,6 @@ class ModelConfig:
 
     @property
     def layer_kinds(self) -> tuple[tuple[LayerKind, ...], ...]:
-        """The kinds of data that each layer reads; empty for `-`."""
         return tuple(
             tuple(_KIND_OF[letter] for letter in word if letter in _KIND_OF)
             for word in self.layer_words
@@ -308,7 +307,6 @@ class ModelConfig:
         return self.num_mamba_layers
 
     def shares(self, tier: str) -> dict[str, float]:
-        """The fractions of a tier (device or host) for windows and states, by kind name."""
         named = {kind: getattr(self, f"{kind}_{tier}_share") for kind in self.kind_names[1:3]}
         windows = (part for part in self.parts if part.window_len)
         return named | {part.name: getattr(part, f"{tier}_share") for part in windows}
@@ -320,14 +318,12 @@ class ModelConfig:
         return (*(kind.value for kind in LayerKind), *windows)
 
     def part_page_bytes(self, part: Part, page_size: int, tp: int) -> int:
-        """Bytes of a part in one page (or slot), over all layers and all `tp` devices."""
         return self.part_layers(part) * part.page_bytes(page_size) * part.copies(tp)
 
     def part_layers(self, part: Part) -> int:
         return part.num_layers + sum(map(part.is_in, self.layer_words))
 
     def _own_layer_bytes(self, kind: str, word: str, tp: int) -> int:
-        """Bytes per token (or state) of a kind in a layer, without parts."""
         if kind == LayerKind.full.value:
             return (
                 self.kv_copies(LayerKind.full, tp) * word.count("F") * self.full_layer_token_bytes
@@ -366,7 +362,6 @@ class ModelConfig:
         return found
 
     def _held_tokens(self, kind: str, num_tokens: int) -> int:
-        """Of `num_tokens`, the number that a kind keeps."""
         lens = {part.name: part.window_len for part in self.parts}
         window_len = lens.get(kind, self.window_len if kind == LayerKind.swa.value else 0)
         return min(num_tokens, window_len or num_tokens)
@@ -380,7 +375,6 @@ class ModelConfig:
 
     @property
     def full_layer_token_bytes(self) -> int:
-        """Bytes per token of full KV in one layer, without parts."""
         width = self.latent_dim or self.num_kv_heads * (
             self.head_dim + (self.value_dim or self.head_dim)
         )
@@ -388,19 +382,16 @@ class ModelConfig:
 
     @property
     def swa_token_bytes(self) -> int:
-        """Bytes per token of sliding-window KV, over all layers that keep their own."""
         return self.num_holders(LayerKind.swa) * self.swa_layer_token_bytes
 
     @property
     def swa_layer_token_bytes(self) -> int:
-        """Bytes per token of sliding-window KV in one layer."""
         heads = self.swa_num_kv_heads or self.num_kv_heads
         width = 2 * self.swa_head_dim or self.head_dim + (self.value_dim or self.head_dim)
         return (self.swa_latent_dim or heads * width) * self.kv_dtype_bytes
 
     @property
     def mamba_slot_bytes(self) -> int:
-        """Bytes of one state slot: convolution taps and states of all recurrent layers."""
         return sum(self.layer_state_bytes(word) for word in self.layer_words)
 
     def layer_state_bytes(self, word: str) -> int:
@@ -456,7 +447,6 @@ class ModelConfig:
 
 
 def describe(model: ModelConfig) -> str:
-    """One line on what a model caches and how large it is, for people."""
     counts = (
         (model.num_full_layers, "full"),
         (model.num_swa_layers, f"sliding-window ({model.window_len:,} tokens)"),

@@ -17,14 +17,10 @@ class Asking(Protocol):
     """The sizes of a request that admission needs."""
 
     @property
-    def target_len(self) -> int:
-        """Tokens of the prompt and of the answer so far."""
-        ...
+    def target_len(self) -> int: ...
 
     @property
-    def remaining_output(self) -> int:
-        """Answer tokens still to decode."""
-        ...
+    def remaining_output(self) -> int: ...
 
 
 class Admission:
@@ -51,7 +47,6 @@ class Admission:
         self._page = cache.page_size
 
     def decide(self, req: Asking, match: MatchResult, budget: StepBudget) -> Admit | Defer:
-        """Decide whether the request may start where the match ends."""
         cache, page = self._cache, self._page
         extend = req.target_len - match.usable_len
         max_new = min(req.remaining_output, self._config.clip_new_tokens)
@@ -80,7 +75,6 @@ class Admission:
         return Admit(chunk)
 
     def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None:
-        """Reserve what an admitted request will take after its first chunk."""
         page = self._page
         max_new = min(req.remaining_output, self._config.clip_new_tokens)
         is_whole = chunk_end == req.target_len
@@ -132,7 +126,6 @@ class Admission:
         self._new_token_ratio.decoded(num_steps)
 
     def retracted(self, left: Sequence[RequestState]) -> None:
-        """Raise the reserved share after a retraction; the requests in `left` still run."""
         decoded = sum(req.decoded for req in left)
         max_new = sum(req.request.output_len for req in left)
         self._new_token_ratio.retracted(decoded, max_new, len(left))
@@ -204,7 +197,6 @@ def must_evict(cache: PrefixCache, running: Sequence[RequestState]) -> bool:
 
 
 def pages_for(running: Sequence[RequestState], page_size: int, num_steps: int) -> int:
-    """Pages of each kind that `num_steps` steps need."""
     counts = [-(-(req.kv_len + num_steps) // page_size) - req.sequence.num_pages for req in running]
     return sum([count for count in counts if count > 0])
 

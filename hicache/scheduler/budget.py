@@ -106,7 +106,6 @@ class NewTokenRatio:
         return self.after(0)
 
     def after(self, num_steps: int) -> float:
-        """The share after `num_steps` more decode steps."""
         return max(self._floor, self._base - (self._steps + num_steps) * self._decay)
 
     def decoded(self, num_steps: int) -> None:

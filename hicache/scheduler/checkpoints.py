@@ -83,12 +83,10 @@ class CheckpointSaver:
     """Places states and windows at page boundaries of prompts."""
 
     def __init__(self, cache: PrefixCache, placement: Placement) -> None:
-        """`placement`: of states, or of windows if the model has no states."""
         self._cache = cache
         self._placement = placement
 
     def place(self, req: RequestState, match: MatchResult) -> None:
-        """Set the lengths at which the request captures states and publishes its prompt."""
         kinds, end, last = self._cache.tree.kinds, req.target_len, self._last(req)
         placed = self._lengths(req, match) if kinds.aux else []
         if kinds.points:

@@ -60,7 +60,6 @@ class RequestState:
 
     @property
     def num_steps(self) -> int:
-        """Steps it was part of: each gave a token, or computed a part of its prompt."""
         return self.num_parts + self.decoded
 
     @property
@@ -68,7 +67,6 @@ class RequestState:
         return not self.remaining_output
 
     def begin_queue(self, mark: Mark) -> None:
-        """Start to charge queue time."""
         self.queue_mark = mark
 
     def end_queue(self, mark: Mark) -> None:
@@ -79,14 +77,12 @@ class RequestState:
             self.queue_mark = None
 
     def end_wait(self, now_ns: int) -> None:
-        """Stop charging storage wait; no effect if the request does not wait for storage."""
         if self.blocked_since_ns is not None:
             self.storage_wait_ns += now_ns - self.blocked_since_ns
             self.storage_waits.append((self.blocked_since_ns, now_ns))
             self.blocked_since_ns = None
 
     def restart(self) -> None:
-        """Reset after a retraction; the request's tokens must be computed again."""
         self.sequence = Sequence(self.tokens, self.request.namespace, self.request)
         self.target_len = self.request.prompt_len + self.decoded
         self.cached_len = self.kv_len = 0

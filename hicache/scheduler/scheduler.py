@@ -171,7 +171,6 @@ class Scheduler:
         return [req for req in self.running if req.request.id in self.only]
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
-        """Next time (ns) at which the deadline of a prefetch passes; only while a request waits."""
         if self.prefetcher is None:
             return None
         return self.prefetcher.next_deadline_ns(now_ns)
@@ -199,7 +198,6 @@ class Scheduler:
     # -- planning ------------------------------------------------------------------------------
 
     def plan(self, now_ns: int) -> Batch | None:
-        """The next step, or None if nothing can run now."""
         batch = Batch()
         was_running = bool(self.running)
         self._defer = None
@@ -225,7 +223,6 @@ class Scheduler:
         return None
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
-        """Apply the result of a batch that ended at `now_ns` after `num_steps` steps."""
         if batch.decodes:
             self._commit_decodes(batch.decodes, num_steps)
         for extend in batch.extends:
@@ -291,7 +288,6 @@ class Scheduler:
             req.begin_queue(self.queue_waits.mark(now_ns))
 
     def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
-        """Start the request if it fits; if it never will, reject it."""
         match = self._match(req)
         decision = self._begin(req, match, batch, budget, now_ns)
         if isinstance(decision, Admit) or not self._is_final(batch):
@@ -310,7 +306,6 @@ class Scheduler:
     def _begin(
         self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
     ) -> Admit | Defer:
-        """Start the request where the match ends, if it fits."""
         taken = self._acquire(req, match, budget)
         if isinstance(taken, Defer):
             return taken
@@ -395,7 +390,6 @@ class Scheduler:
 
     @property
     def _may_get_room(self) -> bool:
-        """True if a transfer or prefetch is in flight, whose end may free pages."""
         if self.cache.in_flight:
             return True
         if self.prefetcher is None:
@@ -557,7 +551,6 @@ class Scheduler:
         batch.num_steps = steps
 
     def _steps_unwatched(self, running: list[RequestState]) -> int:
-        """How many decode steps may pass before the waiting requests must be considered again."""
         if self.partial is not None:
             return 1
         wanted = min([req.remaining_output for req in running])

@@ -66,7 +66,6 @@ class Prefetch:
 
     @property
     def is_settled(self) -> bool:
-        """True once its pages were published or freed."""
         return self.phase is Phase.stopped or self.phase is Phase.ended
 
     @property
@@ -75,7 +74,6 @@ class Prefetch:
 
     @property
     def is_complete(self) -> bool:
-        """True if all its pages are read; False before storage has answered."""
         are_known = self.restorable is not None and self.is_staged
         return are_known and self.completed_pages == self.num_pages
 
@@ -100,7 +98,6 @@ class Prefetch:
         return lengths[place - 1] if place else 0
 
     def sidecar_keys(self, end: int) -> list[Key]:
-        """Storage keys of the windows before page `end`, and of the state there."""
         return [
             key for kind, pages in self.needs for key in self.keys(kind, max(end - pages, 0), end)
         ]

@@ -73,7 +73,6 @@ class Prefetcher:
     def prefetch_from_storage(
         self, request_id: int, sequence: Sequence, match: MatchResult, prompt_len: int, now_ns: int
     ) -> Prefetch | None:
-        """Start to read the prompt's pages after the match, or decline and count the reason."""
         page, tree = self._page, self.cache.tree
         self.declined = None
         start = match.usable_len // page
@@ -155,7 +154,6 @@ class Prefetcher:
         return stop.may_stop(prefetch, now_ns) and not self._awaits_sidecars(prefetch)
 
     def is_blocking(self, request_id: int, now_ns: int) -> bool:
-        """True if the request must wait for its prefetch; changes nothing."""
         prefetch = self.active.get(request_id)
         if prefetch is None or prefetch.is_settled:
             return False
@@ -200,9 +198,6 @@ class Prefetcher:
             self._end(prefetch, "unread" if prefetch.was_stopped else "short")
 
     def abort(self, request_id: int) -> None:
-        """Drop an aborted request's prefetch; its pages are freed now, or after its reader
-        finished.
-        """
         prefetch = self.active.get(request_id)
         if prefetch is not None and not prefetch.is_settled:
             self.counters["prefetch/aborted_count"] += 1
@@ -334,7 +329,6 @@ class Prefetcher:
         self.lingering.add(prefetch)
 
     def _publish(self, prefetch: Prefetch) -> None:
-        """Insert the restorable part of the read pages into the tree, and free the rest."""
         completed = prefetch.settled_pages = prefetch.completed_pages
         kept = prefetch.restored_pages if prefetch.has_sidecars else completed
         prefetch.taken_pages = kept

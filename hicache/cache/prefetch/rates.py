@@ -39,7 +39,6 @@ class RateEstimator:
     """
 
     def __init__(self, active: dict[int, Prefetch] | None = None, num_engines: int = 1) -> None:
-        """`active`: prefetches of waiting requests, in the order in which they began."""
         self.num_engines = num_engines
         self.active = {} if active is None else active
         self._reading = RecentRate(PAGES_REMEMBERED)
@@ -85,6 +84,5 @@ class RateEstimator:
         return self._reading.ns
 
     def compute_ns(self, num_tokens: int) -> float | None:
-        """Time (ns) to compute `num_tokens` prompt tokens, without queueing; None if unknown."""
         token_ns = self._computing.ns
         return None if token_ns is None else num_tokens * token_ns

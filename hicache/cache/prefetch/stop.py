@@ -88,7 +88,6 @@ class Timeout:
         return deadline is not None and now_ns > deadline
 
     def deadline_ns(self, prefetch: Prefetch) -> int | None:
-        """The deadline; None before the first poll, if the time counts from there."""
         start = prefetch.enqueued_ns
         if self._deadline_from is DeadlineFrom.first_poll:
             if prefetch.first_poll_ns is None:

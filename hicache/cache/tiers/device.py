@@ -45,7 +45,6 @@ class Device:
         self._pools[kind].free(page_ids)
 
     def evict(self, kind: int, count: int, demand: Demand = NO_DEMAND) -> bool:
-        """Evict at least `count`, or as many as possible; True if that was enough."""
         pool = self._pools[kind]
         wanted = pool.num_free + count
         stuck: list[Node] = []
@@ -57,9 +56,6 @@ class Device:
         return pool.num_free >= wanted
 
     def _evict_one(self, kind: int, missing: int, stuck: list[Node], demand: Demand) -> bool:
-        """Evict the next victim that may go; False if there is none. Appends skipped nodes to
-        `stuck`.
-        """
         residency = self._tree.residency
         while (victim := residency.device_victim(kind, missing)) is not None:
             self._tree.trim(victim, kind, missing)
@@ -125,7 +121,6 @@ class Device:
         return load_back
 
     def load_again(self, load_back: LoadBack, slot: PageIds) -> None:
-        """Copy the state of a load-back that has not begun to one more slot."""
         (states,) = (move for move in load_back.moves if move.kind in self._tree.kinds.points)
         self._add(load_back, states._replace(targets=slot, is_own=True))
 

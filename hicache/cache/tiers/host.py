@@ -23,9 +23,6 @@ class Host:
         writer: StorageWriter | None,
         copies: Writes,
     ) -> None:
-        """`writer`: writes evicted data to storage; None means there is no storage. `copies`:
-        decides which device data is copied.
-        """
         self._tree = tree
         self._pools = bookings.pools[HOST]
         self._bookings = bookings
@@ -38,7 +35,6 @@ class Host:
     def allocate(
         self, kind: int, count: int, demand: Demand = NO_DEMAND, *, evict: bool = True
     ) -> PageIds | None:
-        """Allocate `count` ids or none; `evict`: evict for `demand` where needed."""
         pool = self._pools[kind]
         if evict:
             while pool.num_free < count:
@@ -50,7 +46,6 @@ class Host:
         self._pools[kind].free(page_ids)
 
     def make_room(self, kind: int, count: int, demand: Demand) -> None:
-        """Evict until `count` ids are free, or as far as possible."""
         pool = self._pools[kind]
         if pool.num_free >= count:
             return

@@ -33,7 +33,6 @@ class StorageWriter:
         self._is_chosen = HIT in self._writes.moments  # not every copy is written
 
     def on_hit(self, node: Node) -> None:
-        """Write the admitted data of the path from which a request starts."""
         if self._is_chosen:
             self._write_admitted(node.span(), HIT)
 
@@ -44,7 +43,6 @@ class StorageWriter:
             self._write_copies(back_up)
 
     def on_leaving(self, victim: Node, kind: int) -> None:
-        """Write what the policy admits of the host data that the victim is about to lose."""
         if EVICTED not in self._writes.moments:
             return
         device, host = victim.held

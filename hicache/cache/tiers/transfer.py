@@ -121,21 +121,17 @@ class PrefetchFates:
         self._counters[f"prefetch/{fate}_pages"] += num_pages
 
     def publish(self, page_ids: Iterable[int]) -> None:
-        """Record pages that were read and are now in the tree."""
         new = set(page_ids)
         self._counters["prefetch/read_pages"] += len(new)
         self.unused |= new
 
     def use(self, page_ids: Iterable[int]) -> None:
-        """Record a use of those pages that a prefetch has read. O(pages)."""
         self._close(page_ids, "used")
 
     def evict(self, page_ids: Iterable[int]) -> None:
-        """Record the eviction of those pages that were read and never used. O(pages)."""
         self._close(page_ids, "evicted_unused")
 
     def fates_now(self) -> Counter[str]:
-        """The counter that the unused pages would have if the run ended now."""
         return Counter({"prefetch/unused_at_end_pages": len(self.unused)})
 
     def _close(self, page_ids: Iterable[int], fate: str) -> None:

@@ -139,7 +139,6 @@ class Evictable:
         return self._kind != FULL and node.locks[self._tier][self._kind] > 0
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield the entries in the order in which they became evictable."""
         for node in self._queue:
             if not self._is_locked(node):
                 yield node.entries[self._kind]
@@ -170,7 +169,6 @@ class Entries:
     # -- decisions ----------------------------------------------------------------------------
 
     def ranking(self, tier: int, kind: int, default: Ranking) -> Ranking:
-        """The priority by which a queue orders its nodes; `default` where the policy ranks None."""
         if self._rank is None:
             return default
         rank, tier_name, kind_name = self._rank, TIER_NAMES[tier], self.kinds.names[kind]

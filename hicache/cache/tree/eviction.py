@@ -11,9 +11,6 @@ Ranking = Callable[[Node], Priority]
 
 
 def by_last_use(kind: int) -> Ranking:
-    """Return the default priority of a kind: its last use; window nodes of one use go from the
-    start.
-    """
     if kind == FULL:
         return lambda node: (node.tick,)
     # the first node of a window that spans several nodes goes first

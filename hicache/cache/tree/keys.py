@@ -36,13 +36,9 @@ class PageNames(Protocol):
 
     page_bytes: int
 
-    def tokens(self, request: Request) -> bytes:
-        """Prompt and answer in the form that the tree stores."""
-        ...
+    def tokens(self, request: Request) -> bytes: ...
 
-    def of_node(self, node: Node, start: int = 0) -> Items[Key]:
-        """The names of a node's pages, from page `start` of the node on."""
-        ...
+    def of_node(self, node: Node, start: int = 0) -> Items[Key]: ...
 
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> Items[Key]:
         """The names of the `num_pages` pages of a sequence after the anchor."""
@@ -118,12 +114,10 @@ class Numbers:
 
 
 def chain_seed(namespace: str) -> bytes:
-    """The digest before the first page of a namespace."""
     return hashlib.sha256(b"hicache-1\0" + namespace.encode()).digest()[:DIGEST_BYTES]
 
 
 def make_root(namespace: str, num_kinds: int = len(KIND_NAMES)) -> Node:
-    """The root of a namespace."""
     root = Node(None, b"", 0, 0, num_kinds)
     root.seed = chain_seed(namespace)
     return root
@@ -160,7 +154,6 @@ def digests_of(node: Node) -> list[bytes]:
 
 
 def last_digest(node: Node) -> bytes:
-    """The digest that the next page continues."""
     if node.parent is None:
         assert node.seed is not None
         return node.seed
@@ -181,7 +174,6 @@ def kinds_of(keys: Items[Key]) -> list[int]:
 
 
 def key_bytes(keys: Items[Key]) -> list[bytes]:
-    """Keys in the form that real stores take, `KEY_BYTES` each."""
     return [key if isinstance(key, bytes) else _number_key(key) for key in keys]
 
 

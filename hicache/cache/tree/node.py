@@ -141,7 +141,6 @@ class MatchResult(NamedTuple):
         return any(self.host_hits)
 
     def without_host(self) -> "MatchResult":
-        """The match that remains if nothing is loaded back; it has no branch point."""
         return self._replace(
             usable_len=self.device_prefix_len,
             full_len=self.device_prefix_len,

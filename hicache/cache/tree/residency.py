@@ -67,12 +67,10 @@ class Residency:
     # -- recency ------------------------------------------------------------------------------
 
     def next_tick(self) -> int:
-        """Advance the logical time and return it."""
         self.tick += 1
         return self.tick
 
     def touch_windows(self, node: Node) -> None:
-        """Mark the windows before `node.end`, plus one page, as used now."""
         for kind, pages in self._windows:
             above, edge = node, node.end - pages - 1
             while above.end > edge and above.parent is not None:
@@ -202,9 +200,6 @@ class Residency:
         return starts
 
     def release_path(self, node: Node, starts: Sequence[tuple[int, int]]) -> None:
-        """Undo one `lock_path`. O(nodes of the path that no other lock covers + nodes of its
-        windows).
-        """
         assert node.path_locks, f"{node} is released more often than it was locked"
         above = node
         above.path_locks -= 1
@@ -244,7 +239,6 @@ class Residency:
         return self._victim(DEVICE, kind, need)
 
     def pass_over(self, node: Node, kind: int) -> None:
-        """Exclude a node from the device's victims until `reconsider`."""
         if kind == FULL:
             self.leaves[DEVICE].discard(node)
         else:
@@ -257,7 +251,6 @@ class Residency:
             self._refresh_sidecar(node, DEVICE, kind)
 
     def host_victim(self, kind: int, need: int) -> Node | None:
-        """The next host victim of a kind, to free `need` pages; it keeps its data for now."""
         victim = self._victim(HOST, kind, need)
         if victim is None and kind == FULL and self.duplicates:
             return self._duplicate()

@@ -36,7 +36,7 @@ DIGEST_BITS = 62  # of a signed 64-bit element, which must also hold the negatio
 
 
 class RanksDivergedError(RuntimeError):
-    """The trees of two ranks differ, so their next decisions would differ and the ranks would hang."""
+    """The trees of two ranks differ: their next decisions would too, and both would hang."""
 
 
 def offer(lengths: Items[int], num_pages: int, rule: HitAgreement) -> list[int]:
@@ -111,7 +111,6 @@ class RankAgreement:
         prefetcher.verdicts = {}
 
     def submitted(self, copy: Reported) -> None:
-        """Record the start of a copy; all ranks start the same copies in the same order."""
         self._copies[type(copy)].append(copy)
 
     def copied(self, copy: Reported) -> None:

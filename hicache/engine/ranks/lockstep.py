@@ -46,13 +46,11 @@ class SharedRead:
         self.completed_pages = 0  # as last agreed
 
     def begin_read(self) -> None:
-        """Start the read of the staged pages, which may be fewer than were requested."""
         self.is_reading = True
         for local, own in zip(self.local, self.own, strict=True):
             local.num_pages, local.staged = own.num_pages, list(own.staged)
 
     def follow(self) -> None:
-        """Copy the schedulers' decisions to the readers' prefetches."""
         for local, own in zip(self.local, self.own, strict=True):
             local.phase, local.stop_pages = own.phase, own.stop_pages
 
@@ -73,7 +71,6 @@ class RankExecutor:
 
     @property
     def is_fenced(self) -> bool:
-        """True if any rank must wait for a copy before its next step."""
         return any(each.inner.is_fenced for each in self._ranks)
 
     def submit(self, work: Work, now_ns: int) -> None:
@@ -166,7 +163,6 @@ class RankedEngine(Engine):
         self._count("step_collectives_count", self.num_steps - num_steps)
 
     def next_wake_ns(self, now_ns: int) -> int | None:
-        """The earliest wake time (ns) of any rank."""
         moments = [super().next_wake_ns(now_ns)]
         moments += [each.next_wake_ns(now_ns) for each in self.followers]
         return min((each for each in moments if each is not None), default=None)
@@ -177,7 +173,6 @@ class RankedEngine(Engine):
             follower.interrupt(now_ns)
 
     def wake(self, now_ns: int) -> Outcome:
-        """Run one agreement, then one step on every rank."""
         end = self.step_end_ns
         if end is not None and end > now_ns:
             self.interrupt(now_ns)

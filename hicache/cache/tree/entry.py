@@ -11,6 +11,7 @@ from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.tree.eviction import Priority, Ranking, VictimQueue
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.node import TIER_NAMES, TIERS, Node
+from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 
 # why an entry's data left a tier
@@ -97,14 +98,13 @@ class Entry:
 
     @property
     def key(self) -> int:
-        """Content number of all tokens up to the end of its first page; of a state, of its last
-        page.
+        """Number for all tokens up to the end of its first page; of a state, its last page.
 
         Equal whenever the same content comes back, in simulated and real runs of a workload.
         """
-        node, entries = self._node, self._entries
-        place = node.num_pages - 1 if self._kind in entries.kinds.points else 0
-        return entries.names.content(node, place)
+        node, names = self._node, self._entries.names
+        place = node.num_pages - 1 if self._kind in self._entries.kinds.points else 0
+        return names.content(names.of_node(node, place)[0])
 
     @property
     def parent(self) -> "Entry | None":
@@ -155,10 +155,11 @@ class Entries:
         self.kinds = kinds
         self.names = names
         self._last_id = -1
-        self._on_insert, self._on_hit, self._on_split, self._on_evict, self._on_finish = (
-            getattr(policy, f"on_{event}", None)
-            for event in ("insert", "hit", "split", "evict", "finish")
+        events = ("insert", "hit", "miss", "split", "evict", "finish")
+        self._on_insert, self._on_hit, self._on_miss, self._on_split, self._on_evict, on_finish = (
+            getattr(policy, f"on_{event}", None) for event in events
         )
+        self._on_finish = on_finish
         self._rank = getattr(policy, "rank", None)
         self._choose = getattr(policy, "victim", None)
 
@@ -226,13 +227,20 @@ class Entries:
                 if self._on_split is not None:
                     self._on_split(entry, first)
 
-    def hit(self, node: Node, request: Request | None) -> None:
-        nodes, request = list(node.path()), shown(request)
+    def started(self, node: Node, sequence: Sequence) -> None:
+        nodes, request = list(node.path()), shown(sequence.request)
         self._hit(nodes, FULL, request)
         for kind, pages in self.kinds.windows:
             self._hit(list(node.path(node.end - pages)), kind, request)
         for kind in self.kinds.points:
             self._hit(nodes[:1], kind, request)
+        if self._on_miss is not None:
+            names = self.names
+            num_pages = len(sequence.tokens) // names.page_bytes
+            if request is not None:
+                num_pages = request.prompt_len // self.kinds.page_size
+            missed = names.of_span(node, sequence, max(num_pages - node.end, 0))
+            self._on_miss(tuple(map(names.content, missed)), request)
 
     def finished(self, request: Request, outcome: str) -> None:
         if self._on_finish is not None:

@@ -44,8 +44,8 @@ class PageNames(Protocol):
         """The names of the `num_pages` pages of a sequence after the anchor."""
         ...
 
-    def content(self, node: Node, place: int) -> int:
-        """A number for all tokens up to the end of page `place` of a node."""
+    def content(self, name: Key) -> int:
+        """A number for all tokens up to the end of the page of this name."""
         ...
 
 
@@ -76,9 +76,9 @@ class Digests:
         sequence.digests, sequence.digests_start = digests, anchor.end
         return digests
 
-    def content(self, node: Node, place: int) -> int:
-        digest = digests_of(node)[place]
-        return self._numbers.get(digest, int.from_bytes(digest, "little"))
+    def content(self, name: Key) -> int:
+        assert isinstance(name, bytes)
+        return self._numbers.get(name, int.from_bytes(name, "little"))
 
 
 class Numbers:
@@ -109,8 +109,8 @@ class Numbers:
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[int]:
         return memoryview(sequence.tokens).cast("i")[anchor.end : anchor.end + num_pages].tolist()
 
-    def content(self, node: Node, place: int) -> int:
-        return memoryview(node.edge).cast("i")[place] >> KIND_BITS
+    def content(self, name: Key) -> int:
+        return int(name) >> KIND_BITS
 
 
 def chain_seed(namespace: str) -> bytes:

@@ -62,8 +62,6 @@ def check(
 
 
 class _Survey:
-    """What the tree holds, recomputed node by node."""
-
     def __init__(self, tree: RadixTree) -> None:
         self.nodes: list[Node] = []  # parents before their children
         places = range(tree.kinds.size)

@@ -131,7 +131,6 @@ def _refuse_unless_possible(
 def named_kinds(
     page_size: int, *, window_len: int = 0, has_states: bool = False, page_bytes: Iterable[int] = ()
 ) -> Kinds:
-    """The kinds full, swa and mamba of a model; `page_bytes` by number, 1 by default."""
     sizes = dict(zip(range(len(KIND_NAMES)), page_bytes, strict=False))
     kinds = [Kind(name="full", number=FULL, page_bytes=sizes.get(FULL, 1))]
     if window_len:

@@ -19,7 +19,6 @@ class PageAllocator:
     """
 
     def __init__(self, capacity: int | None, *, is_checked: bool = True) -> None:
-        """With `is_checked`, `free` raises an error if an id is not taken."""
         self.capacity = capacity
         self.num_free = 1 << 60 if capacity is None else capacity
         self._out: set[int] | None = set() if is_checked else None

@@ -97,7 +97,6 @@ class PrefixCache:
     # -- how much room there is ----------------------------------------------------------------
 
     def available_size(self, kind: int, tier: int = DEVICE) -> int:
-        """Free tokens (or slots) of a pool without any eviction."""
         return self.pools[tier][kind].num_free * self._units[kind]
 
     def evictable_size(self, kind: int) -> int:

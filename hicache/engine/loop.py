@@ -242,7 +242,6 @@ class Engine:
         self.scheduler.commit(self._batch, num_steps, now_ns)
 
     def _share_out(self, batch: Batch, num_tokens: int, step_ns: int) -> None:
-        """Charge each request of a prefill step its own share of the time, and the rest."""
         computing_ns = max(step_ns - self._stall_ns, 0)
         for extend in batch.extends:
             req = extend.req

@@ -1,4 +1,4 @@
-"""A policy of the user's own: the methods that it may have, and what they return."""
+"""The user's own policy: the methods that it may define, and the values that they return."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
@@ -76,11 +76,11 @@ def policy_of(
     now_ns: Callable[[], int],
     requests: Sequence[Request] = (),
 ) -> SimpleNamespace:
-    """Build the policies that the config names: the methods of `cache.policy`, then of the others.
+    """Build the policies that the config names; methods of `cache.policy` replace built-in ones.
 
     Raises:
-        ValueError: there is no such class, or it takes no such arguments.
-        PolicyError: a class of the user's own cannot be used.
+        ValueError: there is no such class, or it does not accept the arguments.
+        PolicyError: a user's class cannot be used.
     """
     cache, world = config.cache, _world(config, deployment, rates, now_ns, requests)
     methods = SimpleNamespace()
@@ -192,7 +192,9 @@ def _with_load(
 
 
 class OwnPlacement:
-    """The lengths that a policy of the user's own chooses, or those of a built-in one."""
+    """The lengths that the user's policy returns; if it returns None, those of a built-in
+    placement.
+    """
 
     def __init__(
         self, choose: Callable[..., list[int] | None], kind: str, default: Placement
@@ -202,20 +204,18 @@ class OwnPlacement:
         self._default = default
 
     def lengths(self, start: int, end: int, branch: int | None) -> Iterable[int]:
-        """What the policy returns; None means the default."""
         chosen = self._choose(self._kind, start, end, branch)
         return self._default.lengths(start, end, branch) if chosen is None else chosen
 
 
 class OwnRouter:
-    """The first engine's policy of the user's own chooses, or a built-in router if it does not."""
+    """Routes by the first engine's user policy; if it returns None, by a built-in router."""
 
     def __init__(self, choose: Callable[..., int | None], default: Router) -> None:
         self._choose = choose
         self._default = default
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        """The policy's engine."""
         number = self._choose(request, [Replica(each) for each in engines])
         if number is None:
             return self._default.route(request, engines)

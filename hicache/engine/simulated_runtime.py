@@ -24,8 +24,6 @@ from hicache.storage.factory import GuardedStorage, open_simulated_storage
 
 
 class Runtime(Protocol):
-    """Time, copies, storage and executors of a run."""
-
     @property
     def clock(self) -> Clock: ...
 
@@ -116,7 +114,6 @@ def _is_endless(config: StorageConfig) -> bool:
 def _open_storages(
     config: ExperimentConfig, sizes: Sequence[int], clock: Clock
 ) -> list[GuardedStorage]:
-    """No storage, or one per rank, which holds its part of every page."""
     # the simulation stores keys without pages: a memory engine counts nominal bytes, others keys
     nominal = config.storage.kind == "memory"
     num_ranks = config.parallel.ranks

@@ -179,7 +179,6 @@ class ConfigFile:
         return value
 
     def each_layer(self, name: str, num_layers: int) -> list[object]:
-        """The list (or text) `name`, checked to have one entry per layer."""
         value = self.values[name]
         if not isinstance(value, list | str) or len(value) != num_layers:
             got = len(value) if isinstance(value, list | str) else repr(value)
@@ -200,7 +199,6 @@ class ConfigFile:
 
 
 def layer_words(file: ConfigFile) -> list[str]:
-    """The word of each layer in the letters of `ModelConfig.pattern`."""
     words = _own_words(file)
     first_shared = len(words) - file.count("num_kv_shared_layers", default=0, least=0)
     if first_shared < 1:
@@ -255,7 +253,6 @@ def _own_words(file: ConfigFile) -> list[str]:
 
 
 def _ratio_words(file: ConfigFile, num: int) -> list[str]:
-    """Words of layers by `compress_ratios`, which may end with layers for drafting."""
     ratios = file.values.get("compress_ratios")
     if not isinstance(ratios, list) or len(ratios) < num or not set(ratios) <= RATIO_WORDS.keys():
         raise ValueError(
@@ -296,6 +293,5 @@ def index_layers(file: ConfigFile, num_layers: int) -> list[bool]:
 
 
 def blocks_of(file: ConfigFile) -> list[object]:
-    """The block types of a model with one block per layer, in the words of its file."""
     blocks = file.values.get("hybrid_override_pattern", file.values.get("layers_block_type"))
     return list(cast("list[object]", blocks))

@@ -283,7 +283,6 @@ class ModelConfig:
 
     @property
     def layer_words(self) -> tuple[str, ...]:
-        """The word of each layer in the letters of `pattern`."""
         words = self.pattern.split()
         if not words:
             full_swa = "F" * self.num_full_layers + "S" * self.num_swa_layers

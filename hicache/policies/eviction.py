@@ -14,30 +14,27 @@ Rank = tuple[float, ...] | None
 
 
 class Lru:
-    """The one used longest ago, which is the default order of every kind."""
+    """The node used longest ago first; the default order of every kind."""
 
 
 class Lfu:
-    """The one used least often; of those, the one used longest ago."""
+    """The node used least often first; ties by last use."""
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
-        """Return uses, then last use."""
         return (entry.uses, entry.used) if kind == "full" else None
 
 
 class Slru:
-    """Those used once before those used again; in each segment, the one used longest ago."""
+    """Nodes used once before nodes used again; within each segment, by last use."""
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
-        """Return the segment, then last use."""
         return (float(entry.uses >= 2), entry.used) if kind == "full" else None
 
 
 class Fifo:
-    """The oldest."""
+    """The oldest node first."""
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
-        """Return the order of creation."""
         return (entry.created,) if kind == "full" else None
 
 
@@ -51,7 +48,6 @@ class Random:
         self._seed = seed
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
-        """Return the number that was drawn."""
         if kind != "full":
             return None
         name = f"{self._seed}/{entry.created}/{entry.start}".encode()

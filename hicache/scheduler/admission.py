@@ -14,8 +14,6 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Asking(Protocol):
-    """The sizes of a request that admission needs."""
-
     @property
     def target_len(self) -> int: ...
 
@@ -89,7 +87,6 @@ class Admission:
     def reserved_tokens(
         self, running: Sequence[RequestState], partial: RequestState | None
     ) -> float:
-        """Tokens reserved for running requests and the partial one, but not yet taken."""
         ratio = self._new_token_ratio.value
         reserved = self._answers(running) * ratio
         if partial is not None:

@@ -68,8 +68,6 @@ class SwaBudget(Protocol):
 
 
 class NamedBudget:
-    """One of the forms of `swa_budget_for_req`."""
-
     def __init__(self, form: str) -> None:
         self.tokens = partial(swa_budget_for_req, form)
 

@@ -48,8 +48,6 @@ NO_STEP, NO_CHUNK = Shortage(Cause.step), Shortage(Cause.chunk)
 
 
 class Turn(NamedTuple):
-    """From `at_ns` on, the queue lacks `lacks`."""
-
     at_ns: int
     lacks: Shortage
 

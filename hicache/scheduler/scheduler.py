@@ -155,7 +155,6 @@ class Scheduler:
         return req
 
     def end(self, request_id: int) -> None:
-        """End a running request's answer now, as a stop token does."""
         req = next(each for each in self.running if each.request.id == request_id)
         self.running.remove(req)
         self._finish(req)
@@ -334,7 +333,6 @@ class Scheduler:
     def _acquire(
         self, req: RequestState, match: MatchResult, budget: StepBudget
     ) -> tuple[Acquired, Admit] | Defer:
-        """Acquire what the match found; after a deferral the request holds nothing."""
         cache, decide = self.cache, self._admission.decide
         decision = decide(req, match, budget)
         if isinstance(decision, Defer):

@@ -155,7 +155,8 @@ WRITES: dict[str, Callable[[StorageConfig], WritePolicy]] = {
 class Writes:
     """One downward path: asks the user's policy first, then the built-in one.
 
-    `moments`: when either policy is called.
+    `own` is the method of the user's policy; where it returns None, `policy` decides. `moments`:
+    when either policy is called.
     """
 
     def __init__(
@@ -165,7 +166,6 @@ class Writes:
         source: str,
         target: str,
     ) -> None:
-        """`own`: the method of the user's policy; `policy` decides where it returns None."""
         self.moments = policy.moments if own is None else frozenset(MOMENTS)
         self._policy = policy
         self._own = own

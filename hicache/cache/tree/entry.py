@@ -151,7 +151,6 @@ class Entries:
     """
 
     def __init__(self, policy: object, kinds: Kinds, names: PageNames) -> None:
-        """`policy` may define any of the methods in `hicache.engine.policy.METHODS`."""
         self.kinds = kinds
         self.names = names
         self._last_id = -1

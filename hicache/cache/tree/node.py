@@ -60,7 +60,6 @@ class Node:
 
     @property
     def uses(self) -> int:
-        """Number of requests that started from this node, or computed and inserted it."""
         return self.hit_count
 
     @property

@@ -117,7 +117,6 @@ class RankAgreement:
         self._copied.add(copy)
 
     def has_copied(self, kind: type) -> bool:
-        """True if this rank has finished the oldest copy of this type."""
         copies = self._copies[kind]
         return bool(copies) and copies[0] in self._copied
 
@@ -126,7 +125,6 @@ class RankAgreement:
         self._to_abort.add(request_id)
 
     def ballot(self, now_ns: int) -> dict[int, bool]:
-        """This rank's vote on each undecided prefetch: True if its request may stop waiting."""
         prefetcher = self._prefetcher
         return {
             each.request_id: prefetcher.can_terminate_prefetch(each, now_ns)

@@ -77,8 +77,7 @@ class Digests:
         return digests
 
     def content(self, name: Key) -> int:
-        assert isinstance(name, bytes)
-        return self._numbers.get(name, int.from_bytes(name, "little"))
+        return self._numbers.get(cast(bytes, name), int.from_bytes(cast(bytes, name), "little"))
 
 
 class Numbers:

@@ -39,6 +39,7 @@ def build_engine(
         runtime: the clock, storage and executors.
         names: names of pages.
         listener: receives the engine's events; None means no listener.
+        requests: the workload, for an oracle policy.
     """
     rates = RateEstimator(num_engines=config.parallel.replicas)
     policy = None

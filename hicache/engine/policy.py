@@ -39,32 +39,32 @@ def _is_rank(value: object) -> bool:
 
 ANYTHING = Answer("anything", lambda value: True, shows=False)
 METHODS = {
-    "on_insert": ANYTHING,  # (entry, tier): it has data there now
+    "on_insert": ANYTHING,  # (entry, tier): the tier now holds its data
     "on_hit": ANYTHING,  # (entry, request): the request starts from it
-    "on_miss": ANYTHING,  # (keys, request): of the whole pages of its prompt that it must compute
-    "on_split": ANYTHING,  # (entry, first): `first` is the entry of its first pages from now on
-    "on_evict": ANYTHING,  # (entry, tier, why): it lost its data there; demoted, evicted or lost
+    "on_miss": ANYTHING,  # (keys, request): keys of the whole prompt pages that it must compute
+    "on_split": ANYTHING,  # (entry, first): `first` is the new entry of its first pages
+    "on_evict": ANYTHING,  # (entry, tier, why): it left the tier; demoted, evicted or lost
     "on_finish": ANYTHING,  # (request, outcome): finished, rejected or aborted
     # (entry, tier, kind): the smallest is evicted first; None keeps the default order, which is LRU
     "rank": Answer("a finite number, a tuple of them, or None", _is_rank, shows=False),
-    # (tier, kind, need, queue): the entry of the queue to evict for so many pages (or states); None
+    # (tier, kind, need, queue): the entry of the queue to evict for `need` pages (or states); None
     # leaves it to the ranks
     "victim": ANYTHING,
-    # (entry, source, target, load): whether to copy it from device to host or from host to storage;
+    # (entry, source, target, load): True to copy it from device to host, or from host to storage;
     # None leaves it to `cache.write_policy` or `storage.write`
     "admit": Answer("True, False or None", lambda v: v is None or FLAG.fits(v), shows=False),
     "demotes": FLAG,  # an attribute: `admit` may copy data that the device is about to evict
-    # (request, held, restorable, load): tokens to read after the `held` ones that the cache has;
+    # (request, held, restorable, load): tokens to read after the `held` ones in the cache;
     # `restorable`: lengths that storage can restore. None reads the longest of them
     "prefetch": Answer("None or a whole number of tokens", lambda v: v is None or TOKENS.fits(v)),
-    "may_stop": FLAG,  # (prefetch, now_ns): whether the request goes on with what has been read
-    "deadline_ns": MOMENT,  # (prefetch): when the clock says so; None means not by the clock
+    "may_stop": FLAG,  # (prefetch, now_ns): True to run the request with the pages read so far
+    "deadline_ns": MOMENT,  # (prefetch): time at which `may_stop` changes; None means never
     # (kind, start, end, branch): prompt lengths at which a window or state is kept; None leaves it
     # to `cache.windows` or `cache.checkpoints`
     "checkpoints": Answer(
         "a list of whole numbers or None", lambda v: v is None or LENGTHS.fits(v), shows=False
     ),
-    "sort_key": NUMBER,  # (req, match): of a waiting request; the smallest is served first
+    "sort_key": NUMBER,  # (req, match): rank of a waiting request, smallest first
     "route": Answer("None or the number of an engine", lambda v: v is None or TOKENS.fits(v)),
 }
 
@@ -102,13 +102,13 @@ def policy_of(
 
 
 def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> SimpleNamespace:
-    """Build the class of `cache.policy`; what it returns and raises is checked at each call.
+    """Build the class of `cache.policy`, with checks of each return value and exception.
 
-    Returns its methods of `METHODS`, and nothing else.
+    Returns the methods of `METHODS` that it defines, and nothing else.
 
     Raises:
-        ValueError: there is no such class, or it takes no such arguments.
-        PolicyError: it cannot be built, or has none of the methods, or an unknown event.
+        ValueError: there is no such class, or it does not accept the arguments.
+        PolicyError: it cannot be built, defines none of the methods, or defines an unknown event.
     """
     told = f"cache.policy={name}"
     policy: object = built(
@@ -164,7 +164,8 @@ def _world(
 class ReadLoad(NamedTuple):
     """The load when a policy decides how much to read; times are None before the first measurement.
 
-    `queued_tokens`: still to be read for other requests. `num_waiting`: requests in the queue.
+    `queued_tokens`: tokens that reads for other requests still have to read. `num_waiting`:
+    requests in the queue.
     """
 
     queued_tokens: int
@@ -176,7 +177,7 @@ class ReadLoad(NamedTuple):
 def _with_load(
     choose: Callable[..., int | None], rates: RateEstimator, page: int
 ) -> Callable[..., int | None]:
-    """The method `prefetch` of a policy, which gets the load as its last argument."""
+    """Wrap a policy's method `prefetch`, which gets the load as its last argument."""
 
     def chosen(request: Request, held: int, restorable: list[int]) -> int | None:
         reading = [each for each in rates.active.values() if each.phase is Phase.reading]
@@ -192,9 +193,7 @@ def _with_load(
 
 
 class OwnPlacement:
-    """The lengths that the user's policy returns; if it returns None, those of a built-in
-    placement.
-    """
+    """The lengths that the user's policy returns; None means those of a built-in placement."""
 
     def __init__(
         self, choose: Callable[..., list[int] | None], kind: str, default: Placement
@@ -209,7 +208,7 @@ class OwnPlacement:
 
 
 class OwnRouter:
-    """Routes by the first engine's user policy; if it returns None, by a built-in router."""
+    """Routes by the first engine's user policy; None means by a built-in router."""
 
     def __init__(self, choose: Callable[..., int | None], default: Router) -> None:
         self._choose = choose

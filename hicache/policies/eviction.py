@@ -1,8 +1,8 @@
-"""Built-in eviction policies, which rank the full KV of leaves; windows and states keep LRU.
+"""Built-in eviction policies. They rank the full KV of leaves; windows and states keep LRU.
 
-A leaf's rank should only grow while it waits: it is asked for again when the leaf is about to be
-evicted, and a rank that fell is not noticed before. How often it is asked depends on how many steps
-are taken at once, so a policy that draws numbers should draw them once for each entry.
+A leaf's rank should only grow while it waits: `rank` is called again when the leaf is about to be
+evicted, and an earlier fall has no effect. The number of calls depends on how many steps are taken
+at once, so a policy that draws random numbers should draw once per entry.
 """
 
 from collections.abc import Callable
@@ -39,9 +39,9 @@ class Fifo:
 
 
 class Random:
-    """Any of them: what a policy must be better than.
+    """Random order: the baseline for other policies.
 
-    An entry's number is drawn once, by its creation and place, so a new entry gets another one.
+    An entry's number depends on its creation and place, so a new entry gets another one.
     """
 
     def __init__(self, world: object, *, seed: float = 0) -> None:

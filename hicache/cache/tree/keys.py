@@ -70,7 +70,6 @@ class Digests:
         return digests_of(node)[start:]
 
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[bytes]:
-        """The digests; the sequence keeps them for the nodes it inserts."""
         first, end = (pages * self.page_bytes for pages in (anchor.end, anchor.end + num_pages))
         digests = page_digests(last_digest(anchor), sequence.tokens[first:end], self.page_bytes)
         sequence.digests, sequence.digests_start = digests, anchor.end

@@ -75,7 +75,6 @@ class Kinds:
     """
 
     def __init__(self, kinds: Iterable[Kind], page_size: int) -> None:
-        """Raises ValueError if the cache cannot hold these kinds together."""
         self.page_size = page_size
         self.all = tuple(kinds)
         own = {kind.number: kind for kind in self.all if kind.rider_of is None}
@@ -104,7 +103,6 @@ class Kinds:
             )
 
     def count(self, kind: int, num_pages: int) -> int:
-        """Ids that a node of `num_pages` pages holds of a kind: pages, or one slot."""
         return 1 if kind in self.points else num_pages
 
 

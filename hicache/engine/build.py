@@ -120,7 +120,6 @@ def queue_bytes(config: ExperimentConfig, deployment: Deployment) -> int:
 
 
 def check_laws(engine: Engine) -> None:
-    """Check every law of the cache for one engine or rank, with its running requests."""
     scheduler = engine.scheduler
     reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
     reqs += [extend.req for extend in engine.extending]

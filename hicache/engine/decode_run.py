@@ -31,7 +31,6 @@ class DecodeRun:
 
     @property
     def ends_ns(self) -> list[int]:
-        """Ends (ns) of all uncommitted steps; prices all of them."""
         self._ends.look(None)
         return self._ends.known[self.num_taken : self._last + 1]
 

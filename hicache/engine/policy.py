@@ -177,8 +177,6 @@ class ReadLoad(NamedTuple):
 def _with_load(
     choose: Callable[..., int | None], rates: RateEstimator, page: int
 ) -> Callable[..., int | None]:
-    """Wrap a policy's method `prefetch`, which gets the load as its last argument."""
-
     def chosen(request: Request, held: int, restorable: list[int]) -> int | None:
         reading = [each for each in rates.active.values() if each.phase is Phase.reading]
         load = ReadLoad(

@@ -56,13 +56,12 @@ class Sticky:
 
 
 class PrefixLoad:
-    """The longest cached prefix, among engines that are not much busier than the least busy."""
+    """The longest cached prefix, among engines at most `slack` requests busier than the least busy."""
 
     def __init__(self, *, slack: int = 8) -> None:
         self._slack = slack
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        """The best match among engines at most `slack` requests busier than the least busy."""
         loads = [each.num_requests for each in engines]
 
         def merit(number: int) -> tuple[int, int, int]:

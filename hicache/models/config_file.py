@@ -209,7 +209,6 @@ def layer_words(file: ConfigFile) -> list[str]:
 
 
 def _own_words(file: ConfigFile) -> list[str]:
-    """The words as if no layer read the KV of another layer."""
     listed = file.values.get("layers_block_type", [])
     num = file.count(
         "num_hidden_layers", default=len(listed) if isinstance(listed, list) and listed else None

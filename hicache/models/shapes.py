@@ -367,7 +367,6 @@ class ModelConfig:
 
     @property
     def full_token_bytes(self) -> int:
-        """Bytes per token of full KV with its riders, over all layers that keep their own."""
         riders = (part for part in self.parts if part.rides_on == "full" and not part.window_len)
         more = sum(self.part_layers(each) * each.entry_bytes / each.tokens for each in riders)
         return self.num_holders(LayerKind.full) * self.full_layer_token_bytes + round(more)

@@ -103,7 +103,6 @@ class CheckpointSaver:
         return sorted(length for length in lengths if req.kv_len < length <= last)
 
     def slots(self, req: RequestState, end: int) -> list[tuple[int, PageIds]]:
-        """(length, slot) of each state to capture up to `end`; counts states that get no slot."""
         saves = []
         for length in req.saves:
             if not req.kv_len < length <= end:

@@ -62,7 +62,6 @@ class QueueWaits:
         self._since_ns = 0
 
     def turn(self, now_ns: int, lacks: Shortage) -> None:
-        """Charge the time until now to the previous cause, and `lacks` from now on."""
         if now_ns != self._since_ns:
             self._spent[_PLACES[self._lacks.cause]] += now_ns - self._since_ns
             self._since_ns = now_ns

@@ -119,7 +119,6 @@ class Prefetcher:
     # -- while it runs -------------------------------------------------------------------------
 
     def on_queried(self, prefetch: Prefetch, now_ns: int = 0) -> None:
-        """Handle storage's answer (`restorable`): stage or cut the pages, then queue the read."""
         if prefetch.is_settled:
             return
         prefetch.answered_ns = now_ns

@@ -141,7 +141,6 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def keys(self, node: Node, kind: int) -> Items[Key]:
-        """The storage keys of a node's pages, or of the state after it."""
         start = node.num_pages - 1 if kind in self._points else 0
         return keys(self.names.of_node(node, start), kind)
 
@@ -201,7 +200,6 @@ class RadixTree:
         return self._split(child, self._num_shared(child, tokens, end))
 
     def grow(self, parent: Node, edge: bytes) -> Node:
-        """Add a child without data, for an edge whose first page no other child has."""
         child = Node(parent, edge, parent.end, len(edge) // self.page_bytes, self.kinds.size)
         self.num_grown += 1
         child.created, child.tick = self.num_grown, self.residency.tick
@@ -351,7 +349,6 @@ class RadixTree:
         return same
 
     def _split(self, lower: Node, pages: int) -> Node:
-        """Cut a node after its first `pages` pages; return the new upper half."""
         cut = pages * self.page_bytes
         parent = lower.parent
         assert parent is not None

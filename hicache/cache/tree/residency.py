@@ -128,10 +128,6 @@ class Residency:
         self._changed(node, tier, kind, -1)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Divide the data and locks of `lower`, whose first pages have just become `upper`.
-
-        Page ids are divided and lock counts copied; a state and its locks stay with the lower half.
-        """
         pages = upper.num_pages
         upper.path_locks = int(lower.path_locks > 0)
         for kind in self._paged:
@@ -218,7 +214,6 @@ class Residency:
                 above = above.parent
 
     def count_host_locks(self, lock: Lock, change: int) -> None:
-        """Add (1) or remove (-1) the host locks of a receipt. O(nodes it covers)."""
         _, node, starts = lock
         first = node.end
         for kind, start in starts:
@@ -235,7 +230,6 @@ class Residency:
     # -- leaving ------------------------------------------------------------------------------
 
     def device_victim(self, kind: int, need: int) -> Node | None:
-        """The next device victim of a kind, to free `need` pages; it keeps its data for now."""
         return self._victim(DEVICE, kind, need)
 
     def pass_over(self, node: Node, kind: int) -> None:

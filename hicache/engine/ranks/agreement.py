@@ -121,7 +121,6 @@ class RankAgreement:
         return bool(copies) and copies[0] in self._copied
 
     def ask_abort(self, request_id: int) -> None:
-        """Record that a request was aborted; the ranks drop it once all of them know."""
         self._to_abort.add(request_id)
 
     def ballot(self, now_ns: int) -> dict[int, bool]:

@@ -59,7 +59,6 @@ class RankExecutor:
     """One rank's executor; it collects queries and reads, which the engine starts on all ranks."""
 
     def __init__(self, inner: Executor, ranks: "list[RankExecutor]", collective_s: float) -> None:
-        """`ranks`: the executors of all ranks; this one appends itself, the first leads."""
         self.inner = inner
         self.queries: list[Prefetch] = []
         self.reads: list[Prefetch] = []
@@ -193,11 +192,6 @@ class RankedEngine(Engine):
         return outcome
 
     def check_equal(self) -> None:
-        """Check that every rank holds the same tree as this one.
-
-        Raises:
-            RanksDivergedError: a tree differs.
-        """
         digest = tree_digest(self.cache.tree)
         for rank, follower in enumerate(self.followers, 1):
             if tree_digest(follower.cache.tree) != digest:

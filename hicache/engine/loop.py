@@ -74,8 +74,7 @@ class Engine:
         self.interrupt(now_ns)
 
     def deliver(self, done: Reported | Prefetch, now_ns: int) -> bool:
-        """Report a finished copy, query or read, or a part of a read, for the end of the current
-        step.
+        """Report finished work or a part of a read, for the end of the current step.
 
         Returns False if it cannot have an effect yet, so that the engine need not wake.
         """

@@ -31,9 +31,7 @@ class Executor(Protocol):
         ...
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        """Start to read into the staged pages, in batches, until all are read or the read is
-        stopped.
-        """
+        """Start to read into the staged pages, in batches, until all are read or it is stopped."""
         ...
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun: ...

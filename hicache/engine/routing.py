@@ -56,7 +56,7 @@ class Sticky:
 
 
 class PrefixLoad:
-    """The longest cached prefix, among engines at most `slack` requests busier than the least busy."""
+    """The longest cached prefix among engines at most `slack` requests above the least busy."""
 
     def __init__(self, *, slack: int = 8) -> None:
         self._slack = slack

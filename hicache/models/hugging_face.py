@@ -26,8 +26,7 @@ class _Heads(NamedTuple):
 
 
 def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
-    """The shape of the model whose config.json is at `path`; fields in `given` are kept as they
-    are.
+    """The shape of the model whose config.json is at `path`; `given` fields are kept.
 
     Raises:
         ValueError: there is no such file, the model type is unknown, or a number is impossible.
@@ -59,7 +58,7 @@ def _json_object(path: Path) -> dict[str, object]:
 
 
 def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> ModelConfig:
-    """The shape that a config.json describes; fields in `given` are kept as they are.
+    """The shape that a config.json describes; `given` fields are kept.
 
     Raises:
         ValueError: the model type is unknown, or a number is impossible.

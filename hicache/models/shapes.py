@@ -433,9 +433,7 @@ class ModelConfig:
         return self.dense_params + self.head_params + self.embedding_params + experts
 
     def kv_copies(self, kind: LayerKind, tp: int) -> int:
-        """Number of devices, of `tp`, that hold the same KV: above 1 with MLA or fewer heads than
-        devices.
-        """
+        """Devices of `tp` that hold the same KV: all with MLA, several if heads are fewer."""
         if kind is LayerKind.mamba:
             return 1
         if self.latent_dim if kind is LayerKind.full else self.swa_latent_dim:

@@ -23,9 +23,7 @@ class PerPool:
     """
 
     def __init__(self, make: Callable[..., Any], world: World, **knobs: float) -> None:
-        """`make(world, capacity, **knobs)` builds the instance of a pool; an unlimited pool has
-        capacity inf.
-        """
+        """`make(world, capacity, **knobs)` builds a pool's instance; inf means unlimited."""
         self._pools = {
             (tier, kind): make(world, inf if capacity is None else capacity, **knobs)
             for tier, kinds in world.capacity.items()

@@ -12,9 +12,7 @@ class FlopAwareStates:
     """
 
     def __init__(self, world: World, *, alpha: float = 1.0) -> None:
-        """`alpha`: the FLOPs per byte of a first page count as much as `alpha` x 1,000 matches and
-        insertions.
-        """
+        """`alpha` x 1,000 uses of the cache are worth the FLOPs per byte of a first page."""
         self._world = world
         self._page_bytes = world.unit_bytes["host"]["full"]
         self._scale = alpha * 1000 * self._page_bytes / world.flops(0, world.page_size)

@@ -67,9 +67,7 @@ class Lowest:
     """
 
     def __init__(self, scores: Callable[[list[Entry]], Iterable[tuple[float, ...]]]) -> None:
-        """`scores`: the scores of entries of one pool; the entry with the smallest is evicted
-        first.
-        """
+        """`scores`: the scores of entries of one pool; the smallest goes first."""
         self._scores = scores
         self._heaps: dict[tuple[str, str], list[tuple[tuple[float, ...], int, Entry]]] = {}
 
@@ -260,7 +258,7 @@ class Belady:
         return self._lowest.of(tier, kind, queue)
 
     def next_use(self, key: int) -> float:
-        """When the next request needs this content: its place, or ns if closed; inf if none does."""
+        """When this content is next needed: a request's place, or ns if closed; inf for never."""
         uses = self._uses.get(key, [])
         left = (place for place in uses[bisect_left(uses, self._low) :] if not self._started[place])
         if not self._is_closed:

@@ -16,9 +16,7 @@ class RecentRate:
         self._ns = 0.0
 
     def add(self, units: int, ns: int) -> None:
-        """Record that `units` took `ns`; older records lose half their weight per `num_remembered /
-        2`.
-        """
+        """Record that `units` took `ns`; each `num_remembered / 2` units halve older weights."""
         kept = 0.25 ** (units / self._num_remembered)
         self._units = kept * self._units + units
         self._ns = kept * self._ns + ns
@@ -65,9 +63,7 @@ class RateEstimator:
         self._computing.add(num_tokens, ns)
 
     def load_ns(self, prefetch: Prefetch) -> float | None:
-        """Time (ns) until all its pages are read, after those of earlier prefetches; None if
-        unknown.
-        """
+        """Time (ns) to read all its pages after those of earlier prefetches; None if unknown."""
         page_ns = self._reading.ns
         if page_ns is None:
             return None

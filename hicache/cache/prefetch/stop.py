@@ -121,8 +121,7 @@ class Marginal:
         *,
         patience: float | None = None,
     ) -> None:
-        """`patience`: seconds of waiting that one second of computing is worth if no other request
-        waits.
+        """`patience`: seconds of waiting per second of computing, if no other request waits.
 
         None means 2 if the engine has its own storage, because the saved GPU time is worth as much
         again. It means 1 if engines share the storage, because a longer read delays the reads of

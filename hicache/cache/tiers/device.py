@@ -74,8 +74,8 @@ class Device:
     # -- load-backs ----------------------------------------------------------------------------
 
     def load(self, match: MatchResult, demand: Demand) -> LoadBack | None:
-        """Load back what only the host holds of a match; None if it is too short or pages are
-        missing.
+        """Load back what only the host holds of a match; None if it is too short or no pages are
+        free.
 
         All kinds are allocated before anything changes. The pages belong to the tree at once and
         stay locked until the copy is done.

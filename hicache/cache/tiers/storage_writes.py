@@ -56,8 +56,7 @@ class StorageWriter:
             self._write_nodes(leaving, is_given_away=True)
 
     def on_read(self, nodes: list[Node], last: Node, pages: list[PageIds]) -> None:
-        """Mark as stored the full pages of `nodes`, the windows before `last.end` and the state
-        there.
+        """Mark full pages of `nodes`, windows before `last.end` and the state there as stored.
 
         Exclusive storage deletes them instead.
         """

@@ -105,8 +105,7 @@ class PrefetchFates:
     - `late`: read after the request had started without it, or was aborted;
     - `not_restorable`: read without the window or state that it needs, and freed at once;
     - `evicted_unused`, `unused_at_end`: inserted in the tree, but not used before it left the host
-      or
-      the run ended.
+      or the run ended.
 
     Invariant: each page that was read has a fate or is in `unused`, the host pages in the tree that
     a prefetch has read and no request has used.

@@ -43,9 +43,7 @@ class VictimQueue:
         return iter(self._valid)
 
     def add(self, node: Node) -> None:
-        """Add a node; no effect if it is in the queue. O(log n), or O(1) if its old entry is still
-        there.
-        """
+        """Add a node, unless it is in the queue. O(log n), or O(1) if it left an old entry."""
         valid, entered = self._valid, self._entered
         if node in valid:
             return

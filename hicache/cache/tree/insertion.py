@@ -49,9 +49,7 @@ def insert(
 
 
 def attach_state(tree: RadixTree, node: Node, slot: PageIds, actions: list[FreePages]) -> None:
-    """Keep `slot` as the device state after `node`; free it and count a use if there is one
-    already.
-    """
+    """Keep `slot` as the device state after `node`; if there is one, free `slot`."""
     (kind,) = tree.kinds.points
     if node.held[DEVICE][kind] is None:
         tree.residency.put(node, DEVICE, kind, slot)

@@ -123,10 +123,10 @@ def make_root(namespace: str, num_kinds: int = len(KIND_NAMES)) -> Node:
 
 @lru_cache(maxsize=16)  # simulated ranks ask for the same pages one after the other
 def page_digests(seed: bytes, tokens: bytes, page_bytes: int) -> list[bytes]:
-    """The digests of the whole pages of `tokens`, each chained to the one before; must not be
-    changed.
+    """Chained digests of the whole pages of `tokens`; the list must not be changed.
 
-    Truncated SHA-256: with 128 bits, 2**40 pages collide with probability 2**-49.
+    Each digest covers its page and the digest before it, first `seed`. Truncated SHA-256: with 128
+    bits, 2**40 pages collide with probability 2**-49.
     """
     sha256 = hashlib.sha256
     digests = []

@@ -185,8 +185,7 @@ class RadixTree:
     # -- growing ------------------------------------------------------------------------------
 
     def descend(self, node: Node, tokens: bytes, end: int) -> Node | None:
-        """The child that shares at least one page with `tokens`, split at the end of the common
-        prefix.
+        """The child that shares a page with `tokens`, split at the end of the common prefix.
 
         The common prefix is compared up to page `end`. None if no child shares a page. O(pages
         compared).
@@ -283,9 +282,7 @@ class RadixTree:
     # -- inside -------------------------------------------------------------------------------
 
     def _descend_all(self, tokens: bytes, end: int, namespace: str) -> Node:
-        """The last node of the path that matches `tokens` up to page `end`, split at the end of the
-        match.
-        """
+        """The last node of the path of `tokens` up to page `end`, split where they differ."""
         size = self.page_bytes
         self.residency.next_tick()
         node = self.root(namespace)

@@ -23,11 +23,9 @@ class Residency:
 
     - `resident`, `protected`: pages (or slots) held, and held under a lock, by tier and kind;
     - `leaves`, by tier: nodes with unlocked full data and none below them; on the host, only nodes
-      that
-      the device does not hold;
+      that the device does not hold;
     - `sidecars`, by tier and kind: nodes with unlocked windows or states; on the host, only those
-      that
-      the device does not hold. A node that was locked later stays until it reaches the top;
+      that the device does not hold. A node that was locked later stays until it reaches the top;
     - `duplicates`: nodes with full data on both tiers, unlocked on the host; kept only with
       `reclaims_duplicates`.
     """

@@ -153,8 +153,7 @@ class RankAgreement:
         return [*counts, *votes, digest, -digest]
 
     def apply(self, minimum: Items[int], now_ns: int) -> list[int]:
-        """Apply the MIN of all offers; return the ids of aborted requests, for the scheduler to
-        drop.
+        """Apply the MIN of all offers; return the ids of aborted requests to drop.
 
         Raises:
             RanksDivergedError: the digests differ.

@@ -71,7 +71,7 @@ def build_engine(
         config.scheduler,
         max_len=config.model.max_len,
         checkpoints=placement,
-        # where leaves lose single pages, several steps at once would cut them elsewhere
+        # with trimmed leaves, several steps at once would cut leaves at other pages
         may_jump=config.engine.jump and not (is_real or config.cache.trims_leaves),
         takes_decode_pages_first=is_real,
         estimate_s=deployment.cost.prefill_s,

@@ -170,8 +170,8 @@ class ReadLoad(NamedTuple):
 
     queued_tokens: int
     num_waiting: int
-    read_ns: float | None  # a token
-    compute_ns: float | None  # a token
+    read_ns: float | None  # per token
+    compute_ns: float | None  # per token
 
 
 def _with_load(

@@ -202,7 +202,7 @@ def _latent_attention(file: ConfigFile, num_layers: int, num_index_layers: int) 
     kept = hidden * (latent + rope) + latent * query * (head_dim - rope + value_dim)
     index_dim = file.count("index_head_dim", default=0, least=0)
     index_heads = file.count("index_n_heads", default=0, least=0)
-    gates = 2 if file.has("mla_use_output_gate") else 1  # with the projection of the output
+    gates = 2 if file.has("mla_use_output_gate") else 1  # the output's projection, and its gate
     index = index_heads * (low * index_dim + hidden) + hidden * index_dim
     return {
         "num_query_heads": query,
@@ -287,7 +287,7 @@ def _mlp(file: ConfigFile, words: list[str]) -> dict[str, int]:
     mlp_layers = len(words) - moe_layers
     if file.kind == "nemotron_h":  # each layer is one block
         mlp_layers = sum(block in ("-", "mlp") for block in blocks_of(file))
-    if file.has("enable_moe_block"):  # beside the experts
+    if file.has("enable_moe_block"):  # a dense MLP beside the experts
         mlp_layers = len(words)
     dense = 0
     if mlp_layers:

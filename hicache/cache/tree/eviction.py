@@ -28,7 +28,7 @@ class VictimQueue:
         self._priority = priority
         self._heap: list[
             tuple[Priority, int, Node]
-        ] = []  # with the number of each, or an older one
+        ] = []  # (priority, number, node), possibly outdated
         self._entered: set[Node] = set()  # nodes with a heap entry
         self._valid: dict[Node, int] = {}
         self._next_number = 0

@@ -52,7 +52,7 @@ class RadixTree:
         self.num_grown = 0
         self.entries = None if policy is None else Entries(policy, kinds, self.names)
         self.policy = policy
-        # the method of the policy that decides on copies, and whether a device eviction may copy
+        # the policy's method that decides on copies; True if evictions from the device may copy
         self.admit: Callable[..., bool | None] | None = getattr(policy, "admit", None)
         self.demotes = knobs.write_policy in DEMOTING or getattr(policy, "demotes", False)
         self.residency = Residency(
@@ -120,7 +120,7 @@ class RadixTree:
                 is_held = device[kind] is not None or host[kind] is not None
                 runs[place] = runs[place] + pages if is_held else 0
                 is_usable &= runs[place] >= needed
-            for kind in self._points:  # a state stands at the end of its node
+            for kind in self._points:  # a state belongs to the end of its node
                 is_usable &= is_whole and (device[kind] is not None or host[kind] is not None)
             if is_usable:
                 usable = child.start + pages
@@ -327,8 +327,7 @@ class RadixTree:
         return None
 
     def _num_shared(self, child: Node, tokens: bytes, end: int) -> int:
-        # leading pages that a child, which begins like `tokens`, has in common with them up to
-        # page `end`
+        # number of leading pages up to `end` that a child with an equal first page shares
         size, start, edge = self.page_bytes, child.start, child.edge
         pages = min(child.num_pages, end - start)
         if tokens[start * size : (start + pages) * size] == edge[: pages * size]:
@@ -377,7 +376,7 @@ class RadixTree:
         assert parent is not None
         del parent.children[node.edge[: self.page_bytes]]
         node.parent = None
-        node.entries = NO_ENTRIES  # an entry holds its node: without this, both would stay
+        node.entries = NO_ENTRIES  # an entry refers to its node; the cycle would keep both alive
         self.num_nodes -= 1
         self.residency.refresh(parent)
 

@@ -98,7 +98,6 @@ class _Survey:
 
 
 def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
-    """Check the laws, and that no lock, staged page, transfer or request is left."""
     check(cache, prefetcher, [])
     for tier in TIERS:
         for kind in cache.tree.kinds.numbers:

@@ -36,8 +36,6 @@ class Replica:
 
 
 class RoundRobin:
-    """Each engine in turn."""
-
     def __init__(self) -> None:
         self._turns = count()
 

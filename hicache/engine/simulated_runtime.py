@@ -41,8 +41,6 @@ class Runtime(Protocol):
 
 
 class SimulatedRuntime:
-    """Simulates everything with the cost model."""
-
     def __init__(self, config: ExperimentConfig, deployment: Deployment) -> None:
         num_ranks = config.parallel.ranks
         rates = _copy_rates(config, deployment)

@@ -134,7 +134,6 @@ class FromVllm:
             self._policy.remove(name)
 
     def victim(self, queue: Container[Entry]) -> Entry | None:
-        """Return what the policy evicts when everything else in use is protected."""
         protected = {name for name, entry in self._held.items() if entry not in queue}
         evicted = self._policy.evict(1, protected)
         return self._held[evicted[0][0]] if evicted else None

@@ -86,7 +86,6 @@ class Lowest:
         return heap[0][2] if heap else None
 
     def evicted(self, entry: Entry, tier: str) -> None:
-        """Score the entry above, which may be evictable now."""
         heap, above = self._heaps.get((tier, entry.kind)), entry.parent
         if heap and above is not None:
             (score,) = self._scores([above])

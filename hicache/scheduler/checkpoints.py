@@ -30,8 +30,6 @@ class Placement(Protocol):
 
 
 class End:
-    """The end of the prompt."""
-
     def __init__(self, page_size: int, grid_tokens: int) -> None:
         pass
 
@@ -80,8 +78,6 @@ PLACEMENTS: dict[str, Callable[..., Placement]] = {
 
 
 class CheckpointSaver:
-    """Places states and windows at page boundaries of prompts."""
-
     def __init__(self, cache: PrefixCache, placement: Placement) -> None:
         self._cache = cache
         self._placement = placement

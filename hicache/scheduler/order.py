@@ -16,16 +16,12 @@ Estimate = Callable[[int, int], float]  # (cached, prompt) tokens -> seconds to 
 
 
 class ServiceOrder(Protocol):
-    """Ranks waiting requests."""
-
     def sort_key(self, req: RequestState, match: MatchResult) -> float:
         """Sort key of a request, smallest first; `match` is its current match on any tier."""
         ...
 
 
 class Fcfs:
-    """First come, first served."""
-
     def __init__(self, config: SchedulerConfig, estimate_s: Estimate | None) -> None:
         pass
 
@@ -34,8 +30,6 @@ class Fcfs:
 
 
 class LongestPrefix:
-    """The longest usable prefix first."""
-
     def __init__(self, config: SchedulerConfig, estimate_s: Estimate | None) -> None:
         pass
 

@@ -54,8 +54,6 @@ class BestEffort:
 
 
 class WaitComplete:
-    """Waits until all pages are read."""
-
     waits = True
     uses_clock = False
 

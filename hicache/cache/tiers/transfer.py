@@ -28,8 +28,6 @@ class Move(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transfer:
-    """A copy between device and host pools."""
-
     moves: list[Move]
     num_bytes: int
     node: Node  # the deepest node it copies

@@ -89,8 +89,6 @@ class WriteThroughSelective(WriteThrough):
 
 
 class WriteBack:
-    """Copies to the host what is evicted from the device."""
-
     moments = frozenset({EVICTED})
 
     def __init__(self, config: CacheConfig) -> None:
@@ -113,8 +111,6 @@ class WriteBackWatermark(WriteBack):
 
 
 class OnBackUp:
-    """Writes to storage what was copied to the host."""
-
     moments = frozenset({COPIED})
 
     def __init__(self, config: StorageConfig) -> None:
@@ -125,8 +121,6 @@ class OnBackUp:
 
 
 class Selective(OnBackUp):
-    """Writes to storage what was hit often enough."""
-
     moments = frozenset({COPIED, HIT})
 
     def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
@@ -134,8 +128,6 @@ class Selective(OnBackUp):
 
 
 class OnHostEviction(OnBackUp):
-    """Writes to storage what is evicted from the host."""
-
     moments = frozenset({EVICTED})
 
 

@@ -15,8 +15,6 @@ from hicache.cache.tree.sequence import Sequence
 
 
 class Purpose(IntEnum):
-    """What pages or slots are allocated for."""
-
     none = 0
     prefill = 1
     decode = 2

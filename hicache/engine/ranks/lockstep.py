@@ -247,7 +247,6 @@ class RankedEngine(Engine):
                 self._forget(read)  # too short to read
 
     def _hear(self, read: SharedRead) -> bool:
-        """True if the report completes a result that all ranks now have."""
         if read.is_queried:
             return self._hear_of_read(read)
         read.num_answers += 1

@@ -1,4 +1,4 @@
-"""A three-tier prefix cache for hybrid language models, built to be studied.
+"""A three-tier prefix cache for hybrid language models, built for research.
 
 `hicache.run`, `sweep`, `load` and `compare` are imported on first use, so that the cache and the
 kernels can be imported without Hydra.

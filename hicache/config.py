@@ -1,8 +1,8 @@
 """Every knob of a run, typed and checked.
 
-These frozen dataclasses are what the code receives, and the schema that the command line is
-checked against (`hicache/cli/schema.py` tells Hydra about them; nothing here needs Hydra). A
-check that concerns one knob stands in `__post_init__` and names it.
+These frozen dataclasses hold the settings that the code receives. They are also the schema against
+which the command line is checked (`hicache/cli/schema.py` registers them with Hydra; this module
+does not need Hydra). `__post_init__` checks single knobs and names the knob in its errors.
 """
 
 from collections.abc import Mapping
@@ -147,11 +147,12 @@ def knob(
     one_of: tuple[str, ...] | None = None,
     only: str | None = None,
 ) -> Any:
-    """A field and its limits, which `check_limits` holds it to; a knob may be none if its type is.
+    """Return a dataclass field with the limits that `check_limits` enforces.
 
-    `ours` are policies of this project: `module:Class` names one of the user's own beside them.
-    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`, or several of these
-    joined by ` or `.
+    None is always allowed where the type allows it. `least` and `most` are inclusive bounds,
+    `above` is an exclusive one. `ours` are the built-in policies; a user's class as `module:Class`
+    is allowed, too. `one_of` are the only values. `only` tells where the knob has an effect:
+    `group.other_knob=VALUE,VALUE`, or several of these joined by ` or `.
     """
     limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
     return field(default=default, metadata={**limits, "only": only})
@@ -163,10 +164,10 @@ def share(default: float | None) -> Any:
 
 
 def check_limits(group: str, config: Any) -> None:
-    """Check each knob of a group by itself.
+    """Check each knob of a group against its limits.
 
     Raises:
-        ValueError: one is not within its limits.
+        ValueError: a value is outside its limits.
     """
     for item in fields(config):
         limits = item.metadata
@@ -194,7 +195,7 @@ def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 
 def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str]:
-    """The knobs that change nothing in this configuration, and what each of them needs."""
+    """The knobs that have no effect in this configuration, with the setting that each needs."""
     found: dict[str, str] = {}
     of_group = GROUPS.get(prefix.partition(".")[0])
     for item in fields(config):
@@ -220,7 +221,7 @@ def _has_value(value: object, allowed: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that would put what a run leaves elsewhere than below `outputs/`."""
+    """Raise ValueError if `name` would put a run's files outside `outputs/`."""
     parts = PurePath(name).parts
     if not parts or PurePath(name).is_absolute() or ".." in parts:
         raise ValueError(f"name must be a relative path without `..`, below outputs/, got {name!r}")
@@ -332,18 +333,18 @@ class WorkloadConfig:
 
     @property
     def is_timed(self) -> bool:
-        """Whether requests come at times of their own, and not because others were answered."""
+        """True if requests arrive at times of their own, and not after an answer."""
         waits = self.has_rounds or (self.kind == "shared_prefix" and self.drain)
         return self.arrivals is not Arrivals.closed and not waits
 
     @property
     def has_rounds(self) -> bool:
-        """Whether clients ask in rounds, each request after the answer to the one before."""
+        """True if clients ask in rounds, each request after the answer to the one before."""
         return self.kind == "multi_turn"
 
     @property
     def stage_ends_s(self) -> tuple[float, ...]:
-        """Times in seconds at which the stages of a load end in the trace; empty without stages."""
+        """Times in seconds at which the load stages end in the trace; empty without stages."""
         if self.kind != "shared_prefix" or self.windows is not None:
             return ()
         stage_s = self.stage_s * self.time_scale
@@ -688,13 +689,13 @@ class FaultsConfig:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether nothing ever goes wrong."""
+        """True if no fault is configured."""
         rates = (self.error_rate, self.missing_rate, self.short_rate, self.corrupt_rate)
         is_gone = self.gone_from_s is not None
         return not (self.delay_ms or any(rates) or self.full_rate or is_gone)
 
     def is_gone(self, now_s: float) -> bool:
-        """Whether every call raises then."""
+        """True if every storage call fails at `now_s` seconds."""
         if self.gone_from_s is None:
             return False
         end_s = inf if self.gone_for_s is None else self.gone_from_s + self.gone_for_s
@@ -938,15 +939,15 @@ class ExperimentConfig:
 
     @property
     def storage_format(self) -> str:
-        """Format of pages in storage: `storage.format`, or that of the host."""
+        """Number format of pages in storage: `storage.format`, or that of the host."""
         return self.storage.format or self.cache.host_format
 
     @property
     def is_lossy(self) -> bool:
-        """True if pages come back from the host or storage with other numbers."""
+        """True if data comes back changed from the host or storage."""
         return self.storage_format != PLAIN
 
     @property
     def tp(self) -> int:
-        """Devices per engine: `parallel.tp`, or the model's default up to those of the machine."""
+        """Devices per engine: `parallel.tp`, or the model's default up to the machine's devices."""
         return self.parallel.tp or min(self.model.default_tp, self.hardware.num_devices)

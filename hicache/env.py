@@ -1,6 +1,6 @@
-"""What this machine has for hicache: `python -m hicache.env` prints it.
+"""Shows the environment for hicache: `python -m hicache.env` prints it.
 
-Versions are read from package metadata; only torch is imported, to ask it for devices.
+Versions come from package metadata. Only torch is imported, to find its devices.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ VARIABLES = ("HICACHE_DATA", "WANDB_MODE", "WANDB_BASE_URL", "TRITON_INTERPRET")
 
 
 def describe_environment() -> dict[str, str]:
-    """Name and value of everything a bug report or a result should carry."""
+    """Name and value of each item that a bug report or a result should include."""
     found = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -53,7 +53,6 @@ def _devices() -> str:
 
 
 def main() -> None:
-    """Print one line an entry."""
     for name, value in describe_environment().items():
         print(f"{name:36} {value}")
 

@@ -1,4 +1,4 @@
-"""Builds all that a config names, runs it, and returns what came of it."""
+"""Builds what a config describes, runs it, and returns the results."""
 
 import gc
 import time
@@ -34,13 +34,13 @@ from hicache.workload.workload import Workload, load_workload, repeat_sessions, 
 
 
 def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
-    """Build one engine of `config`, and what it runs in, for a program that steps it by hand.
+    """Build one engine of `config` and its runtime, for a program that steps it by hand.
 
-    The program calls `hicache.engine.loop.serve` as often as it likes, and closes the runtime.
+    The program calls `hicache.engine.loop.serve` as often as it needs, and closes the runtime.
     Pages are named by digests, so requests need not be known beforehand.
 
     Raises:
-        ValueError: a value that cannot be used, named.
+        ValueError: a setting cannot be used; the message names it.
     """
     deployment = deploy(config)
     runtime = make_runtime(config, deployment)
@@ -55,16 +55,20 @@ def run(
     progress: Callable[[Progress], None] | None = None,
     timeline: Timeline | None = None,
 ) -> Result:
-    """One run of `config`, of `workload` in place of the one it names if one is given.
+    """Run `config` and return the results.
 
-    `timeline`: takes down what happens.
+    Args:
+        config: the settings of the run.
+        workload: replaces the configured workload; None means the configured one.
+        progress: called with the progress of the run.
+        timeline: records the events of the run.
 
     Raises:
-        ValueError: a value that cannot be used, named.
-        FileNotFoundError: a trace that is not there.
+        ValueError: a setting cannot be used; the message names it.
+        FileNotFoundError: a trace file does not exist.
     """
     collects = gc.isenabled()
-    gc.disable()  # a run leaves no cycles behind, and looking for them took 5 % of its time
+    gc.disable()  # a run leaves no cycles, and the search for them took 5 % of its time
     try:
         return _run(config, workload, progress, timeline)
     finally:
@@ -123,7 +127,6 @@ def _run(
 
 
 def _remarks(config: ExperimentConfig, deployment: Deployment, workload: Workload) -> list[str]:
-    """What whoever reads the results should know of what was run."""
     notes = []
     max_len = config.model.max_len
     too_long = sum(each.prompt_len + each.output_len > max_len for each in workload.requests)
@@ -147,11 +150,10 @@ def _parts(
     cases: dict[int, Case],
     timeline: Timeline | None,
 ) -> list[Engine]:
-    """All engines, rank by rank."""
     num_ranks, page_size = config.parallel.ranks, config.cache.page_size
     pages = page_numbers(workload.requests, page_size)
     numbers = pages if config.cache.policy != "none" else None
-    # numbers, where no page outlives the run
+    # simulated pages do not outlive the run, so numbers suffice
     names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size, numbers)
     registry = PageRegistry(pages, deployment.kinds.size) if config.engine.explain else None
     if registry is not None and config.workload.start is StartState.warm_storage:
@@ -159,7 +161,7 @@ def _parts(
     parts = []
     for number in range(config.parallel.replicas * num_ranks):
         listener = None
-        # ranks decide alike, so the first one is enough
+        # ranks decide alike, so a listener for the first one suffices
         if registry is not None and number % num_ranks == 0:
             listener = Explainer(
                 registry, deployment.kinds, config, cases, names_evictions=timeline is not None
@@ -172,7 +174,6 @@ def _parts(
 
 
 def _in_lockstep(parts: Sequence[Engine], config: ExperimentConfig) -> Sequence[Engine]:
-    """An engine of each group of ranks."""
     num_ranks = config.parallel.ranks
     if num_ranks == 1:
         return parts
@@ -183,7 +184,6 @@ def _in_lockstep(parts: Sequence[Engine], config: ExperimentConfig) -> Sequence[
 
 
 def _warm(config: ExperimentConfig, runtime: Runtime, workload: Workload, tree: RadixTree) -> None:
-    """Put into storage what a first pass over the workload would leave there."""
     if not isinstance(runtime, SimulatedRuntime) or not runtime.has_storage:
         raise ValueError(
             "workload.start=warm_storage needs a storage engine and executor.kind=simulated, got "
@@ -201,7 +201,6 @@ def _serve(
     io: Io,
     recorder: Recorder,
 ) -> None:
-    """Serve the workload, and close what it ran on."""
     feeder: Releases = Feeder(workload.requests, config.workload)
     if config.workload.has_rounds:
         feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)

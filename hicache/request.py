@@ -1,7 +1,7 @@
-"""What a user asks of the engine: a prompt, and how long the answer will be.
+"""A request: a prompt, and the answer that the engine will produce.
 
-Tokens are kept as spans of consecutive ids, because traces name blocks of them: a 100,000-token
-prompt is some two hundred spans until the moment it is needed as bytes.
+Tokens are stored as runs of consecutive ids, because traces name blocks of ids. A prompt of 100,000
+tokens has about two hundred runs until the engine needs its bytes.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,8 @@ TOKEN_BYTES = 4  # a token id is a little-endian int32
 class TokenSpans:
     """A sequence of token ids, as runs of consecutive ids.
 
-    `starts`: [K] int32, first id of each run. `counts`: [K] int32, each at least 1.
+    `starts`: [K] int32, first id of each run. `counts`: [K] int32, each at least 1. `len()` counts
+    tokens, not runs.
     """
 
     starts: NDArray[np.int32]
@@ -27,12 +28,11 @@ class TokenSpans:
         self._len = sum(self.counts.tolist())
 
     def __len__(self) -> int:
-        """Tokens, not spans."""
         return self._len
 
     def to_bytes(self) -> bytes:
         """The ids as packed little-endian int32, `4 * len(self)` bytes. O(tokens)."""
-        # one copy of each run beside its arange: a third of the time of gathering all ids at once
+        # an arange per run takes a third of the time of gathering all ids at once
         return b"".join(
             np.arange(start, start + count, dtype="<i4").data
             for start, count in zip(self.starts.tolist(), self.counts.tolist(), strict=True)
@@ -44,14 +44,14 @@ EMPTY_SPANS = TokenSpans(np.empty(0, np.int32), np.empty(0, np.int32))
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """One prompt and the answer the trace recorded for it.
+    """One prompt, and the answer that the trace recorded for it.
 
-    `output` holds the ids of the answer: a replay knows them beforehand, and publishes them in the
-    cache as they are decoded. `session_id` is made of the session's first request, and so the same
-    under every seed; ids are in order of arrival. `arrival_ns` is the time in the trace; under
-    causal and closed arrivals a request with a `parent_id` waits for that request's answer and for
-    those of `joins`, its finished sub-agents' last requests (and, when closed, for `think_ns` after
-    the last of these answers).
+    `output` holds the ids of the answer. A replay knows them beforehand and inserts them in the
+    cache as they are decoded. `session_id` derives from the session's first request, so it is the
+    same under every seed. Ids are in order of arrival. `arrival_ns` is the time in the trace. Under
+    causal and closed arrivals, a request with a `parent_id` waits for that request's answer and for
+    the answers of `joins`, the last requests of its finished sub-agents. Under closed arrivals it
+    also waits for `think_ns` after the last of these answers.
     """
 
     id: int
@@ -60,7 +60,7 @@ class Request:
     prompt: TokenSpans
     output: TokenSpans
     parent_id: int | None = None
-    joins: tuple[int, ...] = ()  # more requests that come before it
+    joins: tuple[int, ...] = ()  # further requests whose answers it waits for
     think_ns: int = 0
     stop_reason: str = ""
     namespace: str = ""  # LoRA adapter or tenant salt: equal tokens of two namespaces never match

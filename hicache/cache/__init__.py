@@ -1,1 +1,1 @@
-"""The prefix cache: a radix tree that decides, and a thin controller that executes."""
+"""The prefix cache: a radix tree that decides, and a controller that queues the work."""

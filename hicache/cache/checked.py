@@ -1,4 +1,4 @@
-"""Calls of a class of the user's own: what it receives is read-only, what it returns is checked."""
+"""Checked calls of a user's class: its arguments are read-only, its return values checked."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class PolicyError(RuntimeError):
-    """A class of the user's own broke its word: which, what it was asked, and what it did.
+    """A user's class failed or returned a wrong value; the message names the class and the call.
 
-    `place` is the line of theirs to look at, as a traceback has it, where no exception tells it.
+    `place` is the line of the class in the form of a traceback, if no exception shows it.
     """
 
     def __init__(self, told: str, place: str = "") -> None:
@@ -21,10 +21,10 @@ class PolicyError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a method has to return, or an attribute to be.
+    """What a method must return, or the value that an attribute must have.
 
-    `shows`: whether the arguments of the method can be changed, so that it gets them as `shown`.
-    `is_list`: the method may return any iterable.
+    `shows`: the arguments could be changed, so the method gets them as `shown`. `is_list`: the
+    method may return any iterable.
     """
 
     wanted: str
@@ -34,12 +34,11 @@ class Answer:
 
 
 def told(error: BaseException) -> str:
-    """An exception in a few words."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class ReadOnly:
-    """Shows an object of hicache, and what is reached from it; attributes cannot be set."""
+    """A read-only view of an hicache object, and of the objects reached through it."""
 
     __slots__ = ("_of",)
 
@@ -63,7 +62,7 @@ class ReadOnly:
 
 
 def shown(thing: Any) -> Any:
-    """Return a thing as a policy sees it: what it could change of ours, as `ReadOnly` or a copy."""
+    """Return `thing` as a policy sees it: a `ReadOnly` view or a copy of what it could change."""
     if isinstance(thing, list | set):
         return tuple(thing)
     if isinstance(thing, dict):
@@ -74,10 +73,10 @@ def shown(thing: Any) -> Any:
 
 
 def checked(name: str, policy: object, wants: Mapping[str, Answer]) -> SimpleNamespace:
-    """Return the attributes that are wanted of a policy; each call of a method is checked.
+    """Return the wanted attributes of a policy, with methods that check each call.
 
     Raises:
-        PolicyError: an attribute has no such value. The methods raise it as well.
+        PolicyError: an attribute has a wrong value. The methods raise it as well.
     """
     found: dict[str, object] = {}
     for attribute, answer in wants.items():
@@ -96,7 +95,7 @@ def _checked(
     fits = answer.fits
 
     def called(*arguments: object) -> object:
-        # often: entries, which are read-only
+        # called often; its arguments are entries, which are read-only
         try:
             given = ask(*arguments)
         except Exception as error:
@@ -129,12 +128,11 @@ def _unfit(answer: Answer, given: object, call: str, place: object) -> PolicyErr
 
 
 def is_inside(error: BaseException) -> bool:
-    """Whether it was raised in what was called, not by the call itself."""
+    """True if the exception was raised inside the called function, not by the call itself."""
     return error.__traceback__ is not None and error.__traceback__.tb_next is not None
 
 
 def place_of(thing: object) -> str:
-    """Where a method or a class is written, as in a traceback; empty if that is unknown."""
     try:
         lines, number = inspect.getsourcelines(thing)  # type: ignore[arg-type]
         file = inspect.getsourcefile(thing)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""The laws of the cache, checked by recomputing everything from the tree.
+"""The invariants ("laws") of the cache, checked by recomputing everything from the tree.
 
-Numbers in the messages are those of DESIGN's list: 1 sidecars need full, 2 no node is empty, 3 a
-prefix is held whole, 4 locks nest, 5 pages are conserved, 6 queues equal their definitions, 7
-transfers name live and locked nodes.
+Law numbers in messages: 1 sidecars need full, 2 no node is empty, 3 a prefix is held whole, 4 locks
+nest, 5 pages are conserved, 6 queues equal their definitions, 7 transfers name live and locked
+nodes, 9 each prefetched page has one fate.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ ByKind = tuple[list[list[PageIds]], ...]  # by tier and kind
 
 
 class BrokenLawError(AssertionError):
-    """The cache is in a state that must not be."""
+    """The cache is in a state that breaks one of its laws."""
 
 
 def check(
@@ -35,14 +35,14 @@ def check(
     """Check every law. O(nodes + pages).
 
     Args:
-        cache: its tree, its pools and its transfers under way.
-        prefetcher: its staged pages.
-        sequences: all that hold pages.
-        loose_slots: state slots that a step under way is about to fill.
+        cache: the tree, pools and transfers in flight.
+        prefetcher: staged pages.
+        sequences: all sequences that hold pages.
+        loose_slots: state slots that the current step will fill.
     """
     tree = cache.tree
     survey = _Survey(tree)
-    # host copies without their parent's, and sidecars without full, are what write_back allows
+    # only write_back allows host copies without the parent's, and sidecars without full
     strict_host = not cache.tree.demotes
     for node in tree.nodes():
         _check_node(tree, node, strict_host=strict_host)
@@ -62,19 +62,16 @@ def check(
 
 
 class _Survey:
-    """What the tree holds, recomputed node by node."""
-
     def __init__(self, tree: RadixTree) -> None:
         self.nodes: list[Node] = []  # parents before their children
         places = range(tree.kinds.size)
         self.page_ids: ByKind = tuple([[] for _ in places] for _ in TIERS)
-        self.locked: ByKind = tuple([[] for _ in places] for _ in TIERS)  # of these
+        self.locked: ByKind = tuple([[] for _ in places] for _ in TIERS)  # part of `page_ids`
         self.leaves: tuple[set[Node], set[Node]] = (set(), set())
         self.sidecars: tuple[list[set[Node]], ...] = tuple([set() for _ in places] for _ in TIERS)
         self._kinds = tree.kinds
 
     def count(self, node: Node) -> None:
-        """Take one node in."""
         self.nodes.append(node)
         device = node.held[DEVICE]
         for tier in TIERS:
@@ -101,7 +98,6 @@ class _Survey:
 
 
 def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
-    """Check the laws, and that nothing is locked, staged, under way or held by a request."""
     check(cache, prefetcher, [])
     for tier in TIERS:
         for kind in cache.tree.kinds.numbers:

@@ -1,10 +1,11 @@
-"""What a model caches, as data: its kinds, and what a hit needs of each.
+"""The kinds of data that a model caches, and what a hit needs of each.
 
-A *kind* is what the layers of one sort keep of the tokens they have read. Two facts decide how the
+A *kind* is what one sort of layers keeps of the tokens it has read. Two properties decide how the
 cache treats it: the extent that a hit needs, and the kind that it rides on. The tree, transfers,
-prefetches and checks go through the model's own list, `Kinds`.
+prefetches and checks iterate over the model's own list, `Kinds`.
 
-Inside the cache a kind is its number: its place in every list by kind, and in storage keys.
+The cache identifies a kind by its number, which is its index in every list by kind and its mark in
+storage keys.
 """
 
 from collections.abc import Iterable
@@ -14,14 +15,14 @@ from enum import Enum
 from hicache.models import PLAIN, LayerKind, ModelConfig, coded_page_bytes
 
 FULL, SWA, MAMBA = range(3)
-KIND_NAMES = ("full", "swa", "mamba")  # by number; other kinds have the numbers after these
+KIND_NAMES = ("full", "swa", "mamba")  # by number; other kinds have higher numbers
 # by number: the last byte of a page's key in storage
 KEY_TAGS = b"fsm34567"
 Extents = tuple[tuple[int, int], ...]  # (number of a kind, pages)
 
 
 class Extent(Enum):
-    """Where a kind's data must be held so that a request can continue after a page boundary."""
+    """Which data of a kind a request needs to continue after a page boundary."""
 
     path = "every page from the root to the boundary"
     window = "the last pages before the boundary; all of them if there are fewer"
@@ -33,12 +34,12 @@ class Kind:
     """One kind of cached data.
 
     Attributes:
-        name: in counters, measures and messages.
-        number: its place in lists by kind; unused by a rider.
+        name: used in counters, measures and messages.
+        number: index in lists by kind; unused for a rider.
         extent: what a hit needs. Path and window count pages, a point counts slots.
         window_len: tokens of a window.
-        rider_of: the name of the kind whose pages (or slots) hold this kind's data as well. A rider
-            has no pool, page table or key of its own: its bytes are a part of each such page.
+        rider_of: name of the kind whose pages (or slots) also hold this kind's data. A rider has no
+            pool, page table or key of its own: its bytes are a part of each such page.
         page_bytes: bytes of a page or a slot, over all devices of an engine.
     """
 
@@ -53,26 +54,27 @@ class Kind:
 class Kinds:
     """The kinds of one model.
 
-    All other kinds need full (number 0), the only path. There is at most one point: any kind with
-    the extent of another one rides on that one.
+    Full (number 0) is the only path, and all other kinds need it. There is at most one point: a
+    second kind with that extent must ride on the first.
 
     Attributes:
-        page_size: tokens of a page.
-        size: length of a list by kind. Numbers that the model does not have are unused places.
-        numbers: kinds with a pool, ascending; `paged`: those of them that count pages; `aux`: those
-            other than full.
-        windows: the kinds with a window, and its length in pages.
-        window_lens: by kind, the same in tokens.
+        page_size: tokens per page.
+        size: length of a list by kind. Entries of numbers that the model lacks are unused.
+        numbers: kinds with a pool, ascending.
+        paged: those of them that count pages.
+        aux: those of them other than full.
+        windows: (kind, window length in pages) of the kinds with a window.
+        window_lens: window length in tokens, by kind.
         points: the kind whose extent is a point, if there is one.
-        extents: of every kind in `aux`, the pages that a stored prefix must end with.
-        lost_with: by kind, what is evicted together with it from an inner node: itself, and with a
-            window the point.
-        names, page_bytes, units: by kind; bytes of a page or slot with those of its riders; tokens
-            of a page, or 1.
+        extents: (kind, pages) that a stored prefix must end with, of every kind in `aux`.
+        lost_with: by kind, the kinds that an inner node loses together with it: itself, and with a
+            window also the point.
+        names: by kind.
+        page_bytes: bytes of a page or slot with its riders, by kind.
+        units: tokens per page, or 1 for a point, by kind.
     """
 
     def __init__(self, kinds: Iterable[Kind], page_size: int) -> None:
-        """Raises ValueError if the cache cannot hold these kinds together."""
         self.page_size = page_size
         self.all = tuple(kinds)
         own = {kind.number: kind for kind in self.all if kind.rider_of is None}
@@ -101,7 +103,6 @@ class Kinds:
             )
 
     def count(self, kind: int, num_pages: int) -> int:
-        """Ids that a node of so many pages holds of a kind: pages, or one slot."""
         return 1 if kind in self.points else num_pages
 
 
@@ -128,7 +129,6 @@ def _refuse_unless_possible(
 def named_kinds(
     page_size: int, *, window_len: int = 0, has_states: bool = False, page_bytes: Iterable[int] = ()
 ) -> Kinds:
-    """Full, and if the model has them windows and states; `page_bytes`: by number, 1 by default."""
     sizes = dict(zip(range(len(KIND_NAMES)), page_bytes, strict=False))
     kinds = [Kind(name="full", number=FULL, page_bytes=sizes.get(FULL, 1))]
     if window_len:
@@ -143,12 +143,13 @@ def named_kinds(
 
 
 def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) -> Kinds:
-    """The kinds of a model, whose engine has `tp` devices.
+    """The kinds of a model whose engine has `tp` devices.
 
-    `form`: the format of the numbers (`models.FORMATS`), which sets the bytes; parts keep theirs.
+    `form` is the number format (`models.FORMATS`), which sets the bytes; model parts keep their
+    own.
 
     Raises:
-        ValueError: a page would hold a part of an entry of the model's parts.
+        ValueError: a page would hold a fraction of an entry of a model part.
     """
     sizes = [
         coded_page_bytes(model, kind, page_size, form) * model.kv_copies(kind, tp)
@@ -175,11 +176,11 @@ def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) 
 
 
 def lengths_with(present: Iterable[bool], num_pages: int) -> list[int]:
-    """The lengths in pages, ascending, whose last `num_pages` pages are present.
+    """The prefix lengths, in pages and ascending, whose last `num_pages` pages are present.
 
     A shorter prefix needs all its pages.
     """
-    lengths, gap = [], 0  # the last length whose own page is missing
+    lengths, gap = [], 0  # `gap`: the last length whose own page is missing
     for length, is_there in enumerate(present, 1):
         if not is_there:
             gap = length

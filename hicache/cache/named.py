@@ -1,6 +1,6 @@
-"""Policies by name: a built-in one, or a class of the user's own, whose calls are checked.
+"""Policies by name: a built-in one, or the user's own class as `module:Class`.
 
-The checks cover what it returns and raises. What it receives is read-only.
+The return values and exceptions of a user's class are checked. Its arguments are read-only.
 """
 
 import importlib
@@ -17,12 +17,10 @@ Policy = TypeVar("Policy")
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a finite number, and no truth value."""
     return isinstance(value, Real) and not isinstance(value, bool) and abs(value) < inf  # type: ignore[operator]
 
 
 def is_whole(value: object) -> bool:
-    """Whether this is a whole number."""
     return is_number(value) and value == int(value)  # type: ignore[call-overload]
 
 
@@ -49,19 +47,20 @@ def make_policy(
     wants: Mapping[str, Answer],
     knobs: Mapping[str, float] | None = None,
 ) -> Policy:
-    """Build the policy that a knob names, from `arguments`.
+    """Build the policy that a knob names.
 
     Args:
-        knob: for the messages, as it is typed.
+        knob: the name of the knob, for error messages.
         name: a key of `ours`, or `module:Class`.
-        ours: what there is.
-        arguments: what every policy of this sort is built with.
-        wants: methods and attributes that one of the user's own must have, and what they give.
-        knobs: of this policy alone; keyword arguments.
+        ours: the built-in policies by name.
+        arguments: positional arguments of every policy of this knob.
+        wants: the methods and attributes that a user's class must have, and the values they may
+            have.
+        knobs: keyword arguments for this policy.
 
     Raises:
-        ValueError: there is no such policy, or it has no such knobs.
-        PolicyError: a class of the user's own cannot be built, or lacks an attribute.
+        ValueError: there is no such policy, or it does not accept `knobs`.
+        PolicyError: a user's class cannot be built, or lacks an attribute.
     """
     make = ours.get(name) or loaded(knob, name)
     policy: Policy = built(f"{knob}={name}", make, arguments, knobs or {})
@@ -74,7 +73,6 @@ def make_policy(
 
 
 def loaded(knob: str, name: str) -> Callable[..., Any]:
-    """Return the class that `module:Class` names. Raises ValueError if there is none."""
     module, _, attribute = name.partition(":")
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
@@ -89,10 +87,10 @@ def built(
     arguments: tuple[object, ...],
     knobs: Mapping[str, float],
 ) -> Policy:
-    """Return an object of a class; one without a constructor gets no `arguments`.
+    """Build an object of a class; a class without a constructor gets no `arguments`.
 
     Raises:
-        ValueError: it does not take `knobs`.
+        ValueError: the class does not accept `knobs`.
         PolicyError: its constructor failed.
     """
     try:

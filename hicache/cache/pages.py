@@ -1,4 +1,4 @@
-"""Which page ids (or state slots) of one pool are free."""
+"""Allocators of page ids (or state slots), one per pool."""
 
 import zlib
 from array import array
@@ -7,39 +7,37 @@ from itertools import chain
 from typing import NamedTuple
 
 PageIds = list[int]
-NO_PAGES: PageIds = []  # not to be written
+NO_PAGES: PageIds = []  # shared; must not be changed
 
 
 class PageAllocator:
-    """Hands out the ids of one pool.
+    """Allocates the ids of one pool.
 
-    Every id in [0, capacity) is free or taken, never both. `capacity=None` is a pool that never
-    fills: ids are made as they are asked for. `num_free`: ids that `allocate` can still give, a
-    very large number when the pool never fills. `taken`: those that are out.
+    Every id in [0, capacity) is either free or taken. With `capacity=None` the pool never fills:
+    the allocator creates ids on demand. `num_free` is the number of ids that `allocate` can still
+    return, a very large number if the pool never fills.
     """
 
     def __init__(self, capacity: int | None, *, is_checked: bool = True) -> None:
-        """`is_checked`: what is given back must be out, each id once."""
         self.capacity = capacity
         self.num_free = 1 << 60 if capacity is None else capacity
         self._out: set[int] | None = set() if is_checked else None
-        self._returned: list[int] = []  # a stack of ids that were given back
-        self._next_new = 0  # ids from here on were never handed out
+        self._returned: list[int] = []  # stack of freed ids
+        self._next_new = 0  # first id that was never allocated
 
     @property
     def num_taken(self) -> int:
-        """Ids that are out."""
         return self._next_new - len(self._returned)
 
     @property
     def taken(self) -> set[int]:
-        """Those that are out; not to be written. O(ids ever handed out), where none is checked."""
+        """The taken ids; must not be changed. O(ids ever allocated) if `is_checked` is False."""
         if self._out is not None:
             return self._out
         return set(range(self._next_new)).difference(self._returned)
 
     def allocate(self, count: int) -> PageIds | None:
-        """Take `count` ids, or none of them: None when fewer are free. O(count)."""
+        """Take `count` ids; None, and nothing taken, if fewer are free. O(count)."""
         if count > self.num_free:
             return None
         self.num_free -= count
@@ -55,10 +53,10 @@ class PageAllocator:
         return page_ids
 
     def free(self, page_ids: PageIds) -> None:
-        """Give ids back. O(len(page_ids)).
+        """Return ids to the pool. O(len(page_ids)).
 
         Raises:
-            ValueError: an id is not taken, as after a double free, if that is checked.
+            ValueError: an id is not taken, as in a double free; only with `is_checked`.
         """
         if self._out is not None:
             _take_back(self._out, page_ids)
@@ -80,7 +78,7 @@ Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and kind
 
 
 class FreePages(NamedTuple):
-    """Ids that go back to the pool of one kind on one tier."""
+    """Ids to return to the pool of one kind on one tier."""
 
     tier: int
     kind: int
@@ -88,15 +86,14 @@ class FreePages(NamedTuple):
 
 
 def free(actions: Iterable[FreePages], pools: Pools) -> None:
-    """Give them back."""
     for tier, kind, page_ids in actions:
         pools[tier][kind].free(page_ids)
 
 
 class TracedAllocator(PageAllocator):
-    """A pool's allocator that keeps a running digest of every id that went out or came back.
+    """An allocator that keeps a running digest of all ids that were allocated or freed.
 
-    Every decision of a tree moves ids, so ranks whose decisions differ have different traffic.
+    Every decision of a tree moves ids, so ranks whose decisions differ have different digests.
     """
 
     def __init__(self, capacity: int | None, *, is_checked: bool = True) -> None:
@@ -104,22 +101,18 @@ class TracedAllocator(PageAllocator):
         self.traffic = 0
 
     def allocate(self, count: int) -> PageIds | None:
-        """Take `count` ids, or none of them."""
         page_ids = super().allocate(count)
         self.traffic = zlib.crc32(b"-" if page_ids is None else packed(page_ids), self.traffic)
         return page_ids
 
     def free(self, page_ids: PageIds) -> None:
-        """Give ids back."""
         super().free(page_ids)
         self.traffic = zlib.crc32(packed(page_ids), self.traffic ^ 1)
 
 
 def joined(parts: Sequence[PageIds]) -> PageIds:
-    """All of them, one after the other."""
     return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
 
 
 def packed(page_ids: PageIds) -> bytes:
-    """The same ids as int32, for digests."""
     return array("i", page_ids).tobytes()

@@ -1,7 +1,7 @@
-"""The controller: it owns the pools, asks the tree what to do, and books the copies.
+"""The cache controller: it owns the pools, takes decisions from the tree, and queues the copies.
 
-What has to be carried out lands in `outbox`, in order; the engine hands it to the executor, and
-reports each piece with `complete` when it is done.
+The controller appends each piece of work to `outbox`, in order. The engine passes it to the
+executor and reports a finished transfer with `complete`.
 """
 
 from collections import Counter
@@ -32,23 +32,24 @@ from hicache.config import StorageConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquired:
-    """Where a request starts: tokens it need not compute, by where they were held."""
+    """The prefix that a request reuses, in tokens, by the tier that held it."""
 
     cached_len: int
     device_len: int
     host_len: int
-    storage_len: int  # host pages that the request's own prefetch had brought
+    storage_len: int  # host pages that the request's own prefetch had read
     load_back: LoadBack | None
 
 
 class PrefixCache:
-    """Keeps prefixes on device and host, within the pools it is given.
+    """Caches prefixes on device and host, within fixed pools.
 
     Args:
-        tree: its nodes; `tree.knobs` and `tree.quirks` are the settings of the cache.
-        pools: by tier and kind.
+        tree: the radix tree; `tree.knobs` and `tree.quirks` are the settings of the cache.
+        pools: page allocators by tier and kind.
         storage: when and how host data is written to storage.
-        storage_queue_bytes: host bytes that storage writes may pin; None: there is no storage.
+        storage_queue_bytes: host bytes that pending storage writes may lock; None means there is no
+            storage.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class PrefixCache:
             self._writer = StorageWriter(
                 tree, self._bookings, storage or StorageConfig(), queue_bytes=storage_queue_bytes
             )
-        # each tier makes room with the help of the one below it
+        # each tier makes room with the help of the tier below it
         copies = Writes(COPIES[knobs.write_policy](knobs), tree.admit, "device", "host")
         self.host = Host(tree, self._bookings, self._writer, copies)
         self.device = Device(tree, self._bookings, self.host if tree.demotes else None)
@@ -83,7 +84,6 @@ class PrefixCache:
 
     @property
     def outbox(self) -> list[Work]:
-        """What is to be begun, in order; whoever begins it puts an empty list in its place."""
         return self._bookings.outbox
 
     @outbox.setter
@@ -92,32 +92,31 @@ class PrefixCache:
 
     @property
     def queued_write_bytes(self) -> int:
-        """Host bytes that writes to storage pin."""
         return 0 if self._writer is None else self._writer.queued_bytes
 
     # -- how much room there is ----------------------------------------------------------------
 
     def available_size(self, kind: int, tier: int = DEVICE) -> int:
-        """Free tokens (or slots) of a pool, nothing evicted."""
         return self.pools[tier][kind].num_free * self._units[kind]
 
     def evictable_size(self, kind: int) -> int:
-        """Tokens (or slots) that eviction could free on the device."""
         return self.device.evictable(kind) * self._units[kind]
 
     @property
     def device_pages(self) -> int | None:
-        """Pages of full KV that the device has; None if it is never full."""
         return self.pools[DEVICE][FULL].capacity
 
     def room(self, kind: int = FULL) -> int:
-        """Tokens (or slots) that allocation on the device can count on."""
+        """Tokens (or slots) on the device that are free or evictable."""
         return self.available_size(kind) + self.evictable_size(kind)
 
     # -- a request's life ----------------------------------------------------------------------
 
     def match(self, sequence: Sequence, prompt_len: int) -> MatchResult:
-        """The longest usable prefix; at least one token is left to compute. Mutates as the tree."""
+        """Return the longest usable prefix, at most `prompt_len - 1` tokens.
+
+        May split nodes and updates recency, as `RadixTree.match` does.
+        """
         return self.tree.match(sequence.tokens, prompt_len - 1, sequence.namespace)
 
     def acquire(
@@ -129,12 +128,17 @@ class PrefixCache:
         storage_start: int = 0,
         storage_end: int = 0,
     ) -> Acquired | None:
-        """Lock the matched path, take pages for the load-back now, and give the request its slots.
+        """Lock the matched path, allocate pages for the load-back, and give the request its slots.
 
-        `prompt_len`: the tokens to compute end here; needed only for the last page.
-        `[storage_start, storage_end)` are the tokens that the request's own prefetch brought.
-        Falls back to the device boundary if the load-back finds no pages. None if there are no
-        state slots for the request; nothing has changed then.
+        If the load-back gets no pages, the request starts at the device boundary instead. Returns
+        None if there are no state slots for the request; the request then holds nothing.
+
+        Args:
+            sequence: the request's tokens; receives the lock, pages and slots.
+            match: the result of `match`.
+            prompt_len: tokens of the prompt; needed only for `loads_last_page`.
+            storage_start: first token that the request's own prefetch read.
+            storage_end: end of these tokens.
         """
         load_back = None
         node = match.device_node
@@ -151,7 +155,7 @@ class PrefixCache:
             held_before = (node.end, 0, 0)
         sequence.lock = self.tree.lock(node)
         if not self._take_slots(sequence, node, load_back):
-            # a load-back stays: it is in the tree, and will be a device hit the next time
+            # the load-back continues: its pages are in the tree and will be a device hit next time
             self._release_lock(sequence)
             return None
         sequence.tree_pages = sequence.num_pages = node.end
@@ -186,7 +190,10 @@ class PrefixCache:
     def extend(
         self, sequence: Sequence, num_tokens: int, purpose: Purpose = Purpose.prefill
     ) -> bool:
-        """Take pages so that the sequence can hold `num_tokens`; evicts. All pages or none."""
+        """Allocate pages until the sequence can hold `num_tokens`, evicting where needed.
+
+        Returns False, and allocates nothing, if one kind has too few pages.
+        """
         num_pages = -(-num_tokens // self.page_size)
         count = num_pages - sequence.num_pages
         if count <= 0:
@@ -206,10 +213,10 @@ class PrefixCache:
         return True
 
     def leave_window(self, sequence: Sequence, length: int) -> None:
-        """Free the sequence's own window pages that no token from `length` on will look at.
+        """Free the sequence's own window pages that no token from `length` on attends to.
 
-        Those before the last page boundary below `length` are kept as well, a window of them: that
-        is where an equal sequence starts, which computes its last token again.
+        The sequence keeps one window before the last page boundary below `length`: an equal request
+        would start there, because it computes its last token again.
         """
         for kind, pages in self.tree.kinds.windows:
             start = sequence.starts[kind]
@@ -222,15 +229,14 @@ class PrefixCache:
             sequence.starts[kind] = end
 
     def take_state_slot(self, sequence: Sequence) -> PageIds | None:
-        """A slot for a state of the sequence to capture, or None if every one is locked."""
         (kind,) = self.tree.kinds.points
         return self.device.allocate(kind, 1, Demand(Purpose.slot, sequence.request_id))
 
     def publish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
-        """Put the sequence's pages `[tree_pages, num_pages)` and its states into the tree.
+        """Insert the sequence's pages `[tree_pages, num_pages)` and its states into the tree.
 
-        The sequence goes on reading them, under a lock that has moved to their end. `is_answer`:
-        the prompt has been published before.
+        The sequence keeps reading these pages; its lock moves to their end. `is_answer` is True if
+        the prompt was published before.
         """
         tree = self.tree
         lock = sequence.lock
@@ -242,7 +248,7 @@ class PrefixCache:
         for kind, pages in kinds.windows:
             cuts.add(sequence.starts[kind])
             if num_pages - pages > sequence.starts[kind] + 1:
-                cuts.add(num_pages - pages)  # so that one lock pins one window
+                cuts.add(num_pages - pages)  # so that one lock covers one window
         actions: list[FreePages] = []
         for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
             node = insert(tree, node, sequence, cut, actions)
@@ -260,12 +266,10 @@ class PrefixCache:
         self.host.save_path(node, sequence.request_id, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
-        """Publish the first `num_pages` and give everything else back."""
         self.publish(sequence, num_pages, is_answer=is_answer)
         self.abandon(sequence)
 
     def abandon(self, sequence: Sequence) -> None:
-        """Give back all that the sequence holds and the tree does not."""
         first, end = sequence.tree_pages, sequence.num_pages
         if self.tree.listener is not None:
             self.tree.listener.abandoned(sequence, first, end)
@@ -285,7 +289,6 @@ class PrefixCache:
     # -- copies that are done ------------------------------------------------------------------
 
     def complete(self, transfer: Reported) -> None:
-        """Release what a transfer held; a back-up goes on to storage."""
         self.in_flight.discard(transfer)
         if isinstance(transfer, StorageWrite):
             assert self._writer is not None
@@ -301,9 +304,9 @@ class PrefixCache:
     # -- what prefetch has brought -----------------------------------------------------------------
 
     def insert_host(self, anchor: Node, sequence: Sequence, pages: list[PageIds]) -> int:
-        """Publish staged pages below `anchor`, with their windows and state.
+        """Insert staged host pages below `anchor`, with their windows and state.
 
-        Returns how many full pages were new.
+        Returns the number of full pages that the tree did not hold yet.
         """
         actions: list[FreePages] = []
         node = insert_host(self.tree, anchor, sequence, pages, actions)
@@ -321,9 +324,9 @@ class PrefixCache:
     # -- inside --------------------------------------------------------------------------------
 
     def _take_slots(self, sequence: Sequence, node: Node, load_back: LoadBack | None) -> bool:
-        # the working state and the boundary's, where the model has states
+        # allocate the working state's slot and the boundary state's slot, if the model has states
         for kind in self.tree.kinds.points:
-            taken = sequence.working_slot or []  # what a load-back filled has its slot already
+            taken = sequence.working_slot or []  # a load-back may have allocated the working slot
             count = self.quirks.states_per_request - len(taken)
             slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
             if slots is None:

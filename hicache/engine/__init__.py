@@ -1,1 +1,1 @@
-"""The serving loop, what it asks of others, routing, and the ranks of an engine."""
+"""The serving loop, its interfaces, routing, and the ranks of an engine."""

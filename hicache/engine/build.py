@@ -1,4 +1,4 @@
-"""Puts an engine together: its tree, its cache, its prefetcher and its scheduler."""
+"""Builds an engine: its tree, cache, prefetcher and scheduler."""
 
 import sys
 from collections.abc import Sequence
@@ -31,15 +31,15 @@ def build_engine(
     listener: Listener | None = None,
     requests: Sequence[Request] = (),
 ) -> Engine:
-    """One engine, or one rank of it.
+    """Build one engine, or one rank of it.
 
     Args:
         config: all knobs.
-        deployment: what they come to.
-        runtime: where it runs.
-        names: what pages are called.
+        deployment: the devices, costs and pool sizes of the config.
+        runtime: the clock, storage and executors.
+        names: names of pages.
         listener: receives the engine's events; None means no listener.
-        requests: the workload, for an oracle.
+        requests: the workload, for an oracle policy.
     """
     rates = RateEstimator(num_engines=config.parallel.replicas)
     policy = None
@@ -72,7 +72,7 @@ def build_engine(
         config.scheduler,
         max_len=config.model.max_len,
         checkpoints=placement,
-        # where leaves lose single pages, several steps at once would cut them elsewhere
+        # with trimmed leaves, several steps at once would cut leaves at other pages
         may_jump=config.engine.jump and not (is_real or config.cache.trims_leaves),
         takes_decode_pages_first=is_real,
         estimate_s=deployment.cost.prefill_s,
@@ -111,9 +111,9 @@ def _placement(knobs: CacheConfig, *, has_states: bool) -> Placement:
 
 
 def queue_bytes(config: ExperimentConfig, deployment: Deployment) -> int:
-    """Return the bytes that may wait to be written to storage.
+    """The maximum bytes that wait to be written to storage.
 
-    The default is half of the host; with `cache.unlimited`, whose host has no size, it has no end.
+    The default is half of the host's memory; with `cache.unlimited` there is no limit.
     """
     if config.storage.write_queue_gib is not None:
         return int(config.storage.write_queue_gib * GIB)
@@ -121,7 +121,6 @@ def queue_bytes(config: ExperimentConfig, deployment: Deployment) -> int:
 
 
 def check_laws(engine: Engine) -> None:
-    """Every law of the cache, with all that runs or is about to, of one engine or rank."""
     scheduler = engine.scheduler
     reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
     reqs += [extend.req for extend in engine.extending]

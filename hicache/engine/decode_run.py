@@ -1,4 +1,4 @@
-"""A run of decode steps, of which an engine takes in several at once."""
+"""A run of decode steps, which an engine commits several at a time."""
 
 from collections.abc import Iterator
 
@@ -7,44 +7,39 @@ from hicache.executor.completions import StepEnds
 
 
 class DecodeRun:
-    """The steps of one batch, from its forward until the engine has taken in the last of them.
+    """The steps of one batch, from its forward until the engine has committed the last of them.
 
-    A batch of decodes may hold many steps, one with prompts holds one. The engine changes only at
-    the end of a step, so nothing differs if it takes in many steps at once: at the end of the run,
-    at the first step end after an event (`cut`), or when a reader asks for its state (`take`). The
-    executor prices steps only as far as no event is near (`look_on`).
+    A batch of decodes may hold many steps; a batch with prompts holds one. The engine changes only
+    at step ends, so it may commit many steps at once: at the end of the run, at the first step end
+    after an event (`cut`), or when a reader needs its state (`take`). The executor prices steps
+    only up to the next event (`look_on`).
 
     Attributes:
-        num_taken: steps that the engine has taken in.
+        num_taken: steps that the engine has committed.
     """
 
     def __init__(self, ends: StepEnds, num_steps: int, now_ns: int) -> None:
-        """Begin a run of at most `num_steps` steps at `now_ns`; `ends`: when each of them ends."""
         self.num_taken = 0
         self._ends = ends
         self._last = num_steps - 1
-        self._horizon = min(ends.look(now_ns), self._last)  # the last step whose end counts so far
-        self._written: list[tuple[int, StorageWrite]] = []  # (the step in which it ended, what)
+        self._horizon = min(ends.look(now_ns), self._last)  # the last priced step
+        self._written: list[tuple[int, StorageWrite]] = []  # (step in which it ended, write)
 
     @property
     def end_ns(self) -> int:
-        """When the steps end that are priced so far."""
         return self._ends.known[self._horizon]
 
     @property
     def ends_ns(self) -> list[int]:
-        """When the steps end that are not taken in yet; prices all of them."""
         self._ends.look(None)
         return self._ends.known[self.num_taken : self._last + 1]
 
     @property
     def num_priced(self) -> int:
-        """Steps of the run that are priced so far, those taken in included."""
         return self._horizon + 1
 
     def cut(self, now_ns: int) -> bool:
-        """End the run with the first step that ends at `now_ns` or later; return whether it was
-        to go on after that."""
+        """End the run with the first step that ends at `now_ns` or later; True if this cuts it."""
         last, self._last = self._last, self._step_at(now_ns)
         self._horizon = self._last
         return self._last != last
@@ -53,33 +48,31 @@ class DecodeRun:
         """Price more steps, unless a deadline has passed by the end of those priced.
 
         Args:
-            until_ns: when the next event comes; None if none will.
-            deadline_ns: when a waiting request will have waited for too long.
+            until_ns: time of the next event; None if there is none.
+            deadline_ns: next prefetch deadline of a waiting request.
 
         Returns:
-            Whether there were more.
+            False if there was no step to price, or a deadline has passed.
         """
         end_ns = self.end_ns
         if self._horizon == self._last or (deadline_ns is not None and deadline_ns <= end_ns):
             return False
         if until_ns is not None:
-            until_ns = max(until_ns, end_ns + 1)  # an event at the end of a step cuts no run
+            until_ns = max(until_ns, end_ns + 1)  # an event at a step end cuts no run
         self._horizon = min(self._ends.look(until_ns), self._last)
         return True
 
     def note_write(self, write: StorageWrite, now_ns: int) -> None:
-        """Keep a write to storage that is done for the end of the step at hand."""
         self._written.append((self._step_at(now_ns), write))
 
     def take_before(self, now_ns: int) -> Iterator[tuple[int, int, StorageWrite | None]]:
-        """Take in the steps that ended before `now_ns`, as `take` does."""
         return self.take(self._step_at(now_ns))
 
     def take(self, end: int) -> Iterator[tuple[int, int, StorageWrite | None]]:
-        """Take in the steps up to number `end`.
+        """Commit the steps before number `end`.
 
         Yields:
-            How many steps, when the last of them ended, and the write that was done in it, if any.
+            The number of steps, the end (ns) of the last, and the write that ended in it, if any.
         """
         while self._written and self._written[0][0] < end:
             step, write = self._written.pop(0)

@@ -1,4 +1,4 @@
-"""What a config comes to: an engine's devices, what a step costs there, the sizes of its pools."""
+"""A deployment: an engine's devices, the cost of a step, and the sizes of its pools."""
 
 from dataclasses import dataclass, replace
 
@@ -15,8 +15,10 @@ class Deployment:
 
     Attributes:
         kinds: what is cached, with the bytes of a page or slot on the device.
-        host_kinds, storage_kinds: the same, with the bytes in the formats of these tiers.
-        device, host: the pools of the two tiers.
+        host_kinds: the same, with the bytes in the host's format.
+        storage_kinds: the same, with the bytes in storage's format.
+        device: pool sizes of the device.
+        host: pool sizes of the host.
     """
 
     tp: int
@@ -29,10 +31,10 @@ class Deployment:
 
 
 def deploy(config: ExperimentConfig) -> Deployment:
-    """The deployment that a config names.
+    """The deployment that a config describes.
 
     Raises:
-        ValueError: a pool has no room for the least that a request needs.
+        ValueError: a pool is too small for one request.
     """
     cost = CostModel(config.model, config.hardware, tp=config.tp, ep=config.parallel.ep)
     kinds, host_kinds, storage_kinds = (
@@ -58,7 +60,6 @@ def deploy(config: ExperimentConfig) -> Deployment:
 
 
 def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
-    """A line for the pools of each tier."""
     model, devices = config.model.name, f"{deployment.tp} device(s)"
     if config.cache.unlimited:
         return [f"{model} on {devices}: pools of unlimited size"]

@@ -1,9 +1,8 @@
 """The serving loop: one engine's steps, and several engines under one clock.
 
-An engine's state changes only at its own step boundaries: whatever happens in between (a request
-comes, a copy is done) waits there. A run of decode steps is one step whose end is pulled forward
-to the first boundary after such an event, so that it makes no difference that they were taken at
-once.
+An engine's state changes only at its own step ends; arrivals and finished copies wait until then. A
+run of decode steps counts as one step. An event moves its end forward to the next step end, so the
+result is the same as with single steps.
 """
 
 import heapq
@@ -45,43 +44,39 @@ class Engine:
         self._arrived: list[tuple[int, Request]] = []  # (when, what)
         self._aborted: list[int] = []
         self._delivered: list[Reported | Prefetch] = []
-        self._batch: Batch | None = None  # under way, or held by a fence
-        self._run: DecodeRun | None = None  # its steps, once it is under way
-        self._deadline_ns: int | None = None  # of those that wait
+        self._batch: Batch | None = None  # in flight, or held by a fence
+        self._run: DecodeRun | None = None  # its steps, once it is in flight
+        self._deadline_ns: int | None = None  # next prefetch deadline of a waiting request
         self._planned_ns = self._started_ns = 0
-        self._stall_ns = 0  # of the step at hand: waiting for load-backs
+        self._stall_ns = 0  # of the current step: waiting for load-backs
         self._backlog_ns = 0
-        self._backlog_since_ns: int | None = None  # when the last plan left somebody out
-        # whether anybody asks how far a read is, and may go on because of that
+        self._backlog_since_ns: int | None = None  # when the last plan left a request out
+        # a partial read may let a waiting request run
         self._follows_reads = prefetcher is not None and prefetcher.stop.waits
         self._listener = cache.tree.listener
 
     # -- what happens to it --------------------------------------------------------------------
 
     def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
-        """A request has come; it is looked at when the step at hand ends.
+        """Accept a request; it is queued when the current step ends.
 
-        `came_ns`: when, if that was noticed only now: real steps are not interrupted.
+        `came_ns`: arrival time if it is earlier than `now_ns`, because real steps are not
+        interrupted.
         """
         self._arrived.append((now_ns if came_ns is None else came_ns, request))
-        # as of the last arrival: how long the rest takes to drain says nothing of the load
+        # counts up to the last arrival: the time to drain the rest says nothing about the load
         self._count_backlog(now_ns)
         self.cache.counters["engine/backlog_ns"] = self._backlog_ns
         self.interrupt(now_ns)
 
     def abort(self, request_id: int, now_ns: int) -> None:
-        """Somebody has given up; the request is dropped when the step at hand ends.
-
-        One that is not here any more, or never came, is none of ours.
-        """
         self._aborted.append(request_id)
         self.interrupt(now_ns)
 
     def deliver(self, done: Reported | Prefetch, now_ns: int) -> bool:
-        """A copy, a query or a read is done, or a batch of a read; it is taken in when the step
-        at hand ends.
+        """Report finished work or a part of a read, for the end of the current step.
 
-        False if nothing can come of it yet, so that there is no need to wake.
+        Returns False if it cannot have an effect yet, so that the engine need not wake.
         """
         run = self._run
         if run is not None and isinstance(done, StorageWrite) and self._may_write_beside:
@@ -96,18 +91,18 @@ class Engine:
 
     @property
     def _may_write_beside(self) -> bool:
-        """Whether the run at hand goes on as it was planned when a write to storage is done.
+        """True if a finished storage write does not change the current run.
 
-        All that comes of it is room for others to be written, and host pages that may leave.
+        It only makes room for other writes and lets host pages be evicted.
         """
         if self.extending or self._delivered:
             return False
         return not self.cache.tree.demotes
 
     def catch_up(self, now_ns: int) -> None:
-        """Take in the steps of the run at hand that ended before now, for whoever looks.
+        """Commit the steps of the current run that ended before now, so that a reader sees them.
 
-        The run goes on; at its end it makes no difference that somebody looked.
+        The run continues, and its result is the same.
         """
         if self._run is None:
             return
@@ -116,21 +111,18 @@ class Engine:
         assert not self.scheduler.has_finished, "a run goes on after an answer is complete"
 
     def interrupt(self, now_ns: int) -> None:
-        """End the run of steps at hand at the first boundary from now on."""
         if self._run is not None:
             self._run.cut(now_ns)
 
     def look_on(self, until_ns: int | None) -> bool:
-        """Price more steps of the run at hand, as `DecodeRun.look_on`; False if there are none."""
         return self._run is not None and self._run.look_on(until_ns, self._deadline_ns)
 
     @property
     def step_end_ns(self) -> int | None:
-        """When the steps at hand end that are priced so far; None if none is under way."""
         return None if self._run is None else self._run.end_ns
 
     def next_wake_ns(self, now_ns: int) -> int | None:
-        """When this engine has something to do by itself."""
+        """Time (ns) at which this engine must wake by itself; None if it need not."""
         scheduler, run = self.scheduler, self._run
         end = None if run is None else run.end_ns
         deadline = scheduler.next_deadline_ns(now_ns) if scheduler.waiting else None
@@ -141,12 +133,10 @@ class Engine:
 
     @property
     def extending(self) -> list[Extend]:
-        """What the step at hand extends."""
         return self._batch.extends if self._batch is not None else []
 
     @property
     def num_requests(self) -> int:
-        """Requests that are here and not answered yet, wherever they are."""
         scheduler = self.scheduler
         partial = scheduler.partial
         extending = sum(extend.req is not partial for extend in self.extending)
@@ -155,7 +145,6 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is here, waiting or under way."""
         return (
             self._batch is None
             and not self._arrived
@@ -166,9 +155,10 @@ class Engine:
     # -- what it does --------------------------------------------------------------------------
 
     def wake(self, now_ns: int) -> Outcome:
-        """End the step that ends now, take in what has happened, and begin the next one.
+        """End the step that ends now, apply the events, and begin the next step.
 
-        One that ends later is the last of its run. Returns the requests that ended.
+        If the current step ends later, it becomes the last of its run. Returns the requests that
+        ended.
         """
         outcome, run = NOTHING, self._run
         was_held = self._batch is not None and run is None
@@ -190,7 +180,7 @@ class Engine:
         self._hand_out(now_ns)
         if self._batch is not None and not self.executor.is_fenced:
             step = self.executor.forward(self._batch, now_ns)
-            # requests that came while it was held have not been looked at
+            # requests that arrived while it was held have not been considered
             self._run = DecodeRun(step.ends, 1 if was_held else self._batch.num_steps, now_ns)
             for extend in self._batch.extends:
                 if extend.req.first_token_ns is None:
@@ -212,12 +202,12 @@ class Engine:
             self._batch.num_steps = num_left
             return self.scheduler.take_ended()
         self._batch = None
-        return NOTHING  # what is planned next may end more
+        return NOTHING  # the next plan may end more requests
 
     def _only_gained_room(self) -> bool:
-        """Whether what cut the run leaves the rest of it as it was planned: copies that are done.
+        """True if only finished copies cut the run, so that the rest of it can continue as planned.
 
-        A fence is none of them: under write_back the next step may need what they have freed.
+        Not under write_back, where the next step may need the pages that they free.
         """
         scheduler = self.scheduler
         if self._arrived or self._aborted or scheduler.waiting or scheduler.partial:
@@ -227,7 +217,7 @@ class Engine:
         return not any(isinstance(done, Prefetch) for done in self._delivered)
 
     def _commit(self, num_steps: int, now_ns: int, write: StorageWrite | None) -> None:
-        # the next steps of the batch, if any, the last of which ends now, and a write done in it
+        # commit steps of the batch, the last of which ends now, and a write that ended in it
         if num_steps:
             self._commit_steps(num_steps, now_ns)
         if write is not None:
@@ -251,7 +241,6 @@ class Engine:
         self.scheduler.commit(self._batch, num_steps, now_ns)
 
     def _share_out(self, batch: Batch, num_tokens: int, step_ns: int) -> None:
-        """What a step that extends prompts took of each: its own tokens' share, and the rest's."""
         computing_ns = max(step_ns - self._stall_ns, 0)
         for extend in batch.extends:
             req = extend.req
@@ -262,7 +251,7 @@ class Engine:
                 req.shared_ns += computing_ns - own_ns
 
     def backlog_ns(self, now_ns: int) -> int:
-        """Time up to now in which a request that waited for no storage was left out of a step."""
+        """Time (ns) up to now during which a request that did not wait for storage was left out."""
         since_ns = now_ns if self._backlog_since_ns is None else self._backlog_since_ns
         return self._backlog_ns + max(now_ns - since_ns, 0)
 
@@ -285,7 +274,7 @@ class Engine:
         arrived, self._arrived = self._arrived, []
         for arrived_ns, request in arrived:
             self.scheduler.submit(request, now_ns, arrived_ns=arrived_ns)
-        if self._batch is None:  # nor may a batch that waits for a fence lose a request
+        if self._batch is None:  # a batch that waits for a fence keeps its requests
             for request_id in self._aborted:
                 self.scheduler.abort(request_id, now_ns)
             self._aborted.clear()
@@ -309,20 +298,19 @@ class Engine:
 
 
 class ClientTimeouts:
-    """When clients give up on requests that are not answered.
+    """When clients time out on requests without an answer.
 
-    Holds only requests that are not answered yet: the timeout of an answered one has no effect.
+    Holds unanswered requests only: the timeout of an answered one has no effect.
     """
 
     def __init__(self, patience_ns: Mapping[int, int]) -> None:
-        """`patience_ns`: by a request's id, from its arrival; a client not listed waits forever."""
+        """`patience_ns`: timeout from the arrival, by request id; other clients wait forever."""
         self._patience_ns = patience_ns
-        self._line: list[tuple[int, int]] = []  # (when, request)
-        self._engines: dict[int, int] = {}  # of the requests that are not answered yet
-        self.next_ns: int | None = None  # when the next client gives up
+        self._line: list[tuple[int, int]] = []  # (time, request id)
+        self._engines: dict[int, int] = {}  # by unanswered request
+        self.next_ns: int | None = None  # time of the next timeout
 
     def arrived(self, request: Request, engine: int, now_ns: int) -> None:
-        """Start the timeout of a request that arrived now and was routed to `engine`."""
         patience_ns = self._patience_ns.get(request.id)
         if patience_ns is not None:
             heapq.heappush(self._line, (now_ns + patience_ns, request.id))
@@ -330,13 +318,11 @@ class ClientTimeouts:
             self._look()
 
     def ended(self, outcome: Outcome) -> None:
-        """Drop the timeouts of answered and rejected requests."""
         for req in (*outcome.finished, *(req for req, _ in outcome.rejected)):
             self._engines.pop(req.request.id, None)
         self._look()
 
     def until(self, now_ns: int) -> list[tuple[int, int]]:
-        """Take out the requests whose clients give up by now: (engine, request)."""
         gone: list[tuple[int, int]] = []
         while self.next_ns is not None and self.next_ns <= now_ns:
             request_id = heapq.heappop(self._line)[1]
@@ -351,11 +337,7 @@ class ClientTimeouts:
 
 
 class Router(Protocol):
-    """Chooses the engine of a request."""
-
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        """The engine's number."""
-        ...
+    def route(self, request: Request, engines: Sequence[Engine]) -> int: ...
 
 
 def serve(
@@ -369,11 +351,11 @@ def serve(
     patience_ns: Mapping[int, int] | None = None,
     server_ns: int = 0,
 ) -> None:
-    """Serve all requests and drain: at the end nothing is under way anywhere.
+    """Serve all requests, until nothing is in flight.
 
-    At one moment, copies are done before requests come, requests come before somebody gives up on
-    one, and all that before steps end. `patience_ns`: as `ClientTimeouts` has it; none: nobody
-    gives up. `server_ns`: from the release of a request until its engine has it.
+    At equal times, copies finish first, then requests arrive, then clients time out, then steps
+    end. `patience_ns`: timeouts as for `ClientTimeouts`; None means no timeouts. `server_ns`: time
+    from the release of a request until it reaches its engine.
     """
     coming = _Coming(feeder.initial(), server_ns)
     wakes = [engine.next_wake_ns(clock.now()) for engine in engines]
@@ -431,11 +413,10 @@ def _hand_in(
     engines: Sequence[Engine],
     router: Router,
 ) -> list[int]:
-    """The requests that come by now, and those given up on; returns the engines that have them."""
     touched: list[int] = []
     for due, request in coming.until(now_ns):
         for engine in engines:
-            engine.catch_up(now_ns)  # a router may look at any of them, and so may who explains
+            engine.catch_up(now_ns)  # a router or an explanation may read any engine's state
         number = router.route(request, engines)
         engines[number].submit(request, now_ns, came_ns=due)
         timeouts.arrived(request, number, due)
@@ -447,7 +428,7 @@ def _hand_in(
 
 
 def _first(wakes: Sequence[int | None]) -> tuple[int, int | None]:
-    # whose is the first, and when
+    # index and time of the earliest
     first, soonest = 0, None
     for number, wake in enumerate(wakes):
         if wake is not None and (soonest is None or wake < soonest):
@@ -462,9 +443,9 @@ def _earlier(moment: int | None, other: int | None) -> int | None:
 
 
 class _Coming:
-    """Requests that are released and have not come: by time, and then as they were released.
+    """Requests that were released and have not arrived, by time and order of release.
 
-    They come `late_ns` after their release.
+    They arrive `late_ns` after their release.
     """
 
     def __init__(self, releases: Iterable[Release], late_ns: int) -> None:
@@ -494,7 +475,6 @@ class _Coming:
 def _settle(
     outcome: Outcome, engine: int, now_ns: int, feeder: Releases, observer: Observer
 ) -> list[Release]:
-    """Tell of the requests that ended; what their ends release."""
     released: list[Release] = []
     for req in outcome.finished:
         observer.finished(req, engine, now_ns)

@@ -1,4 +1,4 @@
-"""A policy of the user's own: the methods that it may have, and what they return."""
+"""The user's own policy: the methods that it may define, and the values that they return."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
@@ -39,32 +39,32 @@ def _is_rank(value: object) -> bool:
 
 ANYTHING = Answer("anything", lambda value: True, shows=False)
 METHODS = {
-    "on_insert": ANYTHING,  # (entry, tier): it has data there now
+    "on_insert": ANYTHING,  # (entry, tier): the tier now holds its data
     "on_hit": ANYTHING,  # (entry, request): the request starts from it
-    "on_miss": ANYTHING,  # (keys, request): of the whole pages of its prompt that it must compute
-    "on_split": ANYTHING,  # (entry, first): `first` is the entry of its first pages from now on
-    "on_evict": ANYTHING,  # (entry, tier, why): it lost its data there; demoted, evicted or lost
+    "on_miss": ANYTHING,  # (keys, request): keys of the whole prompt pages that it must compute
+    "on_split": ANYTHING,  # (entry, first): `first` is the new entry of its first pages
+    "on_evict": ANYTHING,  # (entry, tier, why): it left the tier; demoted, evicted or lost
     "on_finish": ANYTHING,  # (request, outcome): finished, rejected or aborted
     # (entry, tier, kind): the smallest is evicted first; None keeps the default order, which is LRU
     "rank": Answer("a finite number, a tuple of them, or None", _is_rank, shows=False),
-    # (tier, kind, need, queue): the entry of the queue to evict for so many pages (or states); None
+    # (tier, kind, need, queue): the entry of the queue to evict for `need` pages (or states); None
     # leaves it to the ranks
     "victim": ANYTHING,
-    # (entry, source, target, load): whether to copy it from device to host or from host to storage;
+    # (entry, source, target, load): True to copy it from device to host, or from host to storage;
     # None leaves it to `cache.write_policy` or `storage.write`
     "admit": Answer("True, False or None", lambda v: v is None or FLAG.fits(v), shows=False),
     "demotes": FLAG,  # an attribute: `admit` may copy data that the device is about to evict
-    # (request, held, restorable, load): tokens to read after the `held` ones that the cache has;
+    # (request, held, restorable, load): tokens to read after the `held` ones in the cache;
     # `restorable`: lengths that storage can restore. None reads the longest of them
     "prefetch": Answer("None or a whole number of tokens", lambda v: v is None or TOKENS.fits(v)),
-    "may_stop": FLAG,  # (prefetch, now_ns): whether the request goes on with what has been read
-    "deadline_ns": MOMENT,  # (prefetch): when the clock says so; None means not by the clock
+    "may_stop": FLAG,  # (prefetch, now_ns): True to run the request with the pages read so far
+    "deadline_ns": MOMENT,  # (prefetch): time at which `may_stop` changes; None means never
     # (kind, start, end, branch): prompt lengths at which a window or state is kept; None leaves it
     # to `cache.windows` or `cache.checkpoints`
     "checkpoints": Answer(
         "a list of whole numbers or None", lambda v: v is None or LENGTHS.fits(v), shows=False
     ),
-    "sort_key": NUMBER,  # (req, match): of a waiting request; the smallest is served first
+    "sort_key": NUMBER,  # (req, match): rank of a waiting request, smallest first
     "route": Answer("None or the number of an engine", lambda v: v is None or TOKENS.fits(v)),
 }
 
@@ -76,11 +76,11 @@ def policy_of(
     now_ns: Callable[[], int],
     requests: Sequence[Request] = (),
 ) -> SimpleNamespace:
-    """Build the policies that the config names: the methods of `cache.policy`, then of the others.
+    """Build the policies that the config names; methods of `cache.policy` replace built-in ones.
 
     Raises:
-        ValueError: there is no such class, or it takes no such arguments.
-        PolicyError: a class of the user's own cannot be used.
+        ValueError: there is no such class, or it does not accept the arguments.
+        PolicyError: a user's class cannot be used.
     """
     cache, world = config.cache, _world(config, deployment, rates, now_ns, requests)
     methods = SimpleNamespace()
@@ -102,13 +102,13 @@ def policy_of(
 
 
 def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> SimpleNamespace:
-    """Build the class of `cache.policy`; what it returns and raises is checked at each call.
+    """Build the class of `cache.policy`, with checks of each return value and exception.
 
-    Returns its methods of `METHODS`, and nothing else.
+    Returns the methods of `METHODS` that it defines, and nothing else.
 
     Raises:
-        ValueError: there is no such class, or it takes no such arguments.
-        PolicyError: it cannot be built, or has none of the methods, or an unknown event.
+        ValueError: there is no such class, or it does not accept the arguments.
+        PolicyError: it cannot be built, defines none of the methods, or defines an unknown event.
     """
     told = f"cache.policy={name}"
     policy: object = built(
@@ -164,20 +164,19 @@ def _world(
 class ReadLoad(NamedTuple):
     """The load when a policy decides how much to read; times are None before the first measurement.
 
-    `queued_tokens`: still to be read for other requests. `num_waiting`: requests in the queue.
+    `queued_tokens`: tokens that reads for other requests still have to read. `num_waiting`:
+    requests in the queue.
     """
 
     queued_tokens: int
     num_waiting: int
-    read_ns: float | None  # a token
-    compute_ns: float | None  # a token
+    read_ns: float | None  # per token
+    compute_ns: float | None  # per token
 
 
 def _with_load(
     choose: Callable[..., int | None], rates: RateEstimator, page: int
 ) -> Callable[..., int | None]:
-    """The method `prefetch` of a policy, which gets the load as its last argument."""
-
     def chosen(request: Request, held: int, restorable: list[int]) -> int | None:
         reading = [each for each in rates.active.values() if each.phase is Phase.reading]
         load = ReadLoad(
@@ -192,7 +191,7 @@ def _with_load(
 
 
 class OwnPlacement:
-    """The lengths that a policy of the user's own chooses, or those of a built-in one."""
+    """The lengths that the user's policy returns; None means those of a built-in placement."""
 
     def __init__(
         self, choose: Callable[..., list[int] | None], kind: str, default: Placement
@@ -202,20 +201,18 @@ class OwnPlacement:
         self._default = default
 
     def lengths(self, start: int, end: int, branch: int | None) -> Iterable[int]:
-        """What the policy returns; None means the default."""
         chosen = self._choose(self._kind, start, end, branch)
         return self._default.lengths(start, end, branch) if chosen is None else chosen
 
 
 class OwnRouter:
-    """The first engine's policy of the user's own chooses, or a built-in router if it does not."""
+    """Routes by the first engine's user policy; None means by a built-in router."""
 
     def __init__(self, choose: Callable[..., int | None], default: Router) -> None:
         self._choose = choose
         self._default = default
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        """The policy's engine."""
         number = self._choose(request, [Replica(each) for each in engines])
         if number is None:
             return self._default.route(request, engines)

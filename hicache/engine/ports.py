@@ -1,4 +1,4 @@
-"""What the serving loop asks of others: who carries out steps, moves bytes and keeps the score."""
+"""The interfaces of the serving loop: executor, shared I/O and observer."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,76 +13,70 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Executor(Protocol):
-    """The forward pass, the copies and the storage I/O of one engine.
+    """The forward pass, copies and storage I/O of one engine.
 
-    What is submitted is reported to the engine's `deliver` when it is done; nothing here blocks
-    the engine but `forward` of a real executor.
+    Finished work is reported to the engine's `deliver`. Nothing blocks the engine, except `forward`
+    of a real executor.
     """
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a copy is under way whose source pages have been given away already."""
+        """True while a copy is in flight whose source pages are already free."""
         ...
 
-    def submit(self, work: Work, now_ns: int) -> None:
-        """Begin a copy."""
-        ...
+    def submit(self, work: Work, now_ns: int) -> None: ...
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
-        """Ask storage what it has; sets `restorable`."""
+        """Start to ask storage which pages it has; sets `restorable`."""
         ...
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        """Read into the staged pages, batch by batch, until all is read or it is terminated."""
+        """Start to read into the staged pages, in batches, until all are read or it is stopped."""
         ...
 
-    def forward(self, batch: Batch, now_ns: int) -> StepRun:
-        """Compute a batch."""
-        ...
+    def forward(self, batch: Batch, now_ns: int) -> StepRun: ...
 
 
 class Io(Protocol):
-    """The machinery that engines share."""
+    """The copy links and storages that engines share."""
 
     def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
-        """When something there will happen next.
+        """Time (ns) of the next event; None if there is none.
 
-        Simulated time may pass meanwhile, up to `limit_ns`, as long as nobody is told of anything;
-        what happens at `limit_ns` is left to `advance`.
+        Simulated time may pass up to `limit_ns`, as long as no engine gets a report. Events at
+        `limit_ns` are left to `advance`.
         """
         ...
 
     def advance(self, now_ns: int) -> list[Delivery]:
-        """Let everything up to now happen; what is done, for which engine."""
+        """Apply all events up to now; return the finished works, each with its engine."""
         ...
 
 
 class Observer(Protocol):
-    """Whoever keeps the score."""
+    """Records the results of a run."""
 
     def next_look_ns(self) -> int | None:
-        """From when on it must be told of a point in time before anything of it happens."""
+        """Next time (ns) at which `at` must be called, before any event of that time."""
         ...
 
     def at(self, now_ns: int) -> None:
-        """Time has come to where it wanted to look, or to an end.
+        """The time has reached `next_look_ns` or the end of the run.
 
-        Nothing of this moment has happened that anybody was told of.
+        No event of this time has been reported yet.
         """
         ...
 
-    def finished(self, req: RequestState, engine: int, now_ns: int) -> None:
-        """A request is answered."""
-        ...
+    def finished(self, req: RequestState, engine: int, now_ns: int) -> None: ...
 
     def rejected(
         self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
-        """A request can never run; neither can those that wait for its answer."""
+        """A request can never run, nor can `followers`, the requests that wait for its answer."""
         ...
 
     def aborted(
         self, req: RequestState, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
-        """Somebody has given up on a request, and on those that wait for its answer."""
+        """A client gave up on a request, and so on `followers`, which wait for its answer."""
         ...

@@ -1,4 +1,4 @@
-"""Which of several engines serves a request."""
+"""Routers: which of several engines serves a request."""
 
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -15,58 +15,51 @@ class Replica:
 
     @property
     def num_requests(self) -> int:
-        """Requests that wait or run."""
         return self._engine.num_requests
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait."""
         return len(self._engine.scheduler.waiting)
 
     @property
     def free_share(self) -> float:
-        """Share of the device's full KV memory that no request holds; 1 if it is never full."""
+        """Share of the device's full KV pool that no request holds; 1 if it is unlimited."""
         cache = self._engine.cache
         capacity = cache.device_pages
         return 1.0 if capacity is None else cache.room() / (capacity * cache.page_size)
 
     def held_tokens(self, request: Request, *, on_device: bool = False) -> int:
-        """Return the usable tokens of a prompt that device and host hold, or the device alone."""
+        """Usable prompt tokens that device and host hold, or the device alone."""
         tree = self._engine.cache.tree
         tokens, max_len = tree.names.tokens(request), request.prompt_len - 1
         return tree.usable_len(tokens, max_len, request.namespace, on_device=on_device)
 
 
 class RoundRobin:
-    """Each in turn."""
-
     def __init__(self) -> None:
         self._turns = count()
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        """The engine after the last one."""
         return next(self._turns) % len(engines)
 
 
 class Sticky:
-    """A session stays where it began; sessions are dealt out evenly."""
+    """A session stays on its first engine; new sessions go to the engines in turn."""
 
     def __init__(self) -> None:
         self._homes: dict[int, int] = {}
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        """The session's engine."""
         return self._homes.setdefault(request.session_id, len(self._homes) % len(engines))
 
 
 class PrefixLoad:
-    """The longest match, unless that engine has much more to do than the idlest one."""
+    """The longest cached prefix among engines at most `slack` requests above the least busy."""
 
     def __init__(self, *, slack: int = 8) -> None:
         self._slack = slack
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        """The best match among engines at most `slack` requests busier than the least busy."""
         loads = [each.num_requests for each in engines]
 
         def merit(number: int) -> tuple[int, int, int]:
@@ -79,18 +72,17 @@ class PrefixLoad:
 class Scored:
     """The highest weighted sum of scores from 0 to 1, with llm-d's scores and weights.
 
-    The scores are how short the queue is, from 0 for the longest to 1 for the shortest (weight 2),
-    the share of full KV memory that no request holds (2), the share of the prompt that the device
-    holds (1), and the share that device or host hold (1). The weights are those of llm-d's guide
-    tiered-prefix-cache of June 2026. Of equal engines the one chosen longest ago is taken.
+    The scores are: queue length, 0 for the longest and 1 for the shortest (weight 2); the share of
+    full KV memory that no request holds (2); the share of the prompt that the device holds (1); the
+    share that device or host hold (1). The weights are those of llm-d's guide tiered-prefix-cache
+    of June 2026. Among equal engines, the least recently chosen wins.
     """
 
     def __init__(self) -> None:
         self._turns = count(1)
-        self._chosen: dict[int, int] = {}  # by engine: the turn
+        self._chosen: dict[int, int] = {}  # turn of the last choice, by engine
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        """The engine of the highest score."""
         replicas = [Replica(each) for each in engines]
         queues = [each.num_waiting for each in replicas]
         spread = max(queues) - min(queues)

@@ -1,4 +1,4 @@
-"""What a run takes place in: its clock, its copies and storage, and who carries out steps."""
+"""The runtime of a run: its clock, copies, storage and executors."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,37 +24,23 @@ from hicache.storage.factory import GuardedStorage, open_simulated_storage
 
 
 class Runtime(Protocol):
-    """Time, copies and storage of a run, and who carries out the steps of its engines."""
+    @property
+    def clock(self) -> Clock: ...
 
     @property
-    def clock(self) -> Clock:
-        """What time it is."""
-        ...
-
-    @property
-    def io(self) -> Io:
-        """What engines share."""
-        ...
+    def io(self) -> Io: ...
 
     counters: Counter[str]
     has_storage: bool
 
-    def executor(self, cache: PrefixCache) -> Executor:
-        """The executor of one more engine."""
-        ...
+    def executor(self, cache: PrefixCache) -> Executor: ...
 
-    def close(self) -> None:
-        """Let everything end."""
-        ...
+    def close(self) -> None: ...
 
-    def report(self) -> tuple[list[str], dict[str, float]]:
-        """Notes and measures of a run that is over."""
-        ...
+    def report(self) -> tuple[list[str], dict[str, float]]: ...
 
 
 class SimulatedRuntime:
-    """Everything by the cost model."""
-
     def __init__(self, config: ExperimentConfig, deployment: Deployment) -> None:
         num_ranks = config.parallel.ranks
         rates = _copy_rates(config, deployment)
@@ -91,16 +77,13 @@ class SimulatedRuntime:
         )
 
     def executor(self, cache: PrefixCache) -> SimulatedExecutor:
-        """The executor of one more engine, or of one more rank of it."""
         return self._executor(next(self._numbers))
 
     def close(self) -> None:
-        """Close storage."""
         for each in self.storages:
             each.forget()
 
     def report(self) -> tuple[list[str], dict[str, float]]:
-        """What storage refused, and which faults it was given."""
         counts: Counter[str] = Counter()
         for each in self.storages:
             counts.update(each.counts())
@@ -108,13 +91,13 @@ class SimulatedRuntime:
 
 
 def make_runtime(config: ExperimentConfig, deployment: Deployment) -> Runtime:
-    """The runtime that a config names.
+    """The runtime that a config describes.
 
     Raises:
-        ValueError: a storage that cannot be used.
+        ValueError: the configured storage cannot be used.
     """
     if config.executor.kind == "torch":
-        from hicache.executor.real.runtime import TorchRuntime  # a simulated run has no torch
+        from hicache.executor.real.runtime import TorchRuntime  # torch only if needed
 
         counts = deployment.device.counts, deployment.host.counts
         return TorchRuntime(config, *counts, tp=deployment.tp)
@@ -129,8 +112,7 @@ def _is_endless(config: StorageConfig) -> bool:
 def _open_storages(
     config: ExperimentConfig, sizes: Sequence[int], clock: Clock
 ) -> list[GuardedStorage]:
-    """None, or one for each rank, which holds its part of every page."""
-    # simulated time moves keys, not pages: memory counts nominal bytes, others hold the keys
+    # the simulation stores keys without pages: a memory engine counts nominal bytes, others keys
     nominal = config.storage.kind == "memory"
     num_ranks = config.parallel.ranks
     page_sizes = {
@@ -164,20 +146,19 @@ def _part(sizes: Sequence[int], num_ranks: int) -> list[int]:
 
 
 def _load_shares(deployment: Deployment) -> list[float]:
-    """Bytes on the host for each byte on the device, by kind."""
     sizes = zip(deployment.host_kinds.page_bytes, deployment.kinds.page_bytes, strict=True)
     return [on_host / on_device if on_device else 1.0 for on_host, on_device in sizes]
 
 
 def _copy_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, float]:
-    """Bytes a second of an engine's links; its devices copy side by side."""
+    """Bytes/s of an engine's links; its devices copy in parallel."""
     model, hardware, tp = config.model, config.hardware, deployment.tp
     is_coded = config.cache.host_format != PLAIN
     layer_page = model.full_layer_token_bytes * config.cache.page_size
     num_copies = model.kv_copies(LayerKind.full, tp)
     path = CopyPath(config.executor.copy_path)
-    # a device's part of one layer's page is contiguous. A staged copy crosses the link in the parts
-    # of all layers that it moves at once: a group of them to the device, every one to the host
+    # a device's part of one layer's page is contiguous. A staged copy crosses the link in pieces of
+    # several layers: a layer group to the device, all layers to the host
     piece = max(layer_page * num_copies // tp, 1)
     if is_coded:
         piece = max(round(piece * _load_shares(deployment)[FULL]), 1)
@@ -197,12 +178,12 @@ def _copy_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, f
 
 
 def _slowdown(config: ExperimentConfig) -> float:
-    """How many times as long computing takes beside copies; a staged one leaves all SMs alone."""
+    """Factor by which copies slow computing; a staged copy uses no SMs and does not."""
     is_staged = config.executor.copy_path == CopyPath.staged.value
     return 1.0 if is_staged else config.hardware.copy_slowdown.value
 
 
 def _shared_load_rate(rates: Mapping[str, float]) -> float:
-    """Bytes a second to the device beside a back-up: a fair share of what both ways have."""
+    """Bytes/s to the device during a back-up: a fair share of the rate of both directions."""
     both = rates.get("both_ways", inf)
     return min(rates["to_device"], max(both / 2, both - rates["to_host"]))

@@ -1,4 +1,4 @@
-"""What a first pass over a workload leaves in storage, for runs that begin with it there."""
+"""Warm storage: what a first pass over a workload leaves there, for runs that begin with it."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,9 +11,9 @@ from hicache.request import Request
 
 
 def warm_storage(storage: KeyStore, requests: Iterable[Request], tree: RadixTree) -> None:
-    """Store every page of every prompt and answer, and windows and states where both end.
+    """Store all pages of every prompt and answer, with the windows and states at both ends.
 
-    Keys stand for pages, as in any simulated run; the tree, which stays as it is, knows which.
+    Only keys are stored, as in any simulated run. The tree gives the keys and does not change.
     """
     names, page_size = tree.names, tree.page_size
     for request in requests:
@@ -26,8 +26,7 @@ def warm_storage(storage: KeyStore, requests: Iterable[Request], tree: RadixTree
 
 
 def pages_left(request: Request, kinds: Kinds) -> Iterator[tuple[int, slice]]:
-    """Yield each kind, and the pages of the request that are left of it."""
-    # the last answer token is never fed back, so no KV of it exists
+    # the model never reads the last answer token, so it has no KV
     lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
     yield kinds.numbers[0], slice(lengths[1] // kinds.page_size)
     for end in {length // kinds.page_size for length in lengths} - {0}:

@@ -1,4 +1,4 @@
-"""Models and machines: what is kept and computed, and how fast."""
+"""Models and machines: what is cached and computed, and how fast."""
 
 from hicache.models.formats import FORMATS as FORMATS
 from hicache.models.formats import PLAIN as PLAIN

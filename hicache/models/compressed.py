@@ -3,13 +3,13 @@
 from hicache.models.config_file import ConfigFile
 from hicache.models.shapes import Part
 
-STATE_TOKENS = 128  # a compressor's state is kept at multiples of the longest entry
+STATE_TOKENS = 128  # a compressor keeps its state at multiples of the longest entry
 
 
 def index_keys(file: ConfigFile, element_bytes: float) -> dict[str, object]:
-    """Fields of a model whose layers with an I keep index keys, in the dtype of its KV.
+    """Fields of a model whose I layers keep index keys, in the dtype of its KV.
 
-    Chosen are tokens, or blocks of them.
+    The index keys choose tokens, or blocks of tokens.
     """
     if "index_topk_blocks" in file.values:
         top = file.count("index_topk_blocks") * file.count("index_block_size")
@@ -27,10 +27,10 @@ def index_keys(file: ConfigFile, element_bytes: float) -> dict[str, object]:
 
 
 def compressed_parts(file: ConfigFile, element_bytes: float) -> tuple[Part, ...]:
-    """Entries of 4 tokens (C), chosen by index keys, and of 128 (H); what a compressor remembers.
+    """DeepSeek-V4's entries of 4 tokens (C) with index keys and of 128 (H), and compressor states.
 
-    An entry of 4 tokens also takes from the 4 before it, of which a state keeps a projection and
-    its gate in fp32, for the entry and its index key.
+    An entry of 4 tokens also depends on the 4 tokens before it. The state keeps a projection of
+    these tokens and its gate in fp32, for the entry and its index key.
     """
     heads, dim = file.count("num_attention_heads"), file.count("head_dim")
     index_dim, index_heads = file.count("index_head_dim"), file.count("index_n_heads")

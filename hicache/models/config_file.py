@@ -1,20 +1,20 @@
-"""What a config.json says, one checked number at a time.
+"""Reads a config.json and checks each number.
 
-Models are known by their `model_type`: of another one nothing is believed.
+Models are identified by `model_type`; an unknown type is refused.
 """
 
 from collections.abc import Mapping
 from typing import cast
 
 TIED: dict[str, object] = {"tie_word_embeddings": True}
-# models whose files say all
+# models whose files need no defaults
 AS_SAID = (
     *("axk1", "flex_olmo", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granite", "granitemoe"),
     *("granitemoeshared", "helium", "hy_v3", "hyperclovax", "internlm3", "ministral3", "olmo"),
     *("olmo2", "olmoe", "phi3", "phimoe", "qwen2_moe", "seed_oss", "solar_open", "stablelm"),
 )
-# by model_type, of the text model: what the class of the transformers package (5.23) takes where
-# the file says nothing
+# by model_type of the text model: the defaults of its class in the transformers package (5.23), for
+# fields that the file lacks
 KNOWN: dict[str, dict[str, object]] = {
     "llama": {},
     "mistral": {},
@@ -73,7 +73,7 @@ KNOWN: dict[str, dict[str, object]] = {
     "youtu": TIED,
     **{kind: {} for kind in AS_SAID},
 }
-# what is known of other models that a file may be of: why it is refused
+# models that are refused, with the reason
 REFUSED = {
     "llama4_text": "its attention in chunks needs a window that begins at a multiple of its length",
     "phi4flash": "write model=phi4_mini_flash for Phi-4-mini-flash",
@@ -85,7 +85,7 @@ REFUSED = {
 }
 # with a window and without layer_types, every layer has that window
 ALL_IN_WINDOWS = ("mistral", "ministral3", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe")
-# where a file says what its layers are, and what its words are in `ModelConfig.pattern`
+# fields that list the layer types, and the word of `ModelConfig.pattern` for each type
 LAYER_WORDS: dict[str, dict[object, str]] = {
     "hybrid_override_pattern": {"*": "F", "M": "M", "-": "-", "E": "-"},
     "layers_block_type": {
@@ -108,18 +108,18 @@ LAYER_WORDS: dict[str, dict[object, str]] = {
     },
     "hybrid_layer_pattern": {0: "F", 1: "S"},
 }
-# where a file says which layers choose tokens by index keys of their own; the others reuse the
-# choice of the layer before them
+# fields that list the layers with index keys of their own; the other layers reuse the choice of the
+# layer before them
 INDEX_WORDS = {"full": True, "F": True, "shared": False, "S": False}
-# letters of the compressed KV of DeepSeek-V4 by the tokens of an entry; 0 is a window alone
+# words of DeepSeek-V4 layers by tokens per entry; 0 means a window alone
 RATIO_WORDS = {0: "S", 4: "SC", 128: "SH"}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-MOST = 1 << 32  # of any number in such a file
-# beside text_config, where there is one
+MOST = 1 << 32  # largest number allowed in a file
+# fields outside text_config
 OUTER = ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
 
 
-# names in sparse_attention_config, by those that the class of MiniMax-M3 gives them
+# fields of MiniMax-M3's sparse_attention_config, by the names that its class gives them
 SPARSE_NAMES = {
     "index_n_heads": "sparse_num_index_heads",
     "index_head_dim": "sparse_index_dim",
@@ -130,7 +130,7 @@ SPARSE_NAMES = {
 
 
 class ConfigFile:
-    """The text part of one config.json; every number comes out of it checked."""
+    """The text part of one config.json, with checked access to its numbers."""
 
     def __init__(self, config: Mapping[str, object], where: str) -> None:
         text = config.get("text_config", config)
@@ -146,7 +146,7 @@ class ConfigFile:
         self.where = where
         self.kind = kind
         outer = {name: config[name] for name in OUTER if config.get(name) is not None}
-        # null says as little as nothing
+        # null means the same as a missing field
         said = {name: value for name, value in text.items() if value is not None}
         self.values: dict[str, object] = {**KNOWN[self.kind], **outer, **said}
         if "sparse_attention_config" in said:
@@ -156,18 +156,16 @@ class ConfigFile:
                     self.values[name] = sparse[theirs]
 
     def group(self, name: str) -> "ConfigFile":
-        """The object of that name in the file."""
         held = self.values.get(name)
         if not isinstance(held, Mapping):
             raise ValueError(f"{self.where}: {name} must be an object, got {held!r:.60}")
         return ConfigFile({"model_type": self.kind, **held}, f"{self.where}: {name}")
 
     def has(self, name: str) -> bool:
-        """Whether the file says anything other than no to `name`."""
         return bool(self.values.get(name))
 
     def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """The integer of the first of `names` that the file has."""
+        """The integer under the first of `names` that the file has; `default` if it has none."""
         name = next((name for name in names if name in self.values), None)
         if name is None:
             if default is None:
@@ -181,7 +179,6 @@ class ConfigFile:
         return value
 
     def each_layer(self, name: str, num_layers: int) -> list[object]:
-        """A list (or text) with one entry for each layer."""
         value = self.values[name]
         if not isinstance(value, list | str) or len(value) != num_layers:
             got = len(value) if isinstance(value, list | str) else repr(value)
@@ -192,7 +189,6 @@ class ConfigFile:
         return list(value)
 
     def dtype_bytes(self, *names: str, default: str) -> int:
-        """Bytes of an element in the dtype that the first of `names` tells."""
         name = next((name for name in names if name in self.values), None)
         dtype = str(self.values[name]).removeprefix("torch.") if name else default
         if dtype not in DTYPE_BYTES:
@@ -203,7 +199,6 @@ class ConfigFile:
 
 
 def layer_words(file: ConfigFile) -> list[str]:
-    """The letters of `ModelConfig.pattern` for each layer."""
     words = _own_words(file)
     first_shared = len(words) - file.count("num_kv_shared_layers", default=0, least=0)
     if first_shared < 1:
@@ -214,7 +209,6 @@ def layer_words(file: ConfigFile) -> list[str]:
 
 
 def _own_words(file: ConfigFile) -> list[str]:
-    """The same, as if no layer read the KV of another."""
     listed = file.values.get("layers_block_type", [])
     num = file.count(
         "num_hidden_layers", default=len(listed) if isinstance(listed, list) and listed else None
@@ -233,7 +227,7 @@ def _own_words(file: ConfigFile) -> list[str]:
             continue
         listed = file.values[name]
         if file.kind in ("step3p5", "step3p7") and isinstance(listed, list):
-            file.values[name] = listed[:num]  # behind them stand layers that draft
+            file.values[name] = listed[:num]  # the entries after these are layers for drafting
         said = file.each_layer(name, num)
         unknown = [
             entry for entry in said if not isinstance(entry, str | int) or entry not in letters
@@ -258,7 +252,6 @@ def _own_words(file: ConfigFile) -> list[str]:
 
 
 def _ratio_words(file: ConfigFile, num: int) -> list[str]:
-    """Words of layers by their ratios; those of layers that draft may follow."""
     ratios = file.values.get("compress_ratios")
     if not isinstance(ratios, list) or len(ratios) < num or not set(ratios) <= RATIO_WORDS.keys():
         raise ValueError(
@@ -271,8 +264,8 @@ def _ratio_words(file: ConfigFile, num: int) -> list[str]:
 def index_layers(file: ConfigFile, num_layers: int) -> list[bool]:
     """True for each layer that keeps index keys for sparse attention.
 
-    A list of layers comes before a schedule. Names and defaults are those of transformers 5.23
-    (`GlmMoeDsaConfig`).
+    A list of layers takes precedence over a schedule. Names and defaults are those of transformers
+    5.23 (`GlmMoeDsaConfig`).
     """
     if not file.has("index_head_dim") or file.kind == "deepseek_v4":
         return [False] * num_layers
@@ -299,6 +292,5 @@ def index_layers(file: ConfigFile, num_layers: int) -> list[bool]:
 
 
 def blocks_of(file: ConfigFile) -> list[object]:
-    """The blocks of a model that has one a layer, in the words of its file."""
     blocks = file.values.get("hybrid_override_pattern", file.values.get("layers_block_type"))
     return list(cast("list[object]", blocks))

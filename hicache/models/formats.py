@@ -1,7 +1,7 @@
-"""How many bytes a page or a state takes in another format of numbers than the model's own.
+"""Bytes of a page or a state in another number format than the model's own.
 
-The sizes are those of `hicache.kernels.transcode`: codes, and for int8 and fp8 a scale of 4 bytes
-for each row, which is the largest power of two that divides the last axis, 256 at most.
+The sizes are those of `hicache.kernels.transcode`: the codes, and for int8 and fp8 a 4-byte scale
+per row. A row is the largest power of two that divides the last axis, at most 256.
 """
 
 from hicache.models.shapes import LayerKind, ModelConfig
@@ -14,9 +14,9 @@ MAX_ROW = 256
 
 
 def coded_page_bytes(model: ModelConfig, kind: LayerKind, page_size: int, form: str) -> int:
-    """Return the bytes of a page of a kind in a format; of one slot for mamba.
+    """Bytes of a page of a kind in a format; for mamba, of one slot.
 
-    What would not become smaller, and the taps of convolutions, keep the model's own format.
+    Data that would not shrink, and convolution taps, keep the model's own format.
     """
 
     def row_bytes(length: int, element_bytes: int = model.kv_dtype_bytes) -> int:

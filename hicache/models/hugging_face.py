@@ -1,9 +1,9 @@
-"""Shapes of models, derived from the `config.json` they are published with.
+"""Derives the shape of a model from its published `config.json`.
 
-Read is what decides bytes and work: the kind of every layer, heads, states, experts, and how
-weights are kept. Parameters are those of matrices: norms, biases and convolutions are left out
-(0.1 % at most), as are towers for images and layers that predict further tokens. A file of a kind
-that is not known, or with a number that cannot be, is refused with that number.
+The module reads what decides bytes and work: the kind of every layer, heads, states, experts and
+the format of weights. Parameters are those of matrices. Norms, biases and convolutions (at most 0.1
+%) are left out, and so are image towers and layers that predict further tokens. An unknown model
+type or an impossible number raises an error that names it.
 """
 
 import json
@@ -19,8 +19,6 @@ from hicache.models.shapes import ModelConfig, tier_shares
 
 
 class _Heads(NamedTuple):
-    """Attention of one kind of layer."""
-
     query: int
     kv: int
     head_dim: int
@@ -28,17 +26,17 @@ class _Heads(NamedTuple):
 
 
 def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
-    """The shape of the model whose config.json is at `path`; what is `given` stands as it is.
+    """The shape of the model whose config.json is at `path`; `given` fields are kept.
 
     Raises:
-        ValueError: the file is none, of a model that is not known, or a number in it is off.
+        ValueError: there is no such file, the model type is unknown, or a number is impossible.
     """
     if path.is_dir():
         path /= "config.json"
     if not path.is_file():
         raise ValueError(f"model.from_hf: file {path} does not exist")
     config = _json_object(path)
-    beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
+    beside = path.with_name("hf_quant_config.json")  # ModelOpt keeps it in this file
     if "quantization_config" not in config and beside.is_file():
         config["quantization_config"] = _json_object(beside).get("quantization", {})
     name = (
@@ -60,10 +58,10 @@ def _json_object(path: Path) -> dict[str, object]:
 
 
 def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> ModelConfig:
-    """The shape that a config.json describes; what is `given` stands as it is.
+    """The shape that a config.json describes; `given` fields are kept.
 
     Raises:
-        ValueError: it is of a model that is not known, or a number in it is off.
+        ValueError: the model type is unknown, or a number is impossible.
     """
     file = ConfigFile(config, f"model.from_hf: {given.get('source', 'config.json')}")
     words = layer_words(file)
@@ -84,7 +82,7 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
         + len(words) * inputs * file.count("vocab_size_per_layer_input", default=0, least=0),
         "blocks_per_layer": 1 if file.kind == "nemotron_h" else 2,
     }
-    dense = 3 * len(words) * hidden * inputs  # made once; a gate and a projection in each layer
+    dense = 3 * len(words) * hidden * inputs  # computed once; a gate and a projection in each layer
     for part in (_attention(file, words, sum(indexed)), _recurrent(file, words), _mlp(file, words)):
         dense += part.pop("dense_params")
         derived |= part
@@ -103,9 +101,9 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
 
 
 def _marked(words: list[str], indexed: list[bool], *, shares: bool) -> list[str]:
-    """Words of layers with sparse attention, and of those that choose its tokens, marked as such.
+    """The layer words, with marks for sparse attention (t) and for index keys (I).
 
-    `shares`: layers without index keys reuse the choice of an earlier one.
+    `shares`: layers without index keys reuse the choice of an earlier layer.
     """
     if not any(indexed):
         return words
@@ -117,14 +115,12 @@ def _marked(words: list[str], indexed: list[bool], *, shares: bool) -> list[str]
 
 
 def _shortest(words: list[str]) -> str:
-    """The shortest pattern that gives these layers when it is repeated."""
     num = len(words)
     period = next(n for n in range(1, num + 1) if all(words[i] == words[i % n] for i in range(num)))
     return " ".join(words[:period])
 
 
 def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dict[str, int]:
-    """Fields of the attention layers."""
     hidden = file.count("hidden_size")
     query = file.count("num_attention_heads")
     if "kv_lora_rank" in file.values:
@@ -163,7 +159,6 @@ def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dic
 
 
 def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
-    """Those of full layers, and of window layers."""
     if query > hidden:
         raise ValueError(
             f"{file.where}: num_attention_heads must be at most hidden_size={hidden}, got {query}"
@@ -172,7 +167,7 @@ def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
     kv = file.count("num_key_value_heads", "num_attention_groups", default=query)
     plain = _Heads(query, kv, head_dim, file.count("v_head_dim", default=head_dim))
     full = swa = plain
-    if "global_head_dim" in file.values:  # those of the full layers alone
+    if "global_head_dim" in file.values:  # of the full layers alone
         wide = file.count("global_head_dim")
         full = _Heads(query, file.count("num_global_key_value_heads", default=plain.kv), wide, wide)
     if "swa_num_key_value_heads" in file.values:
@@ -182,7 +177,7 @@ def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
             file.count("swa_head_dim", default=head_dim),
             file.count("swa_v_head_dim", default=plain.value_dim),
         )
-    if "attention_other_setting" in file.values:  # Step-3.5: of the windows
+    if "attention_other_setting" in file.values:  # Step-3.5: of the window layers
         other = file.group("attention_other_setting")
         swa = plain._replace(
             query=other.count("num_attention_heads"),
@@ -198,7 +193,6 @@ def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
 
 
 def _latent_attention(file: ConfigFile, num_layers: int, num_index_layers: int) -> dict[str, int]:
-    """Fields of layers that keep one latent vector; with index keys where attention is sparse."""
     hidden, query = file.count("hidden_size"), file.count("num_attention_heads")
     latent, rope = file.count("kv_lora_rank"), file.count("qk_rope_head_dim")
     head_dim = file.count("qk_nope_head_dim") + rope
@@ -208,7 +202,7 @@ def _latent_attention(file: ConfigFile, num_layers: int, num_index_layers: int) 
     kept = hidden * (latent + rope) + latent * query * (head_dim - rope + value_dim)
     index_dim = file.count("index_head_dim", default=0, least=0)
     index_heads = file.count("index_n_heads", default=0, least=0)
-    gates = 2 if file.has("mla_use_output_gate") else 1  # with the projection of the output
+    gates = 2 if file.has("mla_use_output_gate") else 1  # the output's projection, and its gate
     index = index_heads * (low * index_dim + hidden) + hidden * index_dim
     return {
         "num_query_heads": query,
@@ -221,9 +215,9 @@ def _latent_attention(file: ConfigFile, num_layers: int, num_index_layers: int) 
 
 
 def _compressed_attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
-    """Fields of DeepSeek-V4: a window of one latent vector, beside compressed KV.
+    """Fields of DeepSeek-V4: a window of one latent vector, and compressed KV.
 
-    An entry of 4 tokens is made of two projections of each, for the entries that overlap there.
+    Each entry of 4 tokens needs two projections per token, because neighboring entries overlap.
     """
     hidden, query, dim = (file.count(x) for x in ("hidden_size", "num_attention_heads", "head_dim"))
     low, low_out = file.count("q_lora_rank"), file.count("o_lora_rank")
@@ -245,7 +239,6 @@ def _compressed_attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
 
 
 def _recurrent(file: ConfigFile, words: list[str]) -> dict[str, int]:
-    """Fields of the recurrent layers."""
     hidden = file.count("hidden_size")
     state_bytes = file.dtype_bytes("mamba_ssm_dtype", "mamba_ssm_cache_dtype", default="float32")
     if "M" in words:
@@ -261,7 +254,7 @@ def _recurrent(file: ConfigFile, words: list[str]) -> dict[str, int]:
         state = head_dim
         inner = heads * head_dim
         gate = hidden * inner if group.has("use_full_rank_gate") else (hidden + inner) * head_dim
-        # queries, keys, values and output; the gates of forgetting and of the output; beta
+        # queries, keys, values and output; the forget and output gates; beta
         params = 4 * hidden * inner + (hidden + inner) * head_dim + gate + hidden * heads
         taps = group.count("short_conv_kernel_size", "linear_conv_kernel_dim")
         found = {"recurrent_key_heads": heads, "conv_taps": taps}
@@ -288,19 +281,18 @@ def _recurrent(file: ConfigFile, words: list[str]) -> dict[str, int]:
 
 
 def _mlp(file: ConfigFile, words: list[str]) -> dict[str, int]:
-    """Fields of MLPs and experts."""
     hidden = file.count("hidden_size")
     matrices = 2 if file.kind == "nemotron_h" else 3
     moe_layers = _moe_layers(file, words)
     mlp_layers = len(words) - moe_layers
     if file.kind == "nemotron_h":  # each layer is one block
         mlp_layers = sum(block in ("-", "mlp") for block in blocks_of(file))
-    if file.has("enable_moe_block"):  # beside the experts
+    if file.has("enable_moe_block"):  # a dense MLP beside the experts
         mlp_layers = len(words)
     dense = 0
     if mlp_layers:
         width = file.count("dense_intermediate_size", "intermediate_size")
-        if file.has("use_double_wide_mlp"):  # of layers that read the KV of others
+        if file.has("use_double_wide_mlp"):  # layers that read the KV of earlier layers
             mlp_layers += file.count("num_kv_shared_layers", default=0, least=0)
         dense += mlp_layers * matrices * hidden * width
     if not moe_layers:
@@ -310,7 +302,7 @@ def _mlp(file: ConfigFile, words: list[str]) -> dict[str, int]:
         "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k"
     )
     width = file.count("moe_intermediate_size", "intermediate_size")
-    # experts see this much of a token
+    # dimension of a token inside the experts
     latent = file.count("moe_latent_size", "routed_expert_hidden_size", default=0)
     shared = file.count(
         "shared_expert_intermediate_size",
@@ -336,7 +328,6 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def _moe_layers(file: ConfigFile, words: list[str]) -> int:
-    """How many layers have experts."""
     if not any(file.has(name) for name in EXPERTS):
         return 0
     if file.kind == "nemotron_h":
@@ -355,7 +346,6 @@ def _moe_layers(file: ConfigFile, words: list[str]) -> int:
 
 
 def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
-    """How many bytes a parameter and an element of KV take."""
     plain = float(file.dtype_bytes("torch_dtype", "dtype", default="bfloat16"))
     found = {"dense_param_bytes": plain, "expert_param_bytes": plain}
     if "quantization_config" not in file.values:
@@ -366,10 +356,10 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
     method = quantised.get("quant_algo") or quantised.get("quant_method")
     if method in ("fp8", "FP8"):
         found = {"dense_param_bytes": 1.0, "expert_param_bytes": 1.0}
-    elif method == "mxfp4":  # of the experts alone: 4 bits, and a scale byte for 32
+    elif method == "mxfp4":  # only the experts: 4 bits, and a scale byte per 32 weights
         found["expert_param_bytes"] = 0.53125
     elif quantised.get("quant_algo", "") is not None and not found.keys() <= given.keys():
-        # ModelOpt says null where it quantises the KV alone
+        # ModelOpt writes null if it quantizes only the KV
         raise ValueError(
             f"{file.where}: unknown quantization method {method or '(no quant_method)'}: "
             f"set model.dense_param_bytes and model.expert_param_bytes"

@@ -1,6 +1,6 @@
-"""What the machines can do that run models.
+"""The capabilities of machines.
 
-The numbers live in `conf/hardware/*.yaml`, each with its source.
+`conf/hardware/*.yaml` has the numbers, each with its source.
 """
 
 from dataclasses import dataclass, field
@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 class RateTable:
     """A rate that depends on a size: linear between points, constant outside them.
 
-    `status` is measured or modelled, and `source` says by whom or from what.
+    `status` is measured or modelled; `source` says where the numbers are from.
     """
 
     size: tuple[float, ...] = ()
-    rate: tuple[float, ...] = ()  # a second
+    rate: tuple[float, ...] = ()  # per second
     source: str = "???"
     status: str = "modelled"
 
     def __post_init__(self) -> None:
-        for name in ("size", "rate"):  # YAML knows no tuples
+        for name in ("size", "rate"):  # YAML has no tuples
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.size) != len(self.rate):
             raise ValueError(
@@ -35,7 +35,7 @@ class RateTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One number about a machine, with where it is from."""
+    """One number about a machine, with its source."""
 
     value: float = 0.0
     source: str = "???"

@@ -1,11 +1,12 @@
-"""Curves and figures of a machine out of a CSV table: what its owner has measured.
+"""Reads a machine's curves and figures from a CSV table of the user's own measurements.
 
-    curve,size,rate,source
+curve,size,rate,source
     kernel_to_device,4096,12.6e9,bench of 2026-01-08
     kernel_to_device,65536,42e9,
     pcie_bandwidth,,50e9,
 
-Every row is one point of a curve, or a figure, which has no size. A curve named is replaced whole.
+Each row is one point of a curve, or a figure, which has no size. A curve in the table replaces the
+machine's whole curve.
 """
 
 import csv
@@ -18,10 +19,10 @@ COLUMNS = ("curve", "size", "rate")
 
 
 def read_table(path: Path) -> dict[str, RateTable | Figure]:
-    """What the table holds, by the names of `HardwareConfig`.
+    """The curves and figures of the table, by their names in `HardwareConfig`.
 
     Raises:
-        ValueError: with file and line, for what is no curve or no number.
+        ValueError: with file and line, if a row names no curve or has no valid number.
     """
     if not path.is_file():
         raise ValueError(f"hardware.table: file {path} does not exist")

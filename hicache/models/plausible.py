@@ -1,8 +1,8 @@
-"""Whether the numbers of a model can be those of one model, and those of a machine its own.
+"""Plausibility checks of the numbers of a model and a machine.
 
-Parameters, bytes and rates decide what a run costs; a slip in them gives a result that looks like
-one. The bounds are wide: the smallest that the heads and experts need, and more than any model
-published; of a machine, what no machine is as slow as.
+Parameters, bytes and rates decide what a run costs; an error in them gives a wrong but credible
+result. The bounds are wide: for models from the smallest size that the heads and experts allow to
+more than any published model; for machines the lowest rates of any machine.
 """
 
 from dataclasses import fields
@@ -11,9 +11,9 @@ from math import inf
 from hicache.models.machines import Figure, HardwareConfig, RateTable
 from hicache.models.shapes import LayerKind, ModelConfig
 
-MLP_WIDTH = 16  # of an inner size, in hidden sizes; gpt-oss has 1, Gemma 3 4, Falcon 7B 4
+MLP_WIDTH = 16  # in hidden sizes: largest intermediate size; gpt-oss has 1, Gemma 3 4, Falcon 7B 4
 
-LEAST_RATE = 1e6  # a second: no link or device is so slow, but one in GB/s would be
+LEAST_RATE = 1e6  # per second; no link or device is so slow, but a rate typed in GB/s would be
 LEAST = {
     **dict.fromkeys(("step_s", "extend_s", "kernel_s", "all_reduce_s", "activation_bytes"), 0),
     "copy_slowdown": 1,
@@ -21,10 +21,10 @@ LEAST = {
 
 
 def check_machine(hardware: HardwareConfig) -> None:
-    """Check numbers of a machine, each by itself.
+    """Check each number of a machine.
 
     Raises:
-        ValueError: one is off, with what it should be at the least.
+        ValueError: a number is out of bounds; the message has the bound.
     """
     for name in ("num_devices", "devices_per_host", "tile_tokens"):
         if getattr(hardware, name) < 1:
@@ -47,10 +47,10 @@ def check_machine(hardware: HardwareConfig) -> None:
 
 
 def check_shape(model: ModelConfig) -> None:
-    """Check numbers of a model against each other.
+    """Check the numbers of a model against each other.
 
     Raises:
-        ValueError: one is off, with what it should lie between.
+        ValueError: a number is out of bounds; the message has the bounds.
     """
     full = model.num_holders(LayerKind.full)
     full += sum(model.part_layers(part) for part in model.parts if part.rides_on == "full")
@@ -87,13 +87,11 @@ def check_shape(model: ModelConfig) -> None:
 
 
 def _attention_params(model: ModelConfig) -> int:
-    """Parameters that the attention layers have at the least."""
+    """A lower bound on the parameters of the attention layers."""
     value_dim = model.value_dim or model.head_dim
     words = "".join(model.layer_words)
     out = model.hidden_size * model.num_query_heads * value_dim
-    if (
-        model.latent_dim or model.swa_latent_dim
-    ):  # queries and keys may come by way of small matrices
+    if model.latent_dim or model.swa_latent_dim:  # queries and keys may come from small matrices
         return words.count("F") * out
     into = model.hidden_size * model.head_dim
     swa_heads = model.swa_num_query_heads or model.num_query_heads

@@ -1,7 +1,7 @@
-"""Shapes of real models.
+"""Shapes of models.
 
-The numbers live in `conf/model/*.yaml`, each with its source, or come out of a `config.json`. Bytes
-are counted over all layers and all devices of one engine, every KV head once.
+The numbers come from `conf/model/*.yaml`, each with its source, or from a `config.json`. Bytes are
+summed over all layers and all devices of one engine, with every KV head counted once.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 
 class LayerKind(Enum):
-    """What the layers of one sort keep of the tokens they have read."""
+    """The data that one sort of layers keeps of the tokens it has read."""
 
     full = "full"
     swa = "swa"
@@ -27,32 +27,33 @@ _KIND_OF = (
 )
 
 
-# in a word of a pattern: attention to chosen tokens only, neither attention nor state
+# other letters of a pattern's word: t, attention to chosen tokens only; -, neither attention nor
+# state
 _OTHER_LETTERS = "t-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What some layers cache besides: index keys, compressed KV, a window of another length.
+    """Additional data that some layers cache: index keys, compressed KV, another window.
 
-    It lies in the pages (or slots) of the kind on which it rides, or with a window is a kind of its
-    own. An entry stands for `tokens` tokens, and for one slot in states.
+    A part lies in the pages (or slots) of the kind on which it rides; a part with a window is a
+    kind of its own. One entry covers `tokens` tokens; in a state slot there is one entry per slot.
 
     Attributes:
-        name: in messages.
+        name: used in messages.
         rides_on: full, swa or mamba, or the part with a window in whose pages it lies.
-        window_len: tokens of a window, which rides on nothing.
-        device_share, host_share: fractions of the tiers' memory for a window.
-        letter: marks in `ModelConfig.pattern` the layers that keep it.
+        window_len: window length in tokens of a part that is a kind of its own; 0 for a rider.
+        device_share, host_share: for a window, the fractions of the tiers' memory.
+        letter: the letter in `ModelConfig.pattern` of the layers that keep it.
         num_layers: layers outside the pattern that keep it.
-        dim: elements of an entry, of each head.
+        dim: elements of an entry, per head.
         tokens: tokens that share an entry.
         element_bytes: bytes of an element.
-        scale_bytes: bytes of an entry besides, of each head.
-        heads: heads that tensor parallelism deals out. 0: every device keeps the only one.
-        query_heads, query_dim: of the attention that reads it: its heads, and the elements that
-            each of them multiplies for an entry. 0: nothing is computed.
-        top: entries that a query reads at most. 0: all.
+        scale_bytes: additional bytes of an entry, per head.
+        heads: heads that tensor parallelism divides. 0: every device keeps the only one.
+        query_heads: heads of the attention that reads it. 0: nothing is computed.
+        query_dim: elements that each of these heads multiplies per entry.
+        top: maximum entries that a query reads. 0: all.
     """
 
     name: str = "???"
@@ -90,18 +91,16 @@ class Part:
 
     @property
     def entry_bytes(self) -> float:
-        """Bytes of one layer's entry, of all heads."""
         return max(self.heads, 1) * (self.dim * self.element_bytes + self.scale_bytes)
 
     def is_in(self, word: str) -> bool:
-        """Whether a layer that `word` of the pattern describes keeps it."""
         return bool(self.letter) and self.letter in word
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one layer's part of a page, or of a slot.
 
         Raises:
-            ValueError: a page would hold a part of an entry.
+            ValueError: a page would hold a fraction of an entry.
         """
         if self.rides_on == LayerKind.mamba.value:
             return int(self.entry_bytes)
@@ -113,7 +112,7 @@ class Part:
         return page_size // self.tokens * int(self.entry_bytes)
 
     def copies(self, tp: int) -> int:
-        """Devices of a `tp` engine that hold the same."""
+        """Number of devices, of the `tp` of an engine, that hold the same heads."""
         return max(1, tp // self.heads) if self.heads else tp
 
 
@@ -279,13 +278,11 @@ class ModelConfig:
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """The kinds of state this model keeps; full always among them."""
         counts = (1, self.num_swa_layers, self.num_mamba_layers)
         return tuple(kind for kind, count in zip(LayerKind, counts, strict=True) if count)
 
     @property
     def layer_words(self) -> tuple[str, ...]:
-        """What every layer is, in the letters of `pattern`, from the first layer."""
         words = self.pattern.split()
         if not words:
             full_swa = "F" * self.num_full_layers + "S" * self.num_swa_layers
@@ -294,14 +291,13 @@ class ModelConfig:
 
     @property
     def layer_kinds(self) -> tuple[tuple[LayerKind, ...], ...]:
-        """The kinds of data that every layer reads, from the first layer; empty for `-`."""
         return tuple(
             tuple(_KIND_OF[letter] for letter in word if letter in _KIND_OF)
             for word in self.layer_words
         )
 
     def num_holders(self, kind: LayerKind) -> int:
-        """Layers that keep data of their own of this kind."""
+        """Number of layers that keep their own data of this kind."""
         letters = "".join(self.layer_words)
         if kind is LayerKind.full:
             return self.num_full_layers - letters.count("f")
@@ -310,27 +306,23 @@ class ModelConfig:
         return self.num_mamba_layers
 
     def shares(self, tier: str) -> dict[str, float]:
-        """The fraction of a tier (device or host) for each kind but full, by name."""
         named = {kind: getattr(self, f"{kind}_{tier}_share") for kind in self.kind_names[1:3]}
         windows = (part for part in self.parts if part.window_len)
         return named | {part.name: getattr(part, f"{tier}_share") for part in windows}
 
     @property
     def kind_names(self) -> tuple[str, ...]:
-        """Names of the kinds by number: those that any model may have, then its other windows."""
+        """Names of the kinds by number: full, swa and mamba, then the windows of parts."""
         windows = (part.name for part in self.parts if part.window_len)
         return (*(kind.value for kind in LayerKind), *windows)
 
     def part_page_bytes(self, part: Part, page_size: int, tp: int) -> int:
-        """Bytes of a part in one page (or slot), over all layers and all `tp` devices."""
         return self.part_layers(part) * part.page_bytes(page_size) * part.copies(tp)
 
     def part_layers(self, part: Part) -> int:
-        """Layers that keep a part."""
         return part.num_layers + sum(map(part.is_in, self.layer_words))
 
     def _own_layer_bytes(self, kind: str, word: str, tp: int) -> int:
-        """Bytes that a token (or state) of a kind takes in a layer, without parts."""
         if kind == LayerKind.full.value:
             return (
                 self.kv_copies(LayerKind.full, tp) * word.count("F") * self.full_layer_token_bytes
@@ -340,9 +332,9 @@ class ModelConfig:
         return self.layer_state_bytes(word) if kind == LayerKind.mamba.value else 0
 
     def layer_bytes(self, kind: str, tp: int) -> list[float]:
-        """[L] bytes that a token (or state) of a kind takes in each layer, over `tp` devices.
+        """Bytes [L] per token (or state) of a kind in each layer, over `tp` devices.
 
-        Parts are included, and those of layers outside the pattern are counted with the last.
+        Parts are included; those of layers outside the pattern count for the last layer.
         """
         found = [float(self._own_layer_bytes(kind, word, tp)) for word in self.layer_words]
         for part in self.parts:
@@ -354,9 +346,9 @@ class ModelConfig:
         return found
 
     def bytes_of(self, num_tokens: int) -> dict[str, float]:
-        """Bytes that a sequence of so many tokens takes, by kind and part; an entry when complete.
+        """Bytes of a sequence of `num_tokens`, by kind and part; incomplete entries do not count.
 
-        A window takes what its tokens do; a page may hold more of them.
+        A window counts its tokens only; its pages may hold more.
         """
         found: dict[str, float] = {}
         for kind in self.kinds:
@@ -369,21 +361,18 @@ class ModelConfig:
         return found
 
     def _held_tokens(self, kind: str, num_tokens: int) -> int:
-        """Of so many tokens, those that a kind keeps."""
         lens = {part.name: part.window_len for part in self.parts}
         window_len = lens.get(kind, self.window_len if kind == LayerKind.swa.value else 0)
         return min(num_tokens, window_len or num_tokens)
 
     @property
     def full_token_bytes(self) -> int:
-        """Bytes a token of full KV takes, over all layers that keep their own, with its riders."""
         riders = (part for part in self.parts if part.rides_on == "full" and not part.window_len)
         more = sum(self.part_layers(each) * each.entry_bytes / each.tokens for each in riders)
         return self.num_holders(LayerKind.full) * self.full_layer_token_bytes + round(more)
 
     @property
     def full_layer_token_bytes(self) -> int:
-        """Bytes a token of full KV takes in one layer, without parts."""
         width = self.latent_dim or self.num_kv_heads * (
             self.head_dim + (self.value_dim or self.head_dim)
         )
@@ -391,26 +380,23 @@ class ModelConfig:
 
     @property
     def swa_token_bytes(self) -> int:
-        """Bytes a token of sliding-window KV takes, over all layers that keep their own."""
         return self.num_holders(LayerKind.swa) * self.swa_layer_token_bytes
 
     @property
     def swa_layer_token_bytes(self) -> int:
-        """Bytes a token of sliding-window KV takes in one layer."""
         heads = self.swa_num_kv_heads or self.num_kv_heads
         width = 2 * self.swa_head_dim or self.head_dim + (self.value_dim or self.head_dim)
         return (self.swa_latent_dim or heads * width) * self.kv_dtype_bytes
 
     @property
     def mamba_slot_bytes(self) -> int:
-        """Bytes of one state slot: convolution taps and state of all recurrent layers."""
         return sum(self.layer_state_bytes(word) for word in self.layer_words)
 
     def layer_state_bytes(self, word: str) -> int:
-        """Bytes of the convolution taps and of the state of a layer that `word` describes.
+        """Bytes of the convolution taps and the state of a layer with this word.
 
-        The convolution runs over the heads' inputs and over B and C (`M`) or queries and keys
-        (`D`), and keeps `conv_taps - 1` of each.
+        The convolution covers the heads' inputs, and B and C (`M`) or queries and keys (`D`). It
+        keeps `conv_taps - 1` inputs of each.
         """
         if "M" in word:
             groups = self.recurrent_groups
@@ -424,7 +410,7 @@ class ModelConfig:
         return taps + inner * self.recurrent_state_dim * self.state_dtype_bytes
 
     def page_bytes(self, kind: LayerKind, page_size: int) -> int:
-        """Bytes of one page of `page_size` tokens of a kind; of one slot for mamba."""
+        """Bytes of one page of `page_size` tokens of a kind; for mamba, of one slot."""
         if kind is LayerKind.full:
             return page_size * self.num_holders(kind) * self.full_layer_token_bytes
         if kind is LayerKind.swa:
@@ -433,10 +419,9 @@ class ModelConfig:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights, over all devices."""
         experts = self.num_moe_layers * self.num_experts * self.expert_params
         return round(
-            # tables of the vocabulary are not quantised
+            # embedding and output head are not quantized
             (self.head_params + self.embedding_params) * max(2.0, self.dense_param_bytes)
             + self.dense_params * self.dense_param_bytes
             + experts * self.expert_param_bytes
@@ -444,12 +429,11 @@ class ModelConfig:
 
     @property
     def num_params(self) -> int:
-        """Parameters of all matrices, each counted once."""
         experts = self.num_moe_layers * self.num_experts * self.expert_params
         return self.dense_params + self.head_params + self.embedding_params + experts
 
     def kv_copies(self, kind: LayerKind, tp: int) -> int:
-        """Devices of a `tp` engine that hold the same KV: more devices than heads, or MLA."""
+        """Devices of `tp` that hold the same KV: all with MLA, several if heads are fewer."""
         if kind is LayerKind.mamba:
             return 1
         if self.latent_dim if kind is LayerKind.full else self.swa_latent_dim:
@@ -459,7 +443,6 @@ class ModelConfig:
 
 
 def describe(model: ModelConfig) -> str:
-    """What a model keeps and weighs, on one line for people."""
     counts = (
         (model.num_full_layers, "full"),
         (model.num_swa_layers, f"sliding-window ({model.window_len:,} tokens)"),
@@ -478,9 +461,9 @@ def describe(model: ModelConfig) -> str:
 
 
 def least_tp(model: ModelConfig, hardware: HardwareConfig) -> int:
-    """Return the smallest power of two of devices that keep a quarter of memory for the cache.
+    """The smallest power of two of devices that leaves a quarter of memory for the cache.
 
-    Activations are no part of that memory. If the machine has too few devices, all of them.
+    Memory for activations is subtracted first. If the machine has too few devices, all of them.
     """
     free_bytes = hardware.device_memory_bytes.value - hardware.activation_bytes.value
     devices = 1
@@ -490,11 +473,11 @@ def least_tp(model: ModelConfig, hardware: HardwareConfig) -> int:
 
 
 def tier_shares(model: ModelConfig) -> dict[str, float]:
-    """The share of each tier that windows and states get, by the names of the fields.
+    """The shares of each tier for windows and states, by field name.
 
-    The host is shared as a cached request of Mooncake's conversation trace asks: 7,900 new tokens,
-    a window, 0.85 states. The device lies halfway from there to what a running one asks: 12,200
-    tokens, a window and half a chunk, 2 states.
+    The host is divided by the needs of a cached request of Mooncake's conversation trace: 7,900 new
+    tokens, a window, 0.85 states. The device is divided halfway between that and the needs of a
+    running request: 12,200 tokens, a window and half a chunk, 2 states.
     """
 
     bytes_each = (model.full_token_bytes, model.swa_token_bytes, model.mamba_slot_bytes)

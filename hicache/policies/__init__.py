@@ -1,1 +1,1 @@
-"""What a policy of the user's own is built with."""
+"""Built-in policies, and the information that every policy is built with."""

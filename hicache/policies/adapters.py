@@ -48,7 +48,6 @@ class ToSGLang:
         self._policy = policy
 
     def get_priority(self, node: Any) -> Any:
-        """Return the rank of an entry with the counters of the node."""
         entry = SimpleNamespace(
             used=node.last_access_time,
             created=node.creation_time,
@@ -67,28 +66,22 @@ class FromLMCache:
         self._held = self._policy.init_mutable_mapping()
 
     def insert(self, entry: Entry) -> None:
-        """Put it into the mapping that the policy made."""
         self._held[entry] = SimpleNamespace(can_evict=True)
         self._policy.update_on_put(entry)
 
     def hit(self, entry: Entry) -> None:
-        """Report a hit."""
         self._policy.update_on_hit(entry, self._held)
 
-    def miss(self, keys: Iterable[int]) -> None:
-        """Do nothing."""
+    def miss(self, keys: Iterable[int]) -> None: ...
 
     def split(self, entry: Entry, first: Entry) -> None:
-        """Report the inner part as put anew."""
         self.insert(first)
 
     def evict(self, entry: Entry) -> None:
-        """Remove it."""
         del self._held[entry]
         self._policy.update_on_force_evict(entry)
 
     def victim(self, queue: Container[Entry]) -> Entry | None:
-        """Return the policy's first candidate that may be evicted."""
         for entry, item in self._held.items():
             item.can_evict = entry in queue
         candidates: list[Entry] = self._policy.get_evict_candidates(self._held, 1)
@@ -117,18 +110,15 @@ class FromVllm:
         self._names: dict[Entry, bytes] = {}
 
     def insert(self, entry: Entry) -> None:
-        """Insert a chunk named by the content of the entry."""
         name = b"%d" % entry.key
         self._held[name], self._names[entry] = entry, name
         self._policy.insert(name, self._chunk(next(self._numbers)), self._context())
         self._policy.mark_evictable(name)
 
     def hit(self, entry: Entry) -> None:
-        """Touch it."""
         self._policy.touch([self._names[entry]], self._context())
 
     def miss(self, keys: Iterable[int]) -> None:
-        """Report what is about to be stored."""
         self._policy.on_store_miss([b"%d" % key for key in keys], self._context())
 
     def split(self, entry: Entry, first: Entry) -> None:
@@ -138,14 +128,12 @@ class FromVllm:
         self.insert(entry)
 
     def evict(self, entry: Entry) -> None:
-        """Remove it, if the policy has not."""
         name = self._names.pop(entry)
         del self._held[name]
         if self._policy.get(name) is not None:
             self._policy.remove(name)
 
     def victim(self, queue: Container[Entry]) -> Entry | None:
-        """Return what the policy evicts when everything else in use is protected."""
         protected = {name for name, entry in self._held.items() if entry not in queue}
         evicted = self._policy.evict(1, protected)
         return self._held[evicted[0][0]] if evicted else None

@@ -1,8 +1,8 @@
-"""Built-in eviction policies, which rank the full KV of leaves; windows and states keep LRU.
+"""Built-in eviction policies. They rank the full KV of leaves; windows and states keep LRU.
 
-A leaf's rank should only grow while it waits: it is asked for again when the leaf is about to be
-evicted, and a rank that fell is not noticed before. How often it is asked depends on how many steps
-are taken at once, so a policy that draws numbers should draw them once for each entry.
+A leaf's rank should only grow while it waits: `rank` is called again when the leaf is about to be
+evicted, and an earlier fall has no effect. The number of calls depends on how many steps are taken
+at once, so a policy that draws random numbers should draw once per entry.
 """
 
 from collections.abc import Callable
@@ -14,44 +14,40 @@ Rank = tuple[float, ...] | None
 
 
 class Lru:
-    """The one used longest ago, which is the default order of every kind."""
+    """The node used longest ago first; the default order of every kind."""
 
 
 class Lfu:
-    """The one used least often; of those, the one used longest ago."""
+    """The node used least often first; ties by last use."""
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
-        """Return uses, then last use."""
         return (entry.uses, entry.used) if kind == "full" else None
 
 
 class Slru:
-    """Those used once before those used again; in each segment, the one used longest ago."""
+    """Nodes used once before nodes used again; within each segment, by last use."""
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
-        """Return the segment, then last use."""
         return (float(entry.uses >= 2), entry.used) if kind == "full" else None
 
 
 class Fifo:
-    """The oldest."""
+    """The oldest node first."""
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
-        """Return the order of creation."""
         return (entry.created,) if kind == "full" else None
 
 
 class Random:
-    """Any of them: what a policy must be better than.
+    """Random order: the baseline for other policies.
 
-    An entry's number is drawn once, by its creation and place, so a new entry gets another one.
+    An entry's number depends on its creation and place, so a new entry gets another one.
     """
 
     def __init__(self, world: object, *, seed: float = 0) -> None:
         self._seed = seed
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
-        """Return the number that was drawn."""
         if kind != "full":
             return None
         name = f"{self._seed}/{entry.created}/{entry.start}".encode()

@@ -1,9 +1,7 @@
 """Eviction policies made of queues: SLRU, S3-FIFO, ARC and LeCaR.
 
-Each has one instance for every pool, and `PerPool` hands it the events of its tier and kind.
-
-An entry that cannot be evicted when its turn comes is in use: it goes to the end of its queue.
-Sizes are pages or states.
+Each policy has one instance per pool; `PerPool` passes it the events of its tier and kind. An entry
+that is in use when its turn comes goes to the end of its queue. Sizes are pages or states.
 """
 
 from collections import OrderedDict
@@ -18,10 +16,14 @@ from hicache.request import Request
 
 
 class PerPool:
-    """One instance of a policy for each pool."""
+    """One instance of a policy per pool.
+
+    A policy has `insert`, `hit`, `split` and `evict` for entries, and `miss` for the keys of pages
+    that a request did not find. It chooses by `victim` or `rank`.
+    """
 
     def __init__(self, make: Callable[..., Any], world: World, **knobs: float) -> None:
-        """`make(world, capacity, **knobs)`: its instance for a pool; None as capacity: no limit."""
+        """`make(world, capacity, **knobs)` builds a pool's instance; inf means unlimited."""
         self._pools = {
             (tier, kind): make(world, inf if capacity is None else capacity, **knobs)
             for tier, kinds in world.capacity.items()
@@ -33,65 +35,54 @@ class PerPool:
                 setattr(self, name, None)
 
     def on_insert(self, entry: Entry, tier: str) -> None:
-        """Insert it."""
         self._pools[tier, entry.kind].insert(entry)
 
     def on_hit(self, entry: Entry, request: Request) -> None:
-        """Count a hit on each tier that holds it."""
         for tier in entry.tiers:
             self._pools[tier, entry.kind].hit(entry)
 
     def on_miss(self, keys: Iterable[int], request: Request) -> None:
-        """Tell every pool what a request did not find."""
         for pool in self._pools.values():
             pool.miss(keys)
 
     def on_split(self, entry: Entry, first: Entry) -> None:
-        """Put both parts where the whole was."""
         for tier in entry.tiers:
             self._pools[tier, entry.kind].split(entry, first)
 
     def on_evict(self, entry: Entry, tier: str, why: str) -> None:
-        """Remove it."""
         self._pools[tier, entry.kind].evict(entry)
 
     def rank(self, entry: Entry, tier: str, kind: str) -> tuple[float, ...]:
-        """Return the rank of its pool."""
         ranked: tuple[float, ...] = self._pools[tier, kind].rank(entry)
         return ranked
 
     def victim(self, tier: str, kind: str, need: int, queue: Container[Entry]) -> Entry | None:
-        """Return the victim of the pool."""
         chosen: Entry | None = self._pools[tier, kind].victim(queue)
         return chosen
 
 
 class Line:
-    """A queue of entries or keys with their sizes; `size` is the sum."""
+    """A queue of entries or keys with their sizes; `size` is the sum of the sizes."""
 
     def __init__(self) -> None:
         self.items: OrderedDict[Any, int] = OrderedDict()
         self.size = 0
 
     def put(self, item: object, count: int) -> None:
-        """Put an item at the end, wherever it was."""
         self.drop(item)
         self.items[item] = count
         self.size += count
 
     def drop(self, item: object) -> bool:
-        """Remove an item; True if it was there."""
         count = self.items.pop(item, None)
         self.size -= count or 0
         return count is not None
 
     def drop_oldest(self) -> None:
-        """Remove the first item, if there is one."""
         if self.items:
             self.size -= self.items.popitem(last=False)[1]
 
     def first(self, queue: Container[Entry]) -> Entry | None:
-        """Return the first entry that may be evicted."""
         for _ in range(len(self.items)):
             entry: Entry = next(iter(self.items))
             if entry in queue:
@@ -122,12 +113,10 @@ class Slru:
         self._lines = [Line() for _ in range(int(segments))]
 
     def insert(self, entry: Entry) -> None:
-        """Put it into the lowest segment that has room, or the lowest of all."""
         roomy = (line for line in self._lines if line.size + entry.count <= self._limit)
         next(roomy, self._lines[0]).put(entry, entry.count)
 
     def hit(self, entry: Entry) -> None:
-        """Move it up, and down what a full segment passes on."""
         lines = self._lines
         place = next(n for n, line in enumerate(lines) if entry in line.items)
         lines[place].drop(entry)
@@ -140,20 +129,16 @@ class Slru:
                 line.drop(oldest)
                 lines[above - 1].put(oldest, oldest.count)
 
-    def miss(self, keys: Iterable[int]) -> None:
-        """Do nothing."""
+    def miss(self, keys: Iterable[int]) -> None: ...
 
     def split(self, entry: Entry, first: Entry) -> None:
-        """Keep both in the segment."""
         _split(self._lines, entry, first)
 
     def evict(self, entry: Entry) -> None:
-        """Forget it."""
         for line in self._lines:
             line.drop(entry)
 
     def victim(self, queue: Container[Entry]) -> Entry | None:
-        """Return the first of the lowest segment."""
         return next((e for e in (line.first(queue) for line in self._lines) if e is not None), None)
 
 
@@ -183,10 +168,9 @@ class S3Fifo:
         self._moves = moves
         self._small, self._main, self._ghosts = Line(), Line(), Line()
         self._freq: dict[Entry, int] = {}
-        self._back: set[int] = set()  # keys that a request did not find, and that were ghosts
+        self._back: set[int] = set()  # missed keys that were ghosts
 
     def insert(self, entry: Entry) -> None:
-        """Put it into the small queue, or the main one if it was a ghost."""
         self._freq[entry] = 0
         key = entry.key
         is_full = not self._has_evicted and self._small.size >= self._small_limit
@@ -195,20 +179,16 @@ class S3Fifo:
         line.put(entry, entry.count)
 
     def hit(self, entry: Entry) -> None:
-        """Count it."""
         self._freq[entry] += 1
 
     def miss(self, keys: Iterable[int]) -> None:
-        """Take the ghosts among them out."""
         self._back = {key for key in keys if self._ghosts.drop(key)}
 
     def split(self, entry: Entry, first: Entry) -> None:
-        """Keep both in the queue."""
         _split((self._small, self._main), entry, first)
         self._freq[first] = self._freq[entry]
 
     def evict(self, entry: Entry) -> None:
-        """Forget it; one of the small queue leaves a ghost."""
         del self._freq[entry]
         self._main.drop(entry)
         if self._small.drop(entry):
@@ -218,7 +198,6 @@ class S3Fifo:
                 self._ghosts.put(entry.key, entry.count)
 
     def victim(self, queue: Container[Entry]) -> Entry | None:
-        """Return the one at the end of the small queue, or of the main one if that is too long."""
         self._has_evicted = True
         if self._main.size <= self._main_limit:
             while (entry := self._small.first(queue)) is not None:
@@ -253,18 +232,15 @@ class Arc:
         self._leaves_ghost = True
 
     def insert(self, entry: Entry) -> None:
-        """Put it into T1, or into T2 if it was a ghost."""
         key = entry.key
         (self._again if key in self._back else self._once).put(entry, entry.count)
         self._back.discard(key)
 
     def hit(self, entry: Entry) -> None:
-        """Put it at the end of T2."""
         self._once.drop(entry)
         self._again.put(entry, entry.count)
 
     def miss(self, keys: Iterable[int]) -> None:
-        """Adapt the target to the ghosts among them, which are ghosts no more."""
         self._back = set()
         for key in keys:
             once, again = self._once_ghosts, self._again_ghosts
@@ -280,11 +256,9 @@ class Arc:
             self._back.add(key)
 
     def split(self, entry: Entry, first: Entry) -> None:
-        """Keep both in the queue."""
         _split((self._once, self._again), entry, first)
 
     def evict(self, entry: Entry) -> None:
-        """Forget it, and keep its ghost."""
         ghosts = self._once_ghosts if self._once.drop(entry) else self._again_ghosts
         self._again.drop(entry)
         if self._leaves_ghost:
@@ -292,7 +266,6 @@ class Arc:
         self._leaves_ghost = True
 
     def victim(self, queue: Container[Entry]) -> Entry | None:
-        """Return the least recently used of T1 or T2, as the target says."""
         once, again = self._once, self._again
         ghosts = self._once_ghosts.size + self._again_ghosts.size
         if not self._back and once.size + self._once_ghosts.size >= self._capacity:
@@ -332,22 +305,18 @@ class LeCaR:
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Those of LRU and LFU; their sum is 1."""
         return self._weight
 
     def insert(self, entry: Entry) -> None:
-        """Put it at the end of the queue."""
         self._uses[entry] = 1
         self._line.put(entry, entry.count)
 
     def hit(self, entry: Entry) -> None:
-        """Count it, and put it at the end of the queue."""
         self._now += 1
         self._uses[entry] += 1
         self._line.put(entry, entry.count)
 
     def miss(self, keys: Iterable[int]) -> None:
-        """Learn from the ghosts among them."""
         self._now += 1
         for key in keys:
             for name, other in (("lru", "lfu"), ("lfu", "lru")):
@@ -358,12 +327,10 @@ class LeCaR:
         self._weight = {name: weight / total for name, weight in self._weight.items()}
 
     def split(self, entry: Entry, first: Entry) -> None:
-        """Keep both in the queue."""
         _split((self._line,), entry, first)
         self._uses[first] = self._uses[entry]
 
     def evict(self, entry: Entry) -> None:
-        """Forget it, and keep its ghost."""
         self._line.drop(entry)
         del self._uses[entry]
         ghosts, key = self._ghosts[self._chooser], entry.key
@@ -373,10 +340,9 @@ class LeCaR:
             ghosts.drop_oldest()
 
     def rank(self, entry: Entry) -> tuple[float, ...]:
-        """Return the order of LFU."""
         return (self._uses[entry], entry.used)
 
     def victim(self, queue: Container[Entry]) -> Entry | None:
-        """Return the victim of LRU; None leaves it to the ranks, which are LFU's."""
+        """The victim of LRU; None leaves the choice to the ranks, which are those of LFU."""
         self._chooser = "lru" if self._rng.random() < self._weight["lru"] else "lfu"
         return self._line.first(queue) if self._chooser == "lru" else None

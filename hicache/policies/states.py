@@ -5,20 +5,19 @@ from hicache.policies.world import World
 
 
 class FlopAwareStates:
-    """Ranks states by last use and by the FLOPs per byte that they save; the rest keeps LRU.
+    """Ranks states by last use and by the FLOPs per byte that they save; other kinds keep LRU.
 
-    A state saves the tokens since the state before it. Their pages are needed as well, so their
-    bytes count.
+    A state saves the computation of the tokens since the state before it. A hit needs their pages
+    too, so their bytes count.
     """
 
     def __init__(self, world: World, *, alpha: float = 1.0) -> None:
-        """`alpha` x 1,000 matches and insertions are worth the FLOPs per byte of a first page."""
+        """`alpha` x 1,000 uses of the cache are worth the FLOPs per byte of a first page."""
         self._world = world
         self._page_bytes = world.unit_bytes["host"]["full"]
         self._scale = alpha * 1000 * self._page_bytes / world.flops(0, world.page_size)
 
     def rank(self, entry: Entry, tier: str, kind: str) -> float | None:
-        """Return the last use plus the worth."""
         if kind != "mamba":
             return None
         start = entry.parent.end if entry.parent else 0

@@ -15,11 +15,11 @@ from hicache.request import Request
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.windows import trees
 
-FAR_NS = 1 << 60  # after all that have a time
+FAR_NS = 1 << 60  # later than every known time
 
 
 def _flops_per_byte(world: World, entry: Entry, start: int) -> float:
-    """Return the FLOPs per byte of having an entry's end when a prompt is computed to `start`."""
+    """The FLOPs that an entry saves per byte, for a prompt that is computed up to token `start`."""
     return world.flops(start, entry.end) / max(entry.bytes, 1)
 
 
@@ -27,10 +27,10 @@ class Gdsf:
     """Greedy-Dual-Size-Frequency: uses x cost / size, on a floor that rises with each victim.
 
     Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy"
-    (1998). The value of an entry is set at each use: the floor of its pool, plus uses times the
-    FLOPs to compute it per byte, where those of the first page of a prompt are 1. The floor is the
-    value of the last victim. Of equal values the one used longest ago goes first. A cache of KV
-    evicts before it inserts; libCacheSim inserts at the former floor and may evict that at once.
+    (1998). Each use sets the value of an entry to the floor of its pool, plus uses times the FLOPs
+    to compute it per byte, in units of the first page of a prompt. The floor is the value of the
+    last victim. Ties go by last use. A KV cache evicts before it inserts; libCacheSim inserts at
+    the former floor and may evict the new entry at once.
     """
 
     def __init__(self, world: World | None, capacity: float) -> None:
@@ -39,7 +39,6 @@ class Gdsf:
         self._values: dict[Entry, float] = {}
 
     def insert(self, entry: Entry) -> None:
-        """Set its value."""
         weight = 1.0
         if self._world is not None:
             size = self._world.page_size
@@ -49,39 +48,33 @@ class Gdsf:
 
     hit = insert
 
-    def miss(self, keys: Iterable[int]) -> None:
-        """Do nothing."""
+    def miss(self, keys: Iterable[int]) -> None: ...
 
     def split(self, entry: Entry, first: Entry) -> None:
-        """Give both its value."""
         self._values[first] = self._values[entry]
 
     def evict(self, entry: Entry) -> None:
-        """Raise the floor to its value."""
         self._floor = max(self._floor, self._values.pop(entry))
 
     def rank(self, entry: Entry) -> tuple[float, ...]:
-        """Return its value, then its last use."""
         return (self._values[entry], entry.used)
 
 
 class Lowest:
-    """Finds the evictable entry of the lowest score, where all scores may change at an event.
+    """Finds the evictable entry with the lowest score, where all scores may change at an event.
 
-    It scores all of a pool once after `forget`, and then takes one after the other.
+    After `forget` it scores all entries of a pool once, and then returns one after the other.
     """
 
     def __init__(self, scores: Callable[[list[Entry]], Iterable[tuple[float, ...]]]) -> None:
-        """`scores`: of these entries of a pool, smallest first to go."""
+        """`scores`: the scores of entries of one pool; the smallest goes first."""
         self._scores = scores
         self._heaps: dict[tuple[str, str], list[tuple[tuple[float, ...], int, Entry]]] = {}
 
     def forget(self) -> None:
-        """Forget all scores."""
         self._heaps.clear()
 
     def of(self, tier: str, kind: str, queue: Evictable) -> Entry | None:
-        """Return the lowest of the queue; None if it is empty."""
         heap = self._heaps.get((tier, kind), [])
         while heap and heap[0][2] not in queue:
             heapq.heappop(heap)
@@ -93,7 +86,6 @@ class Lowest:
         return heap[0][2] if heap else None
 
     def evicted(self, entry: Entry, tier: str) -> None:
-        """Score the entry above: it may be evictable now."""
         heap, above = self._heaps.get((tier, entry.kind)), entry.parent
         if heap and above is not None:
             (score,) = self._scores([above])
@@ -116,23 +108,19 @@ class Marconi:
         self._saved: dict[tuple[str, int, int], float] = {}
 
     def on_insert(self, entry: Entry, tier: str) -> None:
-        """Score all anew."""
         self._lowest.forget()
 
     def on_hit(self, entry: Entry, request: Request) -> None:
-        """Score all anew."""
         self._lowest.forget()
 
     def on_split(self, entry: Entry, first: Entry) -> None:
-        """Score all anew."""
         self._lowest.forget()
 
     def on_evict(self, entry: Entry, tier: str, why: str) -> None:
-        """Score all anew: one above it may be evictable now, and the range of values changes."""
+        """Drop all scores: the entry above may be evictable now, and the range of values shifts."""
         self._lowest.forget()
 
     def victim(self, tier: str, kind: str, need: int, queue: Evictable) -> Entry | None:
-        """Return the entry of the lowest score."""
         return self._lowest.of(tier, kind, queue)
 
     def _scores(self, entries: list[Entry]) -> Iterable[tuple[float, ...]]:
@@ -163,9 +151,10 @@ def _scaled(values: list[float]) -> list[float]:
 class Hints:
     """LRU that keeps what a tool call will return to: its last use counts as later by `ttl`.
 
-    After Continuum (Li et al., 2025), which pins the KV of a turn that ends in a tool call for a
-    time to live. Here a turn whose `stop_reason` is tool_use adds `ttl` uses of the cache to the
-    last use of its entries: ranks of an engine have clocks of their own, but use the cache alike.
+    After Continuum (Li et al., 2025), which locks the KV of a turn that ends in a tool call for a
+    time to live. Here, a turn whose `stop_reason` is tool_use adds `ttl` uses of the cache to the
+    last use of its entries. The unit is uses because ranks of an engine have clocks of their own,
+    but equal uses.
     """
 
     def __init__(self, world: World, *, ttl: float = 500) -> None:
@@ -174,15 +163,13 @@ class Hints:
         self._calls: set[int] = set()  # requests that ended in a tool call
 
     def on_miss(self, keys: Iterable[int], request: Request) -> None:
-        """Remember who computes them."""
         self._asker.update((key, request.id) for key in keys)
 
     def on_hit(self, entry: Entry, request: Request) -> None:
-        """The entry belongs to the turn that used it last."""
         entry.state = request.id
 
     def on_insert(self, entry: Entry, tier: str) -> None:
-        """The entry belongs to the turn that computed it, as what follows from it does."""
+        """Give the entry to the turn that computed it, or to the owner of the entry above."""
         above = entry.parent
         owner = self._asker.pop(entry.key, None)
         if owner is not None:
@@ -191,32 +178,29 @@ class Hints:
             entry.state = above.state
 
     def on_split(self, entry: Entry, first: Entry) -> None:
-        """Both belong to the turn."""
         first.state = entry.state
 
     def on_finish(self, request: Request, outcome: str) -> None:
-        """A turn ends; its session's former turn returned."""
         if request.stop_reason == "tool_use":
             self._calls.add(request.id)
 
     def rank(self, entry: Entry, tier: str, kind: str) -> tuple[float, ...]:
-        """Return the last use, plus `ttl` after a tool call."""
         return (entry.used + (self._ttl if entry.state in self._calls else 0), entry.end)
 
 
 class Belady:
-    """Evicts what is needed furthest in the future, which it knows: a bound, not a policy.
+    """Evicts the entry that is needed furthest in the future: a bound, not a policy.
 
     Belady, "A study of replacement algorithms for a virtual-storage computer" (1966). The next use
-    of an entry is the first request to come that has its first page (a state: its last), has not
-    started, and arrives after the warm-up. Requests come in the order of arrival. Closed arrivals
-    depend on the run: there a session goes on `think_ns` after each request, counted from its last
-    start, and sessions that have not begun come last. Of entries needed at the same time the deeper
-    goes first. With equal pages of full attention on one tier and arrivals that do not depend on
-    the run, no policy without bypass hits more; elsewhere it is a reference.
+    of an entry is the next request that has its first page (for a state, its last page), has not
+    started, and arrives after the warm-up. Requests count in order of arrival. Closed arrivals
+    depend on the run: there, a session continues `think_ns` after each request, counted from its
+    last start, and sessions that have not begun come last. Of entries needed at the same time, the
+    deeper goes first. With equal pages of full attention on one tier and arrivals that do not
+    depend on the run, no policy without bypass hits more; elsewhere it is a reference.
 
     Raises:
-        ValueError: `parallel.ranks` is above 1; clocks of ranks differ.
+        ValueError: `parallel.ranks` is above 1, where clocks of ranks differ.
     """
 
     def __init__(self, world: World) -> None:
@@ -252,35 +236,28 @@ class Belady:
         self._lowest = Lowest(self._scores)
 
     def on_hit(self, entry: Entry, request: Request) -> None:
-        """The request has started."""
         self._start(request)
 
     def on_miss(self, keys: Iterable[int], request: Request) -> None:
-        """The request has started."""
         self._start(request)
 
     def on_finish(self, request: Request, outcome: str) -> None:
-        """The request has started, or never will."""
         self._start(request)
 
     def on_insert(self, entry: Entry, tier: str) -> None:
-        """Score all anew."""
         self._lowest.forget()
 
     def on_split(self, entry: Entry, first: Entry) -> None:
-        """Score all anew."""
         self._lowest.forget()
 
     def on_evict(self, entry: Entry, tier: str, why: str) -> None:
-        """Score what may be evicted now."""
         self._lowest.evicted(entry, tier)
 
     def victim(self, tier: str, kind: str, need: int, queue: Evictable) -> Entry | None:
-        """Return the entry that is needed last."""
         return self._lowest.of(tier, kind, queue)
 
     def next_use(self, key: int) -> float:
-        """Return when the next request needs this content; inf if none does."""
+        """When this content is next needed: a request's place, or ns if closed; inf for never."""
         uses = self._uses.get(key, [])
         left = (place for place in uses[bisect_left(uses, self._low) :] if not self._started[place])
         if not self._is_closed:

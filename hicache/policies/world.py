@@ -1,4 +1,4 @@
-"""What a policy may know of the engine that it decides for."""
+"""The information that a policy gets about its engine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from hicache.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The engine of a policy, read-only. Each engine, and each rank of it, has a policy of its own.
+    """The engine of a policy, read-only. Each engine, and each rank of it, has its own policy.
 
     Attributes:
-        page_size: tokens of a page.
-        seed: of the run; a policy that draws numbers starts from it.
-        kinds: the kinds that the model has, of full, swa and mamba.
-        capacity: by tier and kind, pages (or states) of the pool; None means never full.
+        page_size: tokens per page.
+        seed: seed of the run, for policies that draw random numbers.
+        kinds: the kinds of the model, out of full, swa and mamba.
+        capacity: by tier and kind, pages (or states) of the pool; None means unlimited.
         unit_bytes: by tier and kind, bytes of a page (or state).
         window_tokens: by kind, the length of a sliding window.
-        flops: FLOPs of computing the tokens [start, end) of a prompt, on all devices together.
-        seconds: the time that this takes alone, as the simulator prices it.
-        rates: what was measured so far: `compute_ns(num_tokens)`, `load_ns(prefetch)`.
-        now_ns: the engine's clock. Clocks of ranks differ, and ranks must decide alike.
+        flops: FLOPs to compute the tokens [start, end) of a prompt, summed over all devices.
+        seconds: time to compute these tokens alone, by the simulator's cost model.
+        rates: measured rates: `compute_ns(num_tokens)`, `load_ns(prefetch)`.
+        now_ns: the engine's clock. Clocks of ranks differ, but ranks must decide alike.
         config: all settings of the run.
-        requests: the workload in the order of arrival: the future, for an oracle alone.
+        requests: the workload in order of arrival, so also the future; only for an oracle.
     """
 
     page_size: int

@@ -1,1 +1,1 @@
-"""Which request runs next, and what it may spend."""
+"""The scheduler: which request runs next, and what it may use."""

@@ -1,4 +1,4 @@
-"""Whether a request or a run of decode steps fits, and how long a deferral stands."""
+"""Admission: whether a request or a run of decode steps fits, and how long a deferral stands."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -14,23 +14,17 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Asking(Protocol):
-    """What is to be known of a request."""
+    @property
+    def target_len(self) -> int: ...
 
     @property
-    def target_len(self) -> int:
-        """Tokens of its prompt, and of its answer so far."""
-        ...
-
-    @property
-    def remaining_output(self) -> int:
-        """Tokens of its answer that are still to come."""
-        ...
+    def remaining_output(self) -> int: ...
 
 
 class Admission:
-    """Judges requests by the room that their pools have, and promises it to them.
+    """Decides whether requests fit in the pools, and reserves room for them.
 
-    All sizes are tokens, slots for states.
+    All sizes are tokens; states count slots.
     """
 
     def __init__(self, cache: PrefixCache, config: SchedulerConfig) -> None:
@@ -51,12 +45,11 @@ class Admission:
         self._page = cache.page_size
 
     def decide(self, req: Asking, match: MatchResult, budget: StepBudget) -> Admit | Defer:
-        """Whether the request may begin where the match ends."""
         cache, page = self._cache, self._page
         extend = req.target_len - match.usable_len
         max_new = min(req.remaining_output, self._config.clip_new_tokens)
         chunk = budget.chunk_tokens
-        # what is on the device behind a missing state or window is locked, and takes no pages
+        # device data behind a missing state or window gets locked, and needs no new pages
         needed = extend + match.host_hit_length + max_new + page
         room = cache.room()
         if needed >= room - budget.reserved_tokens:
@@ -67,7 +60,7 @@ class Admission:
             needed = self._charge(kind, ceil_page(extend, page), max_new, chunk, host_hit)
             if needed >= remaining:
                 capacity = cache.pools[DEVICE][kind].capacity
-                # a passing shortage is waited for; a chunk that can never fit is made to
+                # a temporary shortage is waited out; a chunk that can never fit is cut
                 if capacity is None or needed < capacity * page:
                     return Defer(Reason.swa_tokens, stands=True)
                 chunk = self._fitting_chunk(kind, remaining, max_new, chunk, host_hit)
@@ -80,7 +73,6 @@ class Admission:
         return Admit(chunk)
 
     def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None:
-        """Promise an admitted request what it will take after its first chunk."""
         page = self._page
         max_new = min(req.remaining_output, self._config.clip_new_tokens)
         is_whole = chunk_end == req.target_len
@@ -95,7 +87,6 @@ class Admission:
     def reserved_tokens(
         self, running: Sequence[RequestState], partial: RequestState | None
     ) -> float:
-        """What is promised to those that are here already, and not taken."""
         ratio = self._new_token_ratio.value
         reserved = self._answers(running) * ratio
         if partial is not None:
@@ -104,12 +95,12 @@ class Admission:
         return reserved
 
     def steps_deferred(self, defer: Defer, running: Sequence[RequestState], wanted: int) -> int:
-        """How many decode steps, at most `wanted`, may pass before the request is looked at again.
+        """How many decode steps, at most `wanted`, may pass before the request is checked again.
 
-        Pools change when a decoding request fills a page and not before; until then a deferral
-        stands, unless what was in the way were tokens promised to the answers, which come due one
-        by one. Pages that were free only add to a shortage of tokens, unless windows may be what is
-        short before a path is locked. Whatever else changes interrupts a run of steps by itself.
+        Pools change only when a decoding request fills a page; until then a deferral stands. A
+        deferral for tokens also ends when the tokens reserved for answers have shrunk enough. It
+        outlasts filled pages that were free, because they only add to the shortage, unless windows
+        may be the shortage before a path is locked. Every other change interrupts the run of steps.
         """
         if not defer.stands:
             return 1
@@ -124,16 +115,14 @@ class Admission:
                 reserved = self._answers(running, later) * self._new_token_ratio.after(later)
                 return defer.needed < defer.room - reserved
 
-            # what is reserved only falls
+            # the reserved tokens only shrink
             return 1 + bisect_left(range(1, steps), x=True, key=fits)
         return steps
 
     def decoded(self, num_steps: int) -> None:
-        """That many decode steps have passed."""
         self._new_token_ratio.decoded(num_steps)
 
     def retracted(self, left: Sequence[RequestState]) -> None:
-        """A request was retracted; those `left` still run."""
         decoded = sum(req.decoded for req in left)
         max_new = sum(req.request.output_len for req in left)
         self._new_token_ratio.retracted(decoded, max_new, len(left))
@@ -148,9 +137,10 @@ class Admission:
     def _fitting_chunk(
         self, kind: int, remaining: int, max_new: int, chunk: int, host_hit: int
     ) -> int:
-        """Return the longest chunk whose charge is at most `remaining`: whole pages, or all of it.
+        """The longest chunk whose charge is at most `remaining`: whole pages, or all of `chunk`.
 
-        Charged are an empty chunk and what the chunk adds to a full window; 0 if no page fits.
+        The charge is that of an empty chunk plus what the chunk adds to a full window; 0 if no page
+        fits.
         """
         page, window = self._page, self._cache.tree.kinds.window_lens[kind]
 
@@ -178,13 +168,13 @@ class Admission:
 
 
 def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:
-    """Return how many steps, at most `wanted`, the pools surely have pages for.
+    """How many steps, at most `wanted`, the pools certainly have pages for.
 
-    Under write_back a victim is saved before the next step, and pages that leave a window in the
-    meantime are not counted; in both cases many steps at once take free pages only.
+    Under write_back a victim is copied before the next step, and pages that leave a window
+    meanwhile do not count. In both cases several steps use free pages only.
     """
     page, kinds = cache.page_size, cache.tree.kinds.paged
-    # at most, whatever the lengths are
+    # an upper bound for any lengths
     most = len(running) * (wanted // page + 1) + cache.quirks.spare_pages
     if min([cache.available_size(kind) for kind in kinds]) >= most * page:
         return wanted
@@ -200,24 +190,22 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
 
 
 def must_evict(cache: PrefixCache, running: Sequence[RequestState]) -> bool:
-    """True if the next step needs more pages than are free."""
     return not all(_are_free(cache, kind, running, 1) for kind in cache.tree.kinds.paged)
 
 
 def pages_for(running: Sequence[RequestState], page_size: int, num_steps: int) -> int:
-    """Return the pages of each kind that `num_steps` steps take."""
     counts = [-(-(req.kv_len + num_steps) // page_size) - req.sequence.num_pages for req in running]
     return sum([count for count in counts if count > 0])
 
 
 def steps_in_page(running: Sequence[RequestState], page_size: int, wanted: int) -> int:
-    """Return the steps, in [1, `wanted`], until the first request has filled a page."""
+    """Steps, in [1, `wanted`], until the first request has filled a page."""
     left = min([-req.kv_len % page_size for req in running])
     return max(min(wanted, left), 1)
 
 
 def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:
-    """Return how many steps, in [1, `wanted`], surely evict nothing."""
+    """How many steps, in [1, `wanted`], certainly evict nothing."""
     page = cache.page_size
     free = min([cache.available_size(kind) for kind in cache.tree.kinds.paged]) // page
     free -= cache.quirks.spare_pages
@@ -230,7 +218,7 @@ def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wan
 def _are_free(
     cache: PrefixCache, kind: int, running: Sequence[RequestState], num_steps: int
 ) -> bool:
-    # the spare pages, which eviction keeps free, are not taken
+    # eviction keeps the spare pages free, so they do not count
     count = pages_for(running, cache.page_size, num_steps)
     free = cache.available_size(kind) // cache.page_size
     return not count or count + cache.quirks.spare_pages <= free

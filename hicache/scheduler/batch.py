@@ -1,4 +1,4 @@
-"""What one step computes, and which requests ended in it."""
+"""What one step computes, and which requests have ended."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,7 +10,7 @@ from hicache.scheduler.request_state import RequestState
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Tokens `[start, end)` of a request, and the states to capture on the way: (length, slot)."""
+    """Tokens `[start, end)` of a request, and the (length, slot) of each state to capture."""
 
     req: RequestState
     start: int
@@ -30,11 +30,11 @@ class Batch:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """Jobs that ended in a step or before it, and why those that were rejected were."""
+    """Requests that have ended; rejected ones with the reason."""
 
     finished: list[RequestState] = field(default_factory=list)
     rejected: list[tuple[RequestState, str]] = field(default_factory=list)
     aborted: list[RequestState] = field(default_factory=list)
 
 
-NOTHING: Final = Outcome()  # what is said where none ended; not to be added to
+NOTHING: Final = Outcome()  # shared result of a step in which no request ended; must not be changed

@@ -1,7 +1,7 @@
-"""What a request may cost: the arithmetic of admission, in tokens.
+"""The arithmetic of admission: what a request may cost, in tokens.
 
-E extend tokens, C chunk tokens left in this step, W window, P page, M new tokens reserved,
-h window tokens to load back from the host.
+E extend tokens, C chunk tokens left in this step, W window, P page, M new tokens reserved, h window
+tokens to load back from the host.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,6 @@ from hicache.config import SWA_BUDGETS
 
 
 def ceil_page(tokens: int, page_size: int) -> int:
-    """`tokens` rounded up to whole pages."""
     return -(-tokens // page_size) * page_size
 
 
@@ -27,12 +26,12 @@ def swa_budget_for_req(
     swa_host_hit_length: int = 0,
     max_new: int = 0,
 ) -> int:
-    """Window-pool tokens that a request is charged.
+    """Window-pool tokens charged to a request.
 
-    `reports`: max(min(E, C), W) + P, and ceil(h) when pages will be loaded back (report 004,
-    sglang PR 27391). `no_host_term` is what stood before it; `double` charges h twice, to show
-    what that costs. `sglang_0_5_23`: max(a − W, 0) + min(E + M, W) + P + ceil(h) with
-    a = min(E, C) (sglang PR 32379).
+    `reports`: max(min(E, C), W) + P, plus ceil(h) if pages will be loaded back (report 004, sglang
+    PR 27391). `no_host_term`: the formula before that fix. `double`: h is charged twice, to measure
+    the cost of that error. `sglang_0_5_23`: max(a − W, 0) + min(E + M, W) + P + ceil(h) with a =
+    min(E, C) (sglang PR 32379).
     """
     allocated = extend if chunk is None else min(extend, chunk)
     host = ceil_page(swa_host_hit_length, page)
@@ -45,7 +44,7 @@ def swa_budget_for_req(
 
 
 class SwaBudget(Protocol):
-    """What a request is charged in the window pool. A class without arguments will do.
+    """The charge of a request to the window pool; its class is built without positional arguments.
 
     A charge must not fall as `extend` and `chunk` grow: admission finds the longest chunk that a
     small pool can hold by bisection.
@@ -61,14 +60,14 @@ class SwaBudget(Protocol):
         swa_host_hit_length: int,
         max_new: int,
     ) -> int:
-        """The charge; arguments as the letters above. 0 of `swa_host_hit_length` after admission:
-        by then those pages are taken."""
+        """The charge in tokens; the arguments are E, C, W, P, h and M of this module.
+
+        `swa_host_hit_length` is 0 after admission, because those pages are allocated by then.
+        """
         ...
 
 
 class NamedBudget:
-    """One of the forms of `swa_budget_for_req`."""
-
     def __init__(self, form: str) -> None:
         self.tokens = partial(swa_budget_for_req, form)
 
@@ -80,18 +79,18 @@ FORMS: dict[str, Callable[..., SwaBudget]] = {
 
 @dataclass(slots=True, kw_only=True)
 class StepBudget:
-    """What one step may still promise. Reservations shrink it; pages taken show in the pools."""
+    """What one step may still reserve; pages that were taken show in the pools instead."""
 
     chunk_tokens: int  # extend tokens left
-    reserved_tokens: float  # full tokens promised and not taken
-    reserved_windows: dict[int, int] = field(default_factory=dict)  # window tokens, by kind
+    reserved_tokens: float  # full tokens reserved and not yet taken
+    reserved_windows: dict[int, int] = field(default_factory=dict)  # by kind
 
 
 class NewTokenRatio:
-    """Which share of the answer tokens still to come is reserved.
+    """The share of the outstanding answer tokens that is reserved.
 
-    Falls from `first` to `floor` over `decay_steps` decode steps, and jumps up at a retraction.
-    It counts steps, so a run of them gives the same number as each by itself.
+    The share falls from `first` to `floor` over `decay_steps` decode steps, and rises at a
+    retraction. It depends on the number of steps, so several steps at once give the same share.
     """
 
     def __init__(self, *, first: float, floor: float, decay_steps: int) -> None:
@@ -102,18 +101,15 @@ class NewTokenRatio:
 
     @property
     def value(self) -> float:
-        """The share now."""
         return self.after(0)
 
     def after(self, num_steps: int) -> float:
-        """The share when that many more decode steps have passed."""
         return max(self._floor, self._base - (self._steps + num_steps) * self._decay)
 
     def decoded(self, num_steps: int) -> None:
-        """That many decode steps have passed."""
         self._steps += num_steps
 
     def retracted(self, decoded: int, max_new: int, running: int) -> None:
-        """Start again from what the running requests turned out to need (sglang's rule)."""
+        """Restart from what the running requests have needed so far (sglang's rule)."""
         self._base = max(self._floor, min(1.0, (decoded + 20 * running) / (max_new + 1)))
         self._steps = 0

@@ -1,6 +1,6 @@
-"""Where a prompt's recurrent states and windows are kept, and the slots of captured states.
+"""Checkpoints: where a prompt's states and windows are kept, and the slots of captured states.
 
-A placement is any class that is built with the tokens of a page and of the grid, and has `lengths`.
+A placement is a class with `lengths`. Its constructor takes the tokens per page and per grid step.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,62 +13,57 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Placement(Protocol):
-    """Says after which tokens of a prompt a state (or a window) is worth keeping."""
+    """Chooses the prompt lengths at which a state (or a window) is worth keeping."""
 
     def lengths(self, start: int, end: int, branch: int | None) -> Iterable[int]:
-        """Prompt lengths, in any order; rounded down to pages, and those outside `(start, end]`
-        left out.
+        """Return prompt lengths in any order.
+
+        The caller rounds them down to pages and drops those outside `(start, end]`.
 
         Args:
             start: tokens that need not be computed.
             end: the prompt's last page boundary.
-            branch: where the prompt left an edge that holds no state (or window) there; None: it
-                left no such edge.
+            branch: where the prompt leaves an edge that has no state (or window) there; None if it
+                leaves no such edge.
         """
         ...
 
 
 class End:
-    """The end of the prompt."""
-
     def __init__(self, page_size: int, grid_tokens: int) -> None:
         pass
 
     def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
-        """The end."""
         return [end]
 
 
 class EndBranch:
-    """The end of the prompt, and where it left what others had."""
+    """The end of the prompt, and its branch point."""
 
     def __init__(self, page_size: int, grid_tokens: int) -> None:
         pass
 
     def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
-        """The end, and the branch if there is one."""
         return [end] if branch is None else [branch, end]
 
 
 class BranchOrEnd:
-    """Where the prompt left what others had, or its end if it left nothing."""
+    """The branch point of the prompt, or its end if it has none."""
 
     def __init__(self, page_size: int, grid_tokens: int) -> None:
         pass
 
     def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
-        """One length."""
         return [end if branch is None else branch]
 
 
 class Every:
-    """The end, the branch, and every so many tokens."""
+    """The end, the branch point, and every `grid_tokens` tokens."""
 
     def __init__(self, page_size: int, grid_tokens: int) -> None:
         self._grid_tokens = grid_tokens
 
     def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
-        """The grid between, besides the end and the branch."""
         grid = self._grid_tokens
         ends = [end] if branch is None else [branch, end]
         return [*range(start // grid * grid + grid, end, grid), *ends]
@@ -83,15 +78,11 @@ PLACEMENTS: dict[str, Callable[..., Placement]] = {
 
 
 class CheckpointSaver:
-    """Places states and windows at page boundaries of prompts."""
-
     def __init__(self, cache: PrefixCache, placement: Placement) -> None:
-        """`placement`: of states, or of windows if the model has no states."""
         self._cache = cache
         self._placement = placement
 
     def place(self, req: RequestState, match: MatchResult) -> None:
-        """Set where the request's states are captured and up to where its prompt is published."""
         kinds, end, last = self._cache.tree.kinds, req.target_len, self._last(req)
         placed = self._lengths(req, match) if kinds.aux else []
         if kinds.points:
@@ -101,14 +92,13 @@ class CheckpointSaver:
         req.boundaries = [end if length == last else length for length in placed] or [end]
 
     def _lengths(self, req: RequestState, match: MatchResult) -> list[int]:
-        # ascending, at pages that the request computes
+        # ascending, and only at pages that the request computes
         page, last = self._cache.page_size, self._last(req)
         placed = self._placement.lengths(req.kv_len, last, match.branch_len)
         lengths = {length // page * page for length in placed}
         return sorted(length for length in lengths if req.kv_len < length <= last)
 
     def slots(self, req: RequestState, end: int) -> list[tuple[int, PageIds]]:
-        """A slot for each of the request's lengths up to `end`; those without one are counted."""
         saves = []
         for length in req.saves:
             if not req.kv_len < length <= end:

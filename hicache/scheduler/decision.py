@@ -1,4 +1,4 @@
-"""What the scheduler decides about a request that waits, and why."""
+"""Decisions about a waiting request, with their reasons."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,27 +7,27 @@ from enum import StrEnum
 class Reason(StrEnum):
     """Why a request does not run now; counted as `scheduler/deferred_<reason>_count`."""
 
-    running = "running"  # as many run as may
+    running = "running"  # `scheduler.max_running` requests run
     tokens = "tokens"
     swa_tokens = "swa_tokens"
     slots = "slots"
-    prefill_oom = "prefill_oom"  # there was room, and then no pages
-    never = "never"  # nor can it ever
+    prefill_oom = "prefill_oom"  # admission found room, but prefill found no pages
+    never = "never"  # the request can never run
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Now, and how many tokens the first chunk may have."""
+    """Run the request now, with a first chunk of at most `chunk_tokens`."""
 
     chunk_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Not now, and why. For reason `tokens`, `needed` is not below `room` less what is reserved.
+    """Do not run the request now. For reason `tokens`, `needed` >= `room` - reserved tokens.
 
-    `stands`: the next look would find the same, if the pools have not changed by then.
-    `is_second`: it had room until its own path was locked.
+    `stands`: the decision stays the same while the pools do not change. `is_second`: the request
+    fitted until its own path was locked.
     """
 
     reason: Reason
@@ -39,7 +39,7 @@ class Defer:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Never, and why, in words."""
+    """Never run the request; `why` is a sentence."""
 
     why: str
 

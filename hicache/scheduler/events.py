@@ -1,4 +1,4 @@
-"""Events of the scheduler, for the listener that also receives those of the cache."""
+"""Events of the scheduler, for the listener that also receives the cache's events."""
 
 from typing import Protocol
 
@@ -8,24 +8,22 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Listener(CacheListener, Protocol):
-    """Receives the events of one engine: of its cache, and of its requests."""
+    """Receives the events of one engine: those of its cache and of its requests."""
 
     def matched(self, req: RequestState, match: MatchResult) -> None:
-        """The request was matched: first when it was submitted, then at each admission decision."""
+        """The request was matched: at its submission, and at each admission decision."""
         ...
 
     def starting(self, req: RequestState, match: MatchResult) -> None:
-        """The request is about to take what `match` found; nothing has been taken yet.
+        """The request is about to acquire what `match` found.
 
         The admission may still fail; then the event is repeated later. `match` may be shorter than
-        the last one that was reported as matched.
+        the last one that `matched` reported.
         """
         ...
 
     def admitted(self, req: RequestState) -> None:
-        """The request starts at `req.cached_len`; at its first admission `admitted_ns` is None."""
+        """The request starts at `req.cached_len`; `admitted_ns` is None at its first admission."""
         ...
 
-    def canceled(self, req: RequestState) -> None:
-        """The request was rejected or aborted after its submission."""
-        ...
+    def canceled(self, req: RequestState) -> None: ...

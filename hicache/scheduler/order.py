@@ -1,8 +1,8 @@
-"""In which order the scheduler looks at waiting requests.
+"""Service orders: the order in which the scheduler considers waiting requests.
 
-An order is any class that is built with the `scheduler` knobs and an estimate of computing, and
-has `sort_key`: the smallest is looked at first, equal ones as they came. A request is given one
-when it is queued, and keeps it when it is sent back.
+An order is a class with `sort_key`. Its constructor takes the `scheduler` knobs and an estimate of
+the computing time. The smallest key comes first, equal keys in order of submission. A request gets
+its key when it is queued, and keeps it after a retraction.
 """
 
 from collections.abc import Callable
@@ -12,44 +12,36 @@ from hicache.cache.tree.node import MatchResult
 from hicache.config import SchedulerConfig
 from hicache.scheduler.request_state import RequestState
 
-Estimate = Callable[[int, int], float]  # (cached, prompt) tokens: seconds that the rest takes
+Estimate = Callable[[int, int], float]  # (cached, prompt) tokens -> seconds to compute the rest
 
 
 class ServiceOrder(Protocol):
-    """Ranks requests."""
-
     def sort_key(self, req: RequestState, match: MatchResult) -> float:
-        """What it is sorted by; `match`: what of its prompt is held anywhere, at this moment."""
+        """Sort key of a request, smallest first; `match` is its current match on any tier."""
         ...
 
 
 class Fcfs:
-    """As they came."""
-
     def __init__(self, config: SchedulerConfig, estimate_s: Estimate | None) -> None:
         pass
 
     def sort_key(self, req: RequestState, match: MatchResult) -> float:
-        """The number of its submission."""
         return req.number
 
 
 class LongestPrefix:
-    """The longest usable prefix first."""
-
     def __init__(self, config: SchedulerConfig, estimate_s: Estimate | None) -> None:
         pass
 
     def sort_key(self, req: RequestState, match: MatchResult) -> float:
-        """Its length, the other way round."""
         return -match.usable_len
 
 
 class ShortestRemaining:
     """The least uncached work first, with aging.
 
-    Waiting forgives work at the rate `aging`, for all alike: so a key can stand still, and work
-    that came later counts for more instead.
+    The key is the work in seconds plus `aging` times the submission time. The key of a request
+    never changes: waiting is credited as a penalty on later requests.
     """
 
     def __init__(self, config: SchedulerConfig, estimate_s: Estimate | None) -> None:
@@ -58,7 +50,6 @@ class ShortestRemaining:
         self._estimate_s = estimate_s
 
     def sort_key(self, req: RequestState, match: MatchResult) -> float:
-        """Seconds of work, and of lateness."""
         work = self._estimate_s(match.usable_len, req.target_len)
         return work + self._aging * req.submitted_ns * 1e-9
 

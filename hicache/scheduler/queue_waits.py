@@ -1,8 +1,7 @@
-"""What those that wait in an engine's queue wait for, and for how long.
+"""What the requests in an engine's queue wait for, and how long.
 
-Whoever is left in the queue waits for one thing at a time, and all but those that wait for storage
-wait for the same: what ended the last look at the queue. So it is enough to add that up once; a
-request takes differences.
+All queued requests that do not wait for storage wait for the same thing: the one that ended the
+last scan of the queue. So the time is added up once, and a request takes differences.
 """
 
 from enum import StrEnum
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 
 class Cause(StrEnum):
-    """What a request that waits for no storage waits for; a deferral has its reason's name."""
+    """What a request that does not wait for storage waits for; a deferral has its reason's name."""
 
     step = "step"
     chunk = "chunk"
@@ -39,7 +38,7 @@ STEP = _PLACES[Cause.step]
 
 
 class Shortage(NamedTuple):
-    """What those that are left in the queue lack; `first`: the request there is no room for."""
+    """What the queued requests lack; `first` is the id of the request that did not fit."""
 
     cause: Cause
     first: int | None = None
@@ -49,23 +48,20 @@ NO_STEP, NO_CHUNK = Shortage(Cause.step), Shortage(Cause.chunk)
 
 
 class Turn(NamedTuple):
-    """From `at_ns` on the queue lacks this."""
-
     at_ns: int
     lacks: Shortage
 
 
 class QueueWaits:
-    """The nanoseconds that the queue has waited, by cause. Time never goes back."""
+    """Accumulated wait of the queue in ns, by cause."""
 
     def __init__(self) -> None:
-        self.turns: list[Turn] | None = None  # if they are kept
+        self.turns: list[Turn] | None = None  # recorded only if a list is set
         self._spent = [0] * len(CAUSES)
         self._lacks = NO_STEP
         self._since_ns = 0
 
     def turn(self, now_ns: int, lacks: Shortage) -> None:
-        """From now on they wait for this."""
         if now_ns != self._since_ns:
             self._spent[_PLACES[self._lacks.cause]] += now_ns - self._since_ns
             self._since_ns = now_ns
@@ -74,7 +70,7 @@ class QueueWaits:
         self._lacks = lacks
 
     def mark(self, now_ns: int) -> Mark:
-        """What it has come to."""
+        """Snapshot of the accumulated wait by cause, in ns."""
         if now_ns != self._since_ns:
             self.turn(now_ns, self._lacks)
         return self._spent.copy()

@@ -1,7 +1,7 @@
-"""Which requests run next, and what becomes of the step they ran in.
+"""The scheduler of one engine: which requests run next, and the results of their step.
 
-`plan` looks at the queue and returns a batch, `commit` takes its result. Between the two nothing
-here changes, so the executor may cut a run of decode steps short.
+`plan` scans the queue and returns a batch; `commit` applies its result. The scheduler does not
+change between the two, so the executor may cut a run of decode steps short.
 """
 
 from bisect import insort
@@ -27,15 +27,15 @@ from hicache.scheduler.order import ORDERS, ServiceOrder
 from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, STEP, Cause, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
-MAX_RESTARTS = 3  # of a prompt that runs out of pages half way, with nobody else here
-MAX_JUMP = 256  # decode steps planned at once; they are priced as far as nothing comes between
+MAX_RESTARTS = 3  # restarts of a prompt that runs out of pages while alone in the engine
+MAX_JUMP = 256  # decode steps planned at once; the executor prices only those before the next event
 
 
 class Scheduler:
     """The queue and the running requests of one engine.
 
-    Invariant: a request is in exactly one of waiting, partial (some of its prompt computed) and
-    running (decoding).
+    Invariant: a request is in exactly one of waiting, partial (a part of its prompt is computed)
+    and running (decoding).
     """
 
     def __init__(
@@ -51,17 +51,18 @@ class Scheduler:
         estimate_s: Callable[[int, int], float] | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Bind what one engine's scheduler needs.
+        """Create the scheduler of one engine.
 
         Args:
-            cache: what it takes pages from.
-            prefetcher: none without storage.
-            config: its knobs.
-            max_len: tokens that the model can attend to.
+            cache: the cache that provides the pages.
+            prefetcher: starts reads from storage; None means there is no storage.
+            config: the `scheduler` knobs.
+            max_len: maximum context length of the model in tokens.
             checkpoints: where states are kept, or windows if the model has no states.
-            may_jump: whether decode steps may be taken at once.
-            takes_decode_pages_first: before a step and not after it, as real memory needs them.
-            estimate_s: seconds that a prompt takes, given what of it is cached.
+            may_jump: several decode steps may be planned at once.
+            takes_decode_pages_first: pages are allocated before a step instead of after it, as real
+                memory requires.
+            estimate_s: seconds to compute a prompt, by its (cached, prompt) tokens.
             listener: receives the events of requests; None means no listener.
         """
         self.cache = cache
@@ -71,8 +72,8 @@ class Scheduler:
         self.waiting: list[tuple[tuple[float, int], RequestState]] = []
         self.partial: RequestState | None = None
         self.running: list[RequestState] = []
-        # ids of the running requests that decode, the others keep their pages; None means all (a
-        # program that steps the engine by hand sets it)
+        # ids of the running requests that decode, while the others keep their pages; None means
+        # all. A program that steps the engine by hand sets it
         self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
@@ -96,18 +97,18 @@ class Scheduler:
         self._listener = listener
         self.queue_waits = QueueWaits()
         self._num_submitted = 0
-        self._ended = Outcome()  # requests that ended since they were last asked for
+        self._ended = Outcome()  # requests that ended since the last `take_ended`
         self._admission = Admission(cache, config)
-        self._defer: Defer | None = None  # of the request that ended this step's scan
+        self._defer: Defer | None = None  # the decision that ended this step's scan
 
     # -- coming and going ----------------------------------------------------------------------
 
     def submit(
         self, request: Request, now_ns: int, *, arrived_ns: int | None = None
     ) -> RequestState:
-        """Queue a request, and start its prefetch. One that can never run is rejected.
+        """Queue a request and start its prefetch, or reject it if it can never run.
 
-        `arrived_ns`: when it came, if it has waited for the end of a step since.
+        `arrived_ns`: arrival time, if the request then waited for the end of a step.
         """
         self._num_submitted += 1
         tokens = self.cache.tree.names.tokens(request)
@@ -135,9 +136,9 @@ class Scheduler:
         return req
 
     def abort(self, request_id: int, now_ns: int) -> RequestState | None:
-        """Drop a request wherever it is; every count returns to what it was without it.
+        """Remove a request in any state and free what it holds; None if there is no such request.
 
-        Not while a step that it is part of runs. None if there is no such request.
+        Must not be called while a step runs that includes the request.
         """
         req = self._take_out(request_id)
         if req is None:
@@ -146,7 +147,7 @@ class Scheduler:
         req.end_queue(self.queue_waits.mark(now_ns))
         if self.prefetcher is not None:
             self.prefetcher.abort(request_id)
-        self.cache.abandon(req.sequence)  # one that waits holds nothing
+        self.cache.abandon(req.sequence)  # a waiting request holds nothing
         if self._listener is not None:
             self._listener.canceled(req)
         self._report_end(req, "aborted")
@@ -154,35 +155,28 @@ class Scheduler:
         return req
 
     def end(self, request_id: int) -> None:
-        """End a running request's answer where it is, as a stop token does."""
         req = next(each for each in self.running if each.request.id == request_id)
         self.running.remove(req)
         self._finish(req)
 
     @property
     def is_idle(self) -> bool:
-        """True if no request waits or takes steps."""
         return not (self.waiting or self.decoding or self.partial)
 
     @property
     def decoding(self) -> list[RequestState]:
-        """The running requests that take decode steps."""
         if self.only is None:
             return self.running
         return [req for req in self.running if req.request.id in self.only]
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
-        """When the next waiting request's prefetch will have waited for too long.
-
-        Only to be asked while some request waits.
-        """
         if self.prefetcher is None:
             return None
         return self.prefetcher.next_deadline_ns(now_ns)
 
     @property
     def has_backlog(self) -> bool:
-        """Whether the last plan left out a request that waits for no storage: it had no room."""
+        """True if the last plan left out a request that does not wait for storage."""
         for _, req in self.waiting:  # noqa: SIM110
             if req.blocked_since_ns is None:
                 return True
@@ -190,11 +184,10 @@ class Scheduler:
 
     @property
     def has_finished(self) -> bool:
-        """Whether answers are complete that nobody was told of."""
+        """True if finished requests are waiting to be collected by `take_ended`."""
         return bool(self._ended.finished)
 
     def take_ended(self) -> Outcome:
-        """Requests that ended since the last call."""
         ended = self._ended
         if not (ended.finished or ended.rejected or ended.aborted):
             return NOTHING
@@ -204,14 +197,13 @@ class Scheduler:
     # -- planning ------------------------------------------------------------------------------
 
     def plan(self, now_ns: int) -> Batch | None:
-        """The next step, or None if nothing can run now."""
         batch = Batch()
         was_running = bool(self.running)
         self._defer = None
         if self.prefetcher is not None:
             self.prefetcher.begin_step(len(self.waiting))
             self._end_waits(self.prefetcher, now_ns)
-        lacks = NO_STEP  # whoever comes while it runs
+        lacks = NO_STEP  # applies to requests that arrive during the step
         if self.partial is not None or self.waiting:
             budget = StepBudget(
                 chunk_tokens=self.config.chunk_tokens,
@@ -226,11 +218,10 @@ class Scheduler:
         if batch.extends or batch.decodes:
             return batch
         if was_running and not self.running:
-            return self.plan(now_ns)  # the last one gave its pages back: another may begin
+            return self.plan(now_ns)  # the last one freed its pages: another request may start
         return None
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
-        """Take in a batch that ended at `now_ns` after `num_steps` steps."""
         if batch.decodes:
             self._commit_decodes(batch.decodes, num_steps)
         for extend in batch.extends:
@@ -239,15 +230,15 @@ class Scheduler:
     # -- admission -----------------------------------------------------------------------------
 
     def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
-        """Look at the requests that wait, in order, until one of them must wait for room.
+        """Consider the waiting requests in order, until one of them does not fit.
 
-        Returns what all those lack who are left, but for those that wait for storage.
+        Returns what the remaining requests lack, except those that wait for storage.
         """
         num_blocked = 0
         for entry in list(self.waiting):
             req = entry[1]
             if self.partial is not None and not batch.extends:
-                # it found no pages to go on with
+                # it found no pages for its next chunk
                 return Shortage(Cause.tokens, self.partial.request.id)
             if budget.chunk_tokens <= 0 or self.partial is not None:
                 return NO_CHUNK
@@ -283,7 +274,7 @@ class Scheduler:
         return False
 
     def _end_waits(self, prefetcher: Prefetcher, now_ns: int) -> None:
-        # also of those that the scan will not reach: what they wait for now is not storage
+        # includes requests that the scan will not reach: they no longer wait for storage
         for _, req in self.waiting:
             if req.blocked_since_ns is None:
                 continue
@@ -296,12 +287,11 @@ class Scheduler:
             req.begin_queue(self.queue_waits.mark(now_ns))
 
     def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
-        """Let the request begin, if there is room for it."""
         match = self._match(req)
         decision = self._begin(req, match, batch, budget, now_ns)
         if isinstance(decision, Admit) or not self._is_final(batch):
             return decision
-        # a hit takes room as well: its window is locked, and what is loaded back is charged
+        # a hit needs room too: its window is locked, and loaded-back data is charged
         for lesser in (match.without_host(), match.without_hit()):
             again = self._begin(req, lesser, batch, budget, now_ns)
             if isinstance(again, Admit):
@@ -315,14 +305,13 @@ class Scheduler:
     def _begin(
         self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
     ) -> Admit | Defer:
-        """Let the request begin where the match ends, if there is room for it."""
         taken = self._acquire(req, match, budget)
         if isinstance(taken, Defer):
             return taken
         acquired, decision = taken
         req.cached_len = req.kv_len = acquired.cached_len
         req.ready_len = min(match.device_prefix_len, acquired.cached_len)
-        if req.failed_prompts:  # what a branch keeps locked is room that the prompt lacked
+        if req.failed_prompts:  # data that a branch point locks is missing for the prompt
             match = match._replace(full_len=match.usable_len)
         elif self.cache.knobs.storage_branches and req.prefetch is not None:
             stored_len = req.prefetch.leading_end * self._page
@@ -344,7 +333,6 @@ class Scheduler:
     def _acquire(
         self, req: RequestState, match: MatchResult, budget: StepBudget
     ) -> tuple[Acquired, Admit] | Defer:
-        """Take hold of what the match found; nothing is held after a deferral."""
         cache, decide = self.cache, self._admission.decide
         decision = decide(req, match, budget)
         if isinstance(decision, Defer):
@@ -369,7 +357,7 @@ class Scheduler:
         if acquired is None:
             return Defer(Reason.slots)
         if acquired.load_back is None and match.needs_host_load_back:
-            # there is more to compute than was decided upon
+            # more tokens must be computed than the decision allowed for
             decision = decide(req, match.without_host(), budget)
             if isinstance(decision, Defer):
                 cache.abandon(req.sequence)
@@ -393,14 +381,13 @@ class Scheduler:
             self.cache.tree.entries.finished(req.request, outcome)
 
     def _is_final(self, batch: Batch) -> bool:
-        """Whether waiting cannot help: alone in the engine, nothing under way, still refused."""
+        """True if waiting cannot help: nothing else runs, and no transfer or read is in flight."""
         if batch.extends or self.running or self.partial is not None:
             return False
         return not self._may_get_room
 
     @property
     def _may_get_room(self) -> bool:
-        """Whether a copy or a prefetch is under way, whose end may free pages, and will wake us."""
         if self.cache.in_flight:
             return True
         if self.prefetcher is None:
@@ -409,7 +396,7 @@ class Scheduler:
         return bool(self.prefetcher.lingering) or not all(each.is_settled for each in reads)
 
     def _prefill_out_of_memory(self, req: RequestState) -> None:
-        # admission had promised pages that are not there (report 004); start over later
+        # admission had promised pages that are missing (report 004); start over later
         self.counters["scheduler/prefill_oom_count"] += 1
         self.cache.abandon(req.sequence)
         prefetched = req.prefetched
@@ -474,7 +461,7 @@ class Scheduler:
     def _chunk_end(self, req: RequestState, chunk_tokens: int) -> int:
         if req.extend_len <= chunk_tokens:
             return req.target_len
-        # a cut chunk ends at a page
+        # a cut chunk ends at a page boundary
         end = (req.kv_len + chunk_tokens) // self._page * self._page
         return max(end, req.kv_len + min(self._page, req.extend_len))
 
@@ -529,7 +516,7 @@ class Scheduler:
         self.running.append(req)
 
     def _publish_boundaries(self, req: RequestState) -> None:
-        # each by itself, so that the window and the state at each are backed up
+        # one at a time, so that the window and the state at each boundary are backed up
         while req.boundaries and req.boundaries[0] <= req.kv_len:
             length = req.boundaries.pop(0)
             if self.cache.quirks.trims_windows:
@@ -545,8 +532,8 @@ class Scheduler:
         wanted = 1 if batch.extends else self._steps_unwatched(running)
         while True:
             steps = steps_with_pages(self.cache, running, wanted)
-            # under write_back a page that looks evictable may be held by what lies below it: take
-            # it before the step is promised (more steps than one take free pages only)
+            # under write_back a page that looks evictable may be locked through its descendants:
+            # allocate it before the step is planned (several steps use free pages only)
             is_write_back = self.cache.tree.demotes
             is_unsure = is_write_back and must_evict(self.cache, running)
             takes_first = self._takes_decode_pages_first or is_unsure
@@ -557,33 +544,32 @@ class Scheduler:
             running = self.decoding
             if not running:
                 return
-            wanted = 1  # the retracted request has not been looked at
+            wanted = 1  # the retracted request has not been considered yet
         batch.decodes = list(running)
         batch.num_steps = steps
 
     def _steps_unwatched(self, running: list[RequestState]) -> int:
-        """How many decode steps may pass before those that wait must be looked at again."""
         if self.partial is not None:
             return 1
         wanted = min([req.remaining_output for req in running])
         wanted = min(wanted, self._max_jump)
         if self._answer_pages:
             wanted = max(min(wanted, *map(self._steps_to_publish, running)), 1)
-        if self._defer is None:  # all that were looked at wait for storage
+        if self._defer is None:  # all considered requests wait for storage
             return wanted
         return self._admission.steps_deferred(self._defer, running, wanted)
 
     def _retract_one(self, batch: Batch) -> bool:
-        """Send the running request with the least to lose back to the queue.
+        """Send the running request with the least computed answer back to the queue.
 
-        False if nothing is left to decode: the last one waits, or has been sent back as well.
-        The last one begins again where its answer ends, under a lock on that window alone, and has
-        gained a token at least: so this comes to an end.
+        Returns False if nothing can decode now: the last request must wait, or was sent back as
+        well. The last request restarts where its answer ends, with a lock on that window alone, and
+        has gained at least one token; so the retractions end.
         """
         if len(self.running) == 1:
             if batch.extends or self.cache.in_flight:
                 return False
-            if self.partial is not None:  # the two wait for each other's
+            if self.partial is not None:  # the two wait for each other's pages
                 self._prefill_out_of_memory(self.partial)
                 insort(self.waiting, (self.partial.place, self.partial))
                 self.partial = None
@@ -622,7 +608,7 @@ class Scheduler:
             self._finish(req)
 
     def _steps_to_publish(self, req: RequestState) -> int:
-        # decode steps until so many pages of its answer are complete that they are inserted
+        # decode steps until the complete answer pages reach the number to insert at once
         assert self._answer_pages is not None
         return (req.sequence.tree_pages + self._answer_pages) * self._page - req.kv_len
 
@@ -639,7 +625,7 @@ class Scheduler:
         self._ended.finished.append(req)
         if self.cache.tree.kinds.points:
             if num_pages == req.target_len // self._page:
-                self.cache.abandon(sequence)  # the answer has no state at a page boundary
+                self.cache.abandon(sequence)  # there is no state at a page boundary of the answer
                 return
             if sequence.boundary_slot is not None:
                 sequence.states[num_pages] = sequence.boundary_slot

@@ -1,1 +1,1 @@
-"""Storage to host, ahead of need: what is read, at what rates, and when a request stops waiting."""
+"""Prefetch from storage to host: what is read, at which rate, and when a request stops waiting."""

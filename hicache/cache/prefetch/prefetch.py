@@ -1,4 +1,4 @@
-"""One request's read from storage: what was asked for, what has come, whose the pages are."""
+"""One request's read from storage: what it requests, what has arrived, and who owns the pages."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -14,8 +14,6 @@ from hicache.cache.tree.sequence import Sequence
 
 
 class Phase(Enum):
-    """How far a prefetch is."""
-
     asking = "storage is asked what it has"
     reading = "a reader fills the staged pages"
     stopped = "what has come was taken over; the rest is the reader's until it lets go"
@@ -24,10 +22,10 @@ class Phase(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Prefetch:
-    """One request's read from storage: `[start_page, start_page + num_pages)` of its tokens.
+    """One request's read from storage, of pages `[start_page, start_page + num_pages)`.
 
-    The reader (an executor) sets `completed_pages`, `restored_pages`, `read_ns` and `is_read`, and
-    stops after the batch at hand once `is_settled`. The `Prefetcher` alone sets everything else.
+    The reader (an executor) sets `completed_pages`, `restored_pages`, `read_ns` and `is_read`. It
+    stops after the current batch once `is_settled`. Only the `Prefetcher` sets the other fields.
     """
 
     request_id: int
@@ -36,60 +34,54 @@ class Prefetch:
     anchor_lock: Lock
     start_page: int
     asked_pages: int  # before any cut
-    num_pages: int  # to be read: cut, then what storage has
-    names: Items[Key]  # of its pages
+    num_pages: int  # pages to read: after any cut, and after storage's answer only what storage has
+    names: Items[Key]  # of these pages
     enqueued_ns: int
     needs: Extents  # windows and state: the last pages of each that a restorable prefix needs
     staged: list[PageIds]  # by kind
     keeps_part: bool = False  # a part that can be restored is kept if not all pages come
     first_poll_ns: int | None = None
-    answered_ns: int | None = None  # when it was heard what storage has
+    answered_ns: int | None = None  # when storage's answer arrived
     restorable: list[int] | None = None  # prefix lengths in pages that storage could restore
     leading_pages: int = 0  # full pages that storage has without a gap
     completed_pages: int = 0
-    read_ns: tuple[int, int] | None = None  # when its reader began and let go, if that is known
+    read_ns: tuple[int, int] | None = None  # start and end of the read, if known
     restored_pages: int = 0  # length of the prefix whose window and state were read; 0 if none
     stop_pages: int | None = None  # the reader ends with the window and state of this prefix
-    is_read: bool = False  # the reader has let go; only then may sidecars be found
+    is_read: bool = False  # the reader has finished; no window or state is read before
     phase: Phase = Phase.asking
-    was_stopped: bool = False  # the request was let go, whether or not all had come
-    settled_pages: int = 0  # that had been read when it was settled
-    taken_pages: int = 0  # of these, the pages that can be restored: the cache keeps them
-    published_pages: int = 0  # of these, those that were new
+    was_stopped: bool = False  # the request stopped waiting, whether or not all pages were read
+    settled_pages: int = 0  # pages that had been read when it was settled
+    taken_pages: int = 0  # of these, the restorable pages, which the cache keeps
+    published_pages: int = 0  # of these, the pages that were new to the tree
 
     @property
     def leading_end(self) -> int:
-        """The page up to which storage has full KV and nothing that can be restored, or 0."""
+        """End of the full pages that storage has if nothing is restorable; otherwise 0."""
         return self.start_page + self.leading_pages if self.restorable == [] else 0
 
     @property
     def is_reading(self) -> bool:
-        """Whether a reader has the staged pages."""
         return self.phase is Phase.reading or self.phase is Phase.stopped
 
     @property
     def is_settled(self) -> bool:
-        """Whether what came of it has been published or given back."""
         return self.phase is Phase.stopped or self.phase is Phase.ended
 
     @property
     def is_staged(self) -> bool:
-        """Whether it has host pages to read into."""
         return len(self.staged[FULL]) > 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether all its pages are read; one whose keys are not known yet is not complete."""
         are_known = self.restorable is not None and self.is_staged
         return are_known and self.completed_pages == self.num_pages
 
     @property
     def has_sidecars(self) -> bool:
-        """Whether state or window must be read besides the pages."""
         return len(self.needs) > 0
 
     def keys(self, kind: int, first: int, end: int) -> Items[Key]:
-        """Storage keys of a kind for pages `[first, end)` of the span."""
         return keys(self.names[first:end], kind)
 
     def usable_pages(self, completed: int) -> int:
@@ -106,17 +98,15 @@ class Prefetch:
         return lengths[place - 1] if place else 0
 
     def sidecar_keys(self, end: int) -> list[Key]:
-        """Storage keys of the windows before page `end` of the span, and of the state there."""
         return [
             key for kind, pages in self.needs for key in self.keys(kind, max(end - pages, 0), end)
         ]
 
     def ask(self, contains: Callable[[Items[Key]], list[bool]]) -> list[int]:
-        """The prefix lengths, in pages, that storage could restore, ascending; empty if none.
+        """Return the prefix lengths, in pages, that storage can restore, ascending.
 
-        Full pages must lead without a gap; the window before the end and the state at it must be
-        there as well. `contains` is asked about the full pages, and about windows and states as far
-        as those lead. Sets `leading_pages`.
+        A prefix is restorable if storage has all its full pages, the window before its end and the
+        state at its end. `contains` reports which keys storage has. Sets `leading_pages`.
         """
         full = contains(self.keys(FULL, 0, self.num_pages))
         num_leading = full.index(False) if False in full else len(full)

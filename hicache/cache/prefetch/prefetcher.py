@@ -1,8 +1,8 @@
-"""Storage to host, ahead of need: how much, when it may stop, and whose the pages are.
+"""Prefetch from storage to host: how much is read, when it may stop, and who owns the pages.
 
-A prefetch is started when a request is queued, and asked about each time the scheduler looks at
-the request. Host pages it has staged belong to the reader until it acknowledges; at termination
-the pages `[0, completed)` pass to the cache at once, the rest with the reader's last word.
+A prefetch starts when its request is queued. The scheduler checks it each time it considers the
+request. The reader owns the staged pages until it has finished. If the request stops waiting, pages
+`[0, completed)` pass to the cache at once and the rest are freed when the reader has finished.
 """
 
 from collections import Counter
@@ -20,15 +20,15 @@ from hicache.cache.tree.node import HOST, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
 
-# of a stop policy
+# attributes of a stop policy
 WANTS = {"waits": FLAG, "uses_clock": FLAG, "may_stop": FLAG, "deadline_ns": MOMENT}
 
 
 class Prefetcher:
-    """Starts, judges and settles the prefetches of one engine.
+    """Starts, checks and settles the prefetches of one engine.
 
-    Every page it stages is read, or discarded for a reason (`counters`); `cache.fates` says what
-    becomes of those that are read.
+    Each staged page is either read, or discarded for a reason (`counters`). `cache.fates` counts
+    what happens to the pages that were read.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Prefetcher:
         self.rates = rates or RateEstimator()
         self.active = self.rates.active
         self._unsettled: dict[int, Prefetch] = {}
-        self.declined: str | None = None  # why the last request that asked for one has none
+        self.declined: str | None = None  # reason why the last request got no prefetch
         self.outbox: list[Prefetch] = []  # to be queried
         self.reads: list[Prefetch] = []  # to be read
-        self.lingering: set[Prefetch] = set()  # terminated, and the reader has not let go
+        self.lingering: set[Prefetch] = set()  # stopped, but the reader has not finished
         self.counters: Counter[str] = cache.counters
-        # with ranks: whether all of them let a request's prefetch stop, as of this step
+        # with several ranks: by request, True if all ranks agreed that its prefetch may stop
         self.verdicts: dict[int, bool] | None = None
         own: Any = cache.tree.policy
         self._choose = getattr(own, "prefetch", None)
@@ -73,7 +73,6 @@ class Prefetcher:
     def prefetch_from_storage(
         self, request_id: int, sequence: Sequence, match: MatchResult, prompt_len: int, now_ns: int
     ) -> Prefetch | None:
-        """Start reading what the prompt goes on with after the match, or decline (counted)."""
         page, tree = self._page, self.cache.tree
         self.declined = None
         start = match.usable_len // page
@@ -115,13 +114,11 @@ class Prefetcher:
         return prefetch
 
     def begin_step(self, num_waiting: int) -> None:
-        """A step is planned while so many requests wait."""
         self.rates.num_waiting = num_waiting
 
     # -- while it runs -------------------------------------------------------------------------
 
     def on_queried(self, prefetch: Prefetch, now_ns: int = 0) -> None:
-        """Storage has answered; `restorable` is known. Stage or cut, and let the read begin."""
         if prefetch.is_settled:
             return
         prefetch.answered_ns = now_ns
@@ -145,10 +142,10 @@ class Prefetcher:
         self.reads.append(prefetch)
 
     def can_terminate_prefetch(self, prefetch: Prefetch, now_ns: int) -> bool:
-        """Whether the stop policy lets the request go on without more of it.
+        """True if the stop policy lets the request run without the rest of the prefetch.
 
-        Report 003: complete pages wait for their state and window, unless the policy never waits
-        (or `await_sidecars` is off, to show what happens then).
+        A complete prefetch still waits for its state and window (report 003), unless the policy
+        never waits or the quirk `await_sidecars` is off.
         """
         stop = self.stop
         if not stop.waits:
@@ -156,14 +153,13 @@ class Prefetcher:
         return stop.may_stop(prefetch, now_ns) and not self._awaits_sidecars(prefetch)
 
     def is_blocking(self, request_id: int, now_ns: int) -> bool:
-        """Whether the request would be told to wait; changes nothing."""
         prefetch = self.active.get(request_id)
         if prefetch is None or prefetch.is_settled:
             return False
         return not self._lets_go(prefetch, now_ns)
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
-        """The next moment at which a prefetch will have waited for too long."""
+        """The first time (ns) after the next deadline of a prefetch; None if there is none."""
         if not self.stop.uses_clock:
             return None
         earliest: int | None = None
@@ -175,10 +171,10 @@ class Prefetcher:
         return earliest
 
     def check(self, request_id: int, now_ns: int) -> bool:
-        """Whether the request may be considered now; terminates its prefetch if it must stop.
+        """True if the scheduler may consider the request now; stops its prefetch if it may stop.
 
-        If a part of a hybrid prefetch is to be kept, the request waits until the window and state
-        of that part are read as well.
+        If a part of a hybrid prefetch will be kept, the request waits until the window and state of
+        that part are read as well.
         """
         prefetch = self.active.get(request_id)
         if prefetch is None or prefetch.is_settled:
@@ -191,7 +187,6 @@ class Prefetcher:
         return True
 
     def on_read(self, prefetch: Prefetch) -> None:
-        """The reader's last word."""
         assert prefetch.is_read
         self.rates.was_read(prefetch)
         if prefetch.phase is Phase.stopped:
@@ -202,7 +197,6 @@ class Prefetcher:
             self._end(prefetch, "unread" if prefetch.was_stopped else "short")
 
     def abort(self, request_id: int) -> None:
-        """The request is gone; whatever its prefetch holds goes back, now or when it is read."""
         prefetch = self.active.get(request_id)
         if prefetch is not None and not prefetch.is_settled:
             self.counters["prefetch/aborted_count"] += 1
@@ -214,7 +208,6 @@ class Prefetcher:
         self.forget(request_id)
 
     def forget(self, request_id: int) -> None:
-        """The request has started, or never will."""
         self.active.pop(request_id, None)
 
     # -- inside --------------------------------------------------------------------------------
@@ -222,7 +215,7 @@ class Prefetcher:
     def _lets_go(self, prefetch: Prefetch, now_ns: int) -> bool:
         if self.verdicts is None or not self.stop.waits:
             return self.can_terminate_prefetch(prefetch, now_ns)
-        # votes are from before the latest news, which all ranks have by now
+        # the votes precede the latest events, which all ranks know by now
         may_stop = self.verdicts.get(prefetch.request_id, False)
         return may_stop and not self._awaits_sidecars(prefetch)
 
@@ -232,7 +225,7 @@ class Prefetcher:
         return self.cache.quirks.await_sidecars and is_awaited and is_ending
 
     def _shorten(self, prefetch: Prefetch) -> bool:
-        # let the reader end with the window and state of what it has read
+        # let the reader finish with the window and state of the part that it has read
         awaits = self.stop.waits and self.cache.quirks.await_sidecars and prefetch.has_sidecars
         if not awaits or prefetch.phase is not Phase.reading or prefetch.is_read:
             return False
@@ -244,7 +237,7 @@ class Prefetcher:
         return True
 
     def _amount(self, prefetch: Prefetch, lengths: list[int]) -> int:
-        # pages to read: the longest prefix that storage can restore, and the policy wants
+        # number of pages to read: the longest restorable prefix that the policy allows
         if self._choose is not None and lengths:
             page, request = self._page, prefetch.sequence.request
             held, restorable = prefetch.start_page * page, [each * page for each in lengths]
@@ -259,7 +252,7 @@ class Prefetcher:
         self.counters[f"prefetch/declined_{reason}_tokens"] += num_pages * self._page
 
     def _stage(self, prefetch: Prefetch) -> bool:
-        """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
+        """Allocate host pages, cut to the free ones (reports 000-002); all of them or none."""
         demand = Demand(Purpose.prefetch, prefetch.request_id)
         room, config = self.cache.host, self.config
         wanted = prefetch.num_pages
@@ -295,7 +288,7 @@ class Prefetcher:
         return False
 
     def _give_back(self, prefetch: Prefetch, keep: int, reason: str) -> None:
-        # staged full pages from `keep` on, and the window pages that fewer pages need not
+        # free the staged full pages from `keep` on, and the window pages beyond a shorter prefix
         discarded = len(prefetch.staged[FULL]) - min(keep, len(prefetch.staged[FULL]))
         for kind, pages in ((FULL, keep), *prefetch.needs):
             staged, keep_now = prefetch.staged[kind], min(pages, keep)
@@ -304,13 +297,13 @@ class Prefetcher:
         self.counters[f"prefetch/discarded_{reason}_pages"] += discarded
 
     def _unstage(self, prefetch: Prefetch) -> None:
-        # what is still staged goes back
+        # free what is still staged
         for kind in self.cache.tree.kinds.numbers:
             self.cache.host.free(kind, prefetch.staged[kind])
             prefetch.staged[kind] = NO_PAGES
 
     def _revoke(self, prefetch: Prefetch, reason: str) -> None:
-        # nothing is being read: all of it goes back at once
+        # no reader has begun: free everything at once
         self.counters["prefetch/revoked_count"] += 1
         self._settle(prefetch)
         self._end(prefetch, reason)
@@ -318,7 +311,7 @@ class Prefetcher:
     def _terminate(self, prefetch: Prefetch) -> None:
         self._count_stop(prefetch)
         if prefetch.is_complete and prefetch.has_sidecars and not prefetch.is_read:
-            # report 003: the pages came, and what they are worth is still under way
+            # report 003: the pages are read, but not yet the window and state that make them usable
             self.counters["prefetch/terminated_without_sidecars_count"] += 1
         if prefetch.phase is Phase.asking:
             self._revoke(prefetch, "terminated")
@@ -335,14 +328,13 @@ class Prefetcher:
         self.lingering.add(prefetch)
 
     def _publish(self, prefetch: Prefetch) -> None:
-        """Put into the tree what can be restored of the pages read, and free the others."""
         completed = prefetch.settled_pages = prefetch.completed_pages
         kept = prefetch.restored_pages if prefetch.has_sidecars else completed
         prefetch.taken_pages = kept
         if kept:
             pages = [NO_PAGES] * len(prefetch.staged)
             for kind, needed in ((FULL, kept), *prefetch.needs):
-                # a short window is of no use below an anchor, unless the config says so
+                # a short window is useless below an anchor, unless the quirk `short_windows` is on
                 is_short = kept < needed and not prefetch.anchor.is_root
                 num_pages = (
                     0 if is_short and not self.cache.quirks.short_windows else min(kept, needed)
@@ -364,7 +356,7 @@ class Prefetcher:
         self.occupied_tokens -= prefetch.asked_pages * self._page
 
     def _end(self, prefetch: Prefetch, reason: str) -> None:
-        # the reader has let go
+        # the reader has finished
         prefetch.phase = Phase.ended
         late = prefetch.completed_pages - prefetch.settled_pages
         self.cache.fates.count(late, "late")

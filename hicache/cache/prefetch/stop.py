@@ -1,8 +1,8 @@
-"""When a request stops waiting for its prefetch.
+"""Stop policies: when a request stops waiting for its prefetch.
 
-A policy is any class that is built with the `prefetch` knobs, the tokens of a page and the engine's
-`RateEstimator`, and has what `StopPolicy` asks for. Complete pages wait for their window and state
-whatever the policy says, unless it never waits at all.
+A policy is a class with the attributes of `StopPolicy`. Its constructor takes the `prefetch` knobs,
+the tokens per page and the engine's `RateEstimator`. Complete pages always wait for their window
+and state, unless the policy never waits.
 """
 
 from collections.abc import Callable
@@ -16,29 +16,30 @@ from hicache.config import DeadlineFrom, PrefetchConfig
 
 
 class StopPolicy(Protocol):
-    """Judges the prefetches of requests that wait.
+    """Decides when waiting requests may run without the rest of their prefetch.
 
     Attributes:
-        waits: whether it ever makes a request wait. If not it is not asked, and ranks do not vote.
-        uses_clock: whether `may_stop` depends on `now_ns`. Clocks differ between ranks, so what a
-            waiting policy says is a vote, and a request goes on when all ranks have agreed. A
-            policy that uses the clock tells in `deadline_ns` when to look at it again.
+        waits: True if a request may have to wait. If False, the policy is not called and ranks do
+            not vote.
+        uses_clock: True if `may_stop` depends on `now_ns`. Clocks differ between ranks, so each
+            rank's answer is a vote, and a request stops waiting when all ranks agree. A policy that
+            uses the clock returns in `deadline_ns` when its answer changes.
     """
 
     waits: bool
     uses_clock: bool
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
-        """Whether the request may go on with what has been read so far; changes nothing."""
+        """True if the request may run with the pages read so far; must change nothing."""
         ...
 
     def deadline_ns(self, prefetch: Prefetch) -> int | None:
-        """The last moment at which the clock says wait; None if it does not (yet) say when."""
+        """Last time (ns) at which the request still waits; None if there is no deadline (yet)."""
         ...
 
 
 class BestEffort:
-    """At once, with what is there."""
+    """Never waits: the request runs with the pages that are read."""
 
     waits = False
     uses_clock = False
@@ -47,16 +48,12 @@ class BestEffort:
         pass
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
-        """Always."""
         return True
 
-    def deadline_ns(self, prefetch: Prefetch) -> None:
-        """None."""
+    def deadline_ns(self, prefetch: Prefetch) -> None: ...
 
 
 class WaitComplete:
-    """When all pages are read."""
-
     waits = True
     uses_clock = False
 
@@ -64,15 +61,13 @@ class WaitComplete:
         pass
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
-        """When all pages are read."""
         return prefetch.is_complete
 
-    def deadline_ns(self, prefetch: Prefetch) -> None:
-        """None."""
+    def deadline_ns(self, prefetch: Prefetch) -> None: ...
 
 
 class Timeout:
-    """When all pages are read, or after a base and so much per 1024 tokens asked for."""
+    """Waits until all pages are read, or for a base time plus a time per 1024 requested tokens."""
 
     waits = True
     uses_clock = True
@@ -85,14 +80,12 @@ class Timeout:
         self._patience_ns = cache(self._longest_ns)  # by pages asked for
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
-        """When all pages are read, or after the deadline."""
         if prefetch.is_complete:
             return True
         deadline = self.deadline_ns(prefetch)
         return deadline is not None and now_ns > deadline
 
     def deadline_ns(self, prefetch: Prefetch) -> int | None:
-        """None while the clock has not started: nobody has asked about the prefetch yet."""
         start = prefetch.enqueued_ns
         if self._deadline_from is DeadlineFrom.first_poll:
             if prefetch.first_poll_ns is None:
@@ -106,13 +99,13 @@ class Timeout:
 
 
 class Marginal:
-    """When reading what is still to be read would cost those who wait more than computing it.
+    """Waits while reading the missing pages costs the waiting requests less than computing them.
 
-    Reading is expected to take what it took lately, after all that is to be read first. Computing
-    takes what it took lately, and keeps every other request waiting as well: it counts once for
-    each. Nobody waits longer than computing would have cost, so a guess that is wrong costs no
-    more than as much again. At stake are the pages behind the longest prefix that can be restored
-    by now: all pages of a hybrid prefetch, unless `prefetch.commit=usable` keeps a part of it.
+    The expected read time comes from recent reads, after all earlier prefetches. The expected
+    compute time comes from recent steps; it counts once per waiting request, because computing
+    delays each of them. No request waits longer than computing would have cost, so a wrong estimate
+    at most doubles the cost. The comparison covers the pages after the longest restorable prefix so
+    far: all pages of a hybrid prefetch, unless `prefetch.commit=usable` keeps a part of it.
     """
 
     waits = True
@@ -126,10 +119,12 @@ class Marginal:
         *,
         patience: float | None = None,
     ) -> None:
-        """`patience`: seconds of waiting that a second of computing is worth if no other request
-        waits for it. None means 2 for a storage of the engine's own: the GPU time saved is worth
-        as much again. It means 1 for a storage that engines share, where a longer read delays
-        the reads of the others."""
+        """`patience`: seconds of waiting per second of computing, if no other request waits.
+
+        None means 2 if the engine has its own storage, because the saved GPU time is worth as much
+        again. It means 1 if engines share the storage, because a longer read delays the reads of
+        the other engines.
+        """
         self._page = page_size
         self._rates = rates
         if patience is None:
@@ -137,12 +132,11 @@ class Marginal:
         self._patience = patience
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
-        """When all pages are read, or those that are not are not worth waiting for."""
         if prefetch.is_complete:
             return True
         deadline = self.deadline_ns(prefetch)
         if deadline is None or now_ns > deadline:
-            return True  # (none: nothing was computed yet, and the first step will tell)
+            return True  # without a deadline, no step was measured yet: the first step must run
         load_ns = self._rates.load_ns(prefetch)
         if prefetch.restorable is None or load_ns is None:
             return False
@@ -150,12 +144,12 @@ class Marginal:
         return worth_ns is not None and load_ns > worth_ns
 
     def deadline_ns(self, prefetch: Prefetch) -> int | None:
-        """When it will have been waited for as long as all of it is worth."""
+        """Time (ns) at which waiting has cost as much as recomputing the whole prefetch."""
         worth_ns = self._worth_ns(prefetch, 0)
         return None if worth_ns is None else prefetch.enqueued_ns + round(worth_ns)
 
     def _worth_ns(self, prefetch: Prefetch, first_page: int) -> float | None:
-        # of not having to compute the pages from `first_page` on
+        # value (ns) of not computing the pages from `first_page` on
         compute_ns = self._rates.compute_ns((prefetch.num_pages - first_page) * self._page)
         if compute_ns is None:
             return None

@@ -1,1 +1,1 @@
-"""What moves between device, host and storage: pools, room, back-up, load-back, storage writes."""
+"""Moves between device, host and storage: pools, eviction, back-up, load-back, storage writes."""

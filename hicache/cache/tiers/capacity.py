@@ -1,4 +1,4 @@
-"""How many pages and slots a budget of memory gives each pool."""
+"""How many pages and slots each pool gets from a memory budget."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -9,14 +9,13 @@ from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES
 from hicache.config import CacheConfig
 from hicache.models import GIB, HardwareConfig, ModelConfig
 
-# of each device, before weights are loaded: CUDA context and libraries (modelled: an assumption,
-# not measured)
+# per device, before weights are loaded: CUDA context and libraries (an assumption, not measured)
 CONTEXT_BYTES = GIB
-# of each device, besides: the peak of activations that vLLM measures before it sizes its pool
-# (modelled: an assumption for a dense model of 8 B parameters with 8,192 tokens a step)
+# per device: the peak of activations that vLLM measures before it sizes its pool (an assumption for
+# a dense model of 8 B parameters with 8,192 tokens per step)
 ACTIVATION_PEAK_BYTES = GIB
 
-# by name of a kind: the settings with its tokens (or states) on each tier
+# by kind name: the knobs that set its tokens (or states) on each tier
 EXACT = {
     "full": ("device_tokens", "host_tokens"),
     "swa": ("swa_device_tokens", "swa_host_tokens"),
@@ -26,27 +25,23 @@ EXACT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Pages (or slots) by kind, of one tier; None: never full.
-
-    0 where the model keeps nothing.
-    """
+    """Pages (or slots) by kind of one tier; None means unlimited, 0 that the model keeps none."""
 
     counts: tuple[int | None, ...]
     total_bytes: int
 
     @property
     def full_pages(self) -> int | None:
-        """Pages of full KV."""
         return self.counts[FULL]
 
 
 def engine_rule(
     cache: CacheConfig, model: ModelConfig, hardware: HardwareConfig, tp: int
 ) -> int | None:
-    """Return the bytes that an engine's own rule leaves for the device tier; None without a rule.
+    """The bytes that an engine's own memory rule leaves for the device tier; None without a rule.
 
-    Over all devices of an engine: SGLang keeps its fraction of what is available before weights are
-    loaded, vLLM its fraction of the whole memory, in which activations have to fit.
+    The sum over all devices of an engine. SGLang keeps a fraction of the memory available before
+    weights are loaded. vLLM keeps a fraction of the whole memory, which includes activations.
     """
     memory = hardware.device_memory_bytes.value
     if cache.mem_fraction_static is not None:
@@ -66,12 +61,12 @@ def capacities(
     *,
     host_kinds: Kinds | None = None,
 ) -> tuple[Capacity, Capacity]:
-    """The pools of device and host, rounded down to whole pages.
+    """The pool sizes of device and host, rounded down to whole pages.
 
-    `host_sizes`: bytes of pages and slots on the host; None: as on the device.
+    `host_kinds` gives the bytes of pages and slots on the host; None means as on the device.
 
     Raises:
-        ValueError: a pool has no room for the least that a request needs.
+        ValueError: a pool is too small for one request.
     """
     if cache.page_size > model.max_len:
         raise ValueError(
@@ -100,10 +95,10 @@ def capacities(
 
 
 def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:
-    """Allocators of these capacities.
+    """The allocators of these capacities, by tier and kind.
 
-    `is_traced`: they keep the digest by which ranks are compared; `is_checked`: they notice what is
-    given back twice.
+    `is_traced`: they keep the digest by which ranks are compared. `is_checked`: they detect double
+    frees.
     """
     allocator = partial(TracedAllocator if is_traced else PageAllocator, is_checked=is_checked)
     return [*map(allocator, device.counts)], [*map(allocator, host.counts)]
@@ -114,7 +109,7 @@ def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, tota
     shares[FULL], knobs = 1.0, {}
     for kind in kinds.aux:
         name, knob = kinds.names[kind], f"{TIER_NAMES[tier]}_share"
-        chosen = getattr(cache, f"{name}_{knob}", None)  # None of the windows of parts
+        chosen = getattr(cache, f"{name}_{knob}", None)  # None for windows of model parts
         shares[kind] = model.shares(TIER_NAMES[tier])[name] if chosen is None else chosen
         shares[FULL] -= shares[kind]
         knobs[kind] = f"cache.{name}_{knob}" if name in EXACT else f"{knob} of {name}, a model part"

@@ -1,4 +1,4 @@
-"""The device: its pages and slots, how room is made there, and what it gets from the host."""
+"""The device tier: its pages and slots, eviction, and load-backs from the host."""
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, joined
@@ -11,10 +11,10 @@ from hicache.cache.tree.sequence import Sequence
 
 
 class Device:
-    """Hands out device pages (or slots), evicting what the tree can spare, and books load-backs."""
+    """Allocates device pages (or slots), evicts, and queues load-backs."""
 
     def __init__(self, tree: RadixTree, bookings: Bookings, write_back: Host | None) -> None:
-        """`write_back`: copies what is about to be lost; None means that it has a copy, or goes."""
+        """`write_back` copies victims before they are evicted; None means no copy at eviction."""
         self._tree = tree
         self._pools = bookings.pools[DEVICE]
         self._bookings = bookings
@@ -24,30 +24,27 @@ class Device:
     # -- room ----------------------------------------------------------------------------------
 
     def evictable(self, kind: int) -> int:
-        """Pages (or slots) that eviction could free."""
         residency = self._tree.residency
         return residency.resident[DEVICE][kind] - residency.protected[DEVICE][kind]
 
     def allocate(
         self, kind: int, count: int, demand: Demand = NO_DEMAND, *, spare: int = 0
     ) -> PageIds | None:
-        """This many, or none of them; makes room for `demand` if there is too little.
+        """Allocate `count` ids or none; evict for `demand` where needed.
 
-        `spare`: evict until so many more are free, if there is enough to evict.
+        `spare`: evict until this many more are free, as far as possible.
         """
         pool = self._pools[kind]
         if pool.num_free < count + spare:
             if pool.num_free + self.evictable(kind) < count:
-                return None  # evicting everything would not do
+                return None  # evicting everything would not suffice
             self.evict(kind, count + spare - pool.num_free, demand)
         return pool.allocate(count)
 
     def free(self, kind: int, page_ids: PageIds) -> None:
-        """Give back what was allocated and has not become the tree's."""
         self._pools[kind].free(page_ids)
 
     def evict(self, kind: int, count: int, demand: Demand = NO_DEMAND) -> bool:
-        """Drop at least this many, or all that may go; whether they were enough."""
         pool = self._pools[kind]
         wanted = pool.num_free + count
         stuck: list[Node] = []
@@ -59,10 +56,6 @@ class Device:
         return pool.num_free >= wanted
 
     def _evict_one(self, kind: int, missing: int, stuck: list[Node], demand: Demand) -> bool:
-        """Drop the data of the next victim that may go; those before it are passed over.
-
-        False if there is none.
-        """
         residency = self._tree.residency
         while (victim := residency.device_victim(kind, missing)) is not None:
             self._tree.trim(victim, kind, missing)
@@ -81,10 +74,11 @@ class Device:
     # -- load-backs ----------------------------------------------------------------------------
 
     def load(self, match: MatchResult, demand: Demand) -> LoadBack | None:
-        """Bring what the match found on the host alone; None if not worth it, or without room.
+        """Load back what only the host holds of a match; None if it is too short or no pages are
+        free.
 
-        All or nothing: pages of every kind are found first. They are the tree's from now on, and
-        locked until the copy is done.
+        All kinds are allocated before anything changes. The pages belong to the tree at once and
+        stay locked until the copy is done.
         """
         tree, node, kinds = self._tree, match.best_node, self._tree.kinds
         if match.host_hit_length < tree.knobs.load_back_threshold and not match.needs_sidecars:
@@ -127,17 +121,16 @@ class Device:
         return load_back
 
     def load_again(self, load_back: LoadBack, slot: PageIds) -> None:
-        """Copy the state of a load-back that has not begun to one more slot."""
         (states,) = (move for move in load_back.moves if move.kind in self._tree.kinds.points)
         self._add(load_back, states._replace(targets=slot, is_own=True))
 
     def load_last(
         self, node: Node, sequence: Sequence, load_back: LoadBack | None
     ) -> LoadBack | None:
-        """Copy the page after `node` from the host to a page of the sequence's own.
+        """Copy the page after `node` from the host to a page that the sequence owns.
 
-        The copy joins `load_back`, which has not begun, or is one by itself. None if the host does
-        not hold the page, if windows or states are missing, or without room.
+        The copy joins `load_back`, which has not begun, or becomes a load-back of its own. None if
+        the host lacks the page, the model has windows or states, or the device has no free page.
         """
         tree, end = self._tree, node.end + 1
         if tree.kinds.aux or sequence.lock is None:

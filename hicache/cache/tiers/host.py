@@ -1,4 +1,4 @@
-"""The host: its pages and slots, how room is made there, and the copies it gets from the device."""
+"""The host tier: its pages and slots, eviction, and back-ups from the device."""
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, joined
@@ -11,9 +11,9 @@ from hicache.cache.tree.radix_tree import Plan, RadixTree
 
 
 class Host:
-    """Hands out host pages (or slots), evicting what the tree can spare, and books back-ups.
+    """Allocates host pages (or slots), evicts, and queues back-ups.
 
-    What finds no room is dropped and counted.
+    Copies without free pages are dropped and counted.
     """
 
     def __init__(
@@ -23,8 +23,6 @@ class Host:
         writer: StorageWriter | None,
         copies: Writes,
     ) -> None:
-        """`writer`: is informed of what leaves; None without storage. `copies`: decides what of the
-        device's data is copied."""
         self._tree = tree
         self._pools = bookings.pools[HOST]
         self._bookings = bookings
@@ -37,7 +35,6 @@ class Host:
     def allocate(
         self, kind: int, count: int, demand: Demand = NO_DEMAND, *, evict: bool = True
     ) -> PageIds | None:
-        """This many, or none of them; `evict`: make room for `demand` if there is too little."""
         pool = self._pools[kind]
         if evict:
             while pool.num_free < count:
@@ -46,11 +43,9 @@ class Host:
         return pool.allocate(count)
 
     def free(self, kind: int, page_ids: PageIds) -> None:
-        """Give back what was allocated and has not become the tree's."""
         self._pools[kind].free(page_ids)
 
     def make_room(self, kind: int, count: int, demand: Demand) -> None:
-        """Evict until so many pages are free, or as far as eviction is possible."""
         pool = self._pools[kind]
         if pool.num_free >= count:
             return
@@ -59,7 +54,6 @@ class Host:
             pass
 
     def evict_one(self, kind: int, missing: int, demand: Demand = NO_DEMAND) -> bool:
-        """Drop the next victim's data, as much as is missing; False if there is none."""
         victim = self._tree.residency.host_victim(kind, missing)
         if victim is None:
             return False
@@ -76,9 +70,9 @@ class Host:
     def save_path(
         self, node: Node, request_id: int | None = None, *, is_answer: bool = False
     ) -> None:
-        """Copy what of a locked path has no copy, up to the deepest node that is admitted.
+        """Copy the uncopied part of a locked path, up to the deepest node that the policy admits.
 
-        `request_id`: the request that has published the path.
+        `request_id`: the request that published the path.
         """
         if INSERTED not in self._copies.moments:
             return
@@ -94,14 +88,14 @@ class Host:
             self._back_up(plan, request_id, is_fence=False)
 
     def save_victim(self, victim: Node, kind: int, request_id: int | None) -> None:
-        """Copy what an eviction for a request would lose of a kind; the next step waits for it."""
+        """Copy what the eviction of a kind would lose; the next step waits for the copy."""
         device, host = victim.held
         plan: Plan = [[] for _ in device]
         lost = self._tree.lost(victim, DEVICE, kind)
         for other in lost:
             load = Load(EVICTED, self._bookings, other, DEVICE)
             if FULL in lost and other != FULL and host[FULL] is None and not plan[FULL]:
-                break  # windows and states need their full pages
+                break  # windows and states need the full pages
             is_new = device[other] is not None and host[other] is None
             if is_new and self._copies.admits(victim, other, load):
                 plan[other] = [victim]
@@ -110,7 +104,7 @@ class Host:
     def _back_up_locked(
         self, node: Node, plan: Plan, request_id: int | None, *, is_fence: bool
     ) -> None:
-        lock = self._tree.lock(node)  # making room on the host may take other device data along
+        lock = self._tree.lock(node)  # eviction on the host may drop other data of the path
         self._back_up(plan, request_id, is_fence=is_fence)
         self._tree.release(lock)
 
@@ -127,7 +121,7 @@ class Host:
                 self.make_room(kind, wanted, demand)
             for each in plan[kind]:
                 if kind != FULL and plan[FULL] and each.held[HOST][FULL] is None:
-                    continue  # its full pages found no room, and sidecars need them
+                    continue  # its full pages were not copied, and sidecars need them
                 source = each.held[DEVICE][kind]
                 assert source is not None
                 target = self.allocate(kind, len(source), demand)
@@ -136,7 +130,7 @@ class Host:
                     self._counters[name] += wanted - sum(map(len, targets))
                     break
                 tree.residency.put(each, HOST, kind, target)
-                if tree.demotes:  # room for the next node must not be made of this one's copy
+                if tree.demotes:  # no eviction for the next node may take this node's copy
                     held.append(tree.lock_host(each, {kind: each.start}))
                 sources.append(source)
                 targets.append(target)
@@ -174,7 +168,7 @@ class Host:
             ],
         )
         if not is_fence:
-            # a lock covers a window, and the copy may have a page more
+            # a lock covers one window; the copy may have one page more
             tops = [copied[kind][0] for kind, _ in kinds.windows if copied[kind]]
             nodes = dict.fromkeys([deepest, *tops, *(each for _, each in points)])
             back_up.locks = [tree.lock(each) for each in nodes]

@@ -1,4 +1,4 @@
-"""Host to storage: which pages are worth writing, when, and how many may wait for it."""
+"""Writes from host to storage: which pages, when, and how many bytes may be queued."""
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
@@ -10,9 +10,9 @@ from hicache.config import StorageConfig, Tiering
 
 
 class StorageWriter:
-    """Books what goes from the host to storage.
+    """Queues writes from host to storage.
 
-    Invariant: `queued_bytes` is what its writes under way pin, at most `queue_bytes`.
+    Invariant: `queued_bytes` is the sum of its unfinished writes, at most `queue_bytes`.
     """
 
     def __init__(
@@ -30,22 +30,19 @@ class StorageWriter:
         self._queue_bytes = queue_bytes
         self._is_exclusive = config.tiering is Tiering.exclusive
         self._writes = Writes(WRITES[config.write](config), tree.admit, "host", "storage")
-        self._is_chosen = HIT in self._writes.moments  # not all copies are written
+        self._is_chosen = HIT in self._writes.moments  # not every copy is written
 
     def on_hit(self, node: Node) -> None:
-        """A request goes on from `node`: write what of its path is admitted."""
         if self._is_chosen:
             self._write_admitted(node.span(), HIT)
 
     def on_backed_up(self, back_up: BackUp) -> None:
-        """The copies of a back-up are on the host."""
         if self._is_chosen:
             self._write_admitted(back_up.node.span(), COPIED)
         elif COPIED in self._writes.moments:
             self._write_copies(back_up)
 
     def on_leaving(self, victim: Node, kind: int) -> None:
-        """The victim's host data is about to be evicted: write what is admitted."""
         if EVICTED not in self._writes.moments:
             return
         device, host = victim.held
@@ -59,9 +56,9 @@ class StorageWriter:
             self._write_nodes(leaving, is_given_away=True)
 
     def on_read(self, nodes: list[Node], last: Node, pages: list[PageIds]) -> None:
-        """Storage had the full pages of `nodes`, the windows before `last.end`, the state at it.
+        """Mark full pages of `nodes`, windows before `last.end` and the state there as stored.
 
-        Exclusive: it need not keep them.
+        Exclusive storage deletes them instead.
         """
         read = _items(
             nodes,
@@ -78,7 +75,6 @@ class StorageWriter:
             self._counters["storage/dropped_read_pages"] += len(keys)
 
     def on_written(self, write: StorageWrite) -> None:
-        """A write is done, or has failed."""
         self.queued_bytes -= write.num_bytes
         if self._tree.listener is not None:
             self._tree.listener.write_ended(write.keys)
@@ -90,7 +86,7 @@ class StorageWriter:
         return self._writes.admits(node, kind, Load(moment, self._bookings, kind, HOST, room))
 
     def _write_admitted(self, nodes: list[Node], moment: str) -> None:
-        # what is whole on the host, not there yet, and admitted
+        # data that is on the host, not yet stored, and admitted
         worthy = [
             (each, kind)
             for each in nodes
@@ -103,7 +99,7 @@ class StorageWriter:
             self._write_nodes([item for item in worthy if item[0] not in coming])
 
     def _coming(self) -> set[Node]:
-        # nodes whose host copies are still under way
+        # nodes whose host copies are not finished
         nodes: set[Node] = set()
         for transfer in self._bookings.in_flight:
             if isinstance(transfer, BackUp):
@@ -121,7 +117,7 @@ class StorageWriter:
                 self._tree.lock_host(node, {kind: node.start}) for node, kind in items
             ]
         for node, kind in items:
-            # an exclusive store loses it again when it is read
+            # exclusive storage deletes it again when it is read
             node.stored[kind] = True
         self._book(write)
 
@@ -130,12 +126,12 @@ class StorageWriter:
         copied = _items(back_up.node.span(first), back_up.starts, back_up.points)
         write = self._write_of([item for item in copied if item[0].held[HOST][item[1]] is not None])
         if self._has_room(write):
-            # what held the copies while they were made holds them until they are written
+            # the locks of the back-up protect the copies until they are written
             write.host_locks, back_up.host_locks = back_up.host_locks, []
             self._book(write)
 
     def _write_of(self, items: list[tuple[Node, int]]) -> StorageWrite:
-        # of these nodes' data, all on the host; nothing is locked yet
+        # all data is on the host; this function locks nothing
         keys: list[Key] = []
         parts: list[tuple[int, PageIds]] = []
         num_bytes = 0
@@ -166,7 +162,7 @@ class StorageWriter:
 def _items(
     nodes: list[Node], starts: dict[int, int], points: list[tuple[int, Node]]
 ) -> list[tuple[Node, int]]:
-    # the (node, kind) of the nodes from the start of each kind on, and of the points
+    # (node, kind) of the nodes from each kind's start on, and of the points
     spans = [
         (node, kind) for kind, start in starts.items() for node in nodes if node.start >= start
     ]

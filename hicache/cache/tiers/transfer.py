@@ -1,7 +1,7 @@
-"""Copies between tiers, as the cache books them and the executor carries them out.
+"""Copies between tiers, as the cache queues them and the executor carries them out.
 
-A transfer names what moves, from which ids to which, and keeps the receipts of the locks that hold
-both ends in place until `PrefixCache.complete` is told that it is done.
+A transfer names the kinds, the source and target ids, and the locks that protect both ends until
+`PrefixCache.complete`.
 """
 
 from collections import Counter
@@ -18,27 +18,24 @@ FATES = ("used", "unused_at_end", "evicted_unused", "duplicate", "late", "not_re
 
 
 class Move(NamedTuple):
-    """Pages or slots of one kind; `sources[i]` goes to `targets[i]`."""
+    """Pages or slots of one kind; `sources[i]` is copied to `targets[i]`."""
 
     kind: int
     sources: PageIds
     targets: PageIds
-    is_own: bool = False  # the targets belong to the request and not to the tree
+    is_own: bool = False  # the request, not the tree, owns the targets
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transfer:
-    """A copy between device and host pools."""
-
     moves: list[Move]
     num_bytes: int
-    node: Node  # the deepest node it concerns
+    node: Node  # the deepest node it copies
     locks: list[Lock] = field(default_factory=list)
     host_locks: list[Lock] = field(default_factory=list)
 
     @property
     def counts(self) -> Counter[int]:
-        """Pages or slots that it moves, by kind."""
         counts: Counter[int] = Counter()
         for move in self.moves:
             counts[move.kind] += len(move.targets)
@@ -47,21 +44,21 @@ class Transfer:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LoadBack(Transfer):
-    """Host to device, for a request that is about to run; its forward pass waits for it."""
+    """Host to device, for a request that is about to run; its forward pass waits for the copy."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BackUp(Transfer):
-    """Device to host. `is_fence`: its source is freed already, so the next step waits for it."""
+    """Device to host. `is_fence`: the source pages are already free, so the next step waits."""
 
     starts: dict[int, int]  # by kind: pages [start, node.end) have a new host copy
-    points: list[tuple[int, Node]]  # as have the states of these nodes
+    points: list[tuple[int, Node]]  # (kind, node): states with a new host copy
     is_fence: bool
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CopyState:
-    """A state slot to another on the device: a request's own copy of a shared state."""
+    """Copy of a state slot within the device: a request's own copy of a shared state."""
 
     source: PageIds
     target: PageIds
@@ -69,12 +66,10 @@ class CopyState:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StorageWrite:
-    """Host pages to storage: `keys[i]` names the page that `pages` lists i-th.
+    """Host pages to storage; `keys[i]` names the i-th page of `pages`.
 
-    `parts`: the host page ids that belong together, after their kind.
-
-    `is_given_away`: the pages have been given away already, so whoever carries this out has taken
-    their bytes when `submit` returns.
+    `parts`: (kind, host page ids). `is_given_away`: the pages are already freed, so the executor
+    must read their bytes before `submit` returns.
     """
 
     keys: list[Key]
@@ -85,30 +80,30 @@ class StorageWrite:
 
     @property
     def pages(self) -> list[tuple[int, int]]:
-        """(kind, host page id) of each, as long as `keys`."""
+        """(kind, host page id) of each key."""
         return [(kind, int(page_id)) for kind, page_ids in self.parts for page_id in page_ids]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StorageDelete:
-    """Pages that storage need not keep any more; done at once and reported by nobody."""
+    """Pages that storage may delete; done at once, without a report."""
 
     keys: list[Key]
 
 
-Reported = LoadBack | BackUp | StorageWrite  # whose end is reported
+Reported = LoadBack | BackUp | StorageWrite  # works whose end is reported
 Work = Reported | CopyState | StorageDelete
 
 
 class PrefetchFates:
-    """What becomes of the full pages that prefetches have read from storage: one fate for each.
+    """What happens to the full pages that prefetches have read from storage, one fate per page.
 
     - `used`: loaded back to the device for any request;
-    - `duplicate`: on the host already;
+    - `duplicate`: already on the host;
     - `late`: read after the request had started without it, or was aborted;
-    - `not_restorable`: read without the window or state that its use needs, and freed at once;
-    - `evicted_unused`, `unused_at_end`: in the tree and never used, until it left the host or the
-      run ended.
+    - `not_restorable`: read without the window or state that it needs, and freed at once;
+    - `evicted_unused`, `unused_at_end`: inserted in the tree, but not used before it left the host
+      or the run ended.
 
     Invariant: each page that was read has a fate or is in `unused`, the host pages in the tree that
     a prefetch has read and no request has used.
@@ -119,26 +114,21 @@ class PrefetchFates:
         self._counters = counters
 
     def count(self, num_pages: int, fate: str) -> None:
-        """Count pages that were read, and their fate."""
         self._counters["prefetch/read_pages"] += num_pages
         self._counters[f"prefetch/{fate}_pages"] += num_pages
 
     def publish(self, page_ids: Iterable[int]) -> None:
-        """Count pages that were read and are in the tree now."""
         new = set(page_ids)
         self._counters["prefetch/read_pages"] += len(new)
         self.unused |= new
 
     def use(self, page_ids: Iterable[int]) -> None:
-        """Count those of the pages as used that a prefetch has read. O(pages)."""
         self._close(page_ids, "used")
 
     def evict(self, page_ids: Iterable[int]) -> None:
-        """Count those of the pages as evicted that were not used. O(pages)."""
         self._close(page_ids, "evicted_unused")
 
     def fates_now(self) -> Counter[str]:
-        """Return the counter of the unused pages if the run ended now."""
         return Counter({"prefetch/unused_at_end_pages": len(self.unused)})
 
     def _close(self, page_ids: Iterable[int], fate: str) -> None:
@@ -150,10 +140,10 @@ class PrefetchFates:
 
 
 class Bookings:
-    """What the cache wants carried out, the pools it comes from, and what is counted.
+    """The work that the cache has queued, its pools and its counters.
 
-    `outbox` is to be begun, in this order, and is emptied by the engine; `in_flight` is booked and
-    not yet reported done.
+    `outbox` is work to start, in order; the engine empties it. `in_flight` are transfers whose end
+    was not reported yet.
     """
 
     def __init__(self, kinds: Kinds, pools: Pools, counters: Counter[str]) -> None:
@@ -169,16 +159,13 @@ class Bookings:
         self.in_flight: set[Reported] = set()
 
     def book(self, transfer: Reported) -> None:
-        """A transfer whose end will be reported."""
         self.in_flight.add(transfer)
         self.outbox.append(transfer)
 
     def bytes_of(self, moves: Iterable[Move]) -> int:
-        """The bytes that these move."""
         return sum([len(move.targets) * self.page_bytes[move.kind] for move in moves])
 
     def free_evicted(self, actions: list[FreePages]) -> None:
-        """Give back and count what an eviction frees."""
         for tier, kind, page_ids in actions:
             if tier == HOST and kind not in self._aux:
                 self.fates.evict(page_ids)

@@ -1,9 +1,9 @@
-"""Which data is copied from a tier to the one below it: what a write policy sees and decides.
+"""Write policies: which data is copied from a tier to the tier below.
 
-A policy is asked at these moments. `inserted`: a request has published a path on the device;
-`copied`: a copy has reached the host; `hit`: a request starts from data of the host; `evicted`: the
-data is about to leave its tier. It copies device data when it is inserted or evicted, and writes
-host data to storage when it is copied, hit or evicted.
+A policy is called at four moments. `inserted`: a request has published a path on the device.
+`copied`: a copy has reached the host. `hit`: a request starts from data of the host. `evicted`: the
+data is about to leave its tier. Device data may be copied when it is inserted or evicted; host data
+may be written to storage when it is copied, hit or evicted.
 """
 
 from collections.abc import Callable
@@ -20,32 +20,32 @@ INSERTED, COPIED, HIT, EVICTED = MOMENTS = ("inserted", "copied", "hit", "evicte
 class Load(NamedTuple):
     """The state of source and target at the moment of a decision.
 
-    `moment`: one of `MOMENTS`. `is_answer`: what was inserted belongs to an answer.
+    `moment`: one of `MOMENTS`. `is_answer`: True if the inserted data belongs to an answer.
     """
 
     moment: str
     bookings: Bookings
     kind: int
     source: int
-    writes: tuple[int, int] | None = None  # of storage: bytes queued, and at most
+    writes: tuple[int, int] | None = None  # storage only: bytes queued, and the limit
     is_answer: bool = False
 
     @property
     def source_free(self) -> float:
-        """Share of the source's pool of this kind that is free; 1 of a pool that is never full."""
+        """Free share of the source's pool of this kind; 1 if the pool is unlimited."""
         pool = self.bookings.pools[self.source][self.kind]
         return 1.0 if pool.capacity is None else pool.num_free / max(pool.capacity, 1)
 
     @property
     def target_free_bytes(self) -> int:
-        """Bytes that the target takes before it must evict or drop something."""
+        """Bytes that the target can take before it must evict or drop something."""
         if self.writes is not None:
             return self.writes[1] - self.writes[0]
         return self.bookings.pools[HOST][self.kind].num_free * self.bookings.page_bytes[self.kind]
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes on their way to the target."""
+        """Bytes of unfinished copies to the target."""
         if self.writes is not None:
             return self.writes[0]
         copies = [each for each in self.bookings.in_flight if isinstance(each, BackUp)]
@@ -56,20 +56,20 @@ Admit = Callable[[Entry | Node, str, str, Load], bool]
 
 
 class WritePolicy(Protocol):
-    """Decides which data is copied downward.
+    """Decides which data is copied to the tier below.
 
-    `moments`: when it is asked; at others nothing is copied.
+    `moments`: when it is called; at other moments nothing is copied.
     """
 
     moments: frozenset[str]
 
     def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        """Whether to copy an entry; a built-in policy in a run without entries gets its node."""
+        """True to copy an entry; a built-in policy in a run without entries gets its node."""
         ...
 
 
 class WriteThrough:
-    """Copies to the host what is inserted; answers only if the config says so."""
+    """Copies to the host what is inserted; answers only with `cache.backs_up_answers`."""
 
     moments = frozenset({INSERTED})
     least_uses = 0
@@ -78,32 +78,28 @@ class WriteThrough:
         self._copies_answers = config.backs_up_answers
 
     def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        """Whether it has been used often enough."""
         may_copy = self._copies_answers or not load.is_answer
         return may_copy and entry.uses >= self.least_uses
 
 
 class WriteThroughSelective(WriteThrough):
-    """Copies to the host what is inserted for the second time, or has been hit."""
+    """Copies to the host what is inserted for the second time or was hit."""
 
     least_uses = 2
 
 
 class WriteBack:
-    """Copies to the host what is evicted from the device."""
-
     moments = frozenset({EVICTED})
 
     def __init__(self, config: CacheConfig) -> None:
         pass
 
     def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        """Always."""
         return True
 
 
 class WriteBackWatermark(WriteBack):
-    """As write-back; while little of the device is free, also copies what is inserted."""
+    """Write-back that also copies insertions while the free share is below the watermark."""
 
     moments = frozenset({INSERTED, EVICTED})
 
@@ -111,36 +107,27 @@ class WriteBackWatermark(WriteBack):
         self._watermark = config.write_watermark
 
     def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        """Whether it is evicted, or less than the watermark is free."""
         return load.moment == EVICTED or load.source_free < self._watermark
 
 
 class OnBackUp:
-    """Writes to storage what has been copied to the host."""
-
     moments = frozenset({COPIED})
 
     def __init__(self, config: StorageConfig) -> None:
-        self._least_uses = config.write_hits + 1  # to be inserted is a use
+        self._least_uses = config.write_hits + 1  # insertion is a use
 
     def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        """Always."""
         return True
 
 
 class Selective(OnBackUp):
-    """Writes to storage what has been hit often enough."""
-
     moments = frozenset({COPIED, HIT})
 
     def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        """Whether it has been used often enough."""
         return entry.uses >= self._least_uses
 
 
 class OnHostEviction(OnBackUp):
-    """Writes to storage what is evicted from the host."""
-
     moments = frozenset({EVICTED})
 
 
@@ -158,9 +145,10 @@ WRITES: dict[str, Callable[[StorageConfig], WritePolicy]] = {
 
 
 class Writes:
-    """One downward path: asks the policy of the user first, then the built-in one.
+    """One downward path: asks the user's policy first, then the built-in one.
 
-    `moments`: when either of them is asked.
+    `own` is the method of the user's policy; where it returns None, `policy` decides. `moments`:
+    when either policy is called.
     """
 
     def __init__(
@@ -170,14 +158,12 @@ class Writes:
         source: str,
         target: str,
     ) -> None:
-        """`own`: the method of the user's policy; if it returns None, `policy` decides."""
         self.moments = policy.moments if own is None else frozenset(MOMENTS)
         self._policy = policy
         self._own = own
         self._tiers = (source, target)
 
     def admits(self, node: Node, kind: int, load: Load) -> bool:
-        """Whether to copy a node's data of a kind."""
         entry: Entry | Node = node.entries.get(kind, node)
         if self._own is not None:
             given = self._own(entry, *self._tiers, load)

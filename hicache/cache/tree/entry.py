@@ -1,4 +1,4 @@
-"""Entries: what a policy of the user's own sees of the cache, and how it receives events.
+"""Entries: what a user's policy sees of the cache, and how it receives events.
 
 An entry is the data of one kind of one tree node. Entries exist only in a run with `cache.policy`.
 """
@@ -16,22 +16,21 @@ from hicache.request import Request
 
 # why an entry's data left a tier
 DEMOTED = "demoted"  # the other tier of device and host still holds it
-EVICTED = "evicted"  # it was the victim, and neither of the two holds it now
-LOST = "lost"  # it left together with a victim that it needs, and neither of the two holds it now
+EVICTED = "evicted"  # it was the victim, and neither tier holds it now
+LOST = "lost"  # it left together with a victim that it needs, and neither tier holds it now
 
 
 class Entry:
-    """The data of one kind of one tree node, read-only but for `state`.
+    """The data of one kind of one tree node; read-only except for `state`.
 
-    Lengths are tokens from the start of the prompt. A split leaves the id and the end of an entry
-    as they are, and makes a new one of its first pages; a state stays with the entry.
+    Lengths are tokens from the start of the prompt. A split keeps the id and the end of an entry
+    and creates a new entry for its first pages. A Mamba state stays with the old entry.
 
     Attributes:
-        id: unique in one engine. Data that was evicted from all tiers and comes back after its node
-            was removed gets a new one.
+        id: unique in one engine. Data that comes back after its node was removed gets a new id.
         kind: full, swa or mamba.
-        hits: how often a request started from it. Its insertion is no hit.
-        state: for the policy to write; None at first.
+        hits: number of requests that started from it. Insertion is not a hit.
+        state: for the policy's own use; None at first.
     """
 
     __slots__ = ("_entries", "_hits", "_id", "_kind", "_node", "state")
@@ -45,30 +44,30 @@ class Entry:
         self.state: Any = None
 
     @property
-    def id(self) -> int:  # noqa: D102
+    def id(self) -> int:
         return self._id
 
     @property
-    def kind(self) -> str:  # noqa: D102
+    def kind(self) -> str:
         return self._entries.kinds.names[self._kind]
 
     @property
-    def hits(self) -> int:  # noqa: D102
+    def hits(self) -> int:
         return self._hits
 
     @property
     def created(self) -> int:
-        """Number of its node in the order of making; both parts of a split have the same."""
+        """Creation number of its node; both halves of a split have the same."""
         return self._node.created
 
     @property
     def used(self) -> int:
-        """When it was last used or inserted: the number of matches and insertions before."""
+        """Logical time of its last use or insertion: matches and insertions before it."""
         return self._node.aux_ticks[self._kind] if self._kind else self._node.tick
 
     @property
     def uses(self) -> int:
-        """How often a request started from the tree node, or computed it and inserted it."""
+        """Number of requests that started from the tree node, or computed and inserted it."""
         return self._node.hit_count
 
     @property
@@ -78,30 +77,30 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """Token after the last one of its node; a state is the one before this token."""
+        """Token after the last one of its node; a state follows the token before it."""
         return self._node.end * self._entries.kinds.page_size
 
     @property
     def count(self) -> int:
-        """Pages, or 1 of a state: what it takes of a pool."""
+        """Pages it takes in a pool; 1 for a state."""
         return self._entries.kinds.count(self._kind, self._node.num_pages)
 
     @property
     def bytes(self) -> int:
-        """Bytes that it takes on the host."""
+        """Bytes it takes on the host."""
         return self.count * self._entries.kinds.page_bytes[self._kind]
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """The tiers that hold it, of device and host."""
+        """The tiers that hold it: "device", "host", both or neither."""
         held = self._node.held
         return tuple(TIER_NAMES[tier] for tier in TIERS if held[tier][self._kind] is not None)
 
     @property
     def key(self) -> int:
-        """A number for all tokens up to the end of its first page; of a state, of its last page.
+        """Number for all tokens up to the end of its first page; of a state, its last page.
 
-        Equal whenever the same content comes back, and in simulated and real runs of a workload.
+        Equal whenever the same content comes back, in simulated and real runs of a workload.
         """
         node, names = self._node, self._entries.names
         place = node.num_pages - 1 if self._kind in self._entries.kinds.points else 0
@@ -136,11 +135,10 @@ class Evictable:
         return entry._kind == self._kind and node in self._queue and not self._is_locked(node)
 
     def _is_locked(self, node: Node) -> bool:
-        # leaves in the queue are unlocked, and a window or state may have been locked since it came
+        # queued leaves are unlocked; a window or state may have been locked after it was queued
         return self._kind != FULL and node.locks[self._tier][self._kind] > 0
 
     def __iter__(self) -> Iterator[Entry]:
-        """All of them, in the order in which they became evictable."""
         for node in self._queue:
             if not self._is_locked(node):
                 yield node.entries[self._kind]
@@ -149,11 +147,10 @@ class Evictable:
 class Entries:
     """The entries of one tree, and the policy that receives their events.
 
-    Each method that the policy lacks costs nothing.
+    A method that the policy does not define costs nothing.
     """
 
     def __init__(self, policy: object, kinds: Kinds, names: PageNames) -> None:
-        """`policy`: has any of the methods of `hicache.engine.policy.METHODS`."""
         self.kinds = kinds
         self.names = names
         self._last_id = -1
@@ -166,14 +163,12 @@ class Entries:
         self._choose = getattr(policy, "victim", None)
 
     def next_id(self) -> int:
-        """Return the id of a new entry."""
         self._last_id += 1
         return self._last_id
 
     # -- decisions ----------------------------------------------------------------------------
 
     def ranking(self, tier: int, kind: int, default: Ranking) -> Ranking:
-        """Return the priority by which a queue orders its nodes; None as a rank means `default`."""
         if self._rank is None:
             return default
         rank, tier_name, kind_name = self._rank, TIER_NAMES[tier], self.kinds.names[kind]
@@ -187,7 +182,7 @@ class Entries:
         return priority
 
     def victim(self, tier: int, kind: int, need: int, queue: VictimQueue) -> Node | None:
-        """Return the policy's victim; None means the first of the queue.
+        """The policy's victim; None means the first node of the queue.
 
         Raises:
             PolicyError: the policy chose an entry that may not be evicted.
@@ -208,7 +203,6 @@ class Entries:
     # -- events -------------------------------------------------------------------------------
 
     def inserted(self, node: Node, tier: int, kind: int) -> None:
-        """The node has data of this kind on this tier now."""
         entry = node.entries.get(kind)
         if entry is None:
             if not node.entries:
@@ -218,14 +212,12 @@ class Entries:
             self._on_insert(entry, TIER_NAMES[tier])
 
     def left(self, node: Node, tier: int, kind: int, *, is_victim: bool) -> None:
-        """The node has lost its data of this kind on this tier."""
         if self._on_evict is not None:
             is_kept = node.held[1 - tier][kind] is not None
             why = DEMOTED if is_kept else EVICTED if is_victim else LOST
             self._on_evict(node.entries[kind], TIER_NAMES[tier], why)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """`upper` has become what `lower` held of its first pages."""
         upper.entries = {}
         for kind, entry in lower.entries.items():
             if any(upper.held[tier][kind] is not None for tier in TIERS):
@@ -235,7 +227,6 @@ class Entries:
                     self._on_split(entry, first)
 
     def started(self, node: Node, sequence: Sequence) -> None:
-        """A request starts at the end of a node, and computes what follows."""
         nodes, request = list(node.path()), shown(sequence.request)
         self._hit(nodes, FULL, request)
         for kind, pages in self.kinds.windows:
@@ -251,7 +242,6 @@ class Entries:
             self._on_miss(tuple(map(names.content, missed)), request)
 
     def finished(self, request: Request, outcome: str) -> None:
-        """A request has finished, or was rejected or aborted."""
         if self._on_finish is not None:
             self._on_finish(shown(request), outcome)
 

@@ -15,8 +15,6 @@ from hicache.cache.tree.sequence import Sequence
 
 
 class Purpose(IntEnum):
-    """What pages or slots are taken for."""
-
     none = 0
     prefill = 1
     decode = 2
@@ -39,29 +37,19 @@ NO_DEMAND = Demand()
 class CacheListener(Protocol):
     """Receives the events of one cache. Page intervals are half-open."""
 
-    def at(self, now_ns: int) -> None:
-        """Set the time of the events that follow."""
-        ...
+    def at(self, now_ns: int) -> None: ...
 
-    def put(self, node: Node, tier: int, kind: int) -> None:
-        """The node has data of this kind on this tier now."""
-        ...
+    def put(self, node: Node, tier: int, kind: int) -> None: ...
 
     def evicted(self, node: Node, tier: int, kind: int, demand: Demand) -> None:
-        """The node has lost its data of this kind on this tier; `demand` needed the room."""
+        """The node has lost its data of this kind on this tier; `demand` needed the space."""
         ...
 
-    def not_copied(self, node: Node, kind: int) -> None:
-        """The host had no room for a copy of the node's data."""
-        ...
+    def not_copied(self, node: Node, kind: int) -> None: ...
 
-    def published(self, sequence: Sequence, first: int, end: int) -> None:
-        """Pages `[first, end)` of the sequence are in the tree now."""
-        ...
+    def published(self, sequence: Sequence, first: int, end: int) -> None: ...
 
-    def abandoned(self, sequence: Sequence, first: int, end: int) -> None:
-        """The sequence gives back its pages `[first, end)`, which are not in the tree."""
-        ...
+    def abandoned(self, sequence: Sequence, first: int, end: int) -> None: ...
 
     def found(self, sequence: Sequence, start: int, restorable: Items[int], needs: Extents) -> None:
         """Storage has reported what it can restore of the sequence after page `start`.
@@ -71,17 +59,11 @@ class CacheListener(Protocol):
         """
         ...
 
-    def write_queued(self, keys: Iterable[Key]) -> None:
-        """A write of these keys to storage is under way."""
-        ...
+    def write_queued(self, keys: Iterable[Key]) -> None: ...
 
-    def write_dropped(self, keys: Iterable[Key]) -> None:
-        """The write queue had no room for these keys."""
-        ...
+    def write_dropped(self, keys: Iterable[Key]) -> None: ...
 
-    def write_ended(self, keys: Iterable[Key]) -> None:
-        """A write of these keys has ended."""
-        ...
+    def write_ended(self, keys: Iterable[Key]) -> None: ...
 
     def taken_out(self, keys: Iterable[Key]) -> None:
         """An exclusive storage has dropped these keys after they were read."""

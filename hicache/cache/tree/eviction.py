@@ -1,4 +1,4 @@
-"""The queue of the nodes that may be evicted, and its default order."""
+"""The queue of evictable nodes, and its default order."""
 
 import heapq
 from collections.abc import Callable, Iterator
@@ -11,26 +11,25 @@ Ranking = Callable[[Node], Priority]
 
 
 def by_last_use(kind: int) -> Ranking:
-    """Return the order in which a kind's data was last used; that of a split window by place."""
     if kind == FULL:
         return lambda node: (node.tick,)
-    # of a window of several nodes, the first goes first; a node that ends there has one point
+    # the first node of a window that spans several nodes goes first
     return lambda node: (node.aux_ticks[kind], node.end)
 
 
 class VictimQueue:
-    """The nodes that may be evicted, best victim first; equal ones in the order of their arrival.
+    """The evictable nodes, best victim first; ties in order of arrival.
 
-    A heap with one entry per node. The entry stays when the node leaves, and its priority is
-    corrected when it comes to the top: touching a node costs nothing.
+    A heap with one entry per node. The entry stays after `discard`, and `best` corrects outdated
+    priorities at the top, so that touching a node costs nothing.
     """
 
     def __init__(self, priority: Ranking) -> None:
         self._priority = priority
         self._heap: list[
             tuple[Priority, int, Node]
-        ] = []  # with the number of each, or an older one
-        self._entered: set[Node] = set()  # those with an entry
+        ] = []  # (priority, number, node), possibly outdated
+        self._entered: set[Node] = set()  # nodes with a heap entry
         self._valid: dict[Node, int] = {}
         self._next_number = 0
 
@@ -41,11 +40,10 @@ class VictimQueue:
         return node in self._valid
 
     def __iter__(self) -> Iterator[Node]:
-        """All nodes, in the order of their arrival."""
         return iter(self._valid)
 
     def add(self, node: Node) -> None:
-        """Add a node; no effect if it is in the queue. O(log n), or O(1) if its entry is left."""
+        """Add a node, unless it is in the queue. O(log n), or O(1) if it left an old entry."""
         valid, entered = self._valid, self._entered
         if node in valid:
             return
@@ -61,13 +59,12 @@ class VictimQueue:
             heapq.heapify(self._heap)
 
     def discard(self, node: Node) -> None:
-        """Remove a node, if it is in the queue. O(1)."""
         self._valid.pop(node, None)
 
     def best(self) -> Node | None:
-        """The node to evict first; it stays. Amortised O(log n)."""
+        """The node to evict first; it stays in the queue. Amortized O(log n)."""
         heap, valid = self._heap, self._valid
-        anew: set[int] = set()  # ranked in this call: a policy of a user's may draw each time
+        anew: set[int] = set()  # ranked in this call; a user's policy may change its ranks
         while heap:
             ranked, number, node = heap[0]
             current = valid.get(node)

@@ -1,6 +1,6 @@
-"""Pages and states that are published in the tree: computed on the device, or read to the host.
+"""Insertion: publish pages and states that were computed on the device or read to the host.
 
-The tree takes what it lacks. What it holds already comes back as `FreePages`.
+The tree keeps what it lacks. It returns duplicates as `FreePages`.
 """
 
 from hicache.cache.pages import FreePages, PageIds
@@ -14,15 +14,15 @@ def insert(
 ) -> Node:
     """Publish the device pages `[node.end, end)` of a sequence below `node`.
 
-    What the tree already holds is freed and the sequence takes the tree's pages instead; a
-    tombstone takes the sequence's. No start of a window may lie inside the interval.
-    Returns the node that ends at `end`.
+    If the tree already holds a page on the device, the sequence's page is freed and the sequence
+    uses the tree's page. A tombstone takes the sequence's page. No start of a window may lie inside
+    the interval. Returns the node that ends at `end`.
     """
     residency, kinds, starts = tree.residency, tree.kinds, sequence.starts
     tick = residency.next_tick()
     above = node
     while above.parent is not None:
-        above.tick = tick  # whoever publishes has used the prefix until now
+        above.tick = tick  # the sequence has used the prefix until now
         above = above.parent
     while node.end < end:
         start = node.end
@@ -30,7 +30,7 @@ def insert(
         if child is None:
             cut = end
             for kind, pages in kinds.windows:
-                # a new window is a node by itself, so that one lock pins one window
+                # a new window gets a node of its own, so that one lock covers one window
                 if starts[kind] <= start < end - pages:
                     cut = min(cut, end - pages)
             child = _grow(tree, node, sequence, cut)
@@ -49,7 +49,7 @@ def insert(
 
 
 def attach_state(tree: RadixTree, node: Node, slot: PageIds, actions: list[FreePages]) -> None:
-    """Keep the state after `node` on the device; one that is kept there already counts as used."""
+    """Keep `slot` as the device state after `node`; if there is one, free `slot`."""
     (kind,) = tree.kinds.points
     if node.held[DEVICE][kind] is None:
         tree.residency.put(node, DEVICE, kind, slot)
@@ -68,17 +68,17 @@ def insert_host(
     """Publish host pages of a sequence, read from storage, below `anchor`.
 
     Args:
-        tree: takes them.
-        anchor: where they continue; on the host itself, or a root.
-        sequence: whose tokens they hold.
-        pages: by kind: full pages of all of it, window pages of its end, the last state.
-        actions: what was on the host already is freed through these.
+        tree: the tree that takes the pages.
+        anchor: the node whose end the pages continue; it is on the host, or a root.
+        sequence: the sequence whose tokens the pages hold.
+        pages: by kind: all full pages, the window pages at the end, and the last state.
+        actions: receives the pages that the tree already held on the host.
 
     Returns:
         The node that ends where the pages do.
     """
     kinds = tree.kinds
-    end = anchor.end + max(map(len, pages))  # full has them all
+    end = anchor.end + max(map(len, pages))  # full has the most pages
     starts = [end - len(page_ids) for page_ids in pages]
     node = anchor
     tick = tree.residency.next_tick()
@@ -111,7 +111,7 @@ def _grow(tree: RadixTree, node: Node, sequence: Sequence, end: int) -> Node:
 def _merge(
     tree: RadixTree, node: Node, kind: int, page_ids: PageIds, actions: list[FreePages]
 ) -> None:
-    # the sequence computed pages that the tree knows already, at least on one tier
+    # the tree already has these tokens, on at least one tier
     theirs = page_ids[node.start : node.end]
     ours = node.held[DEVICE][kind]
     if ours is None:

@@ -1,8 +1,8 @@
-"""What pages are called in the tree and in storage.
+"""Names of pages in the tree, and their keys in storage.
 
-In a real store a page's digest stands for its tokens and every token before them, and each chain
-starts from the namespace: equal tokens of two adapters or tenants never share a page. A simulated
-run knows all its pages beforehand, and calls each by a number.
+In a real store, a page's digest covers its tokens and all tokens before them. Each digest chain
+starts from the namespace, so equal tokens of two adapters or tenants never share a page. A
+simulated run knows all its pages beforehand and numbers them.
 """
 
 import hashlib
@@ -23,47 +23,42 @@ from hicache.storage.base import DIGEST_BYTES
 NUMBER_BYTES = 4
 KIND_BITS = 3
 MAX_KIND = (1 << KIND_BITS) - 1
-# of a page: its name, and with its kind its key in storage. A digest gets the kind's tag, a number
-# has `KIND_BITS` left for it
+# a page's name, and also its storage key. As a key, a digest gets the kind's tag appended; a number
+# has `KIND_BITS` low bits for the kind
 Key = bytes | int
 
 
 class PageNames(Protocol):
-    """Names of pages, equal where all tokens up to a page's end are.
+    """Names of pages; two pages have one name if all tokens up to their ends are equal.
 
-    `page_bytes`: what one page is in a node's edge and in a sequence's tokens.
+    `page_bytes`: bytes of one page in a node's edge and in a sequence's tokens.
     """
 
     page_bytes: int
 
-    def tokens(self, request: Request) -> bytes:
-        """Prompt and answer as the tree takes them."""
-        ...
+    def tokens(self, request: Request) -> bytes: ...
 
-    def of_node(self, node: Node, start: int = 0) -> Items[Key]:
-        """The names of a node's pages, from its `start`-th on."""
-        ...
+    def of_node(self, node: Node, start: int = 0) -> Items[Key]: ...
 
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> Items[Key]:
-        """The names of the pages of a sequence that follow those up to the anchor."""
+        """The names of the `num_pages` pages of a sequence after the anchor."""
         ...
 
     def content(self, name: Key) -> int:
-        """A number for the tokens up to the end of the page of this name, equal where they are."""
+        """A number for all tokens up to the end of the page of this name."""
         ...
 
 
 class Digests:
-    """Pages called by the chained digests of their tokens."""
+    """Names pages by the chained digests of their tokens."""
 
     def __init__(self, page_size: int, pages: Mapping[int, TokenSpans] | None = None) -> None:
-        """`pages`: as of `Numbers`, whose content numbers these pages then have as well."""
+        """`pages`: the workload's page numbers as for `Numbers`, which `content` then returns."""
         self.page_bytes = page_size * TOKEN_BYTES
         self._pages = pages
         self._numbers: dict[bytes, int] = {}  # by digest, of the requests so far
 
     def tokens(self, request: Request) -> bytes:
-        """The ids themselves."""
         tokens = request.prompt.to_bytes() + request.output.to_bytes()
         if self._pages is not None:
             digests = page_digests(chain_seed(request.namespace), tokens, self.page_bytes)
@@ -72,28 +67,25 @@ class Digests:
         return tokens
 
     def of_node(self, node: Node, start: int = 0) -> list[bytes]:
-        """The digests, computed once. O(pages not hashed yet on its path)."""
         return digests_of(node)[start:]
 
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[bytes]:
-        """The digests, which the nodes that grow of them take over."""
         first, end = (pages * self.page_bytes for pages in (anchor.end, anchor.end + num_pages))
         digests = page_digests(last_digest(anchor), sequence.tokens[first:end], self.page_bytes)
         sequence.digests, sequence.digests_start = digests, anchor.end
         return digests
 
     def content(self, name: Key) -> int:
-        """The number of the page in the workload; of its digest, where no workload is known."""
         return self._numbers.get(cast(bytes, name), int.from_bytes(cast(bytes, name), "little"))
 
 
 class Numbers:
-    """Pages called by their numbers in a workload, shifted by `KIND_BITS`."""
+    """Names pages by their numbers in a workload, shifted by `KIND_BITS`."""
 
     page_bytes = NUMBER_BYTES
 
     def __init__(self, pages: Mapping[int, TokenSpans]) -> None:
-        """`pages`: of each request, by its id, the numbers of its whole pages."""
+        """`pages`: by request id, the numbers of the request's whole pages."""
         spans = list(pages.values()) or [EMPTY_SPANS]
         counts = np.concatenate([each.counts for each in spans])
         ends = counts.cumsum(dtype=np.int32)
@@ -106,40 +98,35 @@ class Numbers:
         self._places = dict(zip(pages, pairwise(bounds.tolist()), strict=False))
 
     def tokens(self, request: Request) -> bytes:
-        """The names of its pages."""
         first, end = self._places[request.id]
         return self._names[first:end]
 
     def of_node(self, node: Node, start: int = 0) -> list[int]:
-        """The names in its edge."""
         return memoryview(node.edge).cast("i")[start:].tolist()
 
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[int]:
-        """The names among its tokens."""
         return memoryview(sequence.tokens).cast("i")[anchor.end : anchor.end + num_pages].tolist()
 
     def content(self, name: Key) -> int:
-        """The number of the page."""
         return int(name) >> KIND_BITS
 
 
 def chain_seed(namespace: str) -> bytes:
-    """The digest that stands before the first page of a namespace."""
     return hashlib.sha256(b"hicache-1\0" + namespace.encode()).digest()[:DIGEST_BYTES]
 
 
 def make_root(namespace: str, num_kinds: int = len(KIND_NAMES)) -> Node:
-    """Where a namespace begins."""
     root = Node(None, b"", 0, 0, num_kinds)
     root.seed = chain_seed(namespace)
     return root
 
 
-@lru_cache(maxsize=16)  # the simulated ranks of an engine ask for the same one after the other
+@lru_cache(maxsize=16)  # simulated ranks ask for the same pages one after the other
 def page_digests(seed: bytes, tokens: bytes, page_bytes: int) -> list[bytes]:
-    """The digests of the whole pages of `tokens`, each chained to the one before it; not to change.
+    """Chained digests of the whole pages of `tokens`; the list must not be changed.
 
-    Truncated SHA-256: 128 bits make an accidental collision in 2**40 pages a 2**-49 event.
+    Each digest covers its page and the digest before it, first `seed`. Truncated SHA-256: with 128
+    bits, 2**40 pages collide with probability 2**-49.
     """
     sha256 = hashlib.sha256
     digests = []
@@ -150,7 +137,7 @@ def page_digests(seed: bytes, tokens: bytes, page_bytes: int) -> list[bytes]:
 
 
 def digests_of(node: Node) -> list[bytes]:
-    """The digest of each page of a node, computed once. O(pages not hashed yet on its path)."""
+    """The digests of a node's pages, computed once. O(pages on its path without a digest)."""
     pending = []
     above = node
     while above.digests is None and above.parent is not None:
@@ -165,7 +152,6 @@ def digests_of(node: Node) -> list[bytes]:
 
 
 def last_digest(node: Node) -> bytes:
-    """What the digest of the next page is chained to."""
     if node.parent is None:
         assert node.seed is not None
         return node.seed
@@ -173,7 +159,6 @@ def last_digest(node: Node) -> bytes:
 
 
 def keys(names: Items[Key], kind: int) -> Items[Key]:
-    """The storage keys of pages of these names, of one kind."""
     if names and isinstance(names[0], int):
         return [name + kind for name in cast(Items[int], names)] if kind else names
     tag = KEY_TAGS[kind : kind + 1]
@@ -181,14 +166,12 @@ def keys(names: Items[Key], kind: int) -> Items[Key]:
 
 
 def kinds_of(keys: Items[Key]) -> list[int]:
-    """The kind of each key."""
     if keys and isinstance(keys[0], int):
         return [key & MAX_KIND for key in cast(Items[int], keys)]
     return [KEY_TAGS.index(key[-1:]) for key in cast(Items[bytes], keys)]
 
 
 def key_bytes(keys: Items[Key]) -> list[bytes]:
-    """Keys as real stores take them, `KEY_BYTES` each."""
     return [key if isinstance(key, bytes) else _number_key(key) for key in keys]
 
 

@@ -1,6 +1,6 @@
-"""One edge of the radix tree and what is kept of its tokens; a lock on it; a match up to it.
+"""A node of the radix tree, a lock on it, and the result of a match.
 
-Tiers are small integers here, as kinds are, because both index lists on the hottest paths.
+Tiers and kinds are small integers, because they index lists in the hottest code.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,20 +13,18 @@ DEVICE = 0
 HOST = 1
 TIERS = (DEVICE, HOST)
 TIER_NAMES = ("device", "host")
-NO_ENTRIES: dict[int, Any] = {}  # not to be written
+NO_ENTRIES: dict[int, Any] = {}  # shared; must not be changed
 
 
 class Node:
-    """The pages `[start, end)` of every sequence that passes through here.
+    """The pages `[start, end)` of every sequence that passes through this node.
 
-    `held[tier][kind]` are the page ids (one per page; of a point: one slot, the state after the
-    last token) or None. A node whose value is None while the node stays is a *tombstone* of that
-    kind. `locks[tier][kind]` forbid eviction there; of full on the device, which is locked by whole
-    paths, it is `path_locks` that does: the locks that end here, and one for each child that is
-    locked.
+    `held[tier][kind]` are page ids, one per page, or one slot for a state (after the last token).
+    None makes the node a *tombstone* of that kind. `locks[tier][kind]` counts the locks that forbid
+    eviction from that tier. Full KV on the device is locked by whole paths instead: `path_locks`
+    counts the locks that end at this node, plus one per locked child.
 
-    A split keeps this object as the lower half, so whoever remembers a node by its end may go on
-    doing so.
+    A split keeps this object as the lower half, so a reference to a node and its end stays valid.
     """
 
     def __init__(
@@ -48,38 +46,35 @@ class Node:
         self.path_locks = 0
         self.num_device_children = 0  # children with full on the device
         self.hit_count = 0
-        self.tick = 0  # when it was last touched
-        self.aux_ticks = [0] * num_kinds  # when its data of a window or point last ended a match
-        self.created = 0  # its number, in the order in which nodes grew; both halves keep it
-        self.digests: list[bytes] | None = None  # one a page, once storage needed them
-        self.stored = [False] * num_kinds  # by kind: storage was given it, or had it
-        self.seed: bytes | None = None  # roots only: what the chain of digests starts from
-        self.entries = NO_ENTRIES  # by kind: the `Entry` that a policy of the user's own sees
+        self.tick = 0  # last use
+        self.aux_ticks = [0] * num_kinds  # by kind: when its window or state last ended a match
+        self.created = 0  # number in the order of creation; both halves of a split keep it
+        self.digests: list[bytes] | None = None  # one per page; None until storage needs them
+        self.stored = [False] * num_kinds  # by kind: storage has received it, or had it
+        self.seed: bytes | None = None  # roots only: start of the digest chain
+        self.entries = NO_ENTRIES  # by kind: the `Entry` that a user's policy sees
 
     @property
     def num_pages(self) -> int:
-        """Pages of this node alone."""
         return self.end - self.start
 
     @property
     def uses(self) -> int:
-        """How often a request started from it, or computed it and inserted it."""
         return self.hit_count
 
     @property
     def is_root(self) -> bool:
-        """Whether this is where a namespace begins."""
         return self.parent is None
 
     def path(self, start: int = 0) -> Iterator["Node"]:
-        """This node and those above it up to the one that holds page `start`, from the bottom."""
+        """Yield this node and its ancestors down to the one that holds page `start`, bottom up."""
         node = self
         while node.parent is not None and node.end > start:
             yield node
             node = node.parent
 
     def span(self, start: int = 0) -> list["Node"]:
-        """The nodes of pages `[start, end)`, from the top; `start` was once a node's start."""
+        """The nodes of pages `[start, end)`, top down; `start` was once the start of a node."""
         return list(self.path(start))[::-1]
 
     def __repr__(self) -> str:
@@ -97,11 +92,11 @@ class Node:
 
 
 class Lock(NamedTuple):
-    """What one lock forbids the eviction of, and what its release must undo.
+    """What one lock protects, and what its release must undo.
 
-    `starts`: (kind, first page) of what it covers up to `node.end`, from the start of a node of the
-    path on; of a point, only the node's own slot. A lock on the device covers the whole path and
-    the point besides, and `starts` has its windows alone.
+    `starts` holds (kind, first page): the lock covers that kind from the node that starts there to
+    `node.end`; of a state, only the node's own slot. A device lock always covers the full KV of the
+    path and the state, so its `starts` lists windows only.
     """
 
     tier: int
@@ -110,12 +105,11 @@ class Lock(NamedTuple):
 
 
 class MatchResult(NamedTuple):
-    """The longest reusable start of a request, in tokens, found twice: on the device, anywhere.
+    """The longest reusable prefix in tokens, at two boundaries: on the device, and on any tier.
 
-    `host_hits`: by kind, what only the host holds of what a hit needs: full tokens between the two
-    boundaries, tokens of the window before the any-tier boundary (by page, at most a page-rounded
-    window), 1 if the state at that boundary. `full_len`: matched tokens whatever the other kinds
-    hold.
+    `host_hits`: by kind, the part of the hit that only the host holds: full tokens between the two
+    boundaries; window tokens before the any-tier boundary, rounded up to pages; 1 if the state
+    there. `full_len`: matched tokens, whether or not the other kinds allow their use.
     """
 
     device_prefix_len: int
@@ -127,31 +121,25 @@ class MatchResult(NamedTuple):
 
     @property
     def host_hit_length(self) -> int:
-        """Full tokens that must be loaded back."""
         return self.host_hits[FULL]
 
     @property
     def swa_host_hit_length(self) -> int:
-        """Tokens of the sliding window that must be loaded back."""
         return self.host_hits[SWA]
 
     @property
     def mamba_host_hit_length(self) -> int:
-        """1 if the state must be loaded back, otherwise 0."""
         return self.host_hits[MAMBA]
 
     @property
     def needs_sidecars(self) -> bool:
-        """Whether a window or a state must be loaded back."""
         return any(self.host_hits[FULL + 1 :])
 
     @property
     def needs_host_load_back(self) -> bool:
-        """Whether using the any-tier boundary takes a copy from the host."""
         return any(self.host_hits)
 
     def without_host(self) -> "MatchResult":
-        """What is left of the match when nothing is loaded back; it has no branch."""
         return self._replace(
             usable_len=self.device_prefix_len,
             full_len=self.device_prefix_len,
@@ -160,7 +148,6 @@ class MatchResult(NamedTuple):
         )
 
     def without_hit(self) -> "MatchResult":
-        """The match of a request that uses nothing of what it found."""
         root = self.device_node
         while root.parent is not None:
             root = root.parent
@@ -170,5 +157,5 @@ class MatchResult(NamedTuple):
 
     @property
     def branch_len(self) -> int | None:
-        """Where a state kept now would let the next such request start later than this one."""
+        """Where a new state would let the next such request start later; None if nowhere."""
         return self.full_len if self.full_len > self.usable_len else None

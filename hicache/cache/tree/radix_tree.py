@@ -1,7 +1,7 @@
-"""The radix tree: which prefixes are held where, what may be used, what goes next.
+"""The radix tree: which prefixes each tier holds, which of them are usable, what to evict next.
 
-It runs on plain integers and never allocates: page ids come from the caller, and what it no longer
-needs it returns as `FreePages`. All lengths inside are pages; `MatchResult` speaks tokens.
+The tree never allocates: page ids come from the caller, and ids that it no longer needs go back as
+`FreePages`. Lengths in this module are in pages; `MatchResult` is in tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,13 +16,13 @@ from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult,
 from hicache.cache.tree.residency import Residency
 from hicache.config import DEMOTING, CacheConfig, QuirksConfig
 
-Plan = list[list[Node]]  # by kind: nodes whose data is to be copied to another tier, from the top
+Plan = list[list[Node]]  # by kind: nodes whose data will be copied to another tier, top down
 
 
 class RadixTree:
-    """Data of all kinds of shared prefixes on device and host.
+    """The data of all kinds that shared prefixes have on device and host.
 
-    Invariants: `hicache.cache.invariants.check`.
+    Its invariants are those of `hicache.cache.invariants.check`.
     """
 
     def __init__(
@@ -35,8 +35,9 @@ class RadixTree:
         names: PageNames | None = None,
         listener: CacheListener | None = None,
     ) -> None:
-        """`policy`: ranks and receives entries (`Entries`); None means LRU. `names`: what its pages
-        are called; by default their digests. `listener`: receives the events of the cache."""
+        """`policy` ranks entries and receives their events (`Entries`); None means LRU. `names`
+        names the pages; None means by their digests. `listener` receives the events of the cache.
+        """
         self.knobs = knobs = knobs or CacheConfig()
         self.quirks = quirks = quirks or QuirksConfig()
         self.kinds = kinds
@@ -51,7 +52,7 @@ class RadixTree:
         self.num_grown = 0
         self.entries = None if policy is None else Entries(policy, kinds, self.names)
         self.policy = policy
-        # the method of the policy that decides on copies, and whether a device eviction may copy
+        # the policy's method that decides on copies; True if evictions from the device may copy
         self.admit: Callable[..., bool | None] | None = getattr(policy, "admit", None)
         self.demotes = knobs.write_policy in DEMOTING or getattr(policy, "demotes", False)
         self.residency = Residency(
@@ -68,7 +69,7 @@ class RadixTree:
     def match(self, tokens: bytes, max_len: int, namespace: str = "") -> MatchResult:
         """The longest usable prefix of the first `max_len` tokens.
 
-        Splits the last node if the match ends inside it, and touches the nodes of the prefix.
+        Splits the last node if the match ends inside it, and marks the nodes of the prefix as used.
         O(matched pages + matched nodes).
         """
         size = self.page_size
@@ -99,7 +100,9 @@ class RadixTree:
         end = max_len // self.page_size
         node = self.roots.get(namespace)
         usable = 0  # pages
-        runs = [pages for _, pages in self._windows]  # of window pages; full from the root on
+        runs = [
+            pages for _, pages in self._windows
+        ]  # held pages before the position, by window; full is held from the root on
         while node is not None and node.end < end:
             first = node.end * self.page_bytes
             child = node.children.get(tokens[first : first + self.page_bytes])
@@ -117,7 +120,7 @@ class RadixTree:
                 is_held = device[kind] is not None or host[kind] is not None
                 runs[place] = runs[place] + pages if is_held else 0
                 is_usable &= runs[place] >= needed
-            for kind in self._points:  # a state stands at the end of its node
+            for kind in self._points:  # a state belongs to the end of its node
                 is_usable &= is_whole and (device[kind] is not None or host[kind] is not None)
             if is_usable:
                 usable = child.start + pages
@@ -125,14 +128,12 @@ class RadixTree:
         return usable * self.page_size
 
     def root(self, namespace: str) -> Node:
-        """Where a namespace begins; made on first use."""
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = make_root(namespace, self.kinds.size)
         return root
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the roots."""
         stack = [child for root in self.roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
@@ -140,14 +141,14 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def keys(self, node: Node, kind: int) -> Items[Key]:
-        """The storage keys of a node's pages, or of the state after it."""
         start = node.num_pages - 1 if kind in self._points else 0
         return keys(self.names.of_node(node, start), kind)
 
     def take_apart(self) -> None:
-        """Let go of every node, when nothing will be asked any more.
+        """Unlink all nodes at the end of a run.
 
-        Parents and children hold each other, which would leave them to the garbage collector.
+        Parents and children refer to each other; without this, only the garbage collector could
+        free them.
         """
         for node in [*self.roots.values(), *self.nodes()]:
             node.children.clear()
@@ -157,26 +158,25 @@ class RadixTree:
     # -- locking ------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> Lock:
-        """Forbid eviction from the device of the path, its last windows and the node's state."""
+        """Lock the path's full KV, its last windows and the node's state on the device."""
         return Lock(DEVICE, node, self.residency.lock_path(node))
 
     def lock_host(self, node: Node, starts: Mapping[int, int]) -> Lock:
-        """Forbid eviction from the host of what ends at `node.end`.
+        """Lock data on the host that ends at `node.end`.
 
-        `starts`: by kind, the first page; of a point, any page of the node. Evicting a node's
-        window would take its state along, so a lock on the state covers both.
+        `starts`: the first page by kind; for a state, any page of the node. Evicting a node's
+        window also evicts its state, so a lock on the state covers both.
         """
         covered = dict(starts)
         if any(kind in starts for kind in self._points):
             for kind, _ in self._windows:
                 covered[kind] = min(covered.get(kind, node.start), node.start)
-        # full comes last: only then may the node be a leaf again
+        # full comes last: only without other locks can the node be a leaf again
         lock = Lock(HOST, node, sorted(covered.items(), reverse=True))
         self.residency.count_host_locks(lock, 1)
         return lock
 
     def release(self, lock: Lock) -> None:
-        """Undo one `lock` or `lock_host`."""
         if lock.tier == DEVICE:
             self.residency.release_path(lock.node, lock.starts)
         else:
@@ -185,20 +185,20 @@ class RadixTree:
     # -- growing ------------------------------------------------------------------------------
 
     def descend(self, node: Node, tokens: bytes, end: int) -> Node | None:
-        """The child that goes on like `tokens`, split so that all of it does, up to page `end`.
+        """The child that shares a page with `tokens`, split at the end of the common prefix.
 
-        None if there is none. O(pages compared).
+        The common prefix is compared up to page `end`. None if no child shares a page. O(pages
+        compared).
         """
         first = node.end * self.page_bytes
         child = node.children.get(tokens[first : first + self.page_bytes])
         if child is None:
             return None
         if child.end <= end and tokens.startswith(child.edge, first):
-            return child  # as most do
+            return child  # the common case
         return self._split(child, self._num_shared(child, tokens, end))
 
     def grow(self, parent: Node, edge: bytes) -> Node:
-        """A new child for these tokens, which no other child begins like; it holds nothing yet."""
         child = Node(parent, edge, parent.end, len(edge) // self.page_bytes, self.kinds.size)
         self.num_grown += 1
         child.created, child.tick = self.num_grown, self.residency.tick
@@ -210,10 +210,10 @@ class RadixTree:
     # -- moving between tiers -----------------------------------------------------------------
 
     def plan_back_up(self, node: Node) -> Plan:
-        """What of the path to `node`, of its windows and of its states has no host copy yet.
+        """The part of the path to `node`, of its windows and of its states that has no host copy.
 
-        Of a window, a page more than is needed after `node`: an equal prompt that ends there
-        starts a page earlier.
+        Of a window, one page more than a match needs after `node`, because an equal prompt that
+        ends there starts one page earlier.
         """
         plan = self._nothing()
         full = [above for above in node.path() if above.held[HOST][FULL] is None]
@@ -234,10 +234,10 @@ class RadixTree:
         return plan
 
     def plan_load_back(self, node: Node) -> Plan:
-        """What of the path to `node`, its windows and its state is only on the host.
+        """The part of the path to `node`, of its windows and of its state that only the host has.
 
-        Splits the nodes across a window's edge, so that no more than the window is moved, unless
-        whole nodes are loaded.
+        Splits nodes at the start of a window, so that only the window is copied, unless the quirk
+        `loads_whole_nodes` is on.
         """
         plan = self._nothing()
         for kind, pages in self._windows:
@@ -258,12 +258,12 @@ class RadixTree:
     # -- evicting -----------------------------------------------------------------------------
 
     def trim(self, leaf: Node, kind: int, missing: int) -> None:
-        """Cut a leaf that is about to be evicted: so many pages, its last, will do."""
+        """Split a leaf that will be evicted, if its last `missing` pages suffice."""
         if kind == FULL and self.knobs.trims_leaves and missing < leaf.num_pages:
             self._split(leaf, leaf.num_pages - missing)
 
     def lost(self, node: Node, tier: int, kind: int) -> tuple[int, ...]:
-        """The kinds that an eviction drops: all of a leaf's, or a kind and what is lost with it."""
+        """The kinds that an eviction drops: all kinds of a leaf, otherwise `Kinds.lost_with`."""
         return self.kinds.lost_with[FULL if node in self.residency.leaves[tier] else kind]
 
     def evict(
@@ -274,7 +274,6 @@ class RadixTree:
         actions: list[FreePages],
         demand: Demand = NO_DEMAND,
     ) -> None:
-        """Drop a victim's data from a tier, and the node if it holds nothing more."""
         for other in self.lost(node, tier, kind):
             self.residency.drop(node, tier, other, actions, demand, is_victim=other == kind)
         if node.held[DEVICE][FULL] is None and node.held[HOST][FULL] is None:
@@ -283,7 +282,7 @@ class RadixTree:
     # -- inside -------------------------------------------------------------------------------
 
     def _descend_all(self, tokens: bytes, end: int, namespace: str) -> Node:
-        """The last of the nodes that go on like `tokens` up to page `end`, split at their end."""
+        """The last node of the path of `tokens` up to page `end`, split where they differ."""
         size = self.page_bytes
         self.residency.next_tick()
         node = self.root(namespace)
@@ -298,10 +297,10 @@ class RadixTree:
         return node
 
     def _boundary(self, node: Node, *, is_device: bool) -> Node:
-        """The last of a path's nodes after which a request can go on.
+        """The last node of a path after which a request can continue.
 
-        The state there and the windows before it are held, on the device or anywhere, and so are
-        the full pages of it all. O(nodes of the windows), if nothing is missing.
+        The full pages, the windows before it and the state there are held, on the device or on any
+        tier. O(nodes of the windows) if nothing is missing.
         """
         while (missing := self._missing(node, is_device=is_device)) is not None:
             assert missing.parent is not None
@@ -309,7 +308,7 @@ class RadixTree:
         return node
 
     def _missing(self, node: Node, *, is_device: bool) -> Node | None:
-        # the node of a path that lacks what a request needs that goes on after it
+        # the lowest node whose missing data prevents a request from continuing after `node`
         if node.parent is None:
             return None
         device, host = node.held
@@ -328,13 +327,12 @@ class RadixTree:
         return None
 
     def _num_shared(self, child: Node, tokens: bytes, end: int) -> int:
-        # leading pages that a child, which begins like `tokens`, has in common with them up to
-        # page `end`
+        # number of leading pages up to `end` that a child with an equal first page shares
         size, start, edge = self.page_bytes, child.start, child.edge
         pages = min(child.num_pages, end - start)
         if tokens[start * size : (start + pages) * size] == edge[: pages * size]:
             return pages
-        same, differs = 1, pages  # the first page is equal; somewhere up to here one is not
+        same, differs = 1, pages  # the first page is equal; a page before `differs` is not
         while differs - same > 1:
             middle = (same + differs) // 2
             if (
@@ -347,7 +345,6 @@ class RadixTree:
         return same
 
     def _split(self, lower: Node, pages: int) -> Node:
-        """Cut a node after its first `pages` pages; returns the new upper half."""
         cut = pages * self.page_bytes
         parent = lower.parent
         assert parent is not None
@@ -370,7 +367,7 @@ class RadixTree:
         return upper
 
     def _remove(self, node: Node, actions: list[FreePages], demand: Demand) -> None:
-        # a subtree that nothing holds on the device any more; children only under write_back
+        # remove a subtree without device data; it has children only under write_back
         for child in list(node.children.values()):
             self._remove(child, actions, demand)
         for kind in self.kinds.numbers:
@@ -379,12 +376,12 @@ class RadixTree:
         assert parent is not None
         del parent.children[node.edge[: self.page_bytes]]
         node.parent = None
-        node.entries = NO_ENTRIES  # an entry holds its node: without this, both would stay
+        node.entries = NO_ENTRIES  # an entry refers to its node; the cycle would keep both alive
         self.num_nodes -= 1
         self.residency.refresh(parent)
 
     def _host_hits(self, best: Node, on_device: Node) -> tuple[int, ...]:
-        # by kind, what of that which a hit after `best` needs is only on the host
+        # by kind: the data needed for a hit after `best` that only the host has
         hits = list(self._no_hits)
         for kind, pages in ((FULL, best.end - on_device.end), *self._windows):
             edge = best.end - pages

@@ -1,4 +1,4 @@
-"""What the nodes hold on each tier, what of it is locked, and what leaves next."""
+"""What each node holds on each tier, which of it is locked, and what is evicted next."""
 
 from collections.abc import Sequence
 
@@ -15,16 +15,19 @@ def _is_locked(node: Node, tier: int, kind: int) -> int:
 
 
 class Residency:
-    """The data and the locks of all nodes of one tree, counted and queued for eviction.
+    """The data and locks of all nodes of one tree, with counts and eviction queues.
 
-    Nobody else writes a node's `held`, `locks`, `path_locks`, `aux_ticks` or `num_device_children`.
-    Invariant: the counts and queues below equal their definitions, recomputed from the nodes.
+    Only this class writes a node's `held`, `locks`, `path_locks`, `aux_ticks` and
+    `num_device_children`. Invariant: the counts and queues below equal their definitions,
+    recomputed from the nodes.
 
     - `resident`, `protected`: pages (or slots) held, and held under a lock, by tier and kind;
-    - `leaves`, by tier: unlocked full data with none below it; on the host, held nowhere else;
-    - `sidecars`, by tier and kind: unlocked data of windows and points; on the host, held nowhere
-      else; and what was locked since and has not come first;
-    - `duplicates`: full on both tiers and unlocked on the host; kept only if they are reclaimed.
+    - `leaves`, by tier: nodes with unlocked full data and none below them; on the host, only nodes
+      that the device does not hold;
+    - `sidecars`, by tier and kind: nodes with unlocked windows or states; on the host, only those
+      that the device does not hold. A node that was locked later stays until it reaches the top;
+    - `duplicates`: nodes with full data on both tiers, unlocked on the host; kept only with
+      `reclaims_duplicates`.
     """
 
     def __init__(
@@ -36,9 +39,10 @@ class Residency:
         listener: CacheListener | None = None,
         entries: Entries | None = None,
     ) -> None:
-        """`leaving_refreshes`: window or state on the host counts as used when it leaves the
-        device. `listener`: receives what comes and goes. `entries`: of a policy that is asked and
-        informed; None means no such policy."""
+        """`leaving_refreshes`: eviction from the device counts as a use of the window or state that
+        the host still holds. `listener` receives the events. `entries` passes events and decisions
+        to the user's policy; None means there is no such policy.
+        """
         self.resident = ([0] * kinds.size, [0] * kinds.size)
         self.protected = ([0] * kinds.size, [0] * kinds.size)
 
@@ -51,7 +55,7 @@ class Residency:
         self._entries = entries
         self.duplicates: dict[Node, None] = {}
         self._listener = listener
-        self.tick = 0  # logical time: one more with each match and each insertion
+        self.tick = 0  # logical time, advanced by each match and each insertion
         self._paged = kinds.paged
         self._windows = kinds.windows
         self._points = kinds.points
@@ -61,12 +65,10 @@ class Residency:
     # -- recency ------------------------------------------------------------------------------
 
     def next_tick(self) -> int:
-        """Something is used now, after all that was used before."""
         self.tick += 1
         return self.tick
 
     def touch_windows(self, node: Node) -> None:
-        """Use the last windows before `node.end`, with a page more."""
         for kind, pages in self._windows:
             above, edge = node, node.end - pages - 1
             while above.end > edge and above.parent is not None:
@@ -74,14 +76,13 @@ class Residency:
                 above = above.parent
 
     def touch_states(self, node: Node) -> None:
-        """Use the state before `node.end`."""
         for kind in self._points:
             node.aux_ticks[kind] = self.tick
 
     # -- holding ------------------------------------------------------------------------------
 
     def put(self, node: Node, tier: int, kind: int, page_ids: PageIds) -> None:
-        """A tombstone gets data, or will by a copy that is about to be made. O(log n)."""
+        """Record data for a tombstone; a copy may still have to fill the pages. O(log n)."""
         assert node.held[tier][kind] is None
         node.held[tier][kind] = page_ids
         if self._listener is not None:
@@ -105,7 +106,10 @@ class Residency:
         *,
         is_victim: bool = False,
     ) -> None:
-        """What the node holds, if anything, is to be freed; it must not be locked. O(log n)."""
+        """Remove a node's data, if any, and append its pages to `actions`. O(log n).
+
+        The data must not be locked.
+        """
         page_ids = node.held[tier][kind]
         if page_ids is None:
             return
@@ -122,10 +126,6 @@ class Residency:
         self._changed(node, tier, kind, -1)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Deal out what `lower` held, when its first pages have just become `upper`.
-
-        Pages are sliced, locks doubled; a point and its lock stay with the lower half.
-        """
         pages = upper.num_pages
         upper.path_locks = int(lower.path_locks > 0)
         for kind in self._paged:
@@ -145,7 +145,7 @@ class Residency:
                 self._refresh_sidecar(upper, tier, kind)
 
     def refresh(self, node: Node) -> None:
-        """Bring the leaf sets up to date with a node, as when its children change. O(log n)."""
+        """Update the leaf queues after a change to a node or its children. O(log n)."""
         device, host = node.held
         on_device, on_host = self.leaves
         is_there, is_copied = device[FULL] is not None, host[FULL] is not None
@@ -168,10 +168,10 @@ class Residency:
     # -- locking ------------------------------------------------------------------------------
 
     def lock_path(self, node: Node) -> Sequence[tuple[int, int]]:
-        """Forbid eviction from the device of a path, its last windows and the node's state.
+        """Lock a path's full KV, its last windows and the node's state on the device.
 
-        Returns each window's kind, and where its topmost node begins. O(nodes of the path that no
-        other lock covers + nodes of the windows).
+        Returns (kind, first page of the topmost locked node) of each window. O(nodes of the path
+        without a lock + nodes of the windows).
         """
         above = node
         while not above.path_locks and above.parent is not None:
@@ -194,7 +194,6 @@ class Residency:
         return starts
 
     def release_path(self, node: Node, starts: Sequence[tuple[int, int]]) -> None:
-        """Undo one `lock_path`. O(nodes of the path that no other lock covers + its windows')."""
         assert node.path_locks, f"{node} is released more often than it was locked"
         above = node
         above.path_locks -= 1
@@ -213,7 +212,6 @@ class Residency:
                 above = above.parent
 
     def count_host_locks(self, lock: Lock, change: int) -> None:
-        """Lock (1) or release (-1) all that a receipt covers. O(nodes it covers)."""
         _, node, starts = lock
         first = node.end
         for kind, start in starts:
@@ -230,34 +228,31 @@ class Residency:
     # -- leaving ------------------------------------------------------------------------------
 
     def device_victim(self, kind: int, need: int) -> Node | None:
-        """Whose data of this kind leaves the device next, for `need` pages; it stays for now."""
         return self._victim(DEVICE, kind, need)
 
     def pass_over(self, node: Node, kind: int) -> None:
-        """Another victim first, until `reconsider`."""
         if kind == FULL:
             self.leaves[DEVICE].discard(node)
         else:
             self.sidecars[DEVICE][kind].discard(node)
 
     def reconsider(self, node: Node, kind: int) -> None:
-        """A node that was passed over may be a victim again."""
         if kind == FULL:
             self.refresh(node)
         else:
             self._refresh_sidecar(node, DEVICE, kind)
 
     def host_victim(self, kind: int, need: int) -> Node | None:
-        """Whose data of this kind leaves the host next, for `need` pages; it stays for now."""
         victim = self._victim(HOST, kind, need)
         if victim is None and kind == FULL and self.duplicates:
             return self._duplicate()
         return victim
 
     def may_leave_device(self, node: Node) -> bool:
-        """Whether a victim can go: it has a host copy, or nothing it takes along is locked there.
+        """True if a device victim may be evicted.
 
-        Only under write_back can a node without one have a sidecar or descendants on the host.
+        It may if the host has its full KV, or if nothing that would leave with it is locked.
+        Without a host copy, a node can have host sidecars or descendants only under write_back.
         """
         if node.held[HOST][FULL] is not None or node not in self.leaves[DEVICE]:
             return True
@@ -278,23 +273,23 @@ class Residency:
         if kind != FULL:
             self._refresh_sidecar(node, tier, kind)
             if tier == DEVICE and node.held[HOST][kind] is not None:
-                self._refresh_sidecar(node, HOST, kind)  # it is one while the device has none
+                self._refresh_sidecar(node, HOST, kind)  # only if the device has none
             return
         parent = node.parent
         if tier == DEVICE and parent is not None:
             parent.num_device_children = num_children = parent.num_device_children + change
-            if num_children == max(change, 0):  # the first came or the last went
+            if num_children == max(change, 0):  # the first child came or the last one went
                 self.refresh(parent)
         if tier == DEVICE or self._may_leave_host(node):
             self.refresh(node)
 
     def _may_leave_host(self, node: Node) -> bool:
-        # whether the host's queues may have it: what the device has as well stays, or is no loss
+        # with full KV on the device, the host copy is evictable only if duplicates are reclaimed
         return node.held[DEVICE][FULL] is None or self._reclaims_duplicates
 
     def _count_path(self, node: Node, above: Node, change: int) -> None:
-        # a path has just been locked (1) or released (-1) from `node` up to below `above`; of what
-        # is on the device, all but the deepest have a child there and are no leaves anyhow
+        # update after a path was locked (1) or released (-1) from `node` to below `above`; only the
+        # deepest nodes of the path on each tier can be leaves
         self.refresh(node)
         lowest = node
         while node is not above and node.held[DEVICE][FULL] is None:
@@ -309,7 +304,7 @@ class Residency:
         locks[kind] += 1
         if locks[kind] == 1:
             page_ids = node.held[DEVICE][kind]
-            if page_ids is not None:  # its place in the queue is lost when it comes first
+            if page_ids is not None:  # `_victim` removes it from the queue
                 self.protected[DEVICE][kind] += len(page_ids)
 
     def _release_sidecar(self, node: Node, kind: int) -> None:
@@ -343,7 +338,7 @@ class Residency:
             if chosen is not None:
                 return chosen
         while (node := queue.best()) is not None and _is_locked(node, tier, kind):
-            queue.discard(node)  # a window or state that was locked since, until its release
+            queue.discard(node)  # locked after it was queued; its release adds it again
         return node
 
     def _refresh_sidecar(self, node: Node, tier: int, kind: int) -> None:
@@ -358,7 +353,7 @@ class Residency:
             self.sidecars[tier][kind].discard(node)
 
     def _duplicate(self) -> Node | None:
-        # a device leaf's copy is about to be wanted, when the leaf is evicted; spare it at first
+        # prefer copies of inner nodes: a device leaf needs its copy when it is evicted
         spared = None
         for node in self.duplicates:
             if node not in self.leaves[DEVICE]:

@@ -6,14 +6,14 @@ from hicache.request import Request
 
 
 class Sequence:
-    """The tokens of a request and the device pages and slots under them.
+    """The tokens of a request, and its device pages and slots.
 
-    `pages`, by kind once it is acquired: page ids of `[0, num_pages)`. `[0, tree_pages)` belong to
-    the tree and are locked through `lock`; the request owns `[max(starts[kind], tree_pages),
-    num_pages)`. Pages of a window before its start are freed, or were never the request's, and
-    their ids mean nothing. `states` are checkpoints it has captured and not published: page
-    boundary → slot. `digests` are the page digests of `[digests_start, ...)`, as far as storage has
-    asked for them.
+    `pages` holds, by kind, the page ids of `[0, num_pages)` after the request was admitted. The
+    tree owns `[0, tree_pages)`, which `lock` protects. The request owns `[max(starts[kind],
+    tree_pages), num_pages)`. Ids of window pages before `starts[kind]` are invalid: these pages
+    were freed, or the request never had them. `states` maps page boundaries to the slots of
+    unpublished checkpoints. `digests` are the page digests from page `digests_start` on, as far as
+    storage needed them.
     """
 
     def __init__(self, tokens: bytes, namespace: str = "", request: Request | None = None) -> None:
@@ -27,18 +27,16 @@ class Sequence:
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None
-        self.spare_slots: PageIds | None = None  # held and never used
+        self.spare_slots: PageIds | None = None  # allocated, but never used
         self.states: dict[int, PageIds] = {}
         self.digests: list[bytes] = []
         self.digests_start = 0
 
     @property
     def request_id(self) -> int | None:
-        """The id of the request; None without one."""
         return None if self.request is None else self.request.id
 
     def known_digests(self, start: int, end: int) -> list[bytes] | None:
-        """The digests of pages `[start, end)`, if all of them are known."""
         first = start - self.digests_start
         if first < 0 or end - self.digests_start > len(self.digests):
             return None

@@ -1,1 +1,1 @@
-"""Parallel ranks of one engine: what they agree on, in one process and in several."""
+"""Parallel ranks of one engine, in one process or several, and what they agree on."""

@@ -1,17 +1,17 @@
-"""How the ranks of an engine keep one tree, each with a part of every page and its own storage.
+"""Agreement: how the ranks of an engine keep equal trees.
 
-Ranks decide alike as long as they know alike. What only one of them knows (what its storage holds,
-how far its reads and copies are, whether its clock says that a prefetch has waited long enough) is
-therefore offered to all first, and what comes back is the element-wise MIN of all offers:
+Each rank has a part of every page and its own storage. Ranks decide alike as long as they know the
+same. Some facts only one rank knows: what its storage holds, how far its reads and copies are, and
+whether its clock has passed a prefetch deadline. Each rank offers these facts, and all ranks use
+the element-wise MIN of the offers:
 
 - a query offers the prefix lengths that this rank could restore (`offer`, `taken`);
-- a read offers the pages it has read so far, batch by batch, and whether window and state came;
-- once a step, whether there is anything to tell or not, `RankAgreement.pack` offers how much of
-  that has arrived here, a vote on every prefetch, and a digest of the tree with its negation.
+- a read offers the pages read so far, batch by batch, and whether window and state were read;
+- once per step, `RankAgreement.pack` offers how many of these results have arrived here, a vote on
+  every prefetch, and a digest of the tree with its negation.
 
-Queries and reads are agreed in the background, each on a channel of its own; only what every rank
-has taken notice of by the step's own agreement is acted on. Hence law 8: equal trees after every
-step.
+Queries and reads are agreed in the background, each on its own channel. A rank acts only on results
+that have reached every rank by the step's own agreement. Hence law 8: equal trees after every step.
 """
 
 from collections import deque
@@ -29,21 +29,20 @@ from hicache.cache.tree.node import TIERS, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import HitAgreement
 
-COPIES = get_args(Reported)  # by sort, in the order of their counts in an offer
+COPIES = get_args(Reported)  # by type, in the order of their counts in an offer
 NUM_COUNTS = 2 + len(COPIES)
-VOTE_SLOTS = 64  # votes are offered in multiples of this, so that the length rarely changes
-DIGEST_BITS = 62  # of a signed 64-bit element, with room for the negation
+VOTE_SLOTS = 64  # votes are padded to multiples of this, so that the length rarely changes
+DIGEST_BITS = 62  # of a signed 64-bit element, which must also hold the negation
 
 
 class RanksDivergedError(RuntimeError):
-    """The trees of two ranks differ: their next decisions would, and they would wait for ever."""
+    """The trees of two ranks differ: their next decisions would too, and both would hang."""
 
 
 def offer(lengths: Items[int], num_pages: int, rule: HitAgreement) -> list[int]:
-    """What a rank offers that could restore these prefix lengths of a span of `num_pages`.
+    """The offer of a rank that can restore these prefix lengths of a span of `num_pages`.
 
-    A 0/1 vector over the lengths 1 to `num_pages`, whatever the rank holds. Under
-    `min_of_maxima`, the one number that a MIN of hit lengths takes.
+    A 0/1 vector over the lengths 1 to `num_pages`. Under `min_of_maxima`, only the longest length.
     """
     if rule is HitAgreement.min_of_maxima:
         return [max(lengths, default=0)]
@@ -54,53 +53,53 @@ def offer(lengths: Items[int], num_pages: int, rule: HitAgreement) -> list[int]:
 
 
 def taken(minimum: Items[int], rule: HitAgreement) -> list[int]:
-    """The prefix lengths that the ranks agree on, ascending; the last is the one to read."""
+    """The prefix lengths that all ranks can restore, ascending; the last one is read."""
     if rule is HitAgreement.min_of_maxima:
         return [length for length in minimum if length]
     return [index + 1 for index, is_common in enumerate(minimum) if is_common]
 
 
 def minimum_of(offers: Items[Items[int]]) -> list[int]:
-    """The element-wise MIN of offers that lie side by side: a channel inside one process.
+    """The element-wise MIN of the offers of several ranks in one process.
 
     Raises:
-        RanksDivergedError: they are not of one length.
+        RanksDivergedError: the offers have different lengths.
     """
     if len({len(each) for each in offers}) != 1:
         raise RanksDivergedError(
             f"the ranks sent vectors of different lengths: {[len(each) for each in offers]}"
         )
-    if all(each == offers[0] for each in offers):  # as most are
+    if all(each == offers[0] for each in offers):  # the common case
         return list(offers[0])
     return [min(column) for column in zip(*offers, strict=True)]
 
 
 class ReadProgress(NamedTuple):
-    """News of a prefetch that all ranks have agreed on, in the order they did."""
+    """A result of a query or read that all ranks have agreed on."""
 
     prefetch: Prefetch
-    restorable: list[int] | None = None  # the answer of a query
-    leading_pages: int = 0  # of a query: full pages that every rank's storage has without a gap
-    completed_pages: int = 0  # of a read so far
+    restorable: list[int] | None = None  # result of a query
+    leading_pages: int = 0  # query: full pages that every rank's storage has without a gap
+    completed_pages: int = 0  # read: pages so far
     restored_pages: int = 0  # 0 unless every rank has read the same window and state
-    is_read: bool = False  # the last of a read
-    read_ns: tuple[int, int] | None = None  # when this rank's reader began and let go
+    is_read: bool = False  # the last result of a read
+    read_ns: tuple[int, int] | None = None  # start and end of this rank's read
 
 
 class RankAgreement:
     """One rank's part in the agreement of each step.
 
-    Invariant: ranks that submitted and applied the same offer vectors of one shape. `answers` and
-    `progress` may each be appended to from a thread of their own, in the order in which the ranks
-    agreed; which of the two is ahead differs from rank to rank, so they are counted apart.
+    Invariant: ranks that submitted and applied the same have offer vectors of one shape. Two
+    threads may append to `answers` and `progress`, each in the order in which the ranks agreed.
+    Which of the two is ahead differs between ranks, so they are counted separately.
     """
 
     def __init__(
         self, cache: PrefixCache, prefetcher: Prefetcher, *, whole_digest_every: int
     ) -> None:
         """`whole_digest_every`: steps between digests of the whole tree, which cost O(nodes)."""
-        self.answers: deque[ReadProgress] = deque()  # of queries
-        self.progress: deque[ReadProgress] = deque()  # of reads
+        self.answers: deque[ReadProgress] = deque()  # results of queries
+        self.progress: deque[ReadProgress] = deque()  # results of reads
         self.num_steps = 0
         self._cache = cache
         self._prefetcher = prefetcher
@@ -108,28 +107,23 @@ class RankAgreement:
         self._copies: dict[type, deque[Reported]] = {kind: deque() for kind in COPIES}
         self._copied: set[Reported] = set()
         self._to_abort: set[int] = set()
-        self._ballot: dict[int, bool] = {}  # as last offered
+        self._ballot: dict[int, bool] = {}  # the last votes
         prefetcher.verdicts = {}
 
     def submitted(self, copy: Reported) -> None:
-        """A copy begins; ranks begin the same ones in the same order."""
         self._copies[type(copy)].append(copy)
 
     def copied(self, copy: Reported) -> None:
-        """This rank has made its part of a copy."""
         self._copied.add(copy)
 
     def has_copied(self, kind: type) -> bool:
-        """Whether this rank has made its part of the copy of this sort that is taken in next."""
         copies = self._copies[kind]
         return bool(copies) and copies[0] in self._copied
 
     def ask_abort(self, request_id: int) -> None:
-        """This rank has learned that a request is gone; all drop it when all know."""
         self._to_abort.add(request_id)
 
     def ballot(self, now_ns: int) -> dict[int, bool]:
-        """This rank's votes: whether each request whose prefetch is undecided may go on."""
         prefetcher = self._prefetcher
         return {
             each.request_id: prefetcher.can_terminate_prefetch(each, now_ns)
@@ -140,8 +134,8 @@ class RankAgreement:
     def pack(self, now_ns: int) -> list[int]:
         """This rank's offer for the step.
 
-        `[answers, news of reads, copies of each sort] + [can stop, 1 − is gone] for each prefetch
-        that is undecided + [digest, −digest]`. A policy that never waits needs no vote.
+        The vector is `[queries, reads, copies of each type] + [can stop, 1 − is gone] for each
+        undecided prefetch + [digest, −digest]`. A policy that never waits ignores the votes.
         """
         counts = [len(self.answers), len(self.progress)]
         for copies in self._copies.values():
@@ -159,7 +153,7 @@ class RankAgreement:
         return [*counts, *votes, digest, -digest]
 
     def apply(self, minimum: Items[int], now_ns: int) -> list[int]:
-        """Act on the MIN of all offers; returns requests that are gone, for the scheduler to drop.
+        """Apply the MIN of all offers; return the ids of aborted requests to drop.
 
         Raises:
             RanksDivergedError: the digests differ.
@@ -205,7 +199,7 @@ class RankAgreement:
 
 
 def traffic_digest(cache: PrefixCache) -> int:
-    """A digest of what a cache has done so far: O(1), from its counts and its pools' traffic."""
+    """Digest of all cache operations so far, from its counts and its pools' traffic. O(1)."""
     tree = cache.tree
     traffic = [
         each.traffic for pools in cache.pools for each in pools if isinstance(each, TracedAllocator)
@@ -216,7 +210,7 @@ def traffic_digest(cache: PrefixCache) -> int:
 
 
 def tree_digest(tree: RadixTree) -> int:
-    """A digest of all that a tree holds, where, and under how many locks. O(nodes + tokens)."""
+    """Digest of all that a tree holds, with tiers and locks. O(nodes + tokens)."""
     hasher = blake2b(repr(sorted(tree.roots)).encode(), digest_size=8)
     stack: list[Node] = [tree.roots[namespace] for namespace in sorted(tree.roots)]
     while stack:

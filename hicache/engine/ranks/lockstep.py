@@ -1,8 +1,8 @@
 """Several simulated ranks that serve as one engine, each with its own tree, queue and storage.
 
-Every rank carries out every decision by itself; nothing passes from one to another but what
-`hicache.engine.ranks.agreement` lets through. A step begins on all ranks at one moment, and takes
-as long as the first rank's and a collective.
+Every rank makes every decision by itself; ranks exchange only what `hicache.engine.ranks.agreement`
+defines. A step begins on all ranks at the same time. It takes as long as the first rank's step and
+a collective.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ from hicache.executor.completions import StepEnds, StepRun
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Outcome
 
-WHOLE_DIGEST_EVERY = 1024  # steps; in between, what the ranks have done so far is compared
+WHOLE_DIGEST_EVERY = 1024  # steps; in between, only traffic digests are compared
 
 
 class SharedRead:
-    """One prefetch on every rank: what each one's storage answered, and how far its reader is.
+    """One prefetch on every rank, with each storage's answer and each reader's progress.
 
-    `own` are the prefetches that the ranks' schedulers know, `local` those that the readers write
-    into, so that no rank acts on what the others do not know.
+    `own` are the prefetches that the schedulers know. The readers write into `local`, so that no
+    rank acts on what the other ranks do not know.
     """
 
     def __init__(self, own: Sequence[Prefetch]) -> None:
@@ -46,22 +46,19 @@ class SharedRead:
         self.completed_pages = 0  # as last agreed
 
     def begin_read(self) -> None:
-        """The ranks have staged; what is to be read may be less than what was asked for."""
         self.is_reading = True
         for local, own in zip(self.local, self.own, strict=True):
             local.num_pages, local.staged = own.num_pages, list(own.staged)
 
     def follow(self) -> None:
-        """Let the readers know what the schedulers have decided."""
         for local, own in zip(self.local, self.own, strict=True):
             local.phase, local.stop_pages = own.phase, own.stop_pages
 
 
 class RankExecutor:
-    """One rank's executor: prefetches are begun by the engine, for all ranks together."""
+    """One rank's executor; it collects queries and reads, which the engine starts on all ranks."""
 
     def __init__(self, inner: Executor, ranks: "list[RankExecutor]", collective_s: float) -> None:
-        """`ranks`: the executors of all ranks; this one appends itself, the first leads."""
         self.inner = inner
         self.queries: list[Prefetch] = []
         self.reads: list[Prefetch] = []
@@ -73,28 +70,24 @@ class RankExecutor:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether any rank must wait for a copy before its next step."""
         return any(each.inner.is_fenced for each in self._ranks)
 
     def submit(self, work: Work, now_ns: int) -> None:
-        """Begin this rank's part of a copy."""
         self.submitted.append(work)
         self.inner.submit(work, now_ns)
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
-        """Put by."""
         self.queries.append(prefetch)
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        """Put by."""
         self.reads.append(prefetch)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
-        """The first rank's steps, each with a collective before it; the others keep pace."""
+        """The first rank's steps, each with a collective; the other ranks use their ends."""
         leader = self._ranks[0]
         if leader is self:
             ends, load_stall_ns = self.inner.forward(batch, now_ns)
-            ends.look(None)  # to agree is part of a step: no run goes on unnoticed
+            ends.look(None)  # each step needs an agreement, so no step may be hidden in a run
             late = [end + self._collective_ns * step for step, end in enumerate(ends.known, 1)]
             self._run = StepRun(StepEnds([late]), load_stall_ns)
         assert leader._run is not None
@@ -102,7 +95,7 @@ class RankExecutor:
 
 
 class RankedEngine(Engine):
-    """The first rank, with the others that do as it does.
+    """The first rank of an engine, and its followers.
 
     Invariant: between steps all ranks have equal trees, queues and batches.
     """
@@ -110,9 +103,9 @@ class RankedEngine(Engine):
     def __init__(
         self, ranks: Sequence[Engine], parallel: ParallelConfig, storage: StorageConfig
     ) -> None:
-        """`ranks`: engines built alike, which have done nothing yet; this one replaces the first.
+        """`ranks`: equally built engines that have not started; this one replaces the first.
 
-        Each is checked by its own check.
+        Each engine keeps its own check.
         """
         self._executors: list[RankExecutor] = []
         self._agreements: list[RankAgreement] = []
@@ -130,30 +123,28 @@ class RankedEngine(Engine):
         self._batch_pages = storage.batch_pages
         self._rule = first.cache.quirks.hit_agreement
         self._reads: dict[Prefetch, SharedRead] = {}  # by any rank's prefetch, own or local
-        self._owners: dict[Work, RankAgreement] = {}  # of copies under way
+        self._owners: dict[Work, RankAgreement] = {}  # of copies in flight
 
     def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
-        """A request has come, to every rank."""
         super().submit(request, now_ns, came_ns=came_ns)
         for follower in self.followers:
             follower.submit(request, now_ns, came_ns=came_ns)
 
     def abort(self, request_id: int, now_ns: int) -> None:
-        """Somebody has given up on a request, and every rank hears of it."""
         super().abort(request_id, now_ns)
         for follower in self.followers:
             follower.abort(request_id, now_ns)
 
     def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
-        """One rank's part of a copy, a query or a read is done, or a batch of a read.
+        """Report one rank's part of a finished copy, query or read, or a part of a read.
 
-        What one rank has to tell changes nothing before the last one has it too; only a batch that
-        is held by a fence may begin.
+        It has no effect until the last rank reports the same; only a batch that a fence holds may
+        begin.
         """
         is_news = False
         if isinstance(done, Prefetch):
             read = self._reads.get(done)
-            if read is not None:  # its last word may have been heard with the one before
+            if read is not None:  # None if its end was agreed with an earlier report
                 is_news = self._hear(read)
         elif isinstance(done, COPIES):
             self._owners.pop(done).copied(done)
@@ -164,7 +155,6 @@ class RankedEngine(Engine):
         return is_news or is_held
 
     def catch_up(self, now_ns: int) -> None:
-        """Take in steps that have ended, on every rank."""
         num_steps = self.num_steps
         super().catch_up(now_ns)
         for follower in self.followers:
@@ -172,24 +162,21 @@ class RankedEngine(Engine):
         self._count("step_collectives_count", self.num_steps - num_steps)
 
     def next_wake_ns(self, now_ns: int) -> int | None:
-        """When any rank has something to do by itself: what they waited for differs."""
         moments = [super().next_wake_ns(now_ns)]
         moments += [each.next_wake_ns(now_ns) for each in self.followers]
         return min((each for each in moments if each is not None), default=None)
 
     def interrupt(self, now_ns: int) -> None:
-        """End the run of steps at hand, on every rank."""
         super().interrupt(now_ns)
         for follower in self.followers:
             follower.interrupt(now_ns)
 
     def wake(self, now_ns: int) -> Outcome:
-        """Agree, and let every rank take its step."""
         end = self.step_end_ns
         if end is not None and end > now_ns:
             self.interrupt(now_ns)
             return Outcome()
-        self.catch_up(now_ns)  # what is agreed may take pages that steps before have freed
+        self.catch_up(now_ns)  # the agreement may use pages that earlier steps freed
         self._agree(now_ns)
         num_steps = self.num_steps
         outcome = super().wake(now_ns)
@@ -200,16 +187,11 @@ class RankedEngine(Engine):
         self._begin_work(now_ns)
         if self._is_outvoted(now_ns):
             self.interrupt(now_ns)
-        # one for each step, and one whenever the ranks woke for something else
+        # one per step, and one for each wake without a step
         self._count("step_collectives_count", max(self.num_steps - num_steps, 1))
         return outcome
 
     def check_equal(self) -> None:
-        """Check that every rank holds the same tree as this one.
-
-        Raises:
-            RanksDivergedError: one does not.
-        """
         digest = tree_digest(self.cache.tree)
         for rank, follower in enumerate(self.followers, 1):
             if tree_digest(follower.cache.tree) != digest:
@@ -225,8 +207,8 @@ class RankedEngine(Engine):
             agreement.apply(minimum, now_ns)
 
     def _is_outvoted(self, now_ns: int) -> bool:
-        # whether the ranks would agree otherwise at the next boundary, with no further news: what
-        # came with this one was not known yet when they voted
+        # True if the ranks would vote differently at the next step end without further results:
+        # they voted before the results of this step end were known
         assert self.prefetcher is not None
         if self._run is None or not self.prefetcher.stop.waits:
             return False
@@ -240,7 +222,7 @@ class RankedEngine(Engine):
     def _begin_work(self, now_ns: int) -> None:
         for executor, agreement in zip(self._executors, self._agreements, strict=True):
             for work in executor.submitted:
-                if isinstance(work, COPIES):  # nobody reports the others
+                if isinstance(work, COPIES):  # other works are not reported
                     agreement.submitted(work)
                     self._owners[work] = agreement
             executor.submitted.clear()
@@ -262,16 +244,15 @@ class RankedEngine(Engine):
         for read in dict.fromkeys(self._reads.values()):
             read.follow()
             if read.is_queried and not read.is_reading and read.own[0].is_settled:
-                self._forget(read)  # it was not worth reading
+                self._forget(read)  # too short to read
 
     def _hear(self, read: SharedRead) -> bool:
-        """Whether there is something that all ranks know."""
         if read.is_queried:
             return self._hear_of_read(read)
         read.num_answers += 1
         if read.num_answers < len(read.local):
             return False
-        # the query's collective is complete with the last rank's offer
+        # the last rank's offer completes the query's collective
         read.is_queried = True
         lengths = [local.restorable or [] for local in read.local]
         offers = [offer(each, read.own[0].num_pages, self._rule) for each in lengths]

@@ -106,9 +106,7 @@ def is_in_time(record: RequestRecord, wanted: GoodputConfig) -> bool:
 
 
 def falling(shares: Floats, weights: Floats) -> Floats:
-    """Return the nearest shares, in weighted least squares, that never rise (pool adjacent
-    violators).
-    """
+    """Return the nearest non-rising shares in weighted least squares (pool adjacent violators)."""
     pools: list[tuple[float, float, int]] = []  # (mean, weight, number of rates)
     for share, weight in zip(shares.tolist(), weights.tolist(), strict=True):
         pool = (share, weight, 1)
@@ -122,7 +120,6 @@ def falling(shares: Floats, weights: Floats) -> Floats:
 
 
 def crossing(rates: Floats, shares: Floats, wanted: float) -> float:
-    """Interpolate linearly the rate at which non-rising shares fall below `wanted`."""
     above = int(np.count_nonzero(shares >= wanted))
     if above == 0:
         return 0.0
@@ -133,6 +130,5 @@ def crossing(rates: Floats, shares: Floats, wanted: float) -> float:
 
 
 def span_s(workload: Workload, warm_up_s: float) -> float:
-    """Return the seconds in which the counted requests arrive, at least 1."""
     arrivals = [request.arrival_ns / SECOND_NS for request in workload.requests]
     return max(max(arrivals) - max(min(arrivals), warm_up_s), 1.0)

@@ -39,9 +39,7 @@ def jobs_of(choices: dict[str, list[str]]) -> list[list[str]]:
 
 
 def choices_of_sweep(config: DictConfig) -> dict[str, list[str]]:
-    """Return the choices of a composed sweep: those of `hydra.sweeper.params` and of the command
-    line.
-    """
+    """Return the choices of a composed sweep: from `hydra.sweeper.params` and the command line."""
     params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     return choices_of([*params, *config.hydra.overrides.task])
 
@@ -52,7 +50,6 @@ def stored_choices(directory: Path) -> dict[str, list[str]]:
 
 
 def varied(overrides: Sequence[str], choices: dict[str, list[str]]) -> list[str]:
-    """Return the overrides of a job that differ between the jobs of its sweep."""
     keys = {key for key, values in choices.items() if len(values) > 1}
     # Hydra escapes the colon of module:Class
     return [re.sub(r"\\(.)", r"\1", each) for each in overrides if each.partition("=")[0] in keys]
@@ -69,7 +66,6 @@ def name_of(number: int, overrides: Sequence[str]) -> str:
 
 
 def find_jobs(directory: Path) -> dict[int, Path]:
-    """Return the job directories of a sweep by number, in ascending order."""
     found = {
         int(match[1]): path
         for path in directory.iterdir()

@@ -1,5 +1,4 @@
-"""One run, from a composed config to its files. `summary.json` is the last file written, so a
-directory that has it is complete.
+"""One run, from a composed config to its files; the last file written is `summary.json`.
 
 A bad input ends the run with one sentence on stderr and in `error.txt` of the run directory; only
 `HICACHE_TRACEBACK=1` adds a traceback. A full disk ends it in the same way, but the results of a
@@ -44,8 +43,6 @@ Run = Callable[..., Result]  # executes an experiment: `hicache.experiment.run`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The results of a run that reached its end."""
-
     out_dir: Path
     config: ExperimentConfig
     summary: dict[str, float | int]
@@ -147,8 +144,7 @@ def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], N
 
 
 def _forget_modules(config: ExperimentConfig, loaded: set[str]) -> None:
-    """Unload the modules of the user's policies, and their sibling modules, except those in
-    `loaded`.
+    """Unload the modules of the user's policies and their siblings, except those in `loaded`.
 
     The next job of this process imports them again, so no state in them reaches it.
     """

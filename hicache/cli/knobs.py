@@ -30,8 +30,6 @@ hicache run --cfg job ...                      print the configuration, run noth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One field of a group."""
-
     name: str
     default: str
     limits: str

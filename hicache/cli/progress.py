@@ -35,8 +35,6 @@ def _new_bar(text: str) -> rich_progress.Progress | None:
 
 
 class ProgressBar:
-    """Shows how many requests are done and how far time has come in the run."""
-
     def __init__(self, title: str, *, is_shown: bool = True) -> None:
         self._title = title
         self._task: rich_progress.TaskID | None = None
@@ -97,7 +95,6 @@ class JobWatch:
         return list(find_jobs(self.directory).values())
 
     def left(self, now_s: float) -> str:
-        """Estimate the remaining time from the jobs that have ended so far."""
         num_left = self.num_jobs - len(self._kept | self._ended)
         if not self._ended:
             return ""

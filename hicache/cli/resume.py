@@ -100,7 +100,7 @@ def changes(config: ExperimentConfig, directory: Path) -> list[str]:
 
 
 class BusyError(ValueError):
-    """Another process is writing to the directory."""
+    pass
 
 
 def lock(directory: Path) -> int | None:

@@ -93,7 +93,6 @@ def with_implied(overrides: Sequence[str]) -> list[str]:
 
 @cache
 def register() -> None:
-    """Register the type of the root and of every group, as its option `schema`, with Hydra."""
     store = ConfigStore.instance()
     root = _writable(ExperimentConfig)
     for key in root.model:  # each model's file gives every value; missing values are derived
@@ -179,7 +178,6 @@ def known_keys(schema: type = ExperimentConfig, prefix: str = "") -> list[str]:
 
 
 def _derive_model(cfg: DictConfig) -> None:
-    """Fill in missing model values: shapes from its config.json, devices from the machine."""
     model = cfg.model
     if OmegaConf.is_missing(model, "from_hf"):
         raise ValueError("missing value: set model.from_hf to the path of a config.json")
@@ -198,7 +196,6 @@ def _derive_model(cfg: DictConfig) -> None:
 
 
 def _override_curves(cfg: DictConfig) -> None:
-    """Replace the curves of the hardware profile with the user's measurements."""
     if cfg.hardware.table is None:
         return
     OmegaConf.set_readonly(cfg.hardware, False)  # noqa: FBT003 - OmegaConf's signature

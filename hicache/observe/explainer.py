@@ -79,7 +79,6 @@ class Explainer(PageHistory):
             case.missing.append(Span(seen * page, reach * page, "first_seen"))
 
     def admitted(self, req: RequestState) -> None:
-        """Give each token of `[cached_len, target_len)` a reason."""
         case, page = self.cases[req.request.id], self._page
         cached_len, target_len = req.cached_len, req.target_len
         is_again = req.admitted_ns is not None

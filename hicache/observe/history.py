@@ -49,7 +49,6 @@ class PageRegistry:
     """
 
     def __init__(self, pages: Mapping[int, TokenSpans], num_kinds: int = len(KIND_NAMES)) -> None:
-        """`pages`: by request id, the numbers of its whole pages."""
         ends = (int((each.starts + each.counts).max(initial=0)) for each in pages.values())
         self.num_pages = max(ends, default=0)
         self.is_seen = np.zeros(self.num_pages, bool)
@@ -94,7 +93,6 @@ class PageHistory:
         self.registry.is_seen[place] = True
 
     def evicted(self, node: Node, tier: int, kind: int, demand: Demand) -> None:
-        """Mark the node's pages as gone; record the loss if no tier holds them any more."""
         place = self._place(node, kind)
         self.marks[kind][place] &= ~(ON_DEVICE if tier == DEVICE else ON_HOST)
         if node.held[1 - tier][kind] is None:
@@ -110,7 +108,6 @@ class PageHistory:
             self.owners[place_of(sequence_pages(sequence, first, end))] = UNOWNED
 
     def abandoned(self, sequence: Sequence, first: int, end: int) -> None:
-        """Mark the pages of `[first, end)` that the request owns as thrown away."""
         if first < end:
             self.owners[self._own(sequence, first, end)] = THROWN_AWAY
 
@@ -188,7 +185,6 @@ class PageHistory:
 
 
 def numbers_in(names: bytes) -> PageNumbers:
-    """Return the page numbers in a node's edge or a sequence's tokens of a simulated run."""
     numbers: PageNumbers = np.frombuffer(names, np.int32) >> KIND_BITS
     return numbers
 
@@ -200,7 +196,6 @@ def sequence_pages(sequence: Sequence, first: int, end: int | None) -> PageNumbe
 
 
 def request_pages(request: Request, tokens: bytes, page_size: int) -> PageNumbers:
-    """Return the numbers of the pages of prompt and answer that a cache can keep."""
     # the last token of an answer is never fed back, so it has no KV
     num_pages = (request.prompt_len + request.output_len - 1) // page_size
     return numbers_in(tokens)[:num_pages]

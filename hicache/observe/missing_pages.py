@@ -52,8 +52,7 @@ BY_STORED = np.array(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingPages:
-    """Explains the missing pages of one request, among those seen before. All positions are page
-    indices.
+    """Explains the missing pages of one request, among those seen before. Positions are pages.
 
     `names_evictions`: whether spans list the time and cause of evictions. `numbers`: the numbers of
     these pages, in order. `full_end`: end of the full pages in the tree. `start`: start of its
@@ -86,9 +85,7 @@ class MissingPages:
     # -- what storage could have restored ------------------------------------------------------
 
     def _restorable_end(self, within: int | None = None) -> int:
-        """Return the deepest boundary that was written to storage completely; `within` limits the
-        search to the first pages.
-        """
+        """Return the deepest boundary fully written to storage, within the first `within` pages."""
         start = self.start
         numbers = self.numbers[start:within]
         stored = self.history.registry.stored
@@ -104,7 +101,6 @@ class MissingPages:
         return end
 
     def _prefetched(self, first: int, end: int) -> list[Part]:
-        """Explain pages [first, end), which storage could have restored."""
         if first >= end:
             return []
         prefetch, start = self.prefetch, self.start
@@ -212,9 +208,7 @@ class MissingPages:
         return [(first, end, *self._obstacle(end, asks_storage=asks_storage))]
 
     def _obstacle(self, boundary: int, *, asks_storage: bool) -> tuple[int, int]:
-        """Explain why a boundary is unusable although its full pages, and its state if any, are
-        held.
-        """
+        """Explain why a boundary is unusable although its full pages, and any state, are held."""
         for kind, pages in self.history.kinds.windows:
             window = max(boundary - pages, 0)
             is_there = self._is_there(kind, window, boundary, asks_storage=asks_storage)
@@ -297,7 +291,6 @@ class MissingPages:
 
 
 def _last(flags: Flags) -> int:
-    """Return one more than the index of the last true flag; 0 if there is none."""
     places = np.flatnonzero(flags)
     return int(places[-1]) + 1 if len(places) else 0
 

@@ -47,9 +47,7 @@ class Transfer:
 
 @dataclass(slots=True)
 class Timeline:
-    """Events in order of time. `turns`: by engine, the times when its queue began to wait, and for
-    what.
-    """
+    """Events in order of time. `turns`: by engine, when its queue began to wait, and for what."""
 
     steps: list[Step] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
@@ -59,7 +57,6 @@ class Timeline:
     open: dict[Work | Prefetch, Transfer] = field(default_factory=dict)  # transfers under way
 
     def watch(self, engine: Engine, number: int, executor: Executor) -> Executor:
-        """Wrap the engine's executor so that the timeline records its events."""
         self.turns[number] = engine.scheduler.queue_waits.turns = [Turn(0, Shortage(Cause.step))]
         return _WatchedExecutor(executor, number, self)
 

@@ -67,7 +67,6 @@ def _load(
     span_s: float,
     num_engines: int,
 ) -> dict[str, float]:
-    """Return each load ρ for these requests and counters over `span_s`."""
     lengths = [
         (record.prompt_len - record.computed_len, record.prompt_len, record.output_len)
         for record in records
@@ -83,7 +82,6 @@ def _load(
 
 
 def cold_load(requests: Sequence[Request], cost: CostModel, num_engines: int) -> float:
-    """Return the GPU utilization by these requests if no token were ever hit."""
     lengths = [(0, request.prompt_len, request.output_len) for request in requests]
     span_s = _span_s([request.arrival_ns for request in requests])
     return _utilisation(cost, lengths, span_s, num_engines)
@@ -92,8 +90,7 @@ def cold_load(requests: Sequence[Request], cost: CostModel, num_engines: int) ->
 def working_set(
     requests: Sequence[Request], deployment: Deployment, page_size: int
 ) -> dict[str, float]:
-    """Return the distinct tokens of the workload, and the share of their full KV that fits the
-    host.
+    """Return the distinct tokens of the workload, and the share of their KV that fits the host.
 
     Equal tokens of two namespaces count twice, since neither namespace hits the other's pages.
     """

@@ -54,8 +54,6 @@ START_UP_NS = 60 * SECOND_NS  # time since the first counted arrival
 
 
 class Status(StrEnum):
-    """How a request ended."""
-
     finished = "finished"
     rejected = "rejected"  # never admitted: it does not fit
     aborted = "aborted"  # the user canceled it, or a request that it follows
@@ -203,9 +201,7 @@ def summarize(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the nearest-rank percentile: the least value with at least `percent` % of all values
-    at or below it; 0 without values.
-    """
+    """Return the least value with at least `percent` % of values at or below it; 0 if empty."""
     if not values:
         return 0.0
     rank = -(-len(values) * percent // 100)  # ceil
@@ -303,9 +299,7 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
 
 
 def _sample(finished: Sequence[RequestRecord]) -> dict[str, float | int]:
-    """Return the number of sessions, and how much of the requests and their TTFT falls in the
-    start-up.
-    """
+    """Return the number of sessions, and the share of the start-up in requests and TTFT."""
     sessions = Counter(record.session_id for record in finished)
     began_ns = min((record.arrival_ns for record in finished), default=0)
     early = [record for record in finished if record.arrival_ns < began_ns + START_UP_NS]

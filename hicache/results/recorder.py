@@ -32,8 +32,6 @@ class Stage(NamedTuple):
 
 
 class Recorder:
-    """Receives the events of `serve`, and records them."""
-
     def __init__(
         self,
         engines: Sequence[Engine],
@@ -121,7 +119,7 @@ class Recorder:
         self._close_row(self.now_ns)
 
     def totals(self) -> Counter[str]:
-        """Return all counters since the warm-up; unused prefetched pages count as at a run's end."""
+        """Counters since the warm-up; unused prefetched pages count as if the run ended now."""
         totals = self._all_counters()
         totals.update(self._fates_now())
         totals.subtract(self._uncounted)

@@ -44,9 +44,7 @@ MEASURES: dict[str, Callable[["pd.DataFrame"], float]] = {
 
 
 def measure(frame: "pd.DataFrame", name: str, *, by: str | None = None) -> dict[int, float]:
-    """Return a measure of the finished requests for each value of column `by`; None means all,
-    under 0.
-    """
+    """Return a measure of finished requests per value of column `by`; None means all, under 0."""
     finished = frame[frame["status"] == "finished"]
     if by is None:
         return {0: MEASURES[name](finished)}

@@ -58,7 +58,6 @@ class Tracker:
             self._wandb.log(flat)  # with an explicit step W&B would hold back the last row
 
     def attach(self, paths: Sequence[Path]) -> None:
-        """Attach these files to the W&B run, which uploads them with it."""
         if self._wandb is not None:
             _attach(self._wandb, paths)
 
@@ -182,7 +181,6 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
 
 
 def plain(value: Any) -> Any:
-    """Convert dataclasses to dicts and enums to their values, for JSON and YAML."""
     if is_dataclass(value):
         return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Enum):
@@ -195,9 +193,7 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
-    """Write the whole file or nothing: sorted keys, shortest exact floats, equal bytes for equal
-    values.
-    """
+    """Write the whole file or nothing: sorted keys, exact floats, equal bytes for equal values."""
     text = json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
     unfinished = path.with_name(f".{path.name}.part")
     try:

@@ -105,7 +105,6 @@ def loads(summary: Summary) -> str:
 
 
 def is_overloaded(summary: Summary) -> bool:
-    """True if GPU, memory, storage or queue were so busy that latencies are meaningless."""
     return any(_raised(condition, [summary]) for condition in OVERLOADS)
 
 

@@ -43,8 +43,7 @@ class Storage(Protocol):
         ...
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store `buffers[i]` under `keys[i]`. All processes see the whole page once `write` returns
-        True.
+        """Store `buffers[i]` under `keys[i]`. After True, every process sees the whole page.
 
         Return True for a key that exists already, whose page stays; False for a page without room.
         """

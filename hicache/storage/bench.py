@@ -28,8 +28,6 @@ LOCAL = ("slab", "file", "memory")
 
 
 class Speed(NamedTuple):
-    """Bytes per second in one round."""
-
     plain_write: float
     plain_read: float
     write: float

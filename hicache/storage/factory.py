@@ -134,7 +134,6 @@ class GuardedStorage:
         return counts
 
     def forget(self) -> None:
-        """Remove what a simulation stored, close the engine and remove its files."""
         if isinstance(self.engine, RedisStorage | MooncakeStorage):
             with suppress(StorageError):  # an unreachable server must not prevent the cleanup
                 self.engine.forget_all()

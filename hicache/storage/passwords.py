@@ -17,7 +17,6 @@ _IN_URL = re.compile(r"(\w+://[^:@/\s]*:)((?:(?!\w+://).)+)@", re.DOTALL)
 
 
 def mask(text: str) -> str:
-    """Replace the password of each URL in the text with `***`."""
     return _IN_URL.sub(rf"\1{MASK}@", text)
 
 

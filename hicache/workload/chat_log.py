@@ -173,7 +173,6 @@ def _history(
 
 
 def _digests(tokens: Sequence[int | str], salt: bytes) -> Iterator[bytes]:
-    """Yield for each block of tokens a keyed hash of all tokens up to its end."""
     digest = b""
     for begin in range(0, len(tokens), BLOCK_TOKENS):
         block = repr(list(tokens[begin : begin + BLOCK_TOKENS])).encode()

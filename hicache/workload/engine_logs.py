@@ -116,8 +116,6 @@ def _lmcache_rows(path: Path, output_len: int) -> Iterator[Row]:
 
 
 class _Stored(NamedTuple):
-    """Blocks that were stored together, in the order of the prefix."""
-
     parent: Name | None
     blocks: list[Name]
     block_tokens: int

@@ -108,7 +108,6 @@ def agents(config: WorkloadConfig, *, seed: int) -> list[Request]:
 
 
 def builtin(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Mix `chat` and `agents`: every fifth session is an agent."""
     draft = _Draft(config, seed)
     system = draft.new_ids(CHAT_SYSTEM_TOKENS)
     shared = draft.new_ids(AGENT_SHARED_TOKENS)
@@ -189,8 +188,6 @@ class _Draft:
 
 
 class _Session:
-    """One conversation; `prompt` is the prompt of the next turn."""
-
     def __init__(self, draft: _Draft, shared: Runs, prompt_len: int, start_s: float) -> None:
         self._draft = draft
         self._first = len(draft.turns)
@@ -210,7 +207,6 @@ class _Session:
         self._grow(added_len)
 
     def wait(self, gap_s: float, *, think_s: float) -> None:
-        """Set the next arrival to `gap_s` after the last, with `think_s` of it after the answer."""
         self._arrival_s += gap_s
         self._think_s = think_s
 

@@ -23,9 +23,7 @@ FILES_KEPT = 64
 
 
 def kept(make: Callable[[], Arrays], *made_of: bytes) -> Arrays:
-    """Return `make()`, or its stored result for the same `made_of` and the same code of this
-    package.
-    """
+    """Return `make()`, or its stored result for equal `made_of` and equal code of this package."""
     folder = Path(os_cache("hicache")) / "made"
     sources = [file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))]
     hasher = xxh3_128(np.__version__.encode())

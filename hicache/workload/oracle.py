@@ -271,7 +271,6 @@ class _Stack:
         return depths
 
     def push(self, chain: Ids, checkpoints: Ids) -> None:
-        """Put a request's pages on top; `checkpoints`: places in `chain` with a checkpoint."""
         objects = chain[::-1]
         weights = np.full(len(objects), self._page_bytes, np.int64)
         if len(checkpoints):

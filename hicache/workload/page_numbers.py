@@ -16,7 +16,6 @@ from hicache.workload.kept import Arrays, kept
 
 
 def page_numbers(requests: Sequence[Request], page_size: int) -> dict[int, TokenSpans]:
-    """Return by request id the page numbers of prompt and answer, stored for later runs."""
     spans = [part for each in requests for part in (each.prompt, each.output)]
     made_of = repr(
         (page_size, [len(part.starts) for part in spans], [each.namespace for each in requests])

@@ -11,8 +11,7 @@ from hicache.request import Request
 def patience_of(
     requests: Iterable[Request], config: WorkloadConfig, *, seed: int
 ) -> dict[int, int]:
-    """Return by request id the patience in nanoseconds after arrival, for requests that may be
-    canceled.
+    """Return by request id the patience in ns after arrival, for requests that may be canceled.
 
     Drawn for each request independently: with a smaller share fewer requests are canceled, at the
     same times.

@@ -41,7 +41,6 @@ def stages_of(requests: Sequence[Request], config: WorkloadConfig) -> dict[int, 
 
 
 def rounds_of(requests: Sequence[Request]) -> dict[int, int]:
-    """Return by request id its round, from 0: the number of earlier answers to its client."""
     rounds: dict[int, int] = {}
     for request in requests:
         parent = request.parent_id

@@ -190,9 +190,7 @@ def rows_to_requests(
 
 
 def _block_numbers(rows: Sequence[Row], block_tokens: int) -> list[list[int]]:
-    """Return the blocks as integers: the trace's own if they are small, else in order of
-    appearance.
-    """
+    """Number the blocks: with the trace's own integers if small, else in order of appearance."""
     most = INT32_IDS // block_tokens
     if all(type(block) is int and 0 <= block < most for row in rows for block in row.blocks):
         return [[int(block) for block in row.blocks] for row in rows]

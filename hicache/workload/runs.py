@@ -52,7 +52,6 @@ def runs_len(runs: Runs) -> int:
 
 
 def is_prefix(head: Runs, whole: Runs) -> bool:
-    """True if `whole` begins with `head`; both must be merged."""
     if not head:
         return True
     if len(head) > len(whole):

@@ -94,7 +94,6 @@ def date_ns(date: str) -> int:
 
 
 def name_of(record: Record, *names: str, where: str) -> int | str | None:
-    """Return the name in the first of these fields that is present; None if none is."""
     found = next((record[name] for name in names if record.get(name) is not None), None)
     if found is None or type(found) is int or isinstance(found, str):
         return found

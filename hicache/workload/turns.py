@@ -44,8 +44,6 @@ class Turn:
 
 
 class Call(NamedTuple):
-    """The start and the answer of one request of a session, in nanoseconds."""
-
     session: Hashable
     start_ns: int
     end_ns: int
@@ -115,7 +113,6 @@ def to_requests(turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens)
 def _complete(
     turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens
 ) -> tuple[list[tuple[Runs, Runs]], int]:
-    """Return the (prompt, output) of every turn, and the first unused id."""
     successors: dict[int, int] = {}
     if tokens is TraceTokens.reconstructed:
         for index, turn in enumerate(turns):

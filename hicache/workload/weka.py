@@ -52,8 +52,6 @@ def load_weka(path: Path, config: WorkloadConfig, *, seed: int) -> list[Request]
 
 
 class _Sent(NamedTuple):
-    """One request of a stream; a stream is a session's own requests, or those of a sub-agent."""
-
     call: Call
     record: Record
     where: str
@@ -61,8 +59,6 @@ class _Sent(NamedTuple):
 
 
 class _Reader:
-    """Collects the turns of sessions; `first_free` is the first unused token id."""
-
     def __init__(self, think_cap_ns: int) -> None:
         self.turns: list[Turn] = []
         self.first_free = 0
@@ -168,9 +164,7 @@ def _origin_s(agent: Record, at_s: float, where: str) -> float:
 
 
 def _block_runs(record: Record, previous: Runs, where: str) -> Runs:
-    """Return the block ids as runs: the first `keep` of the previous request, then the ranges in
-    `new`.
-    """
+    """Return block ids as runs: the first `keep` of the previous request, then those in `new`."""
     keep = integer(record, "keep", least=0, where=where)
     new = record.get("new")
     if not isinstance(new, list) or len(new) % 2 or not all(type(value) is int for value in new):

@@ -44,8 +44,7 @@ def cut_window(requests: Sequence[Request], config: WorkloadConfig) -> list[Requ
 
 
 def trees(requests: Sequence[Request]) -> dict[int, int]:
-    """Return by request id the root session: its own, or for a sub-agent the spawning session's
-    root.
+    """Return by request id its root session: its own, or the one that spawned its sub-agent.
 
     Turns of one session stay together even if their parents are not among the requests.
     """

@@ -71,8 +71,7 @@ class Workload:
 
 
 def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:
-    """Load or generate the workload of `config`, apply `time_scale`, and cut it to `limit` and
-    `window`.
+    """Load or generate the workload of `config`, scale its times, and cut it to limit and window.
 
     Parents arrive before their children, so a limit never separates a request from its parent. The
     caller applies `config.load` and `config.arrivals`: see `sample_sessions` and `Feeder`.
@@ -171,7 +170,6 @@ def form_of(path: Path) -> str:
 
 
 def _with_session_names(requests: Sequence[Request]) -> list[Request]:
-    """Name sessions by the tokens of their first request: the same names under every seed."""
     names: dict[int, int] = {}
     for request in requests:
         if request.session_id not in names:
@@ -185,9 +183,7 @@ def _with_session_names(requests: Sequence[Request]) -> list[Request]:
 def _end_sessions(
     requests: Sequence[Request], max_context: int
 ) -> tuple[list[Request], tuple[str, ...]]:
-    """End each session before its first request longer than `max_context`; also return notes on the
-    loss.
-    """
+    """End each session before its first request above `max_context`; add notes on the loss."""
     ended: set[int] = set()
     kept: list[Request] = []
     kept_ids: set[int | None] = {None}
@@ -212,8 +208,7 @@ def _end_sessions(
 
 
 def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> list[Request]:
-    """Delay each session with its sub-agents by a time drawn from `[0, jitter_s)`; renumber
-    requests.
+    """Delay each session with its sub-agents by a time drawn from `[0, jitter_s)`; renumber.
 
     Mooncake's clock ticks every 3 s, so a dozen requests share one arrival time. The jitter spreads
     them, and gives equivalent workloads for different seeds.
@@ -228,9 +223,7 @@ def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> li
 
 
 def _within(requests: Sequence[Request], seed: int) -> list[Request]:
-    """Delay each session by up to `COPY_SPREAD_S`; sessions that would end too late start early
-    instead.
-    """
+    """Delay each session by up to `COPY_SPREAD_S`, or start it early if it would end too late."""
     tree_of = trees(requests)
     end_ns = requests[-1].arrival_ns + 1
     generator = np.random.default_rng(seed)
@@ -276,8 +269,7 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
 
 
 def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
-    """Return the workload repeated `times` times (at least 1): copies of all sessions with new
-    tokens.
+    """Return the workload `times` times (at least 1): copies of all sessions with new tokens.
 
     Sessions of one copy share tokens as the originals do; sessions of different copies share none.
     Each copied session starts within `COPY_SPREAD_S` after its original, or early in the workload

@@ -28,8 +28,6 @@ class Segment(NamedTuple):
 
 
 class Steps:
-    """The steps of one engine, indexed by time and by request."""
-
     def __init__(self, timeline: Timeline, engine: int) -> None:
         self.all = [step for step in timeline.steps if step.engine == engine]
         self._ends = [step.end_ns for step in self.all]

@@ -1,6 +1,4 @@
-"""The history of a request: what it waited for, which requests delayed it, and why it computed its
-tokens.
-"""
+"""The story of a request: what it waited for, behind whom, and why it computed its tokens."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -24,8 +22,6 @@ DECLINED = {
 
 
 class Storyteller:
-    """Describes the requests of one run."""
-
     def __init__(self, run: Rerun) -> None:
         self._run = run
         self._page = run.config.cache.page_size

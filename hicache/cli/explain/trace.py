@@ -86,7 +86,6 @@ def _request(run: Rerun, record: RequestRecord, steps: Steps) -> Iterator[Event]
 
 
 def _forward_passes(engine: int, steps: Sequence[Step]) -> Iterator[Event]:
-    """Yield one event per step; consecutive decode steps of the same requests are merged."""
     passes: list[list[Step]] = []
     for step in steps:
         if passes and _goes_on(passes[-1][-1], step):

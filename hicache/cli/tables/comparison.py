@@ -104,7 +104,6 @@ def over_runs(groups: Sequence[Group]) -> str:
 
 
 def number(value: float) -> str:
-    """Format with three significant figures, or as a whole number from 1,000 on."""
     if value == 0 or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:#.3g}".rstrip(".")
@@ -119,7 +118,6 @@ def warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def same_runs(groups: Sequence[Group]) -> list[str]:
-    """Say which settings changed no metric in any window and under any seed."""
     alike: dict[frozenset[object], list[Group]] = {}
     for group in groups:
         results = frozenset((run.served, *sorted(run.summary.items())) for run in group.runs)
@@ -145,7 +143,6 @@ def is_overloaded(group: Group) -> bool:
 
 
 def makes_claim(metric: str, *groups: Group) -> bool:
-    """True if the metric may be compared; latencies of overloaded groups may not."""
     return not (fnmatch(metric, LATENCY) and any(is_overloaded(group) for group in groups))
 
 

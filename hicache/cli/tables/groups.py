@@ -61,7 +61,6 @@ class StoredRun:
 
     @property
     def served(self) -> tuple[Value, Value]:
-        """What distinguishes a run within its group: (window, seed)."""
         return self.config.get(WINDOW), self.config.get("seed")
 
     @property
@@ -97,14 +96,11 @@ class Group:
         return [run.summary[metric] for run in self.runs]
 
     def ratios(self, baseline: "Group", metric: str) -> list[float]:
-        """Return the metric over the baseline's, for each window and seed that both groups ran."""
         base = {run.served: run.summary.get(metric, 0.0) for run in baseline.runs}
         return [run.summary[metric] / base[run.served] for run in self.runs if base.get(run.served)]
 
 
 class Spread(NamedTuple):
-    """A median and the range around it."""
-
     middle: float
     low: float
     high: float
@@ -270,8 +266,7 @@ def select(runs: Sequence[StoredRun], conditions: Sequence[str]) -> list[StoredR
 
 
 def question_key(groups: Sequence[Group]) -> str | None:
-    """Return the key that distinguishes baselines from the groups compared with them; None without
-    one.
+    """Return the key that distinguishes baselines from groups compared with them, if any.
 
     A choice takes precedence over a number. Chosen baselines share one value of the key.
     """

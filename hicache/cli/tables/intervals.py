@@ -33,7 +33,6 @@ DRAWS_AT_ONCE = 100  # bounds the weights of 20,000 requests to some megabytes
 
 
 def lacking(num_windows: int, num_sessions: int) -> str | None:
-    """Return why these counts are too small for an interval; None if they suffice."""
     lacks = [
         f"{got:,} {what}, at least {least} are needed"
         for got, least, what in (

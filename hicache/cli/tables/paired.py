@@ -99,7 +99,6 @@ class Pairs:
 
     @property
     def lacks(self) -> str | None:
-        """Why the differences have no intervals; None if they have."""
         return lacking(self.num_windows, self.num_sessions)
 
     @property

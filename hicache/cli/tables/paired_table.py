@@ -25,8 +25,6 @@ PARTS = ("of the first row", "difference", "low", "high", "in the two largest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One group next to its baseline."""
-
     baseline: Group
     other: Group
     pairs: Pairs
@@ -37,9 +35,7 @@ class Comparison:
 
     @property
     def shares(self) -> dict[str, float | None]:
-        """Return the shares of requests with an earlier and with a later first token; None if
-        overloaded.
-        """
+        """Shares of requests with an earlier and with a later first token; None if overloaded."""
         if not self.makes_claim(RATIO_OF):
             return {"sooner": None, "later": None}
         return {"sooner": self.pairs.sooner(), "later": self.pairs.later()}

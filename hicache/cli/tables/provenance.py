@@ -103,7 +103,6 @@ def _trace(config: ExperimentConfig) -> dict[str, str]:
 
 
 def policies_of(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each setting that may name a user's class, and its value."""
     assert is_dataclass(config)
     # a knob that names a policy has a knob with suffix `_args`; these two have none
     if isinstance(config, StorageConfig):

@@ -33,8 +33,6 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """A metric that is a sum: `values`: [requests]."""
-
     values: Numbers
 
     def under(self, weights: Numbers) -> Numbers:

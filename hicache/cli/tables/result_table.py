@@ -69,7 +69,6 @@ def show_result(result: ResultTable, title: str) -> None:
 
 
 def as_csv(result: ResultTable) -> str:
-    """Format plain values for programs, with all digits; without the notes."""
     text: str = result.values.to_csv(index=False, lineterminator="\n")
     return text.rstrip("\n")
 
@@ -88,7 +87,6 @@ def as_markdown(result: ResultTable) -> str:
 
 
 def markdown(text: str) -> str:
-    """Escape the text, so that Markdown shows it unchanged."""
     # underscores inside a word need no escape, nor do brackets without a link
     return re.sub(r"[\\`*|<$~]|\](?=[(\[:])|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 

@@ -34,8 +34,6 @@ TITLE_LETTER_INCHES = 0.105
 
 
 class Look(NamedTuple):
-    """The style of a line, unique in its figure."""
-
     color: str
     marker: str
     ls: str

@@ -279,7 +279,6 @@ class FileStorage:
                                 yield key, status
 
     def _sweep(self, directory: int) -> None:
-        """Remove what dead writers left behind."""
         with own_directory(_WRITING, directory) as writing:
             for draft in names_in(writing):
                 owner = parse_owner(draft.rpartition(".")[0])
@@ -326,7 +325,6 @@ def _move_all(
     buffer: memoryview,
     trailer: memoryview,
 ) -> int:
-    """Read or write buffer and trailer from the start of the file; return the bytes moved."""
     done = 0
     while done < buffer.nbytes + trailer.nbytes:
         moved = move(file, [buffer[done:], trailer[max(done - buffer.nbytes, 0) :]], done)

@@ -155,9 +155,7 @@ class MooncakeStorage:
         return [f"{self._prefix}/{key.hex()}" for key in keys]
 
     def _parts(self, buffers: Sequence[memoryview]) -> Iterator[tuple[slice, list[slice]]]:
-        """Split buffers into runs that fit staging memory; yield each run and its pages' places
-        there.
-        """
+        """Split buffers into runs that fit staging memory; yield each with its pages' places."""
         first = 0
         places: list[slice] = []
         for index, buffer in enumerate(buffers):

@@ -26,7 +26,6 @@ def current_owner() -> Owner:
 
 
 def parse_owner(text: str) -> Owner | None:
-    """Parse what `str` wrote; None if the text is malformed."""
     match = _OWNER.fullmatch(text)
     if match is None:
         return None

@@ -76,7 +76,6 @@ class RedisStorage:
         return results
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages; False if the server is full and evicts nothing."""
         results = self.contains(keys)
         missing = [index for index, stored in enumerate(results) if not stored]
         for part in _parts([buffers[index] for index in missing]):

@@ -35,7 +35,7 @@ _TOUCHED_AT_MOST = 1024  # at most this many reads wait for the next write to re
 
 
 class _DiskFullError(StorageError):
-    """The slot table could not grow, or the disk was already full when it was opened."""
+    pass
 
 
 class SlabStorage:
@@ -106,9 +106,7 @@ class SlabStorage:
             table.forget(keys)
 
     def stats(self) -> StorageStats:
-        """Return the counters. Stored pages are those of all processes, damaged pages those of this
-        process; bytes are slot sizes.
-        """
+        """Return the stored pages of all processes (slot sizes), and the damage seen by this one."""
         with self._in_use(), self._use_table() as table:
             stored_pages, stored_bytes = table.stored()
             return replace(self._stats, stored_pages=stored_pages, stored_bytes=stored_bytes)
@@ -294,7 +292,6 @@ class SlabStorage:
         return [results[index] for index in range(len(pages))]
 
     def _touch_all(self) -> None:
-        """Refresh the pages read since the last write; on a full disk they keep their age."""
         with suppress(_DiskFullError), self._use_table() as table:
             table.touch(self._take_touched())
 
@@ -327,7 +324,6 @@ def _opening(directory: int, busy_s: float) -> Iterator[None]:
 
 
 def _lock(file: int, busy_s: float) -> None:
-    """Lock the file within `busy_s`; closing it releases the lock."""
     give_up_at = time.monotonic() + busy_s
     while True:
         try:

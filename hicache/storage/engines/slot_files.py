@@ -18,8 +18,6 @@ _Move = Callable[[int, Sequence[memoryview], int], int]
 
 
 class Place(NamedTuple):
-    """Slot number `slot` in the file of slots of `slot_bytes`."""
-
     slot_bytes: int
     slot: int
 
@@ -43,19 +41,14 @@ class SlotFiles:
         self._files: dict[int, int] = {}
 
     def read(self, place: Place, start: int, buffer: memoryview) -> bool:
-        """Fill the buffer from byte `start` of the slot; False if the read fails or ends early."""
         return self._move(os.preadv, place, start, buffer)
 
     def write(self, place: Place, start: int, buffer: memoryview) -> bool:
-        """Write the buffer at byte `start` of the slot; False if the disk is full or the write
-        fails.
-        """
+        """Write the buffer at byte `start` of the slot; False if the disk is full or fails."""
         return self._move(os.pwritev, place, start, buffer)
 
     def free_space(self, place: Place) -> None:
-        """Make the slot a hole. If the file system cannot, the slot keeps its space until it is
-        reused.
-        """
+        """Make the slot a hole; without support for holes, its space stays until it is reused."""
         with suppress(OSError):
             if self.num_slots(place.slot_bytes):
                 _punch_hole(self._open(place.slot_bytes), place.offset, place.slot_bytes)

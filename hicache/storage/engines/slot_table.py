@@ -68,8 +68,6 @@ class Reservation:
 
 
 class StoredPage(NamedTuple):
-    """The table's entry for a live page."""
-
     place: Place
     tick: int
     length: int
@@ -78,8 +76,6 @@ class StoredPage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A page whose bytes are in its slot, ready to be published."""
-
     key: bytes
     reservation: Reservation
     length: int
@@ -220,7 +216,6 @@ class SlotTable:
                 self._free(page.place)
 
     def forget_page(self, key: bytes, page: StoredPage) -> bool:
-        """Free the slot of `key` if it still holds this exact page; True if it did."""
         with self._transaction():
             now = self.find([key]).get(key)
             if now is None or (now.place, now.digest) != (page.place, page.digest):
@@ -262,7 +257,6 @@ class SlotTable:
         return not got
 
     def _mend(self) -> None:
-        """Free the slots of dead writers, and repair rows that make no sense."""
         self._db.execute(f"DELETE FROM slots WHERE NOT ({_PLACED})")
         self._take_back()
         disorderly = self._db.execute(
@@ -385,7 +379,6 @@ class SlotTable:
 
 
 def _place(slot_bytes: int, slot: int) -> Place:
-    """Decode a slot location; None if it is malformed."""
     are_numbers = isinstance(slot_bytes, int) and isinstance(slot, int)
     if are_numbers and 0 < slot_bytes <= _MAX and 0 <= slot < _MAX // slot_bytes:
         return Place(slot_bytes, slot)

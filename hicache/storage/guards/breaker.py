@@ -40,12 +40,10 @@ class BreakerStorage(GuardStorage):
         return self._failures >= self._max_failures
 
     def stats(self) -> StorageStats:
-        """Return the engine's counters, or its last known ones if it does not answer."""
         self.last_stats = self._call(self._inner.stats, self.last_stats)
         return self.last_stats
 
     def close(self) -> None:
-        """Close the engine, and ignore its errors."""
         with suppress(StorageError):  # a bypassed engine is asked too, for its final counters
             self.last_stats = self._inner.stats()
         try:

@@ -16,8 +16,6 @@ from hicache.storage.guards.base import GuardStorage, Result
 
 
 class Fault(Enum):
-    """What was done to a call, or to one page of it."""
-
     delay = auto()
     error = auto()
     gone = auto()
@@ -120,7 +118,6 @@ class FaultyStorage(GuardStorage):
         return drawn
 
     def _spoil(self, buffer: memoryview) -> bool:
-        """Damage the page as drawn; True if the call still reports it as a hit."""
         if self._draw(Fault.missing, self._plan.missing_rate):
             self._overwrite(buffer)
             return False

@@ -141,7 +141,6 @@ class HiCacheStore(HiCacheStorage):
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        """Return the number of leading keys that are stored without a gap."""
         return _leading(self._contains(PoolName.KV, keys))
 
     def get(
@@ -289,7 +288,6 @@ def _leading(flags: Sequence[bool]) -> int:
 
 
 def _restorable(held: Sequence[bool], transfer: PoolTransfer) -> list[int]:
-    """Return the prefix lengths, in pages, that one pool can restore."""
     if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
         return list(range(1, _leading(held) + 1))
     if transfer.hit_policy != PoolHitPolicy.TRAILING_PAGES:

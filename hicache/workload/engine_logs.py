@@ -126,9 +126,9 @@ class _Stored(NamedTuple):
 class _Growing:
     """A request that may still get blocks.
 
-    A block that continues the request within a minute belongs to it: to the prompt if blocks come
-    faster than decoding, to the answer if they come one at a time. Once the answer has begun, an
-    event with several blocks starts a new turn. A prompt that was fully cached appears in no event.
+    Blocks that continue the request within a minute belong to it: to the prompt while they come
+    faster than decoding, then to the answer. Once the answer has begun, an event with several
+    blocks belongs to the next turn. A prompt that was fully cached appears in no event.
     """
 
     row: Row

@@ -48,10 +48,10 @@ def _numbered(requests: Sequence[Request], page_size: int) -> Arrays:
 class _Numbering:
     """The numbers assigned so far.
 
-    Each run of new numbers is a path: a page of the path, followed by the contents of the path's
-    next page, is that next page. `_begins` has the start of each path, by the page before it and
-    its contents. Contents are the page's own tokens: the first id if they are consecutive, else a
-    negative number.
+    Each run of new numbers is a path in the prefix tree. If a request continues a page with the
+    contents of the next page on the path, it gets that page's number. `_begins` maps the page
+    before a path and the first contents to the path's start. The contents of a page stand for its
+    own tokens: the first id if the ids are consecutive, else a negative number.
     """
 
     def __init__(self, page_size: int) -> None:

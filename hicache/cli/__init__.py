@@ -1,1 +1,1 @@
-"""From a command line to a run: config, job, provenance, and what the terminal shows."""
+"""The command line: composes the config, runs jobs, and prints and compares their results."""

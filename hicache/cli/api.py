@@ -1,6 +1,6 @@
 """hicache from Python: `hicache.run`, `sweep`, `load` and `compare`.
 
-A run from Python writes the same directory as `hicache run`; only W&B is off unless
+A run from Python writes the same directory as `hicache run`, but W&B is off unless
 `tracker.wandb_mode` is among the overrides. `requests`, `table`, `plot` and `compare` need the
 extra [analysis].
 """
@@ -37,25 +37,25 @@ class Run:
     """A finished run, read from its directory.
 
     Attributes:
-        path: the directory.
+        path: the directory of the run.
     """
 
     path: Path
 
     @cached_property
     def summary(self) -> dict[str, float]:
-        """The numbers of the whole run, by the keys of docs/metrics.md."""
+        """Return the metrics of the whole run, by the keys of docs/metrics.md."""
         stored: dict[str, float] = json.loads((self.path / "summary.json").read_text())
         return stored
 
     @cached_property
     def requests(self) -> "pd.DataFrame":
-        """One row per request: times in ns, lengths in tokens."""
+        """Return one row per request: times in ns, lengths in tokens."""
         return read_requests(self.path)
 
     @property
     def verdict(self) -> list[str]:
-        """One sentence for each reason to doubt the numbers; empty if there is none."""
+        """Return one sentence for each reason to doubt the numbers; empty if there is none."""
         return [each.sentence for each in objections([self.summary])]
 
     def explain(self, *, request: int | None = None, slowest: int = 1) -> str:
@@ -64,8 +64,8 @@ class Run:
         Replays the run, which takes about twice as long as the run did.
 
         Args:
-            request: the id of a request; None means the slowest ones.
-            slowest: how many of the slowest requests, by time to first token.
+            request: the id of a request; None means the slowest requests.
+            slowest: how many requests to describe, those with the longest time to first token.
         """
         from hicache.cli.explain.command import lines
         from hicache.cli.explain.rerun import rerun
@@ -75,7 +75,7 @@ class Run:
         return "\n".join(lines(rerun(self.path), chosen, count, is_trace=False)).strip()
 
     def plot(self) -> "Figure":
-        """Draw where prompt tokens came from over time, and the queue."""
+        """Draw the origin of the prompt tokens over time, and the queue length."""
         from hicache.results.report import draw_tokens  # matplotlib takes a second to import
 
         lines = (self.path / "metrics.jsonl").read_text().splitlines()
@@ -88,7 +88,7 @@ class Sweep:
 
     Attributes:
         path: the directory, which holds one directory per run and the summary of the sweep.
-        runs: in the order of the grid.
+        runs: the runs in the order of the grid.
     """
 
     path: Path
@@ -96,7 +96,7 @@ class Sweep:
 
     @property
     def table(self) -> "pd.DataFrame":
-        """One row per configuration: its settings and its metrics."""
+        """Return one row per configuration: its settings and its metrics."""
         return compare(self.path)
 
 
@@ -109,13 +109,13 @@ def run(
     """Run one experiment.
 
     Args:
-        overrides: as on the command line: `"model=llama3_8b"`, `"workload.limit=500"`.
-        policy: a class of your own; its methods decide which knob it fills.
-        policy_args: its keyword arguments.
-        out_dir: a new directory for the run; by default one below `outputs/`.
+        overrides: settings as on the command line: `"model=llama3_8b"`, `"workload.limit=500"`.
+        policy: your policy class; its methods determine which knob it fills.
+        policy_args: keyword arguments for the policy class.
+        out_dir: a new directory for the run; None means one below `outputs/`.
 
     Raises:
-        ValueError: a knob has a value it cannot have, or does not exist.
+        ValueError: a knob is unknown or has an invalid value.
     """
     config = config_of(*_untracked(overrides), *_choice_of(policy, policy_args))
     return _run(config, _new_dir(config, out_dir))
@@ -124,11 +124,11 @@ def run(
 def sweep(*overrides: str, out_dir: str | Path | None = None) -> Sweep:
     """Run every combination of the values that overrides list: `"cache.host_gib=32,64"`.
 
-    The runs are made one after another in this process. Prints the table of the sweep if the
-    extra [analysis] is installed.
+    Makes the runs one after another in this process. Prints the table of the sweep if the extra
+    [analysis] is installed.
 
     Raises:
-        ValueError: as `run`.
+        ValueError: a knob is unknown or has an invalid value.
     """
     choices = choices_of(_untracked(overrides))
     jobs = jobs_of(choices)
@@ -141,7 +141,7 @@ def sweep(*overrides: str, out_dir: str | Path | None = None) -> Sweep:
 
 
 def load(path: str | Path) -> Run | Sweep:
-    """Read back a run or a sweep from its directory.
+    """Read a run or a sweep from its directory.
 
     Raises:
         FileNotFoundError: the directory holds no finished run.
@@ -162,11 +162,11 @@ def compare(
     """Compare runs or sweeps: one row per configuration.
 
     Args:
-        paths: directories, or what `run`, `sweep` and `load` return.
-        paired: compare request by request, over the requests that both sides finished.
+        paths: directories, or results of `run`, `sweep` and `load`.
+        paired: True compares request by request, over the requests that both sides finished.
         metrics: keys of `summary.json`.
         where: conditions that the runs must fulfill: `"cache.eviction=lru,slru"`.
-        baseline: the runs to compare with: a condition, or one of `paths`; None means those with
+        baseline: the runs to compare with: a condition, or one of `paths`; None means the runs with
             the first value of the first setting that is a choice.
     """
     from hicache.cli.tables.comparison import table_of

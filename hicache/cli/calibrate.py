@@ -1,11 +1,11 @@
-"""Find the constant of a server, `scheduler.server_s`, from its log.
+"""Estimate a server's constant latency, `scheduler.server_s`, from its log.
 
 hicache calibrate measured.jsonl model=llama3_8b hardware=h100 parallel.tp=1
 
-The log is that of `hicache validate`; the settings name the model and the machine. Of the requests
-without hits, the constant is what the simulated prefill leaves of the measured TTFT. Requests that
-waited for others have more, so the tenth percentile counts. `python -m experiments.calibrate` fits
-a whole machine instead, by running a model on it.
+The log has the format of `hicache validate`; the settings name the model and the machine. For each
+request without hits, the program subtracts the simulated prefill time from the measured TTFT. It
+prints the tenth percentile, since requests that waited in the queue have larger differences.
+`python -m experiments.calibrate` instead fits a whole machine, by running a model on it.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,6 @@ from hicache.results.server_log import HIT_COLUMNS, read_measured
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the setting."""
     parser = parser_of("hicache calibrate", __doc__)
     parser.add_argument("measured", type=Path, help="log of the server")
     parser.add_argument("overrides", nargs="*", help="settings: model, machine, chunk size")

@@ -1,11 +1,12 @@
-"""Check a policy class of your own on small runs with tight pools and slow storage.
+"""Check your policy class on small runs with tight pools and slow storage.
 
 hicache check-policy my_policies:Mine
 hicache check-policy my_policies:Mine --args weight=0.5
 hicache check-policy my_policies:Mine --knob scheduler.order
 
-Every invariant of the cache is checked after every step. A run must give the same result when it is
-repeated and when it takes one decode step at a time, and two ranks must make equal decisions.
+The program checks every invariant of the cache after every step. A run must give the same result
+when it is repeated and when it takes one decode step at a time, and two ranks must make equal
+decisions.
 """
 
 import importlib
@@ -21,7 +22,7 @@ from hicache.cli.schema import config_of
 from hicache.engine.policy import METHODS
 from hicache.results.metrics import Result, summarize
 
-# the method of a class for a single decision; what a class for cache.policy may have: METHODS
+# the method that a class for each knob must have; a cache.policy class has some of METHODS
 POINTS = {
     "cache.checkpoints": "lengths",
     "prefetch.stop": "waits",
@@ -39,7 +40,6 @@ POOLS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Check the class; exit with 1 if it fails."""
     parser = parser_of("hicache check-policy", __doc__)
     parser.add_argument("policy", metavar="module:Class", help="class to check")
     parser.add_argument(
@@ -60,10 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def knob_of(policy: str) -> str:
-    """The knob that a class is for, by what it has.
+    """Return the knob that a policy class fills, from the methods it has.
 
     Raises:
-        ValueError: it is for none, or for more than one.
+        ValueError: it fits no knob, or more than one.
     """
     module, _, name = policy.partition(":")
     if not name:
@@ -76,11 +76,6 @@ def knob_of(policy: str) -> str:
 
 
 def knob_of_class(policy: type) -> str:
-    """Return the knob that a policy class fills, which its methods decide.
-
-    Raises:
-        ValueError: its methods fit no knob, or several.
-    """
     knobs = [knob for knob, method in POINTS.items() if hasattr(policy, method)]
     single = {"sort_key", *(("may_stop", "deadline_ns") if hasattr(policy, "waits") else ())}
     if any(hasattr(policy, method) for method in METHODS if method not in single):
@@ -95,10 +90,10 @@ def knob_of_class(policy: type) -> str:
 
 
 def findings(knob: str, settings: Sequence[str]) -> Iterator[str]:
-    """One line for each thing that was tried and held.
+    """Yield one line for each check that passed.
 
     Raises:
-        ValueError: runs that must be equal are not.
+        ValueError: runs that must be equal differ.
     """
     for model, pools in POOLS.items():
         base = (*TIGHT, *pools)

@@ -1,4 +1,4 @@
-"""What programs have in common: usage from a docstring, and errors in one sentence."""
+"""Shared by all programs: usage from a docstring, and errors in one sentence."""
 
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -9,7 +9,7 @@ from hicache.cli.job import report_error
 
 
 def parser_of(program: str, usage: str | None) -> ArgumentParser:
-    """Return a parser for `program`; `--help` prints `usage`, its docstring, as it stands."""
+    """Return a parser for `program`; `--help` prints `usage`, a docstring, without reflowing it."""
     return ArgumentParser(
         prog=program,
         description=usage,
@@ -19,7 +19,7 @@ def parser_of(program: str, usage: str | None) -> ArgumentParser:
 
 @contextmanager
 def in_one_sentence() -> Iterator[None]:
-    """End the program with what went wrong; Hydra would turn a callback's error into a warning."""
+    """Print an error in one sentence and exit; Hydra would only warn of a callback's error."""
     try:
         yield
     except Exception as error:

@@ -7,11 +7,11 @@ hicache compare SWEEP --where storage.read_gbps=2,4 --baseline cache.eviction=lr
 hicache compare SWEEP --json            (or --csv, --markdown)
 hicache compare SWEEP --paired          request by request
 
-Runs that differ only in window and seed share one row, which shows their median and range. A row is
-compared with the baseline that has most settings in common with it. Without --baseline, baselines
-are the rows with the first value of the first setting that is a choice rather than a number.
---paired compares the requests that both sides finished, with 95 % intervals if there are enough
-windows (`workload.windows`).
+Runs that differ only in window and seed share one row, which shows their median and range. Each row
+is compared with the baseline that shares the most settings with it. Without --baseline, the
+baselines are the rows with the first value of the first setting that is a choice rather than a
+number. --paired compares the requests that both sides finished, with 95 % intervals if there are
+enough windows (`workload.windows`).
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,6 @@ FORMS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table in the chosen form."""
     parser = parser_of("hicache compare", __doc__)
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="RUN_OR_SWEEP", help="result directories"

@@ -1,4 +1,4 @@
-"""The terminal, and tables on it, of which nothing is ever elided."""
+"""The terminal, and tables on it that never cut off text."""
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -8,13 +8,12 @@ WIDTH = 140
 
 
 def console() -> Console:
-    """Standard output, at one width wherever it is not a terminal; it prints text as it stands."""
     terminal = _console(None)
     return terminal if terminal.is_terminal else _console(WIDTH)
 
 
 def show_table(terminal: Console, table: Table, *, wraps: bool = False) -> None:
-    """Print a table as wide as it is; `wraps`: to a terminal as narrow as its words allow."""
+    """Print a table at its full width; if `wraps`, break lines (not words) to fit a terminal."""
     size = Measurement.get(terminal, terminal.options.update(width=10_000), table)
     is_narrow = wraps and terminal.is_terminal
     width = max(terminal.width, size.minimum) if is_narrow else size.maximum

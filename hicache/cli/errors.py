@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf complain about, in one sentence for the person at the keyboard."""
+"""Turns errors of Hydra and OmegaConf into one sentence for the user."""
 
 import difflib
 import re
@@ -8,7 +8,7 @@ from hydra.errors import OverrideParseException
 
 from hicache.cli.schema import known_keys
 
-# the extra of this package that installs each optional package
+# by optional package, the extra of hicache that installs it
 EXTRAS = {
     **dict.fromkeys(("pandas", "pyarrow", "matplotlib", "tabulate", "jinja2"), "analysis"),
     **dict.fromkeys(("torch", "triton", "einops"), "kernels"),
@@ -20,12 +20,10 @@ EXTRAS = {
 
 
 def missing(package: str) -> str:
-    """The sentence for an optional package that is not installed."""
     return f"{package} is not installed: pip install 'hicache[{EXTRAS[package]}]'"
 
 
 def sentence(error: BaseException) -> str:
-    """What was given and what was wanted, on one line, with the nearest knob if one is unknown."""
     if isinstance(error, OverrideParseException):
         return (
             f"cannot parse {error.override}: expected KEY=VALUE; quote a value that contains "
@@ -58,6 +56,6 @@ def _gist(text: str) -> str:
     listed = rest.partition("Config search path")[0].splitlines()[1:]
     options = takewhile(bool, map(str.strip, listed))
     wanted = ", ".join(option for option in options if option != "schema")
-    # the first line says what is wrong; those below say where in OmegaConf's terms
+    # the first line names the error; the others locate it in OmegaConf's terms
     first = said.partition("\n")[0].strip().rstrip(".:")
     return f"{first} (expected one of {wanted})" if wanted else first

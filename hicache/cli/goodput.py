@@ -1,14 +1,14 @@
-"""Goodput: the highest rate of requests at which enough of them are served in time.
+"""Goodput: the highest request rate at which a given share of requests is served in time.
 
 hicache run experiment=goodput
 hicache run goodput.num_rates=16 goodput.ttft_s=1 prefetch.stop=best_effort
 
-A request is in time if its first token and its mean time a token after that are. The workload is
-replayed at rates that grow by one factor, and load is changed by leaving sessions out (or repeating
-them with tokens of their own), not by stretching time: who is there at one rate is there at every
-higher one. The share in time is made monotone over the rates (isotonic regression, weighted by
-requests), and where it falls below the objective is interpolated. One replay has no interval: that
-takes windows (`hicache compare --paired`).
+A request is in time if its TTFT and its mean time per further token are. The workload is replayed
+at rates that grow by a constant factor. To change the rate, `replay` leaves sessions out, or
+repeats them with tokens of their own; it does not stretch time. Every session of one rate is also
+part of every higher rate. The share in time is made monotone over the rates (isotonic regression,
+weighted by requests), and the rate at which it falls below the objective is interpolated. One
+replay gives no interval: for that, use windows (`hicache compare --paired`).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,32 +23,30 @@ from hicache.config import ExperimentConfig, GoodputConfig
 from hicache.results.metrics import Progress, RequestRecord, Result, Status
 from hicache.workload.workload import Workload, load_workload, repeat_sessions, sample_sessions
 
-SPAN = 24.0  # from the lowest rate to the highest
+SPAN = 24.0  # ratio of the highest rate to the lowest
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """What came of every rate, in rising order: [R] each."""
+    """The results at all R rates, in rising order: [R] each."""
 
-    rates: Floats  # requests a second
-    in_time: Floats  # requests
-    served: Floats  # requests
+    rates: Floats  # requests per second
+    in_time: Floats  # number of requests served in time
+    served: Floats  # number of requests served
 
     def shares(self) -> Floats:
-        """Of the requests at each rate, those in time."""
         return np.asarray(self.in_time / self.served)
 
     def goodput(self, share: float) -> float:
-        """The rate at which the share in time crosses `share`.
+        """Return the rate (requests per second) at which the share in time crosses `share`.
 
-        0 if it is below that at the lowest rate already; the highest rate if it never is.
+        0 if the share is too low even at the lowest rate; the highest rate if it is never too low.
         """
         return crossing(self.rates, falling(self.shares(), self.served), share)
 
 
 def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
-    """One run, and what its `goodput` asks besides."""
     result = experiment.run(config, progress=progress)
     if not config.goodput.num_rates:
         return result
@@ -67,7 +65,7 @@ def climb(config: ExperimentConfig) -> Ladder:
     """Replay the workload at every rate, from the lowest.
 
     Raises:
-        ValueError: requests do not come at rates.
+        ValueError: the workload has no fixed arrival times.
     """
     if not config.workload.is_timed:
         raise ValueError(
@@ -82,7 +80,6 @@ def climb(config: ExperimentConfig) -> Ladder:
 
 
 def replay(config: ExperimentConfig, whole: Workload, times: float) -> Result:
-    """A run of the workload at so many times its own rate."""
     change = sample_sessions if times <= 1 else repeat_sessions
     part: Workload = change(whole, times, config.seed)
     return experiment.run(
@@ -93,7 +90,6 @@ def replay(config: ExperimentConfig, whole: Workload, times: float) -> Result:
 def ladder_of(
     found: Sequence[Sequence[RequestRecord]], wanted: GoodputConfig, span_s: float
 ) -> Ladder:
-    """Count the records of all rates."""
     served = np.array([len(records) for records in found], float)
     in_time = np.array([sum(is_in_time(each, wanted) for each in part) for part in found], float)
     kept = np.flatnonzero(np.diff(served, prepend=0))  # two shares may keep the same sessions
@@ -101,7 +97,6 @@ def ladder_of(
 
 
 def is_in_time(record: RequestRecord, wanted: GoodputConfig) -> bool:
-    """Whether one request was served as promised."""
     ttft_ns, finish_ns, first_ns = record.ttft_ns, record.finish_ns, record.first_token_ns
     if record.status is not Status.finished or ttft_ns is None or finish_ns is None:
         return False
@@ -111,8 +106,8 @@ def is_in_time(record: RequestRecord, wanted: GoodputConfig) -> bool:
 
 
 def falling(shares: Floats, weights: Floats) -> Floats:
-    """The nearest shares, by weighted squares, that never rise: pools of adjacent violators."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    """Return the nearest non-rising shares in weighted least squares (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # (mean, weight, number of rates)
     for share, weight in zip(shares.tolist(), weights.tolist(), strict=True):
         pool = (share, weight, 1)
         while pools and pools[-1][0] < pool[0]:
@@ -125,7 +120,6 @@ def falling(shares: Floats, weights: Floats) -> Floats:
 
 
 def crossing(rates: Floats, shares: Floats, wanted: float) -> float:
-    """Where shares that never rise fall below what is wanted, on straight lines between rates."""
     above = int(np.count_nonzero(shares >= wanted))
     if above == 0:
         return 0.0
@@ -136,6 +130,5 @@ def crossing(rates: Floats, shares: Floats, wanted: float) -> float:
 
 
 def span_s(workload: Workload, warm_up_s: float) -> float:
-    """Seconds in which the requests that count arrive, a second at least."""
     arrivals = [request.arrival_ns / SECOND_NS for request in workload.requests]
     return max(max(arrivals) - max(min(arrivals), warm_up_s), 1.0)

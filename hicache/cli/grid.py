@@ -1,7 +1,7 @@
 """The jobs of a sweep: the overrides of each, and the name of its directory.
 
-A job is named after its number and the settings that differ between jobs, as in
-`7_eviction=lru,host_gib=64,seed=0`. Jobs of older sweeps have a number only.
+The name of a job is its number and the settings that differ between jobs, as in
+`7_eviction=lru,host_gib=64,seed=0`. Jobs of older sweeps have only a number.
 """
 
 import re
@@ -23,7 +23,6 @@ NUMBERED = re.compile(r"(\d+)(?:_|$)")
 
 
 def choices_of(overrides: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values that overrides list for each key, each as `KEY=VALUE`."""
     hydra = GlobalHydra.instance()
     loader = hydra.config_loader() if hydra.is_initialized() else None  # for glob(*)
     return {
@@ -36,31 +35,27 @@ def choices_of(overrides: Sequence[str]) -> dict[str, list[str]]:
 
 
 def jobs_of(choices: dict[str, list[str]]) -> list[list[str]]:
-    """Return the overrides of every job, in Hydra's order: the last key varies fastest."""
     return [list(job) for job in product(*choices.values())]
 
 
 def choices_of_sweep(config: DictConfig) -> dict[str, list[str]]:
-    """Return the choices of a composed sweep: those of `hydra.sweeper.params`, and those typed."""
+    """Return the choices of a composed sweep: from `hydra.sweeper.params` and the command line."""
     params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     return choices_of([*params, *config.hydra.overrides.task])
 
 
 @cache
 def stored_choices(directory: Path) -> dict[str, list[str]]:
-    """Return the choices of the sweep in a directory, which Hydra stores before the first job."""
     return choices_of_sweep(read_yaml(directory / "multirun.yaml", DictConfig))
 
 
 def varied(overrides: Sequence[str], choices: dict[str, list[str]]) -> list[str]:
-    """Return those overrides of a job that are not the same in all jobs of its sweep."""
     keys = {key for key, values in choices.items() if len(values) > 1}
     # Hydra escapes the colon of module:Class
     return [re.sub(r"\\(.)", r"\1", each) for each in overrides if each.partition("=")[0] in keys]
 
 
 def name_of(number: int, overrides: Sequence[str]) -> str:
-    """Return the name of a job with these varied overrides: `7_eviction=lru,seed=0`."""
     pairs = [each.lstrip("+").split("=", 1) for each in overrides]
     ends = Counter(key.rpartition(".")[2] for key, _ in pairs)
     parts = []
@@ -71,7 +66,6 @@ def name_of(number: int, overrides: Sequence[str]) -> str:
 
 
 def find_jobs(directory: Path) -> dict[int, Path]:
-    """Return the job directories of a sweep by number, in ascending order."""
     found = {
         int(match[1]): path
         for path in directory.iterdir()
@@ -81,10 +75,10 @@ def find_jobs(directory: Path) -> dict[int, Path]:
 
 
 def subdir(*, _root_: Any) -> str:
-    """Return the directory of a job below that of its sweep, for `hydra.sweep.subdir`."""
+    """Return the job's directory relative to its sweep, for `hydra.sweep.subdir`."""
     hydra = _root_.hydra
     directory, number = Path(hydra.sweep.dir), int(hydra.job.num)
     begun = find_jobs(directory).get(number)
-    if begun is not None:  # it goes on there, whatever an earlier version called it
+    if begun is not None:  # continue in this directory, even if an earlier version named it
         return begun.name
     return name_of(number, varied(hydra.overrides.task, stored_choices(directory)))

@@ -1,10 +1,8 @@
-"""One run, from a composed config to the files it leaves behind.
+"""One run, from a composed config to its files; the last file written is `summary.json`.
 
-The last of them is `summary.json`: a run that has one has everything else.
-
-A bad input ends in one sentence: on stderr, in `error.txt` of the run directory, and nowhere a
-traceback, unless `HICACHE_TRACEBACK=1` asks for one. So does a disk that is full: a run that had
-come to its end is printed all the same.
+A bad input ends the run with one sentence on stderr and in `error.txt` of the run directory; only
+`HICACHE_TRACEBACK=1` adds a traceback. A full disk ends it in the same way, but the results of a
+run that reached its end are printed first.
 """
 
 import errno
@@ -40,13 +38,11 @@ BAD_INPUT = (ValueError, OSError, StorageError, *CONFIG_ERRORS)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-Run = Callable[..., Result]  # what carries out an experiment: `hicache.experiment.run`
+Run = Callable[..., Result]  # executes an experiment: `hicache.experiment.run`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run that came to its end."""
-
     out_dir: Path
     config: ExperimentConfig
     summary: dict[str, float | int]
@@ -65,12 +61,12 @@ def run_job(
     bar: ProgressBar,
     show: Callable[[Outcome], None],
 ) -> Outcome:
-    """Run what `config` says and write everything about it into `out_dir`; then `show` it.
+    """Run `config`, write all results into `out_dir`, and then call `show`.
 
-    It is shown all the same if not all of it can be written.
+    `show` is called even if some results cannot be written.
 
     Raises:
-        ValueError: there is nothing to report, or no memory for it.
+        ValueError: the run has no results, or lacks memory.
     """
     started = time.perf_counter()
     loaded = set(sys.modules)
@@ -148,9 +144,9 @@ def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], N
 
 
 def _forget_modules(config: ExperimentConfig, loaded: set[str]) -> None:
-    """Drop the modules of the user's policies, and those beside them, unless they were `loaded`.
+    """Unload the modules of the user's policies and their siblings, except those in `loaded`.
 
-    The next job of this process imports them anew, so nothing that they keep reaches it.
+    The next job of this process imports them again, so no state in them reaches it.
     """
     names = {name.partition(":")[0] for _, name in provenance.policies_of(config) if ":" in name}
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names - loaded]
@@ -162,7 +158,6 @@ def _forget_modules(config: ExperimentConfig, loaded: set[str]) -> None:
 
 
 def begin(config: ExperimentConfig, out_dir: Path) -> None:
-    """Write what is known before a run, and take away how an earlier one ended."""
     out_dir.mkdir(parents=True, exist_ok=True)
     for file in (SUMMARY_FILE, ERROR_FILE):
         (out_dir / file).unlink(missing_ok=True)
@@ -171,18 +166,17 @@ def begin(config: ExperimentConfig, out_dir: Path) -> None:
 
 
 def as_yaml(config: ExperimentConfig) -> str:
-    """What `config.yaml` holds: everything that was configured."""
     return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
 
 
 def report_error(error: Exception, out_dir: Path | None = None) -> int:
-    """Tell the reader what went wrong, and return the exit code: 2 for bad input, 1 for a bug."""
+    """Report an error to the user, and return the exit code: 2 for bad input, 1 for a bug."""
     is_input = isinstance(error, BAD_INPUT) or _missing_package(error) is not None
     if os.environ.get("HICACHE_TRACEBACK") == "1" or not is_input:
         text = "".join(traceback.format_exception(error)).rstrip()
     else:
         text = one_sentence(error, out_dir)
-    if isinstance(error, PolicyError):  # its author looks for the lines of the class
+    if isinstance(error, PolicyError):  # the author of the policy needs the line numbers
         cause = error.__cause__
         lines = [] if cause is None else traceback.format_exception(cause, chain=False)
         text = "\n".join([*"".join([*lines, error.place]).splitlines(), one_sentence(error)])
@@ -194,19 +188,18 @@ def report_error(error: Exception, out_dir: Path | None = None) -> int:
         file = out_dir / ERROR_FILE
         try:
             file.write_text(text + "\n")
-        except OSError:  # half a sentence would be read as the reason
+        except OSError:  # a truncated sentence would mislead
             file.unlink(missing_ok=True)
     return 2 if is_input else 1
 
 
 def _missing_package(error: Exception) -> str | None:
-    # the optional package that an import did not find
+    # the optional package whose import failed; None for other errors
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     return name if name in EXTRAS else None
 
 
 def one_sentence(error: Exception, out_dir: Path | None = None) -> str:
-    """The message of an error, on one line; `out_dir`: where the run was writing."""
     package = _missing_package(error)
     if package is not None:
         return missing(package)

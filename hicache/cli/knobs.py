@@ -2,7 +2,7 @@
 
 python -m hicache.cli.knobs > docs/knobs.md
 
-The meaning of a knob is the comment above or behind its field; for an enum, the docstring of the
+The meaning of a knob is the comment above or after its field; for an enum, the docstring of the
 enum and the comments of its members.
 """
 
@@ -30,8 +30,6 @@ hicache run --cfg job ...                      print the configuration, run noth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One field of a group."""
-
     name: str
     default: str
     limits: str
@@ -39,10 +37,10 @@ class Knob:
 
 
 def help_of(groups: Sequence[str]) -> str:
-    """Return what `--help` prints: the knobs of `groups`, or the list of groups if it is empty.
+    """Return the text of `--help`: the knobs of `groups`, or the list of groups if it is empty.
 
     Raises:
-        ValueError: there is no such group.
+        ValueError: a group does not exist.
     """
     known = groups_of()
     for group in groups:
@@ -55,7 +53,6 @@ def help_of(groups: Sequence[str]) -> str:
 
 
 def groups_of() -> dict[str, type]:
-    """The groups of the config and their classes, in its order."""
     return {
         item.name: item.type
         for item in fields(ExperimentConfig)
@@ -64,7 +61,6 @@ def groups_of() -> dict[str, type]:
 
 
 def knobs_of(kind: type, prefix: str) -> Iterator[Knob]:
-    """The knobs of one class, and those of what is nested in it."""
     assert is_dataclass(kind)
     comments = comments_of(kind)
     for item in fields(kind):
@@ -82,7 +78,6 @@ def knobs_of(kind: type, prefix: str) -> Iterator[Knob]:
 
 
 def as_markdown() -> str:
-    """docs/knobs.md."""
     parts = [
         "# Every knob",
         "`group.knob=value` on the command line sets a knob, and `group=option` loads a file of "
@@ -173,7 +168,6 @@ def _limits(item: Field[object]) -> str:
 
 
 def _choices(item: Field[object]) -> str:
-    """The members of an enum, each with its comment."""
     kinds = [item.type, *get_args(item.type)]
     enums = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]
     if not enums:
@@ -188,7 +182,7 @@ def _choices(item: Field[object]) -> str:
 
 @cache
 def comments_of(kind: type) -> dict[str, str]:
-    """The comment above or behind each assignment in the body of a class."""
+    """Return the comment above or after each assignment in the body of a class."""
     source = textwrap.dedent(inspect.getsource(kind))
     lines = source.splitlines()
     found: dict[str, str] = {}

@@ -23,7 +23,6 @@ USAGE = "\n".join(
 
 
 def main() -> None:
-    """Run the subcommand that the first argument names."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
         print(USAGE)
@@ -33,7 +32,7 @@ def main() -> None:
     module = COMMANDS[name][0]
     if module.startswith("experiments.") and util.find_spec("experiments") is None:
         sys.exit(f"hicache {name} needs the repository: run it at the root of a checkout")
-    sys.path.insert(0, "")  # the user's own modules are found in the working directory
+    sys.path.insert(0, "")  # find the user's modules in the working directory
     sys.argv[:2] = [f"hicache {name}"]
     try:
         import_module(module).main()

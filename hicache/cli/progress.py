@@ -1,4 +1,4 @@
-"""Progress bars on stderr, if it is a terminal: of a run, and of the jobs of a sweep."""
+"""Progress bars on stderr for a run and for the jobs of a sweep, shown only on a terminal."""
 
 import sys
 import threading
@@ -16,7 +16,7 @@ from hicache.cli.grid import find_jobs
 from hicache.cli.stored import ERROR_FILE, SUMMARY_FILE, is_finished
 from hicache.results.metrics import Progress
 
-LOOK_S = 0.5  # between two looks at the directories of jobs
+LOOK_S = 0.5  # seconds between two scans of the job directories
 
 
 def _new_bar(text: str) -> rich_progress.Progress | None:
@@ -30,22 +30,18 @@ def _new_bar(text: str) -> rich_progress.Progress | None:
         rich_progress.TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # what goes to a file still goes there
+        redirect_stdout=sys.stdout.isatty(),  # output to a file stays in the file
     )
 
 
 class ProgressBar:
-    """Shows how many requests are done and how far time has come in the run."""
-
     def __init__(self, title: str, *, is_shown: bool = True) -> None:
-        """Show nothing unless `is_shown`, as for a job of a sweep."""
         self._title = title
         self._task: rich_progress.TaskID | None = None
         text = "requests · {task.fields[time]} of simulated time"
         self._bar = _new_bar(text) if is_shown else None
 
     def show(self, progress: Progress) -> None:
-        """Redraw, if there is anything to draw on."""
         if self._bar is None:
             return
         if self._task is None:
@@ -65,8 +61,8 @@ class ProgressBar:
 class JobWatch:
     """Prints a line for each job of a sweep as it ends, and draws one bar over all jobs.
 
-    A thread of the command's own process looks at the directories of the jobs, so it works wherever
-    a launcher runs them. `line` describes a finished job, given its directory.
+    A thread of the command's own process scans the job directories, so this works with every
+    launcher. `line` describes a finished job, given its directory.
     """
 
     def __init__(self, directory: Path, num_jobs: int, line: Callable[[Path], str]) -> None:
@@ -74,7 +70,7 @@ class JobWatch:
         self._line = line
         self._before = self._ends()
         self._kept = {path for path in self._before if is_finished(path)}
-        self._ended: set[Path] = set()  # since the start
+        self._ended: set[Path] = set()  # jobs that ended since the start
         self._started_s = time.monotonic()
         self._stopped = threading.Event()
         self._bar = _new_bar("jobs{task.fields[left]}")
@@ -86,7 +82,6 @@ class JobWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Print the lines that are missing, and remove the bar."""
         self._stopped.set()
         self._thread.join()
         self._look()
@@ -97,11 +92,9 @@ class JobWatch:
                 self._print(path, "already finished, and nothing has changed since")
 
     def jobs(self) -> list[Path]:
-        """Return the directories of those jobs that have begun, in their order."""
         return list(find_jobs(self.directory).values())
 
     def left(self, now_s: float) -> str:
-        """Estimate the time that is left from the jobs that have ended so far."""
         num_left = self.num_jobs - len(self._kept | self._ended)
         if not self._ended:
             return ""
@@ -122,7 +115,7 @@ class JobWatch:
             self._bar.update(self._bar.task_ids[0], completed=done, left=left)
 
     def _ends(self) -> dict[Path, int]:
-        # when jobs ended, by the time stamp of the file that each of them writes last
+        # the time when each job ended: the modification time of its last file
         ends = {}
         for path in self.jobs():
             for name in (ERROR_FILE, SUMMARY_FILE):
@@ -137,7 +130,6 @@ class JobWatch:
 
 
 def clock(time_s: float) -> str:
-    """Seconds as a person would say them."""
     if time_s < 120:
         return f"{time_s:.0f} s"
     if time_s < 7200:

@@ -1,9 +1,8 @@
-"""What a directory already holds: finished runs are neither made twice nor mixed with others.
+"""Continues interrupted sweeps: keeps finished runs, and refuses directories of other runs.
 
-A run is finished once `summary.json` is there, the last file that it writes, and no `error.txt`. It
-is made again if what it was made of has changed: code, trace, a class of the user's own, versions.
-Hydra writes into the directories of runs before it calls us, so that those that are used are looked
-at before that, in a callback.
+A run is finished if `summary.json`, its last file, exists and `error.txt` does not. It is repeated
+if its code, trace, policy class or package versions have changed. Hydra writes into run directories
+before it calls our code, so a callback checks them earlier.
 """
 
 import copy
@@ -34,10 +33,9 @@ from hicache.results.verdict import STAGE
 
 
 class UsedDirectories(Callback):
-    """Refuses a directory that cannot be made, or in which something else has been run."""
+    """Refuses a directory that cannot be created, or that holds something else."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Look at the directory of a single run."""
         with in_one_sentence():
             check_name(config.name)
             refuse_written_password(config)
@@ -48,15 +46,14 @@ class UsedDirectories(Callback):
                 with read_write(job), open_dict(job):
                     del job["hydra"]
                 refuse_other(to_config(job), directory)
-        # so that an error message can name the run's directory
+        # lets an error message name the run's directory
         HydraConfig.instance().set_config(copy.deepcopy(config))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Look at the directory of a sweep, and at those of its jobs that have begun."""
         with in_one_sentence():
             check_name(config.name)
             refuse_written_password(config)
-            refuse_unknown(config.metrics)  # in one sentence, not in one a job
+            refuse_unknown(config.metrics)  # report once here, not once per job
             directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
             lock(directory)  # until the process ends
             if is_finished(directory):
@@ -67,10 +64,10 @@ class UsedDirectories(Callback):
 
 
 def refuse_other(config: ExperimentConfig, directory: Path) -> None:
-    """Leave alone what another configuration has made.
+    """Check that the directory holds no finished run of another configuration.
 
     Raises:
-        ValueError: there is a finished run of another configuration.
+        ValueError: it does.
     """
     if not is_finished(directory):
         return
@@ -84,7 +81,7 @@ def refuse_other(config: ExperimentConfig, directory: Path) -> None:
 
 
 def refuse_unknown(metrics: Iterable[str]) -> None:
-    """Say so before a run and not after it.
+    """Check the metric names before the run.
 
     Raises:
         ValueError: no summary has such a metric.
@@ -97,18 +94,19 @@ def refuse_unknown(metrics: Iterable[str]) -> None:
 
 
 def changes(config: ExperimentConfig, directory: Path) -> list[str]:
-    """What the finished run in the directory would be made of otherwise today."""
     made_of = directory / provenance.FILE
     then = read_json(made_of) if made_of.is_file() else {}
     return provenance.changed_since(then, config)
 
 
 class BusyError(ValueError):
-    """Another process is writing to the directory."""
+    pass
 
 
 def lock(directory: Path) -> int | None:
-    """Keep other processes from running in the directory until the returned descriptor is closed.
+    """Lock the directory against other runs until the caller closes the returned descriptor.
+
+    Return None if the file system cannot lock directories.
 
     Raises:
         BusyError: another process runs in it.
@@ -121,7 +119,7 @@ def lock(directory: Path) -> int | None:
         raise BusyError(
             f"another run is writing to {directory}: wait for its end, or name another directory"
         ) from error
-    except OSError:  # some network file systems lock no directory
+    except OSError:  # some network file systems cannot lock a directory
         os.close(descriptor)
         sys.stderr.write(f"{directory} cannot be locked: start no second run in it\n")
         return None

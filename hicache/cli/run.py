@@ -6,7 +6,7 @@ hicache run -m cache.host_gib=64,128,256 seed=0,1,2
 hicache run experiment=prefetch_stop            run a question with its grid
 hicache run --help storage                      show the knobs of a group
 
-A run writes its results to a directory, whose path is the last line printed. To continue an
+A run writes its results to a directory and prints the path as its last line. To continue an
 interrupted sweep, repeat the command with `hydra.sweep.dir=` and the directory of the sweep.
 """
 
@@ -32,8 +32,8 @@ from hicache.cli.sweep import end_early
 from hicache.cli.terminal import show_run
 from hicache.config import ExperimentConfig, inert_knobs
 
-UNEQUAL = 3  # exit code of a run whose cache has given a model wrong bytes
-LAUNCHERS = ("joblib", "ray", "submitit")  # packages whose errors mean that a worker is lost
+UNEQUAL = 3  # exit code if the cache gave a model wrong bytes
+LAUNCHERS = ("joblib", "ray", "submitit")  # errors of these packages mean a lost worker
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
 
 schema.register()
@@ -41,7 +41,7 @@ schema.register()
 
 @hydra.main(version_base="1.3", config_path=str(schema.CONF), config_name="config")
 def compose_and_run(cfg: DictConfig) -> int:
-    """Run one job; of a sweep, return the exit code so that the other jobs still run."""
+    """Run one job. In a sweep, return the exit code so that the other jobs still run."""
     out_dir = Path(HydraConfig.get().runtime.output_dir)
     is_job = HydraConfig.get().mode is RunMode.MULTIRUN
     held = None
@@ -51,8 +51,8 @@ def compose_and_run(cfg: DictConfig) -> int:
         summary = make(cfg, out_dir, is_job=is_job)
         is_wrong = summary.get("verify/unequal_count") and "verify/greedy_agreement" not in summary
         code = UNEQUAL if is_wrong and not is_job else 0
-    except Exception as error:  # whatever it was, the other jobs of the sweep are not to blame
-        # an error.txt would spoil a run that is there, or that another process makes
+    except Exception as error:  # one failed job must not stop the other jobs of the sweep
+        # do not write error.txt over a finished run, or over the run of another process
         is_used = is_finished(out_dir) or isinstance(error, BusyError)
         code = report_error(error, None if is_used else out_dir)
     finally:
@@ -64,9 +64,10 @@ def compose_and_run(cfg: DictConfig) -> int:
 
 
 def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]:
-    """Run `cfg` unless `out_dir` holds this run already, and return its summary.
+    """Run `cfg` unless `out_dir` already holds this run; return the summary.
 
-    Print a single run. The lines of jobs come from the process that has started the sweep.
+    Prints the results of a single run. For a sweep, the process that started it prints a line per
+    job.
     """
     overrides = HydraConfig.get().overrides.task
     if is_job:
@@ -101,7 +102,6 @@ def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]
 
 
 def show(outcome: Outcome) -> None:
-    """Print what came of a single run."""
     show_run(outcome)
     for metric in outcome.config.metrics:
         if metric not in outcome.summary:
@@ -109,10 +109,10 @@ def show(outcome: Outcome) -> None:
 
 
 def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
-    """What was typed and changes nothing.
+    """Return a note for each override that has no effect.
 
     Raises:
-        ValueError: it names other data or another machine, and would be taken for that.
+        ValueError: an override without effect names a trace file or a machine.
     """
     typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
     needs = {key: where for key, where in inert_knobs(config).items() if key in typed}
@@ -129,9 +129,8 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run, with what Hydra finds wrong put in one sentence too."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us instead of being printed
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.exit(show_help([word for word in sys.argv[1:] if not word.startswith("-")]))
     with in_one_sentence():
@@ -140,7 +139,7 @@ def main() -> None:
         compose_and_run()
     except CONFIG_ERRORS as error:
         sys.exit(report_error(error))
-    except OSError as error:  # of what Hydra writes, or of a terminal that has gone
+    except OSError as error:  # Hydra cannot write its files, or the terminal is closed
         code = report_error(error, unfinished_run())
         say_what_there_is("interrupted")
         sys.exit(code)
@@ -151,14 +150,13 @@ def main() -> None:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in LAUNCHERS:
             raise
-        exit_codes = re.search(r"\{(.+)\}", str(error))  # of joblib's workers
+        exit_codes = re.search(r"\{(.+)\}", str(error))  # the exit codes of joblib's workers
         told = exit_codes[1] if exit_codes else str(error).partition("\n")[0]
         say_what_there_is(f"a worker process died ({told}), perhaps for lack of memory")
         sys.exit(1)
 
 
 def show_help(groups: Sequence[str]) -> int:
-    """Print what there is to set."""
     try:
         print(knobs.help_of(groups))
     except (ValueError, OSError) as error:
@@ -167,7 +165,7 @@ def show_help(groups: Sequence[str]) -> int:
 
 
 def unfinished_run() -> Path | None:
-    """The directory of a single run that has begun, and would not be spoilt by an error.txt."""
+    """Return the directory of a single run that has begun and has no result yet; None otherwise."""
     if not HydraConfig.initialized() or HydraConfig.get().mode is RunMode.MULTIRUN:
         return None
     out_dir = Path(HydraConfig.get().run.dir)
@@ -175,7 +173,6 @@ def unfinished_run() -> Path | None:
 
 
 def say_what_there_is(why: str) -> bool:
-    """Sum up a sweep that did not come to its end; False if there is none."""
     try:
         return end_early(why)
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""What Hydra must know of the configuration, and the way from its config to ours.
+"""Registers the config schema with Hydra, and converts Hydra's config to our dataclasses.
 
-Frozen dataclasses cannot be composed over (OmegaConf marks them read-only), so the schemas are
-stored with that mark cleared; `to_config` gives the frozen classes back, with their checks run.
+Hydra cannot compose over frozen dataclasses (OmegaConf marks them read-only), so `register` clears
+that mark; `to_config` returns the frozen classes and runs their checks.
 """
 
 import copy
@@ -32,9 +32,9 @@ from hicache.models.shapes import least_tp
 from hicache.storage.passwords import PASSWORD, PASSWORD_FILE, hide, mask
 
 CONF = Path(__file__).parents[1] / "conf"
-# knobs that take the place of all a group's file says, and the option to which they belong
+# knobs that replace a whole group file, and the option that selects them
 IMPLIED = {"model.from_hf": "model=from_hf", "workload.path": "workload=trace"}
-# settings of a launcher that are ours: no dashboard, no log of the workers in the driver's output
+# our launcher settings: no dashboard, no worker logs in the driver's output
 OF_LAUNCHERS = {
     "hydra/launcher=ray": [
         f"+hydra.launcher.ray.init.{key}=false" for key in ("include_dashboard", "log_to_driver")
@@ -44,12 +44,12 @@ OF_LAUNCHERS = {
 
 @cache
 def config_of(*overrides: str) -> ExperimentConfig:
-    """What `hicache run OVERRIDES` would run.
+    """Return the config of `hicache run OVERRIDES`.
 
-    Hydra composes once for each choice of files, which takes long, and values are set in a copy.
+    Hydra composes once for each choice of files, which is slow; values are set in a copy.
 
     Raises:
-        ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
+        ValueError: a knob is unknown, lacks a required value or has an invalid one.
     """
     told = OverridesParser.create().parse_overrides(with_implied(overrides))
     values = [each for each in told if _is_value(each)]
@@ -66,7 +66,7 @@ def config_of(*overrides: str) -> ExperimentConfig:
 @cache
 def _composed(*overrides: str) -> DictConfig:
     register()
-    ready = GlobalHydra.instance().is_initialized()  # inside `experiments.run` it is
+    ready = GlobalHydra.instance().is_initialized()  # true inside `experiments.run`
     with nullcontext() if ready else initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(overrides))
 
@@ -79,7 +79,6 @@ def _is_value(override: Override) -> bool:
 
 
 def with_implied(overrides: Sequence[str]) -> list[str]:
-    """What was typed, and the options that it takes for granted."""
     typed = {override.lstrip("+").partition("=")[0] for override in overrides}
     implied = [
         option
@@ -89,21 +88,20 @@ def with_implied(overrides: Sequence[str]) -> list[str]:
     for launcher, settings in OF_LAUNCHERS.items():
         if launcher in overrides:
             implied += settings
-    return [*overrides, *implied]  # at the end: argparse wants overrides side by side
+    return [*overrides, *implied]  # at the end, since argparse wants overrides to be adjacent
 
 
 @cache
 def register() -> None:
-    """Tell Hydra the type of every group, as its option `schema`, and of the root."""
     store = ConfigStore.instance()
     root = _writable(ExperimentConfig)
-    for key in root.model:  # each model's file says all of it, or what it leaves out is derived
+    for key in root.model:  # each model's file gives every value; missing values are derived
         root.model[key] = MISSING
     store.store(name="schema", node=root)
     for group in fields(ExperimentConfig):
         if isinstance(group.type, type) and is_dataclass(group.type):
             store.store(group=group.name, name="schema", node=_writable(group.type))
-    # two runs that start in the same microsecond keep apart; cached: one value for a whole sweep
+    # separates runs that start in the same microsecond; cached: one value per sweep
     OmegaConf.register_new_resolver(
         "run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True
     )
@@ -111,15 +109,15 @@ def register() -> None:
 
 
 def without_passwords(overrides: Sequence[str]) -> list[str]:
-    """What was typed, with passwords of storage.root hidden from Hydra, which writes it down."""
+    """Hide the passwords of storage.root in overrides, since Hydra writes overrides to files."""
     return [hide(each) if re.match(r"\+*storage\.root=", each) else each for each in overrides]
 
 
 def refuse_written_password(cfg: DictConfig) -> None:
-    """Check that no YAML file holds the password of a server: Hydra would write it down again.
+    """Check that no YAML file contains a server's password, since Hydra would write it again.
 
     Raises:
-        ValueError: one does.
+        ValueError: a file contains one.
     """
     stored: Any = OmegaConf.to_container(cfg.storage, resolve=False)
     root = str(stored["root"])
@@ -131,10 +129,10 @@ def refuse_written_password(cfg: DictConfig) -> None:
 
 
 def to_config(cfg: DictConfig) -> ExperimentConfig:
-    """The frozen dataclasses of a composed config.
+    """Return the frozen dataclasses of a composed config.
 
     Raises:
-        ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
+        ValueError: a knob is unknown, lacks a required value or has an invalid one.
     """
     _override_curves(cfg)
     _derive_model(cfg)
@@ -145,11 +143,11 @@ def to_config(cfg: DictConfig) -> ExperimentConfig:
 
 
 def stored_config(file: Path) -> ExperimentConfig:
-    """What a run was configured with, from the `config.yaml` that it left.
+    """Read the config of a run from its `config.yaml`.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it names a knob that there is no more.
+        FileNotFoundError: the file does not exist.
+        ValueError: it names a knob that no longer exists.
     """
     if not file.exists():
         raise FileNotFoundError(f"{file.parent} is not a run directory: it has no {file.name}")
@@ -170,7 +168,6 @@ def _frozen(cfg: DictConfig) -> ExperimentConfig:
 
 
 def known_keys(schema: type = ExperimentConfig, prefix: str = "") -> list[str]:
-    """Every knob and group there is, as `group.knob`."""
     assert is_dataclass(schema)
     keys: list[str] = []
     for item in fields(schema):
@@ -181,7 +178,6 @@ def known_keys(schema: type = ExperimentConfig, prefix: str = "") -> list[str]:
 
 
 def _derive_model(cfg: DictConfig) -> None:
-    """Fill what is missing of a model: shapes from its config.json, devices from the machine."""
     model = cfg.model
     if OmegaConf.is_missing(model, "from_hf"):
         raise ValueError("missing value: set model.from_hf to the path of a config.json")
@@ -200,7 +196,6 @@ def _derive_model(cfg: DictConfig) -> None:
 
 
 def _override_curves(cfg: DictConfig) -> None:
-    """Put what the owner of a machine has measured in place of what its profile says."""
     if cfg.hardware.table is None:
         return
     OmegaConf.set_readonly(cfg.hardware, False)  # noqa: FBT003 - OmegaConf's signature
@@ -209,7 +204,7 @@ def _override_curves(cfg: DictConfig) -> None:
 
 
 def _refuse_unknown(cfg: DictConfig, schema: type, prefix: str) -> None:
-    # `+cache.typo=1` gets past Hydra, which is told by the plus that the key is meant to be new
+    # the plus in `+cache.typo=1` tells Hydra that the key is new, so Hydra accepts it
     assert is_dataclass(schema)
     types = {item.name: item.type for item in fields(schema)}
     for key in map(str, cfg):
@@ -229,14 +224,14 @@ def _writable(schema: type) -> DictConfig:
 def _thaw(node: DictConfig) -> None:
     OmegaConf.set_readonly(node, False)  # noqa: FBT003 - OmegaConf's signature
     if OmegaConf.get_type(node) is dict:
-        OmegaConf.set_struct(node, False)  # noqa: FBT003 - likewise; its keys are the user's own
+        OmegaConf.set_struct(node, False)  # noqa: FBT003 - likewise; the user's own keys
     for key in node:
         if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
             _thaw(node[key])
 
 
 def _restore_tuples(config: object) -> None:
-    # OmegaConf knows no tuples: it hands every sequence back as a list
+    # OmegaConf has no tuples: it returns every sequence as a list
     assert is_dataclass(config)
     for item in fields(config):
         value = getattr(config, item.name)

@@ -1,4 +1,4 @@
-"""What runs have left in files, read back: a file that is damaged is named in one sentence."""
+"""Reads the files of stored runs; an error names the damaged file in one sentence."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,6 @@ Config = TypeVar("Config", DictConfig, ListConfig)
 
 
 def is_finished(out_dir: Path) -> bool:
-    """Return whether the directory holds a run that came to its end."""
     return (out_dir / SUMMARY_FILE).is_file() and not (out_dir / ERROR_FILE).exists()
 
 
@@ -22,7 +21,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in the file.
 
     Raises:
-        ValueError: it holds anything else.
+        ValueError: the file holds anything else.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -34,10 +33,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, wanted: type[Config]) -> Config:
-    """Return the mapping or the list in the YAML file, as is wanted.
+    """Return the mapping or list (`wanted`) in the YAML file.
 
     Raises:
-        ValueError: it holds anything else.
+        ValueError: the file holds anything else.
     """
     try:
         found = OmegaConf.load(path)
@@ -46,7 +45,7 @@ def read_yaml(path: Path, wanted: type[Config]) -> Config:
     except OSError as error:
         if error.errno is not None:
             raise
-        found = None  # OmegaConf takes no YAML but mappings and lists
+        found = None  # OmegaConf reads only mappings and lists
     if not isinstance(found, wanted):
         raise ValueError(f"{path} must hold a {'mapping' if wanted is DictConfig else 'list'}")
     return found

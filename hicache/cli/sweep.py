@@ -1,7 +1,7 @@
-"""A sweep as a whole: progress while it runs, and one table, figure and set of files in the end.
+"""A whole sweep: progress while it runs; one table, one figure and summary files at its end.
 
-Hydra calls `SweepProgress` in the process that started the sweep. All that it knows of the jobs it
-reads from their directories, so it does not matter which process on which machine ran which job.
+Hydra calls `SweepProgress` in the process that started the sweep. It reads the state of jobs only
+from their directories, so any process on any machine may run a job.
 """
 
 import os
@@ -33,14 +33,13 @@ from hicache.config import TrackerConfig
 from hicache.results.tracking import track_sweep
 from hicache.results.verdict import in_short, objections
 
-_WATCHES: list[JobWatch] = []  # of this process; launchers pickle callbacks, and threads cannot be
+_WATCHES: list[JobWatch] = []  # not an attribute: launchers pickle callbacks, but not threads
 
 
 class SweepProgress(Callback):
-    """Watches the jobs of a sweep, sums them up, and ends the program with 1 if any has failed."""
+    """Watches the jobs of a sweep, sums them up, and ends the program with 1 if any job failed."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Start to watch the jobs."""
         num_jobs = len(jobs_of(choices_of_sweep(config)))
         _WATCHES.append(JobWatch(Path(config.hydra.sweep.dir).absolute(), num_jobs, line_of))
 
@@ -70,7 +69,7 @@ class SweepProgress(Callback):
 
 
 def end_early(why: str) -> bool:
-    """Sum up the sweep that this process has started, if any, and say `why` it ends early."""
+    """Sum up the sweep that this process started, and print `why` it ends early; False if none."""
     if not _WATCHES:
         return False
     watch = _WATCHES.pop()
@@ -89,7 +88,7 @@ def end_early(why: str) -> bool:
 def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> None:
     """Print the table of finished jobs, and write `sweep.csv`, `.json`, `.png` and `.pdf`.
 
-    Does neither, and says so, if pandas is not installed.
+    Without pandas, print a note instead.
     """
     if find_spec("pandas") is None:
         sys.stderr.write(f"no table of the sweep: {missing('pandas')}\n")

@@ -1,4 +1,4 @@
-"""What a run says on the terminal when it is done: where every token came from, and the price."""
+"""The summary of a finished run on the terminal: the origin of every token, and the latencies."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ TIERS = (
     ("storage hit", "cache/storage_hit_tokens"),
     ("computed", "cache/computed_tokens"),
 )
-# kept apart from the above, and shown when there are any
+# shown after the above, if there are any
 OTHERS = (
     ("recomputed after retraction", "cache/recomputed_tokens"),
     ("rejected", "cache/rejected_tokens"),
@@ -40,7 +40,6 @@ assert [key for _, key in TIMES[1:]] == list(TTFT_PARTS)
 
 
 def show_run(outcome: Outcome) -> None:
-    """Print the summary of one run."""
     summary, terminal = outcome.summary, console()
     terminal.print(_title(outcome))
     for note in outcome.notes:
@@ -65,7 +64,6 @@ def show_run(outcome: Outcome) -> None:
 
 
 def line_of(job: Path) -> str:
-    """Return the results of a finished job in one line."""
     summary, timing = read_json(job / SUMMARY_FILE), read_json(job / "timing.json")
     return (
         f"token hit rate {summary['cache/token_hit_rate']:.3f}, "
@@ -76,7 +74,6 @@ def line_of(job: Path) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time with three figures, in the unit that suits it."""
     if value == 0:
         return "0 s"
     if value < 1e-3:
@@ -87,7 +84,6 @@ def seconds(value: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes as a person would say them."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -179,7 +175,7 @@ def _reasons(summary: Mapping[str, float]) -> str:
 
 
 def _shares(summary: Mapping[str, float], key: str, names: Iterable[str]) -> str:
-    """The parts that a key with a place for these names has, as shares of their sum."""
+    """Format a key's values for these names, which fill its placeholder, as shares of their sum."""
     parts = {name: summary[key.format(name)] for name in names}
     total = sum(parts.values())
     told = [

@@ -1,11 +1,11 @@
-"""Compare a run with what a server measured for the same requests.
+"""Compare a run with a server's measurements of the same requests.
 
 hicache validate RUN measured.jsonl
 
 RUN is the directory of a run. measured.jsonl holds one JSON object for each request of the server:
 arrival, ttft and latency in seconds, prompt and output in tokens, and device_hit, host_hit and
-storage_hit in tokens where they are known. Errors are in percentage points for hits, otherwise in
-percent. docs/published.md shows how far published measurements are from simulated ones.
+storage_hit in tokens if known. Errors of hits are in percentage points, all others in percent.
+docs/published.md compares published measurements with simulated ones.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,6 @@ from hicache.results.server_log import compare_measured, read_measured
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
     parser = parser_of("hicache validate", __doc__)
     parser.add_argument("run", type=Path, help="directory of a run")
     parser.add_argument("measured", type=Path, help="log of the server")

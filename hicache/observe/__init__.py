@@ -1,1 +1,1 @@
-"""What a run records about itself: why tokens are computed, and a timeline of all that happened."""
+"""Records why a run computes tokens, and a timeline of all its events."""

@@ -13,23 +13,23 @@ from hicache.scheduler.request_state import RequestState
 
 @dataclass(slots=True)
 class Case:
-    """Why one request computes what it computes.
+    """The reasons why one request computes its tokens.
 
-    `spans`: of its first admission, and of later ones, after retractions.
+    `spans`: two lists, for its first admission and for those after retractions.
     """
 
-    came_len: int = 0  # tokens that were usable when it was submitted
-    found_len: int = 0  # tokens that were usable at the last match
-    match: MatchResult | None = None  # what it takes at the admission under way
+    came_len: int = 0  # usable tokens at submission
+    found_len: int = 0  # usable tokens at the last match
+    match: MatchResult | None = None  # the match that the current admission uses
     missing: list[Span] = field(default_factory=list)  # from `found_len` to the last page boundary
     spans: tuple[list[Span], list[Span]] = field(default_factory=lambda: ([], []))
 
 
 class Explainer(PageHistory):
-    """Keeps the history of the pages, and explains each admission by it.
+    """Keeps the history of the pages, and uses it to explain each admission.
 
-    `cases`: of the requests submitted so far, by id. Engines may share one; the caller may remove a
-    request that has ended.
+    `cases`: the submitted requests by id. Engines may share one; the caller may remove a request
+    that has ended.
     """
 
     def __init__(
@@ -41,7 +41,6 @@ class Explainer(PageHistory):
         *,
         names_evictions: bool,
     ) -> None:
-        """`names_evictions`: whether a span lists the evictions that caused it."""
         super().__init__(registry, kinds)
         self.cases = cases
         self._config = config
@@ -49,14 +48,12 @@ class Explainer(PageHistory):
         self._page = kinds.page_size
 
     def matched(self, req: RequestState, match: MatchResult) -> None:
-        """Keep the usable length of the first match and of the last one."""
         case = self.cases.get(req.request.id)
         if case is None:
             case = self.cases[req.request.id] = Case(came_len=match.usable_len)
         case.found_len = match.usable_len
 
     def starting(self, req: RequestState, match: MatchResult) -> None:
-        """Find out why pages are missing, before the request takes anything."""
         case, page = self.cases[req.request.id], self._page
         is_again = req.admitted_ns is not None
         first, reach = case.found_len // page, (req.target_len - 1) // page
@@ -82,7 +79,6 @@ class Explainer(PageHistory):
             case.missing.append(Span(seen * page, reach * page, "first_seen"))
 
     def admitted(self, req: RequestState) -> None:
-        """Give each token of `[cached_len, target_len)` a reason."""
         case, page = self.cases[req.request.id], self._page
         cached_len, target_len = req.cached_len, req.target_len
         is_again = req.admitted_ns is not None
@@ -99,7 +95,6 @@ class Explainer(PageHistory):
         case.spans[is_again].extend(_own(span) if is_again else span for span in spans)
 
     def canceled(self, req: RequestState) -> None:
-        """Forget the pages that only this request was to compute."""
         self.forget(req.sequence)
 
     def _unused(self, case: Case) -> str:
@@ -116,7 +111,7 @@ class Explainer(PageHistory):
 
 
 def _own(span: Span) -> Span:
-    # pages that a retracted request finds unpublished are its own
+    # a retracted request computed the pages itself that are not published
     if span.reason in ("first_seen", "being_computed", "thrown_away"):
         return span._replace(reason="retracted")
     return span

@@ -1,7 +1,7 @@
 """The history of every page of a workload: where it was held, how it was lost, what storage has.
 
-A page's number stands for all tokens up to its end, so equal numbers mean equal prefixes; along a
-prefix they rise. In simulated runs the cache itself names pages by their numbers.
+A page's number stands for all tokens up to the page's end, so equal numbers mean equal prefixes.
+Numbers rise along a prefix. In simulated runs the cache itself uses these numbers as page names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,9 +23,9 @@ PageNumbers = NDArray[np.int32]
 
 
 class Stored:
-    """How far a page, a window page or a state is on its way to storage.
+    """The progress of a page, a window page or a state to storage.
 
-    Plain numbers, since enum members would be converted at every access to a table.
+    Plain integers, since every access to a table would convert enum members.
     """
 
     never: Final = 0  # no write of it was queued
@@ -34,22 +34,21 @@ class Stored:
     written: Final = 3
 
 
-# of `PageHistory.marks`
+# bits of `PageHistory.marks`
 ON_DEVICE, ON_HOST, WAS_HELD, WAS_COPIED, COPY_DROPPED = (np.uint8(1 << bit) for bit in range(5))
 IS_HELD = ON_DEVICE | ON_HOST
 HAS_COPY = ON_HOST | WAS_HELD | WAS_COPIED
-UNOWNED, THROWN_AWAY = 0, -1  # of `PageHistory.owners`; otherwise the id of a request plus one
+UNOWNED, THROWN_AWAY = 0, -1  # of `PageHistory.owners`; other values are a request id plus one
 
 
 class PageRegistry:
-    """What is known of pages on all engines that share a storage.
+    """The pages known to all engines that share a storage.
 
-    `is_seen`: the page was in an admitted request, or storage was found to have it. `stored` and
-    `written_ns`, the time of the write's end: by kind and page number.
+    `is_seen`: the page was in an admitted request, or storage reported it. `stored` and
+    `written_ns` (the time when the write ended): by kind and page number.
     """
 
     def __init__(self, pages: Mapping[int, TokenSpans], num_kinds: int = len(KIND_NAMES)) -> None:
-        """`pages`: of each request, by its id, the numbers of its whole pages."""
         ends = (int((each.starts + each.counts).max(initial=0)) for each in pages.values())
         self.num_pages = max(ends, default=0)
         self.is_seen = np.zeros(self.num_pages, bool)
@@ -57,7 +56,6 @@ class PageRegistry:
         self.written_ns = [np.zeros(self.num_pages, np.int64) for _ in range(num_kinds)]
 
     def warm(self, requests: Iterable[Request], names: PageNames, kinds: Kinds) -> None:
-        """Record what a first pass over the requests leaves in storage."""
         for request in requests:
             numbers = request_pages(request, names.tokens(request), kinds.page_size)
             self.is_seen[numbers] = True
@@ -68,8 +66,8 @@ class PageRegistry:
 class PageHistory:
     """The marks and the last loss of every page on one engine, by kind and page number.
 
-    It implements `CacheListener`. `owners` are the admitted requests that compute a page which they
-    have not published yet.
+    It implements `CacheListener`. `owners` holds the admitted request that computes a page and has
+    not published it yet.
     """
 
     def __init__(self, registry: PageRegistry, kinds: Kinds) -> None:
@@ -87,17 +85,14 @@ class PageHistory:
     # -- events of the cache -------------------------------------------------------------------
 
     def at(self, now_ns: int) -> None:
-        """Set the time of the events that follow."""
         self.now_ns = now_ns
 
     def put(self, node: Node, tier: int, kind: int) -> None:
-        """Mark the node's pages as held."""
         place = self._place(node, kind)
         self.marks[kind][place] |= ON_DEVICE | WAS_HELD if tier == DEVICE else HAS_COPY
         self.registry.is_seen[place] = True
 
     def evicted(self, node: Node, tier: int, kind: int, demand: Demand) -> None:
-        """Mark the node's pages as gone; the last loss counts if no tier holds them any more."""
         place = self._place(node, kind)
         self.marks[kind][place] &= ~(ON_DEVICE if tier == DEVICE else ON_HOST)
         if node.held[1 - tier][kind] is None:
@@ -106,24 +101,21 @@ class PageHistory:
             self.lost_ns[kind][place] = self.now_ns
 
     def not_copied(self, node: Node, kind: int) -> None:
-        """Mark the node's pages: the host had no room for a copy."""
         self.marks[kind][self._place(node, kind)] |= COPY_DROPPED
 
     def published(self, sequence: Sequence, first: int, end: int) -> None:
-        """The request no longer owns its pages `[first, end)`."""
         if first < end:
             self.owners[place_of(sequence_pages(sequence, first, end))] = UNOWNED
 
     def abandoned(self, sequence: Sequence, first: int, end: int) -> None:
-        """Mark the pages of `[first, end)` that the request owns as thrown away."""
         if first < end:
             self.owners[self._own(sequence, first, end)] = THROWN_AWAY
 
     def found(self, sequence: Sequence, start: int, restorable: Items[int], needs: Extents) -> None:
-        """Record what storage has of a prefix, unless it is known already."""
+        """Record what storage has of a prefix, unless it is already known."""
         numbers = sequence_pages(sequence, 0, start + restorable[-1])
         if self.registry.stored[FULL][numbers[-1]] == Stored.written:
-            return  # as in every run that filled its storage itself
+            return  # always the case in a run that filled its storage itself
         ends = start + np.array(restorable)
         self._find(numbers[start:], FULL)
         for kind, pages in needs:
@@ -131,26 +123,21 @@ class PageHistory:
                 self._find(numbers[np.maximum(ends - back, start)], kind)
 
     def write_queued(self, keys: Iterable[Key]) -> None:
-        """Record a write to storage that is under way."""
         self._store(keys, Stored.under_way)
 
     def write_dropped(self, keys: Iterable[Key]) -> None:
-        """Record a write to storage for which the queue had no room."""
         self._store(keys, Stored.dropped)
 
     def write_ended(self, keys: Iterable[Key]) -> None:
-        """Record that storage has these pages from now on."""
         self._store(keys, Stored.written)
 
     def taken_out(self, keys: Iterable[Key]) -> None:
-        """Record that storage does not have these pages any more."""
         for kind, numbers in pages_by_kind(keys):
             self.registry.stored[kind][numbers] = Stored.never
 
     # -- what requests compute -----------------------------------------------------------------
 
     def admit(self, request: Request, tokens: bytes, first: int) -> None:
-        """A request begins to compute its pages from `first` on."""
         numbers = request_pages(request, tokens, self.kinds.page_size)[first:]
         if len(numbers):
             place = place_of(numbers)
@@ -158,7 +145,7 @@ class PageHistory:
             self.owners[place] = request.id + 1
 
     def forget(self, sequence: Sequence) -> None:
-        """A request ends early; pages that it did not compute and no tier holds were not seen."""
+        """End a request early; pages that it did not compute and no tier holds become unseen."""
         mine = self._own(sequence, 0, None)
         self.owners[mine] = UNOWNED
         is_known = (self.marks[FULL][mine] > 0) | (
@@ -169,7 +156,7 @@ class PageHistory:
     # -- inside --------------------------------------------------------------------------------
 
     def _place(self, node: Node, kind: int) -> slice | PageNumbers:
-        # of a node's pages; a point's is that of the page before it
+        # pages of a node; a point (state) belongs to the page before it
         edge = node.edge[-NUMBER_BYTES:] if kind in self.kinds.points else node.edge
         return place_of(numbers_in(edge))
 
@@ -189,7 +176,7 @@ class PageHistory:
             self._mark(numbers, kind, stored)
 
     def _mark(self, numbers: PageNumbers, kind: int, stored: int) -> None:
-        # what storage has stays there
+        # storage keeps what it has
         table = self.registry.stored[kind]
         new = numbers[table[numbers] != Stored.written]
         table[new] = stored
@@ -198,7 +185,6 @@ class PageHistory:
 
 
 def numbers_in(names: bytes) -> PageNumbers:
-    """Return the page numbers in a node's edge or a sequence's tokens of a simulated run."""
     numbers: PageNumbers = np.frombuffer(names, np.int32) >> KIND_BITS
     return numbers
 
@@ -210,14 +196,12 @@ def sequence_pages(sequence: Sequence, first: int, end: int | None) -> PageNumbe
 
 
 def request_pages(request: Request, tokens: bytes, page_size: int) -> PageNumbers:
-    """Return the numbers of the pages of prompt and answer that a cache can keep."""
-    # the last token of an answer is never fed back, so nothing is kept of it
+    # the last token of an answer is never fed back, so it has no KV
     num_pages = (request.prompt_len + request.output_len - 1) // page_size
     return numbers_in(tokens)[:num_pages]
 
 
 def pages_by_kind(keys: Iterable[Key]) -> Iterable[tuple[int, PageNumbers]]:
-    """Split storage keys of a simulated run into page numbers by kind."""
     names = np.array(cast(list[int], keys), np.int32)
     kinds = names & MAX_KIND
     for kind in np.unique(kinds).tolist():
@@ -225,7 +209,6 @@ def pages_by_kind(keys: Iterable[Key]) -> Iterable[tuple[int, PageNumbers]]:
 
 
 def num_leading(flags: NDArray[np.bool_]) -> int:
-    """Return how many leading flags are true."""
     return len(flags) if flags.all() else int(flags.argmin())
 
 

@@ -1,4 +1,4 @@
-"""Why pages that were seen before are not there now."""
+"""Finds out why pages that were seen before are not cached now."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from hicache.observe.history import (
 from hicache.observe.reasons import REASONS, Eviction, Span
 
 Flags = NDArray[np.bool_]
-Codes = NDArray[np.int8]  # places in `REASONS`
-Part = tuple[int, int, int, int]  # pages [first, end), the place of their reason, a kind
+Codes = NDArray[np.int8]  # indices into `REASONS`
+Part = tuple[int, int, int, int]  # pages [first, end), the index of their reason, a kind
 
 CODES = {name: code for code, name in enumerate(REASONS)}
 NAMES = tuple(REASONS)
-NONE = -1  # nothing of its own was in the way
+NONE = -1  # the page itself is not missing
 # by Purpose
 LOST_FOR = np.array(
     [
@@ -52,12 +52,12 @@ BY_STORED = np.array(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingPages:
-    """Into the pages of one request, as far as they were seen before. All places are pages.
+    """Explains the missing pages of one request, among those seen before. Positions are pages.
 
-    `names_evictions`: whether spans say when and for whom their pages were evicted. `numbers`: of
-    these pages, the first one first. `full_end`: up to where the tree holds full pages. `start`:
-    where its prefetch was to begin; before that nothing was asked of storage. `prefetch`: the
-    request's own. `declined`: why it had none.
+    `names_evictions`: whether spans list the time and cause of evictions. `numbers`: the numbers of
+    these pages, in order. `full_end`: end of the full pages in the tree. `start`: start of its
+    prefetch; the request did not query storage before it. `prefetch`: the request's prefetch; None
+    if it had none, for the reason `declined`.
     """
 
     history: PageHistory
@@ -70,7 +70,7 @@ class MissingPages:
     declined: str | None
 
     def spans(self, first: int) -> list[Span]:
-        """A reason for every page from `first` on, which is no usable boundary any more."""
+        """Return a reason for every page from `first` on, the end of the usable prefix."""
         end = len(self.numbers)
         if self.config.storage.kind == "none":
             return self._merged(self._stories(first, end, asks_storage=False))
@@ -85,7 +85,7 @@ class MissingPages:
     # -- what storage could have restored ------------------------------------------------------
 
     def _restorable_end(self, within: int | None = None) -> int:
-        """The deepest boundary that storage was given all of; `within`: among the first pages."""
+        """Return the deepest boundary fully written to storage, within the first `within` pages."""
         start = self.start
         numbers = self.numbers[start:within]
         stored = self.history.registry.stored
@@ -101,7 +101,6 @@ class MissingPages:
         return end
 
     def _prefetched(self, first: int, end: int) -> list[Part]:
-        """Of pages that storage could have restored."""
         if first >= end:
             return []
         prefetch, start = self.prefetch, self.start
@@ -110,7 +109,7 @@ class MissingPages:
             reason = reason if reason in REASONS else f"prefetch_{reason}"
             return [(first, end, CODES[reason], FULL)]
         if prefetch.restorable is None or prefetch.answered_ns is None:
-            return [(first, end, CODES["prefetch_late"], FULL)]  # nobody was told in time
+            return [(first, end, CODES["prefetch_late"], FULL)]  # storage had not answered in time
         offered = min(start + max(prefetch.restorable, default=0), end)
         parts = []
         if first < offered:
@@ -120,7 +119,7 @@ class MissingPages:
         return parts
 
     def _offered(self, prefetch: Prefetch, first: int, end: int) -> list[Part]:
-        # storage had said that it could restore them
+        # storage had reported these pages
         start = self.start
         assert prefetch.restorable is not None
         hit = prefetch.restorable[-1]
@@ -133,15 +132,15 @@ class MissingPages:
         if usable not in prefetch.restorable:
             return [(first, end, CODES["prefetch_cut"], FULL)]
         planned = min(max(start + usable, first), end)
-        # a reader that was stopped may have gone on since
+        # a stopped reader may have continued since
         read = min(max(start + prefetch.taken_pages, first), end)
-        # what was read was published, and has left again
+        # these pages were read and published, and have been lost again
         parts = self._stories(first, read, asks_storage=False)
         parts += [(read, planned, ended, FULL), (planned, end, CODES["prefetch_cut"], FULL)]
         return parts
 
     def _not_offered(self, prefetch: Prefetch, first: int, end: int) -> list[Part]:
-        # storage was given all of it, and did not say that it could restore it
+        # these pages were written to storage, but storage did not report them
         asked = self.start + len(prefetch.names)
         among = min(max(self._restorable_end(asked), first), end)
         registry, numbers = self.history.registry, self.numbers[first:among]
@@ -162,7 +161,7 @@ class MissingPages:
     # -- what it could not ---------------------------------------------------------------------
 
     def _stories(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
-        """What became of pages: of their window or state where the pages are there."""
+        """Explain lost pages; for pages that are held, explain their window or state."""
         if first >= end:
             return []
         held = min(self.full_end, end)
@@ -175,7 +174,7 @@ class MissingPages:
         if held < end:
             codes = self._story(FULL, held, end, asks_storage=asks_storage)
             for place in range(1, len(codes)):
-                if codes[place] == NONE:  # storage has it, and not what comes before
+                if codes[place] == NONE:  # storage has this page, but not the one before
                     codes[place] = codes[place - 1]
             parts += [
                 (place, place + 1, int(codes[place - held]), FULL)
@@ -184,7 +183,7 @@ class MissingPages:
         return parts
 
     def _sidecars(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
-        # full pages are there; boundaries are those after a page of [first, end)
+        # full pages are held; boundaries are the ends of the pages in [first, end)
         for point in self.history.kinds.points:
             there = first + _last(self._is_there(point, first, end, asks_storage=asks_storage))
             kept = there + _last(self._was_there(point, there, end))
@@ -209,7 +208,7 @@ class MissingPages:
         return [(first, end, *self._obstacle(end, asks_storage=asks_storage))]
 
     def _obstacle(self, boundary: int, *, asks_storage: bool) -> tuple[int, int]:
-        """Why a boundary is not usable whose pages, and state if there are any, are there."""
+        """Explain why a boundary is unusable although its full pages, and any state, are held."""
         for kind, pages in self.history.kinds.windows:
             window = max(boundary - pages, 0)
             is_there = self._is_there(kind, window, boundary, asks_storage=asks_storage)
@@ -219,7 +218,7 @@ class MissingPages:
                     return CODES["window_not_kept"], kind
                 story = self._story(kind, place, place + 1, asks_storage=asks_storage)
                 return int(story[0]), kind
-        # all of it is somewhere: the tree has one part, and storage another
+        # everything is held somewhere: one part in the tree, another in storage
         stored = self.history.registry.stored
         places = [(FULL, min(self.start, boundary - 1))]
         places += [
@@ -238,7 +237,7 @@ class MissingPages:
         )
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
-        """How data was lost; `NONE` for what storage has."""
+        """Return how each page of a kind was lost; `NONE` for pages that storage has."""
         history, numbers = self.history, self.numbers[first:end]
         marks = history.marks[kind][numbers]
         codes: Codes = LOST_FOR[history.lost_for[kind][numbers]]
@@ -292,13 +291,12 @@ class MissingPages:
 
 
 def _last(flags: Flags) -> int:
-    """One more than the place of the last that is true; 0 if none is."""
     places = np.flatnonzero(flags)
     return int(places[-1]) + 1 if len(places) else 0
 
 
 def _has_last(flags: Flags, num_pages: int) -> Flags:
-    # after which of these pages the last ones of them, or all if they are fewer, are there
+    # true at each page that ends a run of `num_pages` true flags, or of all flags so far
     places = np.arange(len(flags))
     last_gap = np.maximum.accumulate(np.where(flags, -1, places))
     runs: Flags = places - last_gap >= np.minimum(places + 1, num_pages)

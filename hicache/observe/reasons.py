@@ -1,10 +1,10 @@
 """Every reason for which a token is computed.
 
-A token's reason is the last thing that would have saved it. What nobody had seen is `first_seen`.
-Of what somebody had, storage is asked last: if it could have restored the token, the prefetch says
-why it did not; if not, whatever kept the token from storage does; without storage, whatever took it
-from the host or the device. Where pages are held and their window or state is not, the story told
-is that of the window or the state.
+The reason is the last event that could have saved the token. A token in no earlier request is
+`first_seen`. For all others storage comes last: if storage could have restored the token, the
+reason says why the prefetch did not. Otherwise it says why the token was not in storage or, without
+storage, why it left the host or the device. If the full pages are held but their window or state is
+not, the reason is that of the window or the state.
 """
 
 from typing import NamedTuple
@@ -45,7 +45,7 @@ REASONS = {
 
 
 class Eviction(NamedTuple):
-    """When pages were last lost, for whose sake (a request), and how many."""
+    """A loss of pages: when, for which request, and how many pages."""
 
     when_ns: int
     request_id: int
@@ -55,8 +55,8 @@ class Eviction(NamedTuple):
 class Span(NamedTuple):
     """Tokens `[start, end)` of a prompt, and why they are computed.
 
-    `kind`: the number of the kind that was missing, full by default. `evictions`: how it was last
-    lost, if that was asked.
+    `kind`: the number of the missing kind, full by default. `evictions`: how it was last lost, if
+    the explainer names evictions.
     """
 
     start: int
@@ -67,5 +67,4 @@ class Span(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens."""
         return self.end - self.start

@@ -1,7 +1,7 @@
-"""Everything that happened in a run, and when: for whoever asks about one request, or for a trace.
+"""All events of a run with their times, for the description of a request or for a trace.
 
-A timeline listens at the ports of the serving loop. It makes a run slower, and decides nothing.
-Run it with `engine.jump=false`, so that every step ends where it was said to.
+A timeline receives the events of the serving loop. It makes a run slower, but changes no decision.
+Use it with `engine.jump=false`, so that every step ends at its planned time.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ KINDS = {LoadBack: "load-back", BackUp: "back-up", StorageWrite: "storage write"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One forward pass. `extends`: (request, first token, end) of prompts; `decodes`: requests."""
+    """One forward pass. `extends`: (request, first token, end) of prompts; `decodes`: their ids."""
 
     engine: int
     start_ns: int
@@ -34,7 +34,7 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Transfer:
-    """A copy, a query or a read, from when it was asked for to when its end was heard of."""
+    """A copy, a query or a read, from its submission to the time when the engine saw its end."""
 
     kind: str
     engine: int
@@ -47,26 +47,23 @@ class Transfer:
 
 @dataclass(slots=True)
 class Timeline:
-    """In order of time; `turns`: of each engine, when its queue began to wait for what."""
+    """Events in order of time. `turns`: by engine, when its queue began to wait, and for what."""
 
     steps: list[Step] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
-    lives: dict[int, RequestState] = field(default_factory=dict)  # as they ended
-    cases: dict[int, Case] = field(default_factory=dict)  # why they computed what they computed
+    lives: dict[int, RequestState] = field(default_factory=dict)  # final states of requests
+    cases: dict[int, Case] = field(default_factory=dict)  # why requests computed their tokens
     turns: dict[int, list[Turn]] = field(default_factory=dict)
-    open: dict[Work | Prefetch, Transfer] = field(default_factory=dict)  # under way
+    open: dict[Work | Prefetch, Transfer] = field(default_factory=dict)  # transfers under way
 
     def watch(self, engine: Engine, number: int, executor: Executor) -> Executor:
-        """The engine's executor, from now on listened to."""
         self.turns[number] = engine.scheduler.queue_waits.turns = [Turn(0, Shortage(Cause.step))]
         return _WatchedExecutor(executor, number, self)
 
     def watch_io(self, io: Io) -> Io:
-        """The same, from now on listened to."""
         return _WatchedIo(io, self)
 
     def ended(self, req: RequestState, case: Case) -> None:
-        """A request has been answered or given up on."""
         self.lives[req.request.id] = req
         self.cases[req.request.id] = case
 

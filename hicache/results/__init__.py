@@ -1,1 +1,1 @@
-"""What a run leaves behind: records, metrics, report and tracking."""
+"""The results of a run: records, metrics, report and tracking."""

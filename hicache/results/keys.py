@@ -1,4 +1,4 @@
-"""Every key of `summary.json`. The set is fixed: what never happened is there as a zero."""
+"""Every key of `summary.json`. The set is fixed: a count of something that never happened is 0."""
 
 from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tree.node import TIER_NAMES, TIERS
@@ -11,7 +11,7 @@ ABANDONED = ("host_room", "sidecar_room")
 DISCARDED = ("miss", "no_room", "terminated", "unread", "short", "aborted")
 FAULTS = ("delay", "error", "missing", "short", "corrupt", "full", "gone")
 
-# what is counted while a run goes on, each from the first time on that it happens
+# counted during a run, each from its first event on
 COUNTERS = (
     "agreement/completion_collectives_count",
     "agreement/given_up_pages",
@@ -50,7 +50,7 @@ COUNTERS = (
     "verify/checked_count",
     "verify/unequal_count",
 )
-# what a run says of itself at its end
+# computed at the end of a run
 SAID = (
     "load/closed_loop",
     "engine/span_s",
@@ -58,8 +58,8 @@ SAID = (
     "tree/nodes_count",
     "workload/distinct_tokens",
 )
-# only where there is such a thing: reasons, with engine.explain; a goodput that was sought; pools
-# that fill up; a real executor, copies that it hid, and what a lossy format changes
+# present only if they apply: reasons with engine.explain; a goodput search; pools with a capacity;
+# a real executor, hidden copies, and the effects of a lossy format
 SOMETIMES = (
     *(f"{area}/{reason}_tokens" for area in ("computed", "recomputed") for reason in REASONS),
     "computed/window_missing_tokens",

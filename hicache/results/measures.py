@@ -1,4 +1,4 @@
-"""What a whole run comes to beside its requests: how loaded it was, and what its counters say."""
+"""The measures of a whole run besides its requests: its load, and the totals of its counters."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,10 +16,10 @@ from hicache.results.recorder import Recorder
 
 ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")
 WORKER_TIMES = tuple(f"storage/{kind}_busy_ns" for kind in ("read", "write", "query"))
-# of the requests of one stage of the load
+# for the requests of one stage of the load
 STAGE_TIMES = ("request/count", "request/ttft_s_mean", "request/ttft_s_p95")
-OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
-Lengths = tuple[int, int, int]  # tokens: cached, of the prompt, of the answer
+OFFERED_BATCH = 32  # assumed decode batch size, to price the decode steps of an isolated request
+Lengths = tuple[int, int, int]  # tokens: cached, in the prompt, in the answer
 
 
 def run_measures(
@@ -29,7 +29,6 @@ def run_measures(
     engines: Sequence[Engine],
     recorder: Recorder,
 ) -> dict[str, float]:
-    """Every measure of a run that is over, by its key; what did not happen is 0."""
     counters, tp = recorder.totals(), deployment.tp
     measures: dict[str, float] = {
         name: count
@@ -68,23 +67,21 @@ def _load(
     span_s: float,
     num_engines: int,
 ) -> dict[str, float]:
-    """Every ρ of a time in which these requests came and this was counted."""
     lengths = [
         (record.prompt_len - record.computed_len, record.prompt_len, record.output_len)
         for record in records
-        if record.output_len  # finished, or aborted when its answer had begun
+        if record.output_len  # finished, or aborted after the answer had begun
     ]
     return {
         "load/rho_gpu": _utilisation(deployment.cost, lengths, span_s, num_engines),
         **_storage_load(storage, counters, span_s),
         "load/rho_workers": max(counters[name] for name in WORKER_TIMES) / SECOND_NS / span_s,
-        # time in which a request could have begun with more room in the step or in memory
+        # time in which a request could have started with more room in the step or in memory
         "load/rho_queue": counters["engine/backlog_ns"] / SECOND_NS / span_s / num_engines,
     }
 
 
 def cold_load(requests: Sequence[Request], cost: CostModel, num_engines: int) -> float:
-    """Utilisation of the GPUs by these requests, if nothing were ever hit."""
     lengths = [(0, request.prompt_len, request.output_len) for request in requests]
     span_s = _span_s([request.arrival_ns for request in requests])
     return _utilisation(cost, lengths, span_s, num_engines)
@@ -93,9 +90,9 @@ def cold_load(requests: Sequence[Request], cost: CostModel, num_engines: int) ->
 def working_set(
     requests: Sequence[Request], deployment: Deployment, page_size: int
 ) -> dict[str, float]:
-    """Distinct tokens of the workload, and how much of their full KV the host could hold.
+    """Return the distinct tokens of the workload, and the share of their KV that fits the host.
 
-    Equal tokens of two namespaces are two, for neither finds the other's.
+    Equal tokens of two namespaces count twice, since neither namespace hits the other's pages.
     """
     parts: dict[str, list[TokenSpans]] = {}
     for each in requests:
@@ -121,7 +118,6 @@ def _num_distinct(parts: Sequence[TokenSpans]) -> int:
 def _utilisation(
     cost: CostModel, requests: Sequence[Lengths], span_s: float, num_engines: int
 ) -> float:
-    """Seconds of work offered a second, answers decoded in batches."""
     offered = sum(cost.offered_s(*lengths, OFFERED_BATCH) for lengths in requests)
     return offered / span_s / num_engines
 
@@ -129,7 +125,7 @@ def _utilisation(
 def _storage_load(
     storage: StorageConfig, counters: Mapping[str, int], span_s: float
 ) -> dict[str, float]:
-    """Bytes moved a second over the storage's rates; what both share is as busy for either."""
+    """Return bytes moved per second over the storage's rates; a shared rate counts all bytes."""
     read, write = (counters[f"transfer/storage_{side}_bytes"] for side in ("read", "write"))
     shared = 0.0
     if storage.shared_gbps is not None:

@@ -1,9 +1,9 @@
-"""What a run measures: one record a request, one row an interval, one flat summary.
+"""The measurements of a run: one record per request, one row per interval, one flat summary.
 
-The engine makes `RequestRecord`s and `Row`s and counts everything that is not a request's own;
-`summarize` turns them into the summary, and refuses numbers that do not add up: every prompt token
-is accounted for exactly once, the parts of a time to first token fill it without a gap, and every
-page read from storage has one fate.
+The engine makes `RequestRecord`s and `Row`s and counts everything that concerns no single request.
+`summarize` turns them into the summary and checks the sums: every prompt token is counted exactly
+once, the parts of each time to first token cover it without a gap, and every page read from storage
+has one fate.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from hicache.clock import SECOND_NS
 from hicache.observe.reasons import REASONS
 from hicache.scheduler.queue_waits import CAUSES
 
-# what a prompt takes from its admission to its first token, besides waiting for load-backs
+# parts of a prompt's time from admission to first token, besides waiting for load-backs
 PREFILL_CAUSES = {
     "own": "computing its own tokens",
     "shared": "computing tokens of other requests in the same steps",
@@ -27,7 +27,7 @@ PREFILL_CAUSES = {
 PERCENTILES = (50, 95, 99)
 TTFT_PARTS = ("queue", "storage_wait", "load_back", "prefill")
 
-# what only the engine can count; `Result.measures` holds all of these, and may hold more
+# counted by the engine only; `Result.measures` holds all of these, and may hold more
 REQUIRED_MEASURES = (
     "prefetch/staged_pages",
     "prefetch/read_pages",
@@ -50,73 +50,70 @@ REQUIRED_MEASURES = (
     "gpu/busy_s",
     "gpu/prefill_s",
 )
-START_UP_NS = 60 * SECOND_NS  # from the first arrival that counts
+START_UP_NS = 60 * SECOND_NS  # time since the first counted arrival
 
 
 class Status(StrEnum):
-    """How a request ended."""
-
     finished = "finished"
-    rejected = "rejected"  # never admitted: it could not have fitted
-    aborted = "aborted"  # somebody gave up on it, or on what it was to follow
+    rejected = "rejected"  # never admitted: it does not fit
+    aborted = "aborted"  # the user canceled it, or a request that it follows
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """What became of one request.
+    """The outcome of one request.
 
-    `arrival_ns` is when it was submitted, which under causal and closed arrivals is later than in
-    the trace. The four hit and computed lengths are fixed at the first admission and sum to
-    `prompt_len`; what a retraction computes again is `recomputed_len`. The four parts of the time
-    to first token sum to `first_token_ns - arrival_ns`; of an aborted request that had no token,
-    to `finish_ns - arrival_ns`. `finish_ns` is its last token, or when it was dropped; a rejected
-    request has none. A request dropped with the one that it follows comes and ends when it would
-    have come at the earliest.
+    `arrival_ns` is the submission time; under causal and closed arrivals it is later than in the
+    trace. The four hit and computed lengths are fixed at the first admission and sum to
+    `prompt_len`; `recomputed_len` counts what a retraction computes again. The four parts of the
+    time to first token sum to `first_token_ns - arrival_ns`; for a request aborted without a token,
+    to `finish_ns - arrival_ns`. `finish_ns` is the time of its last token, or of its abort; None
+    for a rejected request. A request dropped together with its parent arrives and ends at its
+    earliest possible arrival.
     """
 
     id: int
     session_id: int
-    round: int = 0  # turns of its session before it
-    stage: int = 0  # of the load, from 1; 0 where the load has no stages
+    round: int = 0  # number of earlier turns in its session
+    stage: int = 0  # stage of the load, from 1; 0 without stages
     engine: int = 0
     status: Status
-    reason: str = ""  # of a rejection or an abort
+    reason: str = ""  # reason of a rejection or an abort
     arrival_ns: int
     first_token_ns: int | None = None
     finish_ns: int | None = None
     prompt_len: int
-    output_len: int  # tokens answered
+    output_len: int  # tokens of the answer
     device_hit_len: int = 0
     host_hit_len: int = 0
-    storage_hit_len: int = 0  # brought by this request's own prefetch
+    storage_hit_len: int = 0  # read by this request's own prefetch
     computed_len: int = 0
     recomputed_len: int = 0
-    # why tokens were computed and computed again; the parts sum to the two above
+    # tokens by the reason for computing and recomputing them; the parts sum to the two above
     computed_for: Mapping[str, int] = field(default_factory=dict)
     recomputed_for: Mapping[str, int] = field(default_factory=dict)
-    window_missing_len: int = 0  # of the computed: their pages were held, and no window
-    state_missing_len: int = 0  # ... and no state
+    window_missing_len: int = 0  # part of `computed_len`: full KV was held, but no window
+    state_missing_len: int = 0  # likewise, but no state
     queue_ns: int = 0
-    queue_for_ns: Mapping[str, int] = field(default_factory=dict)  # its parts
+    queue_for_ns: Mapping[str, int] = field(default_factory=dict)  # parts of the queue time
     storage_wait_ns: int = 0
     load_back_ns: int = 0
     prefill_ns: int = 0
-    prefill_for_ns: Mapping[str, int] = field(default_factory=dict)  # its parts
+    prefill_for_ns: Mapping[str, int] = field(default_factory=dict)  # parts of the prefill time
     retractions: int = 0
     num_steps: int = 0
 
     @property
     def ttft_ns(self) -> int | None:
-        """Arrival to first token."""
         return None if self.first_token_ns is None else self.first_token_ns - self.arrival_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What happened in one interval that ended at `time_s`, and how things stood then.
+    """The events of one interval that ended at `time_s`, and the state at its end.
 
     Tokens are those of requests first admitted in the interval. `gauges` are further keys of
-    `metrics.jsonl`, as `area/name_unit`: the occupied share of each pool, say.
+    `metrics.jsonl`, as `area/name_unit`: for example the occupied share of each pool.
     """
 
     time_s: float
@@ -130,7 +127,6 @@ class Row:
     gauges: Mapping[str, float] = field(default_factory=dict)
 
     def flat(self) -> dict[str, float]:
-        """The line of `metrics.jsonl`, one key a number."""
         return {
             "time_s": self.time_s,
             "interval/device_hit_tokens": self.device_hit_tokens,
@@ -146,7 +142,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run has come; `row` is there when an interval has just ended."""
+    """The progress of a run; `row` is set if an interval has just ended."""
 
     done_count: int  # requests finished, rejected or aborted
     total_count: int
@@ -156,12 +152,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a run hands back.
+    """The result of a run.
 
-    `records` are the requests that count: those of the warm-up are left out, here and in
-    `measures`. `measures` holds `REQUIRED_MEASURES` and whatever else the engine knows, under the
-    keys they will have in the summary. `notes` are sentences for the reader, such as capacities
-    after rounding.
+    `records` are the counted requests: those of the warm-up are left out, here and in `measures`.
+    `measures` holds at least `REQUIRED_MEASURES`, under the keys of the summary. `notes` are
+    sentences for the reader, such as capacities after rounding.
     """
 
     records: Sequence[RequestRecord]
@@ -173,10 +168,10 @@ class Result:
 def summarize(
     records: Sequence[RequestRecord], measures: Mapping[str, float]
 ) -> dict[str, float | int]:
-    """The flat summary of a run, sorted by key, the same bytes for the same run.
+    """Return the flat summary of a run, sorted by key, byte-identical for equal runs.
 
-    Hit and computed tokens are those of finished requests; every token of a rejected or aborted
-    one is counted as such instead. Percentiles are nearest-rank: a value that some request had.
+    Hit and computed tokens are those of finished requests; all tokens of a rejected or aborted
+    request count as rejected or aborted. Percentiles are nearest-rank: the value of some request.
     TPOT is (finish - first token) / (answer - 1), over answers of at least two tokens.
 
     Raises:
@@ -206,7 +201,7 @@ def summarize(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest-rank: the smallest value with at least `percent` of all at or below it. 0 if none."""
+    """Return the least value with at least `percent` % of values at or below it; 0 if empty."""
     if not values:
         return 0.0
     rank = -(-len(values) * percent // 100)  # ceil
@@ -214,10 +209,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def check_pages(measures: Mapping[str, float]) -> None:
-    """Law 9, of the pages read from storage.
+    """Check law 9 for the pages read from storage.
 
     Raises:
-        AssertionError: their fates do not add up to them.
+        AssertionError: their fates do not sum to the pages read.
     """
     fates = {fate: measures[f"prefetch/{fate}_pages"] for fate in FATES}
     assert sum(fates.values()) == measures["prefetch/read_pages"], (
@@ -227,7 +222,7 @@ def check_pages(measures: Mapping[str, float]) -> None:
 
 
 def check(record: RequestRecord) -> None:
-    """Law 9, of one request.
+    """Check law 9 for one request.
 
     Raises:
         AssertionError: its tokens or the parts of its time to first token do not add up.
@@ -270,7 +265,6 @@ def check(record: RequestRecord) -> None:
 
 
 def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
-    """How many requests there were, and the times of those that finished, by their keys."""
     finished = [record for record in records if record.status is Status.finished]
     summary: dict[str, float | int] = {
         "request/count": len(records),
@@ -282,7 +276,7 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
     for part in TTFT_PARTS:
         times[part] = [getattr(record, f"{part}_ns") for record in finished]
     for name, values_ns in times.items():
-        # sums of integers are exact, so the order of requests cannot change a byte
+        # integer sums are exact, so the order of requests cannot change them
         summary[f"request/{name}_s_mean"] = _ratio(sum(values_ns), len(values_ns)) / SECOND_NS
         for percent in PERCENTILES:
             summary[f"request/{name}_s_p{percent}"] = percentile(values_ns, percent) / SECOND_NS
@@ -305,7 +299,7 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
 
 
 def _sample(finished: Sequence[RequestRecord]) -> dict[str, float | int]:
-    """Of what these requests are a sample: of how many sessions, and how much of it of a start."""
+    """Return the number of sessions, and the share of the start-up in requests and TTFT."""
     sessions = Counter(record.session_id for record in finished)
     began_ns = min((record.arrival_ns for record in finished), default=0)
     early = [record for record in finished if record.arrival_ns < began_ns + START_UP_NS]
@@ -341,7 +335,7 @@ def _tokens(
 
 
 def _reasons(records: Sequence[RequestRecord], finished: Sequence[RequestRecord]) -> dict[str, int]:
-    # no keys where no reason was recorded, as without `engine.explain`
+    # no keys without recorded reasons, that is without `engine.explain`
     areas = {
         "computed": [record.computed_for for record in finished],
         "recomputed": [record.recomputed_for for record in records],

@@ -1,4 +1,4 @@
-"""Keeps the score of a run: a record of every request, a row of every interval."""
+"""Collects the results of a run: a record of every request, a row of every interval."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,21 +19,19 @@ from hicache.scheduler.request_state import RequestState
 from hicache.workload.rounds import stage_at
 
 TIER_TOKENS = ("device_hit", "host_hit", "storage_hit", "computed")
-PROGRESS_EVERY = 100  # requests
+PROGRESS_EVERY = 100  # requests between two progress reports
 
 
 class Stage(NamedTuple):
-    """A stretch of the load with a rate of its own, or a round, and what was counted in it."""
+    """A part of the load with its own rate, or a round, and the counters of that part."""
 
-    number: int  # from 1
+    number: int  # number from 1
     start_ns: int
     end_ns: int
     counters: Counter[str]
 
 
 class Recorder:
-    """Watches `serve`."""
-
     def __init__(
         self,
         engines: Sequence[Engine],
@@ -50,25 +48,28 @@ class Recorder:
         """Watch the engines.
 
         Args:
-            engines: whose counters are added up.
-            config: of the run.
-            num_requests: of the workload.
-            progress: called with each interval and now and then between; None shows no progress.
-            counters: those to be added besides the engines' own.
-            cases: why requests compute what they compute, by id; taken out when they end.
+            engines: the engines whose counters are summed.
+            config: the config of the run.
+            num_requests: number of requests in the workload.
+            progress: called after each interval and every `PROGRESS_EVERY` requests; None means
+                no reports.
+            counters: counters to add to those of the engines.
+            cases: the reasons for computed tokens, by request id; removed when the request ends.
             timeline: gets every request that has ended.
-            stage_of: of a closed loop with stages, the stage of each request by its id, from 0;
+            stage_of: in a closed loop with stages, the stage of each request by its id, from 0;
                 None for any other load.
-            rounds: of each request by its id, from 0; None if no request follows another.
+            rounds: the round of each request by its id, from 0; None if no request follows another.
         """
         self.records: list[RequestRecord] = []
         self._engines = engines
         self._num_requests = num_requests
         self._interval_ns = round(config.tracker.interval_s * SECOND_NS)
         self._warm_up_ns = round(config.workload.warm_up_s * SECOND_NS)
-        # whether a request is of the warm-up by when it should come, not by when others let it
+        # True decides by the planned arrival whether a request belongs to the warm-up
         self._is_timed = config.workload.is_timed
-        self._warm_ns: int | None = self._warm_up_ns or None  # when counting begins, if it has not
+        self._warm_ns: int | None = (
+            self._warm_up_ns or None
+        )  # when counting begins; None afterwards
         self._progress = progress
         self._next_row_ns = self._interval_ns
         ends_s = config.workload.stage_ends_s if self._is_timed else ()
@@ -78,7 +79,7 @@ class Recorder:
         self._workload = config.workload
         self._stage_of = stage_of or {}
         numbers = range(max(self._stage_of.values(), default=-1) + 1)
-        self._left = [0 for _ in numbers]  # requests that have not ended, by stage
+        self._left = [0 for _ in numbers]  # number of requests that have not ended, by stage
         for number in self._stage_of.values():
             self._left[number] += 1
         self._num_done = 0
@@ -90,15 +91,14 @@ class Recorder:
         self._cases = {} if cases is None else cases
         self._timeline = timeline
         self.now_ns = 0
-        self._end_stages(0)  # those without a request
+        self._end_stages(0)  # ends leading stages without requests
 
     def next_look_ns(self) -> int:
-        """When the next interval ends, or the warm-up, or a stage of the load."""
         ends_ns = self._stage_ends_ns[len(self._at_stage_ends) :][:1]
         return min(self._next_row_ns, self._warm_ns or self._next_row_ns, *ends_ns)
 
     def at(self, now_ns: int) -> None:
-        """Close the intervals that have ended before now, as things stood when they did."""
+        """Close the intervals that ended up to `now_ns`, with the state at their ends."""
         while (moment := self.next_look_ns()) <= now_ns:
             for engine in self._engines:
                 engine.catch_up(moment)
@@ -106,7 +106,7 @@ class Recorder:
                 self._at_stage_ends.append(self._counters_at(moment))
             if moment == self._warm_ns:
                 self._uncounted = self._all_counters()
-                # what the warm-up has read and nobody has used yet has its fate afterwards
+                # count unused pages that the warm-up read, since they get their fate later
                 self._uncounted["prefetch/read_pages"] -= sum(self._fates_now().values())
                 self._warm_ns = None
             if moment == self._next_row_ns:
@@ -116,23 +116,19 @@ class Recorder:
         self.now_ns = now_ns
 
     def close(self) -> None:
-        """Close the last, partial interval."""
         self._close_row(self.now_ns)
 
     def totals(self) -> Counter[str]:
-        """All counters, less what they stood at when the warm-up ended.
-
-        Pages that have been read and not used count as if the run ended now.
-        """
+        """Counters since the warm-up; unused prefetched pages count as if the run ended now."""
         totals = self._all_counters()
         totals.update(self._fates_now())
         totals.subtract(self._uncounted)
         return totals
 
     def stages(self) -> list[Stage]:
-        """The stages of the load, each with what was counted in it; the warm-up is in none."""
+        """Return the stages of the load, each with its counters; the warm-up belongs to none."""
         at_ends = [*self._at_stage_ends]
-        while len(at_ends) < len(self._stage_ends_ns):  # the run was over before
+        while len(at_ends) < len(self._stage_ends_ns):  # the run ended before these stages
             at_ends.append(self._counters_at(self.now_ns))
         stages, start_ns, before = [], 0, Counter[str]()
         ends = zip(self._stage_ends_ns, at_ends, strict=True)
@@ -145,21 +141,18 @@ class Recorder:
         return stages
 
     def finished(self, req: RequestState, engine: int, now_ns: int) -> None:
-        """A request is answered."""
         self._ended(req, Status.finished, "", engine, now_ns)
         self._num_finished += 1
 
     def rejected(
         self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
-        """A request can never run; neither can those that wait for its answer."""
         self._never_ran(req.request, Status.rejected, reason, engine, now_ns, req.submitted_ns)
         self._dropped(followers, req, Status.rejected, engine, now_ns)
 
     def aborted(
         self, req: RequestState, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
-        """Somebody has given up on a request, and on those that wait for its answer."""
         self._ended(req, Status.aborted, "gave up", engine, now_ns)
         self._dropped(followers, req, Status.aborted, engine, now_ns)
 
@@ -173,7 +166,7 @@ class Recorder:
     ) -> None:
         for request in followers:
             reason = f"follows {status.value} request {req.request.id}"
-            # one that comes at a time of its own is dropped when it would have come
+            # a request with an arrival time of its own is dropped at that time
             came_ns = max(request.arrival_ns, now_ns) if self._is_timed else now_ns
             self._never_ran(request, status, reason, engine, now_ns, came_ns, finish_ns=came_ns)
 
@@ -194,7 +187,7 @@ class Recorder:
     def _ended(
         self, req: RequestState, status: Status, reason: str, engine: int, now_ns: int
     ) -> None:
-        # the parts go up to the first token, or to where somebody gave up on it
+        # the parts cover the time to the first token, or to the abort
         request = req.request
         case = self._cases.pop(request.id, None) or Case()
         if self._timeline is not None:

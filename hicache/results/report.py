@@ -1,7 +1,7 @@
-"""The requests, figures and page that a run leaves in its directory.
+"""The figures and the page that a run leaves in its directory.
 
-The page (`report.html.jinja`) gives the verdict, then tables, figures and the slowest requests, and
-keeps all other metrics and the configuration folded.
+The page (`report.html.jinja`) shows the verdict, tables, figures and the slowest requests; all
+other metrics and the configuration are folded.
 """
 
 import base64
@@ -31,7 +31,7 @@ from hicache.scheduler.queue_waits import CAUSES
 
 DPI = 150
 SIZE = (5, 6.4)  # inches; a narrow figure stays readable on a phone
-# Okabe and Ito's palette, which color-blind readers can tell apart
+# Okabe and Ito's palette, which color-blind readers can distinguish
 TIER_COLORS = {
     "device hit": "#009E73",
     "host hit": "#56B4E9",
@@ -45,11 +45,11 @@ PART_COLORS = {
     "prefill": "#CC79A7",
 }
 ALARM = "#B00020"
-VERDICT_LETTERS = 66  # on a line of a figure
-MAX_BARS = 160  # intervals drawn; neighbors are added up beyond that
+VERDICT_LETTERS = 66  # letters per line of a figure
+MAX_BARS = 160  # most intervals drawn; neighbors are merged beyond that
 NUM_SLOWEST = 10
 SECONDS, COUNTS = EngFormatter("s"), EngFormatter(sep="")
-# knobs named at the top of the page; those that are None are left out
+# knobs named at the top of the page; None values are left out
 KNOBS = {
     "workload.kind": "workload",
     "workload.path": "trace",
@@ -77,7 +77,7 @@ def write_report(
     config: ExperimentConfig,
     records: Sequence[RequestRecord],
 ) -> Path:
-    """Write `tokens.png`, `ttft.png` and `report.html`, which holds both; return its path.
+    """Write `tokens.png`, `ttft.png` and `report.html`, which holds both; return the page's path.
 
     Reads `metrics.jsonl` and `config.yaml` from `run_dir`.
     """
@@ -126,7 +126,6 @@ def write_report(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG or PDF, without the date, so that equal runs give equal bytes."""
     FigureCanvasAgg(figure)
     make_literal(figure)
     unwanted = "CreationDate" if path.suffix == ".pdf" else "Software"
@@ -134,15 +133,15 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def make_literal(figure: Figure) -> None:
-    """Have a figure draw all its text as it stands; a name may look like mathematics."""
+    """Make a figure draw all its text unchanged: matplotlib may read a name as a formula."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)
 
 
 def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: str = "") -> Figure:
-    """Where the prompt tokens admitted in each interval came from, and the queue below.
+    """Draw the origin of the prompt tokens admitted in each interval, and the queue below.
 
-    Where intervals are drawn together, `waiting` is the longest queue at the end of one of them.
+    If intervals are merged, `waiting` is the longest queue at one of their ends.
     """
     figure = Figure(figsize=SIZE, layout="constrained")
     _name(figure, run, verdict)
@@ -157,7 +156,7 @@ def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: 
     keys = [f"interval/{name.replace(' ', '_')}_tokens" for name in TIER_COLORS]
     tokens = np.array([[row[key] for row in merged] for key in keys])
     totals = tokens.sum(axis=0)
-    # an interval without tokens has no share, and leaves a gap
+    # an interval without tokens has no shares, and leaves a gap
     shares = np.divide(tokens, totals, out=np.full(tokens.shape, np.nan), where=totals > 0)
     floor = np.zeros(len(merged))
     for (name, color), share in zip(TIER_COLORS.items(), shares, strict=True):
@@ -180,7 +179,7 @@ def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: 
 
 
 def draw_ttft(records: Sequence[RequestRecord], *, run: str = "", verdict: str = "") -> Figure:
-    """The distribution of the TTFT and its parts, and the TTFT against the prompt length below."""
+    """Draw the distribution of the TTFT and its parts; below, the TTFT against prompt length."""
     figure = Figure(figsize=SIZE, layout="constrained")
     _name(figure, run, verdict)
     top, bottom = figure.subplots(2, 1)
@@ -227,11 +226,11 @@ def _merge(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     merged = []
     for first in range(0, len(rows), step):
         group = rows[first : first + step]
-        row = dict(group[-1])  # gauges as they stood at the end
+        row = dict(group[-1])  # gauges as of the last interval's end
         for key in row:
             if key.startswith("interval/"):
                 row[key] = sum(each[key] for each in group)
-        # a queue that came and went between two ends is what such a figure is looked at for
+        # the longest queue, since readers look for peaks in this figure
         row["queue/waiting_count"] = max(each["queue/waiting_count"] for each in group)
         merged.append(row)
     return merged
@@ -297,7 +296,6 @@ def _times(summary: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _reasons(summary: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """(reason, tokens, share of the computed tokens), largest first; empty if not recorded."""
     tokens = {text: summary.get(f"computed/{reason}_tokens", 0) for reason, text in REASONS.items()}
     total = sum(tokens.values())
     return [
@@ -308,7 +306,7 @@ def _reasons(summary: Mapping[str, float]) -> list[tuple[str, float, float]]:
 
 
 def _slowest(records: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:
-    """Yield the requests with the longest TTFT, each with what took a tenth of it or more."""
+    """Yield the requests with the longest TTFT, each with the parts that took a tenth or more."""
     finished = [record for record in records if record.ttft_ns is not None]
     for record in sorted(finished, key=lambda each: (-(each.ttft_ns or 0), each.id))[:NUM_SLOWEST]:
         ttft_ns = record.ttft_ns or 0
@@ -324,7 +322,7 @@ def _slowest(records: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:
             "hit_share": _hit_share(record),
             "ttft": _time(ttft_ns / SECOND_NS),
             "waits": [
-                f"{ns / ttft_ns:.0%} {what.partition(' (')[0]}"  # without the name of a knob
+                f"{ns / ttft_ns:.0%} {what.partition(' (')[0]}"  # without the knob's name
                 for what, ns in sorted(waits.items(), key=lambda each: -each[1])
                 if ns * 10 >= ttft_ns > 0
             ],

@@ -1,4 +1,4 @@
-"""The file of a run that holds one row per request, with one column per number.
+"""The file of a run with one row per request and one column per number.
 
 `requests.parquet` if pyarrow is installed, otherwise `requests.csv.gz`. Columns are the fields of
 `RequestRecord`; a field that maps names to numbers becomes one column per name.
@@ -31,7 +31,6 @@ TEXTS = ("status", "reason")
 
 
 def write_requests(out_dir: Path, records: Sequence[RequestRecord]) -> Path:
-    """Write one row per request to a new file in `out_dir`; return its path."""
     columns = columns_of(records)
     if find_spec("pyarrow") is None:
         return _write_csv(out_dir / FILES[1], columns)
@@ -60,12 +59,10 @@ def read_requests(run_dir: Path) -> "pd.DataFrame":
 
 
 def has_requests(run_dir: Path) -> bool:
-    """True if the run's requests can be read."""
     return any((run_dir / name).is_file() for name in FILES)
 
 
 def columns_of(records: Sequence[RequestRecord]) -> dict[str, list[Any]]:
-    """The records as columns, by name."""
     columns: dict[str, list[Any]] = {}
     for item in fields(RequestRecord):
         values = [getattr(record, item.name) for record in records]
@@ -82,6 +79,6 @@ def _write_csv(path: Path, columns: dict[str, list[Any]]) -> Path:
     writer = csv.writer(rows)
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
-    # neither time nor file name in the header: equal runs give equal bytes
+    # neither time nor file name in the header, so equal runs give equal bytes
     path.write_bytes(gzip.compress(rows.getvalue().encode(), mtime=0))
     return path

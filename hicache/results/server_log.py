@@ -1,4 +1,4 @@
-"""Numbers about a table of requests, which a run or the log of a server gives.
+"""Measures of a table of requests, from a run or from a server's log.
 
 The columns are those of `requests.parquet`.
 """
@@ -44,7 +44,7 @@ MEASURES: dict[str, Callable[["pd.DataFrame"], float]] = {
 
 
 def measure(frame: "pd.DataFrame", name: str, *, by: str | None = None) -> dict[int, float]:
-    """Return a measure of the finished requests, by the values of a column; None: of all, at 0."""
+    """Return a measure of finished requests per value of column `by`; None means all, under 0."""
     finished = frame[frame["status"] == "finished"]
     if by is None:
         return {0: MEASURES[name](finished)}
@@ -53,14 +53,13 @@ def measure(frame: "pd.DataFrame", name: str, *, by: str | None = None) -> dict[
 
 
 def read_measured(path: Path) -> "pd.DataFrame":
-    """Read a log of a server, one JSON object for each request, as a table of requests.
+    """Read a server's log, one JSON object per request, as a table of requests.
 
-    Keys: `arrival`, `ttft` and `latency` in seconds, `prompt` and `output` in tokens, and, where
-    they are known, `device_hit`, `host_hit` and `storage_hit` in tokens. Rows are in order of
-    arrival.
+    Keys: `arrival`, `ttft` and `latency` in seconds, `prompt` and `output` in tokens, and, if
+    known, `device_hit`, `host_hit` and `storage_hit` in tokens. Rows are in order of arrival.
 
     Raises:
-        ValueError: a line is no JSON object, or lacks a key.
+        ValueError: a line is not a JSON object, or lacks a key.
     """
     import pandas as pd
 
@@ -89,10 +88,11 @@ def read_measured(path: Path) -> "pd.DataFrame":
 
 
 def compare_measured(simulated: "pd.DataFrame", measured: "pd.DataFrame") -> "pd.DataFrame":
-    """Set a run beside a log: each measure of both, and the error of the simulated one.
+    """Compare a run with a log: each measure of both, and the error of the simulated one.
 
-    Errors are in percentage points for hits and in percent otherwise. If both have as many
-    requests, these are paired by arrival, and the last row is the median error of their TTFT.
+    Errors are in percentage points for hits and in percent otherwise. If both tables have the same
+    length, their requests are paired by arrival, and the last row is the median error of their
+    TTFT.
     """
     import pandas as pd
 

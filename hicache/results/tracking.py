@@ -1,8 +1,7 @@
-"""Where the numbers of a run go: files, which are the record, and W&B, which mirrors them.
+"""Writes the numbers of a run to files, and copies them to W&B.
 
-Rows reach `metrics.jsonl` one by one as they are made, so a run that is killed keeps those it had;
-the W&B log is flushed every second for the same reason (its own default, 15 s, loses all of a
-shorter run).
+Each row reaches `metrics.jsonl` as soon as it exists, so a killed run keeps its rows. For the same
+reason the W&B log is flushed every second (W&B's default of 15 s loses all rows of a shorter run).
 """
 
 import json
@@ -29,7 +28,7 @@ from hicache.results.verdict import in_short, objections
 if TYPE_CHECKING:
     import wandb
 
-FLUSH_S = 1  # seconds of W&B rows that a kill -9 may cost
+FLUSH_S = 1  # seconds of W&B rows that a kill -9 may lose
 INIT_TIMEOUT_S = 30.0  # W&B waits 90 s for a server that does not answer
 MAX_TAG = 64  # characters that W&B allows in a tag
 TERMINATED = 143  # exit code of a process that SIGTERM ended: 128 + 15
@@ -37,10 +36,10 @@ TERMINATED = 143  # exit code of a process that SIGTERM ended: 128 + 15
 
 @dataclass
 class Tracker:
-    """Keeps `metrics.jsonl` and `summary.json` in `out_dir`, and W&B beside them if asked.
+    """Writes `metrics.jsonl` and `summary.json` in `out_dir`, and logs to W&B if configured.
 
-    A context manager. While it is open SIGTERM ends the program through `sys.exit`, so that a
-    preempted run is recorded as failed and not as running for ever.
+    A context manager. While it is open, SIGTERM ends the program through `sys.exit`, so that W&B
+    marks a preempted run as failed and not as running forever.
     """
 
     out_dir: Path
@@ -50,22 +49,19 @@ class Tracker:
     name: str
     tags: Sequence[str] = ()
     _wandb: "wandb.Run | None" = field(default=None, init=False)
-    _old_handler: Any = field(default=None, init=False)  # what signal.signal returns
+    _old_handler: Any = field(default=None, init=False)  # the return value of signal.signal
 
     def log(self, row: Row) -> None:
-        """Record one interval."""
         flat = row.flat()
         self._append(json.dumps(flat).encode() + b"\n")
         if self._wandb is not None:
-            self._wandb.log(flat)  # with an explicit step W&B would hold the last row back
+            self._wandb.log(flat)  # with an explicit step W&B would hold back the last row
 
     def attach(self, paths: Sequence[Path]) -> None:
-        """Have W&B keep these files with the run; they are uploaded when it is."""
         if self._wandb is not None:
             _attach(self._wandb, paths)
 
     def summarize(self, summary: Mapping[str, float]) -> None:
-        """Record the numbers that stand for the whole run."""
         write_json(self.out_dir / "summary.json", summary)
         if self._wandb is not None:
             self._wandb.summary.update({**summary, "verdict": in_short(objections([summary]))})
@@ -99,7 +95,7 @@ class Tracker:
             signal.signal(signal.SIGTERM, self._old_handler)
 
     def _append(self, line: bytes) -> None:
-        # a row is there as a whole or not at all, also when the disk is full
+        # writes a whole row or none, even if the disk is full
         end = self._metrics.tell()
         left = line
         try:
@@ -113,7 +109,7 @@ class Tracker:
 def track_sweep(directory: Path, tracker: TrackerConfig, group: str) -> None:
     """Record a sweep with a `sweep.csv` as one W&B run in the group of its jobs.
 
-    A sweep that is continued writes to the same W&B run again.
+    A continued sweep writes to the same W&B run again.
     """
     if not (directory / "sweep.csv").is_file():
         return
@@ -140,7 +136,7 @@ def track_sweep(directory: Path, tracker: TrackerConfig, group: str) -> None:
 def _attach(run: "wandb.Run", paths: Sequence[Path]) -> None:
     folder = Path(run.dir)
     for path in paths:
-        # left to itself W&B makes a symbolic link, which a run that is moved loses
+        # by default W&B makes a symbolic link, which breaks if the run is moved
         shutil.copyfile(path, folder / path.name)
         run.save(folder / path.name, base_path=folder, policy="end")
 
@@ -155,13 +151,13 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
         return None
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    import wandb  # half a second that runs without it should not pay
+    import wandb  # import only if needed: it takes half a second
 
     def start(mode: WandbMode) -> "wandb.Run":
         return wandb.init(
             project=tracker.project,
             mode=mode.value,
-            reinit="create_new",  # a sweep opens several in one process
+            reinit="create_new",  # a sweep opens several runs in one process
             settings=wandb.Settings(
                 console="off",
                 disable_git=True,
@@ -185,7 +181,6 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as dicts, enums as their values: what JSON and YAML can hold."""
     if is_dataclass(value):
         return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Enum):
@@ -198,7 +193,7 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
-    """The same bytes for the same values: sorted keys, shortest exact floats. All or nothing."""
+    """Write the whole file or nothing: sorted keys, exact floats, equal bytes for equal values."""
     text = json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
     unfinished = path.with_name(f".{path.name}.part")
     try:

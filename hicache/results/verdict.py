@@ -1,7 +1,7 @@
-"""The verdict: conditions under which the numbers of a run mislead, and which of them hold.
+"""The verdict: conditions under which the numbers of a run mislead, and those that hold in a run.
 
-The verdict follows from `summary.json` alone, so a stored run is judged like a new one. `SURVIVORS`
-needs several runs side by side. docs/verdict.md says where each threshold comes from.
+The verdict depends only on `summary.json`, so stored and new runs are judged alike. `SURVIVORS`
+needs several runs to compare. docs/verdict.md gives the origin of each threshold.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 Summary = Mapping[str, float]
 
-MOST = 0.5  # share of the waiting from which on a start holds most of it
+MOST = 0.5  # a start-up with at least this share of the waiting dominates it
 RHOS = ("gpu", "queue", "read", "write", "workers")
 CLEAN = "no objection"
 CLOSED = "load/closed_loop"
-STAGE = "stage_"  # what the keys of one stage of a load begin with
+STAGE = "stage_"  # prefix of the keys of one stage of a load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Something that makes numbers mislead.
+    """A condition under which numbers mislead.
 
     `number` returns the number to report if the condition holds in a run, otherwise None. `phrase`
-    has a place `{}` for that number, and `means` says what follows from it.
+    has a placeholder `{}` for that number; `means` states the consequence.
     """
 
     name: str
@@ -32,7 +32,6 @@ class Condition:
     is_share: bool = True
 
     def told(self, low: float, high: float) -> str:
-        """The phrase with its number, or with the two ends of several."""
         if self.is_share:
             texts = [_percent(value) for value in (low, high)]
         else:
@@ -42,7 +41,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objection:
-    """A condition that holds in at least one of several runs, and its number in those."""
+    """A condition that holds in at least one of several runs, and its number in each of those."""
 
     condition: Condition
     low: float
@@ -50,27 +49,22 @@ class Objection:
 
     @property
     def name(self) -> str:
-        """The condition's."""
         return self.condition.name
 
     @property
     def short(self) -> str:
-        """What is so, without what follows."""
         return self.condition.told(self.low, self.high)
 
     @property
     def sentence(self) -> str:
-        """What is so and what follows."""
         return f"{self.short}: {self.condition.means}"
 
 
 def objections(summaries: Sequence[Summary]) -> list[Objection]:
-    """The conditions that hold in any of these runs."""
     return [each for condition in CONDITIONS for each in _raised(condition, summaries)]
 
 
 def objection(condition: Condition, numbers: Iterable[float]) -> list[Objection]:
-    """The condition with these numbers; nothing if there are none."""
     found = list(numbers)
     if not found:
         return []
@@ -78,27 +72,25 @@ def objection(condition: Condition, numbers: Iterable[float]) -> list[Objection]
 
 
 def in_short(found: Sequence[Objection]) -> str:
-    """The verdict in one line, for a figure or a list of runs."""
     return "; ".join(each.short for each in found) or CLEAN
 
 
 def stages(summary: Summary) -> dict[int, Summary]:
-    """The part of a summary that is of one stage of the load, by its number; often there is none.
+    """Return the part of a summary for each stage of the load, by number; empty without stages.
 
-    Its keys are those of a whole run, so that it is judged like one.
+    The keys are those of a whole run, so that a stage is judged like a run.
     """
     parts: dict[int, dict[str, float]] = {}
     for key, value in summary.items():
         stage, _, inner = key.partition("/")
         if stage.startswith(STAGE):
             parts.setdefault(int(stage.removeprefix(STAGE)), {})[inner] = value
-    # a stage of a closed loop is as full as it was meant to be, too
+    # the stages of a closed loop count as closed loops
     is_closed = {key: summary[key] for key in (CLOSED,) if key in summary}
     return {number: {**part, **is_closed} for number, part in sorted(parts.items())}
 
 
 def stage_lines(summary: Summary) -> list[str]:
-    """A line for each stage of the load: its ρ, the times to first token and the verdict."""
     return [
         f"stage {number}: {loads(part)}; {part['request/count']:,} request(s), TTFT mean "
         f"{part['request/ttft_s_mean']:.3g} s, p95 {part['request/ttft_s_p95']:.3g} s; "
@@ -108,13 +100,11 @@ def stage_lines(summary: Summary) -> list[str]:
 
 
 def loads(summary: Summary) -> str:
-    """Every ρ of a run."""
     known = [rho for rho in RHOS if _rho(rho) in summary]
     return ", ".join(f"ρ {rho} {summary[_rho(rho)]:.2f}" for rho in known)
 
 
 def is_overloaded(summary: Summary) -> bool:
-    """Whether something was so busy that latencies mean nothing: GPU, memory, storage, queue."""
     return any(_raised(condition, [summary]) for condition in OVERLOADS)
 
 
@@ -158,7 +148,7 @@ def _start_up(summary: Summary, threshold: float) -> float | None:
 
 
 def _busiest(summary: Summary, rhos: Sequence[str]) -> float | None:
-    """The highest of these ρ; of the busiest stage where the load has stages."""
+    """Return the highest of these ρ; with stages, that of the busiest stage."""
     parts = list(stages(summary).values()) or [summary]
     return max(
         (part[_rho(rho)] for part in parts for rho in rhos if _rho(rho) in part), default=None
@@ -167,7 +157,7 @@ def _busiest(summary: Summary, rhos: Sequence[str]) -> float | None:
 
 def _idle(summary: Summary, threshold: float) -> float | None:
     busiest = _busiest(summary, RHOS)
-    # an M/M/1 queue at ρ waits ρ / (1 - ρ) of a service time; a load with pauses waits more
+    # an M/M/1 queue at ρ waits ρ / (1 - ρ) service times; a load with pauses waits longer
     most_s = threshold / (1 - threshold) * summary.get("request/prefill_s_mean", 0.0)
     if busiest is None or summary.get("request/queue_s_mean", 0.0) > most_s:
         return None
@@ -185,7 +175,7 @@ def _collapsed(summary: Summary, threshold: float) -> float | None:
 
 def _overloaded(what: str, *rhos: str) -> Condition:
     def number(summary: Summary, threshold: float) -> float | None:
-        if summary.get(CLOSED):  # which is as full as it was meant to be
+        if summary.get(CLOSED):  # a closed loop is as full as its user configured it
             return None
         return _above(_busiest(summary, rhos), threshold)
 
@@ -266,7 +256,7 @@ CONDITIONS = (
 SURVIVORS = Condition(
     name="other survivors",
     threshold=0.01,
-    number=lambda _summary, _threshold: None,  # no run knows it of itself
+    number=lambda _summary, _threshold: None,  # it needs several runs
     phrase="{} of the requests finished in some rows but not in others",
     means="the rows cover different requests, so means and hit rates are not comparable",
 )

@@ -1,9 +1,9 @@
-"""What every storage engine promises.
+"""The interface of every storage engine.
 
-A key is `KEY_BYTES` long: the 16-byte digest of a page (which already stands for every token
-before it) and one byte for the kind. What else tells two pages apart (model, layout, page
-size, rank) is the engine's namespace, fixed when it is opened. Engines are write-once: a page
-never changes under its key.
+A key has `KEY_BYTES` bytes: the 16-byte digest of a page, which stands for the page and all tokens
+before it, and one byte for the kind. The engine's namespace, fixed when it is opened, separates
+pages by model, layout, page size and rank. Engines are write-once: a page never changes under its
+key.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class StorageError(RuntimeError):
 
 @dataclass(slots=True, kw_only=True)
 class StorageStats:
-    """What an engine holds, and has found damaged; what `stats` hands out is a copy."""
+    """A copy of an engine's counters: what it holds now, and how many pages it found damaged."""
 
     stored_pages: int = 0
     stored_bytes: int = 0
@@ -28,34 +28,35 @@ class StorageStats:
 
 
 class Storage(Protocol):
-    """Pages by key. Every call may block, may come from any thread, and moves whole batches."""
+    """Pages by key. Every call may block, may come from any thread, and moves a whole batch."""
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each key is stored now. Existing is not a promise that it can be read."""
+        """Return for each key whether it is stored now. A later `read` can still miss."""
         ...
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Fill `buffers[i]` with the page of `keys[i]`.
 
-        False where it is missing, damaged or of another length; that buffer is then undefined.
+        Return False for each page that is missing, damaged or of another length; its buffer is then
+        undefined.
         """
         ...
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages. A page is visible to all, whole, once its write returns True.
+        """Store `buffers[i]` under `keys[i]`. After True, every process sees the whole page.
 
-        An existing key is kept as it is, and counts as True. False where there was no room.
+        Return True for a key that exists already, whose page stays; False for a page without room.
         """
         ...
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Forget pages; missing ones are ignored."""
+        """Remove the pages; missing keys are ignored."""
         ...
 
     def stats(self) -> StorageStats:
-        """Counts so far."""
+        """Return the counters so far."""
         ...
 
     def close(self) -> None:
-        """Give everything back. The engine must not be used afterwards."""
+        """Release all resources. The caller must not use the engine afterwards."""
         ...

@@ -1,8 +1,8 @@
-"""How fast each engine moves pages, as a ratio to plain files: python -m hicache.storage.bench.
+"""How fast each engine moves pages, relative to plain files: python -m hicache.storage.bench.
 
-The yardstick is one file that is written and read in order, a page a call, by the same buffers in
-the same round. Rounds alternate between the two, and the ratios are medians over rounds: absolute
-figures drift on a shared machine, ratios much less. Reads are from the page cache.
+The reference is one file, written and read in order, one page per call, with the same buffers in
+the same round. Rounds alternate between engine and reference, and each ratio is a median over
+rounds: absolute speeds drift on a shared machine, ratios much less. Reads come from the page cache.
 """
 
 import argparse
@@ -28,8 +28,6 @@ LOCAL = ("slab", "file", "memory")
 
 
 class Speed(NamedTuple):
-    """Bytes a second of one round."""
-
     plain_write: float
     plain_read: float
     write: float
@@ -37,7 +35,6 @@ class Speed(NamedTuple):
 
 
 def main() -> None:
-    """Print one line for each engine and page size."""
     options = _parser().parse_args()
     print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores")
     print(
@@ -77,14 +74,14 @@ def _measure(name: str, page_bytes: int, options: argparse.Namespace) -> list[Sp
     source, target = _pages(num_pages, page_bytes), _pages(num_pages, page_bytes)
     rng = Random(0)
     for page in source:
-        page[:] = rng.randbytes(page_bytes)  # nothing below may find pages equal
+        page[:] = rng.randbytes(page_bytes)  # all pages differ
     speeds = []
     with tempfile.TemporaryDirectory(dir=options.root) as directory:
         root = Path(directory)
         with closing(_open(name, root, options)) as storage:
             for turn in range(options.rounds + 1):
                 speed = _round(storage, root, source, target, turn=turn, options=options)
-                if turn:  # the first one touches memory and files for the first time
+                if turn:  # the first turn touches memory and files for the first time
                     speeds.append(speed)
     return speeds
 

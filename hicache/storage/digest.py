@@ -1,4 +1,4 @@
-"""Checksums of stored pages, and names for namespaces."""
+"""Checksums of stored pages, and fixed-length names for namespaces."""
 
 from hashlib import blake2b
 
@@ -8,16 +8,15 @@ PAGE_DIGEST_BYTES = 16
 
 
 def page_hasher(namespace: bytes, key: bytes, length: int) -> xxh3_128:
-    """XXH3 (128 bits) of a page, seeded by where it belongs and how many bytes it has.
+    """Return an XXH3 (128 bits) hasher, seeded with the page's namespace, key and length in bytes.
 
-    A page that is whole but lies under another key, in another namespace, or was cut short has
-    another digest. Hashing runs at memory speed, and above it while the bytes are in cache.
+    The digest differs for a whole page that lies under another key or namespace, and for a page
+    that was cut short. Hashing runs at memory speed, and faster while the bytes are in the cache.
     """
     return xxh3_128(seed=_seed(namespace, key, length))
 
 
 def page_digest(namespace: bytes, key: bytes, payload: memoryview) -> bytes:
-    """The digest of a whole page, `PAGE_DIGEST_BYTES` long."""
     return xxh3_128_digest(payload, seed=_seed(namespace, key, payload.nbytes))
 
 
@@ -26,5 +25,5 @@ def _seed(namespace: bytes, key: bytes, length: int) -> int:
 
 
 def namespace_name(namespace: str) -> str:
-    """A name of fixed length for directories and remote keys: 16 bytes of BLAKE2b, in hex."""
+    """Return a name of 32 hex digits (16 bytes of BLAKE2b) for directories and remote keys."""
     return blake2b(namespace.encode(), digest_size=16).hexdigest()

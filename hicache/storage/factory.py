@@ -1,4 +1,4 @@
-"""The engine that a configuration asks for."""
+"""Builds the storage engine that a configuration names, with its guards."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,22 +25,30 @@ from hicache.storage.guards.faults import Fault, FaultyStorage
 from hicache.storage.passwords import MASK, reveal
 
 KINDS = ("none", *STORAGES)
-ASKED = ("contains", "read", "write", "delete", "stats", "close")  # of an engine
+ASKED = (
+    "contains",
+    "read",
+    "write",
+    "delete",
+    "stats",
+    "close",
+)  # an engine's methods
 
 
 def open_storage(
     config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int] | None
 ) -> Storage | None:
-    """Open the engine of `config.kind`, or none; a `module:Class` is built as slab and file are.
+    """Open the engine of `config.kind`; None for the kind without storage.
 
-    `config.root` is a directory for slab and file, a URL for redis, and the master's HOST:PORT
-    for mooncake, where `config.capacity_gib` is the memory that this process adds to the store.
-    `page_bytes` gives the size of a page for each kind (the last byte of a key); it is what
-    pages are charged, also where their payload is a stand-in. None: what their payload is long.
+    A `module:Class` gets the arguments of slab and file. `config.root` is a directory for slab and
+    file, a URL for redis, and the master's HOST:PORT for mooncake, where `config.capacity_gib` is
+    the memory that this process adds to the store. `page_bytes` gives the page size of each kind
+    (the last byte of a key); the engine charges that size even if the payload is a stand-in. None
+    charges the payload's length.
 
     Raises:
-        ValueError: The configuration makes no sense.
-        StorageError: The engine cannot be opened or reached.
+        ValueError: the configuration is invalid.
+        StorageError: the engine cannot be opened or reached.
     """
     capacity_bytes = None if config.capacity_gib is None else int(config.capacity_gib * 2**30)
     match config.kind:
@@ -79,7 +87,7 @@ def _build_own(kind: str, root: str | None, **given: object) -> Storage:
         engine = make(root, **given)
     except TypeError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise  # out of the class itself, whose line is of use
+            raise  # raised inside the class itself, whose line helps the user
         raise ValueError(f"storage.kind={kind} cannot be built: {error}") from error
     missing = [each for each in ASKED if not callable(getattr(engine, each, None))]
     if missing:
@@ -99,19 +107,19 @@ def _class_of(kind: str) -> Callable[..., Storage]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardedStorage:
-    """An engine behind its faults and a breaker: `storage` is what to talk to.
+    """An engine behind its faults and a breaker; callers use `storage`.
 
-    Where nobody sleeps, `stall` collects the time that calls would have taken.
+    With a clock that does not sleep, `stall` collects the time that calls would have taken.
     """
 
     engine: Storage
     storage: BreakerStorage
     faulty: FaultyStorage | None
     stall: Stall = field(default_factory=Stall)
-    scratch: Path | None = None  # a directory of a simulation's own
+    scratch: Path | None = None  # a directory that only this simulation uses
 
     def counts(self) -> dict[str, int]:
-        """Calls that failed or were not made, pages found damaged, and faults by their name.
+        """Return failed and skipped calls, damaged pages, and injected faults by name.
 
         Damaged pages are those that the engine had counted when it was closed.
         """
@@ -126,9 +134,8 @@ class GuardedStorage:
         return counts
 
     def forget(self) -> None:
-        """Forget what a simulation stored, close the engine and remove its files."""
         if isinstance(self.engine, RedisStorage | MooncakeStorage):
-            with suppress(StorageError):  # a server that is gone holds nothing up
+            with suppress(StorageError):  # an unreachable server must not prevent the cleanup
                 self.engine.forget_all()
         self.storage.close()
         if self.scratch is not None:
@@ -143,13 +150,12 @@ def open_guarded_storage(
     clock: Clock,
     seed: int = 0,
 ) -> GuardedStorage | None:
-    """The same engine for use in earnest: its faults are misses, and its calls end in time.
+    """Open the engine for real execution: its faults are misses, and its calls end in time.
 
-    Redis and Mooncake have deadlines of their own. Disks can block for ever: calls of slab, file
-    and a class of the user's own are given `config.deadline_s`, and so are those of any engine with
-    faults, which are drawn from `seed`. A page that is corrupted on the way is noticed by a digest
-    that is taken when this process writes it, so with corruption on, pages of earlier processes are
-    misses.
+    Redis and Mooncake have deadlines of their own. Disks can block forever, so calls of slab, file
+    and user classes get `config.deadline_s`, and so do those of any engine with faults. `seed`
+    drives the faults. If the faults include corruption, this process takes a digest of each page
+    that it writes, to detect corruption on the way; pages of earlier processes are then misses.
     """
     engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)
     if engine is None:
@@ -168,11 +174,10 @@ def open_guarded_storage(
 def open_simulated_storage(
     config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int], clock: Clock, seed: int
 ) -> GuardedStorage | None:
-    """A fresh store of the configured engine, behind its faults, drawn from `seed`, and a breaker.
+    """Open an empty store of the configured engine, behind a breaker and faults drawn from `seed`.
 
-    It is empty, and `forget` leaves neither files nor keys behind, so equal runs are equal whatever
-    the engine: slab and file get a directory of their own below `config.root`, all others a
-    namespace.
+    Slab and file get a directory of their own below `config.root`, all others a namespace. `forget`
+    leaves neither files nor keys behind, so equal runs give equal results on every engine.
     """
     scratch = None
     if config.kind in ("slab", "file"):

@@ -1,7 +1,7 @@
-"""Passwords of storage servers, which nothing that a run writes or prints contains.
+"""Keeps the passwords of storage servers out of everything that a run writes or prints.
 
-A URL is shown with `***` in place of its password. The password itself is kept in the environment
-of the process, which its children inherit: a user may put it there, or name a file that holds it.
+URLs are shown with `***` in place of the password. The password itself stays in the process's
+environment, which child processes inherit. A user may put it there, or name a file that holds it.
 """
 
 import os
@@ -12,20 +12,19 @@ from urllib.parse import quote, unquote
 PASSWORD = "HICACHE_STORAGE_PASSWORD"
 PASSWORD_FILE = "HICACHE_STORAGE_PASSWORD_FILE"
 MASK = "***"
-# a URL up to its user, and its password: all up to the last @ before another URL begins
+# group 1: a URL up to its user; the password ends at the last @ before the next URL
 _IN_URL = re.compile(r"(\w+://[^:@/\s]*:)((?:(?!\w+://).)+)@", re.DOTALL)
 
 
 def mask(text: str) -> str:
-    """Return the text with `***` in place of the password of each URL."""
     return _IN_URL.sub(rf"\1{MASK}@", text)
 
 
 def hide(text: str) -> str:
-    """Return the text masked; the password goes to the environment, where `reveal` finds it.
+    """Mask the text, and keep the password in the environment, where `reveal` finds it.
 
     Raises:
-        ValueError: the URLs in it have different passwords.
+        ValueError: the URLs in the text have different passwords.
     """
     found = {unquote(password) for _, password in _IN_URL.findall(text)} - {MASK}
     if len(found) > 1:
@@ -36,11 +35,11 @@ def hide(text: str) -> str:
 
 
 def reveal(url: str) -> str:
-    """Return a URL with the password that it hides, or that a URL without one is given.
+    """Restore a masked URL's password, or add the configured password to a URL without one.
 
     Raises:
-        ValueError: the URL hides a password that is known no more.
-        OSError: the file of the password cannot be read.
+        ValueError: the URL is masked and its password is unknown.
+        OSError: the password file cannot be read.
     """
     scheme, _, rest = url.partition("://")
     login, _, host = rest.rpartition("@")
@@ -57,7 +56,7 @@ def reveal(url: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """Return a message with `***` in place of the password, if that is known and in it."""
+    """Mask the known password wherever the message contains it."""
     password = os.environ.get(PASSWORD)
     for form in (password, password and quote(password, safe="")):
         if form:

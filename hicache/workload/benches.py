@@ -1,8 +1,8 @@
-"""Workloads as the public benches of serving engines make them, to be set beside their results.
+"""Workloads as in the public benches of serving engines, for comparison with their results.
 
-`multi_turn`: clients that ask in rounds, each prompt the whole conversation so far and new tokens
-(SGLang's and vLLM's multi-turn benches). `shared_prefix`: groups of prompts that begin alike, asked
-again and again at rates that rise by stages (llm-d's and inference-perf's).
+`multi_turn`: clients ask in rounds; each prompt is the whole conversation so far and new tokens
+(the multi-turn benches of SGLang and vLLM). `shared_prefix`: groups of prompts with a common
+prefix, repeated at rates that rise by stages (llm-d's and inference-perf's benches).
 """
 
 import numpy as np
@@ -15,8 +15,8 @@ from hicache.workload.turns import Turn, to_requests
 
 
 def multi_turn(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """`num_sessions` clients of `rounds` each; `RoundFeeder` says when each of them may ask."""
-    del seed  # nothing is drawn but gaps, by the feeder
+    """Return `num_sessions` clients of `rounds` requests; `RoundFeeder` sets release times."""
+    del seed  # only the gaps are random, and the feeder draws them
     turns: list[Turn] = []
     fresh = 0
     clients = config.num_sessions
@@ -35,7 +35,7 @@ def multi_turn(config: WorkloadConfig, *, seed: int) -> list[Request]:
 
 
 def shared_prefix(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """All prompts in an order drawn once, over and over, as a Poisson process in each stage."""
+    """Repeat all prompts in an order drawn once, as a Poisson process in each stage."""
     rng = np.random.default_rng(seed)
     num_prompts = config.groups * config.group_prompts
     order = rng.permutation(num_prompts).tolist()

@@ -1,15 +1,16 @@
-"""Logs of chats in OpenAI's form and of plain prompts: one request a line, as text.
+"""Text logs of chats in OpenAI's format and of plain prompts: one request per line.
 
 A line holds `messages` (each with a `role` and a `content`) or a text `prompt` or `input`, and
-`created` or `timestamp` (a number of seconds or a date). The answer is a last message of the
-assistant, `choices` as an API returns them, or a text `response`, `output` or `completion`; of an
-answer that was not kept, `usage.completion_tokens` is the length. `session_id` names conversations.
-In a log without, a request continues an earlier one if it begins with that one's messages and an
+`created` or `timestamp` (a number of seconds or a date). The answer is the last message of the
+assistant, `choices` as an API returns them, or a text `response`, `output` or `completion`; without
+the text, `usage.completion_tokens` gives its length. `session_id` names conversations. In a log
+without it, a request continues an earlier one if it begins with that request's messages and an
 answer to them; plain prompts are compared block by block.
 
-Of the text only lengths and equality leave this module: tokens go into a hash of all tokens before
-them, keyed with random bytes that are nowhere kept, and hashes become numbers in order of
-appearance. What a run writes, and what is kept of a trace that was read, knows no more than these.
+Only the lengths and equality of texts leave this module. A hash covers each block and all tokens
+before it, with a random key that is never stored, and the hashes become numbers in order of
+appearance. The files that a run writes, and the stored copy of a parsed trace, contain only these
+numbers.
 """
 
 import json
@@ -28,17 +29,17 @@ from hicache.workload.rows import Row, from_first, rows_to_requests
 from hicache.workload.trace import Record, TraceError, date_ns, integer, name_of, read_records, text
 
 BLOCK_TOKENS = 16
-# a stand-in for a tokenizer: words, with a token for each four letters, and every other sign
+# a stand-in for a tokenizer: one token per four letters of a word, and per other sign
 PIECES = re.compile(r"\s?\w{1,4}|\s?[^\w\s]|\s+")
 Encode = Callable[[str], Sequence[int | str]]
 
 
 def load_chat_log(path: Path, config: WorkloadConfig) -> list[Request]:
-    """Requests in order of arrival; the first comes at 0.
+    """Return the requests in order of arrival; the first arrives at 0.
 
     Raises:
-        TraceError: with file and line number, for a line that cannot be understood.
-        ValueError: there is no such tokenizer.
+        TraceError: a line is malformed; the message gives file and line number.
+        ValueError: the tokenizer does not exist.
     """
     histories: dict[str, _History] = {}
     rows = from_first(path, _rows(path, _encoder(config.tokenizer), histories))
@@ -48,7 +49,6 @@ def load_chat_log(path: Path, config: WorkloadConfig) -> list[Request]:
 
 
 def _hugging_face(name: str) -> Encode:
-    """The tokenizer of a tokenizer.json, of a folder that holds one, or of a model on the hub."""
     try:
         tokenizers = import_module("tokenizers")
     except ImportError as error:
@@ -59,16 +59,16 @@ def _hugging_face(name: str) -> Encode:
     kind = tokenizers.Tokenizer
     try:
         loaded = kind.from_file(str(path)) if path.is_file() else kind.from_pretrained(name)
-    except Exception as error:  # the package raises nothing narrower
+    except Exception as error:  # the package raises no narrower type
         raise ValueError(f"workload.tokenizer={name} cannot be loaded: {error}") from error
     return lambda said: cast(list[int], loaded.encode(said, add_special_tokens=False).ids)
 
 
 class _History(NamedTuple):
-    """What tells whom a request continues: keyed hashes of messages and all before them.
+    """Keyed hashes that find the request that another one continues, each over a whole prefix.
 
-    `asked` is of the whole prompt, `answered` of that and its answer. `turns` has the same two for
-    each message of the assistant in the prompt, the last first.
+    `asked` covers the whole prompt, `answered` the prompt and its answer. `turns` has both for each
+    message of the assistant in the prompt, the last message first.
     """
 
     asked: bytes
@@ -77,10 +77,10 @@ class _History(NamedTuple):
 
 
 def _name_parents(rows: Sequence[Row], histories: Mapping[str, _History]) -> None:
-    """Name each row, and as its parent the latest with the most of its messages.
+    """Name each row; its parent is the latest row that shares the most messages with it.
 
-    One with the very answer that is repeated comes before one with another answer, for answers are
-    often logged with the reasoning that clients leave out.
+    A parent whose answer is repeated exactly takes precedence: logs often keep the reasoning in an
+    answer, which clients leave out of the next prompt.
     """
     latest: dict[bytes, int] = {}
     for index, row in enumerate(rows):
@@ -109,7 +109,8 @@ def _encoder(tokenizer: str | None) -> Encode:
 
     def checked(text: str) -> Sequence[int | str]:
         tokens = encode(text)
-        if not isinstance(tokens, list | tuple):  # what transformers give by themselves is a dict
+        # tokenizers of transformers return a dict by default
+        if not isinstance(tokens, list | tuple):
             raise ValueError(
                 f"workload.tokenizer={tokenizer} must return a list of tokens, got {_kind(tokens)}"
             )
@@ -135,7 +136,8 @@ def _rows(path: Path, encode: Encode, histories: dict[str, _History]) -> Iterato
             answer = _answer(record, messages, where)
             for message in messages:
                 prompt += [*encode(f"<{message['role']}>"), *encode(_content(message, where))]
-            prompt += encode("<assistant>")  # behind which the answer comes back
+            # the answer follows this marker when the next prompt repeats it
+            prompt += encode("<assistant>")
             histories[where] = _history(tenant, messages, answer, salt, where)
         if answer is None:
             usage = record.get("usage")
@@ -171,7 +173,6 @@ def _history(
 
 
 def _digests(tokens: Sequence[int | str], salt: bytes) -> Iterator[bytes]:
-    """For each block of tokens, a keyed hash of all tokens up to its end."""
     digest = b""
     for begin in range(0, len(tokens), BLOCK_TOKENS):
         block = repr(list(tokens[begin : begin + BLOCK_TOKENS])).encode()
@@ -194,7 +195,7 @@ def _messages(record: Record, where: str) -> list[Record]:
 
 
 def _answer(record: Record, messages: list[Record], where: str) -> str | None:
-    """The answer's text; a last message of the assistant is taken off the messages."""
+    """Return the answer's text; a last message of the assistant is removed from `messages`."""
     choices = record.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     message = first.get("message") if isinstance(first, dict) else None
@@ -229,7 +230,7 @@ def _time_ns(record: Record, where: str) -> int:
     try:
         return date_ns(cast(str, value))
     except (TypeError, ValueError):
-        # what stands there may be anything: it is not shown
+        # the value may be private text, so the message does not show it
         raise TraceError(
             f"{where}: created or timestamp must be a number of seconds or a date, got "
             f"{_kind(value)}"
@@ -237,5 +238,4 @@ def _time_ns(record: Record, where: str) -> int:
 
 
 def _kind(value: object) -> str:
-    """What a value is, without its contents."""
     return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Where trace files are found, and how a public one is fetched."""
+"""Finds trace files, and downloads public ones."""
 
 import itertools
 import os
@@ -15,10 +15,10 @@ READ_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A trace and where it may be.
+    """A trace, and where to find it.
 
-    `names` are files or folders that a data directory may hold, the preferred one first. With a
-    `url` and the `sha256` of what is there it can be downloaded; else `obtain` says how to get it.
+    `names` are files or folders that a data directory may hold, in order of preference. A trace
+    with `url` and `sha256` can be downloaded; otherwise `obtain` says how to get it.
     """
 
     kind: str
@@ -69,14 +69,15 @@ TRACES = {source.kind: source for source in SOURCES}
 
 
 def find_trace(source: Source, *, path: str | None, data_dir: str | None) -> Path:
-    """The trace at `path`, or else the first found.
+    """Return the trace at `path`, or else the first one found.
 
-    Looked in, in this order: `data_dir`, the directory HICACHE_DATA names, and the per-user cache,
-    into which the trace is downloaded where its release is known.
+    Searches, in this order, `data_dir`, the directory in HICACHE_DATA, and the per-user cache;
+    downloads the trace to that cache if its URL is known.
 
     Raises:
-        FileNotFoundError: with where it was looked for and how to get it; or `data_dir` is nowhere.
-        ValueError: what was downloaded has another SHA-256; what is there is a pipe or a device.
+        FileNotFoundError: the trace, or `data_dir`, does not exist; the message lists the searched
+            places and says how to get the trace.
+        ValueError: the download has another SHA-256, or the path is a pipe or a device.
     """
     found = _find(source, path=path, data_dir=data_dir)
     if not (found.is_file() or found.is_dir()):
@@ -108,7 +109,7 @@ def _find(source: Source, *, path: str | None, data_dir: str | None) -> Path:
     if source.url is not None and source.sha256 is not None:
         try:
             return _download(source.url, source.sha256, cache)
-        except OSError as error:  # every error of the HTTP library is one
+        except OSError as error:  # the HTTP library's errors are all OSErrors
             failure = f" and its download failed ({type(error).__name__})"
     raise FileNotFoundError(
         f"the trace of workload={source.kind} is not in "
@@ -118,8 +119,7 @@ def _find(source: Source, *, path: str | None, data_dir: str | None) -> Path:
 
 
 def _download(url: str, sha256: str, cache: Path) -> Path:
-    """Fetch into `cache`, or raise OSError; a file with other contents is a ValueError."""
-    # the defaults wait 30 s for a connection that a machine without network never gets
+    # the default is to wait 30 s for a connection, too long on a machine without network
     downloader = HTTPDownloader(timeout=(CONNECT_S, READ_S))  # type: ignore[no-untyped-call]
     name = url.rsplit("/", maxsplit=1)[-1]
     return Path(retrieve(url, f"sha256:{sha256}", fname=name, path=cache, downloader=downloader))

@@ -1,7 +1,7 @@
-"""Requests as serving systems log them: Dynamo, LMCache, and the KV events of vLLM and SGLang.
+"""Requests from logs of serving systems: Dynamo, LMCache, and the KV events of vLLM and SGLang.
 
-All three name the blocks of prompts by hashes of everything up to their end, and hold no text.
-Fields are those of ai-dynamo 1.6.1, lmcache 0.5.6, vllm 0.33.0 and sglang 0.5.23.
+All three name the blocks of a prompt by hashes of the prefix up to their end, and hold no text. The
+field names are those of ai-dynamo 1.6.1, lmcache 0.5.6, vllm 0.33.0 and sglang 0.5.23.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,18 +27,18 @@ from hicache.workload.trace import (
 
 DYNAMO_SCHEMA = "dynamo.request.trace.v1"
 MS = 10**6
-PREFILL_TOKENS_PER_S = 1000  # of one request: less is decoding
-LONGEST_PAUSE_NS = 60 * SECOND_NS  # between two blocks of one request
+PREFILL_TOKENS_PER_S = 1000  # blocks of one request that arrive more slowly are decoding
+LONGEST_PAUSE_NS = 60 * SECOND_NS  # longest pause between two blocks of one request
 
 
 def load_dynamo(path: Path, config: WorkloadConfig) -> list[Request]:
     """Return the requests of a Dynamo request trace (`DYN_REQUEST_TRACE=1`).
 
-    Used are the `request_end` records with their `replay` part. A session with a
-    `parent_session_id` is a sub-agent's, spawned and joined as the times say.
+    Reads the `request_end` records with their `replay` part. A session with a `parent_session_id`
+    belongs to a sub-agent; the times determine where its parent starts and joins it.
 
     Raises:
-        TraceError: with file and line number, for a line that cannot be understood.
+        TraceError: a line is malformed; the message gives file and line number.
     """
     return load_rows(path, _dynamo_rows(path), config)
 
@@ -46,10 +46,10 @@ def load_dynamo(path: Path, config: WorkloadConfig) -> list[Request]:
 def load_lmcache(path: Path, config: WorkloadConfig) -> list[Request]:
     """Return the requests of LMCache's log of lookups (`--lookup-hash-log-dir`).
 
-    It knows no answers: all have `config.answer_tokens`.
+    The log has no answers: each gets the length `config.answer_tokens`.
 
     Raises:
-        TraceError: with file and line number, for a line that cannot be understood.
+        TraceError: a line is malformed; the message gives file and line number.
     """
     return load_rows(path, _lmcache_rows(path, config.answer_tokens), config)
 
@@ -57,11 +57,11 @@ def load_lmcache(path: Path, config: WorkloadConfig) -> list[Request]:
 def load_kv_events(path: Path, config: WorkloadConfig) -> list[Request]:
     """Return the requests that stored the blocks of a recording of KV events.
 
-    A line is one batch: the time in seconds and the list of events. Events name no requests: see
-    `_Growing` for what is taken for one.
+    A line is one batch: the time in seconds and the list of events. Events do not name requests;
+    `_Growing` says how they are grouped into requests.
 
     Raises:
-        TraceError: with file and line number, for a line that cannot be understood.
+        TraceError: a line is malformed; the message gives file and line number.
     """
     return load_rows(path, _event_rows(path, config.answer_tokens), config)
 
@@ -69,9 +69,9 @@ def load_kv_events(path: Path, config: WorkloadConfig) -> list[Request]:
 def _dynamo_rows(path: Path) -> Iterator[Row]:
     for line, record in read_records(path):
         where = f"{path}, line {line}"
-        if "event" in record:  # as its file sink writes them
+        if "event" in record:  # the format of its file sink
             record = part(record, "event", where=where)
-        if record.get("event_type") != "request_end":  # payloads and tools
+        if record.get("event_type") != "request_end":  # other records describe payloads and tools
             continue
         if record.get("schema") != DYNAMO_SCHEMA:
             raise TraceError(f"{where}: schema must be {DYNAMO_SCHEMA}, got {record.get('schema')}")
@@ -85,7 +85,7 @@ def _dynamo_rows(path: Path) -> Iterator[Row]:
             arrival_ns=round(begin_ms * MS),
             answer_ns=max(round((end_ms - begin_ms) * MS), 0),
             prompt_len=integer(replay, "input_length", least=1, where=where),
-            # a request that was canceled before its first token ran all the same
+            # a request canceled before its first token still ran
             output_len=max(integer(request, "output_tokens", least=0, where=where), 1),
             blocks=names_of(replay, "input_sequence_hashes", where=where),
             block_tokens=integer(replay, "trace_block_size", least=1, where=where),
@@ -100,7 +100,7 @@ def _lmcache_rows(path: Path, output_len: int) -> Iterator[Row]:
     for line, record in read_records(path):
         where = f"{path}, line {line}"
         request = name_of(record, "request_id", where=where)
-        if request in seen:  # an engine asks again while a request waits
+        if request in seen:  # an engine repeats the lookup while a request waits
             continue
         if request not in (None, ""):
             seen.add(request)
@@ -116,8 +116,6 @@ def _lmcache_rows(path: Path, output_len: int) -> Iterator[Row]:
 
 
 class _Stored(NamedTuple):
-    """Blocks that were stored together, each after the one before it."""
-
     parent: Name | None
     blocks: list[Name]
     block_tokens: int
@@ -126,20 +124,19 @@ class _Stored(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class _Growing:
-    """A request whose last block may still be to come.
+    """A request that may still get blocks.
 
-    Blocks that continue it within a minute are its own: of its prompt, if they come faster than
-    decoding goes; of its answer, if they come one at a time or none has come before. Others that
-    continue it are of a next turn. A prompt that was in the cache as a whole is in no event.
+    Blocks that continue the request within a minute belong to it: to the prompt while they come
+    faster than decoding, then to the answer. Once the answer has begun, an event with several
+    blocks belongs to the next turn. A prompt that was fully cached appears in no event.
     """
 
     row: Row
     blocks: list[Name]
     grown_ns: int
-    num_answer: int = 0  # of `blocks`, the last
+    num_answer: int = 0  # the last `num_answer` of `blocks` belong to the answer
 
     def takes(self, stored: _Stored, now_ns: int) -> bool:
-        """Add the blocks, unless they are of another request."""
         passed_ns = now_ns - self.grown_ns
         num_new = len(stored.blocks)
         if passed_ns > LONGEST_PAUSE_NS or (self.num_answer and num_new > 1):
@@ -152,7 +149,6 @@ class _Growing:
         return True
 
     def finished(self, output_len: int) -> Row:
-        """Its row, with all its blocks; an answer of none has `output_len` tokens."""
         assert self.row.block_tokens is not None
         num_prompt = len(self.blocks) - self.num_answer
         self.row.blocks = self.blocks[:num_prompt]
@@ -162,8 +158,8 @@ class _Growing:
 
 
 def _event_rows(path: Path, output_len: int) -> Iterator[Row]:
-    before: dict[Name, Name | None] = {}  # the block before each
-    growing: dict[Name, _Growing] = {}  # by the last block
+    before: dict[Name, Name | None] = {}  # by block: the block before it
+    growing: dict[Name, _Growing] = {}  # by last block of the request
     for line, batch in read_lines(path):
         where = f"{path}, line {line}"
         now_ns, events = _batch(batch, where)
@@ -184,7 +180,7 @@ def _event_rows(path: Path, output_len: int) -> Iterator[Row]:
                 blocks = [*_path(stored.parent, before), *stored.blocks]
                 request = _Growing(row=row, blocks=blocks, grown_ns=now_ns)
             replaced = growing.get(stored.blocks[-1])
-            if replaced is not None:  # the same blocks again: they were evicted in between
+            if replaced is not None:  # the same blocks were evicted and are stored again
                 yield replaced.finished(output_len)
             growing[stored.blocks[-1]] = request
     for request in growing.values():
@@ -192,7 +188,6 @@ def _event_rows(path: Path, output_len: int) -> Iterator[Row]:
 
 
 def _batch(batch: object, where: str) -> tuple[int, Sequence[object]]:
-    """The time and the events of a batch, which is an array or an object."""
     if isinstance(batch, dict):
         batch = [batch.get("ts"), batch.get("events")]
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
@@ -201,7 +196,6 @@ def _batch(batch: object, where: str) -> tuple[int, Sequence[object]]:
 
 
 def _stores(events: Iterable[object], where: str) -> Iterator[_Stored]:
-    """What events of one batch store on the device."""
     for event in events:
         if not isinstance(event, dict) or "type" not in event:
             raise TraceError(f"{where}: a KV event must be an object with a type")
@@ -220,7 +214,6 @@ def _stores(events: Iterable[object], where: str) -> Iterator[_Stored]:
 
 
 def _path(block: Name | None, before: dict[Name, Name | None]) -> list[Name]:
-    """All blocks up to this one; those stored before the recording began are not known."""
     found: list[Name] = []
     while block is not None:
         found.append(block)

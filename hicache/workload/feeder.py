@@ -1,7 +1,7 @@
-"""When each request of a workload is released to the engine.
+"""Decides when each request of a workload is released to the engine.
 
-Times are the run's, in nanoseconds from its start. A root is a request without a parent; the tree
-of a root is everything that descends from it: its session and the sub-agents that session started.
+Times are nanoseconds since the start of the run. A root is a request without a parent. The tree of
+a root holds all its descendants: its session, and the sub-agents that the session started.
 """
 
 from collections import deque
@@ -16,11 +16,10 @@ Release = tuple[int, Request]  # (nanoseconds, request)
 
 
 class Dropped(NamedTuple):
-    """What follows from a request that will never be answered.
+    """The consequences of a request that will never be answered.
 
-    `requests`: its descendants, which wait for its answer and are dropped with it; under open
-    arrivals nobody waits for an answer. `released`: what a freed place lets begin (closed arrivals
-    only).
+    `requests`: its descendants, which wait for its answer and are dropped too; empty under open
+    arrivals. `released`: requests that start in the freed places (closed arrivals only).
     """
 
     requests: list[Request]
@@ -28,7 +27,7 @@ class Dropped(NamedTuple):
 
 
 class Releases(Protocol):
-    """Who says when requests are released."""
+    """The interface of feeders; see `Feeder`."""
 
     def initial(self) -> list[Release]: ...  # noqa: D102 - see `Feeder`
     def on_answered(self, request_id: int, now_ns: int) -> list[Release]: ...  # noqa: D102
@@ -36,18 +35,17 @@ class Releases(Protocol):
 
 
 class Feeder:
-    """Releases every request once: at its time, or after its parent's answer.
+    """Releases every request once: at its arrival time, or after its parent's answer.
 
-    A request that joins sub-agents waits for their last answers as for its parent's.
+    A request that joins sub-agents waits for their last answers as well as for its parent's.
 
-    - `open`: at its arrival, whatever becomes of those before it.
+    - `open`: at its arrival, independent of earlier requests.
     - `causal`: at its arrival, but never before its parent's answer.
-    - `closed`: `think_ns` after its parent's answer. Trees start in order of arrival,
-      `concurrency` of them from time 0 on, `stagger_s` apart, and one more whenever all of a tree
-      is settled.
+    - `closed`: `think_ns` after its parent's answer. Trees start in order of arrival: `concurrency`
+      of them from time 0 on, `stagger_s` apart, and one more whenever a tree is settled.
 
-    A request is settled when it is answered or dropped, and must be settled once at most. All lists
-    are ordered by time and then by request id, so that equal runs get equal lists.
+    A request is settled when it is answered or dropped; the caller may settle it only once. All
+    lists are ordered by time and then by request id, so that equal runs get equal lists.
     """
 
     def __init__(self, requests: Sequence[Request], config: WorkloadConfig) -> None:
@@ -55,9 +53,9 @@ class Feeder:
         self._requests = {request.id: request for request in requests}
         self._unsettled = set(self._requests)
         self._children: dict[int, list[Request]] = {}
-        self._awaited: dict[int, int] = {}  # how many answers a request still waits for
+        self._awaited: dict[int, int] = {}  # number of answers that a request still waits for
         self._root_of: dict[int, int] = {}
-        self._tree_left: dict[int, int] = {}  # unsettled requests of each tree
+        self._tree_left: dict[int, int] = {}  # number of unsettled requests of each tree
         roots: list[Request] = []
         for request in sorted(requests, key=lambda r: (r.arrival_ns, r.id)):
             root_id = request.id
@@ -80,7 +78,7 @@ class Feeder:
         self._stagger_ns = to_ns(config.stagger_s)
 
     def initial(self) -> list[Release]:
-        """What is released whatever the engine does. Call it once, before anything else."""
+        """Return the releases that do not depend on the engine; to be called once, first."""
         if self._mode is Arrivals.closed:
             trees = enumerate(self._start_trees(0))
             return [(place * self._stagger_ns, request) for place, (_, request) in trees]
@@ -90,7 +88,7 @@ class Feeder:
         return _in_order(released)
 
     def on_answered(self, request_id: int, now_ns: int) -> list[Release]:
-        """What the answer of a request releases; no release lies before `now_ns`."""
+        """Return the requests that this answer releases, none of them before `now_ns`."""
         self._settle(request_id)
         released: list[Release] = []
         for child in self._children.get(request_id, ()):
@@ -104,13 +102,14 @@ class Feeder:
         return _in_order(released + self._start_trees(now_ns))
 
     def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
-        """A request was rejected or aborted: so is everything that waits for its answer."""
+        """Drop a rejected or aborted request, and all requests that wait for its answer."""
         self._settle(request_id)
         gone: list[Request] = []
         line = deque(() if self._mode is Arrivals.open else self._children.get(request_id, ()))
         while line:
             request = line.popleft()
-            if request.id not in self._unsettled:  # it joins several that are dropped
+            # it was dropped already, since it joins several dropped requests
+            if request.id not in self._unsettled:
                 continue
             line.extend(self._children.get(request.id, ()))
             self._settle(request.id)

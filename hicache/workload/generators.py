@@ -1,9 +1,9 @@
-"""Workloads drawn from the statistics of public traces, for replays without any file.
+"""Workloads drawn from the statistics of public traces; they need no files.
 
 `chat` follows the Mooncake FAST'25 conversation trace (github.com/kvcache-ai/Mooncake, 12,031
 requests; parents as `mooncake.py` finds them). `agents` follows WEKA's coding-agent sessions
-(github.com/callanjfox/kv-cache-tester, a sample of 451 sessions). `builtin` mixes both. Quantiles
-below were measured on those traces, as the loaders here read them, unless a comment says
+(github.com/callanjfox/kv-cache-tester, a sample of 451 sessions). `builtin` mixes both. The
+quantiles below were measured on those traces with this package's loaders, unless a comment says
 "chosen". Equal arguments give equal requests.
 """
 
@@ -22,8 +22,8 @@ from hicache.workload.turns import Turn, to_requests
 class Quantiles:
     """A distribution through measured points, interpolated in the logarithm of the value.
 
-    `shares` rise from 0 to 1; `values` are positive and do not fall. The ends are the least and
-    the greatest value that is ever drawn.
+    `shares` rise from 0 to 1; `values` are positive and do not fall. The first and last value bound
+    all draws.
     """
 
     def __init__(self, shares: Sequence[float], values: Sequence[float]) -> None:
@@ -31,42 +31,40 @@ class Quantiles:
         self._logs = np.log(np.array(values, np.float64))
 
     def draw(self, rng: np.random.Generator) -> float:
-        """One value."""
         return float(np.exp(np.interp(rng.random(), self._shares, self._logs)))
 
     def draw_len(self, rng: np.random.Generator) -> int:
-        """One value as a number of tokens or turns, at least 1."""
         return max(round(self.draw(rng)), 1)
 
 
 SHARES = (0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1)
 
-# the first 512-token block of every request of the trace is the same
+# all requests of the trace share the first 512-token block
 CHAT_SYSTEM_TOKENS = 512
 CHAT_FIRST_TOKENS = Quantiles(
     SHARES, (891, 898, 907, 1459, 5933, 14283, 26280, 38154, 87220, 120636)
 )
 CHAT_ADDED_TOKENS = Quantiles(SHARES, (1, 1, 1, 9, 27, 386, 4369, 7278, 16805, 38891))
 CHAT_ANSWER_TOKENS = Quantiles(SHARES, (1, 10, 24, 156, 350, 472, 597, 698, 1119, 2000))
-# from the arrival of a turn to that of the next
+# time between the arrivals of two turns
 CHAT_GAP_S = Quantiles(SHARES, (6, 29, 42, 66, 126, 273, 480, 612, 1471, 2667))
 # share of turns 1, 2, ... that have a successor; the last entry holds for all later turns
 CHAT_CONTINUES = (0.25, 0.386, 0.487, 0.549, 0.603, 0.644, 0.741, 0.791)
-CHAT_CONTEXT_TOKENS = 122_880  # chosen: a conversation that would pass it ends
+CHAT_CONTEXT_TOKENS = 122_880  # chosen: a conversation ends before it exceeds this length
 
-# medians of tool definitions (12,439) and system prompt (2,771); that all sessions share them is
-# chosen, the trace's block ids are local to a session
+# medians of tool definitions (12,439) and system prompt (2,771). Chosen: all sessions share them
+# (the block ids of the trace are local to a session)
 AGENT_SHARED_TOKENS = 12439 + 2771
-# first prompts below 100,000 tokens (334 of 451); longer ones resume old work and would not fit
-# the context chosen below
+# first prompts below 100,000 tokens (334 of 451); longer ones resume old work and exceed the
+# context chosen below
 AGENT_FIRST_TOKENS = Quantiles(
     SHARES, (6343, 12413, 13933, 17684, 20151, 37572, 70855, 86223, 95756, 99153)
 )
-AGENT_CONTEXT_TOKENS = 100_000  # chosen: with an answer it fits models of 128k
-# requests a session, a third of the measured (3, 5, 7, 18, 41, 86, 143, 196, 336, 480), which
-# keeps the replay short
+AGENT_CONTEXT_TOKENS = 100_000  # chosen: fits models of 128k tokens, answers included
+# requests per session: a third of the measured values (3, 5, 7, 18, 41, 86, 143, 196, 336, 480), to
+# keep the replay short
 AGENT_TURNS = Quantiles(SHARES, (1, 2, 2, 6, 14, 29, 48, 65, 112, 160))
-AGENT_ADDED_TOKENS = {  # by the stop reason of the turn before
+AGENT_ADDED_TOKENS = {  # by the stop reason of the previous turn
     "tool_use": Quantiles(SHARES, (1, 16, 26, 109, 390, 1259, 3357, 6490, 17398, 75616)),
     "end_turn": Quantiles(SHARES, (1, 15, 23, 43, 137, 440, 1972, 5980, 42689, 75616)),
 }
@@ -78,20 +76,21 @@ AGENT_THINK_S = {
     "tool_use": Quantiles(SHARES, (0.5, 3, 4, 5, 9, 19, 71, 155, 611, 3184)),
     "end_turn": Quantiles(SHARES, (0.5, 3, 5, 40, 184, 730, 2556, 5008, 28517, 75574)),
 }
-# share of turns that end in an answer, after a turn that ended in a tool call or in an answer
+# share of turns that end in an answer, after a tool call and after an answer
 AGENT_ENDS_TURN = {"tool_use": 0.047, "end_turn": 0.246}
-AGENT_DROPS = 0.0053  # share of turns that begin with a shortened context (150 of 28,111)
-AGENT_KEPT = Quantiles((0, 0.1, 0.5, 0.9, 1), (0.13, 0.155, 0.268, 0.624, 0.7))  # and to how much
-# time of an answer in the arrival times, chosen to give the median (6 s for 216 tokens); causal
-# and closed arrivals go by the answers of the run itself
+AGENT_DROPS = 0.0053  # share of turns that start with a shortened context (150 of 28,111)
+# share of the context that they keep
+AGENT_KEPT = Quantiles((0, 0.1, 0.5, 0.9, 1), (0.13, 0.155, 0.268, 0.624, 0.7))
+# time of an answer in the arrival times, chosen to give the median (6 s for 216 tokens); causal and
+# closed arrivals use the answer times of the run itself
 AGENT_ANSWER_BASE_S = 2.0
 AGENT_TOKENS_PER_S = 50.0
 
-AGENTS_EVERY = 5  # chosen: of `builtin`, every fifth session is an agent's
+AGENTS_EVERY = 5  # chosen: in `builtin`, every fifth session is an agent
 
 
 def chat(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Conversations: a long first prompt, few turns, minutes between them."""
+    """Return conversations: a long first prompt, few turns, minutes between them."""
     draft = _Draft(config, seed)
     system = draft.new_ids(CHAT_SYSTEM_TOKENS)
     for start_s in draft.session_starts():
@@ -100,7 +99,7 @@ def chat(config: WorkloadConfig, *, seed: int) -> list[Request]:
 
 
 def agents(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Coding agents: a shared prompt, many turns, seconds after tool calls, context drops."""
+    """Return coding agents: a shared prompt, many turns seconds apart, shortened contexts."""
     draft = _Draft(config, seed)
     shared = draft.new_ids(AGENT_SHARED_TOKENS)
     for start_s in draft.session_starts():
@@ -109,7 +108,6 @@ def agents(config: WorkloadConfig, *, seed: int) -> list[Request]:
 
 
 def builtin(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Both: every fifth session is an agent's."""
     draft = _Draft(config, seed)
     system = draft.new_ids(CHAT_SYSTEM_TOKENS)
     shared = draft.new_ids(AGENT_SHARED_TOKENS)
@@ -134,7 +132,7 @@ def _add_chat(draft: "_Draft", system: Runs, start_s: float) -> None:
             return
         session.go_on(added_len)
         gap_s = CHAT_GAP_S.draw(rng)
-        # the trace has no times of answers: the whole gap counts as thinking, as in the loader
+        # the trace has no answer times: as in the loader, the whole gap is think time
         session.wait(gap_s, think_s=gap_s)
 
 
@@ -162,7 +160,7 @@ def _add_agent(draft: "_Draft", shared: Runs, start_s: float) -> None:
 
 
 class _Draft:
-    """The turns made so far, and where new token ids and random numbers come from."""
+    """The turns drawn so far, and the sources of new token ids and random numbers."""
 
     def __init__(self, config: WorkloadConfig, seed: int) -> None:
         self.config = config
@@ -172,29 +170,24 @@ class _Draft:
         self._next_id = 0
 
     def session_starts(self) -> list[float]:
-        """Seconds at which sessions begin: a Poisson process of the configured rate."""
-        # random numbers of their own: the same sessions come at any rate
+        # a generator of its own, so that the sessions are the same at every rate
         rng = np.random.default_rng((self._seed, 1))
         gaps = rng.exponential(1 / self.config.session_rate, self.config.num_sessions)
         starts: list[float] = np.cumsum(gaps).tolist()
         return starts
 
     def new_ids(self, count: int) -> Runs:
-        """Token ids that nothing had before."""
         runs: Runs = []
         append_run(runs, self._next_id, count)
         self._next_id += count
         return runs
 
     def requests(self) -> list[Request]:
-        """All turns as requests in order of arrival."""
-        # a prompt holds the answers before it, which is where the answers get their ids from
+        # the answers take their ids from the next prompt, which repeats them
         return to_requests(self.turns, first_fresh=self._next_id, tokens=TraceTokens.reconstructed)
 
 
 class _Session:
-    """One conversation: `prompt` is what will be asked next, at `arrival_s`."""
-
     def __init__(self, draft: _Draft, shared: Runs, prompt_len: int, start_s: float) -> None:
         self._draft = draft
         self._first = len(draft.turns)
@@ -203,25 +196,21 @@ class _Session:
         self.start_over(shared, prompt_len)
 
     def start_over(self, shared: Runs, prompt_len: int) -> None:
-        """The next prompt is `shared` and new tokens, `prompt_len` in all."""
         self._prompt = list(shared)
         self.prompt_len = runs_len(shared)
         self._continues: int | None = None
         self._grow(prompt_len - self.prompt_len)
 
     def go_on(self, added_len: int) -> None:
-        """The next prompt is the last one and `added_len` tokens, its answer among them."""
         self._prompt = list(self._prompt)
         self._continues = len(self._draft.turns) - 1
         self._grow(added_len)
 
     def wait(self, gap_s: float, *, think_s: float) -> None:
-        """The next turn arrives `gap_s` after the last, `think_s` of it after the answer."""
         self._arrival_s += gap_s
         self._think_s = think_s
 
     def ask(self, answer_len: int, stop_reason: str) -> None:
-        """Send the prompt."""
         index = len(self._draft.turns)
         self._draft.turns.append(
             Turn(

@@ -1,9 +1,8 @@
-"""Arrays that take long to make, kept in the user's cache folder from one run to the next.
+"""Stores arrays that take long to compute in the user's cache folder, for later runs.
 
-A file carries a digest of itself and is put in place whole, so that of two writers the last one
-wins, with the same. One that is damaged is made again, and a folder that cannot be written is done
-without. The oldest files go when there are too many. joblib.Memory would
-notice no damage.
+Each file carries a digest of its contents and is renamed into place, so two writers can only store
+the same contents. Damaged files are computed again, and an unwritable folder is ignored. When there
+are too many files, the oldest are removed. (joblib.Memory would not detect damage.)
 """
 
 import os
@@ -24,7 +23,7 @@ FILES_KEPT = 64
 
 
 def kept(make: Callable[[], Arrays], *made_of: bytes) -> Arrays:
-    """What `make` gives, made once for all that it depends on besides the code of this room."""
+    """Return `make()`, or its stored result for equal `made_of` and equal code of this package."""
     folder = Path(os_cache("hicache")) / "made"
     sources = [file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))]
     hasher = xxh3_128(np.__version__.encode())
@@ -47,7 +46,7 @@ def kept(make: Callable[[], Arrays], *made_of: bytes) -> Arrays:
 
 def _write(file: Path, arrays: Arrays) -> None:
     packed = BytesIO()
-    np.savez(packed, **arrays)  # type: ignore[arg-type]  # mypy takes a name for an option
+    np.savez(packed, **arrays)  # type: ignore[arg-type]  # mypy takes `arrays` for an option
     file.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=file.parent, suffix=".new", delete=False) as scratch:
         unfinished = Path(scratch.name)
@@ -60,7 +59,7 @@ def _write(file: Path, arrays: Arrays) -> None:
 
 
 def _forget_oldest(folder: Path) -> None:
-    # what a killed writer left is among the files
+    # includes the leftovers of killed writers
     files = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns)
     for file in files[:-FILES_KEPT]:
         file.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Tables of lengths and times: a CSV file with a header, one request a row.
+"""Tables of lengths and times: a CSV file with a header, one request per row.
 
-Columns are found by the names that public tables give them (Azure's, BurstGPT's, Vidur's, ours);
-others are left alone. Times are seconds, milliseconds where the column's name ends in `_ms`, or
-dates. Prompts share nothing, unless a column tells the session: then a turn repeats the one before
-and its answer, and adds to them.
+The loader knows the column names of public tables (Azure's, BurstGPT's, Vidur's, ours) and ignores
+other columns. Times are seconds, milliseconds if the column's name ends in `_ms`, or dates. Prompts
+share no tokens, unless a column names the session: then each turn repeats the previous prompt and
+answer, and appends to them.
 """
 
 import csv
@@ -25,10 +25,10 @@ COLUMNS = {
 
 
 def load_lengths(path: Path, config: WorkloadConfig) -> list[Request]:
-    """Requests in order of arrival; the first comes at 0.
+    """Return the requests in order of arrival; the first arrives at 0.
 
     Raises:
-        TraceError: with file and line number, for a row that cannot be understood.
+        TraceError: a row is malformed; the message gives file and line number.
     """
     rows = from_first(path, _rows(path))
     return rows_to_requests(rows, config, block_tokens=1)
@@ -40,7 +40,7 @@ def _rows(path: Path) -> Iterator[Row]:
         try:
             header = next(table, [])
             place = _places(path, header)
-            line = table.line_num + 1  # on which the next row begins: a field may have several
+            line = table.line_num + 1  # first line of the next row: a field may span lines
             for fields in table:
                 where, line = f"{path}, line {line}", table.line_num + 1
                 if not fields:
@@ -61,7 +61,6 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _places(path: Path, header: Sequence[str]) -> dict[str, str]:
-    """The column of each thing there is."""
     named = {name.strip().lower(): name for name in header}
     found = {
         thing: next(named[name] for name in names if name in named)
@@ -78,7 +77,7 @@ def _places(path: Path, header: Sequence[str]) -> dict[str, str]:
 
 
 def column_names(header: Sequence[str]) -> str:
-    """The header of a table, for an error: of what is no table nothing is shown."""
+    """Return the header for an error message, unless it may be private text instead of names."""
     names = [name for name in header if re.fullmatch(r"[\w .-]{1,40}", name)]
     return ", ".join(names) if len(names) == len(header) > 0 else "no comma-separated names"
 

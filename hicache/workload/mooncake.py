@@ -1,12 +1,13 @@
 """Traces in the format of the Mooncake FAST'25 release (github.com/kvcache-ai/Mooncake).
 
-One JSON object a line: `timestamp` (ms), `input_length` and `output_length` (tokens), `hash_ids`
-(one id for each block of the prompt, and one for what is left). An optional `namespace` separates
-tenants. `session_id`, or `chat_id` and `parent_chat_id` (none: -1 or null), say who continues whom,
-as in Qwen-Bailian's traces. The token at offset o of block b of n tokens has the id n b + o.
+Each line is a JSON object: `timestamp` (ms), `input_length` and `output_length` (tokens),
+`hash_ids` (one id per block of the prompt, including a last partial block). An optional `namespace`
+separates tenants. `session_id`, or `chat_id` and `parent_chat_id` (-1 or null for no parent), link
+the turns of a session, as in Qwen-Bailian's traces. The token at offset o of block b has the id n b
++ o, with n tokens per block.
 
-Mooncake's blocks hold 512 tokens; other traces have others, and leave the last partial block out or
-call blocks by long hashes.
+Mooncake's blocks hold 512 tokens. Other traces use other sizes, leave the last partial block out,
+or name blocks by long hashes.
 """
 
 from collections.abc import Iterator
@@ -23,14 +24,14 @@ BLOCK_TOKENS = 512
 def load_mooncake(
     path: Path, config: WorkloadConfig, *, block_tokens: int | None = BLOCK_TOKENS
 ) -> list[Request]:
-    """Requests of the trace in order of arrival; the first comes at 0. O(blocks).
+    """Return the requests of the trace in order of arrival; the first arrives at 0. O(blocks).
 
-    The parent of a request is the one it names, or else the latest earlier one whose full blocks,
-    at least two and more than `config.system_tokens`, all prefix its own. Without `block_tokens`
-    it is the one power of two that suits every line.
+    The parent of a request is the one it names, or else the latest earlier request whose full
+    blocks (at least two, and more than `config.system_tokens`) are a prefix of its own. If
+    `block_tokens` is None, the loader uses the only power of two that fits every line.
 
     Raises:
-        TraceError: with file and line number, for a line that cannot be understood.
+        TraceError: a line is malformed; the message gives file and line number.
     """
     return load_rows(path, _rows(path), config, block_tokens=block_tokens)
 

@@ -1,15 +1,15 @@
-"""What a cache of one tier could hit: without limit, under LRU at every capacity, at best.
+"""Hits of a one-tier cache: without limit, under LRU at every capacity, and at best.
 
-Time plays no part. Requests come one after another; each reads the start of its prompt as far as it
-is held (at least one token is left to compute) and then offers all of its whole pages, prompt and
-answer, to the cache. So a request never hits what it has brought itself.
+The model ignores time. Requests come one after another. Each reads the longest held prefix of its
+prompt (and computes at least one token), and then offers all whole pages of prompt and answer to
+the cache. So a request never hits its own pages.
 
 - `infinite`: a bound on the hits of any cache.
-- `lru_curve`: one pass gives LRU's hits at every capacity, for pages alone or for pages and the
-  states and windows that a hybrid model keeps at checkpoints. For pages alone it is exact. With
-  checkpoints it is a reference: a request refreshes the deepest checkpoint on its path, wherever
-  the smaller cache would have started.
-- `min_hits`: Belady's MIN with bypass, for pages alone. A bound: see there.
+- `lru_curve`: LRU's hits at every capacity in one pass, for pages alone, or with the states and
+  windows that a hybrid model keeps at checkpoints. For pages alone it is exact. With checkpoints
+  it is a reference: a request refreshes the deepest checkpoint on its path, even if a smaller
+  cache would have started at another.
+- `min_hits`: Belady's MIN with bypass, for pages alone; a bound.
 """
 
 import heapq
@@ -30,11 +30,11 @@ NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What one request reads and writes.
+    """The pages that one request reads and writes.
 
-    `chain`: [G] ids of its whole pages, the first page first; equal ids are equal prefixes.
-    `reach`: how many of them it may hit. `prompt_pages`: how many are whole at the end of the
-    prompt, where prefill ends.
+    `chain`: [G] ids of its whole pages in order; equal ids mean equal prefixes. `reach`: how many
+    of them it may hit. `prompt_pages`: how many are whole at the end of the prompt, where prefill
+    ends.
     """
 
     chain: Ids
@@ -45,7 +45,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visits:
-    """All of a workload's, in order; page ids lie in [0, num_pages).
+    """All visits of a workload, in order; page ids lie in [0, num_pages).
 
     `first_counted`: the first visit whose tokens and hits are counted.
     """
@@ -57,11 +57,9 @@ class Visits:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts that are counted."""
         return sum(visit.prompt_len for visit in self.visits[self.first_counted :])
 
     def tokens(self, number: int, pages: int) -> int:
-        """Tokens in so many first pages of a visit's prompt; 0 if it is not counted."""
         if number < self.first_counted:
             return 0
         return min(pages * self.page_size, self.visits[number].prompt_len)
@@ -69,11 +67,11 @@ class Visits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRule:
-    """Where a hybrid model's prefix may be continued, and what that takes beside full KV.
+    """Where a hybrid model can resume a prefix, and which bytes that needs besides full KV.
 
-    A checkpoint is at the last whole page of the prompt and of the answer. `branch`: one where a
-    prompt leaves what was known of it, too. `every`: one each so many pages; 0: none such.
-    `num_bytes`: of the state and the window that a checkpoint keeps.
+    Every request makes a checkpoint at the last whole page of its prompt and of its answer.
+    `branch`: also where its prompt diverges from known prompts. `every`: also each `every` pages; 0
+    means none. `num_bytes`: size of the state and the window of one checkpoint.
     """
 
     num_bytes: int
@@ -83,30 +81,28 @@ class CheckpointRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Hits of every capacity: `hit_tokens[i]` from `capacity_bytes[i]` on; both rise."""
+    """Hits at every capacity: `hit_tokens[i]` from `capacity_bytes[i]` on; both rise."""
 
     capacity_bytes: Ids
     hit_tokens: Ids
     prompt_tokens: int
 
     def hit_rate(self, capacity_bytes: float) -> float:
-        """Share of prompt tokens that a cache of this size hits."""
         place = int(np.searchsorted(self.capacity_bytes, capacity_bytes, side="right")) - 1
         return float(self.hit_tokens[place]) / self.prompt_tokens if place >= 0 else 0.0
 
     @property
     def maximum(self) -> float:
-        """Share that a cache without limit hits."""
         return float(self.hit_tokens[-1]) / self.prompt_tokens if len(self.hit_tokens) else 0.0
 
 
 def visits_of(requests: Sequence[Request], page_size: int) -> Visits:
-    """The pages of every request, named by all tokens up to their end."""
+    """Number the pages of every request; a number stands for all tokens up to the page's end."""
     numbers = page_numbers(requests, page_size)
     visits = []
     for request in requests:
         pages = np.frombuffer(numbers[request.id].to_bytes(), "<i4").astype(np.int64)
-        # the last token of an answer is never fed back, so nothing is kept of it
+        # the last token of an answer is never fed back, so it has no KV
         chain = pages[: (request.prompt_len + request.output_len - 1) // page_size]
         reach = (request.prompt_len - 1) // page_size
         prompt_pages = request.prompt_len // page_size
@@ -116,7 +112,6 @@ def visits_of(requests: Sequence[Request], page_size: int) -> Visits:
 
 
 def infinite(visits: Visits) -> int:
-    """Tokens hit by a cache that never forgets and needs no checkpoints."""
     known = np.zeros(visits.num_pages, bool)
     tokens = 0
     for number, visit in enumerate(visits.visits):
@@ -128,14 +123,14 @@ def infinite(visits: Visits) -> int:
 def lru_curve(
     visits: Visits, *, page_bytes: int, checkpoints: CheckpointRule | None = None
 ) -> Curve:
-    """LRU's hits at every capacity, in one pass. O(pages read and written).
+    """Return LRU's hits at every capacity, in one pass. O(pages read and written).
 
-    Everything that was ever used lies on a stack, what was used last on top; a cache of C bytes
-    holds the top C bytes of it (Mattson 1970). A request's pages go on top with the deepest
-    lowest, so that none outlives its prefix, and a checkpoint right below its page.
+    All objects ever used lie on a stack, the last used on top; a cache of C bytes holds the top C
+    bytes (Mattson 1970). A request puts its pages on top with the deepest page lowest, so no page
+    outlives its prefix, and puts each checkpoint right below its page.
     """
     stack = _Stack(visits, 0 if checkpoints is None else checkpoints.num_bytes, page_bytes)
-    gains: list[tuple[int, int]] = []  # (bytes from which on, tokens more)
+    gains: list[tuple[int, int]] = []  # (capacity in bytes from which on, additional tokens)
     known = np.zeros(visits.num_pages, bool)
     for number, visit in enumerate(visits.visits):
         read = visit.chain[: visit.reach]
@@ -161,15 +156,15 @@ def lru_curve(
 
 
 def min_hits(visits: Visits, capacity_pages: int) -> int:
-    """Tokens that Belady's MIN hits with room for so many pages: no cache can hit more.
+    """Return the tokens that Belady's MIN hits with `capacity_pages` pages: no cache hits more.
 
-    For a model of full attention alone and equal pages. A page is kept from one request that has
-    it to the next one, if that reads it, or not at all (bypass); dropping the one needed furthest
-    in the future keeps the most such intervals. A page that the next request brings again without
-    reading it is worth nothing until then. Of pages needed at the same time the deeper goes, so
-    that every page read is read with its whole prefix.
+    Valid for a model with only full attention and equal pages. A page is kept from one request that
+    has it until the next one, if that one reads it, or is not kept at all (bypass). Dropping the
+    page needed furthest in the future keeps the most such intervals. A page that the next request
+    brings again without reading it has no value until then. Of pages needed at the same time the
+    deeper one is dropped, so a page is only read together with its whole prefix.
     """
-    held: dict[int, tuple[int, int]] = {}  # page: its key
+    held: dict[int, tuple[int, int]] = {}  # by page: its key in the heap
     heap: list[tuple[int, int, int]] = []  # (-next use, -depth, page)
     hits = 0
     following = _next_uses(visits)
@@ -192,7 +187,6 @@ def min_hits(visits: Visits, capacity_pages: int) -> int:
 
 
 def _next_uses(visits: Visits) -> list[Ids]:
-    """For every page of every visit, the number of the next visit that has it, if that reads it."""
     following: list[Ids] = []
     next_use = np.full(visits.num_pages, NEVER, np.int64)
     for number in range(len(visits.visits) - 1, -1, -1):
@@ -208,7 +202,7 @@ def _leading(flags: NDArray[np.bool_]) -> int:
 
 
 def _gains(stack: "_Stack", read: Ids, depths: Ids, page_size: int) -> list[tuple[int, int]]:
-    # the deeper checkpoint counts from where it and every page before it are held
+    # a deeper checkpoint counts from the capacity that holds it and every page before it
     at = stack.checkpointed[read[: len(depths)]].nonzero()[0]
     if not len(at):
         return []
@@ -223,7 +217,7 @@ def _gains(stack: "_Stack", read: Ids, depths: Ids, page_size: int) -> list[tupl
 
 
 def _places(stack: "_Stack", visit: Visit, hit: int, checkpoints: CheckpointRule) -> Ids:
-    """[K] pages of the visit's chain after which a checkpoint is used or made."""
+    """Return [K] pages of the visit's chain after which a checkpoint is used or made."""
     chain = visit.chain
     places = {visit.prompt_pages, len(chain)}
     used = stack.checkpointed[chain[:hit]].nonzero()[0]
@@ -239,10 +233,10 @@ def _places(stack: "_Stack", visit: Visit, hit: int, checkpoints: CheckpointRule
 
 
 class _Stack:
-    """Pages and checkpoints in the order of their last use, and how many bytes lie above each.
+    """Pages and checkpoints in the order of their last use, and the bytes above each.
 
-    A page's checkpoint has the id `num_pages` + page. Every use takes the next place in `_weight`
-    and leaves the earlier one empty; sums over blocks of places make depths cheap.
+    The checkpoint after a page has the id `num_pages` + page. Every use takes the next place in
+    `_weight` and leaves the earlier place empty; sums over blocks of places make depths cheap.
     """
 
     def __init__(self, visits: Visits, checkpoint_bytes: int, page_bytes: int) -> None:
@@ -258,14 +252,15 @@ class _Stack:
         self._top = 0
 
     def depths(self, objects: Ids) -> Ids:
-        """[K] bytes from the top of the stack down to the end of each object."""
+        """Return [K] bytes from the top of the stack to the end of each object."""
         places = self._place[objects]
         if not len(places):
             return places
         blocks = places // BLOCK
         last = self._top // BLOCK
         lowest = int(blocks.min())
-        above = np.cumsum(self._sums[lowest : last + 1][::-1])[::-1]  # from each block on
+        # by block: the bytes from its start to the top
+        above = np.cumsum(self._sums[lowest : last + 1][::-1])[::-1]
         depths = np.empty(len(places), np.int64)
         for block in np.unique(blocks).tolist():
             inside = self._weight[block * BLOCK : (block + 1) * BLOCK]
@@ -276,11 +271,10 @@ class _Stack:
         return depths
 
     def push(self, chain: Ids, checkpoints: Ids) -> None:
-        """Put a request's pages on top, and checkpoints after pages at these places of it."""
         objects = chain[::-1]
         weights = np.full(len(objects), self._page_bytes, np.int64)
         if len(checkpoints):
-            # below its page: the state goes before the prefix that it stands for
+            # below its page, so that the state leaves before its prefix
             where = len(chain) - 1 - checkpoints
             self.checkpointed[chain[checkpoints]] = True
             objects = np.insert(objects, where, chain[checkpoints] + self.num_pages)

@@ -1,7 +1,7 @@
-"""A number for every whole page of a workload, equal exactly where all tokens up to its end are.
+"""Numbers the whole pages of a workload: equal numbers mean equal tokens up to the page's end.
 
-What a request does not share with those before it is numbered on end. So its pages are a few runs
-of numbers, as its tokens are a few runs of ids.
+The pages that a request does not share with earlier requests get consecutive numbers. So its pages
+are a few runs of numbers, like its tokens.
 """
 
 from bisect import bisect_right
@@ -16,7 +16,6 @@ from hicache.workload.kept import Arrays, kept
 
 
 def page_numbers(requests: Sequence[Request], page_size: int) -> dict[int, TokenSpans]:
-    """By request, the numbers of the pages of its prompt and answer; kept from run to run."""
     spans = [part for each in requests for part in (each.prompt, each.output)]
     made_of = repr(
         (page_size, [len(part.starts) for part in spans], [each.namespace for each in requests])
@@ -47,24 +46,24 @@ def _numbered(requests: Sequence[Request], page_size: int) -> Arrays:
 
 
 class _Numbering:
-    """Numbers given so far.
+    """The numbers assigned so far.
 
-    Each run of new numbers is a path: what goes on from one of its pages with the next one's
-    contents is the next one. Where a path begins is in `_begins`, by the page before and the
-    contents. The contents of a page stand for its tokens alone: the first id if they are
-    consecutive, else a negative number.
+    Each run of new numbers is a path in the prefix tree. If a request continues a page with the
+    contents of the next page on the path, it gets that page's number. `_begins` maps the page
+    before a path and the first contents to the path's start. The contents of a page stand for its
+    own tokens: the first id if the ids are consecutive, else a negative number.
     """
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._begins: dict[tuple[int, int], int] = {}
-        self._ends: list[int] = []  # of the runs, rising
+        self._ends: list[int] = []  # ends of the runs, rising
         self._contents = np.empty(1024, np.int64)
         self._namespaces: dict[str, int] = {}
-        self._broken: dict[tuple[int, bytes, bytes], int] = {}  # contents of broken pages
+        # contents of pages whose ids are not consecutive
+        self._broken: dict[tuple[int, bytes, bytes], int] = {}
 
     def runs(self, request: Request) -> list[tuple[int, int]]:
-        """The numbers of its pages: (first, count)."""
         contents = self._contents_of(request)
         before = self._namespaces.setdefault(request.namespace, -1 - len(self._namespaces))
         found: list[tuple[int, int]] = []
@@ -97,7 +96,8 @@ class _Numbering:
         parts = (request.prompt, request.output)
         starts = np.concatenate([part.starts for part in parts]).astype(np.int64)
         counts = np.concatenate([part.counts for part in parts]).astype(np.int64)
-        is_new = np.append(True, starts[1:] != (starts + counts)[:-1])  # and no run goes on in it
+        # true if a run does not continue the previous one
+        is_new = np.append(True, starts[1:] != (starts + counts)[:-1])
         starts, ends = starts[is_new], counts.cumsum()[np.append(is_new[1:], True)]
         begins = np.append(0, ends[:-1])
         places = np.arange(ends[-1] // size) * size

@@ -1,4 +1,4 @@
-"""Traces as arrays, so that one that was parsed before is read instead."""
+"""Parsed traces as arrays, so that later runs need not parse the same trace again."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from hicache.workload.kept import Arrays, kept
 def load_parsed(
     path: Path, parse: Callable[[], list[Request]], limit: int | None, *settings: object
 ) -> list[Request]:
-    """The first `limit` requests of what `parse` makes of the trace, as these settings have it."""
+    """Return the first `limit` requests of `parse()`, or of its result stored for `settings`."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     contents = [file.read_bytes() for file in files if file.is_file()]
     arrays = kept(lambda: _packed(parse()), repr(settings).encode(), *contents)

@@ -1,4 +1,4 @@
-"""How long somebody waits for an answer before they give up."""
+"""How long users wait for an answer before they cancel."""
 
 from collections.abc import Iterable
 from random import Random
@@ -11,9 +11,10 @@ from hicache.request import Request
 def patience_of(
     requests: Iterable[Request], config: WorkloadConfig, *, seed: int
 ) -> dict[int, int]:
-    """Nanoseconds from its arrival that a request is waited for, for those who may give up.
+    """Return by request id the patience in ns after arrival, for requests that may be canceled.
 
-    Drawn for each request by itself: with a smaller share, fewer give up, as early as before.
+    Drawn for each request independently: with a smaller share fewer requests are canceled, at the
+    same times.
     """
     patience_ns: dict[int, int] = {}
     if not config.abort_share:

@@ -1,11 +1,11 @@
 """Releases requests as the benches of serving engines do.
 
-`RoundFeeder`: clients ask in rounds. The one that asks next is drawn from those that are ready, as
-in SGLang's bench_multiturn by default, or is the first of them. At most `parallel` requests are
-under way at a time, and the gaps between them are those of a Poisson process of `request_rate` a
-second. A barrier holds the next round back until the last client has its answer.
+`RoundFeeder`: clients ask in rounds. The next client is drawn from those that are ready (the
+default of SGLang's bench_multiturn), or is the first of them. At most `parallel` requests run at a
+time, and the gaps between releases are those of a Poisson process of `request_rate` per second. A
+barrier delays the next round until the last client has its answer.
 
-`StageFeeder`: each stage of the load waits for the end of the one before it, as in inference-perf.
+`StageFeeder`: each stage of the load waits for the end of the previous one, as in inference-perf.
 """
 
 from bisect import bisect_right
@@ -21,15 +21,17 @@ from hicache.workload.feeder import Dropped, Release
 
 
 def stage_at(arrival_ns: int, config: WorkloadConfig) -> int:
-    """The stage in which a request arrives, from 0. The last stage has no end: a jitter may move
-    its last requests beyond the planned one."""
+    """Return the stage in which a request arrives, from 0.
+
+    The last stage has no end, since a jitter may move its last requests beyond the planned end.
+    """
     return bisect_right([to_ns(end_s) for end_s in config.stage_ends_s[:-1]], arrival_ns)
 
 
 def stages_of(requests: Sequence[Request], config: WorkloadConfig) -> dict[int, int]:
-    """The stage of each request of a closed loop by its id, from 0: its round, or its rate's.
+    """Return by request id the stage of a closed loop, from 0: its round, or the stage of its rate.
 
-    Empty if the load has no stages, or if they end at times of their own.
+    Empty if the load has no stages, or if the stages end at fixed times.
     """
     if config.has_rounds:
         return rounds_of(requests)
@@ -39,7 +41,6 @@ def stages_of(requests: Sequence[Request], config: WorkloadConfig) -> dict[int, 
 
 
 def rounds_of(requests: Sequence[Request]) -> dict[int, int]:
-    """The round of each request by its id, from 0: how many answers its client has before it."""
     rounds: dict[int, int] = {}
     for request in requests:
         parent = request.parent_id
@@ -48,7 +49,7 @@ def rounds_of(requests: Sequence[Request]) -> dict[int, int]:
 
 
 class RoundFeeder:
-    """Releases every request once; of each session one after another. See `Feeder`."""
+    """Releases every request once, and those of a session one after another. See `Feeder`."""
 
     def __init__(self, requests: Sequence[Request], config: WorkloadConfig, *, seed: int) -> None:
         self._rng = np.random.default_rng((seed, 2))
@@ -60,20 +61,19 @@ class RoundFeeder:
         self._unsettled = {request.id: request for request in requests}
         self._child = {each.parent_id: each for each in requests if each.parent_id is not None}
         self._round = rounds_of(requests)
-        self._left = [0] * (1 + max(self._round.values(), default=0))  # unsettled, by round
+        # number of unsettled requests, by round
+        self._left = [0] * (1 + max(self._round.values(), default=0))
         for number in self._round.values():
             self._left[number] += 1
         self._ready = [request for request in requests if request.parent_id is None]
-        self._held: list[Request] = []  # that the barrier keeps back
+        self._held: list[Request] = []  # delayed by the barrier
         self._in_flight = 0
-        self._free_ns = 0  # from when on the next may be sent
+        self._free_ns = 0  # earliest time of the next release
 
     def initial(self) -> list[Release]:
-        """What is released before anything was answered."""
         return self._send(0)
 
     def on_answered(self, request_id: int, now_ns: int) -> list[Release]:
-        """What the answer of a request releases; no release lies before `now_ns`."""
         self._settle(request_id)
         self._in_flight -= 1
         child = self._child.get(request_id)
@@ -82,7 +82,6 @@ class RoundFeeder:
         return self._send(now_ns)
 
     def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
-        """A request was rejected or aborted: so are the rounds of its client that would follow."""
         self._settle(request_id)
         self._in_flight -= 1
         gone: list[Request] = []
@@ -119,7 +118,7 @@ class RoundFeeder:
 class StageFeeder:
     """Releases every request once, at its time in its stage. See `Feeder`.
 
-    A stage starts at its time in the workload, or when all requests before it have ended.
+    A stage starts at its planned time, or later when all earlier requests have ended.
     """
 
     def __init__(self, requests: Sequence[Request], config: WorkloadConfig) -> None:
@@ -128,21 +127,18 @@ class StageFeeder:
         self._stages: list[list[Request]] = [[] for _ in ends_ns]
         for request in requests:
             self._stages[stage_at(request.arrival_ns, config)].append(request)
-        self._next = 0  # stage
-        self._left: set[int] = set()  # requests of the current stage that have not ended
-        self._late_ns = 0  # of the current stage
+        self._next = 0  # next stage
+        self._left: set[int] = set()  # unsettled requests of the current stage
+        self._late_ns = 0  # delay of the current stage
 
     def initial(self) -> list[Release]:
-        """The first stage that has requests."""
         return self._settled(0)
 
     def on_answered(self, request_id: int, now_ns: int) -> list[Release]:
-        """The next stage, if this was the last answer of the current one."""
         self._left.remove(request_id)
         return self._settled(now_ns)
 
     def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
-        """Return the next stage, if this was the last request of the current one."""
         return Dropped([], self.on_answered(request_id, now_ns))
 
     def _settled(self, now_ns: int) -> list[Release]:

@@ -1,9 +1,9 @@
-"""Requests of a trace as its lines describe them, and how they follow one another.
+"""Requests as the lines of a trace describe them, and the links between them.
 
-A line names the blocks of its prompt, whatever their size and however they are called, or only
-lengths. It may name its session, or itself and its parent. If no line does, a request continues the
-latest earlier one whose full blocks all prefix its own, unless many different requests do so: what
-they share is a system prompt or a document then, and no earlier turn.
+A line names the blocks of its prompt, of any size and with any names, or gives only lengths. It may
+name its session, or itself and its parent. If no line does, a request continues the latest earlier
+one whose full blocks are all a prefix of its own. But if many different requests continue the same
+blocks, these are a system prompt or a document, and not an earlier turn.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -19,23 +19,23 @@ from hicache.workload.runs import Runs, append_run, cut_runs, is_prefix, runs_le
 from hicache.workload.trace import TraceError
 from hicache.workload.turns import INT32_IDS, Call, Turn, predecessors, to_requests
 
-LEAST_SHARED_BLOCKS = 2  # one common block is a common system prompt, not a common conversation
-MOST_BRANCHES = 16  # ways to continue one prompt; Mooncake's conversation trace has at most 9
-LATEST_S = 1 << 32  # since 1970, in 2106: milliseconds that are taken for seconds come later
-LONGEST_S = 10 * 365 * 24 * 3600  # no trace lasts so long, unless a time of it has another unit
-SIZES = tuple(1 << power for power in range(16))  # block sizes that a trace may be found to have
+LEAST_SHARED_BLOCKS = 2  # one shared block is a shared system prompt, not a shared conversation
+MOST_BRANCHES = 16  # continuations of one prompt; Mooncake's conversation trace has at most 9
+LATEST_S = 1 << 32  # seconds since 1970, in 2106: later times must be milliseconds
+LONGEST_S = 10 * 365 * 24 * 3600  # a longer trace must have times in another unit
+SIZES = tuple(1 << power for power in range(16))  # block sizes that the loader tries
 Name = int | str
 
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One line of a trace, checked.
+    """One checked line of a trace.
 
-    `where` opens error messages. `blocks` names the blocks of the prompt; tokens of the prompt
-    after them are new. `session` names a conversation whose requests follow one another in time;
-    `name` and `parent` name this request and the one that it continues; `spawner` names the session
-    that started this one. `answer_ns` is how long the answer took, 0 if the trace does not say.
-    `block_tokens` is the size of a block, None if the trace does not say.
+    `where` is the prefix of error messages. `blocks` names the blocks of the prompt; tokens after
+    them are new. `session` names a conversation, whose requests follow one another in time; `name`
+    and `parent` name this request and the one that it continues; `spawner` names the session that
+    started this one. `answer_ns` is the duration of the answer, 0 if unknown. `block_tokens` is the
+    size of a block, None if unknown.
     """
 
     where: str
@@ -53,10 +53,10 @@ class Row:
 
 
 def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
-    """Return the rows in order of arrival, with times counted from the first.
+    """Return the rows in order of arrival, with times relative to the first.
 
     Raises:
-        TraceError: there is no row, or the time of one must have another unit.
+        TraceError: there is no row, or a time must have another unit.
     """
     found = sorted(rows, key=lambda row: row.arrival_ns)
     if not found:
@@ -82,13 +82,14 @@ def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
 def load_rows(
     path: Path, rows: Iterable[Row], config: WorkloadConfig, *, block_tokens: int | None = None
 ) -> list[Request]:
-    """Return the requests of rows in any order; the first comes at 0. O(blocks).
+    """Return the requests of rows in any order; the first arrives at 0. O(blocks).
 
-    Without `block_tokens` the size of a block is what the rows say, or else the one power of two
-    that suits them. Either all rows name the last partial block of their prompt, or none does.
+    If `block_tokens` is None, the size is the one in the rows, or else the only power of two that
+    fits them. Either all rows name the last partial block of their prompt, or none does.
 
     Raises:
-        TraceError: naming the first row that differs from most rows, or that no size suits most.
+        TraceError: a row differs from most rows (the message names the first such row), or no size
+            fits most rows.
     """
     found = from_first(path, rows)
     for row in found:
@@ -102,7 +103,6 @@ def load_rows(
 
 
 def _block_size(path: Path, rows: Sequence[Row], block_tokens: int | None) -> int:
-    """Return `block_tokens` or the one size that suits, after a check of all rows."""
     prompt_lens = np.array([row.prompt_len for row in rows])
     num_blocks = np.array([len(row.blocks) for row in rows])
     sizes = SIZES if block_tokens is None else (block_tokens,)
@@ -137,11 +137,11 @@ def rows_to_requests(
 ) -> list[Request]:
     """Return the requests of rows that are in order of arrival. O(blocks).
 
-    The think time of closed arrivals is the time since the last answer waited for, at most
-    `config.think_cap_s`. If the trace does not say how long answers took, it is the time between
-    the two arrivals: an upper bound. A prompt whose full blocks end within `config.system_tokens`
-    is no parent, and so is one that more than `MOST_BRANCHES` different blocks follow: many
-    requests begin with it that do not repeat its answer.
+    The think time of closed arrivals is the time since the last awaited answer, at most
+    `config.think_cap_s`. If the trace has no answer times, it is the time between the two arrivals,
+    an upper bound. A prompt is no parent if its full blocks end within `config.system_tokens`, or
+    if more than `MOST_BRANCHES` different blocks follow it: many requests then begin with it
+    without its answer.
 
     Raises:
         TraceError: a line names a parent that is not before it, or there are too many tokens.
@@ -164,7 +164,7 @@ def rows_to_requests(
             before = None
         prompt = _token_runs(blocks, block_tokens, row.prompt_len)
         full_len = row.prompt_len // block_tokens * block_tokens
-        if not blocks:  # a turn repeats the one before and its answer, and adds to it
+        if not blocks:  # a turn repeats the previous one and its answer, and appends to them
             prompt = [] if before is None else cut_runs(before.prompt, 0, row.prompt_len)
             full_len = row.prompt_len
         added = row.prompt_len - runs_len(prompt)
@@ -190,7 +190,7 @@ def rows_to_requests(
 
 
 def _block_numbers(rows: Sequence[Row], block_tokens: int) -> list[list[int]]:
-    """Blocks as small integers: as the trace names them if these are some, else as they come."""
+    """Number the blocks: with the trace's own integers if small, else in order of appearance."""
     most = INT32_IDS // block_tokens
     if all(type(block) is int and 0 <= block < most for row in rows for block in row.blocks):
         return [[int(block) for block in row.blocks] for row in rows]
@@ -199,11 +199,10 @@ def _block_numbers(rows: Sequence[Row], block_tokens: int) -> list[list[int]]:
 
 
 def _token_runs(blocks: Sequence[int], block_tokens: int, prompt_len: int) -> Runs:
-    """The ids of the blocks, the last one cut to the prompt's length."""
     runs: Runs = []
     if not blocks:
         return runs
-    first = last = blocks[0]  # blocks [first, last] are the run so far
+    first = last = blocks[0]  # the current run: blocks [first, last]
     for block in blocks[1:]:
         if block != last + 1:
             append_run(runs, first * block_tokens, (last + 1 - first) * block_tokens)
@@ -216,11 +215,11 @@ def _token_runs(blocks: Sequence[int], block_tokens: int, prompt_len: int) -> Ru
 def _inferred(
     rows: Sequence[Row], numbers: Sequence[Sequence[int]], block_tokens: int, system_tokens: int
 ) -> list[list[int]]:
-    """For each row the latest earlier one that it may continue."""
     parents: list[tuple[int, int] | None] = []  # (index of the row, chained hash of its blocks)
-    roots: dict[str, int] = {}  # where the chain of each namespace begins
-    latest: dict[int, int] = {}  # by the chained hash of all full blocks
-    branches: dict[int, set[int | None]] = {}  # which blocks follow that hash in its children
+    roots: dict[str, int] = {}  # by namespace, the start of its hash chain
+    latest: dict[int, int] = {}  # by chained hash of all full blocks: the latest row
+    # by the same hash: the blocks that follow it in its children
+    branches: dict[int, set[int | None]] = {}
     least_blocks = max(LEAST_SHARED_BLOCKS, system_tokens // block_tokens + 1)
     for index, (row, blocks) in enumerate(zip(rows, numbers, strict=True)):
         parent: tuple[int, int] | None = None
@@ -245,7 +244,6 @@ def _inferred(
 
 
 def _recorded(rows: Sequence[Row]) -> list[list[int]]:
-    """For each row what its session and its parent make it wait for."""
     sessions: list[Hashable] = [
         (index,) if row.session is None else row.session for index, row in enumerate(rows)
     ]

@@ -1,7 +1,7 @@
-"""Token ids as lists of runs `(first id, count)`, while a workload is being put together.
+"""Token ids as lists of runs `(first id, count)`, used while a workload is built.
 
-Runs are kept merged: no run begins where the one before it ends, so that equal sequences have
-equal lists. `TokenSpans` is the form a finished request carries.
+Runs stay merged: no run begins where the previous one ends, so equal sequences have equal lists.
+Finished requests carry `TokenSpans` instead.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,6 @@ Runs = list[tuple[int, int]]
 
 
 def append_run(runs: Runs, first: int, count: int) -> None:
-    """Add `count` ids from `first` at the end; none if `count` is 0."""
     if count <= 0:
         return
     if runs:
@@ -26,19 +25,18 @@ def append_run(runs: Runs, first: int, count: int) -> None:
 
 
 def extend_runs(runs: Runs, more: Iterable[tuple[int, int]]) -> None:
-    """Add all of `more` at the end."""
     for first, count in more:
         append_run(runs, first, count)
 
 
 def cut_runs(runs: Runs, begin: int, end: int) -> Runs:
-    """The ids at positions [begin, end), fewer where `runs` ends earlier."""
+    """Return the ids at positions [begin, end), fewer if `runs` ends earlier."""
     piece: Runs = []
     if begin >= end:
         return piece
     position = 0
     for first, count in runs:
-        # the run holds [position, stop)
+        # the run covers [position, stop)
         stop = position + count
         if stop > begin:
             if position >= end:
@@ -50,12 +48,10 @@ def cut_runs(runs: Runs, begin: int, end: int) -> Runs:
 
 
 def runs_len(runs: Runs) -> int:
-    """Tokens in all runs."""
     return sum(count for _, count in runs)
 
 
 def is_prefix(head: Runs, whole: Runs) -> bool:
-    """Whether `whole` begins with `head`; both must be merged."""
     if not head:
         return True
     if len(head) > len(whole):
@@ -67,7 +63,6 @@ def is_prefix(head: Runs, whole: Runs) -> bool:
 
 
 def to_spans(runs: Runs) -> TokenSpans:
-    """The same ids as a request carries them."""
     if not runs:
         return EMPTY_SPANS
     pairs = np.array(runs, np.int32)

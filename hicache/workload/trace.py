@@ -13,14 +13,14 @@ Record = dict[str, object]
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read; the message names the file and, where there is one, the line."""
+    """An unreadable trace; the message names the file and, if known, the line."""
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Record]]:
     """Yield (line number from 1, JSON object) of every line that is not blank.
 
     Raises:
-        TraceError: a line is no JSON object, or the file is no text or a damaged gzip file.
+        TraceError: a line is not a JSON object, or the file is not text or a damaged gzip file.
     """
     for line, value in read_lines(path):
         yield line, _object(value, f"{path}, line {line}")
@@ -30,7 +30,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, object]]:
     """Yield (line number from 1, JSON value) of every line that is not blank.
 
     Raises:
-        TraceError: a line is not JSON, or the file is no text or a damaged gzip file.
+        TraceError: a line is not JSON, or the file is not text or a damaged gzip file.
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
         number = 0
@@ -43,14 +43,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, object]]:
 
 
 def json_object(data: bytes, where: str) -> Record:
-    """The JSON object that bytes hold; `where` opens the error message."""
     return _object(_json(data, where), where)
 
 
 def _json(data: bytes, where: str) -> object:
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8; nested too deeply
+    except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or too deep nesting
         raise TraceError(f"{where}: not JSON ({error})") from error
 
 
@@ -61,21 +60,18 @@ def _object(value: object, where: str) -> Record:
 
 
 def part(record: Record, name: str, *, where: str) -> Record:
-    """The object field `name` of a record; `where` opens the error message."""
     return _object(record.get(name), f"{where}, {name}")
 
 
 def integer(record: Record, name: str, *, least: int, where: str) -> int:
-    """The integer field `name` of a record, at least `least`; `where` opens the error message."""
     value = record.get(name)
-    # a bool is an int in Python, and never one in a trace
+    # a bool is an int in Python, but never a number in a trace
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise TraceError(f"{where}: {name} must be an integer of at least {least}, got {value!r}")
     return value
 
 
 def number(record: Record, name: str, *, where: str, default: float | None = None) -> float:
-    """The number field `name`, at least 0; a missing one is `default` where that is given."""
     value = record.get(name, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
         raise TraceError(f"{where}: {name} must be a number of at least 0, got {value!r}")
@@ -83,7 +79,6 @@ def number(record: Record, name: str, *, where: str, default: float | None = Non
 
 
 def text(record: Record, name: str, *, where: str) -> str:
-    """The text field `name`; empty where it is missing or null."""
     value = record.get(name)
     if value is None:
         return ""
@@ -93,13 +88,12 @@ def text(record: Record, name: str, *, where: str) -> str:
 
 
 def date_ns(date: str) -> int:
-    """An ISO date and time, in nanoseconds of Unix time; in UTC where it names no zone."""
+    """Convert an ISO date to nanoseconds of Unix time; without a zone it is UTC."""
     when = datetime.fromisoformat(date)
     return round(when.replace(tzinfo=when.tzinfo or UTC).timestamp() * 1e6) * 1000
 
 
 def name_of(record: Record, *names: str, where: str) -> int | str | None:
-    """What the first of these fields that is there calls something; none if none is there."""
     found = next((record[name] for name in names if record.get(name) is not None), None)
     if found is None or type(found) is int or isinstance(found, str):
         return found
@@ -107,7 +101,6 @@ def name_of(record: Record, *names: str, where: str) -> int | str | None:
 
 
 def names_of(record: Record, name: str, *, where: str) -> list[int | str]:
-    """The field `name`, a list of what blocks are called."""
     blocks = record.get(name)
     if not isinstance(blocks, list):
         raise TraceError(f"{where}: {name} must be a list of block ids, got {blocks!r:.60}")

@@ -2,12 +2,12 @@
 
 A session is a JSON object with `requests`, each with `t` (s from the session's start), `in`, `out`
 (tokens), `stop`, `api_time` (s) and `hash_ids`, the blocks of its prompt, which are local to the
-session. An entry of type `subagent` holds the requests of a sub-agent. Sessions come as a folder
-with one file each, as JSON lines, or as `weka_pack` packs them.
+session. An entry of type `subagent` holds the requests of a sub-agent. The source is a folder with
+one file per session, a file of JSON lines, or a file from `weka_pack`.
 
-Each sub-agent is a session here: its first request waits for the request that spawned it, and the
-first request of the spawning session after all its answers waits for the last of these. Sharing
-between sessions (a common system prompt) cannot be seen in these traces.
+Each sub-agent becomes a session: its first request waits for the request that spawned it, and the
+first request of the spawning session after all its answers waits for the last of these. These
+traces do not show sharing between sessions (a common system prompt).
 """
 
 from collections.abc import Hashable, Iterator
@@ -30,13 +30,13 @@ LEAST_SHARED_BLOCKS = 2
 def load_weka(path: Path, config: WorkloadConfig, *, seed: int) -> list[Request]:
     """Return the requests of a file or a folder of sessions in order of arrival.
 
-    Sessions have no start time: they begin in an order and at times drawn from `seed`, as a Poisson
-    process of `config.session_rate` a second. Within a session times are the trace's, but whenever
-    no request of the session or of its sub-agents runs for longer than `config.think_cap_s`, what
-    is beyond that is left out.
+    Sessions have no start time: `seed` determines their order and start times, a Poisson process of
+    `config.session_rate` per second. Within a session the times are the trace's. But pauses longer
+    than `config.think_cap_s`, in which no request of the session or its sub-agents runs, are cut to
+    that length.
 
     Raises:
-        TraceError: with file and line number, for a session that cannot be understood.
+        TraceError: a session is malformed; the message gives file and line number.
     """
     sessions = list(read_sessions(path))
     if not sessions:
@@ -52,8 +52,6 @@ def load_weka(path: Path, config: WorkloadConfig, *, seed: int) -> list[Request]
 
 
 class _Sent(NamedTuple):
-    """One request of a stream: a session's own requests, or those of a sub-agent."""
-
     call: Call
     record: Record
     where: str
@@ -61,19 +59,16 @@ class _Sent(NamedTuple):
 
 
 class _Reader:
-    """Collects the turns of sessions; `first_free` is the first token id none of them names."""
-
     def __init__(self, think_cap_ns: int) -> None:
         self.turns: list[Turn] = []
         self.first_free = 0
         self._think_cap_ns = think_cap_ns
-        # of the session that is being read
-        self._base = 0  # its first token id
+        # state of the session being read
+        self._base = 0  # first token id of the session
         self._block_tokens = BLOCK_TOKENS
-        self._spawners: dict[Hashable, Hashable] = {}  # by stream, the one that started it
+        self._spawners: dict[Hashable, Hashable] = {}  # by stream: the stream that started it
 
     def add_session(self, session: Record, start_ns: int, where: str) -> None:
-        """Add the requests of all streams of one session, which begins at `start_ns`."""
         if session.get("hash_id_scope", "local") != "local":
             raise TraceError(
                 f"{where}: hash_id_scope must be local, got {session['hash_id_scope']!r}"
@@ -102,7 +97,6 @@ class _Reader:
             self.turns.append(turn)
 
     def _stream(self, stream: Record, origin_s: float, where: str) -> Iterator[_Sent]:
-        """Yield its requests and those of its sub-agents; `t` of its own counts from `origin_s`."""
         blocks: Runs = []
         now_s = origin_s
         for place, record in enumerate(nested(stream, where)):
@@ -113,7 +107,7 @@ class _Reader:
                 yield from self._stream(record, _origin_s(record, at_s, here), here)
                 continue
             now_s = max(now_s, at_s)
-            # null where it was not recorded
+            # null if it was not recorded
             api_s = number(record, "api_time", where=here) if record.get("api_time") else 0.0
             blocks = _block_runs(record, blocks, here)
             prompt = self._token_runs(blocks, integer(record, "in", least=1, where=here), here)
@@ -127,7 +121,7 @@ class _Reader:
             prompt=sent.prompt,
             full_len=runs_len(sent.prompt) // self._block_tokens * self._block_tokens,
             prompt_len=integer(record, "in", least=1, where=where),
-            # a request that was cut off before its first token ran all the same
+            # a request cut off before its first token still ran
             output_len=max(integer(record, "out", least=0, where=where), 1),
             session=earlier[0] if earlier else len(self.turns),
             continues=self._continued(earlier, sent.prompt),
@@ -135,7 +129,6 @@ class _Reader:
         )
 
     def _continued(self, earlier: list[int], prompt: Runs) -> int | None:
-        """The latest turn of the stream whose full blocks, two at least, all prefix `prompt`."""
         for index in reversed(earlier):
             turn = self.turns[index]
             if turn.full_len >= LEAST_SHARED_BLOCKS * self._block_tokens and is_prefix(
@@ -156,12 +149,12 @@ class _Reader:
 
 
 def _origin_s(agent: Record, at_s: float, where: str) -> float:
-    """The time from which the requests of a sub-agent count theirs.
+    """Return the origin of the times in a sub-agent's requests, in seconds.
 
-    Those of AgentX corpora count from the session's start, as the entry's own `t` does. Those of
-    kv-cache-tester begin near 0, for they count from the spawn, and the entry's `t` is the time of
-    the sub-agent's end: `duration_ms` before it is within 1.1 s after the answer that spawned the
-    sub-agent, in 42 of the 44 entries of two thirds of its traces that have a duration.
+    In AgentX corpora this is the session's start, as for the entry's own `t`. In kv-cache-tester it
+    is the spawn, and the entry's `t` is the sub-agent's end: in 42 of the 44 entries that have a
+    duration, in two thirds of its traces, `t - duration_ms` is at most 1.1 s after the answer that
+    spawned the sub-agent.
     """
     begins_s = min((number(each, "t", where=where) for each in nested(agent, where)), default=at_s)
     if begins_s >= at_s / 2:
@@ -171,7 +164,7 @@ def _origin_s(agent: Record, at_s: float, where: str) -> float:
 
 
 def _block_runs(record: Record, previous: Runs, where: str) -> Runs:
-    """Runs of block ids: the first `keep` of the previous request's, and the ranges in `new`."""
+    """Return block ids as runs: the first `keep` of the previous request, then those in `new`."""
     keep = integer(record, "keep", least=0, where=where)
     new = record.get("new")
     if not isinstance(new, list) or len(new) % 2 or not all(type(value) is int for value in new):

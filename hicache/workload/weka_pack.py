@@ -2,11 +2,11 @@
 
     python -m hicache.workload.weka_pack kv-cache-tester/traces weka_agentic_coding.packed.jsonl.gz
 
-Raw sessions spell out every block id of every request (hundreds of megabytes). Packed, one session
-a line, a request's `hash_ids` become `keep`, how many ids it shares with the start of the request
-before it in its stream, and `new`, the rest as a flat list of (first, count) ranges. Nothing else
-changes. Sessions that begin with the same three requests are recordings of one and the same; the
-longest is kept.
+Raw sessions list every block id of every request (hundreds of megabytes). The packed file has one
+session per line. It replaces a request's `hash_ids` by `keep`, the number of leading ids shared
+with the previous request of its stream, and `new`, the other ids as a flat list of (first, count)
+ranges. All other fields stay. Sessions that begin with the same three requests are recordings of
+one session; the packer keeps the longest.
 """
 
 import argparse
@@ -26,7 +26,6 @@ SIGNATURE_REQUESTS = 3
 
 
 def nested(stream: Record, where: str) -> list[Record]:
-    """The `requests` of a session or sub-agent."""
     requests = stream.get("requests")
     if not isinstance(requests, list) or not all(isinstance(entry, dict) for entry in requests):
         raise TraceError(f"{where}: requests must be a list of objects, got {requests!r:.60}")
@@ -36,11 +35,10 @@ def nested(stream: Record, where: str) -> list[Record]:
 def read_sessions(source: Path) -> Iterator[tuple[str, Record]]:
     """Yield (where, packed session) for the sessions of a folder or a file.
 
-    Sessions that are packed already come as they are; of raw ones, recordings of one and the same
-    come once.
+    Packed sessions pass unchanged; of several raw recordings of one session only one passes.
 
     Raises:
-        TraceError: with the file, for one that is no session.
+        TraceError: a file holds no session.
     """
     kept: dict[tuple[tuple[object, object], ...], tuple[str, Record]] = {}
     for where, session in _records(source):
@@ -65,7 +63,6 @@ def _records(source: Path) -> Iterator[tuple[str, Record]]:
 
 
 def pack_session(session: Record, where: str) -> Record:
-    """The same session (or sub-agent) with packed block ids."""
     packed: list[Record] = []
     previous = np.empty(0, np.int64)
     for place, request in enumerate(nested(session, where)):
@@ -91,7 +88,6 @@ def _block_ids(request: Record, where: str) -> np.ndarray[tuple[int], np.dtype[n
 
 
 def _ranges(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
-    """Consecutive ids as a flat list of (first, count)."""
     if not len(ids):
         return []
     begins = np.concatenate(([0], np.flatnonzero(np.diff(ids) != 1) + 1))
@@ -107,9 +103,9 @@ def _signature(session: Record, where: str) -> tuple[tuple[object, object], ...]
 
 
 def write_packed(sessions: Iterable[tuple[str, Record]], path: Path) -> int:
-    """Write sessions to a gzipped file, the same bytes for the same sessions; how many."""
+    """Write sessions to a gzipped file, byte-identical for equal sessions; return their number."""
     count = 0
-    # no time and no name in the gzip header
+    # neither time nor name in the gzip header
     with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as out:
         for _, session in sessions:
             out.write(json.dumps(session, separators=(",", ":")).encode() + b"\n")
@@ -118,7 +114,6 @@ def write_packed(sessions: Iterable[tuple[str, Record]], path: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The program; returns its exit status."""
     parser = argparse.ArgumentParser(description="Pack a folder of raw kv-cache-tester sessions.")
     parser.add_argument(
         "source", type=Path, help="folder with one JSON file per session, or a file"

@@ -1,9 +1,9 @@
-"""Disjoint windows of a workload, each replayed alone: what a comparison has as replicates.
+"""Disjoint windows of a workload, each replayed alone: the replicates of a comparison.
 
-Where requests come at times of their own a window is a stretch of time, and what came in
-`warm_up_s` before it is replayed before it, and not counted. All windows are equally long, and the
-first one begins where its warm-up ends. Where requests come because others were answered a window
-is so many sessions with their sub-agents, the same ones under every seed.
+With fixed arrival times a window is a time interval, and the requests of the `warm_up_s` before it
+are replayed first and not counted. All windows are equally long, and the first one starts at the
+end of its warm-up. If requests depend on answers, a window is a fixed set of sessions with their
+sub-agents, the same under every seed.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from hicache.request import Request
 
 
 def cut_window(requests: Sequence[Request], config: WorkloadConfig) -> list[Request]:
-    """The requests of `config.window` and of its warm-up, ids unchanged, from time 0 on.
+    """Return the requests of `config.window` and of its warm-up, ids unchanged, from time 0 on.
 
     Raises:
-        ValueError: nothing comes in this window.
+        ValueError: the window holds no request.
     """
     if not config.is_timed:
         return _share_of_trees(requests, config)
@@ -44,9 +44,9 @@ def cut_window(requests: Sequence[Request], config: WorkloadConfig) -> list[Requ
 
 
 def trees(requests: Sequence[Request]) -> dict[int, int]:
-    """Of each request, by id, the session that began it all: its own, or its sub-agent's parent's.
+    """Return by request id its root session: its own, or the one that spawned its sub-agent.
 
-    Turns of one session whose parents are not among the requests belong together all the same.
+    Turns of one session stay together even if their parents are not among the requests.
     """
     tree_of: dict[int, int] = {}
     for request in requests:

@@ -44,8 +44,8 @@ LOADERS = {
     "lmcache": load_lmcache,
     "kv_events": load_kv_events,
 }
-COPY_SPREAD_S = 60.0  # so that the busy minutes of a trace stay busy, and its clock does not show
-NAME_BITS = 40  # of 10,000 sessions two have one name in 1 of 20,000 traces; a float holds it
+COPY_SPREAD_S = 60.0  # keeps the busy minutes of a trace busy, but hides the ticks of its clock
+NAME_BITS = 40  # 10,000 sessions collide in 1 of 20,000 traces; a float holds it exactly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,6 @@ class Workload:
 
     @property
     def description(self) -> str:
-        """One line for people."""
         num_sessions = len({request.session_id for request in self.requests})
         prompt_tokens = sum(request.prompt_len for request in self.requests)
         answer_tokens = sum(request.output_len for request in self.requests)
@@ -72,15 +71,14 @@ class Workload:
 
 
 def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:
-    """Load or generate what `config` names, stretched by `time_scale`, cut to `limit` and `window`.
+    """Load or generate the workload of `config`, scale its times, and cut it to limit and window.
 
-    Parents arrive before their children, so a limit leaves none without.
-
-    `config.load` and `config.arrivals` are for the caller: see `sample_sessions` and `Feeder`.
+    Parents arrive before their children, so a limit never separates a request from its parent. The
+    caller applies `config.load` and `config.arrivals`: see `sample_sessions` and `Feeder`.
 
     Raises:
-        ValueError: an unknown kind, or a trace that cannot be read (`TraceError`).
-        FileNotFoundError: a trace that is not there.
+        ValueError: an unknown kind, or an unreadable trace (`TraceError`).
+        FileNotFoundError: the trace does not exist.
     """
     kind = config.kind
     if kind in GENERATORS:
@@ -121,9 +119,9 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
 
 def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> list[Request]:
     form = form_of(path) if kind == "trace" else kind
-    if form == "chats":  # of what people said nothing is kept
+    if form == "chats":  # keep no parsed copy of private chats
         return _with_session_names(load_chat_log(path, config)[: config.limit])
-    # all that what is kept depends on
+    # everything that determines the parsed result
     settings: tuple[object, ...] = (
         config.tokens,
         config.think_cap_s,
@@ -142,16 +140,16 @@ def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> lis
 
 
 def form_of(path: Path) -> str:
-    """In which form a trace of the user's is: one of `FORMS`, or a table of lengths.
+    """Detect the format of a user's trace: one of `FORMS`, or a table of lengths.
 
     Raises:
-        TraceError: in none of them.
+        TraceError: the format is unknown.
     """
     if path.is_dir():
         return "weka_agentic"
     if path.suffix.lower() == ".csv":
         return "lengths"
-    if path.suffix.lower() == ".json":  # one session
+    if path.suffix.lower() == ".json":  # a single session
         return "weka_agentic"
     try:
         _, record = next(read_lines(path), (1, {}))
@@ -172,7 +170,6 @@ def form_of(path: Path) -> str:
 
 
 def _with_session_names(requests: Sequence[Request]) -> list[Request]:
-    """Sessions called by the tokens of their first request, and so the same under every seed."""
     names: dict[int, int] = {}
     for request in requests:
         if request.session_id not in names:
@@ -186,7 +183,7 @@ def _with_session_names(requests: Sequence[Request]) -> list[Request]:
 def _end_sessions(
     requests: Sequence[Request], max_context: int
 ) -> tuple[list[Request], tuple[str, ...]]:
-    """End each session before its first request of more tokens, and say what that leaves out."""
+    """End each session before its first request above `max_context`; add notes on the loss."""
     ended: set[int] = set()
     kept: list[Request] = []
     kept_ids: set[int | None] = {None}
@@ -211,10 +208,10 @@ def _end_sessions(
 
 
 def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> list[Request]:
-    """Each session, sub-agents and all, later by a time drawn from `[0, jitter_s)`; ids anew.
+    """Delay each session with its sub-agents by a time drawn from `[0, jitter_s)`; renumber.
 
-    Mooncake's clock ticks every 3 s, so that a dozen requests seem to come at one moment; this
-    spreads them, and gives equal workloads of different seeds.
+    Mooncake's clock ticks every 3 s, so a dozen requests share one arrival time. The jitter spreads
+    them, and gives equivalent workloads for different seeds.
     """
     generator = np.random.default_rng(seed)
     tree_of = trees(requests)
@@ -226,7 +223,7 @@ def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> li
 
 
 def _within(requests: Sequence[Request], seed: int) -> list[Request]:
-    """Each session later by up to `COPY_SPREAD_S`; what would outlast the workload comes early."""
+    """Delay each session by up to `COPY_SPREAD_S`, or start it early if it would end too late."""
     tree_of = trees(requests)
     end_ns = requests[-1].arrival_ns + 1
     generator = np.random.default_rng(seed)
@@ -238,7 +235,8 @@ def _within(requests: Sequence[Request], seed: int) -> list[Request]:
     shift_of = {}
     for tree, begin_ns in begin_of.items():
         passed_ns = begin_ns - requests[0].arrival_ns
-        room_ns = end_ns - last_of[tree] + passed_ns  # for beginnings, from the first arrival on
+        # possible start times, from the first arrival on
+        room_ns = end_ns - last_of[tree] + passed_ns
         later_ns = int(generator.integers(0, round(COPY_SPREAD_S * SECOND_NS)))
         shift_of[tree] = (passed_ns + later_ns) % room_ns - passed_ns
     return _shifted(requests, tree_of, shift_of)
@@ -252,10 +250,10 @@ def _shifted(
 
 
 def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
-    """The workload with `share` of its sessions, at least one, and ids numbered anew.
+    """Return the workload with `share` of its sessions, at least one, and new ids.
 
-    Sub-agents stay with the session that started them. Of one workload and seed, what a smaller
-    share keeps is a part of what a larger one keeps.
+    Sub-agents stay with the session that started them. For one workload and seed, a larger share
+    contains every session of a smaller one.
     """
     if not 0 < share <= 1:
         raise ValueError(
@@ -271,15 +269,15 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
 
 
 def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
-    """The workload `times` over, at least once: all sessions, again with tokens of their own.
+    """Return the workload `times` times (at least 1): copies of all sessions with new tokens.
 
-    Sessions of a copy share what they share, and nothing with those of another. Each begins within
-    `COPY_SPREAD_S` after the one it repeats, or, where it would then end after all of the workload,
-    early in it: so many times the requests come in the same time. Of a part of a copy the sessions
-    are drawn.
+    Sessions of one copy share tokens as the originals do; sessions of different copies share none.
+    Each copied session starts within `COPY_SPREAD_S` after its original, or early in the workload
+    if it would otherwise end after it. So the request rate is `times` the original's. A fractional
+    copy draws its sessions.
 
     Raises:
-        ValueError: an int32 does not hold so many tokens.
+        ValueError: the token ids exceed int32.
     """
     parts = [workload] * int(times)
     if times > int(times):
@@ -317,9 +315,9 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
 
 
 def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
-    """The ids that `stride` divides, divided by it; at least one id.
+    """Return the ids divisible by `stride`, divided by it; at least one id.
 
-    An id is kept or dropped wherever it stands, so that equal prefixes stay equal.
+    The choice depends only on the id, so equal prefixes stay equal.
     """
     firsts = -(-spans.starts // stride)
     counts = (spans.starts + spans.counts - 1) // stride - firsts + 1
@@ -332,9 +330,9 @@ def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
 def _renumbered(
     requests: Sequence[Request], arrivals_ns: Mapping[int, int] | None = None
 ) -> list[Request]:
-    """Ids anew, and arrivals if there are others, by the old ids.
+    """Renumber requests; `arrivals_ns` has new arrivals by old id, None keeps them.
 
-    A parent that is not among the requests is taken to have been answered.
+    A parent that is not among the requests counts as answered.
     """
     ids = {request.id: new_id for new_id, request in enumerate(requests)}
     return [

@@ -1,12 +1,12 @@
-"""Explain a run: why a request was slow, and why it had to compute what it computed.
+"""Explain a run: why a request was slow, and why its tokens were computed.
 
 hicache explain RUN                     the ten slowest requests
 hicache explain RUN --slowest 3
 hicache explain RUN --request 412
 hicache explain RUN --perfetto trace.json
 
-A simulated run is replayed from its config.yaml with all events recorded, which takes as long as
-the run did. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
+The program replays a simulated run from its config.yaml and records all events, which takes as long
+as the run did. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,6 @@ from hicache.results.metrics import RequestRecord
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Explain the chosen requests, and write the trace if asked to."""
     parser = parser_of("hicache explain", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="directory of a simulated run")
     parser.add_argument(
@@ -47,7 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def lines(run: Rerun, requests: Sequence[int], slowest: int | None, *, is_trace: bool) -> list[str]:
-    """Explain these requests and the slowest; the ten slowest if nothing is chosen."""
     unknown = [number for number in requests if number not in run.records]
     if unknown:
         raise ValueError(

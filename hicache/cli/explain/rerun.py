@@ -1,6 +1,6 @@
-"""A run made again, with everything that happens taken down.
+"""Repeats a stored run with all events recorded.
 
-A simulated run is a matter of its configuration alone, so it need not have kept what is asked for.
+A simulated run depends only on its configuration, so the stored run needs no event log.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ ASKED = ("computed", "recomputed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """`records`: by request. `differences`: keys of the stored summary that came out otherwise."""
+    """`records`: by request id. `differences`: keys of the stored summary that changed."""
 
     config: ExperimentConfig
     records: dict[int, RequestRecord]
@@ -28,11 +28,11 @@ class Rerun:
 
 
 def rerun(run_dir: Path) -> Rerun:
-    """Make a stored run again.
+    """Repeat a stored run.
 
     Raises:
-        FileNotFoundError: there is no run.
-        ValueError: it is not one that can be made again.
+        FileNotFoundError: the directory holds no run.
+        ValueError: the run cannot be repeated.
     """
     config = stored_config(run_dir / CONFIG_FILE)
     if config.executor.kind != "simulated":
@@ -41,7 +41,7 @@ def rerun(run_dir: Path) -> Rerun:
             f"executor.kind={config.executor.kind}"
         )
     timeline = Timeline()
-    # one step at a time the result is the same, and every step is seen
+    # single steps give the same result, and show every step
     watched = replace(config, engine=replace(config.engine, jump=False, explain=True))
     result = experiment.run(watched, timeline=timeline)
     summary = summarize(result.records, result.measures)
@@ -55,6 +55,6 @@ def rerun(run_dir: Path) -> Rerun:
             key
             for key in stored
             if stored[key] != summary.get(key)
-            if key.partition("/")[0] not in ASKED  # which the run may have left open
+            if key.partition("/")[0] not in ASKED  # the run may not have recorded these keys
         ),
     )

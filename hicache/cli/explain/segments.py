@@ -1,4 +1,4 @@
-"""What a request waited for on its way to the first token, piece by piece."""
+"""What a request waited for until its first token, split into segments."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Segment(NamedTuple):
-    """A piece of the way: `part` of the TTFT, and the cause within it.
+    """An interval of the TTFT: `part` of the TTFT, and the cause within that part.
 
-    `first`: the request that lacked it, which those behind it in the queue waited for.
+    `first`: the request at the head of the queue, which lacked the resource.
     """
 
     part: str
@@ -24,13 +24,10 @@ class Segment(NamedTuple):
 
     @property
     def length_ns(self) -> int:
-        """Nanoseconds."""
         return self.end_ns - self.start_ns
 
 
 class Steps:
-    """The steps of one engine, to be asked for by time and by request."""
-
     def __init__(self, timeline: Timeline, engine: int) -> None:
         self.all = [step for step in timeline.steps if step.engine == engine]
         self._ends = [step.end_ns for step in self.all]
@@ -40,14 +37,12 @@ class Steps:
                 self._extending.setdefault(request_id, []).append(step)
 
     def during(self, start_ns: int, end_ns: int) -> Iterator[Step]:
-        """Those that overlap an interval."""
         for step in self.all[bisect_right(self._ends, start_ns) :]:
             if step.start_ns >= end_ns:
                 return
             yield step
 
     def extending(self, request_id: int, until_ns: int) -> list[Step]:
-        """Those that compute a request's prompt, up to its first token."""
         steps = self._extending.get(request_id, [])
         return [step for step in steps if step.end_ns <= until_ns]
 
@@ -55,9 +50,9 @@ class Steps:
 def segments_of(
     record: RequestRecord, life: RequestState, turns: Sequence[Turn], steps: Steps
 ) -> list[Segment]:
-    """From arrival to first token, or to where it was given up on, without a gap.
+    """Return the segments from arrival to first token or to the abort, without a gap.
 
-    A step's time for load-backs is drawn at its beginning.
+    The time for load-backs is placed at the start of each step.
     """
     until_ns = record.finish_ns if record.first_token_ns is None else record.first_token_ns
     assert until_ns is not None
@@ -65,7 +60,7 @@ def segments_of(
     segments = [Segment("queue", "step", record.arrival_ns, life.looked_ns)]
     at_ns = life.looked_ns
     for first_ns, last_ns in life.storage_waits:
-        if first_ns >= admitted_ns:  # after it was sent back
+        if first_ns >= admitted_ns:  # a wait after a retraction
             break
         segments += _queued(turns, at_ns, first_ns)
         segments.append(Segment("storage_wait", "prefetch", first_ns, last_ns))

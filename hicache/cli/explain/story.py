@@ -1,5 +1,4 @@
-"""The history of a request: what it waited for, which requests delayed it, and why it computed its
-tokens."""
+"""The story of a request: what it waited for, behind whom, and why it computed its tokens."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,7 +12,7 @@ from hicache.results.metrics import RequestRecord, Status
 from hicache.scheduler.queue_waits import CAUSES
 from hicache.scheduler.request_state import RequestState
 
-MOST_NAMED = 3  # others that are called by their numbers
+MOST_NAMED = 3  # at most this many other requests are named by their ids
 DECLINED = {
     "declined_too_short": "fewer than prefetch.threshold tokens were missing",
     "declined_rate_limited": "other prefetches used up prefetch.occupied_share",
@@ -23,15 +22,12 @@ DECLINED = {
 
 
 class Storyteller:
-    """Tells the lives of one run's requests."""
-
     def __init__(self, run: Rerun) -> None:
         self._run = run
         self._page = run.config.cache.page_size
         self._steps = {number: Steps(run.timeline, number) for number in run.timeline.turns}
 
     def tell(self, record: RequestRecord) -> Iterator[str]:
-        """One line after the other."""
         yield f"Request {record.id}, session {record.session_id}, engine {record.engine}"
         life = self._run.timeline.lives.get(record.id)
         if life is None:
@@ -250,7 +246,7 @@ def _found(record: RequestRecord) -> str:
 
 
 def _joined(segments: list[Segment]) -> list[Segment]:
-    # neighbours of one part and cause are one
+    # merge neighbors with the same part and cause
     joined: list[Segment] = []
     for segment in segments:
         last = joined[-1] if joined else None

@@ -1,8 +1,8 @@
-"""A run as a trace that Perfetto and chrome://tracing open (Trace Event Format).
+"""A run as a trace for Perfetto and chrome://tracing (Trace Event Format).
 
-Each engine is a process with a track of its forward passes and one for each kind of copy; requests
-are a process of their own, each with a track. Spans that overlap on a track are asynchronous ones.
-Times are microseconds since the beginning.
+Each engine is a process, with one track for forward passes and one for each kind of copy. Requests
+are another process, with one track each. Spans that overlap on a track are asynchronous events.
+Times are microseconds since the start of the run.
 """
 
 import json
@@ -16,7 +16,7 @@ from hicache.observe.timeline import Step, Transfer
 from hicache.results.metrics import RequestRecord
 
 Event = dict[str, Any]
-REQUESTS = 1  # the process of requests; engines follow
+REQUESTS = 1  # process id of the requests; engines follow
 FORWARD = 1  # an engine's track of forward passes
 SPAN_NAMES = {
     "queue": "queue: {}",
@@ -27,7 +27,6 @@ SPAN_NAMES = {
 
 
 def write_trace(path: Path, run: Rerun) -> int:
-    """Write the trace; returns how many events it has."""
     events = list(events_of(run))
     with path.open("w") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
@@ -37,7 +36,6 @@ def write_trace(path: Path, run: Rerun) -> int:
 
 
 def events_of(run: Rerun) -> Iterator[Event]:
-    """All of it: names of processes and tracks first."""
     yield _named("process", "requests", REQUESTS)
     for engine in run.timeline.turns:
         yield _named("process", f"engine {engine}", REQUESTS + 1 + engine)
@@ -88,7 +86,6 @@ def _request(run: Rerun, record: RequestRecord, steps: Steps) -> Iterator[Event]
 
 
 def _forward_passes(engine: int, steps: Sequence[Step]) -> Iterator[Event]:
-    """Steps; those that decode for the same requests, one right after the other, are one."""
     passes: list[list[Step]] = []
     for step in steps:
         if passes and _goes_on(passes[-1][-1], step):

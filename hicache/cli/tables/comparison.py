@@ -1,4 +1,4 @@
-"""A table of runs: what was different about them, and what came of it."""
+"""A table of runs: the settings in which they differ, and their results."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatch
@@ -37,16 +37,16 @@ RATIO_OF = "request/ttft_s_mean"
 LATENCY = "request/*_s_*"
 SPREAD_PARTS = ("median", "lowest", "highest")
 NO_CLAIM = "–"
-MAX_SAME = 300  # characters of a note on settings without effect
+MAX_SAME = 300  # longest note on settings without effect, in characters
 UNSERVED = {"request/rejected_count": "rejected", "request/aborted_count": "aborted"}
 
 
 def table_of(
     groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str = RATIO_OF
 ) -> ResultTable:
-    """One row a group, below its baseline (`answer_sets`): medians over seeds, with ranges.
+    """Return one row per group, below its baseline (`answer_sets`): medians over seeds, and ranges.
 
-    The ratio is to the baseline.
+    `ratio_of` names the metric that is shown as a ratio to the baseline.
     """
     keys = setting_keys(groups)
     question = question_key(groups)
@@ -79,7 +79,6 @@ def _baseline_name(sets: Sequence[Sequence[Group]], question: str) -> str:
 
 
 def setting_row(group: Group, keys: Sequence[str]) -> Row:
-    """A row that begins with what tells this group apart."""
     row = Row()
     for key in keys:
         row.add(key, short(group.settings[key]), **{key: short(group.settings[key])})
@@ -87,13 +86,12 @@ def setting_row(group: Group, keys: Sequence[str]) -> Row:
 
 
 def setting_keys(groups: Sequence[Group]) -> list[str]:
-    """What tells the groups apart: the question last, beside its answers."""
     question = question_key(groups)
     return sorted(groups[0].settings, key=lambda key: key == question)
 
 
 def over_runs(groups: Sequence[Group]) -> str:
-    """What a number and the range beside it are; empty where each group is one run."""
+    """Explain what a number and its range mean; empty if each group is one run."""
     sizes = {len(group.runs) for group in groups}
     if sizes == {1}:
         return ""
@@ -106,14 +104,12 @@ def over_runs(groups: Sequence[Group]) -> str:
 
 
 def number(value: float) -> str:
-    """Three figures, and never an exponent for what has fewer than seven digits."""
     if value == 0 or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:#.3g}".rstrip(".")
 
 
 def warnings(groups: Sequence[Group]) -> list[str]:
-    """What a reader of any comparison of these groups must know."""
     notes = []
     repeated = [group for group in groups if len(group.runs) > 1]
     if repeated and all(_is_one_run(group) for group in repeated):
@@ -122,12 +118,12 @@ def warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def same_runs(groups: Sequence[Group]) -> list[str]:
-    """Which settings made no difference to anything in any window, under any seed."""
     alike: dict[frozenset[object], list[Group]] = {}
     for group in groups:
         results = frozenset((run.served, *sorted(run.summary.items())) for run in group.runs)
         alike.setdefault(results, []).append(group)
-    places: dict[str, list[str]] = {}  # by equal settings: the others at which they are equal
+    # by equal settings, the values of the other settings at which they are equal
+    places: dict[str, list[str]] = {}
     varying = _varying(groups)
     for members in (members for members in alike.values() if len(members) > 1):
         own = _varying(members)
@@ -143,17 +139,15 @@ def same_runs(groups: Sequence[Group]) -> list[str]:
 
 
 def is_overloaded(group: Group) -> bool:
-    """Whether latencies of some run of the group mean nothing."""
     return any(run.is_overloaded for run in group.runs)
 
 
 def makes_claim(metric: str, *groups: Group) -> bool:
-    """Whether the metric of these groups may be compared: a latency of overloaded ones may not."""
     return not (fnmatch(metric, LATENCY) and any(is_overloaded(group) for group in groups))
 
 
 def _add_spread(row: Row, heading: str, name: str, values: Sequence[float] | str) -> None:
-    # `values`: a word where there are none
+    # `values`: a word if the metric is missing
     if isinstance(values, str):
         row.add(heading, values, **{f"{name} {part}": None for part in SPREAD_PARTS})
         return
@@ -175,7 +169,6 @@ def _is_one_run(group: Group) -> bool:
 
 
 def _unserved(groups: Sequence[Group]) -> list[str]:
-    """What was not served, where groups differ in it."""
     notes = []
     for key, what in UNSERVED.items():
         counts = [sorted(run.summary.get(key, 0) for run in group.runs) for group in groups]

@@ -1,9 +1,10 @@
-"""Runs read back from their directories, and grouped by what was different about them.
+"""Stored runs, read from their directories and grouped by the settings in which they differ.
 
-Runs that differ in nothing but their seed and window are one group: a metric of a group is the
-median over them, with the range beside it. Runs of other code, or of another trace under the same
-name, are no such group, and two that disagree under one seed and window are not two of them: keys
-that were not typed (such as `cache.eviction source`, and as a last resort `run`) tell them apart.
+Runs that differ only in seed and window form one group: a metric of a group is the median over
+them, shown with the range. Runs made by other code, or from another trace with the same name,
+belong to different groups. So do runs with the same seed and window but different results. Keys
+that the user did not type distinguish such groups: for example `cache.eviction source`, and as a
+last resort `run`.
 """
 
 import json
@@ -26,21 +27,22 @@ Value = str | int | float | bool | None
 WINDOW = "workload.window"
 # keys that may differ inside a group
 NOT_A_QUESTION = ("seed", WINDOW, "name", "data_dir", "metrics")
-COUNTS = ("_count", "_pages", "_tokens", "_bytes")  # of what never happened, there is none
+COUNTS = ("_count", "_pages", "_tokens", "_bytes")  # a missing count means 0
 
 STANDS_FOR_ITS_GROUP = ("model.name", "hardware.name")
 TYPED = ".hydra/overrides.yaml"
-SOURCE = " source"  # what these keys end with: `hicache source`, `prefetch.stop source`
-RUN = "run"  # the key of last resort: its directory
+SOURCE = " source"  # suffix of these keys: `hicache source`, `prefetch.stop source`
+RUN = "run"  # the key of last resort: the run's directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
     """One run directory: its config as flat `group.knob` keys, and its summary.
 
-    `typed`: what the command line or the grid said, as it was typed, group choices included.
-    `metrics`: those that its experiment is about. `sources`: what made it, as `KNOB source` keys
-    with the first hex digits of a SHA-256; none of a run from before they were kept.
+    `typed`: the overrides from the command line or the grid, including group choices. `metrics`:
+    the metrics that its experiment reports. `sources`: SHA-256 digests (first hex digits) of the
+    code and data that made it, by `KNOB source`; empty for runs of versions that did not record
+    them.
     """
 
     path: Path
@@ -51,7 +53,6 @@ class StoredRun:
     sources: dict[str, str] = field(default_factory=dict)
 
     def setting(self, key: str) -> Value:
-        """The value of a knob, the choice of a group, or what tells runs of one config apart."""
         if key == RUN:
             return str(self.path)
         if key.endswith(SOURCE):
@@ -60,25 +61,23 @@ class StoredRun:
 
     @property
     def served(self) -> tuple[Value, Value]:
-        """What tells it apart within its group: the window, and the seed."""
         return self.config.get(WINDOW), self.config.get("seed")
 
     @property
     def replicate(self) -> tuple[Value, ...]:
-        """The window, and of a generated workload the seed too: it drew the sessions."""
+        """The window; for a generated workload also the seed, which determines its sessions."""
         return self.served if self.config.get("workload.kind") in GENERATORS else self.served[:1]
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether its latencies mean nothing."""
         return is_overloaded(self.summary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Runs of one configuration, of other windows and seeds.
+    """Runs of one configuration with different windows and seeds.
 
-    `settings`: what tells it apart. `is_baseline`: the user has chosen it as a baseline.
+    `settings`: what distinguishes the group. `is_baseline`: the user chose it as a baseline.
     """
 
     settings: dict[str, Value]
@@ -86,7 +85,7 @@ class Group:
     is_baseline: bool = False
 
     def values(self, metric: str) -> list[float]:
-        """The metric in every run.
+        """Return the metric of every run.
 
         Raises:
             ValueError: a run has no such metric.
@@ -97,47 +96,40 @@ class Group:
         return [run.summary[metric] for run in self.runs]
 
     def ratios(self, baseline: "Group", metric: str) -> list[float]:
-        """The metric over the baseline's, window by window and seed by seed where both ran it."""
         base = {run.served: run.summary.get(metric, 0.0) for run in baseline.runs}
         return [run.summary[metric] / base[run.served] for run in self.runs if base.get(run.served)]
 
 
 class Spread(NamedTuple):
-    """A median and the range around it."""
-
     middle: float
     low: float
     high: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """The spread of at least one value."""
         return cls(median(values), min(values), max(values))
 
     def text(self, show: Callable[[float], str]) -> str:
-        """`middle (low–high)`, or the one value there is."""
         if self.low == self.high:
             return show(self.middle)
         return f"{show(self.middle)} ({show(self.low)}–{show(self.high)})"
 
 
 def load_runs(paths: Sequence[Path]) -> list[StoredRun]:
-    """The runs in these directories, sweeps spread out into theirs.
+    """Load the runs in these directories; a sweep stands for all its runs.
 
     Raises:
-        FileNotFoundError: a directory holds no run that came to its end.
+        FileNotFoundError: a directory holds no finished run.
     """
     return with_counts([load_run(directory) for path in paths for directory in find_runs(path)])
 
 
 def with_counts(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """The runs, each with a zero for what was counted in another one only."""
     counts = {key: 0 for run in runs for key in run.summary if key.endswith(COUNTS)}
     return [replace(run, summary=counts | run.summary) for run in runs]
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The directory itself if it is a run, or those of its jobs that came to their end."""
     if (path / "summary.json").is_file():
         return [path]
     found = [inner.parent for inner in path.glob("*/summary.json")]
@@ -149,7 +141,6 @@ def find_runs(path: Path) -> list[Path]:
 
 
 def load_run(path: Path) -> StoredRun:
-    """Read one run directory."""
     config = OmegaConf.to_container(read_yaml(path / "config.yaml", DictConfig))
     assert isinstance(config, dict)
     typed: dict[str, str] = {}
@@ -170,17 +161,16 @@ def load_run(path: Path) -> StoredRun:
 
 
 def _place(path: Path) -> tuple[int, str]:
-    """Jobs of a sweep by number, others before them by name."""
     number = NUMBERED.match(path.name)
     return (int(number[1]) if number else -1, path.name)
 
 
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
-    """What tells the runs apart, seed, window and the like left out, in the order it was typed.
+    """Return the keys that distinguish the runs, except seed, window and the like, in typed order.
 
-    Where what was typed does not account for every difference, the config keys that differ; of
-    another model, or other hardware, only the name then: it stands for all the rest. What made the
-    runs comes last, where runs of one setting were not made of the same.
+    If the typed overrides do not explain all differences, return the config keys that differ; for
+    another model or hardware only its name, which stands for its whole group. Source keys come
+    last, if runs with equal settings have different sources.
     """
     keys = _differing_knobs(runs)
     made_of = dict.fromkeys(key for run in runs for key in run.sources)
@@ -196,7 +186,6 @@ def _disagree(runs: Sequence[StoredRun], key: str) -> bool:
 
 
 def _disagrees_with_itself(runs: Sequence[StoredRun]) -> bool:
-    """Whether one window has given two results under one seed."""
     first = {run.served: run.summary for run in reversed(runs)}
     return any(run.summary != first[run.served] for run in runs)
 
@@ -219,7 +208,6 @@ def _differs(key: str, values: Sequence[Value]) -> bool:
 
 
 def group_runs(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[Group]:
-    """One group for each combination of values of `keys`, in the order of first appearance."""
     members: dict[str, list[StoredRun]] = {}
     for run in runs:
         members.setdefault(repr([run.setting(key) for key in keys]), []).append(run)
@@ -278,9 +266,9 @@ def select(runs: Sequence[StoredRun], conditions: Sequence[str]) -> list[StoredR
 
 
 def question_key(groups: Sequence[Group]) -> str | None:
-    """Return the key that tells baselines from what is compared with them; None if there is none.
+    """Return the key that distinguishes baselines from groups compared with them, if any.
 
-    It is a choice rather than a number, if there is one. Chosen baselines have one value of it.
+    A choice takes precedence over a number. Chosen baselines share one value of the key.
     """
     keys = list(groups[0].settings)
     marked = [group for group in groups if group.is_baseline]
@@ -290,10 +278,10 @@ def question_key(groups: Sequence[Group]) -> str | None:
 
 
 def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
-    """Return each baseline, and after it the groups that are compared with it.
+    """Return each baseline, followed by the groups that are compared with it.
 
-    Baselines are those that the user has chosen, or else the groups with the first value of the
-    question. A group is compared with the baseline that has most settings in common with it.
+    Baselines are those that the user chose, or else the groups with the first value of the
+    question. A group is compared with the baseline that shares the most settings with it.
     """
     question = question_key(groups)
     baselines = [group for group in groups if group.is_baseline] or [
@@ -314,19 +302,17 @@ def _num_common(group: Group, other: Group) -> int:
 
 
 def short(value: Value) -> str:
-    """A setting as it would be typed."""
     if value is None:
         return "null"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def is_number(value: Value) -> bool:
-    """Whether a setting lies on an axis."""
+    """True if a setting can be placed on a numeric axis."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def flat(config: object, prefix: str = "") -> dict[str, Value]:
-    """Nested groups of knobs as `group.knob` keys; lists as their JSON text."""
     if not isinstance(config, dict):
         return {prefix: config if isinstance(config, (str, int, float, bool)) else _text(config)}
     keys: dict[str, Value] = {}

@@ -1,16 +1,17 @@
-"""How far to trust a metric of windows and sessions: what is drawn anew, and the interval of it.
+"""Confidence intervals of metrics, by bootstrap over windows and sessions.
 
-Requests of a session share their prefix and their fate, and sessions of one window the queue they
-wait in. So windows are drawn, with replacement, and of each drawn window as many sessions as it
-has, with replacement as well. What differs between windows is in the spread once, and what differs
-between sessions nearly twice (Davison and Hinkley, Bootstrap Methods and their Application, 1997,
-section 3.8), which errs on the safe side.
+The requests of a session share their prefix, and the sessions of a window share the queue. So each
+draw takes windows with replacement, and from each drawn window as many sessions as it has, again
+with replacement. Differences between windows enter the spread once and differences between sessions
+nearly twice (Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8),
+which makes the intervals conservative.
 
-Of few windows the spread of draws is too small by √((n-1)/n), and its tails are a normal's where
-Student's belong: without this, of intervals between identical policies over eight or ten windows,
-10 to 13 in 100 left out zero. The ends are therefore percentiles further out, by as much as
-Student's interval is wider: the expanded percentile interval of Hesterberg (What Teachers Should
-Know About the Bootstrap, The American Statistician 69, 2015). docs/validity.md measures the rest.
+With few windows the spread of draws is too small by √((n-1)/n), and its tails follow a normal
+distribution instead of Student's. Without a correction, 10 to 13 of 100 intervals between identical
+policies over eight or ten windows excluded zero. Therefore the ends are percentiles further out, by
+the ratio of Student's interval to the normal one: the expanded percentile interval of Hesterberg
+(What Teachers Should Know About the Bootstrap, The American Statistician 69, 2015).
+docs/validity.md gives the remaining error.
 """
 
 from collections.abc import Iterator
@@ -28,11 +29,10 @@ CONFIDENCE = 0.95
 LEAST_WINDOWS = 8
 LEAST_SESSIONS = 20
 NUM_DRAWS = 2_000
-DRAWS_AT_ONCE = 100  # so that the weights of 20,000 requests take megabytes
+DRAWS_AT_ONCE = 100  # bounds the weights of 20,000 requests to some megabytes
 
 
 def lacking(num_windows: int, num_sessions: int) -> str | None:
-    """Why there can be no interval of so few; none if there can."""
     lacks = [
         f"{got:,} {what}, at least {least} are needed"
         for got, least, what in (
@@ -45,16 +45,16 @@ def lacking(num_windows: int, num_sessions: int) -> str | None:
 
 
 def draws(window_of: Places, seed: int = 0) -> Iterator[Numbers]:
-    """How often each session is drawn: [draws, sessions] each, `NUM_DRAWS` in all.
+    """Yield how often each session is drawn: arrays [draws, sessions], `NUM_DRAWS` rows in all.
 
-    `window_of`: [sessions], of each the number of its window, ascending from 0.
+    `window_of`: [sessions], the window number of each session, ascending from 0.
     """
     random = np.random.default_rng(seed)
     sizes = np.bincount(window_of)
     starts = np.cumsum(sizes) - sizes
     for _ in range(NUM_DRAWS // DRAWS_AT_ONCE):
         windows = random.integers(len(sizes), size=(DRAWS_AT_ONCE, len(sizes)))
-        each = np.repeat(windows.ravel(), sizes[windows.ravel()])  # one for each session to draw
+        each = np.repeat(windows.ravel(), sizes[windows.ravel()])  # by session to draw: its window
         sessions = starts[each] + (random.random(len(each)) * sizes[each]).astype(np.int64)
         rows = np.repeat(np.arange(DRAWS_AT_ONCE), sizes[windows].sum(axis=1))
         shape = (DRAWS_AT_ONCE, len(window_of))
@@ -65,7 +65,7 @@ def draws(window_of: Places, seed: int = 0) -> Iterator[Numbers]:
 
 
 def ends(drawn: Numbers, num_windows: int) -> tuple[float, float]:
-    """The interval of a metric that has these values [draws] when windows are drawn anew."""
+    """Return the interval of a metric with these bootstrap values [draws]."""
     further = sqrt(num_windows / (num_windows - 1)) * _student(num_windows - 1)
     tail = 100 * NormalDist().cdf(-further)
     low, high = np.percentile(drawn, [tail, 100 - tail])
@@ -73,9 +73,9 @@ def ends(drawn: Numbers, num_windows: int) -> tuple[float, float]:
 
 
 def _student(degrees: int) -> float:
-    """The quantile of Student's t above which lies half of what `CONFIDENCE` leaves.
+    """Return the quantile of Student's t that leaves half of 1 - `CONFIDENCE` above it.
 
-    By the expansion of Abramowitz and Stegun, 26.7.5: 0.0006 too small at 7 degrees of freedom.
+    Uses the expansion of Abramowitz and Stegun, 26.7.5: 0.0006 too small at 7 degrees of freedom.
     """
     x = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     terms = (

@@ -1,11 +1,12 @@
-"""Two policies request by request: what changed, and how sure one may be of it.
+"""Two policies compared request by request: the differences and their confidence intervals.
 
-The requests that both finished are compared, window by window and under the same seed. What is
-drawn anew for an interval are windows and sessions (`hicache.cli.tables.intervals`): it speaks of
-this trace with other windows and sessions of its kind. Seeds are no replicates of a trace, they
-move the same sessions by seconds and draw storage's delays: a session is drawn under all of them.
+The comparison covers the requests that both policies finished, for each window and seed. The
+bootstrap draws windows and sessions (`hicache.cli.tables.intervals`), so an interval is valid for
+this trace with other windows and sessions of its kind. Seeds are no replicates of a trace: they
+shift the same sessions by seconds and change storage delays. A drawn session counts under all its
+seeds.
 
-What belongs to whole runs (a load, pages written) is compared window by window.
+Metrics of whole runs (a load, pages written) are compared window by window.
 """
 
 from collections.abc import Sequence
@@ -22,16 +23,17 @@ from hicache.results.metrics import Status
 from hicache.results.requests_file import read_requests
 
 ASKED = ["session_id", "prompt_len"]
-BLOCK = 50  # requests in time, where there is but one window
+BLOCK = 50  # consecutive requests per block, if there is only one window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A metric of one group less the same of another, over the requests that both finished.
+    """A metric of one group minus the same metric of another, over the requests that both finished.
 
-    `interval`: its two ends, if there is one (`Pairs.lacks`). `largest_share`: how much of it lies
-    in the two blocks that have most of it (`Pairs.blocks`); more than all where others weigh
-    against it, and none of a percentile. `is_of_runs`: it belongs to no request.
+    `interval`: its two ends; None without an interval (see `Pairs.lacks`). `largest_share`: the
+    share of the difference in the two blocks with most of it (`Pairs.blocks`); above 1 if other
+    blocks have the opposite sign, and None for a percentile. `is_of_runs`: the metric belongs to
+    whole runs, not to requests.
     """
 
     baseline: float
@@ -42,13 +44,12 @@ class Difference:
 
     @property
     def middle(self) -> float:
-        """What was measured."""
         return self.other - self.baseline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """What is drawn anew. `session_of`: [rows]; `window_of`: [sessions]; `block_of`: [rows]."""
+    """The units to draw. `session_of`: [rows]; `window_of`: [sessions]; `block_of`: [rows]."""
 
     session_of: Places
     window_of: Places
@@ -65,8 +66,8 @@ class Pairs:
         """Read `requests.parquet` of all runs.
 
         Raises:
-            ValueError: they share no window and seed, served other requests, or finished none in
-                common.
+            ValueError: the groups share no window and seed, served different requests, or have no
+                finished request in common.
         """
         bases = {run.served: run for run in baseline.runs}
         runs = tuple(run for run in other.runs if run.served in bases)
@@ -94,31 +95,27 @@ class Pairs:
         self.num_sessions = len(self._requests.window_of)
 
     def __len__(self) -> int:
-        """Pairs of requests."""
         return len(self.baseline)
 
     @property
     def lacks(self) -> str | None:
-        """Why its differences have no intervals; none if they have."""
         return lacking(self.num_windows, self.num_sessions)
 
     @property
     def blocks(self) -> str:
-        """Of what the two largest hold `Difference.largest_share`."""
+        """The blocks of which the two largest hold `Difference.largest_share`, as text."""
         count = int(self._requests.block_of.max()) + 1
         what = "windows" if self.num_windows > 1 else f"blocks of {BLOCK} requests in time"
         return f"{count} {what}"
 
     def sooner(self) -> float:
-        """The share of requests whose first token came sooner than under the baseline."""
         return float(np.mean(times(self.other, "ttft") < times(self.baseline, "ttft")))
 
     def later(self) -> float:
-        """The share of requests whose first token came later than under the baseline."""
         return float(np.mean(times(self.other, "ttft") > times(self.baseline, "ttft")))
 
     def differences(self, metrics: Sequence[str]) -> dict[str, Difference]:
-        """Each metric's difference, with the same draws for all that requests have.
+        """Return each metric's difference; all request metrics share the same draws.
 
         Raises:
             ValueError: a run has no such metric.
@@ -178,7 +175,6 @@ def _largest_share(
 
 
 def _joined(baseline: Path, other: Path) -> tuple[Columns, Columns, int]:
-    """The rows of two runs for the requests that both finished, and how many one of them did."""
     first, second = _finished(baseline), _finished(other)
     both = first.index.intersection(second.index)
     if both.empty:

@@ -1,4 +1,4 @@
-"""What changed request by request: a table, or plain values."""
+"""The differences request by request, as a table or as plain values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,30 +25,27 @@ PARTS = ("of the first row", "difference", "low", "high", "in the two largest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One group beside the baseline of its question."""
-
     baseline: Group
     other: Group
     pairs: Pairs
     differences: dict[str, Difference]
 
     def makes_claim(self, metric: str) -> bool:
-        """Whether the metric may be compared: a latency may not where either side is overloaded."""
         return makes_claim(metric, self.baseline, self.other)
 
     @property
     def shares(self) -> dict[str, float | None]:
-        """Shares of the requests with a first token sooner, and later; None if overloaded."""
+        """Shares of requests with an earlier and with a later first token; None if overloaded."""
         if not self.makes_claim(RATIO_OF):
             return {"sooner": None, "later": None}
         return {"sooner": self.pairs.sooner(), "later": self.pairs.later()}
 
 
 def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Comparison]:
-    """Every group beside its baseline (`answer_sets`).
+    """Compare every group with its baseline (`answer_sets`).
 
     Raises:
-        ValueError: there is nothing to compare, or not by these metrics.
+        ValueError: there is nothing to compare, or the metrics cannot be compared.
     """
     found = []
     for baseline, *others in answer_sets(groups):
@@ -64,11 +61,10 @@ def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Compa
 
 
 def table_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> ResultTable:
-    """A row for each baseline, and under it the difference of every other group to it."""
     keys = setting_keys(groups)
     sections: list[list[Row]] = []
     baseline = None
-    verdicts = Verdicts([[group] for group in groups])  # those who did not survive are left out
+    verdicts = Verdicts([[group] for group in groups])  # each alone, without SURVIVORS
     for each in comparisons:
         if each.baseline is not baseline:
             baseline = each.baseline
@@ -79,7 +75,6 @@ def table_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -
 
 
 def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts) -> Row:
-    """What each metric of the baseline is, or how the other group differs from it."""
     row, pairs, is_baseline = setting_row(group, keys), each.pairs, group is each.baseline
 
     def add(name: str, value: float | None, shown: str) -> None:

@@ -1,9 +1,9 @@
-"""What made a run: code, versions and inputs, written beside its results as `provenance.json`.
+"""The origin of a run: code, versions and inputs, written next to its results as `provenance.json`.
 
-None of it enters `summary.json`: equal runs stay equal bytes. Of a class of the user's own it knows
-the module and all local ones that this imports, however deep: those that lie neither in the
-standard library nor where packages are installed. What they read, or import by name only while they
-run, it does not see.
+`summary.json` contains none of it, so equal runs stay byte-identical. For a user's policy class the
+file records its module and all local modules that it imports, directly or indirectly: those outside
+the standard library and the package directories. It cannot see files that they read, or modules
+that they import by name at run time.
 """
 
 import platform
@@ -29,23 +29,23 @@ from hicache.results.tracking import write_json
 from hicache.workload.data import TRACES, find_trace
 
 FILE = "provenance.json"
-GIT_S = 2.0  # a file system may be slow; the commit is not worth more
+GIT_S = 2.0  # longest wait for git, in case the file system is slow
 REAL_ONLY = ("torch", "triton")  # a simulated run never imports them
 VERSIONS = ("python", "numpy", *REAL_ONLY)
 
 
 def write_provenance(config: ExperimentConfig, out_dir: Path) -> None:
-    """Write what a run of `config` is made of.
+    """Write the origin of a run of `config`.
 
     Raises:
-        FileNotFoundError: its trace is nowhere, and cannot be downloaded.
-        ValueError: what was downloaded is another one.
+        FileNotFoundError: its trace is missing and cannot be downloaded.
+        ValueError: the downloaded trace has the wrong digest.
     """
     write_json(out_dir / FILE, _provenance(config))
 
 
 def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> list[str]:
-    """What a run of `config` would be made of otherwise than the run with this provenance was.
+    """Return which inputs of a run of `config` differ from those in this provenance.
 
     Raises:
         FileNotFoundError, ValueError: as `write_provenance`.
@@ -53,14 +53,13 @@ def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> lis
     now = _provenance(config)
     then, wanted = sources_of(stored), sources_of(now)
     classes = [knob for knob, name in policies_of(config) if ":" in name]
-    # a class whose module cannot be read now is another one too
+    # a class whose module cannot be read now has changed too
     names = dict.fromkeys([*wanted, *classes])
     changed = [name for name in names if name not in wanted or then.get(name) != wanted[name]]
     return changed + [name for name in VERSIONS if stored.get(name) != now.get(name)]
 
 
 def sources_of(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """The digests of what a run was made of, by what they are digests of: 8 hex digits each."""
     found = {"hicache": "hicache", "workload": "trace"}
     items = {name: provenance.get(key) or {} for name, key in found.items()}
     items |= provenance.get("policies") or {}
@@ -104,9 +103,8 @@ def _trace(config: ExperimentConfig) -> dict[str, str]:
 
 
 def policies_of(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each setting that may name a class of the user's own, and its value."""
     assert is_dataclass(config)
-    # a knob that names a policy has its `_args` beside it; these two have none
+    # a knob that names a policy has a knob with suffix `_args`; these two have none
     if isinstance(config, StorageConfig):
         yield f"{prefix}kind", config.kind
     if isinstance(config, WorkloadConfig) and config.tokenizer is not None:
@@ -123,11 +121,11 @@ def policies_of(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:  # not there; or run from a checkout, not installed
+    except metadata.PackageNotFoundError:  # not installed, or run from a checkout
         return None
 
 
-# cached, for a module keeps the contents it had when it was loaded, whatever becomes of its file
+# cached: a module keeps the contents it had at import, even if its file changes
 @lru_cache(maxsize=2)
 def _digest_of_package(package: Path) -> str:
     return _digest(_files_in(package, "*.py"))
@@ -139,7 +137,6 @@ def _files_in(folder: Path, pattern: str) -> dict[str, Path]:
 
 
 def _digest(files: Mapping[str, Path]) -> str:
-    """Of the contents of files and of what they are called."""
     digest = sha256()
     for name, path in sorted(files.items()):
         contents = path.read_bytes()
@@ -150,7 +147,7 @@ def _digest(files: Mapping[str, Path]) -> str:
 
 @lru_cache(maxsize=1)
 def _checkout(root: Path) -> dict[str, object]:
-    """The commit, and whether tracked files differ from it; nothing outside a checkout."""
+    """Return the commit, and whether tracked files differ from it; empty outside a checkout."""
     if not (root / ".git").exists():
         return {}
     command = ["git", "--no-optional-locks", "-C", str(root), "status"]
@@ -180,12 +177,12 @@ def _source(module: str) -> dict[str, object]:
             "imports": {name: str(path) for name, path in sorted(imported.items())},
             "sha256": _digest(imported | {module: Path(spec.origin)}),
         }
-    except Exception:  # what is wrong with it the run itself will say, in a better sentence
+    except Exception:  # the run itself reports this error, in a better sentence
         return {}
 
 
 def _local_imports(module: str) -> dict[str, Path]:
-    """All that a module imports from where nothing is installed, itself included if it is there."""
+    """Return all files outside the package directories that a module imports, including its own."""
     standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
     installed = [*standard, *site.getsitepackages(), site.getusersitepackages()]
     places = [Path(each).resolve() for each in installed]
@@ -195,7 +192,7 @@ def _local_imports(module: str) -> dict[str, Path]:
         if not any(Path(each).resolve().is_relative_to(place) for place in places)
     ]
     finder = ModuleFinder(path=local, excludes=["hicache"])
-    with suppress(ImportError):  # it is an installed one
+    with suppress(ImportError):  # installed modules are skipped
         finder.import_hook(module)
     files = {name: getattr(found, "__file__", None) for name, found in finder.modules.items()}
     return {name: Path(file).absolute() for name, file in files.items() if file is not None}

@@ -1,4 +1,4 @@
-"""Metrics of `summary.json` as sums over requests, so that requests can be drawn anew."""
+"""Metrics of `summary.json` as weighted sums over requests, for the bootstrap."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from hicache.clock import SECOND_NS
 from hicache.results.metrics import PERCENTILES, TTFT_PARTS
 
 Numbers = NDArray[np.float64]
-Columns = pd.DataFrame  # of requests.parquet, one row a request
+Columns = pd.DataFrame  # of requests.parquet, one row per request
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,41 +22,35 @@ class Ratio:
     below: Numbers
 
     def under(self, weights: Numbers) -> Numbers:
-        """The metric under each row of `weights` [draws, requests]: [draws]."""
+        """Return the metric under each row of `weights` [draws, requests]: [draws]."""
         above, below = weights @ self.above, weights @ self.below
         return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
     def parts(self) -> Numbers:
-        """What each request adds to the metric: [requests]."""
+        """Return each request's contribution to the metric: [requests]."""
         return self.above / max(float(self.below.sum()), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """A metric that is a sum: `values`: [requests]."""
-
     values: Numbers
 
     def under(self, weights: Numbers) -> Numbers:
-        """The metric under each row of `weights` [draws, requests]: [draws]."""
         return weights @ self.values
 
     def parts(self) -> Numbers:
-        """What each request adds to the metric: [requests]."""
         return self.values
 
 
 class Percentile:
-    """A nearest-rank percentile, as `hicache.results.metrics.percentile` has it."""
+    """A nearest-rank percentile, as in `hicache.results.metrics.percentile`."""
 
     def __init__(self, values: Numbers, percent: float) -> None:
-        """`values`: [requests]."""
         self._order = np.argsort(values, kind="stable")
         self._sorted = values[self._order]
         self._percent = percent
 
     def under(self, weights: Numbers) -> Numbers:
-        """The metric under each row of `weights` [draws, requests]: [draws]."""
         counts = np.cumsum(weights[:, self._order], axis=1)
         ranks = np.maximum(np.ceil(counts[:, -1] * self._percent / 100), 1)
         places = [
@@ -64,8 +58,7 @@ class Percentile:
         ]
         return self._sorted[places]
 
-    def parts(self) -> None:
-        """No request adds a part of its own."""
+    def parts(self) -> None: ...
 
 
 Statistic = Ratio | Total | Percentile
@@ -84,7 +77,6 @@ def _time_per_token(columns: Columns) -> Ratio:
 
 
 def times(columns: Columns, name: str) -> Numbers:
-    """Seconds of each request: its TTFT, or a part of that."""
     if name == "ttft":
         return (columns["first_token_ns"] - columns["arrival_ns"]).to_numpy() / SECOND_NS
     return columns[f"{name}_ns"].to_numpy() / SECOND_NS
@@ -102,7 +94,7 @@ def _percentile_time(name: str, percent: int) -> Callable[[Columns], Percentile]
     return lambda columns: Percentile(times(columns, name), percent)
 
 
-# keys of summary.json that requests can be compared by
+# keys of summary.json that can be compared request by request
 METRICS: dict[str, Callable[[Columns], Statistic]] = {
     "cache/token_hit_rate": _token_hits,
     "request/prompt_tokens": _total("prompt_len"),

@@ -1,4 +1,4 @@
-"""The figure of a sweep: one panel a metric, one line a setting, bars over the range of seeds."""
+"""The figure of a sweep: a panel per metric, a line per setting, bars for the range over seeds."""
 
 import re
 from collections.abc import Sequence
@@ -21,28 +21,26 @@ from hicache.results.report import make_literal
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
 MARKERS = "osD^vP*"
 DASHES = ("-", "--", "-.", ":")
-LOG_SPAN = 8  # a horizontal axis that spans this factor is drawn as logarithms
-TALL_SPAN = 30  # and a vertical one
+LOG_SPAN = 8  # horizontal axes with at least this ratio of values are logarithmic
+TALL_SPAN = 30  # likewise for vertical axes
 PANEL_INCHES = (4.0, 3.8)
-PLACE_INCHES = 0.3  # what an upright name takes of an axis
-LINE_INCHES = 0.2  # a line of the title or the legend
+PLACE_INCHES = 0.3  # space on an axis for a vertical label
+LINE_INCHES = 0.2  # height of a line of the title or the legend
 LABEL_GAP = 0.05  # inches between two labels of an axis
-MARGIN_INCHES = 0.8  # of a panel, for the numbers on its vertical axis
-LETTER_INCHES = 0.085  # wider than most, at the size of a legend
-TITLE_LETTERS = 34  # what fits over a panel
+MARGIN_INCHES = 0.8  # space next to a panel for the numbers on its vertical axis
+LETTER_INCHES = 0.085  # wider than most letters at the legend's font size
+TITLE_LETTERS = 34  # letters that fit above a panel
 TITLE_LETTER_INCHES = 0.105
 
 
 class Look(NamedTuple):
-    """How a line is drawn: no two of a figure alike."""
-
     color: str
     marker: str
     ls: str
 
 
 def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -> Figure:
-    """The metrics against the number that was swept, or against the choice if no number was."""
+    """Draw the metrics against the swept number, or against the choice if no number was swept."""
     keys = list(groups[0].settings)
     x_key = next((key for key in keys if _is_axis(groups, key)), keys[0])
     line_keys = [key for key in keys if key != x_key]
@@ -53,7 +51,7 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
     places = _places(groups, x_key)
 
     width, height = PANEL_INCHES
-    if not _is_axis(groups, x_key):  # every name must have room, if need be upright
+    if not _is_axis(groups, x_key):  # every name needs room, if necessary as a vertical label
         width = max(width, 1.5 + len(places) * PLACE_INCHES)
     width *= len(metrics)
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -86,7 +84,7 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
     if any(map(is_overloaded, groups)):
         told.append("hollow: overloaded, no latency claim")
     letters = int(width / TITLE_LETTER_INCHES)
-    told += same_runs(groups)  # one line of theirs hides the other
+    told += same_runs(groups)  # equal settings draw the same line
     told = [line for text in told if text for line in wrapped(text, letters)]
     figure.suptitle("\n".join(told), x=0.01, ha="left")
     figure.set_figheight(height + upright_inches + LINE_INCHES * len(told))
@@ -95,8 +93,7 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
 
 
 def _draw_legend(figure: Figure, lines: Sequence[tuple[str, ...]], title: str) -> int:
-    """Draw the legend below the panels, and return how many rows it has."""
-    # also of what matplotlib would hide, like `_mine`
+    # including names that matplotlib would hide, such as `_mine`
     handles: list[Any] = list(figure.axes[0].containers)
     names = [", ".join(name) for name in lines]
     room = int(figure.get_figwidth() / (max(map(len, names)) * LETTER_INCHES + 0.6))
@@ -108,7 +105,6 @@ def _draw_legend(figure: Figure, lines: Sequence[tuple[str, ...]], title: str) -
 
 
 def looks_of(names: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], Look]:
-    """A look for each line: colours first, then another marker, then other dashes."""
     found = {}
     for index, name in enumerate(names):
         turn, colour = divmod(index, len(COLOURS))
@@ -119,7 +115,7 @@ def looks_of(names: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], Look]:
 
 def _set_heights(axes: Axes, values: Sequence[float]) -> None:
     lowest, highest = min(values), max(values)
-    if lowest > 0 and highest / lowest >= TALL_SPAN:  # or else most lines lie on the floor
+    if lowest > 0 and highest / lowest >= TALL_SPAN:  # on a linear axis most lines would lie near 0
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
     else:
@@ -127,9 +123,9 @@ def _set_heights(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _name_places(axes: Axes, places: dict[str, float], width: float, *, is_axis: bool) -> bool:
-    """Name the places on an axis of `width` inches; return whether the names stand upright.
+    """Label an axis of `width` inches; return True if the labels are vertical.
 
-    Numbers that would touch the one before have no name; names that do not fit are upright.
+    Numbers that would touch the previous label get none; names that do not fit are vertical.
     """
     names, letters = list(places), max(map(len, places)) * LETTER_INCHES
     is_upright = not is_axis and letters > width / len(names)
@@ -173,7 +169,7 @@ def _places(groups: Sequence[Group], key: str) -> dict[str, float]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """The text in lines of at most `width`, cut after spaces and inside keys, not in words."""
+    """Break the text into lines of at most `width` letters, after spaces and inside keys."""
     lines = [""]
     for atom in re.split(r"(?<=[ /_.:])", text):
         if lines[-1] and len((lines[-1] + atom).rstrip()) > width:

@@ -1,4 +1,4 @@
-"""What speaks against the rows of a comparison: a letter for each condition, and its sentence."""
+"""The verdicts on the rows of a comparison: a letter for each condition, and its sentence."""
 
 from collections.abc import Sequence
 from string import ascii_lowercase
@@ -12,13 +12,12 @@ UNSERVED = ("request/rejected_count", "request/aborted_count")
 
 
 class Verdicts:
-    """The verdict on each of several groups that are shown together.
+    """The verdicts on several groups that are shown together.
 
-    `answers`: the groups that are compared with each other; only there may survivors differ.
+    `answers`: lists of groups that are compared with each other; survivors may differ only there.
     """
 
     def __init__(self, answers: Sequence[Sequence[Group]]) -> None:
-        """Read from the runs' request files which requests finished."""
         self._survivors = {
             id(group): shares for groups in answers for group in groups if (shares := apart(groups))
         }
@@ -28,44 +27,37 @@ class Verdicts:
         self._letters = dict(zip([each.name for each in self.found], ascii_lowercase, strict=False))
 
     def on(self, group: Group) -> list[Objection]:
-        """What speaks against this group."""
         return [*on_runs([group]), *objection(SURVIVORS, self._survivors.get(id(group), []))]
 
     def marked(self, text: str, group: Group) -> str:
-        """The text of a cell of this group, and the letters of what speaks against it."""
         letters = "".join(self._letters[each.name] for each in self.on(group))
         return f"{text} {letters}".strip()
 
     def names(self, group: Group) -> str:
-        """The conditions that hold in this group, for a program."""
         return ", ".join(each.name for each in self.on(group))
 
     def sentences(self, group: Group) -> dict[str, str]:
-        """The same with what each of them means."""
         return {each.name: each.sentence for each in self.on(group)}
 
     @property
     def notes(self) -> list[str]:
-        """A line for each condition, under the letter that marks its rows."""
         lines = [f"{self._letters[each.name]}: {each.sentence}" for each in self.found]
         return lines or [f"verdict: {CLEAN}"]
 
     @property
     def line(self) -> str:
-        """All of it in short, for a figure."""
         return f"verdict: {in_short(self.found)}"
 
 
 def on_runs(groups: Sequence[Group]) -> list[Objection]:
-    """What speaks against the runs of these groups, each by itself."""
     return objections([run.summary for group in groups for run in group.runs])
 
 
 def apart(groups: Sequence[Group]) -> list[float]:
-    """The shares of requests that finished in some groups only, where they are too large.
+    """Return the shares of requests that finished in some groups only, if above the threshold.
 
-    Each is of one window and seed. Runs of different requests, or that have lost theirs, cannot be
-    told apart by who survived.
+    Each share belongs to one window and seed. Runs with different requests or without a request
+    file are skipped.
     """
     shares = []
     for served in dict.fromkeys(run.served for group in groups for run in group.runs):

@@ -1,8 +1,8 @@
-"""One file a page: for directories that are shared over a network, and for any size of page.
+"""One file per page: for directories shared over a network, and for pages of any size.
 
-A page is written to a file of its own under `writing/` and renamed to its place, so whoever sees
-it sees all of it. Its digest follows the payload in the file. With a capacity, the files whose
-time of change is oldest are removed first; reads and existing writes set that time anew.
+A writer puts the page in a file under `writing/` and renames that file into place, so a reader sees
+the whole page or none. The digest follows the payload in the file. With a capacity, the files with
+the oldest modification time are removed first; reads and writes of existing keys renew that time.
 """
 
 import errno
@@ -29,22 +29,22 @@ from hicache.storage.engines.owner import Owner, current_owner, is_alive, is_thi
 
 _SUFFIX = ".page"
 _WRITING = "writing"
-_BUCKETS = tuple(f"{first:02x}" for first in range(256))  # by the first byte of a key
+_BUCKETS = tuple(f"{first:02x}" for first in range(256))  # by first byte of a key
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_RESCAN_SHARE = 0.05  # of the capacity: what other processes wrote is looked for after so much
-_FOREIGN_LEFTOVER_S = 3600.0  # no single page takes longer to write, on whatever machine
+_RESCAN_SHARE = 0.05  # rescan after writing this share of the capacity: other processes write too
+_FOREIGN_LEFTOVER_S = 3600.0  # writing one page never takes longer, on any machine
 
 
 class FileStorage:
-    """Pages as files under `root`, in one directory for each namespace.
+    """Pages as files under `root`, in one directory per namespace.
 
     `capacity_bytes` bounds the payload of a namespace; `page_bytes` gives nominal sizes for each
-    kind to charge instead. One process keeps the bound exactly. Each further process that
-    writes to the same directory can exceed it by 5%, until it looks at the directory again.
+    kind, which are charged instead. One process keeps the bound exactly. Each further process that
+    writes to the same directory can exceed it by 5% until it scans the directory again.
 
-    What lies in a page's place and cannot be one (no plain file of our own, or longer than
-    `page_bytes` allows) is left alone: reads miss it, and writes are declined. A file that can be
-    one and has the wrong digest is taken for a damaged page, and removed.
+    A file that cannot be a page (not a plain file of this store, or longer than `page_bytes`
+    allows) is left alone: reads of its key miss, and writes are declined. A file that can be a page
+    but has the wrong digest counts as a damaged page and is removed.
     """
 
     def __init__(
@@ -75,12 +75,10 @@ class FileStorage:
             self._scan(directory)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each key has a file now."""
         with self._opened() as directory:
             return [self._contains(directory, key) for key in keys]
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill the buffers straight from the files."""
         with self._opened() as directory:
             return [
                 self._read(directory, key, buffer)
@@ -88,7 +86,6 @@ class FileStorage:
             ]
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages; False for a page larger than the capacity, or where the disk is full."""
         with self._opened() as directory:
             return [
                 self._write(directory, key, buffer)
@@ -96,13 +93,12 @@ class FileStorage:
             ]
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Forget pages; missing ones are ignored."""
         with self._opened() as directory, self._lock:
             for key in keys:
                 self._remove(directory, key)
 
     def stats(self) -> StorageStats:
-        """Counts so far. Scans the directory: what is stored is of all processes."""
+        """Return the counters. Scans the directory: stored pages include those of all processes."""
         with self._opened() as directory, self._lock:
             self._scan(directory)
             return replace(
@@ -110,7 +106,7 @@ class FileStorage:
             )
 
     def close(self) -> None:
-        """Nothing is held open; pages stay."""
+        pass  # no file stays open between calls
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -121,15 +117,14 @@ class FileStorage:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """The directory of the namespace, for the time of a call."""
         with self._reached(), own_directory(self._root) as directory:
             yield directory
 
     def _status(self, bucket: int, key: bytes) -> os.stat_result | None:
-        """The status of a page's file; none if there is nothing.
+        """Return the status of a page's file; None if the file does not exist.
 
         Raises:
-            ForeignFileError: there is something that cannot be a page.
+            ForeignFileError: the entry cannot be a page.
         """
         status = own_status(_name(key), bucket)
         longest = self._page_bytes.get(key[-1])
@@ -143,7 +138,7 @@ class FileStorage:
         return False
 
     def _read(self, directory: int, key: bytes, buffer: memoryview) -> bool:
-        # one byte more than the digest, so that a longer file is noticed without asking its size
+        # read one byte more than the digest, to detect a longer file without a stat
         trailer = bytearray(PAGE_DIGEST_BYTES + 1)
         try:
             with _bucket(directory, key) as bucket:
@@ -162,7 +157,7 @@ class FileStorage:
             raise
         length = num_bytes - PAGE_DIGEST_BYTES
         if length > buffer.nbytes:
-            return False  # a longer page, or none: whoever asks for that length will see
+            return False  # not the caller's length: a miss
         digest = (
             bytes(buffer[max(length, 0) : num_bytes]) + trailer[: max(num_bytes - buffer.nbytes, 0)]
         )
@@ -170,7 +165,7 @@ class FileStorage:
         right = whole and length == buffer.nbytes
         with self._lock:
             if not whole:
-                # or it would stay: a write keeps what is there
+                # remove the damaged page: a later write would keep it
                 self._stats.damaged_pages += 1
                 self._remove(directory, key)
             if right:
@@ -193,7 +188,7 @@ class FileStorage:
         with self._lock:
             if not self._make_room(directory, charged_bytes):
                 return False
-            # charged before it is there, so that threads writing at once keep the bound too
+            # charge before writing, so that concurrent writers keep the bound
             self._used_bytes += charged_bytes
             self._unscanned_bytes += charged_bytes
         written = False
@@ -218,7 +213,7 @@ class FileStorage:
                         _move_all(os.pwritev, file, buffer, memoryview(digest))
                     finally:
                         os.close(file)
-                    # may replace what another process has just published: the same page by contract
+                    # may replace a page that another process just published: the contents are equal
                     os.rename(draft, _name(key), src_dir_fd=writing, dst_dir_fd=bucket)
                 except BaseException:
                     with suppress(OSError):
@@ -248,7 +243,7 @@ class FileStorage:
             self._scan(directory)
         while self._used_bytes + wanted_bytes > self._capacity_bytes:
             if not self._pages:
-                return False  # all the room is taken by pages that are being written
+                return False  # pages being written take all the room
             self._remove(directory, next(iter(self._pages)))
         return True
 
@@ -259,13 +254,12 @@ class FileStorage:
         self._used_bytes -= self._pages.pop(key, 0)
 
     def _scan(self, directory: int) -> None:
-        """Look at all files: other processes add and remove pages, and refresh them."""
         writing_bytes = self._used_bytes - sum(self._pages.values())
         order = {key: place for place, key in enumerate(self._pages)}
         found = []
         for key, status in self._stored(directory):
             size_bytes = max(status.st_size - PAGE_DIGEST_BYTES, 0)
-            # file systems tell times apart by some milliseconds only
+            # file systems resolve times to some milliseconds only
             age = (status.st_mtime_ns, order.get(key, len(order)))
             found.append((age, key, self._charged_bytes(key, size_bytes)))
         self._pages = OrderedDict((key, size_bytes) for _, key, size_bytes in sorted(found))
@@ -273,7 +267,6 @@ class FileStorage:
         self._unscanned_bytes = 0
 
     def _stored(self, directory: int) -> Iterator[tuple[bytes, os.stat_result]]:
-        """All pages there are now, by the names of their files."""
         foreign = (FileNotFoundError, ForeignFileError)
         for prefix in _BUCKETS:
             with suppress(*foreign), own_directory(prefix, directory) as bucket:
@@ -286,7 +279,6 @@ class FileStorage:
                                 yield key, status
 
     def _sweep(self, directory: int) -> None:
-        """Remove what writers that died left behind."""
         with own_directory(_WRITING, directory) as writing:
             for draft in names_in(writing):
                 owner = parse_owner(draft.rpartition(".")[0])
@@ -301,7 +293,7 @@ class FileStorage:
 def _is_abandoned(owner: Owner, draft: os.stat_result) -> bool:
     if is_this_boot(owner):
         return not is_alive(owner)
-    # perhaps another machine's, whose processes cannot be seen from here
+    # perhaps of another machine, whose processes are not visible here
     return time.time() - draft.st_mtime > _FOREIGN_LEFTOVER_S
 
 
@@ -310,7 +302,6 @@ def _name(key: bytes) -> str:
 
 
 def _key(name: str) -> bytes | None:
-    """The key of a page's file; none for other names."""
     try:
         key = bytes.fromhex(name.removesuffix(_SUFFIX))
     except ValueError:
@@ -323,7 +314,7 @@ def _bucket(directory: int, key: bytes) -> AbstractContextManager[int]:
 
 
 def _refresh_file(name: str, directory: int) -> None:
-    """Make a page the youngest, if we may: it can be another user's, or just evicted."""
+    """Make a page the youngest, if permitted: another user may own it, or it was just evicted."""
     with suppress(OSError):
         os.utime(name, dir_fd=directory, follow_symlinks=False)
 
@@ -334,7 +325,6 @@ def _move_all(
     buffer: memoryview,
     trailer: memoryview,
 ) -> int:
-    """Read or write both from the start of the file, as far as it goes; the number of bytes."""
     done = 0
     while done < buffer.nbytes + trailer.nbytes:
         moved = move(file, [buffer[done:], trailer[max(done - buffer.nbytes, 0) :]], done)

@@ -1,6 +1,6 @@
-"""Pages in this process's memory: the engine of simulated time, and the plainest of all to test by.
+"""Pages in this process's memory: the engine of simulated time, and the simplest one for tests.
 
-Least recently used pages leave first, so that the bytes held never exceed the capacity.
+The least recently used pages leave first, so that the bytes held never exceed the capacity.
 """
 
 from collections import OrderedDict
@@ -12,13 +12,12 @@ from hicache.storage.base import StorageStats
 
 
 class MemoryStorage:
-    """Storage in a dictionary, from the least to the most recently used page.
+    """Storage in a dictionary, ordered from the least to the most recently used page.
 
-    A read and a write of an existing key refresh the page; `contains` does not. With
-    `page_bytes`, which gives the size of a page for each kind (the last byte of a key), sizes
-    are nominal and the payload may be a stand-in of any length, also of none: that is how
-    simulated time uses it. A stand-in is only read into a buffer of its own length, so it is never
-    taken for a page.
+    Reads, and writes of existing keys, refresh the page; `contains` does not. `page_bytes` gives
+    nominal page sizes by kind (the last byte of a key). With it, the payload may be a stand-in of
+    any length, even empty; simulated time stores such stand-ins. A read succeeds only into a buffer
+    of the stand-in's own length, so no caller takes a stand-in for a page.
     """
 
     def __init__(
@@ -33,23 +32,19 @@ class MemoryStorage:
         self._stats = StorageStats()
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each key is stored now."""
         pages = self._pages
         with self._lock:
             return list(map(pages.__contains__, keys))
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill the buffers, each with as many bytes as were written."""
         with self._lock:
             return [self._read(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages; False only for a page that is larger than the whole capacity."""
         with self._lock:
             return [self._write(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Forget pages; missing ones are ignored."""
         with self._lock:
             for key in keys:
                 payload = self._pages.pop(key, None)
@@ -57,12 +52,10 @@ class MemoryStorage:
                     self._stats.stored_bytes -= self._size(key, payload)
 
     def stats(self) -> StorageStats:
-        """Counts so far; bytes of stand-ins are nominal."""
         with self._lock:
             return replace(self._stats, stored_pages=len(self._pages))
 
     def close(self) -> None:
-        """Give the memory back."""
         with self._lock:
             self._pages.clear()
             self._stats.stored_bytes = 0

@@ -1,10 +1,10 @@
 """Pages in a Mooncake Store: the memory of many machines, under one master.
 
-What the store does, measured with 0.3.13 over TCP, shapes this adapter. After the master died
-every call blocks for 4.3 s, so all calls go through a thread with a deadline. After a node died
-its pages are still said to exist for 9 s, so existing is no promise. A page whose key exists is
-not transferred at all. Keys are lost when the master restarts. Nothing is authenticated, and
-clients listen on all interfaces: for trusted networks only.
+Measurements with version 0.3.13 over TCP shape this adapter. After the master dies, every call
+blocks for 4.3 s, so all calls go through a thread with a deadline. After a node dies, the store
+reports its pages as existing for 9 s more. The store does not transfer a page whose key exists.
+Keys are lost when the master restarts. The store authenticates no client, and clients listen on all
+interfaces: use it in trusted networks only.
 """
 
 import ctypes
@@ -19,19 +19,19 @@ from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
 from hicache.storage.guards.deadline import DeadlineThreads
 
-_RPC_FAILED = -900  # the master does not answer; other codes tell of one page
+_RPC_FAILED = -900  # the master does not answer; every other code concerns a single page
 _SETUP_S = 30.0
 _CLOSE_S = 10.0  # measured: 0.5 to 2 s
-_CLIENT_BYTES = 16 * 2**20  # the store's own transfer buffer, unused by calls on registered memory
+_CLIENT_BYTES = 16 * 2**20  # the store's own buffer; calls on registered memory do not use it
 
 
 class MooncakeStorage:
     """Pages as objects, each followed by its digest, under names that start with the namespace.
 
-    `master` is HOST:PORT. This process adds `segment_bytes` of its memory to the store, which
-    leave it again with `close`; with 0 it is a client only. Pages pass through staging memory
-    that is registered with the transfer engine, one copy each way, so a call that was given up
-    never touches the caller's buffers. One call runs at a time.
+    `master` is HOST:PORT. This process adds `segment_bytes` of its memory to the store until
+    `close`; 0 makes it a client only. Pages pass through staging memory that is registered with the
+    transfer engine, with one copy each way, so an abandoned call never touches the caller's
+    buffers. One call runs at a time.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MooncakeStorage:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._staging))
         self._stats = StorageStats()
         self._threads = DeadlineThreads(num_threads=1, deadline_s=deadline_s)
-        self._store = store.MooncakeDistributedStore()  # whose codes below 0 are errors
+        self._store = store.MooncakeDistributedStore()  # its return codes below 0 are errors
         try:
             self._threads.call(lambda: self._set_up(host, segment_bytes), deadline_s=_SETUP_S)
         except StorageError:
@@ -69,7 +69,6 @@ class MooncakeStorage:
             raise
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each key is said to be stored now, in one round trip."""
         if not keys:
             return []
         names = self._names(keys)
@@ -78,7 +77,6 @@ class MooncakeStorage:
         return [code == 1 for code in self._checked(answers)]
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill the buffers, as many at a time as staging memory holds."""
         results: list[bool] = []
         for part, places in self._parts(buffers):
             with self._lock:
@@ -91,11 +89,10 @@ class MooncakeStorage:
         return results
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages; False where no node has room."""
         results: list[bool] = []
         for part, places in self._parts(buffers):
             with self._lock:
-                # nothing may touch staging memory while a call that was given up still runs
+                # an abandoned call may still use staging memory
                 self._threads.call(lambda: None)
                 for key, buffer, place in zip(keys[part], buffers[part], places, strict=True):
                     end = place.stop - PAGE_DIGEST_BYTES
@@ -106,13 +103,11 @@ class MooncakeStorage:
         return results
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Forget pages; missing ones are ignored."""
         names = self._names(keys)
         with self._lock:
             self._threads.call(lambda: [self._store.remove(name, force=True) for name in names])
 
     def forget_all(self) -> None:
-        """Forget every page of the namespace."""
         with self._lock:
             code = self._threads.call(
                 lambda: self._store.remove_by_regex(f"^{self._prefix}/", True)  # noqa: FBT003
@@ -120,12 +115,11 @@ class MooncakeStorage:
         self._checked([code])
 
     def stats(self) -> StorageStats:
-        """Damaged pages; the store does not tell its clients what it holds."""
+        """Return the count of damaged pages; the store does not report what it holds to clients."""
         with self._lock:
             return replace(self._stats)
 
     def close(self) -> None:
-        """Leave the store, and take this process's segment out of it."""
         try:
             self._threads.call(self._store.close, deadline_s=_CLOSE_S)
         finally:
@@ -152,7 +146,6 @@ class MooncakeStorage:
         keys: Sequence[bytes],
         places: Sequence[slice],
     ) -> list[int]:
-        """What the store answers for these pages, which lie in staging memory."""
         names = self._names(keys)
         pointers = [self._address + place.start for place in places]
         sizes = [place.stop - place.start for place in places]
@@ -162,7 +155,7 @@ class MooncakeStorage:
         return [f"{self._prefix}/{key.hex()}" for key in keys]
 
     def _parts(self, buffers: Sequence[memoryview]) -> Iterator[tuple[slice, list[slice]]]:
-        """Runs of buffers that fit staging memory, and the places of their pages there."""
+        """Split buffers into runs that fit staging memory; yield each with its pages' places."""
         first = 0
         places: list[slice] = []
         for index, buffer in enumerate(buffers):
@@ -196,7 +189,11 @@ class MooncakeStorage:
 
 
 def _reach(master: str, *, timeout_s: float) -> None:
-    """Fail soon where there is no master: setting up a store takes 90 s to find out."""
+    """Check early that the master answers: the store's own setup takes 90 s to fail.
+
+    Raises:
+        StorageError: no connection within `timeout_s`.
+    """
     host, _, port = master.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"the address of a Mooncake master must be HOST:PORT, got {master!r}")

@@ -1,8 +1,8 @@
-"""Files that are a store's own: below its root nothing is reached through a link.
+"""Access to the files of a store that never follows a link below its root.
 
-Others may write to a root too. What lies there under a name of ours and is no plain file with that
-one name (a link, a FIFO, a directory, a device, a file that has a name elsewhere as well) is
-foreign: it is neither read nor written, and opening it does not block.
+Other programs may write to a root too. An entry is foreign unless it is a plain file with exactly
+one name: links, FIFOs, directories, devices and hard-linked files are foreign. The store neither
+reads nor writes foreign entries, and opening one does not block.
 """
 
 import errno
@@ -14,19 +14,19 @@ from pathlib import Path
 
 
 class ForeignFileError(OSError):
-    """Something else lies where a file or a directory of ours belongs."""
+    """A foreign entry lies in the place of a file or directory of the store."""
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether this (`lstat`, not `stat`) is a plain file with no second name."""
+    """True for a plain file with one name; `status` comes from `lstat`, not `stat`."""
     return stat.S_ISREG(status.st_mode) and status.st_nlink < 2
 
 
 def own_status(name: str, directory: int) -> os.stat_result | None:
-    """The status of a file; none if there is nothing.
+    """Return the status of a file; None if there is no entry.
 
     Raises:
-        ForeignFileError: there is something else.
+        ForeignFileError: the entry is foreign.
     """
     try:
         status = os.lstat(name, dir_fd=directory)
@@ -38,16 +38,16 @@ def own_status(name: str, directory: int) -> os.stat_result | None:
 
 
 def open_own(name: str, flags: int, directory: int) -> int:
-    """Open a file in an open directory; `O_CREAT` makes it.
+    """Open a file in an open directory; `O_CREAT` creates it.
 
     Raises:
-        ForeignFileError: there is something else.
+        ForeignFileError: the entry is foreign.
     """
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         file = os.open(name, flags, 0o644, dir_fd=directory)
     except OSError as error:
-        # a link; a directory or a FIFO that was to be written to; a socket
+        # a link, a socket, or a directory or FIFO opened for writing
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise _foreign(name) from error
         raise
@@ -59,10 +59,10 @@ def open_own(name: str, flags: int, directory: int) -> int:
 
 @contextmanager
 def own_directory(path: Path | str, directory: int | None = None) -> Iterator[int]:
-    """Open a directory for a while. Links above it are followed, it must be none itself.
+    """Open a directory for the `with` block. Links above it are followed; it must not be a link.
 
     Raises:
-        ForeignFileError: it is a link, or no directory at all.
+        ForeignFileError: it is a link or not a directory.
     """
     file = open_own_directory(path, directory)
     try:
@@ -72,7 +72,7 @@ def own_directory(path: Path | str, directory: int | None = None) -> Iterator[in
 
 
 def open_own_directory(path: Path | str, directory: int | None = None) -> int:
-    """The same, for whoever closes it."""
+    """Like `own_directory`, but the caller closes the file descriptor."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, dir_fd=directory)
@@ -83,8 +83,7 @@ def open_own_directory(path: Path | str, directory: int | None = None) -> int:
 
 
 def names_in(directory: int) -> list[str]:
-    """All names in an open directory."""
-    return os.listdir(directory)  # paths know nothing of open directories
+    return os.listdir(directory)  # a `Path` cannot list an open directory
 
 
 def _foreign(path: Path | str) -> ForeignFileError:

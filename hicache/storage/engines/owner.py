@@ -1,4 +1,4 @@
-"""Who is writing: a process, named so that a later one with the same id is not taken for it."""
+"""The identity of a writing process, distinct from a later process with the same id."""
 
 import os
 import re
@@ -10,7 +10,7 @@ _OWNER = re.compile(r"([0-9a-f]{32})\.([0-9]{1,20})\.([0-9]{1,20})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process of this machine: its boot, its id, and when it started (clock ticks after boot)."""
+    """A process of this machine: its boot, its id, and its start (clock ticks after boot)."""
 
     boot: str
     pid: int
@@ -21,13 +21,11 @@ class Owner:
 
 
 def current_owner() -> Owner:
-    """The process that asks."""
     pid = os.getpid()
     return Owner(boot=_boot(), pid=pid, started=_started(pid) or 0)
 
 
 def parse_owner(text: str) -> Owner | None:
-    """The owner that `str` wrote, or none if it is no such text."""
     match = _OWNER.fullmatch(text)
     if match is None:
         return None
@@ -36,12 +34,10 @@ def parse_owner(text: str) -> Owner | None:
 
 
 def is_this_boot(owner: Owner) -> bool:
-    """Whether the owner ran on this machine since it was last started."""
     return owner.boot == _boot()
 
 
 def is_alive(owner: Owner) -> bool:
-    """Whether that very process runs now, on this machine."""
     return is_this_boot(owner) and _started(owner.pid) == owner.started
 
 
@@ -50,11 +46,11 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat (proc(5)); none if there is no such process or it is a zombie."""
+    """Return field 22 of /proc/PID/stat (proc(5)); None if the process is missing or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # the name in field 2 may hold blanks and brackets: what follows its last bracket does not
+    # the name in field 2 may contain blanks and brackets, so split after the last bracket
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])

@@ -1,10 +1,10 @@
 """Pages in a Redis (or Valkey) server, which many machines can share.
 
-The client is redis-py with hiredis: it makes one copy more than a client of our own that reads
-into the caller's buffer (measured on loopback: 0.8 to 1.4 GB/s against 1.8 to 6.4), but it is
-kept by others, knows sentinels, clusters' errors, TLS and passwords, and a network between two
-machines is rarely faster than it. How much is kept, and what is evicted, is the server's own
-setting: `maxmemory` and `maxmemory-policy allkeys-lru`.
+The client is redis-py with hiredis. It makes one copy more than a client that reads into the
+caller's buffer (measured on loopback: 0.8 to 1.4 GB/s against 1.8 to 6.4). But it is maintained
+elsewhere and supports sentinels, cluster errors, TLS and passwords, and a network between two
+machines is rarely faster. The server's own settings decide how much it keeps and what it evicts:
+`maxmemory` and `maxmemory-policy allkeys-lru`.
 """
 
 import importlib
@@ -18,15 +18,15 @@ from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
 from hicache.storage.passwords import mask
 
-_MESSAGE_BYTES = 16 * 2**20  # longer replies are slower by the byte
-_SCANNED_KEYS = 1000  # in one round trip
+_MESSAGE_BYTES = 16 * 2**20  # larger replies take more time per byte
+_SCANNED_KEYS = 1000  # per round trip
 
 
 class RedisStorage:
     """Pages as values, each followed by its digest, under names that start with the namespace.
 
-    `url` is redis://HOST:PORT/DB, rediss:// for TLS or unix://PATH. A call that gets no answer
-    within `deadline_s` raises `StorageError`; nothing of it touches the caller's buffers later.
+    `url` is redis://HOST:PORT/DB, rediss:// for TLS or unix://PATH. A call without an answer within
+    `deadline_s` raises `StorageError` and does not touch the caller's buffers later.
     """
 
     def __init__(self, url: str, *, namespace: str, deadline_s: float = 2.0) -> None:
@@ -47,7 +47,7 @@ class RedisStorage:
             url,
             socket_timeout=deadline_s,
             socket_connect_timeout=deadline_s,
-            # one attempt: whether to try again is for the caller to say
+            # one attempt: the caller decides about a retry
             retry=importlib.import_module("redis.retry").Retry(
                 importlib.import_module("redis.backoff").NoBackoff(), 0
             ),
@@ -60,7 +60,6 @@ class RedisStorage:
             raise
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each key is stored now, in one round trip."""
         with self._reached():
             pipeline = self._client.pipeline(transaction=False)
             for key in keys:
@@ -68,7 +67,6 @@ class RedisStorage:
             return [bool(answer) for answer in pipeline.execute()]
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill the buffers, a few megabytes a round trip."""
         results: list[bool] = []
         for part in _parts(buffers):
             with self._reached():
@@ -78,7 +76,6 @@ class RedisStorage:
         return results
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages; False where the server is full and evicts nothing."""
         results = self.contains(keys)
         missing = [index for index, stored in enumerate(results) if not stored]
         for part in _parts([buffers[index] for index in missing]):
@@ -94,17 +91,16 @@ class RedisStorage:
                         continue
                     if isinstance(answer, Exception):
                         raise answer
-                    results[index] = True  # by us, or by another who was first
+                    results[index] = True  # written now, or earlier by another client
         return results
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Forget pages; missing ones are ignored."""
         if keys:
             with self._reached():
                 self._client.unlink(*(self._prefix + key for key in keys))
 
     def forget_all(self) -> None:
-        """Forget every page of the namespace. O(keys on the server)."""
+        """Remove every page of the namespace. O(keys on the server)."""
         pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", self._prefix) + b"*"
         with self._reached():
             names = list(self._client.scan_iter(match=pattern, count=_SCANNED_KEYS))
@@ -112,13 +108,12 @@ class RedisStorage:
                 self._client.unlink(*names[first : first + _SCANNED_KEYS])
 
     def stats(self) -> StorageStats:
-        """Counts so far. What is stored is of the whole server, for all clients."""
+        """Return the counters. Stored pages are those of the whole server, for all clients."""
         with self._reached():
             used = int(self._client.info("memory")["used_memory"])
             return replace(self._stats, stored_pages=self._client.dbsize(), stored_bytes=used)
 
     def close(self) -> None:
-        """Close the connections; pages stay."""
         self._client.close()
 
     def _unpack(self, key: bytes, value: bytes, buffer: memoryview) -> bool:
@@ -142,7 +137,6 @@ class RedisStorage:
 
 
 def _parts(buffers: Sequence[memoryview]) -> Iterator[slice]:
-    """Runs of buffers of about a message each."""
     start, num_bytes = 0, 0
     for index, buffer in enumerate(buffers):
         if index > start and num_bytes + buffer.nbytes > _MESSAGE_BYTES:

@@ -1,10 +1,10 @@
-"""The embedded default: fixed slots in one sparse file for each page size, shared by processes.
+"""The embedded default engine: fixed slots in one sparse file per page size, shared by processes.
 
-A page is written in three steps: a slot is reserved in the slot table, its bytes go to the slot,
-and then the slot is published under the page's key together with a digest. A reader looks the key
-up, reads the slot straight into the caller's buffer, and trusts it only if the digest agrees. So a
-writer that is killed leaves nothing to be seen, and a slot that is used again while it is read is
-a miss. Nothing is synchronised to the disk: after a power cut pages may be missing, never wrong.
+A write has three steps. The writer reserves a slot in the slot table, writes the bytes to the slot,
+and then publishes the slot under the page's key with a digest. A reader looks the key up, reads the
+slot straight into the caller's buffer, and accepts it only if the digest agrees. So the pages of a
+killed writer stay invisible, and a slot that is reused during a read is a miss. The engine never
+syncs the disk: after a power cut pages may be missing, but never wrong.
 """
 
 import fcntl
@@ -28,23 +28,23 @@ from hicache.storage.engines.slot_table import Reservation, SlotTable, StoredPag
 Where = TypeVar("Where")
 Result = TypeVar("Result")
 
-_PART_BYTES = 256 * 1024  # fits the second level of cache beside the source
+_PART_BYTES = 256 * 1024  # fits the second-level cache together with the source
 _TABLE_FILES = ("slots.sqlite", "slots.sqlite-wal", "slots.sqlite-shm", "slots.sqlite-journal")
 _LOCK_POLL_S = 0.01
-_TOUCHED_AT_MOST = 1024  # reads whose refresh may wait for the next write
+_TOUCHED_AT_MOST = 1024  # at most this many reads wait for the next write to refresh their pages
 
 
 class _DiskFullError(StorageError):
-    """The slot table could not grow, or was opened on a disk that was full already."""
+    pass
 
 
 class SlabStorage:
     """Pages in the slots of sparse files, found through a table in SQLite.
 
-    `root` is a directory of a local file system (SQLite's log cannot be shared over a network);
-    each namespace has its own directory and its own `capacity_bytes` there. The size of a slot is
-    the size of its page, or what `page_bytes` says for its kind, rounded up to 4 KiB. The pages of
-    one call are moved by `num_threads` threads.
+    `root` is a directory of a local file system (SQLite's log cannot be shared over a network).
+    Each namespace has its own directory and its own `capacity_bytes` there. A slot has the size of
+    its page, or the size that `page_bytes` gives for the kind, rounded up to 4 KiB. `num_threads`
+    threads move the pages of one call.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class SlabStorage:
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="slab")
         self._touched: dict[bytes, None] = {}
-        self._lock = Lock()  # held for the table, never while pages move
-        self._num_calls = 0  # that move pages, or are about to
+        self._lock = Lock()  # held for table access, never while pages move
+        self._num_calls = 0  # calls that move pages, or are about to
         self._is_closed = False
         self._stats = StorageStats()
         try:
@@ -88,38 +88,34 @@ class SlabStorage:
             raise StorageError(f"cannot open the slab storage in {self._root}: {error}") from error
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each key is stored now."""
         with self._in_use(), self._use_table() as table:
             found = table.find(keys)
         return [key in found for key in keys]
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill the buffers straight from the slots."""
         with self._in_use():
             return self._read_all(keys, buffers)
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages; False for those that find only slots that are being written."""
+        """Store pages; False for a page that finds only slots that are being written."""
         with self._in_use():
             return self._write_all(keys, buffers)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Forget pages, and give their space back to the file system."""
         with self._in_use(), self._use_table() as table:
             table.forget(keys)
 
     def stats(self) -> StorageStats:
-        """Counts so far. What is stored is of all processes, the rest of this one; sizes are
-        those of slots."""
+        """Return the stored pages of all processes (slot sizes), and this one's damaged pages."""
         with self._in_use(), self._use_table() as table:
             stored_pages, stored_bytes = table.stored()
             return replace(self._stats, stored_pages=stored_pages, stored_bytes=stored_bytes)
 
     def close(self) -> None:
-        """Close the files, or leave that to the last call that still moves pages; pages stay.
+        """Close the files; if abandoned calls still move pages, the last of them closes the files.
 
-        Calls that were given up at their deadline may go on for long. A file that is closed under
-        them can be another one by the time they write to it.
+        A call abandoned at its deadline may run on for long. If its file were closed, the same
+        descriptor could name another file by the time the call writes to it.
         """
         with self._lock:
             if self._is_closed:
@@ -179,7 +175,7 @@ class SlabStorage:
         try:
             written = self._spread(self._write, keys, places, buffers)
         finally:
-            # also when interrupted: a slot stays reserved as long as this process lives
+            # also when interrupted: a reserved slot stays reserved as long as this process lives
             failed = [
                 place
                 for place, page in zip(places, written, strict=True)
@@ -200,7 +196,6 @@ class SlabStorage:
         return key, self._slot_bytes(key, buffer)
 
     def _slot_bytes(self, key: bytes, buffer: memoryview) -> int:
-        """The size of the slot of such a page."""
         slot_bytes = self._page_bytes.get(key[-1], buffer.nbytes)
         return max(-(-slot_bytes // ALIGN_BYTES), 1) * ALIGN_BYTES
 
@@ -213,13 +208,12 @@ class SlabStorage:
         elif page.place.slot_bytes > self._slot_bytes(key, buffer) or self._is_whole(key, page):
             return False  # a page of another length
         with suppress(_DiskFullError), self._use_table() as table:
-            # a slot that was used again meanwhile holds another page by now: an ordinary miss
+            # the slot was reused meanwhile and holds another page: an ordinary miss
             if table.forget_page(key, page):
                 self._stats.damaged_pages += 1
         return False
 
     def _is_whole(self, key: bytes, page: StoredPage) -> bool:
-        """Whether the slot holds that page, of the length that the table says."""
         scratch = memoryview(bytearray(page.length))
         return self._move(self._files.read, key, page.place, scratch) == page.digest
 
@@ -238,9 +232,9 @@ class SlabStorage:
         place: Place,
         buffer: memoryview,
     ) -> bytes | None:
-        """Move a page from or to its slot; its digest, or None where it could not be moved.
+        """Move a page to or from its slot; return its digest, or None if the move failed.
 
-        A large page goes in parts, each hashed while the processor's cache holds it.
+        A large page moves in parts, each hashed while it is in the processor's cache.
         """
         if buffer.nbytes <= _PART_BYTES:
             is_moved = move(place, 0, buffer)
@@ -254,7 +248,6 @@ class SlabStorage:
         return hasher.digest()
 
     def _publish(self, pages: Sequence[Written], failed: Sequence[Reservation]) -> set[bytes]:
-        """The keys that are stored now."""
         try:
             with self._use_table() as table:
                 stored = table.publish(pages, failed=failed)
@@ -264,7 +257,6 @@ class SlabStorage:
         return {page.key for page, result in zip(pages, stored, strict=True) if result}
 
     def _withdraw(self, reservations: Sequence[Reservation]) -> None:
-        """Give slots back that cannot be published, and first of all what they take of the disk."""
         for reservation in reservations:
             self._files.free_space(reservation.place)
         with suppress(_DiskFullError), self._use_table() as table:
@@ -277,7 +269,6 @@ class SlabStorage:
         places: Sequence[Where],
         buffers: Sequence[memoryview],
     ) -> list[Result]:
-        """Move the pages in as many threads as there are, each taking the next one."""
         pages = list(zip(keys, places, buffers, strict=True))
         results: dict[int, Result] = {}
         rest = iter(range(len(pages)))
@@ -286,7 +277,7 @@ class SlabStorage:
             for index in rest:
                 results[index] = move(*pages[index])
 
-        # this thread begins at once: a batch of one page never changes threads
+        # this thread starts at once, so a batch of one page never switches threads
         others = [
             self._threads.submit(move_rest) for _ in range(min(self._num_threads, len(pages)) - 1)
         ]
@@ -294,14 +285,13 @@ class SlabStorage:
             move_rest()
         finally:
             for _ in rest:
-                pass  # interrupted: nobody begins another page
+                pass  # interrupted: no thread starts another page
             for other in others:
-                if not other.cancel():  # one that has not begun by now is not needed
+                if not other.cancel():  # a thread that has not started yet is not needed
                     other.result()
         return [results[index] for index in range(len(pages))]
 
     def _touch_all(self) -> None:
-        """Refresh what was read since the last write; on a full disk it keeps its age."""
         with suppress(_DiskFullError), self._use_table() as table:
             table.touch(self._take_touched())
 
@@ -324,7 +314,7 @@ class SlabStorage:
 
 @contextmanager
 def _opening(directory: int, busy_s: float) -> Iterator[None]:
-    """One process at a time: SQLite does not wait for a table that another is just making."""
+    """Let one process open the table at a time: SQLite does not wait while a table is created."""
     file = open_own("opening", os.O_RDWR | os.O_CREAT, directory)
     try:
         _lock(file, busy_s)
@@ -334,7 +324,6 @@ def _opening(directory: int, busy_s: float) -> Iterator[None]:
 
 
 def _lock(file: int, busy_s: float) -> None:
-    """Closing the file unlocks it."""
     give_up_at = time.monotonic() + busy_s
     while True:
         try:

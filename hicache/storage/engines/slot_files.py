@@ -1,4 +1,4 @@
-"""The bytes of a slab: sparse files of slots, one for each slot size."""
+"""The bytes of a slab: one sparse file of slots for each slot size."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hicache.storage.engines.own_files import open_own, open_own_directory, own_status
 
-ALIGN_BYTES = 4096  # what holes in files ask for: slot sizes are multiples of it
+ALIGN_BYTES = 4096  # holes in files need this alignment; slot sizes are multiples of it
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2  # linux/falloc.h
 
@@ -18,24 +18,21 @@ _Move = Callable[[int, Sequence[memoryview], int], int]
 
 
 class Place(NamedTuple):
-    """A slot: number `slot` in the file of slots of `slot_bytes`."""
-
     slot_bytes: int
     slot: int
 
     @property
     def offset(self) -> int:
-        """First byte in that file."""
         return self.slot_bytes * self.slot
 
 
 class SlotFiles:
-    """The sparse files below `root`, one for each slot size, opened when they are first needed.
+    """The sparse files below `root`, one per slot size, each opened at its first use.
 
-    Where something lies that is no file of ours, slots can neither be read nor written.
+    If a foreign entry lies in the place of a file, reads and writes of its slots fail.
 
     Raises:
-        OSError: `root` is no directory of ours.
+        OSError: `root` is not a directory of this store.
     """
 
     def __init__(self, root: Path) -> None:
@@ -44,30 +41,28 @@ class SlotFiles:
         self._files: dict[int, int] = {}
 
     def read(self, place: Place, start: int, buffer: memoryview) -> bool:
-        """Fill the buffer from byte `start` of the slot; False where that cannot be read."""
         return self._move(os.preadv, place, start, buffer)
 
     def write(self, place: Place, start: int, buffer: memoryview) -> bool:
-        """Store the buffer from byte `start` of the slot; False without space or with a fault."""
+        """Write the buffer at byte `start` of the slot; False if the disk is full or fails."""
         return self._move(os.pwritev, place, start, buffer)
 
     def free_space(self, place: Place) -> None:
-        """Make the slot a hole. Where the file system cannot, its space waits to be used again."""
+        """Make the slot a hole; without support for holes, its space stays until it is reused."""
         with suppress(OSError):
             if self.num_slots(place.slot_bytes):
                 _punch_hole(self._open(place.slot_bytes), place.offset, place.slot_bytes)
 
     def num_slots(self, slot_bytes: int) -> int:
-        """How many slots a file has now, the last perhaps in part; 0 if there is no such file.
+        """Return the number of slots in a file, counting a partial last slot; 0 without a file.
 
         Raises:
-            OSError: It cannot be told.
+            OSError: the size cannot be read.
         """
         status = own_status(_name(slot_bytes), self._directory)
         return 0 if status is None else -(-status.st_size // slot_bytes)
 
     def close(self) -> None:
-        """Close all files."""
         with self._lock:
             for file in self._files.values():
                 os.close(file)
@@ -100,7 +95,6 @@ def _name(slot_bytes: int) -> str:
 
 
 def _punch_hole(file: int, offset: int, num_bytes: int) -> None:
-    """Give a range of the file back to the file system, if that can take it."""
     libc = ctypes.CDLL(None)
     mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
     libc.fallocate(file, mode, ctypes.c_int64(offset), ctypes.c_int64(num_bytes))

@@ -1,13 +1,13 @@
-"""Which slot of a slab holds which page: a table in SQLite, shared by every process of a machine.
+"""Which slot of a slab holds which page: a table in SQLite, shared by all processes of a machine.
 
 A slot is free, being written by one owner, or live. Only live slots have a key, and each key has
-one. Every change is one transaction, so a process that dies leaves slots that are whole or marked
-as being written; the latter are taken back once their owner is dead. `used_bytes` is the size of
-all slots that are not free, and never exceeds the capacity once `reserve` returned.
+one slot. Every change is one transaction, so a process that dies leaves slots that are whole or
+marked as being written; the table frees the latter once their owner is dead. `used_bytes` is the
+size of all slots that are not free, and never exceeds the capacity once `reserve` returned.
 
-The file may have been damaged, or altered by others. Rows that make no sense are not seen by any
-query, and opening the table puts them in order again; what SQLite cannot read is its error. So is a
-row that cannot be put in order, because it lies where SQLite does not find it.
+The file may be damaged or altered by other programs. Queries ignore rows that make no sense, and
+opening the table repairs them. A file that SQLite cannot read, or a row that cannot be repaired
+because SQLite does not find it in its place, raises SQLite's error.
 """
 
 import sqlite3
@@ -21,12 +21,12 @@ from hicache.storage.engines.owner import current_owner, is_alive, parse_owner
 from hicache.storage.engines.slot_files import Place, SlotFiles
 
 _FREE, _WRITING, _LIVE = 0, 1, 2
-_KEYS_A_QUERY = 128  # at most: each number of keys is a statement of its own, prepared once
+_KEYS_A_QUERY = 128  # upper bound, since SQLite prepares one statement for each number of keys
 
-_MAX = 1 << 62  # bytes of a file, and ticks: above, sums would not be integers any more
-# what SQLite says on a full disk: of the table, of the files beside it, or that it has none
+_MAX = 1 << 62  # upper bound for file sizes and ticks, so that their sums stay integers
+# SQLite's errors on a full disk: for the table, the files beside it, or a missing table
 _UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-_ROW_BYTES = 1 << 20  # at most, whatever a damaged row says of itself
+_ROW_BYTES = 1 << 20  # upper bound, in case a damaged row claims to be larger
 
 _SCHEMA = """
 CREATE TABLE slots (
@@ -47,7 +47,7 @@ CREATE INDEX by_tick ON slots (tick);
 CREATE TABLE totals (used_bytes INTEGER NOT NULL, namespace TEXT NOT NULL);
 """
 
-# rows that make sense: there can be such a slot, and such a live page
+# rows that make sense: the slot and the live page can exist
 _PLACED = (
     f"typeof(slot_bytes) = 'integer' AND slot_bytes BETWEEN 1 AND {_MAX}"
     f" AND typeof(slot) = 'integer' AND slot BETWEEN 0 AND {_MAX} / slot_bytes - 1"
@@ -61,15 +61,13 @@ _STORED = (
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A slot that is being written; `tick` tells it from later reservations of the same slot."""
+    """A slot that is being written; `tick` distinguishes it from later reservations of the slot."""
 
     place: Place
     tick: int
 
 
 class StoredPage(NamedTuple):
-    """What the table knows of a live page."""
-
     place: Place
     tick: int
     length: int
@@ -78,8 +76,6 @@ class StoredPage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A page whose bytes are in its slot, to be published."""
-
     key: bytes
     reservation: Reservation
     length: int
@@ -87,17 +83,17 @@ class Written:
 
 
 class SlotTable:
-    """The table of one slab. Callers lock: a table is used by one thread at a time.
+    """The table of one slab. Not thread-safe: the caller holds a lock around each call.
 
-    Pages that are used become the youngest: least recently used leave first. The space of a slot
-    that becomes free, and is not used again at once, is given back within the transaction, so that
-    no other process can hold that slot yet.
+    Used pages become the youngest, and the least recently used leave first. The space of a slot
+    that becomes free, and is not reused at once, is returned within the transaction, when no other
+    process can hold that slot yet.
 
-    On a full disk, where SQLite cannot write, a table that exists is opened to be read: changing it
-    raises SQLITE_READONLY until it is opened again.
+    On a full disk, where SQLite cannot write, an existing table opens read-only: changes raise
+    SQLITE_READONLY until the table is opened again.
 
     Raises:
-        ValueError: The file is a database of somebody else.
+        ValueError: the file is a database of another program.
     """
 
     def __init__(
@@ -126,8 +122,8 @@ class SlotTable:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _UNWRITABLE:
                     raise
                 self._db.close()
-                # without its log, which SQLite cannot even read without writing beside it: the
-                # table may be an old one, and pages that it does not describe any more are misses
+                # without its log, which SQLite cannot read without writing beside it: the table may
+                # be outdated, and pages that it no longer describes are misses
                 uri = f"{path.absolute().as_uri()}?immutable=1"
                 self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
                 try:
@@ -142,7 +138,7 @@ class SlotTable:
         self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _ROW_BYTES)
         is_new = self._is_new()
         self._db.execute("PRAGMA journal_mode = WAL")
-        # a page is only trusted after its digest: after a power cut an old table is harmless
+        # readers check the digest of each page, so an old table after a power cut is harmless
         self._db.execute("PRAGMA synchronous = NORMAL")
         with self._transaction():
             if is_new:
@@ -151,13 +147,12 @@ class SlotTable:
             self._count(namespace)
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredPage]:
-        """The live pages among `keys`."""
         found = {}
         for start in range(0, len(keys), _KEYS_A_QUERY):
             some = keys[start : start + _KEYS_A_QUERY]
             marks = ",".join("?" * len(some))
             for key, slot_bytes, slot, tick, length, digest in self._db.execute(
-                # left to itself SQLite goes through all live rows
+                # without the hint, SQLite scans all live rows
                 "SELECT key, slot_bytes, slot, tick, length, digest FROM slots INDEXED BY by_key"
                 f" WHERE key IN ({marks}) AND {_STORED}",
                 some,
@@ -166,17 +161,16 @@ class SlotTable:
         return found
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Refresh `keys`, in their order; missing ones are ignored."""
         with self._transaction():
             self._touch(keys)
 
     def reserve(
         self, wanted: Sequence[tuple[bytes, int]], *, touched: Iterable[bytes]
     ) -> list[Reservation | StoredPage | None]:
-        """A slot for each key and size in bytes; evicts the oldest pages where none is left.
+        """Reserve a slot for each (key, size in bytes); evict the oldest pages if no slot is free.
 
-        A key that is stored gets its page and is refreshed, after those in `touched`. None where
-        there is no room: all that is left is being written.
+        For a stored key, return its page and refresh it, after the keys in `touched`. Return None
+        if all remaining slots are being written.
         """
         with self._transaction():
             self._touch(touched)
@@ -194,9 +188,9 @@ class SlotTable:
             return given
 
     def publish(self, pages: Sequence[Written], *, failed: Sequence[Reservation]) -> list[bool]:
-        """Make written pages live and free the slots of the failed. Whether each key is stored.
+        """Make written pages live and free the failed slots; return whether each key is stored.
 
-        Where another writer was first its page stays, and the slot is freed. False where the slot
+        If another writer was first, its page stays and the slot is freed. False means that the slot
         was lost meanwhile.
         """
         with self._transaction():
@@ -217,13 +211,11 @@ class SlotTable:
             return results
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """Free the slots of `keys`; missing ones are ignored."""
         with self._transaction():
             for page in self.find(keys).values():
                 self._free(page.place)
 
     def forget_page(self, key: bytes, page: StoredPage) -> bool:
-        """Free the slot of `key` if it still holds that very page; whether it did."""
         with self._transaction():
             now = self.find([key]).get(key)
             if now is None or (now.place, now.digest) != (page.place, page.digest):
@@ -232,7 +224,6 @@ class SlotTable:
             return True
 
     def stored(self) -> tuple[int, int]:
-        """Pages that are live, and their bytes."""
         row = self._db.execute(
             f"SELECT count(*), coalesce(sum(slot_bytes), 0) FROM slots WHERE {_STORED}"
         )
@@ -240,7 +231,6 @@ class SlotTable:
         return num_pages, num_bytes
 
     def close(self) -> None:
-        """Close the table."""
         self._db.close()
 
     @contextmanager
@@ -255,7 +245,7 @@ class SlotTable:
             raise
 
     def _is_new(self) -> bool:
-        """Whether there is nothing in the file yet. Raises where there is something else."""
+        """True if the file is empty; raises if it holds anything else than a slot table."""
         got = _schema_of(self._db)
         with closing(sqlite3.connect(":memory:")) as model:
             _make(model)
@@ -267,7 +257,6 @@ class SlotTable:
         return not got
 
     def _mend(self) -> None:
-        """Free what dead owners were writing, and put in order what makes no sense."""
         self._db.execute(f"DELETE FROM slots WHERE NOT ({_PLACED})")
         self._take_back()
         disorderly = self._db.execute(
@@ -291,7 +280,7 @@ class SlotTable:
 
     def _count(self, namespace: str) -> None:
         self._check_namespace(namespace)
-        # counted afresh at every opening: nothing can make it drift for long
+        # counted anew at every opening, so an error in the sum does not last
         self._db.execute("DELETE FROM totals")
         self._db.execute(
             "INSERT INTO totals SELECT coalesce(sum(slot_bytes), 0), ? FROM slots WHERE state != ?",
@@ -299,7 +288,6 @@ class SlotTable:
         )
 
     def _take_back(self) -> bool:
-        """Free what dead owners were writing; whether there was any."""
         taken = False
         for slot_bytes, slot, text in self._db.execute(
             f"SELECT slot_bytes, slot, owner FROM slots WHERE state = ? AND {_PLACED}", (_WRITING,)
@@ -336,7 +324,7 @@ class SlotTable:
         return Reservation(place, tick)
 
     def _make_room(self, slot_bytes: int) -> Place | None:
-        """A free slot of that size, after evicting what stands in the way of the capacity."""
+        """Return a free slot of this size; evict the oldest pages until it fits the capacity."""
         while self._capacity_bytes is not None:
             total = self._db.execute("SELECT CAST(total(used_bytes) AS INTEGER) FROM totals")
             used = total.fetchone()[0]
@@ -351,7 +339,7 @@ class SlotTable:
                 place = _place(*oldest)
                 if place.slot_bytes == slot_bytes and used <= self._capacity_bytes:
                     self._charge(-slot_bytes)
-                    return place  # overwritten at once: its space need not be given back
+                    return place  # the caller overwrites it at once, so keep its space
                 self._free(place)
             elif not self._take_back():
                 return None
@@ -391,7 +379,6 @@ class SlotTable:
 
 
 def _place(slot_bytes: int, slot: int) -> Place:
-    """A place that the table names, if there can be such a one."""
     are_numbers = isinstance(slot_bytes, int) and isinstance(slot, int)
     if are_numbers and 0 < slot_bytes <= _MAX and 0 <= slot < _MAX // slot_bytes:
         return Place(slot_bytes, slot)

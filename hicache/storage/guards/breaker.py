@@ -1,4 +1,4 @@
-"""A tier that is left alone while it fails, and comes back by itself."""
+"""A circuit breaker: bypasses a failing engine, and tries it again later."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,10 +12,10 @@ from hicache.storage.guards.base import GuardStorage, Result
 class BreakerStorage(GuardStorage):
     """An engine whose faults are misses: none of its calls raises `StorageError`.
 
-    After `max_failures` failed calls in a row the engine is bypassed: nothing is stored, nothing
-    is found, at no cost, and what was to be forgotten stays: a page is never wrong, only unwanted.
-    After `retry_s` one call is let through as a probe; if it succeeds the engine is used again, if
-    not it is bypassed for `retry_s` more.
+    After `max_failures` failed calls in a row the engine is bypassed: writes store nothing, reads
+    miss, both at no cost, and deletions are dropped (a stored page is never wrong, only unwanted).
+    After `retry_s` one call passes as a probe. If it succeeds, the engine is in use again; if not,
+    it is bypassed for another `retry_s`.
     """
 
     def __init__(
@@ -28,26 +28,23 @@ class BreakerStorage(GuardStorage):
         self._max_failures = max_failures
         self._retry_ns = to_ns(retry_s)
         self._lock = Lock()
-        self._failures = 0  # in a row
+        self._failures = 0  # consecutive
         self._retry_at = 0
         self._is_probing = False
-        self.last_stats = StorageStats()  # when the engine was last asked, which closing does
+        self.last_stats = StorageStats()  # as of the last `stats` or `close`
         self.failed_calls = 0
         self.bypassed_calls = 0
 
     @property
     def is_bypassed(self) -> bool:
-        """Whether the engine is left alone now."""
         return self._failures >= self._max_failures
 
     def stats(self) -> StorageStats:
-        """What the engine counts, or counted last."""
         self.last_stats = self._call(self._inner.stats, self.last_stats)
         return self.last_stats
 
     def close(self) -> None:
-        """Close the engine, whatever it says."""
-        with suppress(StorageError):  # asked also if it is bypassed: the last word
+        with suppress(StorageError):  # a bypassed engine is asked too, for its final counters
             self.last_stats = self._inner.stats()
         try:
             self._inner.close()
@@ -61,7 +58,7 @@ class BreakerStorage(GuardStorage):
                     self.bypassed_calls += 1
                     return otherwise
                 self._is_probing = True
-        failed = True  # also by an error that is not the engine's
+        failed = True  # also after an exception of another type
         try:
             result = call()
             _check_answer(result, otherwise)
@@ -81,7 +78,7 @@ class BreakerStorage(GuardStorage):
 
 
 def _check_answer(given: object, otherwise: object) -> None:
-    # engines of ours keep their word; one of a user's own may not, and this is where all come by
+    # our engines return the right types, but a user's engine may not; every call passes here
     if not isinstance(otherwise, list):
         return
     if not isinstance(given, list) or len(given) != len(otherwise):

@@ -1,4 +1,4 @@
-"""A checksum above an engine that has none of its own, or is not trusted."""
+"""Checksums above an engine that has none of its own or is not trusted."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,10 +10,10 @@ from hicache.storage.guards.base import GuardStorage
 
 
 class CheckedStorage(GuardStorage):
-    """Passes on only pages that it wrote itself and that come back as they were.
+    """Returns only pages that this object wrote and that come back unchanged.
 
-    The digests live here, 16 bytes a page: pages of other processes are misses. What is on the
-    disk is checked by the engines themselves; this is for what happens on the way.
+    It keeps the digests itself, 16 bytes per page, so pages of other processes are misses. The
+    engines check what is on disk; this guard detects corruption between engine and caller.
     """
 
     def __init__(self, inner: Storage) -> None:
@@ -23,7 +23,6 @@ class CheckedStorage(GuardStorage):
         self._damaged_pages = 0
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill the buffers; False wherever the digest differs or is not known."""
         results = self._inner.read(keys, buffers)
         return [
             result and self._is_right(key, buffer)
@@ -31,7 +30,6 @@ class CheckedStorage(GuardStorage):
         ]
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages, and remember their digests."""
         for key, buffer in zip(keys, buffers, strict=True):
             digest = page_digest(b"", key, buffer)
             with self._lock:
@@ -39,14 +37,12 @@ class CheckedStorage(GuardStorage):
         return self._inner.write(keys, buffers)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Forget pages; missing ones are ignored."""
         self._inner.delete(keys)
         with self._lock:
             for key in keys:
                 self._digests.pop(key, None)
 
     def stats(self) -> StorageStats:
-        """What the engine counts, and the pages that came back damaged."""
         stats = self._inner.stats()
         return replace(stats, damaged_pages=stats.damaged_pages + self._damaged_pages)
 

@@ -1,4 +1,4 @@
-"""Calls that may block for ever, and callers that must not."""
+"""Deadlines for engine calls that may block forever."""
 
 import mmap
 from collections import deque
@@ -12,11 +12,11 @@ from hicache.storage.guards.base import GuardStorage, Result
 
 
 class DeadlineThreads:
-    """Runs calls in threads of its own and waits for each at most `deadline_s`.
+    """Runs calls in its own threads and waits for each at most `deadline_s`.
 
-    A call that is not over by then is given up: its thread stays with it, and its result, when it
-    comes, is dropped. A call that has not even begun is cancelled. While every thread is with a
-    call that was given up, further calls fail at once. The threads do not keep the program alive.
+    A call that is not over by then is abandoned: it keeps its thread, and its result is dropped. A
+    call that has not started is cancelled. While abandoned calls hold all threads, further calls
+    fail at once. The threads do not keep the program alive.
     """
 
     def __init__(self, *, num_threads: int, deadline_s: float) -> None:
@@ -29,10 +29,10 @@ class DeadlineThreads:
             Thread(target=self._work, name="storage-deadline", daemon=True).start()
 
     def call(self, function: Callable[[], Result], *, deadline_s: float | None = None) -> Result:
-        """What the function returns or raises, within `deadline_s` if it is not the usual.
+        """Return what the function returns, within `deadline_s`; None means the object's default.
 
         Raises:
-            StorageError: It took too long.
+            StorageError: the call took too long. Exceptions of the function pass through.
         """
         with self._lock:
             if self._given_up == self._num_threads:
@@ -46,21 +46,20 @@ class DeadlineThreads:
             return future.result(deadline_s)
         except TimeoutError:
             if future.done() and not future.cancelled():
-                return future.result()  # the function's own, or it was just in time
+                return future.result()  # it finished just now, or raised TimeoutError itself
             if not future.cancel():
                 self._count_given_up(1)
                 future.add_done_callback(lambda _: self._count_given_up(-1))
             raise StorageError(f"no answer within {deadline_s:g} s") from None
 
     def close(self) -> None:
-        """Let the threads end, each after its call."""
         for _ in range(self._num_threads):
             self._calls.put(None)
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # or the last call's buffers would live until the next one
+            del call  # release the call's buffers now, not at the next call
 
     def _count_given_up(self, change: int) -> None:
         with self._lock:
@@ -81,8 +80,8 @@ def _run(function: Callable[[], Result], future: Future[Result]) -> None:
 class DeadlineStorage(GuardStorage):
     """An engine whose calls end in time, or with a `StorageError`.
 
-    Pages pass through staging buffers, one copy each way: a call that was given up still holds
-    its staging buffers, and never touches the caller's, which may hold another page by then.
+    Pages pass through staging buffers, with one copy each way. An abandoned call still holds its
+    staging buffers; it never touches the caller's buffers, which may hold another page by then.
     """
 
     def __init__(self, inner: Storage, *, deadline_s: float, num_threads: int = 4) -> None:
@@ -91,7 +90,6 @@ class DeadlineStorage(GuardStorage):
         self._staging: deque[memoryview] = deque(maxlen=num_threads)
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill the buffers, once the engine is done."""
         staging = self._take_staging(sum(buffer.nbytes for buffer in buffers))
         parts = _split(staging, buffers)
         results = self._threads.call(lambda: self._inner.read(keys, parts))
@@ -102,7 +100,7 @@ class DeadlineStorage(GuardStorage):
         return results
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages. One that was given up may be stored all the same, whole."""
+        """Store pages. An abandoned write may still store its pages, whole."""
         staging = self._take_staging(sum(buffer.nbytes for buffer in buffers))
         parts = _split(staging, buffers)
         for buffer, part in zip(buffers, parts, strict=True):
@@ -112,11 +110,9 @@ class DeadlineStorage(GuardStorage):
         return results
 
     def stats(self) -> StorageStats:
-        """What the engine counts."""
         return self._threads.call(self._inner.stats)
 
     def close(self) -> None:
-        """Close the engine, if it lets itself be closed in time."""
         try:
             self._threads.call(self._inner.close)
         finally:
@@ -132,11 +128,10 @@ class DeadlineStorage(GuardStorage):
             staging = memoryview(b"")
         if staging.nbytes >= num_bytes:
             return staging
-        return memoryview(mmap.mmap(-1, num_bytes))  # aligned, for engines that want that
+        return memoryview(mmap.mmap(-1, num_bytes))  # page-aligned, which some engines need
 
 
 def _split(staging: memoryview, buffers: Sequence[memoryview]) -> list[memoryview]:
-    """The first bytes of `staging`, as parts of the same lengths as `buffers`."""
     parts = []
     start = 0
     for buffer in buffers:

@@ -1,4 +1,4 @@
-"""Everything that can go wrong with an engine, on purpose and in the same order every time."""
+"""Injects every kind of storage fault, in an order that the seed determines."""
 
 import math
 from collections import Counter
@@ -16,8 +16,6 @@ from hicache.storage.guards.base import GuardStorage, Result
 
 
 class Fault(Enum):
-    """What was done to a call, or to a page of it."""
-
     delay = auto()
     error = auto()
     gone = auto()
@@ -30,11 +28,11 @@ class Fault(Enum):
 class FaultyStorage(GuardStorage):
     """An engine with the faults of a plan, drawn from a seed in the order of the calls.
 
-    A call that fails may be a write that has stored its pages. A page that cannot be read and one
-    that is read in half are reported as misses, corrupt ones as hits: what stands above has to
-    notice. The stored pages stay as they are, so a page that was corrupt once is read well the next
-    time. `injected` counts. Time passes on the clock, or by `wait` if it is given, which is told
-    nanoseconds. A call that would take longer than `deadline_s` fails then.
+    A failed write may have stored its pages. Unreadable and half-read pages are reported as misses,
+    corrupt pages as hits, which the caller must detect. Stored pages do not change, so a page that
+    was corrupt once reads correctly the next time. `injected` counts the faults. Delays advance the
+    clock, or call `wait` with nanoseconds if it is given. A call that would take longer than
+    `deadline_s` fails after that time.
     """
 
     def __init__(
@@ -57,7 +55,6 @@ class FaultyStorage(GuardStorage):
         self.injected: Counter[Fault] = Counter()
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill the buffers, more or less."""
         results = super().read(keys, buffers)
         if not (self._plan.missing_rate or self._plan.short_rate or self._plan.corrupt_rate):
             return results
@@ -66,7 +63,6 @@ class FaultyStorage(GuardStorage):
         ]
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages, except those that find the disk full."""
         self._delay()
         fails = self._draw(Fault.error, self._plan.error_rate)
         if fails and self._draw_half():
@@ -84,7 +80,6 @@ class FaultyStorage(GuardStorage):
         return call()
 
     def _delay(self) -> None:
-        """Let the call take its time, and fail it if the engine is gone by then."""
         plan = self._plan
         delay_ns = 0
         if plan.delay_ms:
@@ -98,7 +93,7 @@ class FaultyStorage(GuardStorage):
             delay_ns = to_ns(delay_s)
             before = self._clock.now()
             self._wait(delay_ns)
-            delay_ns -= self._clock.now() - before  # what of it the clock has not seen
+            delay_ns -= self._clock.now() - before  # the clock has counted this part
         now_s = (self._clock.now() + max(delay_ns, 0)) / SECOND_NS
         if plan.is_gone(now_s):
             with self._lock:
@@ -123,7 +118,6 @@ class FaultyStorage(GuardStorage):
         return drawn
 
     def _spoil(self, buffer: memoryview) -> bool:
-        """Whether a page that was read is still reported as a hit."""
         if self._draw(Fault.missing, self._plan.missing_rate):
             self._overwrite(buffer)
             return False
@@ -137,5 +131,5 @@ class FaultyStorage(GuardStorage):
         return True
 
     def _overwrite(self, buffer: memoryview) -> None:
-        """A miss leaves the buffer undefined: let nobody get away with using it."""
+        """Overwrite the buffer, since a miss leaves it undefined and callers must not use it."""
         buffer[:] = b"\xfa" * buffer.nbytes

@@ -1,14 +1,14 @@
-"""Our store inside SGLang, by its dynamic storage backend. Imported by SGLang alone.
+"""Our storage engines inside SGLang, through its dynamic backend. Only SGLang imports this module.
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{
         "backend_name": "hicache", "module_path": "hicache.storage.integrations.sglang",
         "class_name": "HiCacheStore", "interface_v1": 1,
         "hicache": {"kind": "slab", "root": "/var/cache/hicache", "capacity_gib": 100}}'
 
-`hicache` holds the knobs of `StorageConfig`, `faults` among them. All three interfaces of SGLang
-0.5.23 are there: v0 (tensors), v1 (pages of the anchor pool by index) and v2 (pages of every pool
-of a hybrid model, with the boundaries that could be restored). A page crosses as the flat bytes
-that SGLang's host pools define, so the layout of the pool is part of its key.
+`hicache` holds the knobs of `StorageConfig`, including `faults`. The class implements all three
+interfaces of SGLang 0.5.23: v0 (tensors), v1 (pages of the anchor pool by index) and v2 (pages of
+every pool of a hybrid model, with the boundaries that could be restored). A page is stored as the
+flat bytes that SGLang's host pools define, so the pool's layout is part of its key.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +33,8 @@ from hicache.storage.base import DIGEST_BYTES, Storage, StorageError
 from hicache.storage.factory import open_guarded_storage
 
 COMPONENTS = {PoolName.KV.value: 0, PoolName.SWA.value: 1, PoolName.MAMBA.value: 2}
-OTHER_COMPONENT = 255  # pools that only SGLang knows; their names are in the digest
-BATCH_PAGES = 16  # pages that are copied out of a pool at a time: more gain nothing
+OTHER_COMPONENT = 255  # pools that only SGLang defines; their names are part of the digest
+BATCH_PAGES = 16  # pages copied out of a pool at a time; larger batches are no faster
 
 HostPool = Any  # sglang.srt.mem_cache.pool_host.base.HostKVCache
 
@@ -42,12 +42,11 @@ HostPool = Any  # sglang.srt.mem_cache.pool_host.base.HostKVCache
 class HiCacheStore(HiCacheStorage):
     """One rank's view of the store. Any fault of the engine is a miss.
 
-    Ranks share one engine: each page of theirs has a key of its own, but for the KV of MLA, which
-    is the same on all of them.
+    Ranks share one engine. Each rank has its own key for a page, except for the KV of MLA, which is
+    the same on all ranks.
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any]) -> None:
-        """As SGLang's factory calls it; `kwargs` is empty."""
         self._config = storage_config
         self._knobs = _knobs((storage_config.extra_config or {}).get("hicache", {}))
         self._storage: Storage | None = None
@@ -57,10 +56,10 @@ class HiCacheStore(HiCacheStorage):
     # -- pools ---------------------------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
-        """The anchor pool is known: open the engine.
+        """Take the anchor pool, and open the engine.
 
         Raises:
-            StorageError: it cannot be opened; SGLang then starts without storage.
+            StorageError: the engine cannot be opened; SGLang then starts without storage.
         """
         self.mem_pool_host = mem_pool_host
         self._layouts[PoolName.KV.value] = _layout(mem_pool_host)
@@ -75,7 +74,6 @@ class HiCacheStore(HiCacheStorage):
             self._storage = None if guarded is None else guarded.storage
 
     def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
-        """One of the pools of a hybrid model."""
         name = PoolName(host_pool_name).value
         self.registered_pools[name] = host_pool
         self._layouts[name] = _layout(host_pool)
@@ -88,7 +86,7 @@ class HiCacheStore(HiCacheStorage):
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        """The lengths, in pages, that every pool could restore, and each pool's own best."""
+        """Return the prefix lengths, in pages, that all pools can restore; and each pool's best."""
         num_pages = _leading(self._contains(PoolName.KV, keys))
         hits = {PoolName.KV: num_pages} if num_pages else {}
         restorable = list(range(1, num_pages + 1))
@@ -106,13 +104,11 @@ class HiCacheStore(HiCacheStorage):
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        """Read pages into their pools; a flag for each key."""
         return self._transfer(transfers, self._read)
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        """Store pages of pools; a flag for each key."""
         return self._transfer(transfers, self._write)
 
     # -- v1: pages of the anchor pool ----------------------------------------------------------
@@ -140,25 +136,21 @@ class HiCacheStore(HiCacheStorage):
     # -- v0: tensors ---------------------------------------------------------------------------
 
     def exists(self, key: str) -> bool:
-        """Whether a page is stored."""
         return self._contains(PoolName.KV, [key])[0]
 
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        """How many pages lead without a gap."""
         return _leading(self._contains(PoolName.KV, keys))
 
     def get(
         self, key: str, target_location: Any | None = None, target_sizes: Any | None = None
     ) -> torch.Tensor | None:
-        """Read a page into a contiguous tensor of its size."""
         return self.batch_get([key], [target_location])[0]
 
     def batch_get(
         self, keys: list[str], target_locations: Any | None = None, target_sizes: Any | None = None
     ) -> list[torch.Tensor | None]:
-        """Read pages into contiguous tensors; none where there is no page."""
         assert target_locations is not None, "hicache reads into the caller's tensors"
         names = [self._key(PoolName.KV, key) for key in keys]
         flags = self._engine().read(names, [_view(target) for target in target_locations])
@@ -173,7 +165,6 @@ class HiCacheStore(HiCacheStorage):
         target_location: Any | None = None,
         target_sizes: Any | None = None,
     ) -> bool:
-        """Store a tensor as a page."""
         return self.batch_set([key], [value])
 
     def batch_set(
@@ -183,13 +174,11 @@ class HiCacheStore(HiCacheStorage):
         target_locations: Any | None = None,
         target_sizes: Any | None = None,
     ) -> bool:
-        """Store tensors as pages; True if all of them are stored."""
         assert values is not None, "hicache stores the caller's tensors"
         names = [self._key(PoolName.KV, key) for key in keys]
         return all(self._engine().write(names, [_view(value.contiguous()) for value in values]))
 
     def close(self) -> None:
-        """Give the engine back."""
         if self._storage is not None:
             self._storage.close()
             self._storage = None
@@ -204,7 +193,7 @@ class HiCacheStore(HiCacheStorage):
     def _key(self, pool: str, key: str) -> bytes:
         name = PoolName(pool).value
         config = self._config
-        # MLA's KV is the same on every rank; states never are
+        # MLA's KV is the same on every rank; states differ
         is_shared = config.is_mla_model and name != PoolName.MAMBA.value
         ranks = [(config.pp_rank, config.pp_size), (config.attn_cp_rank, config.attn_cp_size)]
         ranks.append((config.dcp_rank, config.dcp_size))
@@ -264,10 +253,10 @@ class HiCacheStore(HiCacheStorage):
 
 
 def _knobs(values: dict[str, Any]) -> StorageConfig:
-    """The storage of a JSON object.
+    """Parse the JSON object of storage knobs.
 
     Raises:
-        ValueError: a knob that does not exist, or has a value it cannot have.
+        ValueError: a knob is unknown or has an invalid value.
     """
     known = {field.name for field in fields(StorageConfig)}
     unknown = sorted(set(values) - known)
@@ -281,7 +270,7 @@ def _knobs(values: dict[str, Any]) -> StorageConfig:
 
 
 def _layout(pool: HostPool) -> str:
-    # what decides the order of bytes in a flat page; its length is checked by the engine
+    # all that decides the byte order of a flat page; the engine checks its length
     return f"{type(pool).__name__}-{pool.layout}-{pool.dtype}"
 
 
@@ -299,7 +288,6 @@ def _leading(flags: Sequence[bool]) -> int:
 
 
 def _restorable(held: Sequence[bool], transfer: PoolTransfer) -> list[int]:
-    """Prefix lengths, in pages, that one pool could restore."""
     if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
         return list(range(1, _leading(held) + 1))
     if transfer.hit_policy != PoolHitPolicy.TRAILING_PAGES:

@@ -29,9 +29,9 @@ class Dropped(NamedTuple):
 class Releases(Protocol):
     """The interface of feeders; see `Feeder`."""
 
-    def initial(self) -> list[Release]: ...  # noqa: D102 - see `Feeder`
-    def on_answered(self, request_id: int, now_ns: int) -> list[Release]: ...  # noqa: D102
-    def on_dropped(self, request_id: int, now_ns: int) -> Dropped: ...  # noqa: D102
+    def initial(self) -> list[Release]: ...
+    def on_answered(self, request_id: int, now_ns: int) -> list[Release]: ...
+    def on_dropped(self, request_id: int, now_ns: int) -> Dropped: ...
 
 
 class Feeder:

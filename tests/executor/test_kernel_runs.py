@@ -82,7 +82,7 @@ def kernels_only(monkeypatch) -> Iterator[KernelsOnly]:
 @pytest.mark.parametrize(
     ("seed", "hits"),
     [
-        (11, ["device hit", "host hit"]),
+        (11, ["device hit", "storage hit"]),
         pytest.param(7, ["device hit", "host hit", "storage hit"], marks=pytest.mark.soak),
     ],
 )

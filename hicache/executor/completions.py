@@ -35,7 +35,6 @@ class StepEnds:
         return len(known) - 1
 
     def first_from(self, now_ns: int, first: int, last: int) -> int:
-        """Return the first step of [first, last] that ends at `now_ns` or later, else `last`."""
         return bisect_left(self.known, now_ns, first, last)
 
 

@@ -4,6 +4,5 @@ NUM_LAYER_GROUPS = 4
 
 
 def layer_groups(num_layers: int) -> list[range]:
-    """Return at most `NUM_LAYER_GROUPS` consecutive ranges that cover all layers."""
     size = max(-(-num_layers // NUM_LAYER_GROUPS), 1)
     return [range(first, min(first + size, num_layers)) for first in range(0, num_layers, size)]

@@ -42,8 +42,6 @@ class Load:
 
 @dataclass(slots=True)
 class Ask:
-    """Look up keys. `present` says whether each key is stored."""
-
     keys: Items[Key]
     present: list[bool] = field(default_factory=list)
 

@@ -230,7 +230,6 @@ def split_arguments(
     totals: Tensor,
     window_len: int,
 ) -> tuple[tuple[object, ...], dict[str, int]]:
-    """Return the arguments and the constants for the launch of the split kernel."""
     num_rows, query_heads, dim = queries.shape[1:]
     page, heads = pool.shape[2:4]
     group, rows = query_heads // heads, num_rows

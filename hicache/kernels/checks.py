@@ -12,8 +12,6 @@ from torch import Tensor
 
 
 class Sides(Protocol):
-    """Two pools that items are copied between, such as those of a `CopyTable`."""
-
     @property
     def device(self) -> torch.device: ...
 
@@ -66,7 +64,6 @@ def check_copy_ids(table: Sides, src_ids: Tensor, dst_ids: Tensor) -> None:
 
 
 def check_range(ids: Tensor, *, name: str, limit: int, least: int | None = None) -> None:
-    """Raise ValueError for an id of `limit` or above, or below `least` (None: holes may pass)."""
     if len(ids) == 0:
         return
     if int(ids.max()) >= limit:
@@ -76,7 +73,6 @@ def check_range(ids: Tensor, *, name: str, limit: int, least: int | None = None)
 
 
 def check_spans(page_ids: Tensor, spans: Tensor, request_spans: Tensor) -> None:
-    """Raise ValueError if a span exceeds the page ids, or a request exceeds the spans."""
     check_range(spans.flatten(), name="spans", limit=1 << 31, least=0)
     ends = spans.long().sum(dim=1)
     check_range(ends, name="ends of spans", limit=len(page_ids) + 1)

@@ -197,7 +197,6 @@ def copy_items_with_checksum(
 
 
 def tile_shape(table: CopyTable) -> dict[str, int]:
-    """Return the compile-time constants of a kernel over this table."""
     steps = max(min(MAX_STEPS, table.piece_words // LINE_WORDS), 1)
     return {
         "TOGETHER": table.pieces_together,
@@ -215,11 +214,8 @@ def lines_and_tiles_of(table: CopyTable, num_items: int) -> tuple[int, int]:
 
 
 class Places(Protocol):
-    """The devices of a table's two pools."""
-
     @property
-    def device(self) -> torch.device:
-        """The CUDA device if one of the pools is on one, else the host."""
+    def device(self) -> torch.device: ...
 
     @property
     def crosses_link(self) -> bool: ...
@@ -236,7 +232,6 @@ def programs_of(table: Places, num_tiles: int, wanted: int | None) -> int:
 
 @functools.cache
 def num_sms(device: torch.device) -> int:
-    """Return the number of multiprocessors; 1 without CUDA, where programs run one at a time."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

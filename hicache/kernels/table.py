@@ -57,12 +57,10 @@ class CopyTable:
 
     @property
     def num_src_items(self) -> int:
-        """Number of items of the source."""
         return min(buffer.shape[0] for buffer in self.src)
 
     @property
     def num_dst_items(self) -> int:
-        """Number of items of the target."""
         return min(buffer.shape[0] for buffer in self.dst)
 
     @property
@@ -94,8 +92,6 @@ class _Axis(NamedTuple):
 
 
 class _Geometry(NamedTuple):
-    """Address, shape and strides of a buffer in bytes; its first axis is the item."""
-
     address: int
     storage_address: int
     size: int  # of an element
@@ -105,8 +101,6 @@ class _Geometry(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The part of a table that depends only on the addresses and strides of its buffers."""
-
     axes: tuple[tuple[_Axis, ...], ...]  # of each buffer; the last is the row
     rows: Tensor
     pieces: Tensor

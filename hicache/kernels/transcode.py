@@ -54,7 +54,6 @@ class Format(Enum):
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of one element's code."""
         return 2 if self is Format.bf16 else 1
 
     @property
@@ -95,12 +94,10 @@ class CodeTable:
 
     @property
     def device(self) -> torch.device:
-        """The CUDA device if one of the pools is on one, else the host."""
         return self.pieces.device
 
     @property
     def crosses_link(self) -> bool:
-        """True if bytes move between host and device."""
         return self.wide[0].device != self.coded[0].device
 
 
@@ -170,7 +167,6 @@ def code_table(wide: Sequence[Tensor], coded: Sequence[Tensor], form: Format) ->
 
 
 def _runs(place: _Geometry) -> tuple[Tensor, int]:
-    """Return where the contiguous runs of an item begin, in axis order, and their bytes."""
     *axes, (run_bytes, _) = _axes_of(place)
     starts = torch.zeros(1, dtype=torch.int64)
     for length, stride in axes:
@@ -274,7 +270,6 @@ def _encoded(bits, FORM: tl.constexpr):
 
 @triton.jit
 def _decoded(codes, scales, FORM: tl.constexpr):
-    """Return the fp32 bits [TILE, DIM] of codes and their fp32 scales [TILE]."""
     if FORM == BF16:
         bits = codes.to(tl.int32) << 16
     else:
@@ -410,7 +405,6 @@ def _launch(
 
 
 def constants_of(table: CodeTable, *, encodes: bool) -> dict[str, int]:
-    """Return the compile-time constants of the kernel for this table."""
     bits = WIDE[table.wide[0].dtype]
     element_bytes = bits // 8 if encodes else table.form.code_bytes
     return {

@@ -156,7 +156,6 @@ def check_own(
 def _tried(
     launch: CopyLaunch, case: Case, generator: torch.Generator, device: torch.device
 ) -> list[Fault]:
-    """Return the faults of a case's first faulty launch."""
     longest = max(len(each.src_ids) for each in case.rounds)
     # ids are at the same addresses in every launch, which exposes kernels that keep old ids
     src_ids, dst_ids = (torch.zeros(longest, dtype=torch.int32, device=device) for _ in range(2))
@@ -208,7 +207,6 @@ def _is_installed(frame: traceback.FrameSummary) -> bool:
 
 @contextmanager
 def _programs_in_order(*, backwards: bool) -> Iterator[None]:
-    """Make Triton's interpreter run the programs of a launch forwards or backwards."""
     if not backwards or os.environ.get("TRITON_INTERPRET") != "1":
         yield
         return

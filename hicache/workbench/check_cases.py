@@ -73,8 +73,6 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Case:
-    """Two pools, or one that is copied to itself, and the launches between them."""
-
     name: str
     src: Pool
     dst: Pool

@@ -51,7 +51,6 @@ class Seen:
         return found
 
     def _inside(self, differs: Tensor) -> list[Fault]:
-        """Classify wrong bytes of targets by the origin of their values."""
         found = []
         words = differs.view(-1, WORD_BYTES).any(1)
 

@@ -81,8 +81,6 @@ INDEX = Limits(payload_bits=None)
 
 
 class Case(NamedTuple):
-    """One kernel at one production shape."""
-
     name: str
     kernel: Any  # a @triton.jit function
     arguments: tuple[object, ...]

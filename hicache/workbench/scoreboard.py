@@ -41,8 +41,6 @@ SHARED = "shared memory"
 
 
 class Instruction(NamedTuple):
-    """One instruction with its control codes."""
-
     text: str
     opcode: str
     predicate: str  # its guard, such as !P0; empty if none
@@ -66,8 +64,6 @@ class Instruction(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """Steady state of one program, per iteration."""
-
     flight_bytes: int  # peak payload in flight
     turn_instructions: int
     gb_per_s: float
@@ -109,7 +105,6 @@ def read(sass: str) -> list[Instruction]:
 
 
 def payload_of(instructions: list[Instruction]) -> set[int]:
-    """Return the positions of loads whose data reaches a global store."""
     reached: list[dict[str, int]] = [{} for _ in instructions]  # register → bits: which loads
     found = 0
     pending = [0] if instructions else []
@@ -293,7 +288,6 @@ class _Warp:
         self.cycle += max(instruction.stall, self._share)
 
     def _happens(self, instruction: Instruction) -> bool:
-        """True if a load is issued: one of two with opposite predicates, or a guarded copy."""
         last = _operands(instruction.text)[-1]
         guards = [instruction.predicate, last if PREDICATE.match(last) else ""]
         return all(self.scalars.assume(guard) for guard in guards)
@@ -371,7 +365,6 @@ def _operands(text: str) -> list[str]:
 
 
 def _registers(operand: str, width: int) -> list[str]:
-    """Return an operand's registers; addresses and multi-register values by their first."""
     return [
         f"{kind}{int(number) + k}"
         for kind, number in REGISTER.findall(operand)

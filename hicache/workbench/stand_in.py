@@ -72,7 +72,6 @@ class StandIn(DriverBase):  # type: ignore[misc] # triton is not typed
     def load_binary(
         self, name: str, cubin: bytes, shared_bytes: int, device: int
     ) -> tuple[int, int, int, int, int]:
-        """Keep a kernel; return handles, registers, spills and a program's maximum of threads."""
         self.loaded.append(Loaded(name, cubin, self._metadata.num_warps, shared_bytes))
         return 0, 0, 0, 0, 1024
 

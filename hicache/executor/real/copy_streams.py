@@ -15,8 +15,6 @@ Action = Callable[[], None]
 
 
 class CopyEvent(Protocol):
-    """The completion of a copy on a stream."""
-
     def is_done(self) -> bool: ...
 
     def wait(self) -> None:
@@ -27,8 +25,6 @@ class CopyEvent(Protocol):
 
 
 class CopyStream(Protocol):
-    """Runs copies one after another."""
-
     def run(self, action: Action) -> CopyEvent: ...
 
     def close(self) -> None: ...
@@ -89,8 +85,6 @@ def timed_event() -> torch.cuda.Event:
 
 
 class CudaStream:
-    """A CUDA stream of its own, for copies."""
-
     def __init__(self, device: torch.device, *, is_urgent: bool) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]

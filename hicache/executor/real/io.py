@@ -136,7 +136,6 @@ class TorchIo:
         self._call(self._queries, ask)
 
     def read(self, engine: int, prefetch: Prefetch) -> None:
-        """Read pages in batches, then the windows and the state that the read prefix can use."""
         script = read_script(prefetch, self._config.batch_pages)
 
         def fetch() -> None:
@@ -225,7 +224,6 @@ class TorchIo:
         return [all(each) for each in zip(*flags, strict=True)]
 
     def _load(self, engine: int, keys: list[bytes], items: Items) -> int:
-        """Return the number of leading pages read without a gap, the minimum over ranks."""
         least = len(keys)
         ranks = self.runners[engine].pools.ranks
         for storage, rank, known in zip(self._storages, ranks, self._sums, strict=True):
@@ -268,8 +266,6 @@ class TorchIo:
 
 
 class TorchExecutor:
-    """The steps and copies of one engine in real time."""
-
     def __init__(self, runner: ModelRunner, io: TorchIo) -> None:
         self._runner = runner
         self._io = io

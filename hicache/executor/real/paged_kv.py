@@ -14,7 +14,7 @@ from hicache.executor.real.tables import Row
 
 
 class HoleError(RuntimeError):
-    """The model would read a page that is missing."""
+    pass
 
 
 class PagedKvView:

@@ -28,8 +28,6 @@ class Registry(Protocol):
 
 
 class _Registered(mmap.mmap):
-    """A mapping that CUDA unregisters before it is unmapped."""
-
     release: Callable[[], object] | None = None
 
     def __del__(self) -> None:

@@ -12,8 +12,6 @@ from hicache.kernels.attend import attend, naive_attend
 
 
 class Plane(NamedTuple):
-    """The functions that read and write pools."""
-
     copy_items: Callable[..., None]
     copy_items_with_checksum: Callable[..., Tensor]
     encode_items: Callable[..., None]

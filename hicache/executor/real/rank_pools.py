@@ -163,7 +163,6 @@ class RankPools:
         ]
 
     def _transfer(self, kind: int, layers: range, *tiers: str) -> Transfer | None:
-        """Return the transfer between two tiers or within one; None if no layer keeps this kind."""
         chosen = [each for each in self._buffers.get(kind, ()) if each.layer in layers]
         if not chosen or not all(len(getattr(each, tier)) for each in chosen for tier in tiers):
             return None
@@ -199,7 +198,6 @@ class RankPools:
             return self.sums(items)
 
     def landing(self, kind: int, page_id: int) -> memoryview:
-        """Return the buffer for an item read from storage: in place, unless it must be decoded."""
         if not self.stored.is_own:
             return self.payload(kind, page_id)
         return memoryview(bytearray(self.stored.page_bytes(kind)))
@@ -243,7 +241,6 @@ def count_of(counts: Counts, kind: int) -> int:
 
 
 def _heads(config: ModelConfig, kind: int, rank: int, tp: int) -> slice:
-    """Return a rank's KV heads; with more ranks than heads, ranks share them."""
     num_heads = (kind == SWA and config.swa_num_kv_heads) or config.num_kv_heads
     first = rank * num_heads // tp
     return slice(first, first + max(num_heads // tp, 1))

@@ -52,7 +52,6 @@ class StoredPages:
         return lines
 
     def packed(self, kind: int, page: memoryview) -> tuple[memoryview, int]:
-        """Convert the bytes of a host item to a stored item; return it with its checksum."""
         item, parts = torch.from_numpy(np.asarray(page)), []
         for each, part in zip(self._buffers[kind], self._split(kind, item), strict=True):
             form = self._form_of(each)

@@ -27,8 +27,6 @@ class Stretch(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Page ids of a sequence on the device, from page `first` on."""
-
     ids: Tensor
     first: int
 
@@ -91,7 +89,6 @@ class StepTables:
         return rows
 
     def _first_page(self, stretch: Stretch) -> int:
-        """Return the first page in the window of any token on the stretch's first page."""
         start = stretch.start // self._page_size * self._page_size
         return max(start - self._window_len + 1, 0) // self._page_size
 

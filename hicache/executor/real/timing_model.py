@@ -77,7 +77,6 @@ class TimingModel:
         *,
         ready: Callable[[int], None] = lambda layer: None,
     ) -> Tensor:
-        """Do the work of tokens `[start, end)`; return one row shaped like logits."""
         ids = np.frombuffer(tokens, "<i4", end - start, 4 * start) % len(self._embedding)
         x = self._embedding[torch.from_numpy(ids.astype(np.int64)).to(self._device)]
         with sdpa_kernel(ATTENTION):

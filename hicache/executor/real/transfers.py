@@ -14,8 +14,6 @@ Ids = tuple[Tensor, Tensor]
 
 
 class Buffer(NamedTuple):
-    """One layer's data of one kind, by item, on both tiers."""
-
     layer: int  # of the model
     device: Tensor  # [item, ...]
     host: Tensor  # [item, bytes] uint8

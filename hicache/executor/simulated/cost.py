@@ -269,7 +269,6 @@ class CostModel:
         num_decodes: int,
         saved_states: int,
     ) -> tuple[float, float]:
-        """Seconds of everything but attention, and the recurrent layers' part of it."""
         extend_s = self._extend_s * num_sequences
         num_tokens = (num_tiles + num_decodes) * self._tile
         shared_s = self._shared_s(num_tokens)
@@ -482,7 +481,6 @@ class _Attention:
         return read / self._bandwidth.at(read) * self.num_layers
 
     def decodes_s(self, num_keys: Sequence[int]) -> list[float]:
-        """`decode_s` of each number; the numbers must not fall."""
         rate, size, slope, end = self.line(num_keys[0])
         reads = [keys * self.token_bytes for keys in num_keys]
         if reads[-1] >= end:
@@ -501,8 +499,6 @@ class _Attention:
 
 
 class _Keys:
-    """Number of keys that decodes read in one sort of attention, step after step."""
-
     def __init__(self, attention: _Attention, context_lens: Sequence[int]) -> None:
         self._attention = attention
         self._num_keys = attention.num_keys(context_lens)
@@ -546,7 +542,6 @@ def _recurrent_s(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> tu
 
 
 def _count_before(has: Iterable[bool]) -> NDArray[np.float64]:
-    """[L] number of True values before each layer."""
     counts = np.array(list(has), dtype=np.float64)
     before: NDArray[np.float64] = counts.cumsum() - counts
     return before

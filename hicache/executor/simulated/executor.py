@@ -116,7 +116,6 @@ class SimulatedIo:
         return finish
 
     def advance(self, now_ns: int) -> list[Delivery]:
-        """Process all events up to `now_ns`; return completed work in order."""
         while (event := self._next_ns()) is not None and event <= now_ns:
             self._happen(event)
         self._now = now_ns
@@ -289,8 +288,6 @@ class SimulatedIo:
 
 
 class SimulatedExecutor:
-    """The steps and copies of one engine in simulated time."""
-
     def __init__(
         self,
         engine: int,

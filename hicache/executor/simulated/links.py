@@ -56,7 +56,6 @@ class Links:
     """
 
     def __init__(self, capacities: Mapping[str, float]) -> None:
-        """`capacities`: bytes per second of every link."""
         for link, capacity in capacities.items():
             if not capacity > 0:
                 raise ValueError(f"the capacity of link {link} must be positive, got {capacity}")
@@ -204,7 +203,6 @@ def pcie_rate(
 
 
 def _at(table: RateTable, name: str, size: int) -> float:
-    """Rate from a table: linear between points, constant above, proportional to size below."""
     if not table.size:
         raise ValueError(
             f"hardware.{name} must have at least one size and rate, got an empty table"

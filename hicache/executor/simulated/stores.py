@@ -8,24 +8,18 @@ from hicache.storage.base import Storage
 
 
 class KeyStore(Protocol):
-    """A set of stored keys."""
-
     def contains(self, keys: Sequence[Key]) -> list[bool]: ...
 
     def read(self, keys: Sequence[Key]) -> int:
         """Return the number of leading keys that could be read."""
         ...
 
-    def write(self, keys: Sequence[Key]) -> int:
-        """Store keys; return how many did not fit."""
-        ...
+    def write(self, keys: Sequence[Key]) -> int: ...
 
     def delete(self, keys: Sequence[Key]) -> None: ...
 
 
 class EndlessStore:
-    """A store without limit or faults."""
-
     def __init__(self) -> None:
         self._stored: set[Key] = set()
 

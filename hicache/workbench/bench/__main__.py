@@ -42,7 +42,7 @@ CONTEST = "contest"  # only on request: it takes as long as all other cases
 
 
 def main() -> int:
-    """Run the cases; return 1 if one of them failed."""
+    """Run the cases; return 1 if one of them fails, 2 without a GPU or for an unknown kernel."""
     options = _options()
     if not options.dry_run and not torch.cuda.is_available():
         print("a GPU is wanted, and none was found; --dry-run needs none", file=sys.stderr)

@@ -17,7 +17,6 @@ from hicache.workbench.bench.session import Session
 
 
 def ceilings(session: Session) -> None:
-    """Measure the machine's limits: device copy, copy engine, and SMs across the link."""
     bench = session.bench
     arenas = bench.arenas
     size = bench.device_bytes
@@ -39,7 +38,6 @@ def ceilings(session: Session) -> None:
 
 
 def checksums(session: Session) -> None:
-    """Measure the cost of checksums fused into the copy, within the device and across the link."""
     for name in ("device", "to_host"):
         transfer = session.bench.transfer(name, 64, 2 * KIB)
         plain = session.verified("checksum", f"{name}, plain", transfer)

@@ -137,7 +137,6 @@ def _enter(
 
 
 def _of_size(session: Session, direction: str, size: int) -> Transfer:
-    """Make a transfer of `size` bytes: grow items to a page, then the layers, then the pages."""
     item = min(size // 2, ITEM_BYTES)
     row_bytes = min(item, 2 * KIB)
     layers = max(1, min(session.bench.num_layers, size // (2 * item)))

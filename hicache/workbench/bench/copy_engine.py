@@ -85,7 +85,6 @@ def _merged_rows(rows: Tensor) -> Tensor:
 
 
 def is_batched(device: torch.device) -> bool:
-    """True if `copy_runs` can submit many runs in one call on the current stream."""
     batch, _ = _batch_call(_driver())
     return batch is not None and torch.cuda.current_stream(device).cuda_stream != 0
 
@@ -121,7 +120,6 @@ def _driver() -> ctypes.CDLL:
 
 
 def _batch_call(driver: ctypes.CDLL) -> tuple[Callable[..., int] | None, list[object]]:
-    """Return the batch call and its extra argument, an index that CUDA 13 dropped."""
     failed = ctypes.c_size_t(0)
     for name, extra in (("cuMemcpyBatchAsync_v2", []), ("cuMemcpyBatchAsync", [failed])):
         if hasattr(driver, name):

@@ -104,7 +104,6 @@ def indices(session: Session) -> None:
 
 
 def _two_pass(transfer: Transfer) -> Callable[[], None]:
-    """Gather each buffer into a staging buffer, then permute it into the target's pages."""
     table = transfer.table
     sources, targets = transfer.src_ids.long(), transfer.dst_ids.long()
     words = table.src[0].shape[1]

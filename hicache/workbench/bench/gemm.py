@@ -51,7 +51,6 @@ def _persistent_gemm_kernel(
 def persistent_gemm(
     a: Tensor, b: Tensor, out: Tensor, *, blocks: tuple[int, int, int] = BLOCKS
 ) -> None:
-    """Write a @ b into `out`, by one program per SM."""
     block_m, block_n, block_k = blocks
     with torch.cuda.device_of(a):
         _persistent_gemm_kernel[(num_sms(a.device),)](

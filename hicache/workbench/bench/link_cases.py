@@ -227,7 +227,6 @@ def launches(session: Session) -> None:
 def _queueing_delay_us(
     session: Session, products: Callable[[], None], side: torch.cuda.Stream, direction: str
 ) -> float:
-    """Return the extra time of a small copy that is submitted during the products."""
     small = session.bench.transfer(direction, 16, 2 * KIB, num_bytes=MIB)
 
     def seconds() -> float:

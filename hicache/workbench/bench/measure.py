@@ -49,8 +49,6 @@ UNTIMED = Timing(p20_s=math.nan, p50_s=math.nan, p80_s=math.nan)
 
 
 class Transfer:
-    """A copy between two pools, given as their buffers, with source and target ids."""
-
     def __init__(
         self, src: Sequence[Tensor], dst: Sequence[Tensor], src_ids: Tensor, dst_ids: Tensor
     ):
@@ -229,7 +227,6 @@ class Bench:
 
 
 def _wholes(buffers: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return the arenas that contain these buffers, as words."""
     storages = {b.untyped_storage().data_ptr(): b.untyped_storage() for b in buffers}
     empty = torch.empty(0, dtype=torch.int64, device=buffers[0].device)
     return [

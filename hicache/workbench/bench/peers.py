@@ -338,7 +338,6 @@ def device_of(src: Buffers, dst: Buffers) -> torch.device:
 
 
 def _addresses(buffers: Buffers, ids: Tensor, is_moved: Tensor) -> Tensor:
-    """Return [NB · G] addresses of all items, buffer by buffer; 0 for a hole."""
     strides = [buffer.stride(0) * buffer.element_size() for buffer in buffers]
     each = [b.data_ptr() + ids.long() * s for b, s in zip(buffers, strides, strict=True)]
     return torch.cat([torch.where(is_moved, addresses, 0) for addresses in each])

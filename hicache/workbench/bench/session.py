@@ -24,7 +24,6 @@ class Record:
 
     @property
     def gb_per_s(self) -> float:
-        """10**9 arriving bytes per second, at the median."""
         return self.num_bytes / self.timing.p50_s / 1e9
 
 
@@ -56,8 +55,6 @@ class Cell:
 
 
 class Session:
-    """The measurements and goals of one run of the bench."""
-
     def __init__(
         self,
         bench: Bench,
@@ -85,7 +82,6 @@ class Session:
         repeats: int | None = None,
         **parameters: int | str,
     ) -> float:
-        """Time a launch, record it, return GB/s."""
         timing = self.bench.timed(launch, repeats=repeats)
         record = Record(op=op, case=case, num_bytes=num_bytes, timing=timing, parameters=parameters)
         self.records.append(record)

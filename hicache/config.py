@@ -20,6 +20,7 @@ from hicache.models.plausible import check_machine, check_shape
 STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
+STOCK_POLICIES = ("slru", "s3fifo", "arc", "lecar", "gdsf", "marconi", "hints", "oracle")
 WRITE_POLICIES = (
     "write_through",
     "write_through_selective",
@@ -443,9 +444,10 @@ class CacheConfig:
     # Number of Mamba states in the host pool. None means the number that follows from
     # `cache.host_gib` and the pool's share of it.
     host_states: int | None = knob(None, least=0)
-    # A class of your own as module:Class that decides whatever it has a method for and receives the
-    # events of the cache. none leaves every decision to the policies that the other settings name.
-    policy: str = knob("none", ours=("none",))
+    # A policy of the literature, or a class of your own as module:Class, that decides whatever it
+    # has a method for and receives the events of the cache. none leaves every decision to the
+    # policies that the other settings name.
+    policy: str = knob("none", ours=("none", *STOCK_POLICIES))
     # Keyword arguments passed to the class of `cache.policy`.
     policy_args: dict[str, float] = field(default_factory=dict)
     # Policy that decides which tree node a full device or host tier evicts first: a built-in one,

@@ -164,7 +164,7 @@ def _parts(
             listener = Explainer(
                 registry, deployment.kinds, config, cases, names_evictions=timeline is not None
             )
-        parts.append(build_engine(config, deployment, runtime, names, listener))
+        parts.append(build_engine(config, deployment, runtime, names, listener, workload.requests))
     if timeline is not None:
         for number, part in enumerate(parts[::num_ranks]):
             part.executor = timeline.watch(part, number, part.executor)

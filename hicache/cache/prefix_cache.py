@@ -165,7 +165,7 @@ class PrefixCache:
                 pages[kind] += device[kind] or [-1] * above.num_pages
             above.hit_count += 1
         if self.tree.entries is not None:
-            self.tree.entries.hit(node, sequence.request)
+            self.tree.entries.started(node, sequence)
         if self._writer is not None:
             self._writer.on_hit(node)
         size = self.page_size

@@ -1,6 +1,7 @@
 """Puts an engine together: its tree, its cache, its prefetcher and its scheduler."""
 
 import sys
+from collections.abc import Sequence
 
 from hicache.cache import invariants
 from hicache.cache.named import LENGTHS, make_policy
@@ -16,6 +17,7 @@ from hicache.engine.loop import Engine
 from hicache.engine.policy import OwnPlacement, policy_of
 from hicache.engine.simulated_runtime import Runtime
 from hicache.models import GIB
+from hicache.request import Request
 from hicache.scheduler.checkpoints import PLACEMENTS, Placement
 from hicache.scheduler.events import Listener
 from hicache.scheduler.scheduler import Scheduler
@@ -27,6 +29,7 @@ def build_engine(
     runtime: Runtime,
     names: PageNames,
     listener: Listener | None = None,
+    requests: Sequence[Request] = (),
 ) -> Engine:
     """One engine, or one rank of it.
 
@@ -36,11 +39,12 @@ def build_engine(
         runtime: where it runs.
         names: what pages are called.
         listener: receives the engine's events; None means no listener.
+        requests: the workload, for an oracle.
     """
     rates = RateEstimator(num_engines=config.parallel.replicas)
     policy = None
     if (config.cache.policy, config.cache.eviction) != ("none", "lru"):
-        policy = policy_of(config, deployment, rates, runtime.clock.now)
+        policy = policy_of(config, deployment, rates, runtime.clock.now, requests)
     tree = RadixTree(
         kinds=deployment.host_kinds,
         names=names,

@@ -25,6 +25,7 @@ from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine, Router
 from hicache.engine.routing import Replica
 from hicache.policies.eviction import POLICIES
+from hicache.policies.stock import STOCK
 from hicache.policies.world import World
 from hicache.request import Request
 from hicache.scheduler.checkpoints import Placement
@@ -40,6 +41,7 @@ ANYTHING = Answer("anything", lambda value: True, shows=False)
 METHODS = {
     "on_insert": ANYTHING,  # (entry, tier): it has data there now
     "on_hit": ANYTHING,  # (entry, request): the request starts from it
+    "on_miss": ANYTHING,  # (keys, request): of the whole pages of its prompt that it must compute
     "on_split": ANYTHING,  # (entry, first): `first` is the entry of its first pages from now on
     "on_evict": ANYTHING,  # (entry, tier, why): it lost its data there; demoted, evicted or lost
     "on_finish": ANYTHING,  # (request, outcome): finished, rejected or aborted
@@ -72,6 +74,7 @@ def policy_of(
     deployment: Deployment,
     rates: RateEstimator,
     now_ns: Callable[[], int],
+    requests: Sequence[Request] = (),
 ) -> SimpleNamespace:
     """Build the policies that the config names: the methods of `cache.policy`, then of the others.
 
@@ -79,7 +82,7 @@ def policy_of(
         ValueError: there is no such class, or it takes no such arguments.
         PolicyError: a class of the user's own cannot be used.
     """
-    cache, world = config.cache, _world(config, deployment, rates, now_ns)
+    cache, world = config.cache, _world(config, deployment, rates, now_ns, requests)
     methods = SimpleNamespace()
     if cache.eviction != "lru":
         wants = {"rank": METHODS["rank"]}
@@ -108,7 +111,9 @@ def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> Simpl
         PolicyError: it cannot be built, or has none of the methods, or an unknown event.
     """
     told = f"cache.policy={name}"
-    policy: object = built(told, loaded("cache.policy", name), (world,), arguments)
+    policy: object = built(
+        told, STOCK.get(name) or loaded("cache.policy", name), (world,), arguments
+    )
     wanted = {
         each: answer
         for each, answer in METHODS.items()
@@ -130,6 +135,7 @@ def _world(
     deployment: Deployment,
     rates: RateEstimator,
     now_ns: Callable[[], int],
+    requests: Sequence[Request],
 ) -> World:
     kinds, names = deployment.kinds, deployment.kinds.names
     tiers = {"device": (deployment.device, kinds), "host": (deployment.host, deployment.host_kinds)}
@@ -151,6 +157,7 @@ def _world(
         rates=rates,
         now_ns=now_ns,
         config=config,
+        requests=requests,
     )
 
 

@@ -1,10 +1,11 @@
 """What a policy may know of the engine that it decides for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.config import ExperimentConfig
+from hicache.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class World:
         rates: what was measured so far: `compute_ns(num_tokens)`, `load_ns(prefetch)`.
         now_ns: the engine's clock. Clocks of ranks differ, and ranks must decide alike.
         config: all settings of the run.
+        requests: the workload in the order of arrival: the future, for an oracle alone.
     """
 
     page_size: int
@@ -36,3 +38,4 @@ class World:
     rates: RateEstimator
     now_ns: Callable[[], int]
     config: ExperimentConfig
+    requests: Sequence[Request] = ()

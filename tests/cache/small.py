@@ -10,6 +10,7 @@ from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.eviction import Ranking, by_last_use
+from hicache.cache.tree.keys import Digests
 from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
@@ -124,5 +125,5 @@ def eviction_of(name: str, **knobs: float) -> object:
 
 def ranking_of(policy: str, **knobs: float) -> Ranking:
     """The order in which a built-in eviction policy takes leaves of the host that have entries."""
-    entries = Entries(eviction_of(policy, **knobs), named_kinds(PAGE), lambda node, kind: 0)
+    entries = Entries(eviction_of(policy, **knobs), named_kinds(PAGE), Digests(PAGE))
     return entries.ranking(HOST, FULL, by_last_use(FULL))

@@ -3,13 +3,15 @@
 An entry is the data of one kind of one tree node. Entries exist only in a run with `cache.policy`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from hicache.cache.checked import PolicyError, shown
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.tree.eviction import Priority, Ranking, VictimQueue
+from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.node import TIER_NAMES, TIERS, Node
+from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 
 # why an entry's data left a tier
@@ -101,7 +103,9 @@ class Entry:
 
         Equal whenever the same content comes back, and in simulated and real runs of a workload.
         """
-        return self._entries.content_key(self._node, self._kind)
+        node, names = self._node, self._entries.names
+        place = node.num_pages - 1 if self._kind in self._entries.kinds.points else 0
+        return names.content(names.of_node(node, place)[0])
 
     @property
     def parent(self) -> "Entry | None":
@@ -148,18 +152,16 @@ class Entries:
     Each method that the policy lacks costs nothing.
     """
 
-    def __init__(
-        self, policy: object, kinds: Kinds, content_key: Callable[[Node, int], int]
-    ) -> None:
-        """`policy`: has any of the methods of `named.METHODS`; `content_key`: of a node's pages of
-        a kind."""
+    def __init__(self, policy: object, kinds: Kinds, names: PageNames) -> None:
+        """`policy`: has any of the methods of `hicache.engine.policy.METHODS`."""
         self.kinds = kinds
-        self.content_key = content_key
+        self.names = names
         self._last_id = -1
-        self._on_insert, self._on_hit, self._on_split, self._on_evict, self._on_finish = (
-            getattr(policy, f"on_{event}", None)
-            for event in ("insert", "hit", "split", "evict", "finish")
+        events = ("insert", "hit", "miss", "split", "evict", "finish")
+        self._on_insert, self._on_hit, self._on_miss, self._on_split, self._on_evict, on_finish = (
+            getattr(policy, f"on_{event}", None) for event in events
         )
+        self._on_finish = on_finish
         self._rank = getattr(policy, "rank", None)
         self._choose = getattr(policy, "victim", None)
 
@@ -232,14 +234,21 @@ class Entries:
                 if self._on_split is not None:
                     self._on_split(entry, first)
 
-    def hit(self, node: Node, request: Request | None) -> None:
-        """A request starts at the end of a node."""
-        nodes, request = list(node.path()), shown(request)
+    def started(self, node: Node, sequence: Sequence) -> None:
+        """A request starts at the end of a node, and computes what follows."""
+        nodes, request = list(node.path()), shown(sequence.request)
         self._hit(nodes, FULL, request)
         for kind, pages in self.kinds.windows:
             self._hit(list(node.path(node.end - pages)), kind, request)
         for kind in self.kinds.points:
             self._hit(nodes[:1], kind, request)
+        if self._on_miss is not None:
+            names = self.names
+            num_pages = len(sequence.tokens) // names.page_bytes
+            if request is not None:
+                num_pages = request.prompt_len // self.kinds.page_size
+            missed = names.of_span(node, sequence, max(num_pages - node.end, 0))
+            self._on_miss(tuple(map(names.content, missed)), request)
 
     def finished(self, request: Request, outcome: str) -> None:
         """A request has finished, or was rejected or aborted."""

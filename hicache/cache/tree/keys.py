@@ -48,8 +48,8 @@ class PageNames(Protocol):
         """The names of the pages of a sequence that follow those up to the anchor."""
         ...
 
-    def content(self, node: Node, place: int) -> int:
-        """A number for the tokens up to the end of a node's page, equal where they are."""
+    def content(self, name: Key) -> int:
+        """A number for the tokens up to the end of the page of this name, equal where they are."""
         ...
 
 
@@ -82,10 +82,9 @@ class Digests:
         sequence.digests, sequence.digests_start = digests, anchor.end
         return digests
 
-    def content(self, node: Node, place: int) -> int:
+    def content(self, name: Key) -> int:
         """The number of the page in the workload; of its digest, where no workload is known."""
-        digest = digests_of(node)[place]
-        return self._numbers.get(digest, int.from_bytes(digest, "little"))
+        return self._numbers.get(cast(bytes, name), int.from_bytes(cast(bytes, name), "little"))
 
 
 class Numbers:
@@ -119,9 +118,9 @@ class Numbers:
         """The names among its tokens."""
         return memoryview(sequence.tokens).cast("i")[anchor.end : anchor.end + num_pages].tolist()
 
-    def content(self, node: Node, place: int) -> int:
+    def content(self, name: Key) -> int:
         """The number of the page."""
-        return memoryview(node.edge).cast("i")[place] >> KIND_BITS
+        return int(name) >> KIND_BITS
 
 
 def chain_seed(namespace: str) -> bytes:

@@ -12,7 +12,7 @@ from hicache.cache.pages import FreePages
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
-from hicache.cache.tree.node import DEVICE, HOST, Lock, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult, Node
 from hicache.cache.tree.residency import Residency
 from hicache.config import DEMOTING, CacheConfig, QuirksConfig
 
@@ -49,7 +49,7 @@ class RadixTree:
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
-        self.entries = None if policy is None else Entries(policy, kinds, self._content)
+        self.entries = None if policy is None else Entries(policy, kinds, self.names)
         self.policy = policy
         # the method of the policy that decides on copies, and whether a device eviction may copy
         self.admit: Callable[..., bool | None] | None = getattr(policy, "admit", None)
@@ -144,10 +144,6 @@ class RadixTree:
         start = node.num_pages - 1 if kind in self._points else 0
         return keys(self.names.of_node(node, start), kind)
 
-    def _content(self, node: Node, kind: int) -> int:
-        place = node.num_pages - 1 if kind in self._points else 0
-        return self.names.content(node, place)
-
     def take_apart(self) -> None:
         """Let go of every node, when nothing will be asked any more.
 
@@ -155,6 +151,7 @@ class RadixTree:
         """
         for node in [*self.roots.values(), *self.nodes()]:
             node.children.clear()
+            node.entries = NO_ENTRIES
         self.roots.clear()
 
     # -- locking ------------------------------------------------------------------------------
@@ -382,6 +379,7 @@ class RadixTree:
         assert parent is not None
         del parent.children[node.edge[: self.page_bytes]]
         node.parent = None
+        node.entries = NO_ENTRIES  # an entry holds its node: without this, both would stay
         self.num_nodes -= 1
         self.residency.refresh(parent)
 

@@ -1,0 +1,151 @@
+"""Eviction policies written for other caches, run in this one, and the other way round.
+
+Each adapter needs only the methods that the other project's interface has; none of their packages
+is imported. To run a class of theirs, name it in a module of your own:
+
+    from functools import partial
+    from lmcache.v1.storage_backend.cache_policy.mru import MRUCachePolicy
+    Theirs = partial(PerPool, partial(FromLMCache, MRUCachePolicy))    # cache.policy=mine:Theirs
+"""
+
+from collections.abc import Callable, Container, Iterable
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+from hicache.cache.tree.entry import Entry, Evictable
+from hicache.policies.world import World
+
+
+class FromSGLang:
+    """An `EvictionStrategy` of SGLang as a policy: the lowest `get_priority(node)` goes first.
+
+    As in SGLang all leaves are ranked anew for each eviction, so a priority may also fall.
+    """
+
+    def __init__(self, make: Callable[[], Any], world: World | None) -> None:
+        self._strategy = make()
+
+    def victim(self, tier: str, kind: str, need: int, queue: Evictable) -> Entry | None:
+        """Return the leaf of the lowest priority; None for windows and states, which keep LRU."""
+        return min(queue, key=self._priority, default=None) if kind == "full" else None
+
+    def _priority(self, entry: Entry) -> Any:
+        node = SimpleNamespace(
+            last_access_time=entry.used,
+            creation_time=entry.created,
+            hit_count=entry.uses,
+            priority=0,
+            key=range(entry.count),
+        )
+        return self._strategy.get_priority(node)
+
+
+class ToSGLang:
+    """A policy with `rank` as an `EvictionStrategy` of SGLang."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+
+    def get_priority(self, node: Any) -> Any:
+        """Return the rank of an entry with the counters of the node."""
+        entry = SimpleNamespace(
+            used=node.last_access_time,
+            created=node.creation_time,
+            uses=node.hit_count,
+            hits=max(node.hit_count - 1, 0),
+            count=len(node.key),
+        )
+        return self._policy.rank(entry, "device", "full")
+
+
+class FromLMCache:
+    """A `BaseCachePolicy` of LMCache, with one instance for each pool (`PerPool`)."""
+
+    def __init__(self, make: Callable[[], Any], world: World | None, capacity: float) -> None:
+        self._policy = make()
+        self._held = self._policy.init_mutable_mapping()
+
+    def insert(self, entry: Entry) -> None:
+        """Put it into the mapping that the policy made."""
+        self._held[entry] = SimpleNamespace(can_evict=True)
+        self._policy.update_on_put(entry)
+
+    def hit(self, entry: Entry) -> None:
+        """Report a hit."""
+        self._policy.update_on_hit(entry, self._held)
+
+    def miss(self, keys: Iterable[int]) -> None:
+        """Do nothing."""
+
+    def split(self, entry: Entry, first: Entry) -> None:
+        """Report the inner part as put anew."""
+        self.insert(first)
+
+    def evict(self, entry: Entry) -> None:
+        """Remove it."""
+        del self._held[entry]
+        self._policy.update_on_force_evict(entry)
+
+    def victim(self, queue: Container[Entry]) -> Entry | None:
+        """Return the policy's first candidate that may be evicted."""
+        for entry, item in self._held.items():
+            item.can_evict = entry in queue
+        candidates: list[Entry] = self._policy.get_evict_candidates(self._held, 1)
+        return candidates[0] if candidates else None
+
+
+class FromVllm:
+    """A `CachePolicy` of vLLM's offloading, with one instance for each pool (`PerPool`).
+
+    `chunk(number)` makes a chunk that is not in use, `context()` a request's context; both are
+    classes of vLLM (`ChunkStatus`, `ReqContext`).
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Any],
+        chunk: Callable[[int], Any],
+        context: Callable[[], Any],
+        world: World | None,
+        capacity: float,
+    ) -> None:
+        self._policy = make(int(min(capacity, 1 << 40)))
+        self._chunk, self._context = chunk, context
+        self._numbers = count()
+        self._held: dict[bytes, Entry] = {}
+        self._names: dict[Entry, bytes] = {}
+
+    def insert(self, entry: Entry) -> None:
+        """Insert a chunk named by the content of the entry."""
+        name = b"%d" % entry.key
+        self._held[name], self._names[entry] = entry, name
+        self._policy.insert(name, self._chunk(next(self._numbers)), self._context())
+        self._policy.mark_evictable(name)
+
+    def hit(self, entry: Entry) -> None:
+        """Touch it."""
+        self._policy.touch([self._names[entry]], self._context())
+
+    def miss(self, keys: Iterable[int]) -> None:
+        """Report what is about to be stored."""
+        self._policy.on_store_miss([b"%d" % key for key in keys], self._context())
+
+    def split(self, entry: Entry, first: Entry) -> None:
+        """Insert the outer part, whose content has a name of its own now, and the inner part."""
+        self.evict(entry)
+        self.insert(first)
+        self.insert(entry)
+
+    def evict(self, entry: Entry) -> None:
+        """Remove it, if the policy has not."""
+        name = self._names.pop(entry)
+        del self._held[name]
+        if self._policy.get(name) is not None:
+            self._policy.remove(name)
+
+    def victim(self, queue: Container[Entry]) -> Entry | None:
+        """Return what the policy evicts when everything else in use is protected."""
+        protected = {name for name, entry in self._held.items() if entry not in queue}
+        evicted = self._policy.evict(1, protected)
+        return self._held[evicted[0][0]] if evicted else None

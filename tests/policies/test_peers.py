@@ -1,0 +1,159 @@
+"""Policies of the literature miss as often as their originals do, and adapters change nothing."""
+
+import json
+from collections import OrderedDict
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hicache.policies.adapters import FromLMCache, FromSGLang, FromVllm, ToSGLang
+from hicache.policies.eviction import Fifo, Lfu, Slru
+from hicache.policies.queues import PerPool
+from hicache.policies.stock import STOCK
+from tests.policies.peers import counted
+from tests.policies.single import misses_of
+from tests.policies.streams import CAPACITY, STREAMS
+
+PEERS = json.loads(Path(__file__).with_name("peers.json").read_text())
+WORLD = SimpleNamespace(
+    capacity={"device": {"full": CAPACITY}, "host": {"full": 0}},
+    seed=0,
+    page_size=4,
+    flops=lambda start, end: float(end - start),
+    unit_bytes={"device": {"full": 1}},
+)
+
+
+class MostRecent:
+    """Of SGLang's interface: the one used last goes first."""
+
+    def get_priority(self, node):
+        return -node.last_access_time
+
+
+class Newest:
+    """Of LMCache's interface: the one used last goes first."""
+
+    def init_mutable_mapping(self):
+        return OrderedDict()
+
+    def update_on_hit(self, key, cache_dict):
+        cache_dict.move_to_end(key)
+
+    def update_on_put(self, key):
+        pass
+
+    def update_on_force_evict(self, key):
+        pass
+
+    def get_evict_candidates(self, cache_dict, num_candidates=1):
+        able = [key for key in reversed(cache_dict) if cache_dict[key].can_evict]
+        return able[:num_candidates]
+
+
+class Recency:
+    """Of vLLM's interface: LRU."""
+
+    def __init__(self, cache_capacity):
+        self.chunks = OrderedDict()
+
+    def get(self, key):
+        return self.chunks.get(key)
+
+    def insert(self, key, chunk, req_context):
+        self.chunks[key] = chunk
+
+    def remove(self, key):
+        del self.chunks[key]
+
+    def touch(self, keys, req_context):
+        for key in keys:
+            if key in self.chunks:
+                self.chunks.move_to_end(key)
+
+    on_store_miss = touch
+
+    def mark_evictable(self, key):
+        pass
+
+    def evict(self, n, protected):
+        keys = [key for key in self.chunks if key not in protected][:n]
+        return [(key, self.chunks.pop(key)) for key in keys]
+
+
+OURS = {  # with the peers that must miss as often
+    "none": (lambda: None, ["libcachesim LRU", "lmcache LRU", "sglang LRU", "vllm LRU"]),
+    "fifo": (Fifo, ["libcachesim FIFO", "lmcache FIFO", "sglang FIFO"]),
+    "lfu": (Lfu, ["libcachesim LFU", "lmcache LFU", "sglang LFU"]),
+    "slru of two segments": (Slru, ["sglang SLRU"]),
+    "slru": (partial(STOCK["slru"], WORLD), ["libcachesim SLRU"]),
+    "arc": (partial(STOCK["arc"], WORLD), ["libcachesim ARC"]),
+    "s3fifo": (partial(STOCK["s3fifo"], WORLD), ["libcachesim S3FIFO"]),
+    "MRU from SGLang": (partial(FromSGLang, MostRecent, WORLD), ["sglang MRU"]),
+    "MRU from LMCache": (partial(PerPool, partial(FromLMCache, Newest), WORLD), ["lmcache MRU"]),
+    "LRU from vLLM": (
+        partial(PerPool, partial(FromVllm, Recency, str, dict), WORLD),
+        ["vllm LRU"],
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("name", OURS)
+def test_misses_are_those_of_the_peers(name: str, stream: str) -> None:
+    make, peers = OURS[name]
+    misses = misses_of(STREAMS[stream](), CAPACITY, make())
+    assert {peer: PEERS[stream][peer] for peer in peers} == dict.fromkeys(peers, misses)
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_gdsf_is_that_of_libcachesim_but_for_the_order_of_insertion_and_eviction(
+    stream: str,
+) -> None:
+    accesses = STREAMS[stream]()
+    assert gdsf_misses(accesses, inserts_first=True) == PEERS[stream]["libcachesim GDSF"]
+    ours = misses_of(accesses, CAPACITY, STOCK["gdsf"](WORLD))
+    assert ours == gdsf_misses(accesses, inserts_first=False)
+
+
+def test_a_policy_of_ours_ranks_nodes_of_sglang() -> None:
+    strategy = ToSGLang(Lfu())
+    nodes: dict[int, SimpleNamespace] = {}
+    clock = iter(range(20_000))
+
+    def hit(page: int) -> None:
+        nodes[page].hit_count += 1
+        nodes[page].last_access_time = next(clock)
+
+    def insert(page: int) -> None:
+        now = next(clock)
+        nodes[page] = SimpleNamespace(
+            last_access_time=now, creation_time=now, hit_count=1, key=range(1)
+        )
+
+    def make_room() -> int:
+        page = min(nodes, key=lambda each: strategy.get_priority(nodes[each]))
+        del nodes[page]
+        return page
+
+    misses = counted(STREAMS["zipf"]()[:3_000], hit, make_room, insert)
+    assert misses == misses_of(STREAMS["zipf"]()[:3_000], CAPACITY, Lfu())
+
+
+def gdsf_misses(accesses: list[int], *, inserts_first: bool) -> int:
+    """Misses of GDSF with pages of equal size and cost, by search of the lowest value."""
+    floor = misses = 0
+    held: dict[int, tuple[int, int, int]] = {}  # page: value, last access, accesses
+    for now, page in enumerate(accesses):
+        uses = 1 + held.get(page, (0, 0, 0))[2]
+        misses += page not in held
+        if page in held or inserts_first:
+            held[page] = (floor + uses, now, uses)
+        if len(held) + (page not in held) > CAPACITY:
+            victim = min(held, key=lambda each: held[each])
+            floor = held.pop(victim)[0]
+        if not inserts_first:
+            held[page] = (floor + uses, now, uses)
+    return misses

@@ -1,0 +1,120 @@
+"""What is peculiar to each policy of the literature."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from hicache.cli.schema import config_of
+from hicache.config import STOCK_POLICIES
+from hicache.experiment import run
+from hicache.policies.queues import Arc, LeCaR, S3Fifo, Slru
+from hicache.policies.stock import STOCK
+from hicache.results.metrics import summarize
+from hicache.workload.oracle import min_hits, visits_of
+from hicache.workload.workload import load_workload
+from tests.policies.test_events import SMALL, run_of, summary_of
+
+
+def test_the_config_knows_their_names() -> None:
+    assert tuple(STOCK) == STOCK_POLICIES
+
+
+@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.parametrize("model", SMALL)
+def test_the_laws_hold_under_each(model: str, name: str) -> None:
+    result = run_of(model, f"cache.policy={name}", "parallel.tp=8", "storage=memory")
+    assert summarize(result.records, result.measures)["cache/token_hit_rate"] > 0
+
+
+class Item:
+    """A page of a cache of one tier."""
+
+    count = 1
+    hits = used = 0
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+
+def left_of(pool, accesses: str, capacity: int) -> str:
+    """The pages held after these accesses to single pages; a pool as `PerPool` has it."""
+    held: dict[str, Item] = {}
+    for now, key in enumerate(accesses):
+        if key in held:
+            held[key].used = now
+            pool.hit(held[key])
+            continue
+        pool.miss((ord(key),))
+        if len(held) == capacity:
+            items = set(held.values())
+            victim = pool.victim(items) or min(items, key=pool.rank)
+            pool.evict(victim)
+            del held[chr(victim.key)]
+        held[key] = Item(ord(key))
+        held[key].used = now
+        pool.insert(held[key])
+    return "".join(sorted(held))
+
+
+def test_slru_protects_what_was_hit() -> None:
+    # a was hit; c and d filled segments above the lowest one while there was room
+    assert left_of(Slru(None, 4), "aabcdefg", 4) == "acdg"
+
+
+def test_s3fifo_sends_a_ghost_to_the_main_queue() -> None:
+    pool = S3Fifo(None, 10, small=0.2)
+    held = left_of(pool, "abcdefghij" + "klm" + "a" + "nopqrstuvw", 10)
+    assert "a" in held  # `a` came back as a ghost, and the scan after it went by
+    assert "b" not in held
+
+
+def test_arc_learns_from_ghosts_of_its_two_queues() -> None:
+    pool = Arc(None, 4)
+    left_of(pool, "aabb" + "cdef" + "c", 4)
+    assert pool._target == 1
+    left_of(pool, "", 4)
+    assert set(pool._again_ghosts.items) | set(pool._once_ghosts.items)
+
+
+def test_lecar_turns_away_from_the_expert_that_erred() -> None:
+    pool = LeCaR(SimpleNamespace(seed=1), 4)
+    left_of(pool, "abcd" + "efgh" * 20, 4)  # a loop that fits: no ghost comes back
+    assert pool.weights["lru"] == pytest.approx(0.5)
+    left_of(LeCaR(SimpleNamespace(seed=1), 4), "abcde" * 20, 4)
+    erring = LeCaR(SimpleNamespace(seed=1), 4)
+    left_of(erring, "aaaa" + "bcdef" * 30, 4)  # a loop that does not fit: LRU errs always
+    assert erring.weights["lru"] < 0.5
+
+
+TIGHT = (
+    "workload=multi_turn",
+    "workload.arrivals=open",
+    "model=llama3_8b",
+    "cache.device_gib=4",
+    "cache.host_gib=0",
+    "workload.limit=60",
+)
+
+
+def hits_of(*more: str) -> float:
+    result = run(config_of(*TIGHT, *more))
+    return summarize(result.records, result.measures)["cache/token_hit_rate"]
+
+
+def test_the_oracle_hits_more_than_lru_and_no_more_than_its_bound() -> None:
+    config = config_of(*TIGHT)
+    workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
+    page_bytes = 131_072 * config.cache.page_size
+    visits = visits_of(workload.requests, config.cache.page_size)
+    bound = min_hits(visits, (4 << 30) // page_bytes) / visits.prompt_tokens
+    assert hits_of() < hits_of("cache.policy=oracle") <= bound
+
+
+def test_marconi_is_lru_without_flops_and_something_else_with_them() -> None:
+    marconi = "cache.policy=marconi"
+    lru, same, other = (
+        summary_of(run_of("qwen3_next_80b", "parallel.tp=8", *more))
+        for more in ((), (marconi, "cache.policy_args.alpha=0"), (marconi,))
+    )
+    assert lru == same
+    assert other != lru

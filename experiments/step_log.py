@@ -7,7 +7,7 @@ excluded, both in the log and on the run's own clock.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,20 +154,24 @@ def measured() -> Iterator[Log]:
         TorchIo,
         now=now,
         wait_until=wait_until,
-        _load=_timed(TorchIo._load, log.reads, 2),
-        _store=_timed(TorchIo._store, log.writes, 2),
-        _on_all_ranks=_timed(TorchIo._on_all_ranks, log.queries, 1),
+        _load=_timed(TorchIo._load, log.reads, lambda arguments: arguments[2]),
+        _store=_timed(TorchIo._store, log.writes, lambda arguments: arguments[2].keys),
+        _on_all_ranks=_timed(TorchIo._on_all_ranks, log.queries, lambda arguments: arguments[1]),
     )
     with patched, mock.patch.object(TorchExecutor, "forward", timed_forward):
         yield log
 
 
-def _timed(inside: Callable[..., Any], calls: list[Call], keys_at: int) -> Callable[..., Any]:
+def _timed(
+    inside: Callable[..., Any],
+    calls: list[Call],
+    keys_of: Callable[[tuple[Any, ...]], Sequence[Any]],
+) -> Callable[..., Any]:
     def timed(*arguments: Any) -> Any:
         started = time.thread_time()
         result = inside(*arguments)
-        if arguments[keys_at]:
-            calls.append(Call(len(arguments[keys_at]), time.thread_time() - started))
+        if num_keys := len(keys_of(arguments)):
+            calls.append(Call(num_keys, time.thread_time() - started))
         return result
 
     return timed

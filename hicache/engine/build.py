@@ -43,7 +43,8 @@ def build_engine(
     """
     rates = RateEstimator(num_engines=config.parallel.replicas)
     policy = None
-    if (config.cache.policy, config.cache.eviction) != ("none", "lru"):
+    knobs = config.cache
+    if (knobs.policy, knobs.eviction) != ("none", "lru") or knobs.eviction_args:
         policy = policy_of(config, deployment, rates, runtime.clock.now, requests)
     tree = RadixTree(
         kinds=deployment.host_kinds,

@@ -84,7 +84,7 @@ def policy_of(
     """
     cache, world = config.cache, _world(config, deployment, rates, now_ns, requests)
     methods = SimpleNamespace()
-    if cache.eviction != "lru":
+    if cache.eviction != "lru" or cache.eviction_args:
         wants = {"rank": METHODS["rank"]}
         name, knobs = cache.eviction, cache.eviction_args
         preset: Any = make_policy("cache.eviction", name, POLICIES, world, wants=wants, knobs=knobs)

@@ -76,7 +76,7 @@ def test_another_policy_differs_and_is_explained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "worst.py").write_text(
-        "class Worst:\n    def priority(self, node):\n        return (-node.tick,)\n"
+        "class Worst:\n    def rank(self, entry, tier, kind):\n        return -entry.used if kind == 'full' else None\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

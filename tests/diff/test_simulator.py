@@ -122,7 +122,7 @@ def test_the_config_is_that_of_the_pools() -> None:
     full = Pools(device_tokens=640, host_tokens=0, max_len=320, has_storage=False)
     config = config_for(full, {"eviction": "lfu", "write_policy": "write_back"})
     assert (config.storage.kind, config.cache.host_tokens) == ("none", 0)
-    assert (config.cache.eviction, config.cache.write_policy.value) == ("lfu", "write_back")
+    assert (config.cache.eviction, config.cache.write_policy) == ("lfu", "write_back")
     assert (config.cache.swa_device_tokens, config.cache.device_states) == (None, None)
 
 
@@ -212,7 +212,9 @@ def test_a_window_or_state_at_a_branch_is_backed_up(compat: str, pools: dict[str
     assert branches(compat, **pools) == [(0, 0, 0), (0, 0, 0), (0, 128, 0), (0, 128, 0)]
 
 
-@pytest.mark.parametrize(("compat", "hit"), [("hicache", 320), ("reports", 0)])
+@pytest.mark.parametrize(
+    ("compat", "hit"), [("hicache", 320), ("reports", 320), ("sglang_0_5_23", 0)]
+)
 @pytest.mark.parametrize(
     "pools", [{"window_len": 32, "swa_tokens": 640}, {"num_states": 12}], ids=["window", "state"]
 )

@@ -58,7 +58,7 @@ def changed(instance: Changed, name: str) -> Changed:
         case str():
             value += "'"
         case tuple():
-            value += value
+            value += value or ("something",)
         case _:
             value += 1
     object.__setattr__(other, name, value)

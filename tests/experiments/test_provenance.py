@@ -55,6 +55,7 @@ KNOBS = (
     "cache.checkpoints",
     "cache.windows",
     "cache.eviction",
+    "cache.policy",
     "prefetch.stop",
     "scheduler.order",
     "scheduler.swa_budget",
@@ -184,7 +185,7 @@ def test_a_trace_that_is_a_folder_is_told_by_its_files(tmp_path, traced):
 
 
 def test_every_knob_that_may_name_a_class_is_known_here():
-    assert dict(provenance._policies(with_own("workload.tokenizer"))).keys() == set(KNOBS)
+    assert dict(provenance.policies_of(with_own("workload.tokenizer"))).keys() == set(KNOBS)
 
 
 def test_a_policy_that_is_nowhere_is_left_for_the_run_to_refuse(tmp_path):

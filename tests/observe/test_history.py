@@ -31,7 +31,7 @@ def history() -> PageHistory:
 
 
 def sequence(request_id: int) -> Sequence:
-    return Sequence(NAMES, "", request_id)
+    return Sequence(NAMES, "", request(request_id))
 
 
 def request(request_id: int) -> Request:

@@ -327,7 +327,7 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
     """
     model = MODELS["+".join(name for name in pools.components if name != "full") or "full"]
     page, compat = pools.page_size, options.get("compat", SGLANG)
-    # SGLang's host pools have a page (a state) more than asked for
+    # SGLang's host pools have one more page (or state) than requested
     more = int(compat == SGLANG and pools.host_tokens > 0)
     values: dict[str, object] = {
         "model.max_len": pools.max_len + page,

@@ -37,7 +37,7 @@ CASES = Path(__file__).parents[1] / "published"
 PACKAGE = Path(experiment.__file__).parent
 OUT = Path("outputs", "published")
 DIFFERS = 0.05  # variants with closer published values are not ranked
-# measures whose errors are differences, and what these are called
+# measures whose errors are differences, with the unit of each
 POINTS = {"hits": "points", "hit_count": "requests"}
 
 

@@ -111,7 +111,7 @@ def check(
         except DECLINED as error:
             verdict.declined.append(f"{case.name}: {error}")
             continue
-        except Exception as error:  # of the user's code: the other cases have a right to be tried
+        except Exception as error:  # in the user's code: go on with the other cases
             if _is_limitation(error):
                 verdict.unchecked.append(f"{case.name}: {error}")
                 continue
@@ -140,7 +140,7 @@ def check_own(
         orders = {way: _programs_in_order(backwards=way) for way in (False, True)}
         try:
             faults = list(faults_of(kernel, sizes, seed + number, device=device, orders=orders))
-        except Exception as error:  # of the user's code: the other cases have a right to be tried
+        except Exception as error:  # in the user's code: go on with the other cases
             if _is_limitation(error):
                 verdict.unchecked.append(f"{sizes}: {error}")
                 continue

@@ -60,7 +60,7 @@ def programs(session: Session) -> None:
                     )  # fmt: skip
                 except contract.DECLINED as error:
                     session.notes[case] = f"declined: {error}"
-                except Exception as error:  # of others' code
+                except Exception as error:  # in foreign code
                     session.failures.setdefault(name, f"{case}: {type(error).__name__}: {error}")
 
 

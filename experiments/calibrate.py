@@ -8,9 +8,9 @@ them. Arguments after NAME change these runs (model=..., workload.limit=...). do
 what is fitted, what is not, and how to use curves that you measured in another way.
 """
 
-# The cost model is linear in six numbers once nothing else binds: the cost of a step, of a token's
-# matrices, of a pair of query and key, of a state, of a key read while decoding, of a sequence
-# extended. The reference model multiplies whole pages of each sequence, so a page is the profile's
+# The cost model is linear in six numbers if nothing else binds: the cost of a step, of a token's
+# matrices, of a (query, key) pair, of a state, of a key read while decoding, of an extended
+# sequence. The reference model multiplies whole pages of each sequence, so a page is the profile's
 # tile. Least squares on errors relative to the fit, none below zero; the scheduler's time between
 # two steps is added to the first number.
 
@@ -31,15 +31,13 @@ from hicache.config import ExperimentConfig
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
 
 SLICES = (101, 102, 103)  # seeds
-ROUNDS = 8  # of fitting, each with the weights that follow from the last
+ROUNDS = 8  # of fitting, each weighted by the result of the one before
 FREE = 1e30  # a rate that never binds
 REAL = ("experiment=calibrate",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A profile, knobs of the storage, and how far the fit is from what it was fitted to."""
-
     hardware: HardwareConfig
     storage: dict[str, Any]
     median_step_error: float
@@ -47,7 +45,6 @@ class Fit:
 
 
 def calibrate(config: ExperimentConfig, seeds: Sequence[int]) -> Fit:
-    """A profile fitted to real runs of `config` with these seeds."""
     config = replace(config, executor=replace(config.executor, kind="torch"))
     log = Log()
     for seed in seeds:
@@ -58,7 +55,6 @@ def calibrate(config: ExperimentConfig, seeds: Sequence[int]) -> Fit:
 
 
 def fit_to(log: Log, config: ExperimentConfig) -> Fit:
-    """The profile whose steps come closest to the log's."""
     model = config.model
     tile = config.cache.page_size
     rows = np.array([features(step, model, tile) for step in log.steps])
@@ -83,10 +79,10 @@ def fit_to(log: Log, config: ExperimentConfig) -> Fit:
 
 
 def least_squares(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[K] coefficients, none below zero, with the least sum of squared relative errors.
+    """Return [K] non-negative coefficients with the least sum of squared relative errors.
 
-    Relative to the fit, found in rounds: errors relative to what was measured would count a slow
-    step for less than a fast one, and the fit would be too fast.
+    Errors are relative to the fit, which takes several rounds. With errors relative to the
+    measurement, slow steps would count less than fast ones, and the fit would be too fast.
     """
     scale = seconds
     found = np.zeros(rows.shape[1])
@@ -105,7 +101,7 @@ def least_squares(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> ND
 
 
 def line(calls: Sequence[Call], page_bytes: int) -> tuple[float, float]:
-    """Seconds of a call by itself, and bytes a second, of the calls as they were."""
+    """Fit seconds per call and bytes per second to the measured calls."""
     if not calls:
         return 0.0, FREE
     rows = np.array([[1.0, call.num_pages] for call in calls])
@@ -117,7 +113,6 @@ def line(calls: Sequence[Call], page_bytes: int) -> tuple[float, float]:
 def profile(
     rates: NDArray[np.float64], model: ModelConfig, base: HardwareConfig, tile: int
 ) -> HardwareConfig:
-    """Fitted seconds as a profile: everything that was not fitted is free."""
     step_s, token_s, pair_s, state_s, key_s, extend_s = np.maximum(rates, 1e-15).tolist()
     fitted = {"source": "experiments.calibrate", "status": "measured"}
     assumed = {"source": "not fitted", "status": "modelled"}
@@ -159,7 +154,6 @@ def profile(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fit the cost model, write the profile and print a command that uses it."""
     parser = parser_of("python -m experiments.calibrate", __doc__)
     parser.add_argument("name", help="name of the new profile, for use as hardware=NAME")
     parser.add_argument(
@@ -189,13 +183,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _storage_knobs(fit: Fit) -> str:
-    """What the storage of these runs took, where they came to use it."""
     used = {name: value for name, value in fit.storage.items() if value < FREE / 1e9}
     return " ".join(f"storage.{name}={value:.2g}" for name, value in used.items())
 
 
 def as_yaml(fit: Fit, name: str) -> str:
-    """The profile as a file of conf/hardware."""
     profile = asdict(replace(fit.hardware, name=name))
     return (
         f"# Fitted by experiments.calibrate to {fit.num_steps} steps of the reference model.\n"

@@ -1,8 +1,8 @@
-"""What a real run did, step by step and call by call, and how long that took.
+"""Log of a real run, step by step and call by call, with durations.
 
-On a machine that others use too, a wall clock says more about them than about the run. Inside
-`measured`, time is what the engine's thread computes or waits; the time in which somebody else has
-the processor does not count, neither in the log nor on the run's own clock.
+On a shared machine, wall time includes the load of other processes. Inside `measured`, time is what
+the engine's thread computes or waits. The time in which another process has the processor is
+excluded, both in the log and on the run's own clock.
 """
 
 import threading
@@ -27,8 +27,8 @@ from hicache.scheduler.batch import Batch
 class Step:
     """Half-open intervals extended, contexts decoded, states saved, and seconds.
 
-    `between_s`: what the engine's thread did after the step before and before this one. While it
-    waits, what it does to look whether the wait is over belongs to the wait.
+    `between_s`: time of the engine's thread between the previous step and this one. Polling during
+    a wait counts as waiting.
     """
 
     extends: tuple[tuple[int, int], ...]
@@ -40,23 +40,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One batch read or written: pages and seconds."""
-
     num_pages: int
     seconds: float
 
 
 @dataclass(slots=True)
 class Log:
-    """All of a run's."""
-
     steps: list[Step] = field(default_factory=list)
     reads: list[Call] = field(default_factory=list)
     writes: list[Call] = field(default_factory=list)
     queries: list[Call] = field(default_factory=list)
 
     def add(self, other: "Log") -> None:
-        """Take another run in, less its first steps, which fill caches."""
+        """Append another run, except its first steps, which warm up caches."""
         self.steps += other.steps[2:]
         self.reads += other.reads
         self.writes += other.writes
@@ -64,11 +60,11 @@ class Log:
 
 
 def features(step: Step, model: ModelConfig, tile: int) -> NDArray[np.float64]:
-    """[6] what the cost model takes a step's time to be linear in, when nothing is for free.
+    """Return the [6] quantities in which the cost model's step time is linear.
 
-    One; tokens multiplied with the dense matrices in whole tiles, the head's counted as the share
-    it has of them; pairs of query and key over all layers; states decoded or copied; keys that
-    decoding reads over all layers; sequences extended.
+    They are (if no rate is infinite): 1; tokens multiplied with the dense matrices in whole tiles,
+    plus the head's at its share of them; (query, key) pairs over all layers; states decoded or
+    copied; keys that decoding reads over all layers; sequences extended.
     """
     tiles = sum(-(-end // tile) - start // tile for start, end in step.extends)
     tokens = (tiles + len(step.context_lens)) * tile
@@ -96,31 +92,28 @@ def _pairs(num_queries: int, window: int | None) -> int:
 
 
 class _Pause:
-    """What the engine's thread does between two steps: ends one, maybe sleeps, begins the next."""
+    """Time of the engine's thread between two steps, without a sleep between them."""
 
     def __init__(self, now_s: float) -> None:
         self.begin(now_s)
 
     def begin(self, now_s: float) -> None:
-        """A step has ended."""
         self._began_s = now_s
         self._slept_s: float | None = None
         self.woke_s = now_s
 
     def sleep(self, now_s: float) -> None:
-        """There was nothing to do; the first time counts."""
         if self._slept_s is None:
             self._slept_s = now_s
 
     def busy_s(self, now_s: float) -> float:
-        """Seconds before the first sleep and after the last, now that a step begins."""
         slept_s = self.woke_s if self._slept_s is None else self._slept_s
         return slept_s - self._began_s + now_s - self.woke_s
 
 
 @contextmanager
 def measured() -> Iterator[Log]:
-    """Inside, real executors keep this log, and their clock leaves others' time out."""
+    """Context in which real executors fill this log and their clock excludes other processes."""
     log = Log()
     forward = TorchExecutor.forward
     pause = _Pause(time.thread_time())
@@ -144,12 +137,12 @@ def measured() -> Iterator[Log]:
         if not self.is_idle:
             time.sleep(min(delay, POLL_NS) / SECOND_NS)
             delay = min(delay, POLL_NS)
-        self._skipped += delay  # a sleep costs what was asked for, however late the thread wakes
+        self._skipped += delay  # a sleep counts its requested duration, not the late wake-up
         pause.woke_s = time.thread_time()
 
     began: dict[int, int] = {}
 
-    # readable from the threads of storage too
+    # storage threads read it too
     engine_clock = time.pthread_getcpuclockid(threading.get_ident())
 
     def now(self: TorchIo) -> int:

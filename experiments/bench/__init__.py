@@ -1,1 +1,1 @@
-"""What a replay costs, beside what it cost before."""
+"""Speed of a replay, compared with an earlier commit."""

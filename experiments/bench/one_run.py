@@ -1,6 +1,6 @@
-"""One run in a process of its own: what it cost and what came of it, as JSON.
+"""One run in its own process: its cost and its summary, as JSON.
 
-Runs by its path, in whichever checkout is first on the module path.
+The file runs by path, with the first checkout on the module path.
 """
 
 import json
@@ -16,7 +16,6 @@ from hicache.results.metrics import summarize
 
 
 def main(root: str, *overrides: str) -> None:
-    """Run the configuration of a checkout's `conf/` with these overrides."""
     schema.register()
     with initialize_config_dir(f"{root}/conf", version_base="1.3"):
         config = schema.to_config(compose("config", list(overrides)))

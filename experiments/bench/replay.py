@@ -1,12 +1,12 @@
-"""What a replay costs here, side by side with a chosen commit, and whether it says the same.
+"""Measure the speed of a replay against a chosen commit, and compare the summaries.
 
     python -m experiments.bench.replay --against COMMIT workload=mooncake_conversation
 
-Processor seconds of whole runs, reading the trace included, in alternating pairs. A first run of
-ours is cold, and keeps the parsed trace and the page numbers for the others. What follows the
-options goes to both sides, which must mean the same by it: spell out the knobs whose defaults have
-changed since. Ends with status 1 if a key that both summaries have differs in a byte, and with 2 if
-a run does not come to its end.
+Reports processor seconds of whole runs, including reading the trace, in alternating pairs. A first
+run of this checkout is cold, and caches the parsed trace and the page numbers for the others. The
+arguments after the options go to both sides and must mean the same there: spell out the knobs whose
+defaults have changed since. Exits with 1 if a key in both summaries differs in a byte, and with 2
+if a run fails.
 """
 
 import argparse
@@ -29,15 +29,12 @@ ONE_RUN = Path(__file__).with_name("one_run.py")
 
 
 class Told(TypedDict):
-    """What a run says of itself."""
-
     processor_s: float
     peak_mb: float
     summary: dict[str, float]
 
 
 def main() -> int:
-    """Print every pair, the medians and their ratio."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--against", required=True, metavar="COMMIT")
     parser.add_argument("--pairs", type=int, default=7)
@@ -69,14 +66,12 @@ def main() -> int:
 
 
 def check_out(commit: str, folder: Path) -> None:
-    """Put the files of a commit of this checkout into a folder."""
     packed = output_of(["git", "-C", str(ROOT), "archive", commit])
     with tarfile.open(fileobj=BytesIO(packed)) as files:
         files.extractall(folder, filter="data")
 
 
 def one_run(root: Path, overrides: list[str], environment: dict[str, str]) -> Told:
-    """A run of the code and the configuration that lie in `root`."""
     environment = {**environment, "PYTHONPATH": str(root)}
     command = [sys.executable, str(ONE_RUN), str(root), *overrides]
     told: Told = json.loads(output_of(command, cwd=root, env=environment).splitlines()[-1])
@@ -84,10 +79,10 @@ def one_run(root: Path, overrides: list[str], environment: dict[str, str]) -> To
 
 
 def output_of(command: list[str], **options: Any) -> bytes:
-    """What a process prints; what goes wrong it says itself, where this program would.
+    """Return the output of a process; errors of the process go to stderr.
 
     Raises:
-        ValueError: something went wrong.
+        ValueError: the process failed.
     """
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False, **options)
     if done.returncode:
@@ -99,7 +94,7 @@ def output_of(command: list[str], **options: Any) -> bytes:
 
 
 def differences(before: dict[str, float], now: dict[str, float]) -> list[str]:
-    """The keys that both have and whose values are not the same bytes."""
+    """Return the keys in both whose values differ in a byte."""
     both = sorted(before.keys() & now.keys())
     return [key for key in both if json.dumps(before[key]) != json.dumps(now[key])]
 

@@ -27,14 +27,13 @@ from hicache.workload.workload import KINDS
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A change of one metric that is too much: `hits:-0.5%`."""
+    """A limit for the change of one metric, such as `hits:-0.5%`."""
 
     metric: str
     percent: float
 
     @classmethod
     def parse(cls, text: str) -> "Limit":
-        """As typed."""
         found = re.fullmatch(rf"({'|'.join(METRICS)}):([+-]?\d+(?:\.\d+)?)%", text)
         if found is None or not float(found[2]):
             raise SideError(
@@ -44,7 +43,6 @@ class Limit:
         return cls(found[1], float(found[2]))
 
     def broken_by(self, comparison: Comparison, unit_bytes: dict[str, int]) -> str | None:
-        """A sentence if the metric changed by as much or more, in that direction."""
         base, head = (measure(comparison, side, self.metric, unit_bytes) for side in SIDES)
         if base == head:
             return None
@@ -64,7 +62,7 @@ METRICS = ("hits", *(f"{tier}_hits" for tier in TIERS), *AREAS)
 
 
 def main() -> None:
-    """Compare and report; exit with 1 if a --fail-on limit is exceeded, with 2 on failure."""
+    """Compare and report; exit with 1 if a --fail-on limit is broken, with 2 on failure."""
     options = parse(sys.argv[1:])
     try:
         sys.exit(run(options))
@@ -74,7 +72,6 @@ def main() -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command line."""
     parser = parser_of("python -m experiments.diff", __doc__)
     parser.add_argument(
         "--engine", choices=sorted(ENGINES), default="sglang", help="engine to compare"
@@ -136,7 +133,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare and report; the exit status."""
     limits = [Limit.parse(text) for text in options.fail_on]
     engine = ENGINES[options.engine]
     model = options.model or MODELS[options.components]
@@ -170,7 +166,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def edges_of(options: argparse.Namespace) -> list[argparse.Namespace]:
-    """The options of the `edges` workload that runs first: with instant copies and with delayed."""
     own = {
         "workload": edges.NAME,
         "path": None,
@@ -196,7 +191,7 @@ class Part:
         """Choose pools and requests.
 
         Raises:
-            SideError: pools that make no sense, or no request that fits them.
+            SideError: the pools are invalid, or no request fits them.
         """
         pools = pools_for(
             options.workload,
@@ -210,7 +205,6 @@ class Part:
 
     @property
     def name(self) -> str:
-        """The workload, with `-delayed` if back-ups take longer."""
         return f"{self.options.workload}{'-delayed' * (self.pools.copy_delay > 0)}"
 
     def examine(
@@ -220,7 +214,6 @@ class Part:
         model: str,
         folder: Path,
     ) -> Comparison:
-        """Compare, and leave the report in `folder`: before it is explained, and after it."""
         folder.mkdir(parents=True, exist_ok=True)
         options = self.options
         comparison = compare(
@@ -255,7 +248,6 @@ class Part:
 
 
 def measure(comparison: Comparison, side: str, metric: str, unit_bytes: dict[str, int]) -> int:
-    """One of `METRICS`, of `base` or `head`."""
     totals = comparison.totals(side)
     if metric in AREAS:
         return sum(

@@ -1,7 +1,7 @@
-"""SGLang's admission against that of our engines, over random states.
+"""Compare SGLang's admission with ours, over random states.
 
-Two things are compared: what a request is charged to the window pool, and the decision with the
-chunk it may have. SGLang answers in the environment of the release
+The comparison covers the tokens that a request is charged in the window pool, and the decision with
+the size of its chunk. SGLang runs in the environment of the release
 (`experiments.diff.sglang.budget`).
 
 python -m experiments.diff.admission --release 0.5.23
@@ -38,7 +38,6 @@ PROGRAM = (
 
 
 def main() -> None:
-    """Compare, and exit with 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--release", default="0.5.23", help="SGLang release (0.5.21 or later) or checkout"
@@ -56,7 +55,6 @@ def main() -> None:
 
 
 def differing(theirs: list[tuple[int, bool, int]]) -> Counter[str]:
-    """Count the states in which charge, decision or chunk differ from SGLang's, and print them."""
     random = Random(0)
     counts: Counter[str] = Counter(charge=0, decision=0, chunk=0)
     admitted = 0
@@ -72,7 +70,6 @@ def differing(theirs: list[tuple[int, bool, int]]) -> Counter[str]:
 
 
 def our_charge(state: State) -> int:
-    """Tokens that we charge to it."""
     return swa_budget_for_req(
         PRESET,
         extend=state.extend,
@@ -86,7 +83,6 @@ def our_charge(state: State) -> int:
 
 @cache
 def engine_of(page: int, window: int) -> tuple[Engine, Admission]:
-    """An engine with these pages and this window, and the admission of its config."""
     config = config_of(
         "model=gemma3_27b",
         f"compat={PRESET}",
@@ -100,7 +96,6 @@ def engine_of(page: int, window: int) -> tuple[Engine, Admission]:
 
 
 def our_decision(state: State) -> Admit | Defer:
-    """Ask the admission of an engine that holds nothing, with as much room as the state has."""
     page = state.page
     engine, admission = engine_of(page, state.window)
     pools = engine.cache.pools[DEVICE]

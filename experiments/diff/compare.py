@@ -1,4 +1,4 @@
-"""Two sides, the same requests: every answer of both, and how they differ."""
+"""Sends the same requests to two sides, and classifies the differences of their answers."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,30 +17,21 @@ from hicache.request import Request
 
 
 class Asked(Protocol):
-    """A side, as a comparison asks it."""
+    def about(self) -> dict[str, str]: ...
 
-    def about(self) -> dict[str, str]:
-        """What it says about itself; once, before the rest."""
-        ...
+    def ask(self, calls: list[Call]) -> None: ...
 
-    def ask(self, calls: list[Call]) -> None:
-        """Call methods of the side, the last of them `admit`."""
-        ...
-
-    def take_outcome(self) -> Outcome:
-        """The answer to the oldest question."""
-        ...
+    def take_outcome(self) -> Outcome: ...
 
 
 class StoppedError(SideError):
-    """Sides cannot go on.
+    """A side, or both, cannot continue.
 
     Attributes:
         sides: `base`, `head` or both.
     """
 
     def __init__(self, errors: Mapping[str, SideError]) -> None:
-        """`errors`: by side."""
         super().__init__("; ".join(map(str, errors.values())))
         self.sides = tuple(errors)
 
@@ -71,15 +62,13 @@ KIND_OF_AREA = {
     "free": Kind.held,
     "pages": Kind.pages,
 }
-ADDED_UP = ("hit/", "moved/", "evicted/")  # areas of what happened, over all requests
+ADDED_UP = ("hit/", "moved/", "evicted/")  # areas of events, summed over all requests
 ABORTED_EVERY, LONG_EVERY = 3, 7  # requests, where `Pools.is_eventful`
-AT_THE_END = ("held/", "locked/", "free/")  # areas of what there is
+AT_THE_END = ("held/", "locked/", "free/")  # areas of the state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One request and both answers."""
-
     number: int
     prompt_len: int
     base: Outcome
@@ -87,7 +76,6 @@ class Row:
 
     @property
     def kind(self) -> Kind:
-        """How they differ."""
         base, head = self.base, self.head
         if sum(base.hits) != sum(head.hits):
             return Kind.fewer if sum(head.hits) < sum(base.hits) else Kind.more
@@ -100,9 +88,9 @@ class Row:
 
     @property
     def changes(self) -> dict[str, tuple[int, int]]:
-        """All numbers that differ, of base and of head, by `moved/full/read` or `held/swa/host`.
+        """All numbers that differ, as (base, head), by `moved/full/read` or `held/swa/host`.
 
-        What only one side says of its state is left out.
+        Parts of the state that only one side reports are left out.
         """
         base, head = (numbers_of(each) for each in (self.base, self.head))
         both = self.base.state.keys() & self.head.state.keys()
@@ -115,7 +103,6 @@ class Row:
 
     @property
     def weight(self) -> tuple[int, int]:
-        """How much differs: hit tokens, then tokens and states copied, evicted, locked and held."""
         sizes = {
             name: abs(head - base)
             for name, (base, head) in self.changes.items()
@@ -126,7 +113,6 @@ class Row:
 
 
 def numbers_of(outcome: Outcome) -> dict[str, int]:
-    """All numbers of an answer, by `hit/full/device` or `held/swa/host`."""
     hits = zip(outcome.hits._fields, outcome.hits, strict=True)
     held = {f"held/{name}": amount for name, amount in outcome.held.items()}
     return {f"hit/full/{tier}": hit for tier, hit in hits} | {
@@ -138,14 +124,14 @@ def numbers_of(outcome: Outcome) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All requests, and what the sides said of themselves.
+    """All requests, with both sides' descriptions of themselves.
 
     Attributes:
         base, head: by `engine` and `version`.
-        pools: of both.
-        rows: a request each.
-        failure: why a side could not go on after the last row; None if both came to the end.
-        stopped: which sides could not go on: `base`, `head` or both.
+        pools: of both sides.
+        rows: one per request.
+        failure: why a side could not continue after the last row; None if both finished.
+        stopped: the sides that could not continue: `base`, `head` or both.
     """
 
     base: dict[str, str]
@@ -157,32 +143,27 @@ class Comparison:
 
     @property
     def kinds(self) -> dict[Kind, int]:
-        """Requests by kind of difference, in the order of `Kind`."""
         counts = Counter(row.kind for row in self.rows)
         return {kind: counts[kind] for kind in Kind if counts[kind]}
 
     @property
     def first_hit(self) -> Row | None:
-        """The first request whose hits differ."""
         return next((row for row in self.rows if row.kind in HIT_KINDS), None)
 
     @property
     def first(self) -> Row | None:
-        """The first request that differs in anything."""
         return next((row for row in self.rows if row.kind is not Kind.equal), None)
 
     def worst(self, count: int) -> list[Row]:
-        """The `count` requests that differ most, the worst first."""
         differing = [row for row in self.rows if row.kind is not Kind.equal]
         return sorted(differing, key=lambda row: row.weight, reverse=True)[:count]
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all requests."""
         return sum(row.prompt_len for row in self.rows)
 
     def totals(self, side: str) -> dict[str, int]:
-        """Counts of `base` or `head` over all requests; what is there at the end."""
+        """Return sums of `base` or `head` over all requests, and what it holds at the end."""
         total: Counter[str] = Counter()
         outcomes: list[Outcome] = [getattr(row, side) for row in self.rows]
         for outcome in outcomes:
@@ -196,7 +177,6 @@ class Comparison:
         return dict(sorted(total.items()))
 
     def hit_rate(self, side: str) -> float:
-        """Hit tokens of `base` or `head` over prompt tokens."""
         hits = sum(sum(getattr(row, side).hits) for row in self.rows)
         return hits / max(self.prompt_tokens, 1)
 
@@ -209,10 +189,10 @@ def compare(
     *,
     until_first: bool = False,
 ) -> Comparison:
-    """Put the requests through both sides at the same time.
+    """Run the requests through both sides at the same time.
 
-    `pools.num_running` of them hold their pages at any time. With `until_first` the first request
-    whose hits differ is the last.
+    At any time `pools.num_running` requests hold their pages. With `until_first`, the comparison
+    ends at the first request whose hits differ.
 
     Raises:
         SideError: a side cannot be opened.
@@ -229,7 +209,6 @@ def compare_sides(
     *,
     until_first: bool = False,
 ) -> Comparison:
-    """`compare`, of sides that are open and have not been asked anything."""
     rows: list[Row] = []
     failure = None
     stopped: tuple[str, ...] = ()
@@ -252,7 +231,6 @@ def compare_sides(
 def open_sides(
     stack: ExitStack, pools: Pools, launches: tuple[Launch, Launch], logs: Path
 ) -> tuple[SideProcess, SideProcess]:
-    """Both processes, which end with `stack`."""
     base, head = (
         stack.enter_context(SideProcess(launch, pools, logs / f"{name}.log"))
         for launch, name in zip(launches, ("base", "head"), strict=True)
@@ -261,22 +239,21 @@ def open_sides(
 
 
 class Driver:
-    """Sends requests to both sides, one after the other."""
-
     def __init__(
         self, requests: Sequence[Request], pools: Pools, sides: tuple[Asked, Asked]
     ) -> None:
         self._requests, self._pools, self._sides = requests, pools, sides
         self.about = sides[0].about(), sides[1].about()
         self._next = 0
-        self._ends: dict[int, list[int]] = {}  # by the request that comes next: those that end
+        # by number of the next request: requests that end before it
+        self._ends: dict[int, list[int]] = {}
         self._aborts = pools.is_eventful and all("matches" in about for about in self.about)
 
     def next_row(self) -> Row:
-        """Send the next request, after the answers that are complete by then.
+        """Send the next request, after finishing the requests that are due.
 
         Raises:
-            StoppedError: a side cannot go on, or both.
+            StoppedError: a side cannot continue, or both.
         """
         number, self._next = self._next, self._next + 1
         request = self._requests[number]
@@ -303,5 +280,4 @@ class Driver:
 
 
 def token_ids(request: Request) -> Tokens:
-    """[prompt_len + output_len] ids."""
     return np.frombuffer(request.prompt.to_bytes() + request.output.to_bytes(), "<i4")

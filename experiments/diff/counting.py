@@ -1,4 +1,4 @@
-"""What the sides count in the same way, so that the same number means the same."""
+"""Counters of both sides, so that equal numbers have equal meaning."""
 
 from collections import Counter
 
@@ -6,9 +6,9 @@ from experiments.diff.protocol import Hits, Outcome, Pools, Span
 
 
 def admission_word(chunk_tokens: int | None, asked_tokens: int) -> str:
-    """Say in words what admission decides.
+    """Name the decision of admission.
 
-    `chunk_tokens`: how many of the `asked_tokens` may be computed in the first step; None: the
+    `chunk_tokens`: how many of the `asked_tokens` the first step may compute; None means that the
     request is deferred.
     """
     if chunk_tokens is None:
@@ -17,18 +17,16 @@ def admission_word(chunk_tokens: int | None, asked_tokens: int) -> str:
 
 
 class Tally:
-    """Counts of what happened since the answer before."""
+    """Counts of events since the last answer."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
         self._counts: Counter[str] = Counter()
 
     def moved(self, component: str, how: str, amount: int) -> None:
-        """A copy between tiers, in tokens or states; `how` is one of `MOVES`."""
         self._counts[f"moved/{component}/{how}"] += amount
 
     def evicted(self, name: str, amount: int) -> None:
-        """`name` is `component/tier`."""
         self._counts[f"evicted/{name}"] += amount
 
     def outcome(
@@ -41,13 +39,13 @@ class Tally:
         admission: str | None,
         state: dict[str, int] | None = None,
     ) -> Outcome:
-        """The answer for one request.
+        """Return the answer for one request, and reset the counts.
 
         Args:
             hits: of full KV.
-            held: now.
-            swa_loaded: tokens of its window that were on the host alone.
-            states_loaded: 1 if its state was on the host alone.
+            held: what each tier holds now.
+            swa_loaded: tokens of its window that only the host held.
+            states_loaded: 1 if only the host held its state.
             admission: see `Outcome`.
             state: see `Outcome`; None means that the side reports none.
         """
@@ -63,7 +61,7 @@ class Tally:
         return Outcome(hits=hits, counts=counts, held=held, admission=admission, state=state or {})
 
     def _split(self, component: str, wanted: int, loaded: int) -> None:
-        # what was read for this request and is used by it is a hit of storage
+        # tokens that were read for this request and that it uses are storage hits
         loaded = min(loaded, wanted)
         from_storage = min(self._counts[f"moved/{component}/read"], loaded)
         for tier, amount in (
@@ -75,7 +73,10 @@ class Tally:
 
 
 def joined(pages: list[Span], page_size: int, name: str) -> list[Span]:
-    """Spans of pages as spans of tokens, neighbours joined; of `mamba/...`, the last token each."""
+    """Convert spans of pages to spans of tokens, with adjacent ones joined.
+
+    For `mamba/...`, return the last token of each span.
+    """
     if name.startswith("mamba"):
         return [(end * page_size - 1, end * page_size) for _, end in pages]
     spans: list[Span] = []

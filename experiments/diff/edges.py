@@ -1,11 +1,11 @@
 """The `edges` workload: prompts whose lengths sit at the boundaries of pages and thresholds.
 
-Real traces have few prompts of exactly k pages, and reuse pages long before they are evicted. Here
-lengths are k pages, k pages and a token, 280 and 300 tokens (on both sides of the 256 tokens that a
-read from storage needs) and random ones; prompts begin, continue, branch, repeat and return late,
-in pools of a few requests. Some are aborted as soon as they are matched, and some run so long that
-what they lock is the oldest there is. So a match that is a page short, a `<` that became a `<=` or
-a lock that is not respected makes a difference within 500 requests, which take seconds.
+Real traces have few prompts of exactly k pages, and reuse pages long before eviction. Here lengths
+are k pages, k pages and a token, 280 and 300 tokens (storage reads need at least 256) and random
+ones. Prompts begin, continue, branch, repeat and return late, in pools of a few requests. Some
+requests abort after the match, and some run so long that the pages they lock are the oldest. So a
+match that is a page short, a `<` that became a `<=` or an ignored lock shows within 500 requests,
+which take seconds.
 """
 
 from random import Random
@@ -23,15 +23,14 @@ POOLS = Pools(
     page_size=PAGE, device_tokens=12_288, host_tokens=24_576, max_len=2_560, is_eventful=True
 )
 SWA_TOKENS, NUM_STATES = 8_192, 28
-MOST_PAGES = 18  # of what one request adds
+MOST_PAGES = 18  # of one request's new tokens
 ANSWER_LENGTHS = (1, 2, 60, 64, 65, 130)
 RECENT = 8
-FIRST_ROUND = 440  # the request from which on a few prompts take turns
+FIRST_ROUND = 440  # the request from which a few prompts rotate
 Runs = list[tuple[int, int]]  # consecutive ids as (first, count)
 
 
 def edges(count: int = COUNT) -> list[Request]:
-    """The first `count` requests, the same ones every time."""
     random = Random(0)
     requests: list[Request] = []
     past: list[tuple[Runs, Runs]] = []  # prompts and answers
@@ -53,9 +52,9 @@ def edges(count: int = COUNT) -> list[Request]:
 
 
 def _round(number: int) -> Runs:
-    # three prompts of whole pages again and again: a state at the end of such a prompt is computed
-    # again, because a match must leave a token to compute; between them by turns a fresh prompt,
-    # and one that leaves it two pages before its end, where a page of its last window is missing
+    # Three prompts of whole pages repeat. A state at the end of such a prompt is computed
+    # again, because a match must leave a token to compute. Between them come, alternately, a new
+    # prompt and one that branches two pages before its end, where a page of its window is missing
     round_, turn = divmod(number - FIRST_ROUND, 4)
     if turn < 3:
         return [((FIRST_ROUND + turn) * 10_000, 6 * PAGE)]
@@ -70,7 +69,7 @@ def _prompt(random: Random, past: list[tuple[Runs, Runs]], fresh: int) -> Runs:
         return [(fresh, added)]
     prompt, answer = random.choice(past[-RECENT:] if random.random() < 0.6 else past)
     room = POOLS.max_len - max(ANSWER_LENGTHS)
-    if how < 0.40:  # once more
+    if how < 0.40:  # the same prompt again
         return prompt
     if how < 0.70:  # the conversation continues
         return _cut([*prompt, *answer, (fresh, added)], room)
@@ -86,7 +85,6 @@ def _length(random: Random) -> int:
 
 
 def _cut(runs: Runs, length: int) -> Runs:
-    """The first `length` tokens."""
     kept: Runs = []
     for first, count in runs:
         if length > 0:

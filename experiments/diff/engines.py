@@ -1,10 +1,10 @@
 """The engines that can be compared, and the environments that their releases run in.
 
-All releases of an engine share one environment of small dependencies, made on first use and kept in
-the user's cache folder; all clones of this repository with the same versions of Python and torch
-share it. It takes torch from the interpreter that runs this, and never fetches another. A release
-is a folder of its package's files alone (or of those in Python), laid over it; a checkout is used
-where it lies.
+All releases of an engine share one environment of small dependencies. It is made on first use in
+the user's cache folder, and shared by all clones of this repository with the same versions of
+Python and torch. It uses the torch of the running interpreter and never installs another. A release
+is a folder with its package's files (or only the Python files), put on the module path; a checkout
+is used in place.
 """
 
 import hashlib
@@ -27,25 +27,25 @@ from experiments.diff.protocol import SideError
 
 OURS = "hicache"
 RELEASE = re.compile(r"\d+(\.\w+)+")
-ROOT = Path(__file__).parents[2]  # where this package and ours lie
-# the shared environment finds torch in the folder that this variable names when a process starts
+ROOT = Path(__file__).parents[2]  # the folder of this package and of hicache
+# this variable names the folder in which the shared environment finds torch
 TORCH_VARIABLE = "HICACHE_TORCH"
 SHARED_PTH = f"import os, sys; sys.path.append(os.environ.get('{TORCH_VARIABLE}', sys.prefix))"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What it takes to run any release of an engine's cache.
+    """What any release of an engine's cache needs to run.
 
     Attributes:
-        package: on the index, and what is imported.
-        module: its `open_side`.
-        requirements: of the shared environment; none of them asks for torch.
-        alone: of the shared environment, installed without what they ask for.
-        sources: where in a checkout the package lies.
-        python_only: nothing that a release compiles is unpacked.
-        has_storage: whether there is a tier below the host.
-        compat: the preset in `conf/compat` with which ours decides like it.
+        package: name on the index, and of the import.
+        module: the module with `open_side`.
+        requirements: packages of the shared environment; none of them requires torch.
+        alone: packages of the shared environment that are installed without dependencies.
+        sources: folder of the package in a checkout.
+        python_only: True if a release's compiled files are not unpacked.
+        has_storage: True if it has a tier below the host.
+        compat: the preset in `conf/compat` that imitates it.
     """
 
     package: str
@@ -58,7 +58,7 @@ class Engine:
     compat: str = "sglang_0_5_23"
 
 
-# what SGLang's cache and scheduler import, found by trying
+# imports of SGLang's cache and scheduler, found by trial
 SGLANG = (
     "transformers==5.19.0",
     "openai==2.8.0",
@@ -68,7 +68,7 @@ SGLANG = (
     *("pyzmq", "regex", "requests", "scipy", "sentencepiece", "starlette", "tqdm", "xxhash"),
 )
 
-# what vLLM's scheduler, cache and configuration import, found by trying
+# imports of vLLM's scheduler, cache and configuration, found by trial
 VLLM = (
     "transformers==5.19.0",
     "openai==3.54.0",
@@ -102,20 +102,18 @@ ENGINES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How one side's process is started."""
-
     name: str
     interpreter: str
     module: str
-    path: tuple[str, ...] = ()  # before everything else
+    path: tuple[str, ...] = ()  # first entries of the module path
     options: dict[str, str] = field(default_factory=dict)  # of its `open_side`
 
 
 def prepare(engine: Engine, spec: str) -> Launch:
-    """The environment of `spec`: a release, a checkout, a wheel, or `hicache`.
+    """Return the launch of `spec`: a release, a checkout, a wheel, or `hicache`.
 
     Raises:
-        SideError: it cannot be had.
+        SideError: it cannot be downloaded or found.
     """
     if spec == OURS:
         return Launch(name=OURS, interpreter=sys.executable, module="experiments.diff.simulator")
@@ -134,10 +132,10 @@ def _cache_of(engine: Engine) -> Path:
 
 
 def files_of(engine: Engine, spec: str) -> tuple[Path, str]:
-    """Where the package of `spec` lies, fetched if need be, and what it is called.
+    """Return the folder of the package of `spec`, downloaded if needed, and its name.
 
     Raises:
-        SideError: it cannot be had.
+        SideError: it cannot be downloaded or found.
     """
     package, path, cache = engine.package, Path(spec).expanduser(), _cache_of(engine)
     if path.suffix == ".whl" and path.is_file():
@@ -180,7 +178,7 @@ def _unpack_python(wanted: str, made: Path) -> None:
 
 
 def _shared(engine: Engine, cache: Path) -> Path:
-    # nothing of this clone's folder: another clone uses the same environment
+    # no path of this clone: other clones share the environment
     versions = (sys.version, sys.base_prefix, f"torch {version('torch')}", SHARED_PTH)
     asked = (*engine.requirements, *engine.alone, *versions)
     digest = hashlib.sha256("\n".join(asked).encode()).hexdigest()[:12]
@@ -206,7 +204,7 @@ def _torch_folder() -> str:
 
 
 def _made(folder: Path, make: Callable[[Path], None], what: str) -> Path:
-    # beside its place and moved there, so that what is there is whole
+    # unpacked elsewhere and moved, so that the folder is never partial
     if folder.is_dir():
         return folder
     say(f"{what} ...")
@@ -232,14 +230,13 @@ def _pip(python: str, *arguments: str, command: str = "install") -> None:
 
 
 def say(text: str) -> None:
-    """Tell the person who waits."""
     print(text, file=sys.stderr)
 
 
 def environment_of(launch: Launch) -> dict[str, str]:
-    """The environment variables of a side's process.
+    """Return the environment variables of a side's process.
 
-    Sets are in the same order each time: vLLM decided by it until 0.30.
+    They fix the order of sets, on which vLLM's decisions depended until 0.30.
     """
     own = {
         "PYTHONDONTWRITEBYTECODE": "1",

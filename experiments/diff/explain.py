@@ -1,9 +1,9 @@
 """Explains the first request that differs.
 
-Both sides run once more up to that request. After each earlier request they say what they hold of
-its prompt: where the answers begin to differ is the request during which the difference was made.
-After the request itself they say all that they hold, so that pages which only one side holds are
-named by the requests that they come from.
+Both sides run once more up to that request. After each earlier request they report what they hold
+of its prompt. The cause is the request at which these reports begin to differ. After the differing
+request they report all that they hold, so that pages held by one side only can be attributed to
+requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ SHOWN = 4  # spans, requests or numbers in one sentence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """Where two sides began to hold other parts of one prompt.
+    """The request at which two sides began to hold different parts of one prompt.
 
     Attributes:
-        row: the request during which it happened, and their answers.
+        row: the request and both answers.
         before: what both held before it.
         after: what base and head held after it.
     """
@@ -46,8 +46,8 @@ class OnlyOne:
         place: kind and tier.
         is_base: True if base holds them, False if head does.
         amount: in tokens or states.
-        pages: by the first request that has them, the places of the pages in it; without those
-            that no request has.
+        pages: by the first request that contains them, their page indices in it; pages that no
+            request contains are left out.
     """
 
     place: str
@@ -58,14 +58,14 @@ class OnlyOne:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The first request that differs.
+    """The first request that differs, with its causes.
 
     Attributes:
-        row: it and both answers.
-        last_use: the latest earlier request that begins with the same page; None: there is none.
-        held: by base and by head, of its prompt, before it came.
-        parting: None if both held the same of it until it came.
-        only: after it, what only one side holds; empty if a side does not say what it holds.
+        row: the request and both answers.
+        last_use: the latest earlier request with the same first page; None if there is none.
+        held: what base and head held of its prompt before it came.
+        parting: None if both held the same part of it until it came.
+        only: what one side only holds after it; empty if a side does not report what it holds.
     """
 
     row: Row
@@ -85,7 +85,7 @@ def explain(
     """Run both sides up to `row` and find where they begin to differ.
 
     Raises:
-        SideError: a side cannot go on.
+        SideError: a side cannot continue.
     """
     prompt = token_ids(requests[row.number])[: requests[row.number].prompt_len]
     page = pools.page_size
@@ -102,10 +102,10 @@ def explain(
         for number in range(row.number):
             earlier = driver.next_row()
             if not users or number < users[0]:
-                continue  # no request has had this prefix yet
+                continue  # a new prefix
             before, held = held[0], (base.probe(prompt), head.probe(prompt))
             if held[0] == held[1]:
-                parting = None  # what differed meanwhile is equal again
+                parting = None  # the difference has disappeared
             elif parting is None:
                 parting = Parting(row=earlier, before=before, after=held)
         driver.next_row()
@@ -123,14 +123,14 @@ def held_by_one(
     requests: Sequence[Request],
     pools: Pools,
 ) -> tuple[OnlyOne, ...]:
-    """What only one side holds.
+    """Return what only one side holds.
 
     Args:
         contents: names of the pages that base and head hold, by `full/device`.
         requests: in the order in which they come.
         pools: of both sides.
     """
-    first: dict[int, tuple[int, int]] = {}  # where a page is seen first: request, place in it
+    first: dict[int, tuple[int, int]] = {}  # by page name: first request with the page, index in it
     for number, request in enumerate(requests):
         for place, name in enumerate(page_names(token_ids(request), pools.page_size)):
             first.setdefault(name, (number, place))
@@ -148,14 +148,12 @@ def held_by_one(
 
 
 def differing(base: Held, head: Held) -> tuple[str, ...]:
-    """The `component/tier` of which the two hold other parts."""
     return tuple(
         name for name in sorted({*base, *head}) if base.get(name, []) != head.get(name, [])
     )
 
 
 def spans_in_words(spans: Sequence[Span] | None) -> str:
-    """Tokens held, for people; a long list is cut short."""
     if not spans:
         return "nothing"
     shown = [f"[{start:,}, {end:,})" for start, end in spans[:SHOWN]]
@@ -164,7 +162,6 @@ def spans_in_words(spans: Sequence[Span] | None) -> str:
 
 
 def in_words(explanation: Explanation, names: tuple[str, str]) -> list[str]:
-    """The explanation as sentences, `names` those of base and head."""
     row = explanation.row
     sentences = [
         f"Request {row.number} (prompt of {row.prompt_len:,} tokens): {row.kind.value}."
@@ -199,7 +196,6 @@ def in_words(explanation: Explanation, names: tuple[str, str]) -> list[str]:
 
 
 def changes_in_words(row: Row, most: int | None = None) -> str:
-    """All amounts that differ between the answers, or the `most` largest."""
     sized = [
         (abs(head - base), name, base, head)
         for name, (base, head) in row.changes.items()
@@ -261,7 +257,6 @@ def _parting_in_words(parting: Parting, names: tuple[str, str]) -> list[str]:
 
 
 def hits_in_words(outcome: Outcome) -> str:
-    """Hits by tier, and of window and state."""
     device, host, storage = outcome.hits
     words = f"{sum(outcome.hits):,} tokens ({device:,} device, {host:,} host, {storage:,} storage)"
     more = [

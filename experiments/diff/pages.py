@@ -1,4 +1,4 @@
-"""What a side holds and locks in its tree; pages have names, the same ones on both sides."""
+"""Pages and locks of a side's tree; equal pages have equal names on both sides."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +10,12 @@ NAME_BYTES = 8
 
 
 def page_names(tokens: Tokens, page_size: int, before: int = 0) -> list[int]:
-    """[P] names of the whole pages of `tokens`, each made of all tokens up to its page's end.
+    """Return [P] names of the whole pages of `tokens`; each depends on all tokens up to its end.
 
     Args:
         tokens: [T] ids.
         page_size: tokens of a page.
-        before: the name of the page before the first one; 0 means that there is none.
+        before: name of the preceding page; 0 means that there is none.
     """
     names = []
     for start in range(0, len(tokens) - page_size + 1, page_size):
@@ -31,8 +31,8 @@ class NodeView(NamedTuple):
     Attributes:
         names: of its pages.
         held: the places, such as `full/device`, where the node has data.
-        locks: how many locks it has, by place; of full KV on the device, each counts for every node
-            of its path.
+        locks: number of locks by place; a lock of full KV on the device counts on every node of its
+            path.
     """
 
     names: Sequence[int]
@@ -41,7 +41,6 @@ class NodeView(NamedTuple):
 
 
 def state_of(nodes: Iterable[NodeView], pools: Pools) -> dict[str, int]:
-    """Add up `locked/...` and `pages/...` of all nodes, as `Outcome.state` describes them."""
     state = {
         f"{area}/{kind}/{tier}": 0
         for area in ("locked", "pages")
@@ -58,7 +57,7 @@ def state_of(nodes: Iterable[NodeView], pools: Pools) -> dict[str, int]:
 
 
 def contents_of(nodes: Iterable[NodeView]) -> dict[str, list[int]]:
-    """Names of the pages that the nodes hold, by place; of a state, that of the page before it."""
+    """Return names of held pages by place; a state has the name of the page before it."""
     found: dict[str, list[int]] = {}
     for node in nodes:
         for place in node.held:

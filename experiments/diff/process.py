@@ -1,4 +1,4 @@
-"""One side of a comparison, as the program that compares sees it: a process behind a pipe."""
+"""One side of a comparison as a process behind a pipe, seen from the comparing program."""
 
 import subprocess
 import sys
@@ -10,23 +10,22 @@ from typing import TypeVar
 from experiments.diff.engines import ROOT, Launch, environment_of
 from experiments.diff.protocol import Call, Outcome, Pools, SideError, Span, Tokens
 
-# what the process may import besides its own: ours, and the modules of whoever started it
+# further entries of the module path: this repository's, and those of the starting process
 PROGRAM = (
     "import sys; module, wire, *more = sys.argv[1:]; sys.path += more;"
     " from experiments.diff.serve import main; main(module, wire)"
 )
-PATIENCE_S = 10.0  # for a process that was told to close
+PATIENCE_S = 10.0  # for a process to close
 Answer = TypeVar("Answer")
 
 
 class SideProcess:
-    """Asks one process; used with `with`, which ends it.
+    """A side in its own process; a context manager that ends the process.
 
-    `ask` and `take_outcome` are apart so that two sides can work at the same time.
+    `ask` and `take_outcome` are separate so that two sides can work at the same time.
     """
 
     def __init__(self, launch: Launch, pools: Pools, log: Path) -> None:
-        """`log`: what the process writes."""
         self.name = launch.name
         self._log = log
         self._wire, theirs = Pipe()
@@ -50,24 +49,19 @@ class SideProcess:
         self._send((pools, launch.options))
 
     def about(self) -> dict[str, str]:
-        """Version and the like; waits until the side has been opened. Once, before the rest."""
         return self._hear(dict)
 
     def ask(self, calls: list[Call]) -> None:
-        """Call methods of the side; `take_outcome` waits for what the last of them returns."""
         self._send(calls)
 
     def take_outcome(self) -> Outcome:
-        """The answer to the oldest question."""
         return self._hear(Outcome)
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
-        """Which of these tokens are held, by component and tier."""
         self._send([("probe", tokens)])
         return self._hear(dict)
 
     def contents(self) -> dict[str, list[int]]:
-        """Names of all pages held, by component and tier."""
         self._send([("contents",)])
         return self._hear(dict)
 
@@ -77,14 +71,14 @@ class SideProcess:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._send([])
-            with suppress(subprocess.TimeoutExpired):  # it has answered all that was asked
+            with suppress(subprocess.TimeoutExpired):  # it has answered all questions
                 self._process.wait(PATIENCE_S)
         self._process.kill()
         self._process.wait()
         self._wire.close()
 
     def _send(self, told: object) -> None:
-        with suppress(ConnectionError):  # what it said before it ended is still to be heard
+        with suppress(ConnectionError):  # messages that it sent before it ended can still be read
             self._wire.send(told)
 
     def _hear(self, kind: type[Answer]) -> Answer:

@@ -1,10 +1,10 @@
-"""Edits of one line each to a copy of SGLang 0.5.23: does the comparison report them?
+"""Make one-line edits in a copy of SGLang 0.5.23, and check that the comparison reports them.
 
 python -m experiments.diff.regressions
 
 `faults.toml` lists the edits. Each is made in a copy of the release, which is compared with the
 release on the `edges` workload until hits differ or the requests end. A fault must be reported,
-unless its entry proves that it changes nothing; a refactoring must make no difference of any kind.
+unless its entry proves that it changes nothing. A refactoring must make no difference.
 """
 
 import os
@@ -40,14 +40,14 @@ class Edit:
 
     Attributes:
         name: what it does.
-        file: below `sglang/srt`.
+        file: path below `sglang/srt`.
         line: text in that file.
-        instead: what takes its place.
-        place: which of equal texts it is, counted from 0.
+        instead: the replacement.
+        place: index among equal texts, from 0.
         kind: of attention, in the comparison.
         write_policy: of both sides.
         copies: `instant` or `delayed:N`.
-        equivalent: a proof that the edit changes nothing; empty: it must be reported.
+        equivalent: a proof that the edit changes nothing; empty means it must be reported.
         is_fault: False for a refactoring.
     """
 
@@ -64,19 +64,17 @@ class Edit:
 
     @property
     def is_reportable(self) -> bool:
-        """True if the comparison must report it."""
         return self.is_fault and not self.equivalent
 
 
 def edits(path: Path = FAULTS) -> list[Edit]:
-    """All of a file such as `faults.toml`, faults first."""
     listed = tomllib.loads(path.read_text())
     faults = [Edit(**each) for each in listed["fault"]]
     return faults + [Edit(**each, is_fault=False) for each in listed["refactoring"]]
 
 
 def main() -> None:
-    """Make one edit after the other, print a line each; exit with 1 if one is judged wrongly."""
+    """Try each edit and print a line for it; exit with 1 if one is judged wrongly."""
     parser = parser_of("python -m experiments.diff.regressions", __doc__)
     parser.add_argument("--requests", type=int, default=edges.COUNT)
     parser.add_argument("--workload", default=edges.NAME)
@@ -95,7 +93,7 @@ def main() -> None:
         ExitStack() as stack,
     ):
         copy = Path(folder)
-        # links: only what is edited is written again
+        # links: only edited files are copied
         shutil.copytree(release / "sglang", copy / "sglang", copy_function=os.link)
         edited = replace(prepare(engine, folder), name="the edited copy")
         for number, edit in enumerate(edits(options.faults), start=1):
@@ -123,7 +121,6 @@ def main() -> None:
 def compared(
     requests: Sequence[Request], pools: Pools, sides: tuple["Remembered", SideProcess]
 ) -> Comparison:
-    """Compare until hits differ; an edited side that cannot be opened fails at request 0."""
     try:
         return compare_sides(requests, pools, sides, until_first=True)
     except SideError as error:
@@ -135,7 +132,7 @@ def compared(
 
 
 class Remembered:
-    """A side that is asked once, and repeats its answers in every later comparison."""
+    """A side that computes each answer once, and replays the answers in later comparisons."""
 
     def __init__(self, side: SideProcess) -> None:
         self._side, self._about = side, side.about()
@@ -143,21 +140,14 @@ class Remembered:
         self._next = 0
 
     def about(self) -> dict[str, str]:
-        """Begin again with the first answer."""
         self._next = 0
         return self._about
 
     def ask(self, calls: list[Call]) -> None:
-        """Call methods of the side, unless it has answered them before."""
         if self._next == len(self._outcomes):
             self._side.ask(calls)
 
     def take_outcome(self) -> Outcome:
-        """The answer to the oldest question.
-
-        Raises:
-            SideError: the side cannot go on, each time it comes to this request.
-        """
         if self._next == len(self._outcomes):
             try:
                 self._outcomes.append(self._side.take_outcome())
@@ -172,7 +162,7 @@ class Remembered:
 
 @contextmanager
 def edited_by(edit: Edit, copy: Path) -> Iterator[None]:
-    """Make the edit in the copy, and take it back at the end.
+    """Make the edit in the copy, and revert it on exit.
 
     Raises:
         SideError: the release has no such line.
@@ -184,7 +174,7 @@ def edited_by(edit: Edit, copy: Path) -> Iterator[None]:
     if len(parts) <= cut:
         raise SideError(f"{path} has no line {edit.line!r} (number {edit.place})")
     before, after = edit.line.join(parts[:cut]), edit.line.join(parts[cut:])
-    path.unlink()  # a link: the release's own file stays as it is
+    path.unlink()  # remove the link, so that the release's own file is not changed
     path.write_text(before + edit.instead + after)
     try:
         yield
@@ -193,12 +183,10 @@ def edited_by(edit: Edit, copy: Path) -> Iterator[None]:
 
 
 def is_reported(found: Comparison) -> bool:
-    """True if anything differs, or only one side cannot go on."""
     return found.first is not None or len(found.stopped) == 1
 
 
 def row(edit: Edit, found: Comparison, seconds: float) -> str:
-    """One line of the table."""
     reported = "yes" if is_reported(found) else f"no, in {len(found.rows):,} requests"
     number = what = hit = ""
     if found.first is not None:

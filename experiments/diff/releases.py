@@ -1,10 +1,10 @@
-"""Hits and bytes of a row of releases, on the same requests.
+"""Hits and bytes of a series of releases, on the same requests.
 
 python -m experiments.diff.releases 0.5.22 0.5.23 --requests 500 --out DIR
 
-Two releases run at a time, each once; what a release answered is kept in the folder, and a run that
-was interrupted goes on from there. The table says where the hit rate changes by half a point or
-more from one release to the next, and `python -m experiments.diff` says why.
+Two releases run at a time, each once. The folder keeps the answers of each release, so an
+interrupted run can continue. The table marks where the hit rate changes by half a point or more
+between releases; `python -m experiments.diff` explains the change.
 """
 
 import argparse
@@ -23,7 +23,6 @@ NOTABLE_POINTS = 0.5
 
 
 def main() -> None:
-    """Run what is missing and print the table."""
     parser = parser_of("python -m experiments.diff.releases", __doc__)
     parser.add_argument("releases", nargs="+", help="releases to run, in order")
     parser.add_argument("--engine", choices=sorted(ENGINES), default="sglang")
@@ -47,7 +46,6 @@ def main() -> None:
 
 
 def run_missing(options: argparse.Namespace, workload: str, component: str) -> None:
-    """Run the releases that have no file yet, two at a time."""
     missing = [
         each for each in options.releases if not place(options, workload, component, each).is_file()
     ]
@@ -74,14 +72,12 @@ def run_missing(options: argparse.Namespace, workload: str, component: str) -> N
 
 
 def place(options: argparse.Namespace, workload: str, component: str, release: str) -> Path:
-    """Where a release's answers are kept."""
     name = f"{workload}-{component}-{options.requests}-{release.replace('/', '_')}.json"
     path: Path = options.out / name
     return path
 
 
 def table(options: argparse.Namespace, workload: str, component: str) -> list[str]:
-    """Lines of Markdown: a release each."""
     unit_bytes = bytes_of(MODELS[component], component)
     lines = [
         f"**{workload}, {component}**, the first {options.requests:,} requests",

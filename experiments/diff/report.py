@@ -1,4 +1,4 @@
-"""A comparison as a comment in Markdown, as JSON and as a figure."""
+"""A comparison as a Markdown comment, as JSON and as a figure."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from experiments.diff.explain import Explanation, changes_in_words, hits_in_word
 from experiments.diff.protocol import COMPONENTS, MOVES, TIERS
 
 GIB = 1 << 30
-# rows of the table, by the prefix of a count
+# rows of the table, by prefix of a count's name
 AREAS = (
     ("hit", "hits", TIERS),
     ("moved", "copied", MOVES),
@@ -29,7 +29,6 @@ def to_json(
     unit_bytes: Mapping[str, int],
     about: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Everything, with the fifty requests that differ most."""
     return {
         **about,
         "base": comparison.base,
@@ -59,7 +58,6 @@ def to_markdown(
     unit_bytes: Mapping[str, int],
     question: str,
 ) -> str:
-    """A comment for a pull request."""
     base, head = names_of(comparison)
     rates = comparison.hit_rate("base"), comparison.hit_rate("head")
     differing = sum(row.kind in HIT_KINDS for row in comparison.rows)
@@ -126,7 +124,7 @@ def _told(row: Row, names: tuple[str, str]) -> str:
 
 
 def names_of(comparison: Comparison) -> tuple[str, str]:
-    """Of base and head, apart even if they are the same release."""
+    """Return distinct names of base and head, even for the same release."""
     names = [
         f"{about['engine']} {about['version']}" + _options_of(about)
         for about in (comparison.base, comparison.head)
@@ -137,8 +135,7 @@ def names_of(comparison: Comparison) -> tuple[str, str]:
 
 
 def write_figure(comparison: Comparison, path: Path) -> None:
-    """Hits up to each request of both sides, and the difference between them."""
-    from matplotlib.figure import Figure  # a second to import
+    from matplotlib.figure import Figure  # slow to import
 
     base, head = names_of(comparison)
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -158,7 +155,6 @@ def write_figure(comparison: Comparison, path: Path) -> None:
 
 
 def dump(values: Mapping[str, Any], path: Path) -> None:
-    """Write JSON that is the same for equal values."""
     path.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n")
 
 

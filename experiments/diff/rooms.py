@@ -1,4 +1,4 @@
-"""What is compared with: requests of a workload, pools that suit it, bytes of a model."""
+"""Inputs of a comparison: requests of a workload, pools that suit it, bytes of a model."""
 
 import os
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.workload import load_workload
 
-# pools that make each trace compete for them, as docs/validity.md compares with
+# pools small enough for evictions in each trace, as in docs/validity.md
 ROOMS = {
     "weka_agentic": Pools(device_tokens=1_310_720, host_tokens=3_932_160, max_len=262_144),
     edges.NAME: edges.POOLS,
@@ -21,7 +21,7 @@ ROOM = Pools(device_tokens=524_288, host_tokens=1_572_864, max_len=131_072)
 WINDOW_LEN = 1024
 SWA_TOKENS = {"weka_agentic": 393_216, edges.NAME: edges.SWA_TOKENS}
 NUM_STATES = {"weka_agentic": 64, edges.NAME: edges.NUM_STATES}
-# whose bytes a token or a state has, unless --model says otherwise
+# the model that gives the bytes of a token or state, unless --model is given
 MODELS = {
     "full": "llama3_8b",
     "swa": "gemma3_27b",
@@ -31,13 +31,13 @@ MODELS = {
 
 
 def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list[Request]:
-    """The first `count` requests of a workload that fit into `max_len`, in order of arrival.
+    """Return the first `count` requests of a workload that fit into `max_len`, by arrival.
 
     Args:
         kind: `edges`, or a kind of `hicache.workload`.
-        count: at most so many.
+        count: maximum number of requests.
         max_len: tokens of prompt and answer together.
-        path: the file of a trace; None means that it is looked for.
+        path: the file of a trace; None means to search for it.
 
     Raises:
         SideError: no request fits.
@@ -62,12 +62,12 @@ def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list
 def pools_for(
     kind: str, components: str, changes: str, copies: str, *, has_storage: bool = True
 ) -> Pools:
-    """The pools that suit a workload, with what `--pools` and `--copies` change.
+    """Return the pools that suit a workload, changed by `--pools` and `--copies`.
 
     `has_storage`: True if the engine has a storage tier.
 
     Raises:
-        SideError: a name or a number that does not make sense.
+        SideError: an unknown name or an invalid number.
     """
     pools = ROOMS.get(kind, ROOM)
     if "swa" in components:
@@ -105,10 +105,10 @@ def pools_for(
 
 
 def bytes_of(model: str, component: str) -> dict[str, int]:
-    """Bytes of one token of KV, of window KV, and of one state, of a model in `conf/model`.
+    """Return the bytes of a token of KV, of a token of window KV, and of a state of a model.
 
     Raises:
-        SideError: there is no such model, or it has no such layers.
+        SideError: `conf/model` has no such model, or it has no such layers.
     """
     path = CONF / "model" / f"{model}.yaml"
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""The program of one side: does what it is told, as `experiments.diff.protocol` says."""
+"""The program of one side's process; see `experiments.diff.protocol`."""
 
 import importlib
 import os
@@ -10,13 +10,12 @@ from experiments.diff.protocol import Pools, Side, SideError
 
 
 def main(module: str, wire: str) -> None:
-    """Serve the side of a module on an open pipe; what is printed goes to the log."""
+    """Serve the side of a module on an open pipe; printed text goes to the log."""
     serve(module, Connection(int(wire)))
     os._exit(0)  # engines leave threads behind that wait for ever
 
 
 def serve(module: str, wire: Connection) -> None:
-    """Answer until there is nothing more to do, or the side cannot go on."""
     try:
         pools, options = wire.recv()
         side = _opener(module)(pools, options)
@@ -26,7 +25,7 @@ def serve(module: str, wire: Connection) -> None:
             wire.send(answers[-1])
         side.close()
     except Exception as error:
-        traceback.print_exc()  # the whole story, for the log
+        traceback.print_exc()  # full traceback for the log
         said = error if isinstance(error, SideError) else f"{type(error).__name__}: {error}"
         wire.send(SideError(str(said).partition("\n")[0]))
 
@@ -34,6 +33,6 @@ def serve(module: str, wire: Connection) -> None:
 def _opener(module: str) -> Callable[[Pools, dict[str, str]], Side]:
     try:
         opener: Callable[[Pools, dict[str, str]], Side] = importlib.import_module(module).open_side
-    except Exception as error:  # whatever a release does when it is imported
+    except Exception as error:  # any error, also of a release's import
         raise SideError(f"cannot be imported: {type(error).__name__}: {error}") from error
     return opener

@@ -2,10 +2,10 @@
 
 python -m experiments.diff.short_read 0.5.23 hicache
 
-A model with a window of 1,024 tokens, pages of 64. Two prompts share 2,048 tokens; the rest of the
-first (512 tokens) is evicted from device and host and is still in storage, pages and window. When
-the first prompt comes again, the shared part is on the device, with its window, and the rest is
-read: enough to be asked for (256 tokens), and less than a window.
+A model with a window of 1,024 tokens, pages of 64. Two prompts share 2,048 tokens. The rest of the
+first (512 tokens) is evicted from device and host and remains in storage, pages and window. When
+the first prompt comes again, the device holds the shared part with its window. The rest is read: it
+is longer than the minimum of a read (256 tokens) and shorter than a window.
 """
 
 import sys
@@ -34,7 +34,6 @@ SHARED, REST = 2 * WINDOW, WINDOW // 2
 
 
 def main() -> None:
-    """Tell the story once for each side."""
     parser = parser_of("python -m experiments.diff.short_read", __doc__)
     parser.add_argument(
         "sides", nargs="+", help="releases, checkouts or wheels to test, or hicache"
@@ -43,7 +42,7 @@ def main() -> None:
     for spec in options.sides:
         try:
             launch = prepare(ENGINES["sglang"], spec)
-            if spec == OURS:  # whose preset of SGLang reads as SGLang does
+            if spec == OURS:  # with the preset that reads as SGLang does
                 launch = replace(launch, options={"compat": "reports"})
             with (
                 tempfile.TemporaryDirectory() as folder,
@@ -56,12 +55,11 @@ def main() -> None:
 
 
 def tell(side: SideProcess) -> list[str]:
-    """The requests, what each hit, and what the last one read for nothing."""
     shared = run_of(0, SHARED)
     first = np.concatenate([shared, run_of(1, REST), run_of(2, 2)])
     other = np.concatenate([shared, run_of(3, REST), run_of(4, 2)])
     story = [("the first prompt", first), ("another that begins like it", other)]
-    for number in range(4):  # they take room, and the shared part stays in use
+    for number in range(4):  # they cause evictions, and the shared part stays in use
         story += [
             (f"something else ({number})", run_of(10 + number, 2 * WINDOW)),
             ("the other again", other),
@@ -82,7 +80,6 @@ def tell(side: SideProcess) -> list[str]:
 
 
 def admit(side: SideProcess, number: int, prompt: Tokens) -> Outcome:
-    """One request, after the one before it is complete."""
     tokens = np.concatenate([prompt, run_of(100 + number, 2)])
     finished: list[Call] = [("finish", number - 1)] if number else []
     side.ask([*finished, ("admit", number, tokens, len(prompt))])
@@ -90,7 +87,6 @@ def admit(side: SideProcess, number: int, prompt: Tokens) -> Outcome:
 
 
 def run_of(name: int, count: int) -> Tokens:
-    """Tokens that no other name has."""
     return np.arange(name * 10_000, name * 10_000 + count, dtype=np.int32)
 
 

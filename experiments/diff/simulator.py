@@ -1,8 +1,8 @@
-"""The engine that `experiments.run` builds, driven one request at a time as the peer's is.
+"""Our engine, built from a config as for `hicache run`, and driven one request at a time.
 
 Config, cache, scheduler, prefetcher, serving loop and storage script are those of a simulated run.
-Two things are set here: running requests decode one at a time (`Scheduler.only`), and the loop is
-run until no copy is under way before the next request comes, so that no outcome depends on a clock.
+Two things differ. Running requests decode one at a time (`Scheduler.only`). The loop runs until no
+copy is under way before the next request comes, so that no outcome depends on time.
 """
 
 from collections import Counter, deque
@@ -38,8 +38,6 @@ SGLANG = "sglang_0_5_23"
 
 
 class SimulatorSide:
-    """One engine of a composed config."""
-
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
         """Open an engine.
 
@@ -64,7 +62,6 @@ class SimulatorSide:
         )
 
     def about(self) -> dict[str, str]:
-        """This checkout has no release."""
         return {
             "engine": "hicache",
             "version": "this checkout",
@@ -73,10 +70,9 @@ class SimulatorSide:
         }
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
-        """Submit a request and serve it until its prompt is computed and all copies are done."""
         io, page = self._io, self._page
         io.now, io.load_back = number, None
-        # an answer of one token would end with the prefill, and is ended by `finish` instead
+        # an answer of one token would end with the prefill; `finish` must end it
         is_short = len(tokens) == prompt_len + 1
         request = Request(
             id=number,
@@ -88,10 +84,10 @@ class SimulatorSide:
         self._serve([request], prompt_len)
         req = self.engine.scheduler.running[-1]
         self._running[number] = req, is_short
-        # of a last page that was loaded one token is computed again; vLLM counts the whole of it
+        # one token of a loaded last page is recomputed; vLLM counts the whole page as a hit
         brought = -(-req.cached_len // page) * page - req.ready_len
-        # as the peer counts it: pages read for the sake of their state or window alone, which the
-        # host had already, are the host's
+        # as the peer counts: full pages that the host held, read only for their state or
+        # window are hits of the host
         new = 0 if req.prefetch is None else req.prefetch.published_pages * page
         from_storage = min(new, brought)
         self._count_evictions()
@@ -117,7 +113,6 @@ class SimulatorSide:
         scheduler.only = ()
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
-        """Which of these tokens are held, by component and tier."""
         size = self._tree.page_bytes
         text = tokens.astype("<i4").tobytes()
         text = text[: len(text) // size * size]
@@ -147,15 +142,13 @@ class SimulatorSide:
         return {name: joined(spans, self._page, name) for name, spans in found.items()}
 
     def contents(self) -> dict[str, list[int]]:
-        """Names of the pages in the tree."""
         return contents_of(self._nodes())
 
     def close(self) -> None:
-        """Close storage."""
         self._runtime.close()
 
     def _serve(self, requests: list[Request], num_tokens: int) -> None:
-        # until nothing is under way; `num_tokens`: of the request that is served
+        # runs until nothing is under way; `num_tokens`: tokens of the served request
         watch = _Watch([(self._runtime.clock.now(), each) for each in requests])
         for done in self._io.due():
             self.engine.deliver(done, self._runtime.clock.now())
@@ -168,7 +161,7 @@ class SimulatorSide:
                 router=RoundRobin(),
                 observer=watch,
             )
-        except RuntimeError as error:  # the scheduler defers it, and waiting would not help
+        except RuntimeError as error:  # the scheduler defers it for ever
             raise self._pools.too_small(num_tokens) from error
         if watch.is_refused or self.engine.scheduler.waiting:
             raise self._pools.too_small(num_tokens)
@@ -191,7 +184,7 @@ class SimulatorSide:
             state[f"free/{name}/device"] = pool.num_free * self._pools.unit(name)
             if self._pools.copy_delay:
                 # during a back-up, ours also locks the copy on the host; SGLang locks the device
-                # alone, because what is on the device does not leave its host
+                # alone, because device data does not leave its host
                 del state[f"locked/{name}/host"]
         return state
 
@@ -229,14 +222,13 @@ class SimulatorSide:
 
 
 class CountedIo:
-    """The engine's I/O: counts what is done, and reports back-ups `copy_delay` requests later.
+    """The engine's I/O: counts work, and reports back-ups `copy_delay` requests later.
 
-    A back-up is counted when it starts, as the peer's is.
+    A back-up counts when it starts, as on the other side.
     """
 
     def __init__(self, inner: Io, pools: Pools, tally: Tally) -> None:
-        """`tally`: takes the counts."""
-        self.now = 0  # the number of the request at hand
+        self.now = 0  # the number of the current request
         self.load_back: LoadBack | None = None  # of that request
         self.stored: set[Key] = set()
         self.num_stored: Counter[int] = Counter()  # of them, by kind
@@ -244,11 +236,9 @@ class CountedIo:
         self._late: deque[tuple[int, Reported]] = deque()  # (number of the request then, copy)
 
     def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
-        """As `Io` has it."""
         return self._inner.pass_by(limit_ns, clock)
 
     def advance(self, now_ns: int) -> list[Delivery]:
-        """As `Io` has it."""
         deliveries: list[Delivery] = []
         for engine, done in self._inner.advance(now_ns):
             if isinstance(done, Prefetch):
@@ -265,7 +255,6 @@ class CountedIo:
         return deliveries
 
     def due(self) -> list[Reported]:
-        """Return the back-ups that are done by now."""
         due: list[Reported] = []
         while self._late and self._late[0][0] <= self.now:
             due.append(self._late.popleft()[1])
@@ -273,7 +262,7 @@ class CountedIo:
 
     def _count(self, done: Reported) -> None:
         if isinstance(done, StorageWrite):
-            # what storage has already is not written again
+            # storage skips keys that it holds
             new = [key for key in done.keys if key not in self.stored]
             self.stored.update(new)
             for kind, count in Counter(kinds_of(new)).items():
@@ -331,14 +320,14 @@ class _Watch:
 
 
 def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
-    """The config of an engine with these pools, in which no outcome depends on a clock.
+    """Return the config of an engine with these pools, in which no outcome depends on time.
 
     Raises:
-        ValueError: pools that no engine can have.
+        ValueError: no engine can have these pools.
     """
     model = MODELS["+".join(name for name in pools.components if name != "full") or "full"]
     page, compat = pools.page_size, options.get("compat", SGLANG)
-    # SGLang's host pools have a page (a state) more than asked for
+    # SGLang's host pools have one more page (or state) than requested
     more = int(compat == SGLANG and pools.host_tokens > 0)
     values: dict[str, object] = {
         "model.max_len": pools.max_len + page,
@@ -350,7 +339,7 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         "cache.host_tokens": pools.host_tokens + more * page,
         "prefetch.stop": "wait_complete",
         "storage.write_queue_gib": 1 << 20,
-        # a prompt is computed in one step, and no room is kept for the answers of others
+        # a prompt is computed in one step, and no space is reserved for other answers
         "scheduler.chunk_tokens": pools.max_len + page,
         "scheduler.clip_new_tokens": pools.max_len,
         "scheduler.new_token_ratio": 0,
@@ -373,7 +362,6 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
 
 
 def spans_of(tokens: Tokens) -> TokenSpans:
-    """Token ids as runs of consecutive ids."""
     starts = np.flatnonzero(np.diff(tokens, prepend=tokens[0] - 2) != 1)
     counts = np.diff(starts, append=len(tokens))
     return TokenSpans(tokens[starts].astype(np.int32), counts.astype(np.int32))

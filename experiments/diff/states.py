@@ -1,4 +1,4 @@
-"""Random states of an engine in which a request asks to be admitted."""
+"""Random states of an engine in which a request is up for admission."""
 
 from random import Random
 from types import SimpleNamespace
@@ -6,11 +6,11 @@ from types import SimpleNamespace
 CASES = 100_000
 PAGES = (1, 16, 64)
 WINDOWS = (1, 63, 64, 128, 1000, 1024, 4096)
-State = SimpleNamespace  # as `drawn` fills it
+State = SimpleNamespace  # `drawn` sets its fields
 
 
 def drawn(random: Random) -> State:
-    """A request that may be admitted, and what there is: tokens, but for `swa_pages`."""
+    """Draw a request and the free space, in tokens except `swa_pages`."""
     page, window = random.choice(PAGES), random.choice(WINDOWS)
     swa_pages = random.randint(1, 400)
     return SimpleNamespace(

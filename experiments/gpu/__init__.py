@@ -1,1 +1,1 @@
-"""What a session on a GPU runs: one script, and what it calls."""
+"""Programs for a machine with a GPU: one script, and what it calls."""

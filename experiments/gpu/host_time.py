@@ -1,9 +1,9 @@
-"""Host time of a step's load-backs: each on its own, or merged with ids sent once. No GPU needed.
+"""Host time of a step's load-backs: separate, or merged with ids sent once. No GPU needed.
 
     python -m experiments.gpu.host_time
 
-Three load-backs of full pages, window pages and a state, in four groups of layers on two ranks: the
-launcher runs as beside a GPU, into a driver that stands in for one. What a GPU adds, the copies of
+Three load-backs of full pages, window pages and a state, in four groups of layers on two ranks. The
+launcher runs as beside a GPU, on a driver that stands in for one. A GPU's own part, the copies of
 ids over the link, is counted and not timed.
 """
 
@@ -25,7 +25,6 @@ Moves = list[tuple[Tensor, Tensor]]  # by component
 
 
 def main() -> None:
-    """Print both."""
     torch.set_num_threads(1)
     driver = stand_in()
     generator = torch.Generator().manual_seed(0)

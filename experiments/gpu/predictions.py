@@ -1,14 +1,14 @@
-"""What the static model says one program of each copy kernel moves, and how far that was off.
+"""Predictions of the static model for one program of each copy kernel, against measurements.
 
 python -m experiments.gpu.predictions > experiments/results/predictions_triton_3_9_0.json   (before)
 python -m hicache.workbench.bench --op programs --json bench.json              (on a GPU)
 python -m experiments.gpu.predictions --bench bench.json                     (after; anywhere)
 
-What is stored is by version of triton, whose machine code it was read from; a bench is held against
-its own version's. The model knows latency and issue of instructions, no bandwidth: a link caps what
-it says. So a measured rate may lie below by the link, and a kernel that is far above or below by
-anything else has shown the model wrong. Whether it orders variants rightly, the rank correlation
-says (Spearman's: 1 if the order is the same, 0 if the one says nothing of the other).
+Predictions are stored by the version of triton whose machine code they describe, and a bench is
+compared with those of its own version. The model has latency and issue of instructions, but no
+bandwidth, and a link limits its rates. So a measured rate below the prediction may be due to the
+link; any other large deviation refutes the model. Spearman's rank correlation says whether the
+model orders the variants correctly (1 for the same order, 0 for no relation).
 """
 
 import argparse
@@ -29,13 +29,12 @@ RESULTS = Path(__file__).parents[1] / "results"
 KERNELS = {"ours": "hicache.workbench.contract:ours"} | {
     name: f"hicache.workbench.bench.peers:{name}" for name in ONE_PROGRAM
 }
-# where a program reads decides its latency: a back-up reads the device
+# the latency depends on the source: a back-up reads the device
 COLUMNS = ["direction", "kernel", "shape", "predicted", "measured", "ratio"]
 READS_FROM = {"device": "device", "to_host": "device", "to_device": "link"}
 
 
 def predicted() -> list[dict[str, Any]]:
-    """One entry a kernel and shape, and one for each of our other kernels that move pages."""
     entries = []
     for kernel, name in KERNELS.items():
         for report in codegen.launched_by(name):
@@ -48,10 +47,10 @@ def predicted() -> list[dict[str, Any]]:
 
 
 def stored_for(bench: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was predicted of the machine code that this bench has run.
+    """Return the predictions for the machine code of this bench.
 
     Raises:
-        ValueError: nothing was, for its version of triton.
+        ValueError: there are none for its version of triton.
     """
     found = re.search(r"triton (\d+)\.(\d+)\.(\d+)", bench["machine"])
     path = RESULTS / f"predictions_triton_{'_'.join(found.groups() if found else '?')}.json"
@@ -64,7 +63,7 @@ def stored_for(bench: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def compared(entries: list[dict[str, Any]], bench: dict[str, Any]) -> pd.DataFrame:
-    """A row a measured direction, kernel and shape: GB/s as predicted and measured, their ratio.
+    """Return a row per direction, kernel and shape: predicted and measured GB/s, and their ratio.
 
     Raises:
         ValueError: the bench measured no single programs.
@@ -86,7 +85,6 @@ def compared(entries: list[dict[str, Any]], bench: dict[str, Any]) -> pd.DataFra
 
 
 def rank_correlations(table: pd.DataFrame) -> pd.DataFrame:
-    """Spearman's, by direction and over all; NaN of fewer than two variants."""
     parts = [*table.groupby("direction", sort=False), ("all", table)]
     rows = [
         (name, len(part), part["predicted"].rank().corr(part["measured"].rank()))
@@ -106,7 +104,6 @@ def _entry(kernel: str, shape: str, report: codegen.Report) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the predictions as JSON, or a comparison as Markdown, rates in GB/s."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bench", type=Path, help="JSON file of a kernel bench that ran on a GPU")
     options = parser.parse_args()

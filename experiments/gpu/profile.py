@@ -4,8 +4,8 @@ python -m hicache.workbench.bench --json bench.json          (on the machine)
 python -m experiments.gpu.profile bench.json               (anywhere)
 
 Prints the entries that the bench can turn from modelled into measured: the link, our kernels across
-it by piece size with as many programs as the profile says, what one program of them moves, and what
-a copy beside it costs a matrix product. Paste them over those of the profile.
+it by piece size with the profile's number of programs, the rate of one program, and the cost of a
+concurrent copy to a matrix product. Paste them over those of the profile.
 """
 
 import argparse
@@ -18,12 +18,11 @@ from omegaconf import OmegaConf
 from hicache.cli.schema import CONF
 
 DIRECTIONS = {"kernel_to_device": "to_device", "kernel_to_host": "to_host"}
-PROGRAM = ("ours", "pages of 128 KiB")  # by which one program is judged
+PROGRAM = ("ours", "pages of 128 KiB")  # the case that gives the rate of one program
 SLOWDOWN = "GEMM slowed by 4 programs to_device"
 
 
 def main() -> None:
-    """Print YAML."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bench", type=Path, help="JSON file of a kernel bench that ran on a GPU")
     parser.add_argument(
@@ -38,10 +37,10 @@ def main() -> None:
 
 
 def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
-    """The measured entries; `launched`: the profile's `copy_kernel`.
+    """Return the measured entries; `launched`: the profile's `copy_kernel`.
 
     Raises:
-        ValueError: nothing was timed, or not with as many programs as the executor launches.
+        ValueError: nothing was timed, or not with the executor's number of programs.
     """
     programs = launched["link_programs"]
     source = f"hicache.workbench.bench on {bench['machine']}"
@@ -64,7 +63,7 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
                 f"the profile launches {programs} programs, but the bench measured "
                 f"{sorted(measured)}"
             )
-        if rates:  # else the bench was stopped before its sweep
+        if rates:  # empty if the bench stopped before its sweep
             found[name] = {
                 "size": sorted(rates),
                 "rate": [_rounded(rates[size]) for size in sorted(rates)],

@@ -1,11 +1,10 @@
-"""SGLang's own copy kernels with what they import, in a folder small enough to carry to a GPU.
+"""SGLang's own copy kernels with their imports, in a folder small enough to carry to a GPU.
 
     python -m experiments.gpu.sglang_kernels DIR [--release 0.5.23]
     SGLANG=DIR experiments/gpu/gpu.sh kernels
 
-Its packages import all of SGLang when they are imported, so theirs are left empty, and the one
-question that the kernels ask of its helpers is answered here. They are built on first use, by nvcc
-and ninja, through apache-tvm-ffi.
+The packages import all of SGLang, so here they are empty. One helper that the kernels call is
+replaced. The kernels are built on first use, by nvcc and ninja, through apache-tvm-ffi.
 """
 
 import argparse
@@ -28,7 +27,6 @@ COMMON = '"""Instead of SGLang\'s helpers."""\n\n\ndef is_cuda() -> bool:\n    r
 
 
 def main() -> int:
-    """Fill the folder; 2 if the release cannot be had."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--release", default="0.5.23", help="or a checkout, or a wheel")

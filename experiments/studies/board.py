@@ -1,15 +1,14 @@
 """The board: which eviction policy is best for which load, and how far from the optimum.
 
-python -m experiments.studies.board                              what is missing, then the table
+python -m experiments.studies.board                              missing runs, then the table
 python -m experiments.studies.board none oracle mine:Policy      other rows; a class is a row
 python -m experiments.studies.board --windows 0 --jobs 4
 
 The cells are the grid of `experiment=leaderboard`. Runs are kept, with their overrides, as lines of
-`outputs/leaderboard/DIGEST.jsonl`, where the digest is that of the sources of hicache: a run that
-is there is not repeated. For each cell the table has the token hit rate, the mean over windows of
-its difference to LRU under the same window, the smallest and largest of these, and the share of the
-way from LRU to the oracle. Ranks in a cell are by token hit rate; the oracle has none. `figure.png`
-shows the differences.
+`outputs/leaderboard/DIGEST.jsonl`, where DIGEST is that of hicache's sources, and are not repeated.
+For each cell the table has the token hit rate, the mean over windows of its difference to LRU in
+the same window, the smallest and largest difference, and the share of the oracle's gain over LRU.
+Ranks in a cell are by token hit rate, without the oracle. `figure.png` shows the differences.
 """
 
 import argparse
@@ -44,7 +43,6 @@ Runs = dict[tuple[Cell, str, str], Mapping[str, float]]  # by cell, policy and w
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Carry out what is missing, then print the table and draw the figure."""
     grid = _grid()
     parser = argparse.ArgumentParser(
         prog="python -m experiments.studies.board",
@@ -77,7 +75,6 @@ def _grid() -> dict[str, list[str]]:
 def _carried_out(
     cells: Sequence[Cell], policies: Sequence[str], windows: Sequence[str], jobs: int
 ) -> Runs:
-    """Return all runs, after those that are not kept have been carried out."""
     asked = [(cell, policy, window) for window in windows for cell in cells for policy in policies]
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / f"{_digest()}.jsonl"
@@ -135,7 +132,6 @@ def reached(row: Row, rows: Mapping[str, Row]) -> float | None:
 
 
 def table(runs: Runs) -> str:
-    """Return the board in Markdown: a row for each cell and policy, the best first."""
     lines = [
         "| cell | rank | policy | token hits | to LRU (windows) | of the oracle's gain "
         "| TTFT mean | GPU s/request | backed up, GiB |",
@@ -162,7 +158,6 @@ def table(runs: Runs) -> str:
 
 
 def figure(runs: Runs) -> Figure:
-    """Return a chart: by cell and policy, the points of token hits above LRU, with their range."""
     cells = list(_by_cell(runs))
     policies = [name for name in cells[0][1] if name != LRU]
     made = Figure(figsize=(8, 0.5 * len(cells) + 1.2), layout="constrained")

@@ -3,9 +3,9 @@
 python -m experiments.studies.capacity
 python -m experiments.studies.capacity model=qwen3_next_80b cache.checkpoints=every
 
-One pass over the requests (`hicache.workload.oracle`) gives LRU's curve; for a model of full
-attention alone, Belady's MIN bounds it from above at the capacities of the table. The curve is that
-of one tier: what a hierarchy of tiers could hit if the largest of them had this size.
+One pass over the requests (`hicache.workload.oracle`) gives LRU's curve. For a model with full
+attention only, Belady's MIN gives an upper bound at the capacities of the table. The curve is that
+of one tier: the hit rate of a hierarchy whose largest tier has this size.
 """
 
 import sys
@@ -42,7 +42,7 @@ PUBLISHED_TOKENS = (3_000_000, 50_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Curves of one workload and model. `token_bytes`: of full KV alone."""
+    """Curves of one workload and model. `token_bytes`: of full KV only."""
 
     curve: Curve
     bound: float
@@ -51,7 +51,6 @@ class Findings:
 
 
 def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
-    """Print the curve of the workload, model and checkpoint placement that `config` names."""
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     page = config.cache.page_size
     visits = visits_of(workload.requests, page)
@@ -66,11 +65,11 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
 
 
 def placement(config: ExperimentConfig, sizes: Sequence[int]) -> CheckpointRule | None:
-    """Where the model's prefixes may be continued; None: anywhere."""
+    """Return where the model's prefixes can be continued; None means anywhere."""
     if not sizes[SWA] and not sizes[MAMBA]:
         return None
     cache = config.cache
-    # a window is kept where a state is, or where a request ended
+    # a window is kept at states and at ends of requests
     window_pages = -(-config.model.window_len // cache.page_size)
     if cache.checkpoints not in CHECKPOINT_PLACEMENTS:
         raise ValueError(
@@ -86,7 +85,6 @@ def placement(config: ExperimentConfig, sizes: Sequence[int]) -> CheckpointRule 
 
 
 def measure(visits: Visits, sizes: Sequence[int], checkpoints: CheckpointRule | None) -> Findings:
-    """LRU's curve, and what bounds it."""
     bounds: list[float | None] = [None] * len(CAPACITIES_GIB)
     if checkpoints is None:
         bounds = [
@@ -102,7 +100,6 @@ def measure(visits: Visits, sizes: Sequence[int], checkpoints: CheckpointRule | 
 
 
 def summarize(found: Findings, visits: Visits) -> dict[str, float | int]:
-    """Flat keys, as a replay's summary has."""
     summary: dict[str, float | int] = {
         "request/count": len(visits.visits),
         "workload/prompt_tokens": visits.prompt_tokens,
@@ -120,7 +117,6 @@ def summarize(found: Findings, visits: Visits) -> dict[str, float | int]:
 
 
 def table(found: Findings) -> Table:
-    """The curve at a few capacities."""
     made = Table(box=box.SIMPLE_HEAD)
     made.add_column("capacity", justify="right")
     made.add_column("tokens of full KV", justify="right")

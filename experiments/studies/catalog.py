@@ -3,9 +3,9 @@
 python -m venv /tmp/kvsim && /tmp/kvsim/bin/pip install kvcache-simulator==0.1.3
 python -m experiments.studies.catalog /tmp/kvsim/bin/python
 
-Ours come from the config.json in `model_configs.json`, each with its source; the catalog's from the
-package, which runs in an environment of its own. KV and index keys are bf16, recurrent states have
-the precision that the config.json says. Drafts are left out.
+Ours come from the config.json in `model_configs.json`, each with its source. The catalog's come
+from the package, which runs in its own environment. KV and index keys are bf16, recurrent states
+have the precision of the config.json. Draft models are left out.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from hicache.models.shapes import ModelConfig
 CONFIGS = Path(__file__).with_name("model_configs.json")
 LENGTHS = (128, 1024, 131_072)
 PLAIN = {"kv_dtype_bytes": 2, "dense_param_bytes": 2.0, "expert_param_bytes": 2.0}
-# kept by the model's source, and not counted by the catalog: what a compressor remembers
+# the state of a compressor, which the model keeps and the catalog does not count
 LEFT_OUT = ("compressor",)
 # for the package's own interpreter: {model: {precision of states: a list by length of bytes with
 # states and without}}; null for a formula that its calculator does not have
@@ -46,7 +46,6 @@ print(json.dumps(found))
 
 
 def main() -> int:
-    """Print the table; 0 if all that can be compared is equal."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("python", help="the interpreter that has kvcache-simulator 0.1.3")
     args = parser.parse_args()
@@ -77,12 +76,10 @@ def main() -> int:
 
 
 def model_of(name: str, entry: Mapping[str, Any]) -> ModelConfig:
-    """The model of an entry of `model_configs.json`."""
     return derive_model(entry["config"], {"name": name, "source": entry["source"], **PLAIN})
 
 
 def totals(model: ModelConfig) -> list[tuple[float, float]]:
-    """Bytes of a sequence of each length, with its states and without."""
     found = []
     for length in LENGTHS:
         held = model.bytes_of(length)

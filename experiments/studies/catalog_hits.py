@@ -2,10 +2,10 @@
 
 python -m experiments.studies.catalog_hits PYTHON TRACE
 
-PYTHON has the package (see `experiments.studies.catalog`). Both take block ids literally, keep the
-prompt's blocks alone, touch the last block of a prompt first, and count the last half of the
-requests; the model is Llama-3.1-8B, at 64 MiB a block. They leave out a budget that the first half
-does not fill.
+PYTHON has the package (see `experiments.studies.catalog`). Both sides take block ids literally,
+keep only the prompt's blocks, touch the last block of a prompt first, and count the last half of
+the requests. The model is Llama-3.1-8B, at 64 MiB per block. Budgets that the first half does not
+fill are left out.
 """
 
 import argparse
@@ -29,7 +29,6 @@ MODEL = "llama-3.1-8b"
 
 
 def main() -> int:
-    """Print the table; 0 if every budget gives equal hits."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("python", help="the interpreter that has kvcache-simulator 0.1.3")
     parser.add_argument("trace", type=Path, help="a Mooncake trace, .jsonl or .jsonl.gz")
@@ -55,7 +54,7 @@ def main() -> int:
 
 
 def literal_visits(rows: Sequence[tuple[int, Sequence[int]]]) -> Visits:
-    """Requests as (prompt length, block ids); equal ids after equal ids are one page."""
+    """Convert (prompt length, block ids); equal ids after equal ids are one page."""
     numbers: dict[tuple[int, int], int] = {}
     visits = []
     for prompt_len, ids in rows:

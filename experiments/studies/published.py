@@ -1,12 +1,12 @@
-"""Runs measurements that others published, and compares: hits, times and throughput, side by side.
+"""Repeats published measurements, and compares hits, times and throughput with the simulator's.
 
 python -m experiments.studies.published           all cases
 python -m experiments.studies.published A E       two of them
 
 A case is a file of `experiments/published/`: the settings of its runs, the facts that the
-publication leaves open with the values that were considered for each, and the published points.
-Runs are kept in `outputs/published/runs`, by their configuration and the code: a run that is there
-is not repeated. `outputs/published/` gets one figure and one page of tables (docs/published.md).
+publication leaves open with the values considered for each, and the published points. Runs are kept
+in `outputs/published/runs`, by configuration and code, and are not repeated. `outputs/published/`
+gets one figure and one page of tables (docs/published.md).
 """
 
 import argparse
@@ -36,15 +36,13 @@ from hicache.results.server_log import measure
 CASES = Path(__file__).parents[1] / "published"
 PACKAGE = Path(experiment.__file__).parent
 OUT = Path("outputs", "published")
-DIFFERS = 0.05  # two variants whose published values are closer are not ranked
-# measures whose errors are differences, and what these are called
+DIFFERS = 0.05  # variants with closer published values are not ranked
+# measures whose errors are differences, with the unit of each
 POINTS = {"hits": "points", "hit_count": "requests"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One published line of a case, and ours beside it."""
-
     case: str
     result: str
     measure: str
@@ -65,8 +63,6 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run of a case: which arm, at which value of the axis."""
-
     result: int
     arm: str
     x: float | None
@@ -74,7 +70,6 @@ class Plan:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the cases that are not there yet, write the page and the figure, and print the page."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.studies.published", description=__doc__.partition("\n")[0]
     )
@@ -97,7 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def variants(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A case with nothing fitted, and, where its file has one, with its fitted constant."""
     case = read_case(name)
     yield name, case
     if "fitted" in case:
@@ -114,13 +108,11 @@ def variants(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_case(name: str) -> dict[str, Any]:
-    """Read the file of a case."""
     case: Any = OmegaConf.to_container(OmegaConf.load(CASES / f"{name}.yaml"))
     return dict(case)
 
 
 def plans_of(case: Mapping[str, Any]) -> Iterator[Plan]:
-    """The runs that a case takes: for each arm one, or one for each value of a knob."""
     for number, result in enumerate(case["results"]):
         fixed = [*case["settings"], *result.get("settings", [])]
         for fact in case.get("facts", []):
@@ -136,7 +128,6 @@ def plans_of(case: Mapping[str, Any]) -> Iterator[Plan]:
 def compare(
     cases: Mapping[str, Mapping[str, Any]], folder: Path, *, jobs: int
 ) -> dict[str, list[Series]]:
-    """Run what is not in `folder` yet; return the series of every case."""
     folder.mkdir(parents=True, exist_ok=True)
     plans = {name: list(plans_of(case)) for name, case in cases.items()}
     wanted = list(dict.fromkeys(each.overrides for some in plans.values() for each in some))
@@ -152,13 +143,11 @@ def compare(
 
 
 def code_digest() -> str:
-    """Digest of the code and the settings that a run depends on."""
     files = sorted([*PACKAGE.rglob("*.py"), *(PACKAGE / "conf").glob("*/*.yaml")])
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def run_once(overrides: Sequence[str], folder: Path, code: str) -> Path:
-    """Run a configuration unless its records are in `folder`; return their file."""
     config = config_of("tracker.wandb_mode=disabled", *overrides)
     key = sha256((as_yaml(config) + code).encode()).hexdigest()[:16]
     file = folder / f"{key}.pkl"
@@ -176,7 +165,6 @@ def series_of(
     plans: Sequence[Plan],
     records: Mapping[tuple[str, ...], pd.DataFrame],
 ) -> Iterator[Series]:
-    """What a case says and what its runs say, line by line."""
     for number, result in enumerate(case["results"]):
         for arm, theirs in result["theirs"].items():
             mine = [each for each in plans if (each.result, each.arm) == (number, arm)]
@@ -201,13 +189,12 @@ def series_of(
 
 
 def knee(values: Sequence[float]) -> int:
-    """Return the step between two neighbors at which a curve changes most, as a ratio."""
     steps = [abs(log(after / before)) for before, after in pairwise(values)]
     return int(np.argmax(steps))
 
 
 def ranking(lines: Sequence[Series]) -> tuple[int, int]:
-    """Pairs of arms in the published order, and in the other, over all values of the axis.
+    """Count pairs of arms in the published order, and in the other, over the whole axis.
 
     Pairs whose published values differ by 5 % or less do not count.
     """
@@ -225,7 +212,7 @@ def ranking(lines: Sequence[Series]) -> tuple[int, int]:
 
 
 def gain_errors(lines: Sequence[Series]) -> list[float]:
-    """Percent by which the mean of each arm over that of the first differs from the published."""
+    """Percent by which each arm's mean over the first arm's differs from the published ratio."""
 
     def gain(one: Sequence[float], first: Sequence[float]) -> float:
         return float(np.mean(one) / np.mean(first))
@@ -238,7 +225,6 @@ def gain_errors(lines: Sequence[Series]) -> list[float]:
 
 
 def page(cases: Mapping[str, Mapping[str, Any]], series: Mapping[str, Sequence[Series]]) -> str:
-    """All tables, as Markdown: the errors over all cases, and the points of each."""
     parts = [errors_table(series)]
     for name, case in cases.items():
         parts.append(f"## {name}: {case['title']}\n\nSource: {case['source']}.")
@@ -251,7 +237,6 @@ def page(cases: Mapping[str, Mapping[str, Any]], series: Mapping[str, Sequence[S
 
 
 def errors_table(series: Mapping[str, Sequence[Series]]) -> str:
-    """One row for each result of each case."""
     rows = []
     for name, lines in series.items():
         for result in dict.fromkeys(each.result for each in lines):
@@ -283,7 +268,6 @@ def errors_table(series: Mapping[str, Sequence[Series]]) -> str:
 
 
 def facts_table(facts: Sequence[Mapping[str, Any]]) -> str:
-    """What the publication leaves open."""
     rows = [
         {
             "not published": fact["what"],
@@ -297,7 +281,6 @@ def facts_table(facts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def points_table(title: str, lines: Sequence[Series]) -> str:
-    """Two rows for each arm: theirs and ours."""
     rows = []
     for line in lines:
         for whose, values in (("published", line.theirs), ("simulated", line.ours)):
@@ -309,8 +292,7 @@ def points_table(title: str, lines: Sequence[Series]) -> str:
 def draw(
     cases: Mapping[str, Mapping[str, Any]], series: Mapping[str, Sequence[Series]], path: Path
 ) -> None:
-    """One panel for each result: published points, simulated lines."""
-    from matplotlib.figure import Figure  # a second to import
+    from matplotlib.figure import Figure  # slow to import
 
     panels = [(name, result) for name, case in cases.items() for result in case["results"]]
     columns = min(3, len(panels))

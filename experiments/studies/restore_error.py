@@ -1,11 +1,11 @@
-"""How far logits are from a cold start's after pages and states came back from the host coded.
+"""Error of logits against a cold start, after a lossy round trip of pages and states to the host.
 
     python -m experiments.studies.restore_error
 
 Each cell computes a prompt, moves the items of some kinds to the host and back, and computes what
-follows. `moves` is how often in a row; `turns`, how often with a page of tokens in between. It
-prints the mean over prompts of the largest difference of a logit (in standard deviations of its
-row) with its range, and the share of tokens whose largest logit stays the same.
+follows. `moves` counts round trips in a row; `turns` counts round trips with a page of tokens in
+between. It prints the mean over prompts of the largest difference of a logit (in standard
+deviations of its row) with its range, and the share of tokens whose largest logit stays the same.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,11 @@ PAGE = 16
 PROMPT_PAGES, ANSWER_PAGES = 16, 10
 KINDS = {"full": (FULL,), "swa": (SWA,), "mamba": (MAMBA,), "all": (FULL, SWA, MAMBA)}
 FORMS = ("int8", "fp8", "bf16")
-MOVES = ((1, 1), (10, 1), (1, 10))  # in a row, and turns
+MOVES = ((1, 1), (10, 1), (1, 10))  # (moves, turns)
 SEEDS = range(5)
 
 
 def there_and_back(pools: TorchPools, kinds: Sequence[int], num_pages: int) -> None:
-    """Move the pages, or the slot, of some kinds to the host and back."""
     ids = list(range(num_pages))
     each = {MAMBA: ids[:1]}
     moves = [Move(kind, each.get(kind, ids), each.get(kind, ids)) for kind in kinds]
@@ -42,7 +41,6 @@ def there_and_back(pools: TorchPools, kinds: Sequence[int], num_pages: int) -> N
 
 
 def error(seed: int, form: str, kinds: Sequence[int], moves: int, turns: int) -> Verdict:
-    """Compare the logits of an answer with those without any move."""
     config = config_of("model=tiny_hybrid").model
     model = ReferenceModel(config, page_size=PAGE, seed=seed)
     num_pages = PROMPT_PAGES + ANSWER_PAGES
@@ -76,7 +74,6 @@ def error(seed: int, form: str, kinds: Sequence[int], moves: int, turns: int) ->
 
 
 def main() -> None:
-    """Print a row for each format and kind."""
     torch.set_num_threads(1)
     print("| format | kind | " + " | ".join(f"{m} × {t} turns" for m, t in MOVES) + " |")
     print("|---|---|" + "---|" * len(MOVES))

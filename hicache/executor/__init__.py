@@ -1,1 +1,1 @@
-"""What carries out a step: the forward pass, the copies and the storage I/O."""
+"""Executors: they carry out a step's forward pass, copies and storage I/O."""

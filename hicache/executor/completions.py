@@ -1,4 +1,4 @@
-"""What an executor tells the engine: when the steps of a batch end, and which copies are done."""
+"""What an executor reports to the engine: the ends of a batch's steps, and completed copies."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -7,14 +7,13 @@ from typing import NamedTuple
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Reported
 
-Delivery = tuple[int, Reported | Prefetch]  # the engine's number, and what is done
+Delivery = tuple[int, Reported | Prefetch]  # the engine's number, and the completed work
 
 
 class StepEnds:
-    """When the steps of a batch end, rising; `known` as far as anybody has looked."""
+    """Rising end times (ns) of a batch's steps, computed on demand; `known` holds those so far."""
 
     def __init__(self, blocks: Iterable[list[int]]) -> None:
-        """`blocks`: of ends, found out as they are asked for."""
         self.known: list[int] = []
         self._blocks = iter(blocks)
 
@@ -23,9 +22,9 @@ class StepEnds:
         return self.known[step]
 
     def look(self, until_ns: int | None) -> int:
-        """The last step whose end is known, once one is that lies at `until_ns` or later.
+        """Compute ends until one is at `until_ns` or later; return the index of the last known one.
 
-        None: all of them. One at least.
+        Computes at least one end. None means all of them.
         """
         known = self.known
         while not known or until_ns is None or known[-1] < until_ns:
@@ -36,12 +35,11 @@ class StepEnds:
         return len(known) - 1
 
     def first_from(self, now_ns: int, first: int, last: int) -> int:
-        """The first step of [first, last] that ends at `now_ns` or later; else `last`."""
         return bisect_left(self.known, now_ns, first, last)
 
 
 class StepRun(NamedTuple):
-    """A batch under way: when each of its steps ends, and how long it stood still for copies."""
+    """A running batch: the end of each step, and the time (ns) that it waited for copies."""
 
     ends: StepEnds
     load_stall_ns: int

@@ -1,8 +1,8 @@
-"""What a read and a write ask of storage, and in which order: one script for every driver.
+"""The storage operations of a read and of a write, in order: one script for all executors.
 
-A script yields one thing after another to be done, and goes on with what came of it, which whoever
-drives it has written into the thing. Simulated time charges links for each, real time calls the
-engines in a thread, and the ranks of an engine agree on how far they are.
+A script yields one operation at a time. The driver carries it out and writes the result into the
+operation; then the script continues. Simulated time charges links for each, real time calls the
+storage engines in a thread, and the ranks of an engine agree on their progress.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ Item = tuple[int, int]  # (kind, host page id)
 
 @dataclass(slots=True)
 class Load:
-    """Pages to be read into the host. `found`: how many lead without a gap.
+    """Read pages into the host. `found` is the number of leading pages found without a gap.
 
-    `restores`: 0 for full pages; for a window and a state, the length of the prefix (in pages of
-    the prefetch) that can be restored with them.
+    `restores`: 0 for full pages; for a window or a state, the length of the prefix (in pages of the
+    prefetch) that it completes.
     """
 
     keys: Items[Key]
@@ -33,36 +33,30 @@ class Load:
 
     @property
     def items(self) -> list[Item]:
-        """Where they go, as long as the keys."""
         return [(kind, int(page_id)) for kind, page_ids in self.parts for page_id in page_ids]
 
     @property
     def is_whole(self) -> bool:
-        """Whether all were found."""
         return self.found == len(self.keys)
 
 
 @dataclass(slots=True)
 class Ask:
-    """Keys to be looked for. `present`: whether each is stored."""
-
     keys: Items[Key]
     present: list[bool] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Store:
-    """Pages to be written."""
-
     keys: Items[Key]
 
 
 def read_script(prefetch: Prefetch, batch_pages: int) -> Iterator[Load]:
-    """Pages in batches until one is missing; then the windows and state of what can be restored.
+    """Read pages in batches until one is missing, then the windows and states that they can use.
 
-    `Prefetch.stop_pages` ends the batches early. Once the prefetch is settled, nothing more is read
-    after the batch at hand. Another thread may settle it meanwhile, so its staged pages are noted
-    at the call.
+    `Prefetch.stop_pages` ends the batches early. Once the prefetch is settled, the script stops
+    after the current batch. Another thread may settle it during the read, so the staged pages are
+    copied at the call.
     """
     return _loads(prefetch, list(prefetch.staged), prefetch.num_pages, batch_pages)
 
@@ -89,7 +83,7 @@ def _loads(
 
 
 def write_script(work: StorageWrite, batch_pages: int) -> Iterator[Ask | Store]:
-    """Pages in batches, without those that storage has; each batch is visible when written."""
+    """Write the pages that storage lacks, in batches; a batch is visible once written."""
     ask = Ask(work.keys)
     yield ask
     keys: Items[Key] = work.keys

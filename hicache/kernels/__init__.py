@@ -1,7 +1,7 @@
-"""Kernels that move pages, rows, windows and Mamba slots between device and pinned host memory.
+"""Kernels that move pages, token rows, windows and Mamba slots between device and host memory.
 
-They know tensors and tables, and nothing of the cache: any engine may call them. Only torch,
-triton and einops are needed. README.md says how, and what each operation costs.
+They take tensors and tables and do not depend on the cache, so any engine can call them. They need
+torch, triton and einops only. README.md explains their use and the cost of each operation.
 """
 
 from hicache.kernels import library as library  # registers the operators

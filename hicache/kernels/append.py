@@ -1,4 +1,4 @@
-"""Paged append: keys and values of new tokens go to their places in the pages of a sequence.
+"""Paged append: write the keys and values of new tokens into the pages of their sequences.
 
 Sizes: B tiles of R rows (consecutive tokens), C columns of a page table, P pages of T tokens, H KV
 heads of D elements.
@@ -56,12 +56,13 @@ def append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Ten
         append(pool, table, torch.tensor([[position, 0, len(keys[0]), 0]]).int(), keys, values)
 
     Args:
-        pool: [2, P, T, H, D], keys and values of one layer; pages may lie apart.
-        table: [B, C] int32 page ids of each sequence, from the tile's first page in the table on.
-        tiles: [B, 4] int32: position of the first row, first and end row to write, and the page of
-            the sequence that the table begins with.
-        keys: [B, R, H, D] of the tokens at `position + row`; rows may lie apart.
-        values: likewise.
+        pool: [2, P, T, H, D], keys and values of one layer; pages need not be adjacent.
+        table: [B, C] int32, page ids of each tile's sequence. A sequence's first page ids may be
+            left out; the tile's last field counts them.
+        tiles: [B, 4] int32: position of the first row, first row and end row to write, and the
+            index in the sequence of the page in column 0 of the table.
+        keys: [B, R, H, D] of the tokens at `position + row`; rows need not be adjacent.
+        values: as `keys`.
     """
     num_tiles, num_rows, heads, dim = keys.shape
     with torch.cuda.device_of(pool):
@@ -85,7 +86,7 @@ def append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Ten
 
 
 def naive_append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Do by torch what `append` does."""
+    """PyTorch reference for `append`."""
     for row_of, (position, start, end, first), *both in zip(
         table, tiles.tolist(), keys, values, strict=True
     ):

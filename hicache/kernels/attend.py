@@ -1,11 +1,11 @@
-"""Paged attention: full or in a sliding window, over a cached prefix or for one token, with sinks.
+"""Paged attention: full or in a sliding window, for prompts or single tokens, with optional sinks.
 
-A program takes a tile of query rows for one KV head, and the tokens of one split: splits begin at
-multiples of SPLIT tokens of the sequence. A second kernel merges the splits of a row. So what a row
-computes depends on its position alone, and not on how a prompt was cut or on what else is in the
-batch: it has the same bits in every batch whose tiles begin at the same positions.
+One program takes a tile of query rows for one KV head, and the tokens of one split. Splits begin at
+multiples of SPLIT tokens of the sequence. A second kernel merges the splits of each row. A row's
+result depends on its position alone, not on how the prompt is cut into chunks or on the rest of
+the batch: its bits are equal in all batches whose tiles begin at the same positions.
 
-Sizes: B tiles of R query rows, HQ query heads, H KV heads, G query heads of a KV head, D elements
+Sizes: B tiles of R query rows, HQ query heads, H KV heads, G query heads per KV head, D elements
 of a head, P pages of T tokens, C columns of a page table, S splits.
 """
 
@@ -16,10 +16,10 @@ from torch import Tensor
 
 SPLIT = 2048  # tokens
 BLOCK = 64  # tokens that are read in one turn
-NUM_STAGES = 5  # blocks: one is multiplied while four are on their way
+NUM_STAGES = 5  # blocks: one is multiplied while four are loading
 TILE_ROWS = 64  # query rows times query heads of a program, at most
 LOG2_E = 1.4426950408889634
-LOWEST = tl.constexpr(-1e30)  # of a running maximum: finite, so that no difference is NaN
+LOWEST = tl.constexpr(-1e30)  # initial running maximum; finite, because inf - inf is NaN
 
 
 @triton.jit
@@ -28,10 +28,9 @@ def _turn(
     window_len, page_stride, kv_stride, scale, SIZE: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Add the tokens of one block to a tile's running softmax."""
     token = block * BLOCK + tl.arange(0, BLOCK)
     exists = (token >= low) & (token < held)
-    if PAGE >= BLOCK:  # one page a block: a scalar, which keeps the loads wide
+    if PAGE >= BLOCK:  # a block lies in one page: its id is a scalar, and loads stay wide
         page = tl.load(table_row + block * BLOCK // PAGE - first_page).to(tl.int64)
         place = page * page_stride + token % PAGE * SIZE
     else:
@@ -67,7 +66,7 @@ def _split_kernel(
     table_ptr,  # [B, C]
     tiles_ptr,  # [B, 4] position of the first row, first and end row held, first page in table
     mixed_ptr,  # [S, B, R, HQ, D] fp32
-    total_ptr,  # [S, B, R, HQ, 2] fp32: maximum, and sum of what is above it
+    total_ptr,  # [S, B, R, HQ, 2] fp32: maximum of the scores, sum of their exponentials
     num_rows,  # R
     num_columns,  # C
     window_len,  # 0: all tokens
@@ -102,7 +101,7 @@ def _split_kernel(
     query = tl.load(query_ptr + where, mask=exists[:, None], other=0.0)
     first = split * SPLIT
     end = tl.minimum(tl.minimum(first + SPLIT, held), start + (part + 1) * ROWS)
-    low = 0  # what is before the windows of all rows may be anything
+    low = 0  # tokens before the windows of all rows are masked
     if window_len > 0:
         low = tl.maximum(start + part * ROWS - window_len + 1, 0)
         first = tl.maximum(first, low // BLOCK * BLOCK)
@@ -152,7 +151,7 @@ def _merge_kernel(
     most = tl.full((PLACES,), LOWEST, tl.float32)
     total = tl.zeros((PLACES,), tl.float32)
     mixed = tl.zeros((PLACES, DIM), tl.float32)
-    if sinks_ptr is not None:  # a share of the softmax that mixes in nothing
+    if sinks_ptr is not None:  # a sink adds to the denominator only
         most = tl.load(sinks_ptr + place % HEADS, mask=exists, other=0.0) * 1.4426950408889634
         total += 1.0
     split = 0
@@ -182,21 +181,22 @@ def attend(
     window_len: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend from tiles of query rows to the pages of their sequences.
+    """Compute attention from tiles of query rows to the pages of their sequences.
 
         attend(pool, table, torch.tensor([[position, 0, 1, 0]]).int(), query, end=position + 1)
 
     Args:
-        pool: [2, P, T, H, D], keys and values of one layer; T is a power of two, D 16 at least.
-        table: [B, C] int32 page ids of each sequence, as for `append`.
-        tiles: [B, 4] int32, as for `append`: tokens before `position + end row` are in the pages.
+        pool: [2, P, T, H, D], keys and values of one layer; T is a power of two, D at least 16.
+        table: [B, C] int32 page ids, as for `append`.
+        tiles: [B, 4] int32, as for `append`; the pages must hold all tokens before
+            `position + end row`.
         queries: [B, R, HQ, D], contiguous; R is a power of two, or below 16.
-        end: the largest `position + end row` of all tiles, which the host knows.
-        window_len: tokens that a row sees, itself among them; 0 means all before it.
-        sinks: [HQ] fp32, a score of each head that takes a share of the softmax.
+        end: the largest `position + end row` of all tiles, computed on the host.
+        window_len: tokens that a row attends to, including itself; 0 means all before it.
+        sinks: [HQ] fp32, an extra score per head in the denominator of the softmax.
 
     Returns:
-        [B, R, HQ, D]; of rows outside of [first row, end row), numbers without meaning.
+        [B, R, HQ, D]; rows outside of [first row, end row) are undefined.
     """
     num_tiles, num_rows, query_heads, dim = queries.shape
     num_splits, num_places = triton.cdiv(end, SPLIT), num_tiles * num_rows * query_heads
@@ -230,7 +230,6 @@ def split_arguments(
     totals: Tensor,
     window_len: int,
 ) -> tuple[tuple[object, ...], dict[str, int]]:
-    """Return what the first kernel is launched with, and its constants."""
     num_rows, query_heads, dim = queries.shape[1:]
     page, heads = pool.shape[2:4]
     group, rows = query_heads // heads, num_rows
@@ -265,9 +264,10 @@ def naive_attend(
     window_len: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Do by torch what `attend` does; a row's bits depend on its place in its tile alone.
+    """PyTorch reference for `attend`; a row's bits depend only on its place in its tile.
 
-    Each tile reads whole pages, from the first that one of its rows sees to the last of its rows.
+    Each tile reads whole pages, from the first page that one of its rows attends to, to the page of
+    its last row.
     """
     size, dim = pool.shape[2], pool.shape[4]
     num_rows, query_heads = queries.shape[1:3]
@@ -278,7 +278,7 @@ def naive_attend(
         first = max(start - window_len + 1, 0) // size if window_len else 0
         pages = ids[first - first_page : -(-(start + num_rows) // size) - first_page]
         both = pool.index_select(1, pages).flatten(1, 2)  # [2, token, H, D]
-        # of rows that are not there yet, weight 0 times garbage must be 0
+        # rows not written yet may hold NaN, and 0 · NaN is NaN: zero them
         both[:, start + held - first * size :] = 0
         copies = query_heads // both.shape[2]
         keys, values = both.repeat_interleave(copies, dim=2).transpose(1, 2)

@@ -1,8 +1,8 @@
-"""What a launcher asks of its ids. Each refusal is one sentence with what was got and wanted.
+"""Checks of the ids that launchers receive. Each error names the actual and the required value.
 
-Shape, dtype and device are looked at in every call. What the ids *say* is looked at when they lie
-in host memory, or on request (`debug=True`), because reading them from a device waits for it.
-A negative id is a hole: nothing is moved for it.
+Every call checks shape, dtype and device. The values of ids are checked if they lie in host memory,
+or with `debug=True`, because reading ids from a device waits for it.
+A negative id is a hole: its item is skipped.
 """
 
 from typing import Protocol
@@ -12,27 +12,21 @@ from torch import Tensor
 
 
 class Sides(Protocol):
-    """Two pools that items are copied between; a `CopyTable` describes one pair."""
+    @property
+    def device(self) -> torch.device: ...
 
     @property
-    def device(self) -> torch.device:
-        """Where the copy runs."""
+    def num_src_items(self) -> int: ...
 
     @property
-    def num_src_items(self) -> int:
-        """Items of the source."""
+    def num_dst_items(self) -> int: ...
 
     @property
-    def num_dst_items(self) -> int:
-        """Items of the target."""
-
-    @property
-    def in_place(self) -> bool:
-        """True if source and target are one pool."""
+    def in_place(self) -> bool: ...
 
 
 def check_form(ids: Tensor, *, name: str, device: torch.device) -> None:
-    """Refuse ids that are not [G] int32, contiguous, on `device`."""
+    """Raise ValueError unless ids are [G] int32, contiguous, on `device`."""
     check_tensor(ids, name=name)
     if ids.dtype != torch.int32:
         raise ValueError(f"{name} must be int32, got {ids.dtype}")
@@ -43,13 +37,11 @@ def check_form(ids: Tensor, *, name: str, device: torch.device) -> None:
 
 
 def check_tensor(ids: object, *, name: str) -> None:
-    """Refuse lists and arrays."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"{name} must be a tensor of int32, got {type(ids).__name__}")
 
 
 def check_copy_form(src_ids: Tensor, dst_ids: Tensor, *, device: torch.device) -> None:
-    """Refuse ids that are not on `device` or of the wrong form."""
     check_form(src_ids, name="source ids", device=device)
     check_form(dst_ids, name="target ids", device=device)
     if src_ids.shape != dst_ids.shape:
@@ -57,7 +49,7 @@ def check_copy_form(src_ids: Tensor, dst_ids: Tensor, *, device: torch.device) -
 
 
 def check_copy_ids(table: Sides, src_ids: Tensor, dst_ids: Tensor) -> None:
-    """Refuse ids out of range, targets written twice, and sources that are also targets."""
+    """Raise ValueError for ids out of range, duplicate targets, or targets that are sources."""
     check_range(src_ids, name="source ids", limit=table.num_src_items)
     check_range(dst_ids, name="target ids", limit=table.num_dst_items)
     moved = (src_ids >= 0) & (dst_ids >= 0)
@@ -72,7 +64,6 @@ def check_copy_ids(table: Sides, src_ids: Tensor, dst_ids: Tensor) -> None:
 
 
 def check_range(ids: Tensor, *, name: str, limit: int, least: int | None = None) -> None:
-    """Refuse ids of `limit` and above, and those below `least`."""
     if len(ids) == 0:
         return
     if int(ids.max()) >= limit:
@@ -82,7 +73,6 @@ def check_range(ids: Tensor, *, name: str, limit: int, least: int | None = None)
 
 
 def check_spans(page_ids: Tensor, spans: Tensor, request_spans: Tensor) -> None:
-    """Refuse spans beyond the page ids, and requests beyond the spans."""
     check_range(spans.flatten(), name="spans", limit=1 << 31, least=0)
     ends = spans.long().sum(dim=1)
     check_range(ends, name="ends of spans", limit=len(page_ids) + 1)

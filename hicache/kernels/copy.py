@@ -1,19 +1,17 @@
-"""The copy kernel: buffers × items, any layout on either side, one launch.
+"""The copy kernel: all buffers of all items, between any two layouts, in one launch.
 
-A transfer moves G items. Every item has the same NP pieces (`table.CopyTable` lists them), and a
-piece of an item is read at `src + src_id * src_stride` and written at `dst + dst_id * dst_stride`.
-Layer-first to page-first, all layers, K and V, token rows, slices of the heads, windows, packing
-and Mamba slots are this one kernel over different tables. Words are 8 opaque bytes, so no dtype
-matters.
+A transfer moves G items. Every item has the same NP pieces (`table.CopyTable` lists them). A piece
+of an item is read at `src + src_id * src_stride` and written at `dst + dst_id * dst_stride`.
+Different tables give layer-first to page-first, all layers, K and V, token rows, slices of the
+heads, windows, packing and Mamba slots. A word is 8 opaque bytes, so dtypes do not matter.
 
-A line is one piece of one item. Lines are numbered buffer by buffer, in a buffer item by item, in
-an item piece by piece, so the layers of a load-back arrive in order and a short transfer of many
-buffers fills its tiles.
+A line is one piece of one item. Lines are ordered by buffer, then by item, then by piece. So the
+layers of a load-back arrive in order, and a short transfer of many buffers fills its tiles.
 
 The checksum of an item is the sum modulo 2**64 over its words of `mix(word ^ mix(place + SALT))`,
-`mix` being a multiply-and-shift hash and `place` the word's place in the item, all buffers taken
-one after another. So it depends on content and order, not on layout, tile or grid: a page copied
-device → host and the same page copied back have equal checksums. It finds faults, not attacks.
+where `mix` is a multiply-and-shift hash and `place` is the index of the word in the item, with all
+buffers concatenated. It depends on content and order, not on layout, tile or grid: a page copied
+from device to host and back keeps its checksum. It finds faults; it does not resist attacks.
 
 Sizes: G items, NP pieces, TOGETHER pieces of a buffer, a tile is LINES × STEPS · WIDTH words.
 """
@@ -32,7 +30,7 @@ NUM_WARPS = 16
 LINK_PROGRAMS = 4  # enough bytes in flight for PCIe 5 ×16: see README.md, "how many programs"
 PROGRAMS_PER_SM = 2
 MAX_STEPS = TILE_WORDS // (32 * NUM_WARPS) // 2  # accesses of 128 bits of a thread: 8
-LINE_WORDS = 16  # 128 bytes, what memory and link move at once: no access of a line is narrower
+LINE_WORDS = 16  # 128 bytes, the unit of memory and link: no access of a line is narrower
 ID_POINTERS = ["src_ids_ptr", "dst_ids_ptr"]
 
 
@@ -47,9 +45,9 @@ def _lines(
     TOGETHER: tl.constexpr,
     LINES: tl.constexpr,
 ):
-    """Of each line of a tile: where it is read and written, its words, its item and its piece.
+    """Return for each line of a tile: source, target, number of words, item and piece.
 
-    A line that does not exist, or whose item is a hole on either side, has no words.
+    A line has no words if it is beyond the last one, or if either id of its item is a hole.
     """
     line = tile * LINES + tl.arange(0, LINES)
     exists = line < num_lines
@@ -59,8 +57,8 @@ def _lines(
     src_id = tl.load(src_ids_ptr + item, mask=exists, other=-1).to(tl.int64)
     dst_id = tl.load(dst_ids_ptr + item, mask=exists, other=-1).to(tl.int64)
     moves = (src_id >= 0) & (dst_id >= 0)
-    # the compiler knows nothing of an address it loads: these five promises, kept by `copy_table`,
-    # make the accesses 128 bits wide. On the pointer after the cast: on the integer they are lost
+    # The compiler does not know the alignment of loaded addresses. These hints, which `copy_table`
+    # guarantees, make accesses 128 bits wide. They follow the cast: on an integer they are lost
     src = tl.load(piece, mask=exists, other=0).to(tl.pointer_type(tl.int64))
     dst = tl.load(piece + 1, mask=exists, other=0).to(tl.pointer_type(tl.int64))
     src = tl.multiple_of(src, 16)
@@ -73,11 +71,11 @@ def _lines(
 
 @triton.jit
 def _read(src, words, STEPS: tl.constexpr, WIDTH: tl.constexpr):
-    """STEPS × [LINES, WIDTH]: the words of each line, one access of a thread after another.
+    """Load the words of each line: STEPS blocks of [LINES, WIDTH].
 
-    Each step takes a stretch of all lines, so a thread holds a line or two and not one for each
-    access, with addresses of its own. The steps are apart and not an axis of one block, because
-    triton 3.6 and 3.9 deal such an axis to threads in different orders.
+    Each step reads a part of all lines, so a thread holds one or two lines' addresses instead of
+    one for each access. The steps are separate blocks, not an axis of one, because triton 3.6 and
+    3.9 distribute such an axis to threads in different orders.
     """
     tile = ()
     for step in tl.static_range(STEPS):
@@ -97,7 +95,7 @@ def _write(dst, words, tile, STEPS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _mix(x):
-    """A bijection of 64-bit words in which every input bit reaches every output bit."""
+    """Hash a 64-bit word; a bijection in which every input bit affects every output bit."""
     x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCD
     x = (x ^ (x >> 29)) * 0xC4CEB9FE1A85EC53
     return x ^ (x >> 32)
@@ -105,7 +103,6 @@ def _mix(x):
 
 @triton.jit
 def _sums(tile, words, first_word, STEPS: tl.constexpr, WIDTH: tl.constexpr):
-    """[LINES]: the part of its item's checksum that each line adds."""
     mixed = tl.zeros(tile[0].shape, tl.int64)
     for step in tl.static_range(STEPS):
         word = step * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -134,8 +131,8 @@ def _copy_kernel(
 ):
     tile = tl.program_id(0)
     # `while`, not `range`: a range over tensors fails in the interpreter of triton 3.6.
-    # A plain loop: a tile that is carried into the next turn is moved from register to register,
-    # and the moves wait for the very loads that were to overlap (`codegen` shows it)
+    # A plain loop: if a tile is carried into the next iteration, the compiler moves its registers,
+    # and these moves wait for the loads that should overlap (see `codegen`)
     while tile < num_tiles:
         src, dst, words, item, piece = _lines(
             pieces_ptr, src_ids_ptr, dst_ids_ptr, num_items, num_lines, tile, TOGETHER, LINES
@@ -161,13 +158,16 @@ def copy_items(
 ) -> None:
     """Launch the copy of items `src_ids` of the source to items `dst_ids` of the target.
 
-    Without items one program starts and ends, which loads the kernel and moves nothing.
+    Without items the launch loads the kernel and moves nothing.
 
     Args:
+        table: the two pools and the pieces of an item.
         src_ids: [G] int32 on the table's device. Duplicates are allowed; a negative id is a hole.
         dst_ids: [G] int32 likewise, without duplicates.
-        num_programs: how many programs share the work; None: few across a link, else many.
-        sums: [G] int64 on the table's device: the checksum of each item is added; None: none is.
+        num_programs: number of programs that share the work; None means few across a link, else
+            many.
+        sums: [G] int64 on the table's device; the kernel adds the checksum of each item. None means
+            no checksums.
     """
     num_items = src_ids.shape[0]
     num_lines, num_tiles = lines_and_tiles_of(table, num_items)
@@ -183,7 +183,7 @@ def copy_items(
             **tile_shape(table),
             num_warps=NUM_WARPS,
         )
-    if table.device.type == "cuda":  # its memory is not reused before this launch has read it
+    if table.device.type == "cuda":  # keep the table's memory until this launch has read it
         table.pieces.record_stream(torch.cuda.current_stream(table.device))
 
 
@@ -197,7 +197,6 @@ def copy_items_with_checksum(
 
 
 def tile_shape(table: CopyTable) -> dict[str, int]:
-    """The constants that a kernel over this table is compiled with."""
     steps = max(min(MAX_STEPS, table.piece_words // LINE_WORDS), 1)
     return {
         "TOGETHER": table.pieces_together,
@@ -208,7 +207,6 @@ def tile_shape(table: CopyTable) -> dict[str, int]:
 
 
 def lines_and_tiles_of(table: CopyTable, num_items: int) -> tuple[int, int]:
-    """Lines and tiles of a transfer of `num_items` items."""
     num_lines = table.pieces.shape[0] * num_items
     if num_lines >= 1 << 30:
         raise ValueError(f"a transfer of {num_lines} lines is too long, fewer than 2**30 wanted")
@@ -216,19 +214,15 @@ def lines_and_tiles_of(table: CopyTable, num_items: int) -> tuple[int, int]:
 
 
 class Places(Protocol):
-    """Where the two pools of a table lie."""
+    @property
+    def device(self) -> torch.device: ...
 
     @property
-    def device(self) -> torch.device:
-        """The CUDA device if either pool is on one, else the host."""
-
-    @property
-    def crosses_link(self) -> bool:
-        """Whether bytes move between host and device."""
+    def crosses_link(self) -> bool: ...
 
 
 def programs_of(table: Places, num_tiles: int, wanted: int | None) -> int:
-    """Programs to launch: `wanted`, or few when the copy crosses a link; at most one a tile."""
+    """Return the grid size: `wanted`, or few across a link; at most one program per tile."""
     if wanted is not None and wanted < 1:
         raise ValueError(f"at least one program wanted, got {wanted}")
     if wanted is None:
@@ -238,7 +232,6 @@ def programs_of(table: Places, num_tiles: int, wanted: int | None) -> int:
 
 @functools.cache
 def num_sms(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; 1 elsewhere, where programs run one at a time."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,7 +1,7 @@
-"""Index kernels of a step: page tables from spans, windows translated, holes clamped.
+"""Index kernels of a step: build page tables from spans, translate windows, replace holes.
 
-Lengths and spans are read on the device and grids follow from sizes known to the host, so none of
-these waits for the device and all can be captured in a CUDA graph.
+Lengths and spans are read on the device, and grids follow from sizes known to the host. So these
+launches never wait for the device, and CUDA graphs can capture them.
 
 Sizes: B requests, S spans, C columns of a page table, P pages of a pool.
 """
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-WINDOW_BLOCK = 128  # pages: a window is short beside a sequence
+WINDOW_BLOCK = 128  # pages of a window per program; windows are short
 
 
 @triton.jit(
@@ -84,15 +84,15 @@ def _window_table_kernel(
 def page_table(
     page_ids: Tensor, spans: Tensor, request_spans: Tensor, *, num_columns: int, hole: int = 0
 ) -> Tensor:
-    """Lay the pages of each request's spans one after another into a row.
+    """Concatenate the pages of each request's spans into one row of a page table.
 
     Args:
         page_ids: [any] int32, the page ids of tree nodes in any order; -1 is a hole.
-        spans: [S, 2] int32: first place in `page_ids`, number of pages. A span may serve
-            several requests, by appearing once for each.
+        spans: [S, 2] int32: offset in `page_ids`, number of pages. Requests that share pages need
+            one span each.
         request_spans: [B + 1] int32: request b owns spans [request_spans[b], request_spans[b+1]).
         num_columns: C; pages beyond it are dropped.
-        hole: what stands in a hole and after the last page (a sink page attention may read).
+        hole: value for holes and for columns after the last page (a page safe to read).
 
     Returns:
         [B, C] int32.
@@ -117,15 +117,15 @@ def window_table(
     window_len: int,
     hole: int = 0,
 ) -> Tensor:
-    """The SWA pages of each request's last `window_len` tokens, translated from full pages.
+    """Translate the pages of each request's last `window_len` tokens from full to SWA page ids.
 
     Args:
         page_table: [B, C] int32, full page ids by page of the sequence.
         seq_lens: [B] int32, tokens.
-        full_to_swa: [P] int32, the SWA page of a full page; -1 where there is none.
+        full_to_swa: [P] int32, SWA page of each full page; -1 if it has none.
         page_size: tokens.
         window_len: tokens.
-        hole: what stands for a page without SWA data, and after the last page.
+        hole: value for pages without SWA data, and for columns after the last page.
 
     Returns:
         [B, W] int32, W = `window_pages(window_len, page_size)`; column 0 is page
@@ -153,5 +153,5 @@ def window_table(
 
 
 def window_pages(window_len: int, page_size: int) -> int:
-    """The most pages that `window_len` consecutive tokens can touch."""
+    """Return the most pages that `window_len` consecutive tokens can touch."""
     return (window_len + page_size - 2) // page_size + 1

@@ -1,7 +1,7 @@
-"""Buffers of a slab pool: views, one for each layer and K or V, whose first axis is the item.
+"""Buffers of a slab pool: one view per layer and K or V, whose first axis is the item.
 
-A pool is one allocation. On the device it lies layer-first, because a layer's attention reads it;
-on the host a page lies in one piece, because storage reads and writes whole pages. Both lists name
+A pool is one allocation. The device pool is layer-first, because attention reads one layer at a
+time. The host pool is page-first, because storage reads and writes whole pages. Both functions list
 the same buffers in the same order, so a copy table between them is a change of layout.
 
 Axes: layer, kv (K and V, or 1), page, token (of a page), head, dim.
@@ -24,6 +24,6 @@ def page_first_buffers(slab: Tensor) -> tuple[Tensor, ...]:
 
 
 def token_buffers(slab: Tensor) -> tuple[Tensor, ...]:
-    """[layer, kv, page, token, head, dim] → layer·kv views [page·token, head, dim], for rows."""
+    """[layer, kv, page, token, head, dim] → layer·kv views [page·token, head, dim] of rows."""
     buffers = rearrange(slab, "layer kv page token head dim -> (layer kv) (page token) head dim")
     return buffers.unbind(0)

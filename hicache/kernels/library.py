@@ -1,9 +1,8 @@
-"""The data plane as `torch.ops.hicache.*`, for compiled, exported and traced programs.
+"""The copies as `torch.ops.hicache.*`, for compiled, exported and traced programs.
 
-Copies take the buffers themselves, source and target, and read addresses off them in every call:
-a program that was made functional hands over copies of what it was traced with. Importing
-`hicache.kernels` registers the operators; that is what an operator library is for, and the only
-thing this package does when imported.
+Operators take source and target buffers and read their addresses in every call, because a
+functionalized program passes copies of the tensors it was traced with. Importing `hicache.kernels`
+registers the operators; the import has no other side effect.
 """
 
 from collections.abc import Sequence

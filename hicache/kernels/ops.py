@@ -1,10 +1,10 @@
-"""The data plane: the calls that an executor or another engine makes.
+"""Public calls of the data plane, for executors and other engines.
 
 On CUDA tensors they launch the Triton kernels; on CPU tensors they run `reference`. A launch goes
-to the current stream, allocates nothing but its result, and never waits. Callers own the order of
-streams, and keep pools alive until a copy is done.
+to the current stream, allocates its result only, and never waits. Callers order the streams, and
+keep pools alive until a copy is done.
 
-`library` registers the same as `torch.ops.hicache.*`, for compiled and exported programs.
+`library` registers the copies as `torch.ops.hicache.*`, for compiled and exported programs.
 """
 
 from collections.abc import Sequence
@@ -36,18 +36,22 @@ def copy_pages(
 ) -> None:
     """Copy pages between two pools, all buffers of the table in one launch.
 
-    Or token rows, or Mamba slots: whatever the first axis of the table's buffers counts. Over a
-    table from a pool to itself this is copy-on-write: no id may be a source and a target at once.
+    An item is whatever the first axis of the table's buffers counts: pages, token rows or Mamba
+    slots. A table from a pool to itself gives copy-on-write: no id may be source and target at
+    once.
 
     Args:
         table: the pair of pools.
-        src_page_ids: [G] int32; duplicates are allowed, a negative id is a hole and is skipped.
+        src_page_ids: [G] int32; duplicates are allowed; a negative id is a hole and is skipped.
         dst_page_ids: [G] int32, without duplicates; holes likewise.
-        num_programs: how many programs share the work (about as many SMs are taken); None: 4
-            across a link, 2 an SM within a device.
-        debug: read device ids and refuse those that lie; waits for the device. Ids in host memory
-            are always read, and sent ahead of the launch.
-        trusted: look at nothing: `send_ids` has, and the ids are what it gave back.
+        num_programs: number of programs that share the work (about as many SMs are busy). None
+            means 4 across a link, 2 per SM within a device.
+        debug: check the values of ids on a device, which waits for it. Ids in host memory are
+            always checked, and sent before the launch.
+        trusted: skip all checks; the ids must come from `send_ids`.
+
+    Raises:
+        TypeError, ValueError: ids of the wrong form or, if checked, with wrong values.
     """
     ids = src_page_ids, dst_page_ids
     if not trusted:
@@ -65,10 +69,10 @@ def copy_pages_with_checksum(
     debug: bool = False,
     trusted: bool = False,
 ) -> Tensor:
-    """Copy pages and return [G] int64, a checksum of what each held (see `copy`).
+    """Copy pages and return [G] int64, the checksum of each page (see `copy`).
 
-    Equal content has equal checksums in every layout, as long as tables name the buffers in the
-    same order. Arguments as `copy_pages`.
+    Equal content gives equal checksums in every layout if the tables list the buffers in the same
+    order. Arguments as `copy_pages`.
     """
     ids = src_page_ids, dst_page_ids
     if not trusted:
@@ -79,13 +83,13 @@ def copy_pages_with_checksum(
 
 
 def send_ids(*pairs: tuple[Sides, Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Check the ids of some transfers and send them ahead, all in one piece of pinned memory.
+    """Check the ids of several transfers and send them to the device in one pinned copy.
 
-    What comes back serves `copy_*` with `trusted=True` as often as wanted: for each group of layers
-    and each rank whose pools hold as many items.
+    The result can be used with `trusted=True` many times: for each group of layers, and for each
+    rank whose pools have as many items.
 
     Args:
-        pairs: a table with source ids and target ids, [G] int32 in host memory. The tables are of
+        pairs: a table with source ids and target ids, [G] int32 in host memory. All tables are on
             one device.
     """
     host = torch.device("cpu")
@@ -99,7 +103,7 @@ def send_ids(*pairs: tuple[Sides, Tensor, Tensor]) -> list[tuple[Tensor, Tensor]
 
 
 def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors of one axis and one dtype, sent to a device in one piece of pinned memory."""
+    """Send one-dimensional tensors of one dtype to a device in one pinned copy."""
     if device.type == "cpu" or not parts:
         return list(parts)
     lengths = [len(part) for part in parts]
@@ -111,8 +115,8 @@ def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 def warm_up(*tables: CopyTable, page_size: int) -> None:
     """Compile and load the kernels of copies over these tables and of page tables.
 
-    Each is launched once over nothing, so that no launch while serving waits for the compiler or
-    the driver. On a CPU there is nothing to load.
+    Each kernel is launched once over nothing, so that no launch while serving waits for the
+    compiler or the driver. On a CPU this does nothing.
     """
     _launch_over_nothing([t for t in tables if t.device.type != "cpu"], page_size=page_size)
 
@@ -126,7 +130,7 @@ def page_table(
     hole: int = 0,
     debug: bool = False,
 ) -> Tensor:
-    """Page tables from node spans; see `index.page_table`. `debug` as for `copy_pages`."""
+    """Build page tables from node spans; see `index.page_table`. `debug` as for `copy_pages`."""
     device = page_ids.device
     check_form(page_ids, name="page ids", device=device)
     check_form(request_spans, name="request spans", device=device)
@@ -157,7 +161,7 @@ def window_table(
     hole: int = 0,
     debug: bool = False,
 ) -> Tensor:
-    """Page tables of the sliding window; see `index.window_table`. `debug` as for `copy_pages`."""
+    """Build the window's page tables; see `index.window_table`. `debug` as for `copy_pages`."""
     device = page_table.device
     if page_table.dim() != 2 or not page_table.is_contiguous():
         raise ValueError(f"page table must be [B, C] contiguous, got {tuple(page_table.shape)}")
@@ -186,7 +190,7 @@ def _launch_over_nothing(tables: Sequence[CopyTable], *, page_size: int) -> None
         copy.copy_items(table, none, none)
         copy.copy_items_with_checksum(table, none, none)
     for device in {table.device for table in tables}:
-        zero = torch.zeros(2, dtype=torch.int32, device=device)  # one request, and it holds nothing
+        zero = torch.zeros(2, dtype=torch.int32, device=device)  # one request without pages
         pages = index.page_table(zero, zero.view(1, 2), zero, num_columns=1)
         index.window_table(pages, zero[:1], zero, page_size=page_size, window_len=1)
 
@@ -194,7 +198,6 @@ def _launch_over_nothing(tables: Sequence[CopyTable], *, page_size: int) -> None
 def _ready(
     table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, debug: bool
 ) -> tuple[Tensor, Tensor]:
-    """Checked ids, on the device that copies."""
     check_tensor(src_ids, name="source ids")
     check_tensor(dst_ids, name="target ids")
     in_host = src_ids.device.type == dst_ids.device.type == "cpu"

@@ -1,8 +1,8 @@
-"""Whether anything that a transfer writes is written twice, or read as well.
+"""Detects whether bytes that a transfer writes are written twice or also read.
 
-A piece of every item of a pool is an arithmetic progression of intervals: they begin one stride
-apart and are equally long. Millions of pages need no more than one such row each piece, so a table
-of thousands of pieces is checked in milliseconds.
+A piece of all items of a pool is an arithmetic progression of intervals of equal size, one stride
+apart. One row per piece describes millions of pages, so checking a table of thousands of pieces
+takes milliseconds.
 """
 
 from typing import NamedTuple
@@ -22,10 +22,10 @@ class Progressions(NamedTuple):
 
 
 def first_overlap(progressions: Progressions) -> tuple[int, int] | None:
-    """Two progressions that share a byte, one of them a target; None if there are none.
+    """Return two progressions that share a byte, at least one of them a target; None if none do.
 
-    Those whose reaches overlap must have one stride and be apart modulo it. Two that step
-    differently through one stretch of memory count as overlapping, whether or not they ever meet.
+    Progressions whose ranges overlap must have one stride and be disjoint modulo it. Two with
+    different strides in one range count as overlapping, even if they share no byte.
     """
     order = torch.argsort(progressions.start)
     sorted_ = Progressions(*(column[order] for column in progressions))
@@ -62,9 +62,9 @@ def first_overlap(progressions: Progressions) -> tuple[int, int] | None:
 def _modulo(
     start: Tensor, size: Tensor, period: Tensor, group: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Low and high end of each interval modulo its group's period, groups apart, and its number.
+    """Return low and high end of each interval modulo its group's period, and its index.
 
-    Sorted by the low end. What goes beyond the period is a second interval, at its beginning.
+    The result is sorted by the low end. An interval that crosses the period is split in two.
     """
     first = start % period
     beyond = torch.nonzero(first + size > period).flatten()
@@ -77,5 +77,4 @@ def _modulo(
 
 
 def _reach_before(high: Tensor) -> Tensor:
-    """The farthest end of all intervals before each."""
     return torch.cat([torch.full_like(high[:1], -1), high.cummax(0).values[:-1]])

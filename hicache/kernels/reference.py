@@ -1,7 +1,7 @@
-"""What each kernel computes, in plain PyTorch; also the data plane of a machine without a GPU.
+"""PyTorch references of the kernels; also the data plane of a machine without a GPU.
 
-Same names, signatures and results as the launchers in `copy` and `index`; tests hold
-the kernels to these, byte for byte.
+Names, signatures and results are those of the launchers in `copy` and `index`. Tests require
+byte-identical results.
 
 Sizes: as in `copy.py` and `index.py`.
 """
@@ -22,7 +22,7 @@ MIX_2 = 0xC4CEB9FE1A85EC53 - (1 << 64)
 def copy_items(
     table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """Reference for `copy.copy_items`; `num_programs` is the kernel's own affair."""
+    """Reference for `copy.copy_items`; `num_programs` is ignored."""
     sources, targets, _ = _moved(src_ids, dst_ids)
     for src, dst in zip(table.src, table.dst, strict=True):
         dst.index_copy_(0, targets, src.index_select(0, sources))
@@ -41,10 +41,10 @@ def copy_items_with_checksum(
 
 
 def checksums(items: Tensor) -> Tensor:
-    """Checksums of items in host memory, equal to those of copies that move the same bytes.
+    """Return the checksums of items in host memory, equal to those of copies of the same bytes.
 
     Args:
-        items: [G, W] int64, the words of each item, all buffers one after another.
+        items: [G, W] int64, the words of each item, all buffers concatenated.
 
     Returns:
         [G] int64.
@@ -53,7 +53,7 @@ def checksums(items: Tensor) -> Tensor:
     return torch.tensor([int(_mix(item ^ salt).sum()) for item in items], dtype=torch.int64)
 
 
-@lru_cache(maxsize=8)  # items of a few kinds are hashed, page after page
+@lru_cache(maxsize=8)  # one entry per item size; few sizes occur
 def _salt(num_words: int) -> Tensor:
     return _mix(torch.arange(num_words) + SALT)
 
@@ -93,7 +93,6 @@ def window_table(
 
 
 def _moved(src_ids: Tensor, dst_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Source and target items of the ids without a hole, and which ids those are."""
     moved = (src_ids >= 0) & (dst_ids >= 0)
     return src_ids[moved].long(), dst_ids[moved].long(), moved
 
@@ -105,5 +104,4 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shift right as an unsigned word."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)

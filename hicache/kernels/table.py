@@ -1,11 +1,11 @@
-"""Copy tables: what a transfer moves, described once for a pair of pools.
+"""Copy tables: describe once what transfers between a pair of pools move.
 
-A pool is given as its buffers: a list of tensors whose first axis is the item (a page, a token
-row, a Mamba slot). The other axes may lie in any order and at any distance from each other, as
-long as what is contiguous on both sides, a row, is a multiple of 16 bytes. Any layout of a slab is
-such a list of views, so one table serves layer-first to page-first, head-first, a slice of the
-heads, all layers, K and V at once, and Mamba states of different sizes and dtypes. The table keeps
-its pools alive, and promises the kernels that every address and size is a multiple of 16 bytes.
+A pool is a list of buffers: tensors whose first axis is the item (a page, a token row, a Mamba
+slot). The other axes may have any order and any stride, as long as a row (the part contiguous on
+both sides) is a multiple of 16 bytes. Every layout of a slab is such a list of views. So one table
+serves layer-first to page-first, head-first, a slice of the heads, all layers, K and V at once, and
+Mamba states of different sizes and dtypes. The table keeps its pools alive, and guarantees to the
+kernels that every address and size is a multiple of 16 bytes.
 
 Sizes: NB buffers, P items in a pool, NP pieces, R pieces of a buffer, G items of one transfer.
 """
@@ -24,47 +24,43 @@ from hicache.kernels.overlap import Progressions, first_overlap
 
 WORD_BYTES = 8
 ALIGN_BYTES = 16  # one 128-bit access
-BURST_WORDS = 32  # 256 bytes: no packet of the link and no sector of memory is read in part
-TILE_WORDS = 8192  # 64 KiB: 16 warps × 128 bytes a thread
+BURST_WORDS = 32  # 256 bytes: whole packets of the link and whole memory sectors
+TILE_WORDS = 8192  # 64 KiB: 16 warps × 128 bytes per thread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CopyTable:
-    """Buffers of a source and of a target pool, and the pieces that one item is moved in.
+    """Buffers of a source and of a target pool, and the pieces that each item is split into.
 
-    `pieces` is [NP, 6] int64 on the device that copies: source and target address in bytes,
-    source and target stride from item to item in words, words in the piece, and its first word
-    in the item (all buffers taken one after another).
+    `pieces` is [NP, 6] int64 on the device that copies: source and target address in bytes, source
+    and target stride between items in words, words of the piece, and index of its first word in the
+    item (all buffers concatenated).
     """
 
     src: tuple[Tensor, ...]  # NB × [P, *rows, words] int64, the same rows on both sides
     dst: tuple[Tensor, ...]
     pieces: Tensor
-    rows: (
-        Tensor  # [rows, 5] int64 on the host: addresses, strides from item to item, size, in bytes
-    )
-    piece_words: int  # the widest piece, a power of two
-    pieces_together: int  # R, if every buffer has as many pieces; else 1
-    in_place: bool  # a row of a source buffer is the same row of the target buffer
+    rows: Tensor  # [rows, 5] int64 on the host, in bytes: addresses, item strides, size
+    piece_words: int  # words of the widest piece, a power of two
+    pieces_together: int  # R if all buffers have equally many pieces, else 1
+    in_place: bool  # source and target share rows
 
     @property
     def device(self) -> torch.device:
-        """Where the copy runs: the CUDA device if either pool is on one."""
+        """The device that copies: the CUDA device if one of the pools is on one."""
         return self.pieces.device
 
     @property
     def crosses_link(self) -> bool:
-        """Whether bytes move between host and device."""
+        """True if bytes move between host and device."""
         return self.src[0].device != self.dst[0].device
 
     @property
     def num_src_items(self) -> int:
-        """P of the source."""
         return min(buffer.shape[0] for buffer in self.src)
 
     @property
     def num_dst_items(self) -> int:
-        """P of the target."""
         return min(buffer.shape[0] for buffer in self.dst)
 
     @property
@@ -73,18 +69,22 @@ class CopyTable:
         return WORD_BYTES * sum(buffer.shape[1:].numel() for buffer in self.src)
 
     def reversed(self) -> "CopyTable":
-        """The table of the way back."""
+        """Return the table with source and target swapped."""
         return copy_table(self.dst, self.src)
 
     def part(self, start: int, stop: int) -> "CopyTable":
-        """The table of buffers [start, stop), for copies that go a group of layers at a time."""
+        """Return the table of buffers [start, stop), for copies of one group of layers.
+
+        Raises:
+            ValueError: the range is empty or exceeds the buffers.
+        """
         if not 0 <= start < stop <= len(self.src):
             raise ValueError(f"buffers [{start}, {stop}) wanted, the table has {len(self.src)}")
         return copy_table(self.src[start:stop], self.dst[start:stop])
 
 
 class _Axis(NamedTuple):
-    """An axis of an item that both sides have, and how far apart its places lie, in bytes."""
+    """An axis of an item that both sides have: its length, and its stride on each side in bytes."""
 
     length: int
     src_stride: int
@@ -92,8 +92,6 @@ class _Axis(NamedTuple):
 
 
 class _Geometry(NamedTuple):
-    """Where a buffer lies, in bytes; its first axis is the item."""
-
     address: int
     storage_address: int
     size: int  # of an element
@@ -103,8 +101,6 @@ class _Geometry(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The part of a table that depends only on the addresses and strides of its buffers."""
-
     axes: tuple[tuple[_Axis, ...], ...]  # of each buffer; the last is the row
     rows: Tensor
     pieces: Tensor
@@ -124,12 +120,12 @@ def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
 
     Args:
         src: NB tensors [P, ...] of any dtype, on one device or in pinned host memory.
-        dst: as `src`; item i of buffer b has as many bytes on both sides, named in the same order.
-            Source and target may share whole rows, as in a pool that is copied to itself, as long
-            as no id is a source and a target at once.
+        dst: as `src`. Items of buffer b have equally many bytes on both sides, in the same order.
+            Source and target may share whole rows, as when a pool is copied to itself, as long as
+            no id is a source and a target at once.
 
     Raises:
-        ValueError: a promise that the kernels rely on does not hold.
+        ValueError: the pools do not meet the kernels' requirements; the message says which.
     """
     if len(src) != len(dst) or not src:
         raise ValueError(f"as many source as target buffers wanted, got {len(src)} and {len(dst)}")
@@ -159,7 +155,7 @@ def device_of(pools: Mapping[str, Sequence[Tensor]]) -> torch.device:
     """Return the device that copies between these pools: their CUDA device if there is one.
 
     Raises:
-        ValueError: the pools lie on two devices, or one in host memory that is not pinned.
+        ValueError: the pools lie on two devices, or one lies in host memory that is not pinned.
     """
     devices = {buffer.device for buffers in pools.values() for buffer in buffers}
     if len(devices - {torch.device("cpu")}) > 1:
@@ -224,7 +220,7 @@ def _refuse_bad_buffer(buffer: _Geometry) -> None:
     ):
         if value % multiple:
             raise ValueError(f"{name}: {what} must be a multiple of {multiple} bytes: {value}")
-    # from the shortest stride to the longest, each axis steps over all that lies within
+    # by rising stride: the stride of each axis must exceed the extent of those inside
     reach = buffer.size
     for stride, length in sorted(zip(buffer.strides, shape, strict=True)):
         if length > 1 and stride < reach:
@@ -233,10 +229,10 @@ def _refuse_bad_buffer(buffer: _Geometry) -> None:
 
 
 def _common_axes(src: _Geometry, dst: _Geometry, *, index: int) -> list[_Axis]:
-    """The axes of an item, outermost first, cut so that both sides have a stride for each.
+    """Return the axes of an item, outermost first, split so that each has one stride per side.
 
-    The last is the row, contiguous on both sides. So shapes may differ as long as bytes, taken one
-    axis after another, are named in the same order.
+    The last axis is the row, contiguous on both sides. Shapes may differ as long as both sides list
+    the bytes in the same order.
     """
     sizes = [math.prod(buffer.shape[1:]) * buffer.size for buffer in (src, dst)]
     if sizes[0] != sizes[1]:
@@ -267,7 +263,7 @@ def _common_axes(src: _Geometry, dst: _Geometry, *, index: int) -> list[_Axis]:
 
 
 def _axes_of(buffer: _Geometry) -> list[tuple[int, int]]:
-    """(length, stride) of an item's axes, outermost first, merged where they are contiguous."""
+    """Return (length, stride) of an item's axes, outermost first; contiguous axes are merged."""
     axes = [(buffer.size, 1)]
     for length, stride in zip(buffer.shape[:0:-1], buffer.strides[:0:-1], strict=True):
         inner_length, inner_stride = axes[-1]
@@ -281,7 +277,6 @@ def _axes_of(buffer: _Geometry) -> list[tuple[int, int]]:
 
 
 def _as_words(buffer: Tensor, axes: tuple[_Axis, ...], *, side: int) -> Tensor:
-    """View [P, ...] of any dtype as [P, *rows, words] int64."""
     size = buffer.element_size()
     words = torch.empty(0, dtype=torch.int64, device=buffer.device)
     offset = buffer.storage_offset() * size // WORD_BYTES
@@ -292,13 +287,13 @@ def _as_words(buffer: Tensor, axes: tuple[_Axis, ...], *, side: int) -> Tensor:
 
 
 def _piece_words(rows: Sequence[tuple[int, int]]) -> int:
-    """The widest power of two that wastes at most an eighth of its lanes, else the least wasteful.
+    """Return the widest power of two that wastes at most 1/8 of its lanes, else the least wasteful.
 
-    A piece narrower than a tile lets the tile cover several lines. None is narrower than a full
-    burst of the link, unless the rows are.
+    With a piece narrower than a tile, a tile covers several lines. Pieces are at least a full burst
+    of the link wide, unless the rows are narrower.
 
     Args:
-        rows: how many rows an item has in each buffer, and words of each.
+        rows: number of rows of an item in each buffer, and words of each row.
     """
 
     def efficiency(width: int) -> float:
@@ -311,7 +306,7 @@ def _piece_words(rows: Sequence[tuple[int, int]]) -> int:
 
 
 def _rows(src: _Geometry, dst: _Geometry, axes: Sequence[_Axis]) -> Tensor:
-    """[rows, 5]: the rows of a buffer's first item, in the order of its axes."""
+    """Return [rows, 5]: the rows of a buffer's first item, in the order of its axes."""
     addresses = torch.tensor([[src.address], [dst.address]])
     for length, *strides in axes[:-1]:
         steps = torch.arange(length) * torch.tensor(strides)[:, None]
@@ -321,7 +316,6 @@ def _rows(src: _Geometry, dst: _Geometry, axes: Sequence[_Axis]) -> Tensor:
 
 
 def _pieces(rows: Tensor, piece_words: int, first_place: int) -> Tensor:
-    """[R, 6]: a buffer's rows, cut."""
     num_rows, row_words = len(rows), int(rows[0, 4]) // WORD_BYTES
     start = torch.arange(0, row_words, piece_words)
     columns = [
@@ -339,9 +333,9 @@ def _pieces(rows: Tensor, piece_words: int, first_place: int) -> Tensor:
 def _refuse_overlaps(
     rows: Sequence[Tensor], src: Sequence[_Geometry], dst: Sequence[_Geometry], is_shared: Tensor
 ) -> None:
-    """Refuse targets that share a byte with another target or with a source.
+    """Raise ValueError if a target shares a byte with another target or with a source.
 
-    Rows that are the same in source and target (`is_shared`) are exempt: for them the ids decide.
+    Rows that are identical in source and target (`is_shared`) are exempt: there, the ids decide.
     """
     every = torch.cat(list(rows))
     number = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(each) for each in rows]))

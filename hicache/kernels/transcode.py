@@ -1,17 +1,18 @@
-"""Copies that change the format of numbers: pages of bf16 and states of fp32, in fewer bytes.
+"""Copies that convert number formats: bf16 pages and fp32 states are stored in fewer bytes.
 
-`encode_items` writes items of a wide pool into a pool of coded items, `decode_items` writes them
-back, all buffers in one launch. A *row* is as many consecutive elements of the last axis as the
-largest power of two that divides it, 256 at most: a head of 64 or 128, a third of one of 192. A
-coded item holds the codes of all rows of a buffer, then their scales (fp32), padded to 16 bytes.
+`encode_items` writes items of a wide pool into a pool of coded items, and `decode_items` writes
+them back, all buffers in one launch. A *row* is a run of consecutive elements of the last axis; its
+length is the largest power of two that divides the axis, at most 256 (128 for a head of 128, 64 for
+one of 192). A coded item holds the codes of all rows of a buffer, then their fp32 scales, padded to
+16 bytes.
 
     int8  q · 2**e, with the smallest e for which |x| <= 127 · 2**e in the whole row
     fp8   e4m3 · 2**e, with the e that puts the largest |x| of the row into [128, 240]
     bf16  the nearest bf16, ties to even, without scales
 
 Rounding the largest value of a row never changes its scale, and scales are powers of two. So
-decoding is exact, what was decoded is encoded to the same bytes, and a hundred moves equal one. A
-row with a value that is not finite, or too large for the scale of any code, comes back as NaN.
+decoding is exact, encoding a decoded item gives the same bytes, and repeated moves add no error. A
+row with a value that is not finite, or too large for the scale of any code, decodes to NaN.
 
 Sizes: G items, NP pieces of ROWS rows, DIM elements in a row, TILE rows in a tile.
 """
@@ -38,14 +39,14 @@ from hicache.kernels.table import (
 
 MAX_DIM = 256
 SCALE_BYTES = 4
-TILE_BYTES = 32 << 10  # of what is read
-NUM_STAGES = 3  # tiles: one is coded while the next two, 64 KiB, are on their way
+TILE_BYTES = 32 << 10  # wide bytes that a tile reads
+NUM_STAGES = 3  # tiles: one is converted while the next two, 64 KiB, are loading
 WIDE = {torch.bfloat16: 16, torch.float32: 32}  # bits of an element
 INT8, FP8, BF16 = (tl.constexpr(number) for number in range(3))  # `FORM` of the kernel
 
 
 class Format(Enum):
-    """What numbers are coded as."""
+    """Number format of coded items."""
 
     int8 = INT8.value
     fp8 = FP8.value
@@ -53,17 +54,16 @@ class Format(Enum):
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of an element's code."""
         return 2 if self is Format.bf16 else 1
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of a row's scale."""
+        """Bytes of one row's scale; 0 if the format has no scales."""
         return 0 if self is Format.bf16 else SCALE_BYTES
 
 
 def row_len(num_elements: int) -> int:
-    """Return how many of the elements of a last axis share a scale."""
+    """Return how many elements of a last axis of this length share a scale."""
     return min(num_elements & -num_elements, MAX_DIM)
 
 
@@ -77,10 +77,10 @@ def coded_bytes(shape: Sequence[int], form: Format) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CodeTable:
-    """The buffers of a wide and of a coded pool, and the pieces that an item is coded in.
+    """Buffers of a wide and of a coded pool, and the pieces that each item is split into.
 
-    `pieces` is [NP, 3] int64 on the device that codes: addresses of the first wide row, of its
-    codes and of its scale, in bytes.
+    `pieces` is [NP, 3] int64 on the device that converts: addresses in bytes of the first wide row,
+    of its codes and of its scale.
     """
 
     wide: tuple[Tensor, ...]  # NB × [P, ..., last] bf16 or fp32
@@ -94,27 +94,25 @@ class CodeTable:
 
     @property
     def device(self) -> torch.device:
-        """The CUDA device if either pool is on one, else the host."""
         return self.pieces.device
 
     @property
     def crosses_link(self) -> bool:
-        """Whether bytes move between host and device."""
         return self.wide[0].device != self.coded[0].device
 
 
 def code_table(wide: Sequence[Tensor], coded: Sequence[Tensor], form: Format) -> CodeTable:
-    """Describe how items of `wide` are coded into `coded`, and back.
+    """Describe how items of `wide` are encoded into `coded`, and decoded back.
 
     Args:
-        wide: NB tensors [P, ..., last] of bf16 or fp32, equal in shape and strides. Other axes than
-            the last may lie in any order and at any distance.
-        coded: NB tensors [HP, `coded_bytes`] uint8 with equal strides; pinned, if a device codes
-            them in host memory.
-        form: int8, fp8, or (of fp32) bf16.
+        wide: NB tensors [P, ..., last] of bf16 or fp32, equal in shape and strides. All axes but
+            the last may have any order and any stride.
+        coded: NB tensors [HP, `coded_bytes`] uint8 with equal strides; pinned, if a device
+            converts them in host memory.
+        form: int8, fp8, or (for fp32) bf16.
 
     Raises:
-        ValueError: a promise that the kernel relies on does not hold.
+        ValueError: the pools do not meet the kernel's requirements; the message says which.
     """
     if len(wide) != len(coded) or not wide:
         raise ValueError(f"as many wide as coded buffers wanted, got {len(wide)} and {len(coded)}")
@@ -144,7 +142,7 @@ def code_table(wide: Sequence[Tensor], coded: Sequence[Tensor], form: Format) ->
     _refuse_overlaps(sides, starts, run_bytes)
     rows &= -rows
     starts = (starts[:, None] + torch.arange(0, run_bytes, rows * dim * dtype.itemsize)).flatten()
-    number = torch.arange(len(starts)) * rows  # of a piece's first row
+    number = torch.arange(len(starts)) * rows  # index of each piece's first row
     pieces = [
         torch.stack(
             [
@@ -169,7 +167,6 @@ def code_table(wide: Sequence[Tensor], coded: Sequence[Tensor], form: Format) ->
 
 
 def _runs(place: _Geometry) -> tuple[Tensor, int]:
-    """Where the contiguous runs of an item begin, in the order of its axes, and their bytes."""
     *axes, (run_bytes, _) = _axes_of(place)
     starts = torch.zeros(1, dtype=torch.int64)
     for length, stride in axes:
@@ -180,7 +177,7 @@ def _runs(place: _Geometry) -> tuple[Tensor, int]:
 
 
 def _refuse_overlaps(sides: Sequence[Sequence[_Geometry]], starts: Tensor, run_bytes: int) -> None:
-    """Refuse buffers that share a byte with another, or within themselves."""
+    """Raise ValueError if buffers share a byte with each other or within themselves."""
     names, columns = [], []
     for places, offsets, size in zip(
         sides,
@@ -210,10 +207,10 @@ def _rows(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Of the rows of a tile: their piece's addresses, their item's ids, their places in the piece.
+    """Return for each row of a tile: its piece's addresses, its item's ids, its index in the piece.
 
-    A piece that fills a tile is one for all rows of it, and its ids are scalars. Else pieces of
-    several items share the tile. What does not exist has negative ids.
+    If a piece fills a tile, the tile has one piece, and its ids are scalars. Else pieces of several
+    items share the tile. Rows beyond the last have negative ids.
     """
     if ROWS >= TILE:
         line = tile // (ROWS // TILE)
@@ -234,19 +231,19 @@ def _rows(
 
 @triton.jit
 def _encoded(bits, FORM: tl.constexpr):
-    """Codes [TILE, DIM] and scales [TILE], as bits, of rows given as the bits of fp32.
+    """Return codes [TILE, DIM] and scales [TILE], as bits, of rows given as fp32 bits.
 
-    All by integers and by products with powers of two: the interpreter's own conversions round
-    otherwise than a GPU's.
+    Only integer operations and products with powers of two: the interpreter's own conversions round
+    differently from a GPU's.
     """
     magnitude = bits & 0x7FFFFFFF
     largest = tl.minimum(tl.max(magnitude, axis=1), 0x7F800000)
     if FORM == BF16:
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         codes = tl.where(magnitude > 0x7F800000, 0x7FC0, nearest).to(tl.int16)
-        scales = largest  # which is not used
+        scales = largest  # unused
     else:
-        # the exponent of the largest value, once it is rounded as its code will be
+        # the exponent of the largest value after rounding to the code's precision
         place: tl.constexpr = 6 if FORM == INT8 else 7
         if FORM == INT8:
             exponent = (largest + 0x1FFFF) >> 23
@@ -273,7 +270,6 @@ def _encoded(bits, FORM: tl.constexpr):
 
 @triton.jit
 def _decoded(codes, scales, FORM: tl.constexpr):
-    """The bits of fp32 [TILE, DIM] of codes with their scales [TILE] as fp32."""
     if FORM == BF16:
         bits = codes.to(tl.int32) << 16
     else:
@@ -293,14 +289,13 @@ def _move(
     ENCODES: tl.constexpr, FORM: tl.constexpr, BITS: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Code the rows of one tile, or decode them."""
     wide, codes, scales, src_id, dst_id, row = _rows(
         pieces_ptr, src_ids_ptr, dst_ids_ptr, num_items, num_lines, tile, ROWS, TILE
     )
     wide_id, coded_id = (src_id, dst_id) if ENCODES else (dst_id, src_id)
     wide_type: tl.constexpr = tl.int16 if BITS == 16 else tl.int32
     code_type: tl.constexpr = tl.int16 if FORM == BF16 else tl.int8
-    # promises that `code_table` keeps, on the pointer after the cast: before it they are lost
+    # hints that `code_table` guarantees; they must follow the cast, else they are lost
     wide = tl.multiple_of((wide + wide_id * wide_stride).to(tl.pointer_type(wide_type)), 16)
     codes = tl.multiple_of((codes + coded_id * coded_stride).to(tl.pointer_type(code_type)), 16)
     scales = tl.multiple_of((scales + coded_id * coded_stride).to(tl.pointer_type(tl.int32)), 4)
@@ -347,8 +342,8 @@ def _transcode_kernel(
 ):
     num_tiles = tl.cdiv(num_lines * ROWS, TILE)
     if STAGES > 1:
-        # the compiler's own pipeline through shared memory: what is computed must not hold up
-        # loads, and in a plain loop it does (16 KiB on their way)
+        # pipelined by the compiler through shared memory, so that computing does not delay
+        # loads; in a plain loop it does (only 16 KiB in flight)
         for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), num_stages=STAGES):
             _move(
                 pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride,
@@ -367,12 +362,13 @@ def _transcode_kernel(
 def encode_items(
     table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """Launch the coding of wide items `src_ids` into coded items `dst_ids`.
+    """Launch the encoding of wide items `src_ids` into coded items `dst_ids`.
 
     Args:
+        table: the two pools and their format.
         src_ids: [G] int32 on the table's device. Duplicates are allowed; a negative id is a hole.
         dst_ids: [G] int32 likewise, without duplicates.
-        num_programs: as of `copy.copy_items`.
+        num_programs: as for `copy.copy_items`.
     """
     _launch(table, src_ids, dst_ids, num_programs, encodes=True)
 
@@ -380,7 +376,7 @@ def encode_items(
 def decode_items(
     table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """Launch the way back: coded items `src_ids` into wide items `dst_ids`."""
+    """Launch the decoding of coded items `src_ids` into wide items `dst_ids`, as `encode_items`."""
     _launch(table, src_ids, dst_ids, num_programs, encodes=False)
 
 
@@ -404,12 +400,11 @@ def _launch(
             **constants,
             num_warps=NUM_WARPS,
         )
-    if table.device.type == "cuda":  # its memory is not reused before this launch has read it
+    if table.device.type == "cuda":  # keep the table's memory until this launch has read it
         table.pieces.record_stream(torch.cuda.current_stream(table.device))
 
 
 def constants_of(table: CodeTable, *, encodes: bool) -> dict[str, int]:
-    """Return what the kernel is compiled with for this table."""
     bits = WIDE[table.wide[0].dtype]
     element_bytes = bits // 8 if encodes else table.form.code_bytes
     return {
@@ -424,7 +419,7 @@ def constants_of(table: CodeTable, *, encodes: bool) -> dict[str, int]:
 
 
 def naive_encode(rows: Tensor, form: Format) -> tuple[Tensor, Tensor]:
-    """Return the codes (int8, or bf16 as int16) and scales (fp32) of rows [..., DIM], by torch."""
+    """PyTorch reference: codes (int8, or bf16 as int16) and fp32 scales of rows [..., DIM]."""
     if form is Format.bf16:
         codes = rows.to(torch.bfloat16).view(torch.int16)
         return torch.where(rows.isnan(), 0x7FC0, codes), torch.zeros(rows.shape[:-1])
@@ -450,7 +445,7 @@ def naive_encode(rows: Tensor, form: Format) -> tuple[Tensor, Tensor]:
 
 
 def naive_decode(codes: Tensor, scales: Tensor, form: Format) -> Tensor:
-    """Return the rows [..., DIM] of codes and scales, as fp32, by torch."""
+    """PyTorch reference: fp32 rows [..., DIM] of codes and scales."""
     if form is Format.bf16:
         return codes.view(torch.bfloat16).float()
     values = codes if form is Format.int8 else codes.view(torch.float8_e4m3fn)
@@ -460,7 +455,7 @@ def naive_decode(codes: Tensor, scales: Tensor, form: Format) -> Tensor:
 def naive_encode_items(
     table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """Do by torch what `encode_items` does; `num_programs` is the kernel's own affair."""
+    """PyTorch reference for `encode_items`; `num_programs` is ignored."""
     moved = (src_ids >= 0) & (dst_ids >= 0)
     if not bool(moved.any()):
         return
@@ -472,7 +467,7 @@ def naive_encode_items(
 def naive_decode_items(
     table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """Do by torch what `decode_items` does."""
+    """PyTorch reference for `decode_items`; `num_programs` is ignored."""
     moved = (src_ids >= 0) & (dst_ids >= 0)
     if not bool(moved.any()):
         return
@@ -492,7 +487,7 @@ def coded_of(items: Tensor, form: Format) -> Tensor:
 
 
 def wide_of(coded: Tensor, shape: Sequence[int], form: Format) -> Tensor:
-    """Return items [G, *shape] fp32 of their bytes [G, n] uint8; padding is not read."""
+    """Return the items [G, *shape] fp32 of coded bytes [G, n] uint8; padding is ignored."""
     end = torch.Size(shape).numel() * form.code_bytes
     codes = coded[:, :end].contiguous().view(torch.int16 if form is Format.bf16 else torch.int8)
     codes = codes.unflatten(1, (-1, row_len(shape[-1])))

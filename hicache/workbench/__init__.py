@@ -1,10 +1,10 @@
-"""Checks, reads and measures kernels: this project's, those of other engines, and yours.
+"""Tools that check, read and measure kernels: this project's, other engines' and the user's own.
 
-contract                what a copy kernel is to the three programs, in any file
-own                     what any other kernel is to them: a class with its oracle
-check, check_*          is it right? `python -m hicache.workbench.check module:name`
+contract                interface of a copy kernel, in any file
+own                     interface of any other kernel: a class with its oracle
+check, check_*          correctness: `python -m hicache.workbench.check module:name`
 codegen, codegen_cases  machine code without a GPU: `python -m hicache.workbench.codegen`
-scoreboard, scalars     bytes in flight, by a walk over that code
-stand_in                a driver that is no GPU
+scoreboard, scalars     bytes in flight, by a static model of that code
+stand_in                a driver that stands in for a GPU
 bench                   `python -m hicache.workbench.bench [--dry-run] [--kernel module:name]`
 """

@@ -1,22 +1,22 @@
-"""Is a kernel right? `python -m hicache.workbench.check my_file:my_copy [--cases N] [--seed N]`.
+"""Checks a kernel: `python -m hicache.workbench.check my_file:my_copy [--cases N] [--seed N]`.
 
-Random transfers between guarded pools (`check_cases`), each prepared once and launched several
-times, with other content and other ids, over poisoned targets. Every byte of both arenas is
-compared with a copy made by torch. What differs has a name:
+The check makes random transfers between guarded pools (`check_cases`). Each is prepared once and
+launched several times, with new content and new ids, over poisoned targets. Every byte of both
+arenas is compared with a copy made by torch. Differences are named:
 
-    missing   a byte of a target still holds what stood there before
-    stray     a byte outside of the targets has changed: a guard, a hole, a neighbour, the source
-    stale     what was copied is what an earlier launch was asked for, or the content of that time
-    overlap   a target holds bytes of another place in the source, or the result depends on the
-              order of the programs: two of them write one place
+    missing   a byte of a target still holds its old value
+    stray     a byte outside of the targets has changed: a guard, a hole, a neighbor, the source
+    stale     the copy used the ids, or the content, of an earlier launch
+    overlap   a target holds bytes from another place in the source, or the result depends on the
+              order of the programs because two of them write one place
     wrong     bytes that are none of these
-    raised    an exception that does not decline
+    raised    an exception other than a declined transfer
 
-Without a GPU, Triton kernels run in its interpreter, one program after another, forwards and
-backwards by turns; with one they run there, and the pools lie on both sides of the link. The exit
-code is 0 for a kernel that is right in every case it takes, 1 for one that is not or takes none, 2
-if there is no such kernel, and 3 if the interpreter cannot run it (inline assembly, for example),
-which says nothing about the kernel. Only a GPU shows races that need two programs at a time.
+Without a GPU, Triton's interpreter runs the programs of a kernel one after another, forwards and
+backwards in turn. With a GPU the kernel runs there, between pools on both sides of the link. The
+exit code is 0 for a kernel that is right in every case it takes, 1 for one that is wrong or takes
+no case, 2 if the name is unknown, and 3 if the interpreter cannot run it (inline assembly, for
+example), which says nothing about the kernel. Only a GPU shows races between concurrent programs.
 """
 
 import argparse
@@ -40,28 +40,27 @@ from hicache.workbench.check_faults import Fault, Seen, fault_of
 from hicache.workbench.contract import DECLINED, CopyKernel, CopyLaunch, named
 from hicache.workbench.own import OwnKernel, faults_of
 
-INSIDE = "--inside"  # of the process that may die
-LIMITATIONS = (NotImplementedError, AttributeError, TypeError)  # if the interpreter raises them
+INSIDE = "--inside"  # option of the process that may crash
+LIMITATIONS = (NotImplementedError, AttributeError, TypeError)  # if raised by the interpreter
 
 
 @dataclass(kw_only=True, slots=True)
 class Verdict:
-    """What came of all cases, with the first fault of each kind."""
+    """The result of all cases, with the first fault of each kind."""
 
     num_right: int = 0
     num_wrong: int = 0
     declined: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)  # the interpreter cannot run them
+    unchecked: list[str] = field(default_factory=list)  # cases that the interpreter cannot run
     faults: dict[str, Fault] = field(default_factory=dict)
 
     @property
     def passes(self) -> bool:
-        """Whether every case that the kernel takes is right, and it takes one."""
         return self.exit_code == 0
 
     @property
     def exit_code(self) -> int:
-        """0 if the kernel passes, 3 if that cannot be told, 1 if it is wrong or takes nothing."""
+        """0 if the kernel passes, 3 if it could not be run, 1 if it is wrong or takes no case."""
         if self.faults:
             return 1
         return 3 if self.unchecked else 0 if self.num_right else 1
@@ -93,14 +92,14 @@ def check(
     device: torch.device = CPU,
     told: Callable[[str], object] = lambda _: None,
 ) -> Verdict:
-    """Try a kernel.
+    """Check a copy kernel on random transfers.
 
     Args:
-        kernel: of the user's own.
-        num_cases: how many random pairs of pools, each with a few launches.
-        seed: of the cases; the same seed draws the same cases.
-        device: where it runs.
-        told: hears of each case before it is tried.
+        kernel: the user's kernel.
+        num_cases: number of random pairs of pools, each with a few launches.
+        seed: seed of the cases.
+        device: where the kernel runs.
+        told: called with the name of each case before the case runs.
     """
     verdict = Verdict()
     generator = torch.Generator().manual_seed(seed)
@@ -112,7 +111,7 @@ def check(
         except DECLINED as error:
             verdict.declined.append(f"{case.name}: {error}")
             continue
-        except Exception as error:  # of the user's code: the other cases have a right to be tried
+        except Exception as error:  # in the user's code: go on with the other cases
             if _is_limitation(error):
                 verdict.unchecked.append(f"{case.name}: {error}")
                 continue
@@ -133,7 +132,7 @@ def check_own(
     device: torch.device = CPU,
     told: Callable[[str], object] = lambda _: None,
 ) -> Verdict:
-    """Hold a kernel to its own oracle. Arguments as of `check`."""
+    """Check a kernel against its own oracle. Arguments as for `check`."""
     verdict = Verdict()
     for number in range(num_cases):
         sizes = kernel.draw(Random(f"{seed}/{number}"))
@@ -141,7 +140,7 @@ def check_own(
         orders = {way: _programs_in_order(backwards=way) for way in (False, True)}
         try:
             faults = list(faults_of(kernel, sizes, seed + number, device=device, orders=orders))
-        except Exception as error:  # of the user's code: the other cases have a right to be tried
+        except Exception as error:  # in the user's code: go on with the other cases
             if _is_limitation(error):
                 verdict.unchecked.append(f"{sizes}: {error}")
                 continue
@@ -157,9 +156,8 @@ def check_own(
 def _tried(
     launch: CopyLaunch, case: Case, generator: torch.Generator, device: torch.device
 ) -> list[Fault]:
-    """The faults of the first launch of a case that has any."""
     longest = max(len(each.src_ids) for each in case.rounds)
-    # every launch finds its ids at the same address: who keeps them from the last one is found out
+    # ids are at the same addresses in every launch, which exposes kernels that keep old ids
     src_ids, dst_ids = (torch.zeros(longest, dtype=torch.int32, device=device) for _ in range(2))
     earlier: list[tuple[Round, Tensor]] = []
     for number, each in enumerate(case.rounds):
@@ -188,7 +186,6 @@ def _tried(
 
 
 def _where(error: BaseException) -> str:
-    """The last line of the user's code that an error came through."""
     found = ""
     for frame in traceback.extract_tb((error.__cause__ or error).__traceback__):
         if not _is_installed(frame):
@@ -197,7 +194,7 @@ def _where(error: BaseException) -> str:
 
 
 def _is_limitation(error: Exception) -> bool:
-    """Whether the interpreter itself gave up on an operation, and not the user's code."""
+    """True if the interpreter, not the user's code, failed on an operation."""
     cause = error.__cause__
     if not isinstance(error, InterpreterError) or not isinstance(cause, LIMITATIONS):
         return False
@@ -210,7 +207,6 @@ def _is_installed(frame: traceback.FrameSummary) -> bool:
 
 @contextmanager
 def _programs_in_order(*, backwards: bool) -> Iterator[None]:
-    """Let Triton's interpreter run the programs of a launch from the last to the first."""
     if not backwards or os.environ.get("TRITON_INTERPRET") != "1":
         yield
         return
@@ -225,11 +221,11 @@ def _programs_in_order(*, backwards: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        del builder.set_grid_idx  # the class's own
+        del builder.set_grid_idx  # restores the method of the class
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the kernel that the command line names, in a process of its own: it may die of it."""
+    """Check the kernel named on the command line, in a separate process that may crash."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _options(given)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))

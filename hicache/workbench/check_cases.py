@@ -1,9 +1,9 @@
-"""Random transfers for `check`: two pools in guarded memory, and the ids of some rounds.
+"""Random transfers for `check`: two pools in guarded memory, and the ids of several launches.
 
-A pool is cut out of an arena with `GUARD_BYTES` of guard on either side, so that what a kernel
-writes beside it is seen and does not end the process. Six layouts of pages and a list of slots of
-different sizes are drawn, in every pair that moves equal items; rows may be strided, items padded,
-addresses no rounder than 16 bytes.
+A pool is cut out of an arena with `GUARD_BYTES` of guard on both sides, so that a write beside the
+pool is detected and does not crash the process. Pools have one of six layouts of pages, or are a
+list of slots of different sizes; all pairs with equal items occur. Rows may be strided, items
+padded, addresses aligned to 16 bytes only.
 
 Axes: layer, kv, page, token, head, dim.
 """
@@ -19,7 +19,7 @@ from einops import rearrange
 from torch import Tensor
 
 CPU = torch.device("cpu")
-Devices = tuple[torch.device, torch.device]  # of the source and of the target
+Devices = tuple[torch.device, torch.device]  # source, target
 GUARD_BYTES = 1 << 17  # more than any tile
 ROW_BYTES = (16, 32, 48, 80, 128, 256, 1040)
 LONG_ROW_BYTES = (36_880, 70_000)
@@ -28,10 +28,10 @@ DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.int64)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """How pages lie in a slab: its axes from outer to inner, with more heads and more room."""
+    """Layout of pages in a slab: axes from outer to inner, extra heads, and padding."""
 
     axes: str
-    other_heads: int = 0  # heads of other ranks, of which the pool is the first slice
+    other_heads: int = 0  # further heads in the slab; the pool is its first slice
     padding_bytes: int = 0  # after each innermost run of the first axis
 
 
@@ -47,13 +47,12 @@ LAYOUTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pool:
-    """Buffers in an arena. `arena` is all of the memory, guards included, as bytes."""
+    """Buffers in an arena. `arena` is all of the memory in bytes, including guards."""
 
     arena: Tensor
     buffers: tuple[Tensor, ...]
 
     def twin(self, arena: Tensor) -> "Pool":
-        """The same buffers in other memory of the same size."""
         buffers = tuple(
             arena.view(b.dtype).as_strided(b.shape, b.stride(), b.storage_offset())
             for b in self.buffers
@@ -62,13 +61,10 @@ class Pool:
 
     @property
     def num_items(self) -> int:
-        """Items of the pool."""
         return int(self.buffers[0].shape[0])
 
 
 class Round(NamedTuple):
-    """Ids of one launch."""
-
     what: str
     src_ids: tuple[int, ...]
     dst_ids: tuple[int, ...]
@@ -77,8 +73,6 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Case:
-    """Two pools, or one that is copied to itself, and the launches between them."""
-
     name: str
     src: Pool
     dst: Pool
@@ -86,13 +80,13 @@ class Case:
 
 
 def cases(num_cases: int, seed: int, *, device: torch.device = CPU) -> Iterator[Case]:
-    """Random cases, the same for the same seed.
+    """Yield random cases, the same for the same seed.
 
     Args:
-        num_cases: how many; the first go through all pairs of layouts.
-        seed: of the draws.
-        device: where pools lie; of two beside a GPU, one lies in pinned host memory, or the other,
-            or none.
+        num_cases: number of cases; the first ones cover all pairs of layouts.
+        seed: seed of the draws.
+        device: where pools are; with a GPU, one or neither of a case's pools is in pinned host
+            memory.
     """
     pairs = [(src, dst) for src in LAYOUTS for dst in LAYOUTS]
     for number in range(num_cases):
@@ -107,7 +101,7 @@ def cases(num_cases: int, seed: int, *, device: torch.device = CPU) -> Iterator[
 
 def _pages(number: int, draw: Random, devices: Devices, src: str, dst: str) -> Case:
     is_long = draw.random() < 0.1
-    sizes = {  # what both pools agree in, dim in bytes
+    sizes = {  # axis lengths common to both pools, dim in bytes
         "layer": 1 if is_long else draw.randint(1, 3),
         "kv": draw.randint(1, 2),
         "token": draw.choice((1, 1, 2, 3, 16)) if not is_long else 1,
@@ -126,7 +120,6 @@ def _pages(number: int, draw: Random, devices: Devices, src: str, dst: str) -> C
 
 
 def _slots(number: int, draw: Random, devices: tuple[torch.device, ...]) -> Case:
-    """Slots of states: buffers of different sizes and dtypes, within one pool or between two."""
     items = [(draw.choice(ROW_BYTES), draw.choice(DTYPES)) for _ in range(draw.randint(1, 4))]
     pools = []
     for device in devices:
@@ -151,7 +144,7 @@ def _pool(
     names = layout.axes.split()
     heads = sizes["head"]
     sizes = sizes | {"head": heads + layout.other_heads, "dim": sizes["dim"] // dtype.itemsize}
-    run = math.prod(sizes[name] for name in names[1:])  # of the first axis, in elements
+    run = math.prod(sizes[name] for name in names[1:])  # elements per index of the first axis
     pitch = run + layout.padding_bytes // dtype.itemsize
     lead = 16 * draw.randrange(4)
     num_bytes = sizes[names[0]] * pitch * dtype.itemsize
@@ -161,21 +154,19 @@ def _pool(
     slab = slab.view(sizes[names[0]], pitch)[:, :run]
     lengths = {name: sizes[name] for name in names[1:]}
     slab = rearrange(slab, f"{names[0]} ({' '.join(names[1:])}) -> {layout.axes}", **lengths)
-    # not one einops pattern: the layers of a padded slab do not merge into one axis
+    # not one einops pattern, because padded layers do not merge into one axis
     slab = rearrange(slab, f"{layout.axes} -> layer kv page token head dim")
     slab = slab[..., :heads, :]
     return Pool(arena=arena, buffers=tuple(b for layer in slab.unbind(0) for b in layer.unbind(0)))
 
 
 def _arena(num_bytes: int, device: torch.device) -> Tensor:
-    """So many bytes and the guards."""
     is_pinned = device.type == "cpu" and torch.cuda.is_available()
     size = num_bytes + 2 * GUARD_BYTES
     return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=is_pinned)
 
 
 def _rounds(draw: Random, src: Pool, dst: Pool) -> tuple[Round, ...]:
-    """Launches after one another: random, in a row, backwards, with holes, with nothing to do."""
     rounds = []
     kinds = draw.sample(("random", "in a row", "backwards", "one", "none"), 2)
     for kind in ("random", "with holes", *kinds):

@@ -1,4 +1,4 @@
-"""What one launch of a kernel under `check` left behind, and a name for what differs."""
+"""Compares memory after a launch under `check` with a right copy, and names the differences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,13 @@ WORD_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One way in which a launch went wrong."""
-
     kind: str
     sentence: str
 
 
 @dataclass
 class Seen:
-    """What one launch left behind. All arenas are in host memory."""
+    """Memory before and after one launch. All arenas are in host memory."""
 
     case: Case
     each: Round
@@ -32,12 +30,11 @@ class Seen:
 
     def __post_init__(self) -> None:
         self.want = self._copied(self.each, self.src_before)
-        self.named = torch.zeros_like(self.got)  # bytes of targets, by 1
+        self.named = torch.zeros_like(self.got)  # 1 for bytes of targets
         for buffer in self.case.dst.twin(self.named).buffers:
             buffer.view(torch.uint8)[_moved(self.each)[1]] = 1
 
     def faults(self) -> list[Fault]:
-        """One for each kind that shows."""
         differs = self.got != self.want
         if not bool(differs.any()):
             return []
@@ -54,7 +51,6 @@ class Seen:
         return found
 
     def _inside(self, differs: Tensor) -> list[Fault]:
-        """Wrong bytes of targets, sorted by where their values come from."""
         found = []
         words = differs.view(-1, WORD_BYTES).any(1)
 
@@ -79,12 +75,11 @@ class Seen:
         return found
 
     def _all_bytes_of(self, other: Tensor) -> Tensor:
-        """[words] whether each byte of a word is right or is that of `other`."""
+        """[words] True where each byte of a word is right or equals that of `other`."""
         same = (self.got == other) | (self.got == self.want)
         return same.view(-1, WORD_BYTES).all(1)
 
     def _copied(self, each: Round, src_content: Tensor) -> Tensor:
-        """The target's arena after a right copy."""
         sources, targets = _moved(each)
         result = self.before.clone()
         from_ = self.case.src.twin(src_content).buffers
@@ -111,20 +106,18 @@ class Seen:
 
 
 def fault_of(kind: str, case: Case, each: Round | None, sentence: str) -> Fault:
-    """A fault, told with the case and the launch that it showed in."""
     launch = "" if each is None else f"; {each.what}, {each.num_programs or 'its own'} programs"
     return Fault(kind=kind, sentence=f"{case.name}{launch}: {sentence}")
 
 
 def _moved(each: Round) -> tuple[list[int], list[int]]:
-    """Source and target items, without holes."""
     named = zip(each.src_ids, each.dst_ids, strict=True)
     pairs = [(src, dst) for src, dst in named if src >= 0 and dst >= 0]
     return [src for src, _ in pairs], [dst for _, dst in pairs]
 
 
 def _holder(pool: Pool, byte: int) -> tuple[int, int] | None:
-    """Buffer and item that a byte of the arena belongs to."""
+    """Return the buffer and the item that contain a byte of the arena; None for a guard or gap."""
     mark = torch.zeros(len(pool.arena), dtype=torch.uint8)
     for number, buffer in enumerate(pool.twin(mark).buffers):
         for item in range(buffer.shape[0]):

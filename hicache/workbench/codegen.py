@@ -1,13 +1,12 @@
-"""What the compiler made of the kernels: `python -m hicache.workbench.codegen`. No GPU is needed.
+"""Reads the machine code of the kernels: `python -m hicache.workbench.codegen`. Needs no GPU.
 
-Every kernel is compiled for sm_90 at the shapes it serves in production, through the same
-specialisation as a real launch (the alignment of every argument), and its machine code is read:
-accesses by width, registers, spills, shared memory, barriers; and by a walk over its scoreboards
-(`scoreboard`), how many bytes are on their way in every turn of its loop, not only in the first.
-Each case has limits; a broken one makes the exit code 1.
+Every kernel is compiled for sm_90 at the shapes it serves in production, with the specialization of
+a real launch (alignment of every argument). The report gives accesses by width, registers, spills,
+shared memory and barriers. A static model (`scoreboard`) gives the bytes in flight in every
+iteration of the main loop. Each case has limits; a broken limit makes the exit code 1.
 
-`--kernel my_file:my_copy` reads a kernel of one's own (`contract` says what that is) instead: it is
-prepared for a few pairs of pools, launched into the void, and what it launched is described.
+`--kernel my_file:my_copy` reads the user's own kernel (see `contract`) instead: it is prepared for
+a few pairs of pools, launched on a stand-in driver, and every kernel that it launched is reported.
 """
 
 import argparse
@@ -32,13 +31,15 @@ from hicache.workbench.stand_in import Loaded, stand_in
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 LATENCIES_NS = {"device": 700, "link": 1300, "slow link": 2000}
-FLIGHT_NS = 20_000  # so long that nothing but loads holds a kernel up: what it keeps on their way
+FLIGHT_NS = 20_000  # a load latency so long that only loads limit the kernel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What the machine code of a case does. Payload is what reaches a store, and every store;
-    other loads fetch ids and addresses."""
+    """Properties of a case's machine code.
+
+    Payload is the loads whose data is stored, and all stores; other loads fetch ids and addresses.
+    """
 
     name: str
     num_warps: int
@@ -52,18 +53,16 @@ class Report:
     barriers: int
     num_instructions: int
     programs_of_sm: int
-    flight_bytes: int  # of a program, in every turn, however long they take
+    flight_bytes: int  # of a program, in every iteration, at any latency
     turn_instructions: int
-    gb_per_s: dict[str, float]  # of a program, by where it reads: what latency allows
-    drained_by: str  # the instruction that waits longest for payload
+    gb_per_s: dict[str, float]  # of a program, by source of its reads; limited by latency only
+    drained_by: str  # the instruction with the longest wait for payload
 
     @property
     def sm_bytes(self) -> int:
-        """On their way to a multiprocessor that is full of this kernel."""
         return self.programs_of_sm * self.flight_bytes
 
     def violations(self, limits: Limits) -> list[str]:
-        """One sentence for each limit that does not hold."""
         found = []
         if limits.payload_bits is not None:
             for what, accesses, more in (
@@ -91,7 +90,6 @@ class Report:
 
 
 def compile_case(case: Case) -> Report:
-    """Compile a case for sm_90 and read its machine code."""
     stand_in()
     compiled = case.kernel.warmup(*case.arguments, grid=(8,), **case.constants)
     cubin, made = compiled.asm["cubin"], compiled.metadata
@@ -99,10 +97,10 @@ def compile_case(case: Case) -> Report:
 
 
 def launched_by(name: str) -> list[Report]:
-    """What the machine code of a copy kernel of one's own does, once for each that it launches.
+    """Report on the machine code of the user's kernel, once for each kernel that it launches.
 
     Raises:
-        ValueError: there is no such kernel, or it takes none of the pools.
+        ValueError: the name is unknown, or the kernel takes none of the pools.
     """
     kernel = named(name)
     if isinstance(kernel, OwnKernel):
@@ -141,7 +139,6 @@ def _launched_by_own(kernel: OwnKernel) -> list[Report]:
 
 
 def read_cubin(loaded: Loaded) -> Report:
-    """Read the machine code of a kernel."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(loaded.cubin)
@@ -152,7 +149,6 @@ def read_cubin(loaded: Loaded) -> Report:
 
 
 def read_sass(name: str, sass: str, usage: str, *, num_warps: int, shared_bytes: int) -> Report:
-    """Count what stands in a disassembly and in its table of resources, and walk through it."""
     instructions = scoreboard.read(sass)
     opcodes = [instruction.opcode for instruction in instructions]
     payload = scoreboard.payload_of(instructions)
@@ -244,7 +240,6 @@ def _described(report: Report) -> str:
 
 
 def _tool(name: str, *arguments: str) -> str:
-    """Run a CUDA tool that came with triton."""
     run = subprocess.run([TOOLS / name, *arguments], capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise RuntimeError(f"{name} failed: {run.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""What `codegen` compiles: every kernel at the shapes it serves, and the limits of its code."""
+"""Cases of `codegen`: every kernel at its production shapes, with limits for its code."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from hicache.kernels.table import copy_table
 from hicache.kernels.transcode import Format, code_table, coded_bytes, constants_of
 
 KIB = 1 << 10
-# what a kernel of one's own is shown: bytes of an item's row, its rows, and bytes from row to row
+# pools for the user's kernel: bytes of an item's row, rows of an item, stride of rows in bytes
 SHAPES = {
     "pages of 128 KiB": (128 * KIB, 1, 128 * KIB),
     "pages of 4 KiB": (4 * KIB, 1, 4 * KIB),
@@ -22,19 +22,17 @@ HEAD_BYTES = 256
 
 
 def item_bytes_of(shape: str) -> int:
-    """Bytes of an item."""
     row_bytes, rows, _ = SHAPES[shape]
     return rows * row_bytes
 
 
 def shaped(shape: str, num_items: int, src: Tensor, dst: Tensor) -> list[tuple[Tensor, ...]]:
-    """Two pools of two buffers each, cut out of bytes; the rows of the target lie side by side."""
     row_bytes, rows, pitch = SHAPES[shape]
     pools = []
     for arena, apart in ((src, pitch), (dst, row_bytes)):
         slab = arena[: 2 * num_items * rows * apart]
         slab = slab.view(2, num_items, rows, apart)[..., :row_bytes]
-        # a head slice as such, and not as a row: token, head, dim
+        # a head slice as [token, head, dim], not flattened to rows
         heads = slab.unflatten(-1, (-1, HEAD_BYTES)) if rows > 1 else slab.flatten(2)
         pools.append(heads.unbind(0))
     return pools
@@ -42,20 +40,18 @@ def shaped(shape: str, num_items: int, src: Tensor, dst: Tensor) -> list[tuple[T
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What the machine code of a case must keep to."""
-
-    max_registers: int = 64  # of a copy: two programs an SM
-    min_flight_bytes: int = 0  # of a program, on their way in every turn
-    min_sm_bytes: int = 0  # of the programs that fit a multiprocessor at once
+    max_registers: int = 64  # of a copy: two programs per SM
+    min_flight_bytes: int = 0  # of a program, in every iteration
+    min_sm_bytes: int = 0  # of all programs that fit on an SM
     max_shared_bytes: int = 0
     max_barriers: int = 0
-    payload_bits: int | None = 128  # width of every payload access; None: an index kernel
-    other_stores: frozenset[int] = frozenset()  # widths of stores besides
+    payload_bits: int | None = 128  # width of every payload access; None means an index kernel
+    other_stores: frozenset[int] = frozenset()  # widths of other stores
 
 
 COPY = Limits(min_flight_bytes=64 * KIB, min_sm_bytes=128 * KIB)
-# what is hashed fills the registers: one program an SM. The sum over a tile goes through shared
-# memory, once a tile
+# hashing fills the registers: one program per SM. Tile sums go through shared memory, once per
+# tile
 CHECKSUM = Limits(
     max_registers=128,
     min_flight_bytes=64 * KIB,
@@ -63,7 +59,7 @@ CHECKSUM = Limits(
     max_shared_bytes=256,
     max_barriers=4,
 )
-# three tiles in shared memory; what is computed fills the registers where tiles have several pieces
+# three tiles in shared memory; computing fills the registers if tiles have several pieces
 TRANSCODE = Limits(
     max_registers=96,
     min_flight_bytes=64 * KIB,
@@ -72,7 +68,7 @@ TRANSCODE = Limits(
     max_barriers=24,
     other_stores=frozenset({32}),  # scales
 )
-# five blocks of keys and values in shared memory or on their way there
+# five blocks of keys and values in shared memory or loading
 ATTEND = Limits(
     max_registers=192,
     min_flight_bytes=64 * KIB,
@@ -85,8 +81,6 @@ INDEX = Limits(payload_bits=None)
 
 
 class Case(NamedTuple):
-    """One kernel at one production shape."""
-
     name: str
     kernel: Any  # a @triton.jit function
     arguments: tuple[object, ...]
@@ -95,7 +89,6 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Every kernel at the shapes it serves."""
     ids = torch.zeros(256, dtype=torch.int32)
     sums = torch.zeros(256, dtype=torch.int64)
     return [
@@ -145,7 +138,6 @@ def _copy(
     sums: Tensor | None = None,
     limits: Limits = COPY,
 ) -> Case:
-    """A kernel that walks the lines of items of this size, as it is launched."""
     pieces = torch.zeros(64, 6, dtype=torch.int64)
     ids = torch.zeros(256, dtype=torch.int32)
     pools = torch.zeros(2, 2, rows, 2 * item_bytes // rows, dtype=torch.uint8)
@@ -163,7 +155,6 @@ def _code(
     *,
     encodes: bool = True,
 ) -> Case:
-    """The kernel that codes items of this shape, or decodes them, as it is launched."""
     coded = torch.zeros(2, coded_bytes(shape, form), dtype=torch.uint8)
     table = code_table([torch.zeros(2, *shape, dtype=dtype)], [coded], form)
     ids = torch.zeros(256, dtype=torch.int32)
@@ -179,7 +170,6 @@ def _code(
 
 
 def _attend(name: str, *, page: int, rows: int) -> Case:
-    """The attention kernel for 8 KV heads of 4 query heads, as it is launched."""
     pool = torch.zeros(2, 2, page, 8, 128, dtype=torch.bfloat16)
     queries = torch.zeros(1, rows, 32, 128, dtype=torch.bfloat16)
     ids, sums = torch.zeros(256, dtype=torch.int32), torch.zeros(256)

@@ -1,22 +1,22 @@
-"""What a copy kernel is to `check`, `bench` and `codegen`: a function of two pools, in any file.
+"""Interface of a copy kernel for `check`, `bench` and `codegen`: a function of two pools.
 
     def my_copy(src, dst):                  # the buffers of two pools, as `copy_table` takes them
-        ...                                 # tables, addresses, whatever is made once for a pair
+        ...                                 # work done once per pair: tables, addresses
         def launch(src_ids, dst_ids, *, num_programs=None):
             ...                             # item src_ids[i] of src goes to item dst_ids[i] of dst
         return launch
 
     python -m hicache.workbench.check my_file:my_copy
 
-Nothing is registered and nothing here is edited: the name is `module:attribute`, or that of an
-entry point of the group `hicache.copy_kernels`. Buffers are tensors whose first axis is the item;
-an item of buffer b has equally many bytes in both pools. A negative id on either side is a hole.
-What a kernel does not do it declines with a ValueError or a NotImplementedError, in a sentence.
+No registration is needed: the name is `module:attribute`, or an entry point of the group
+`hicache.copy_kernels`. Buffers are tensors whose first axis is the item; an item of buffer b has
+equally many bytes in both pools. A negative id on either side is a hole. A kernel declines
+transfers that it does not support with a ValueError or a NotImplementedError that says why.
 
-A kernel that is no copy is a class with an oracle (`own`).
+A kernel that is not a copy is a class with an oracle (`own`).
 
-What is launched may have a `bind(src_ids, dst_ids, num_programs)` that does what the host does once
-for a list of ids and returns the rest as a function; the bench then times the rest alone.
+The launch may have a method `bind(src_ids, dst_ids, num_programs)` that does the host's work for a
+list of ids once and returns the rest as a function; the bench then times only the rest.
 """
 
 import importlib
@@ -48,26 +48,25 @@ class CopyLaunch(Protocol):
         Args:
             src_ids: [G] int32 on the device that copies. Duplicates are allowed; < 0 is a hole.
             dst_ids: [G] int32 likewise, without duplicates.
-            num_programs: how many programs may share the work, if the kernel lets others say.
+            num_programs: number of programs that share the work, if the kernel lets callers choose.
         """
 
 
 class CopyKernel(Protocol):
-    """Makes ready to copy from one pool to another."""
+    """Prepares copies from one pool to another."""
 
     def __call__(self, src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyLaunch:
         """Prepare once for a pair of pools, each a list of as many buffers [items, ...]."""
 
 
 def ours(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyLaunch:
-    """This package's copy, as a kernel like any other."""
     return partial(copy.copy_items, copy_table(src, dst))
 
 
 def bound(
     launch: CopyLaunch, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> Callable[[], object]:
-    """The launch for these ids, with all that is done once for them behind it."""
+    """Return the launch for these ids, after the work that is done once per list of ids."""
     bind = getattr(launch, "bind", None)
     if bind is None:
         return partial(launch, src_ids, dst_ids, num_programs=num_programs)
@@ -78,12 +77,11 @@ def bound(
 def named(name: str) -> CopyKernel | OwnKernel:
     """Return the kernel called `module:attribute`, or the entry point of that name.
 
-    A class is instantiated: a kernel that brings its oracle (`own`).
-
-    Modules are looked for where `python` would from here: the working directory first.
+    A class is instantiated: a kernel with its own oracle (`own`). Modules are found as `python`
+    finds them, in the working directory first.
 
     Raises:
-        ValueError: there is none, or it cannot be called.
+        ValueError: the name is unknown, or its object cannot be called.
     """
     here = str(Path.cwd())
     if here not in sys.path:

@@ -1,9 +1,9 @@
-"""A kernel of any sort, in any file, for `check`, `codegen` and `bench`: it brings its own oracle.
+"""Interface of any other kernel for `check`, `codegen` and `bench`: a class with its own oracle.
 
     class MyKernel:
         outputs = ("out",)                      # the arguments that the kernel writes
         rtol, atol = 1e-3, 1e-3                 # 0 and 0: bit for bit
-        sizes = {"long": {"tokens": 8192}}      # of which machine code is read and time is taken
+        sizes = {"long": {"tokens": 8192}}      # sizes for machine code and timing
 
         def draw(self, random):                 # the sizes of a small case, drawn at random
             return {"tokens": random.randint(1, 40)}
@@ -12,16 +12,16 @@
             x = torch.randn(sizes["tokens"], 64, generator=generator)
             return {"x": x, "out": torch.empty_like(x)}
 
-        def launch(self, x, out):               # on the device that they lie on
+        def launch(self, x, out):               # on the device of the arguments
             ...
 
-        def oracle(self, x, out):               # what each output should hold, by torch
+        def oracle(self, x, out):               # the expected outputs, by torch
             return {"out": ...}
 
     python -m hicache.workbench.check my_file:MyKernel
 
-Every tensor lies between guards. An output is poisoned before each launch, and what differs from
-the oracle is named as for copies (`check`): missing, stray, overlap, wrong, raised.
+Every tensor lies between guards. Outputs are poisoned before each launch, and differences from the
+oracle are named as for copies (`check`): missing, stray, overlap, wrong, raised.
 """
 
 from collections.abc import Iterator, Mapping
@@ -53,13 +53,13 @@ class OwnKernel(Protocol):
         """Draw the sizes of a small case."""
 
     def make(self, sizes: Sizes, generator: torch.Generator) -> Arguments:
-        """Make all arguments in host memory, the outputs among them."""
+        """Make all arguments in host memory, including the outputs."""
 
     def launch(self, **arguments: Tensor) -> object:
         """Launch the kernel on the current stream."""
 
     def oracle(self, **arguments: Tensor) -> Arguments:
-        """Compute what each output should hold. Arguments are copies in host memory."""
+        """Compute the expected outputs. Arguments are copies in host memory."""
 
 
 class Arena:
@@ -82,11 +82,9 @@ class Arena:
         self._before = {name: memory.cpu().clone() for name, memory in self._memory.items()}
 
     def results(self) -> Arguments:
-        """The outputs, in host memory."""
         return {name: self.arguments[name].cpu() for name in self._outputs}
 
     def changed(self) -> str | None:
-        """What was written besides the outputs; None if nothing was."""
         for name, memory in self._memory.items():
             differs = memory.cpu() != self._before[name]
             num_bytes = self.arguments[name].numel() * self.arguments[name].element_size()
@@ -107,14 +105,17 @@ def faults_of(
     device: torch.device = CPU,
     orders: Mapping[bool, AbstractContextManager[object]],
 ) -> Iterator[Fault]:
-    """The faults of a kernel at one size.
+    """Yield the faults of a kernel at one size.
 
     Args:
-        kernel: with its oracle.
-        sizes: of the case.
-        seed: of its content.
-        device: where it runs.
+        kernel: the kernel with its oracle.
+        sizes: the sizes of the case.
+        seed: seed of the case's content.
+        device: where the kernel runs.
         orders: contexts in which programs run forwards (False) and backwards (True).
+
+    Raises:
+        ValueError: the oracle does not return the outputs.
     """
     case = ", ".join(f"{name} {value}" for name, value in sizes.items())
     arguments = kernel.make(sizes, torch.Generator().manual_seed(seed))

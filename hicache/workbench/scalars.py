@@ -1,8 +1,8 @@
-"""What is known of a warp's counters and predicates while its machine code is walked through.
+"""Known values of a warp's counters and predicates in the static model of machine code.
 
-Constants, sums, comparisons and selections of known numbers are computed; everything else is
-unknown. So the turns of a loop with a constant number of them can be counted, and a load whose
-predicate is false in the last of them is seen not to happen.
+Constants, and sums, comparisons and selections of known values are computed; everything else is
+unknown. So iterations of a loop with a constant count can be counted, and a load whose predicate is
+false in the last iteration is left out.
 """
 
 import re
@@ -17,7 +17,7 @@ WORD = 1 << 32
 class Scalars:
     """Registers and predicates with known values.
 
-    `assumed` holds the predicates that are unknown, and that an access was taken to satisfy.
+    `assumed` holds unknown predicates that an access was assumed to satisfy.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,14 @@ class Scalars:
         self.assumed: dict[str, bool] = {}
 
     def holds(self, predicate: str) -> bool | None:
-        """The value of `P0` or `!P0`; None if it is unknown, true if there is no predicate."""
+        """Value of `P0` or `!P0`; None if unknown, True for an empty predicate."""
         if not predicate:
             return True
         value = self._predicates.get(predicate.lstrip("!"))
         return None if value is None else value != predicate.startswith("!")
 
     def assume(self, predicate: str) -> bool:
-        """Whether an access with this predicate counts: not if one with its opposite has."""
+        """True if an access with this predicate counts: its opposite was not assumed before."""
         known = self.holds(predicate)
         if known is not None:
             return known
@@ -41,11 +41,11 @@ class Scalars:
         return self.assumed.setdefault(name, wanted) == wanted
 
     def step(self, opcode: str, operands: list[str], targets: list[str], *, guard: str) -> None:
-        """Compute one instruction. `targets`: the registers that it writes."""
+        """Execute one instruction. `targets`: the registers that it writes."""
         if self.holds(guard) is False:
             return
         operation, *modifiers = opcode.split(".")
-        # the second operand may be written, too, and so may the third of a sum
+        # the second operand may also be an output, and so may the third of a sum
         heads = operands[: 3 if operation in ("IADD3", "UIADD3") else 2]
         outputs = [each for each in heads if PREDICATE.match(each)]
         values = self._computed(operation, modifiers, operands)
@@ -70,7 +70,6 @@ class Scalars:
     def _computed(
         self, operation: str, modifiers: list[str], operands: list[str]
     ) -> dict[str, int]:
-        """Known results by name."""
         name, sources = operands[0] if operands else "", operands[1:]
         operation = operation.removeprefix("U")
         if operation in ("IADD3", "VIADD", "MOV"):

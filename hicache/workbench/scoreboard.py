@@ -1,21 +1,21 @@
-"""How many bytes a kernel keeps on their way: a static model of its machine code, without a GPU.
+"""Bytes that a kernel keeps in flight: a static model of its machine code, without a GPU.
 
-Every instruction of sm_90 carries control codes: how long it holds up the next, which of six
-scoreboards a load sets until its words have landed, and on which scoreboards it waits itself. The
-model walks one warp through the prologue and then round and round the main loop, in program order:
-a load lands a fixed latency after it was issued, an instruction waits for all loads of its
-scoreboards, and the warps of a scheduler take turns to issue. So what a compiler made of a loop is
-seen: loads that the text has in flight and that a register move waits for are not.
+Every instruction of sm_90 carries control codes: the delay before the next instruction, which of
+six scoreboards a load holds until its data has landed, and the scoreboards that the instruction
+waits for. The model runs one warp through the prologue and repeatedly through the main loop, in
+program order. A load lands a fixed latency after its issue, an instruction waits for all loads of
+its scoreboards, and the warps of a scheduler issue in turn. So the model shows, for example, loads
+that the source overlaps but that a register move waits for.
 
-Payload is what moves: loads whose registers reach the data of a global store, followed through the
-flow of control, registers, uniform registers and shared memory.
+Payload is the data moved: loads whose registers reach the data of a global store, followed through
+control flow, registers, uniform registers and shared memory.
 
-A loop within the main loop is walked as often as constants say that it turns (`scalars`); without
-them its own turns are the steady ones. A load whose predicate is false does not happen, and of two
-with opposite predicates one does.
+An inner loop runs as often as constants say (`scalars`); if that is unknown, its own iterations
+count as the steady state. A load with a false predicate is skipped; of two loads with opposite
+predicates, one counts.
 
-The model knows no bandwidth, no caches and no bank conflicts: it says what latency allows. Moves
-that pass through no register (TMA) are refused.
+The model ignores bandwidth, caches and bank conflicts: it gives the limit set by latency. It
+refuses transfers that pass through no register (TMA).
 """
 
 import re
@@ -24,13 +24,13 @@ from typing import NamedTuple
 from hicache.workbench.scalars import PREDICATE, Scalars
 
 GHZ = 1.755  # H200, boost
-INDEX_NS = 140.0  # a load of ids or addresses, which the second level of cache holds
-OTHER_CYCLES = 30.0  # any other instruction with a scoreboard
+INDEX_NS = 140.0  # latency of a load of ids or addresses from L2
+OTHER_CYCLES = 30.0  # latency of other instructions with a scoreboard
 NUM_SCHEDULERS = 4
 WARM_TURNS, TURNS = 8, 40
-MAX_STEPS = 100_000  # instructions, of turns that are long themselves
+MAX_STEPS = 100_000  # instructions, for long iterations
 REGISTERS_OF_SM, WARPS_OF_SM, PROGRAMS_OF_SM = 65536, 64, 32
-SHARED_OF_SM, SHARED_OF_PROGRAM = 228 << 10, 1 << 10  # the second is taken by the system
+SHARED_OF_SM, SHARED_OF_PROGRAM = 228 << 10, 1 << 10  # bytes; the second is reserved per program
 
 LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?(.*?)\s*;\s*/\* 0x[0-9a-f]{16} \*/")
 CONTROL = re.compile(r"^\s*/\* 0x([0-9a-f]{16}) \*/")
@@ -41,49 +41,41 @@ SHARED = "shared memory"
 
 
 class Instruction(NamedTuple):
-    """One instruction with its control codes."""
-
     text: str
     opcode: str
-    predicate: str  # that guards it, like !P0; empty if there is none
-    stall: int  # cycles before the next may be issued
-    lands_on: int | None  # the scoreboard it sets until its result is there
-    is_read_on: int | None  # the scoreboard it sets until its operands are read
+    predicate: str  # its guard, such as !P0; empty if none
+    stall: int  # cycles before the next instruction may issue
+    lands_on: int | None  # the scoreboard held until its result arrives
+    is_read_on: int | None  # the scoreboard held until its operands are read
     waits_for: tuple[int, ...]  # scoreboards
-    target: int | None  # of a branch: the place of an instruction
+    target: int | None  # of a branch: index of the target instruction
 
     @property
     def is_predicated(self) -> bool:
-        """Whether it may not happen."""
         return bool(self.predicate)
 
     @property
     def is_load(self) -> bool:
-        """Whether it reads global memory."""
         return self.opcode.split(".")[0] in ("LD", "LDG", "LDGSTS")
 
     @property
     def num_bytes(self) -> int:
-        """Of an access."""
         return bits_of(self.opcode) // 8
 
 
 class Steady(NamedTuple):
-    """What one program does, turn after turn."""
-
-    flight_bytes: int  # the most payload on its way at once
+    flight_bytes: int  # peak payload in flight
     turn_instructions: int
     gb_per_s: float
-    drained_by: str  # the instruction that waits longest for payload
+    drained_by: str  # the instruction with the longest wait for payload
 
 
 def bits_of(opcode: str) -> int:
-    """Width of an access: `LDG.E.EF.128` → 128; 32 is not written."""
+    """Width of an access in bits: `LDG.E.EF.128` → 128; 32 if the opcode has no width."""
     return next((BITS[part] for part in opcode.split(".") if part in BITS), 32)
 
 
 def read(sass: str) -> list[Instruction]:
-    """The instructions of a disassembly by `nvdisasm -hex -c`."""
     lines = sass.splitlines()
     found: list[tuple[str, str, int]] = []  # text, predicate, control codes
     places: dict[str, int] = {}
@@ -113,7 +105,6 @@ def read(sass: str) -> list[Instruction]:
 
 
 def payload_of(instructions: list[Instruction]) -> set[int]:
-    """Places of the loads whose words reach the data of a global store."""
     reached: list[dict[str, int]] = [{} for _ in instructions]  # register → bits: which loads
     found = 0
     pending = [0] if instructions else []
@@ -132,14 +123,14 @@ def payload_of(instructions: list[Instruction]) -> set[int]:
                 reached[following] = merged
                 pending.append(following)
     places = {place for place in range(len(instructions)) if found >> place & 1}
-    # shared memory is one place here: ids and addresses that pass through it are narrower
+    # shared memory is one location here: ids and addresses that pass through it are narrower
     staged = [place for place in places if instructions[place].opcode.startswith("LDGSTS")]
     widest = max((instructions[place].num_bytes for place in staged), default=0)
     return {place for place in staged if instructions[place].num_bytes == widest} or places
 
 
 def main_loop(instructions: list[Instruction], payload: set[int]) -> range:
-    """The widest loop with the most payload loads; a kernel without one is its own only turn."""
+    """Return the widest loop with the most payload loads; the whole kernel if it has no loop."""
     loops = [
         range(instruction.target, place + 1)
         for place, instruction in enumerate(instructions)
@@ -154,13 +145,15 @@ def main_loop(instructions: list[Instruction], payload: set[int]) -> range:
 
 
 def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float) -> Steady | None:
-    """Walk a warp until its turns repeat themselves; None if nothing is moved.
+    """Run a warp until its iterations repeat; None if the kernel moves no payload.
 
     Args:
-        payload_ns: how long a payload load takes: 700 from the device, 1300 across a link.
+        instructions: the kernel.
+        num_warps: warps of a program.
+        payload_ns: latency of a payload load: 700 from the device, 1300 across a link.
 
     Raises:
-        ValueError: bytes move by other means than registers and shared memory.
+        ValueError: bytes move without registers and shared memory (TMA).
     """
     for instruction in instructions:
         if instruction.opcode.startswith(("UTMA", "UBLKCP", "TMA")):
@@ -171,7 +164,7 @@ def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float
     share = max(num_warps // NUM_SCHEDULERS, 1)
     loop = main_loop(instructions, payload)
     warp, turns = _walked(instructions, payload, loop, payload_ns, share)
-    while warp.endless is not None:  # how often it turns is unknown: its own turns are the steady
+    while warp.endless is not None:  # unknown number of iterations: they are the steady state
         warp, turns = _walked(instructions, payload, warp.endless, payload_ns, share)
     turns = turns[min(WARM_TURNS, len(turns) // 2) :]
     threads = 32 * num_warps
@@ -197,7 +190,6 @@ class _Turn(NamedTuple):
 def _walked(
     instructions: list[Instruction], payload: set[int], loop: range, payload_ns: float, share: int
 ) -> tuple["_Warp", list[_Turn]]:
-    """A warp that went through the prologue and round the loop, and its turns."""
     warp = _Warp(instructions, payload, payload_ns, share=share)
     warp.walk(range(loop.start))
     warp.endless = None
@@ -215,7 +207,6 @@ def _walked(
 
 
 def programs_of_sm(*, registers: int, num_warps: int, shared_bytes: int) -> int:
-    """How many programs fit a multiprocessor at once."""
     of_warp = -(-registers * 32 // 256) * 256
     return min(
         REGISTERS_OF_SM // (max(of_warp, 1) * num_warps),
@@ -226,7 +217,7 @@ def programs_of_sm(*, registers: int, num_warps: int, shared_bytes: int) -> int:
 
 
 class _Warp:
-    """One warp under way. Invariant: `cycle` never falls; what has landed is forgotten."""
+    """A warp in the model. Invariant: `cycle` never falls; landed loads are forgotten."""
 
     def __init__(
         self, instructions: list[Instruction], payload: set[int], payload_ns: float, *, share: int
@@ -234,27 +225,26 @@ class _Warp:
         self._instructions = instructions
         self._payload = payload
         self._latency = {True: payload_ns * GHZ, False: INDEX_NS * GHZ}
-        self._share = share  # warps that one scheduler issues in turn
+        self._share = share  # warps per scheduler
         self._lands: dict[int, list[float]] = {k: [] for k in range(6)}
-        self._flight: list[tuple[float, int]] = []  # when payload lands, bytes
-        self._groups: list[float] = []  # when a group of copies into shared memory has landed
-        self._group = 0.0  # the group that is being filled
+        self._flight: list[tuple[float, int]] = []  # landing time of payload, bytes
+        self._groups: list[float] = []  # landing times of groups of copies into shared memory
+        self._group = 0.0  # landing time of the open group
         self.scalars = Scalars()
-        self.endless: range | None = None  # a loop in the walk, whose number of turns is unknown
+        self.endless: range | None = None  # an inner loop with an unknown number of iterations
         self.cycle = 0.0
-        self.num_bytes = 0  # of payload, so far
+        self.num_bytes = 0  # payload bytes so far
         self.peak = 0
-        self.longest = (0.0, "")  # cycles waited for payload, and which instruction waited
+        self.longest = (0.0, "")  # longest wait for payload in cycles, and its instruction
 
     def in_flight(self) -> int:
-        """Payload bytes on their way to a thread."""
         self._flight = [(lands, size) for lands, size in self._flight if lands > self.cycle]
         return sum(size for _, size in self._flight)
 
     def walk(self, places: range) -> int:
-        """Issue these instructions once, the loops among them as often as they turn.
+        """Issue these instructions once, with inner loops repeated; return the number issued.
 
-        A jump whose condition is unknown is not taken. Returns how many were issued.
+        A branch with an unknown condition is not taken.
         """
         place, count = places.start, 0
         while place in places:
@@ -298,7 +288,6 @@ class _Warp:
         self.cycle += max(instruction.stall, self._share)
 
     def _happens(self, instruction: Instruction) -> bool:
-        """Whether a load is issued: one of two with opposite predicates, or a guarded copy."""
         last = _operands(instruction.text)[-1]
         guards = [instruction.predicate, last if PREDICATE.match(last) else ""]
         return all(self.scalars.assume(guard) for guard in guards)
@@ -340,7 +329,7 @@ def _successors(instructions: list[Instruction], place: int) -> list[int]:
 def _after(
     instruction: Instruction, place: int, state: dict[str, int]
 ) -> tuple[dict[str, int], int]:
-    """Which loads each register comes from after an instruction, and which ones it stored."""
+    """Return which loads each register's data comes from after an instruction, and those stored."""
     opcode, operands = instruction.opcode, _operands(instruction.text)
     width = max(bits_of(opcode), 32) // 32
     if opcode.startswith("STG"):
@@ -364,7 +353,6 @@ def _after(
 
 
 def _targets(instruction: Instruction, operands: list[str]) -> list[str]:
-    """The registers that an instruction writes."""
     if not operands or REGISTER.match(operands[0]) is None:
         return []
     if instruction.is_load or instruction.opcode.startswith("LDS"):
@@ -377,7 +365,6 @@ def _operands(text: str) -> list[str]:
 
 
 def _registers(operand: str, width: int) -> list[str]:
-    """The registers of an operand; an address or a value of several is named by its first."""
     return [
         f"{kind}{int(number) + k}"
         for kind, number in REGISTER.findall(operand)
@@ -386,7 +373,6 @@ def _registers(operand: str, width: int) -> list[str]:
 
 
 def _is_wide(opcode: str) -> bool:
-    """Whether it takes and gives pairs of registers."""
     return (
         ".WIDE" in opcode or ".64" in opcode or opcode == "CS2R" or opcode[:4] in ("DADD", "DMUL")
     )
@@ -402,7 +388,7 @@ def _union(state: dict[str, int], registers: list[str]) -> int:
 def _with(
     state: dict[str, int], registers: list[str], loads: int, *, keeps: bool
 ) -> dict[str, int]:
-    """The state after a write; one that may not happen `keeps` what was there."""
+    """Return the state after a write; a predicated write `keeps` the old loads too."""
     state = dict(state)
     for register in registers:
         state[register] = loads | (state.get(register, 0) if keeps else 0)

@@ -1,9 +1,9 @@
-"""A driver that stands in for a GPU: kernels are compiled for sm_90, and launches go nowhere.
+"""A driver that stands in for a GPU: kernels are compiled for sm_90, and launches do nothing.
 
-With it a launcher runs as it would beside a GPU, over CPU tensors: arguments are specialised,
-kernels are compiled and looked up, and what the driver would be handed is kept. Nothing is moved.
+A launcher runs over CPU tensors as it would beside a GPU: arguments are specialized, kernels are
+compiled and looked up, and the binaries that a driver would load are kept. No data moves.
 
-The process must not have TRITON_INTERPRET set: the interpreter leaves nothing to compile.
+The process must not have TRITON_INTERPRET set, because the interpreter compiles nothing.
 """
 
 import os
@@ -19,8 +19,6 @@ MAX_SHARED_BYTES = 227 << 10
 
 
 class Loaded(NamedTuple):
-    """A kernel that was launched for the first time."""
-
     name: str
     cubin: bytes
     num_warps: int
@@ -28,9 +26,9 @@ class Loaded(NamedTuple):
 
 
 class StandIn(DriverBase):  # type: ignore[misc] # triton is not typed
-    """Says that an sm_90 device is there.
+    """A Triton driver with one sm_90 device.
 
-    `loaded` holds every kernel that was launched, once; `num_launches` counts the launches.
+    `loaded` holds every launched kernel once; `num_launches` counts launches.
     """
 
     def __init__(self) -> None:
@@ -41,38 +39,29 @@ class StandIn(DriverBase):  # type: ignore[misc] # triton is not typed
 
     @classmethod
     def is_active(cls) -> bool:
-        """Always; the driver is set by hand."""
         return True
 
     def get_current_target(self) -> GPUTarget:
-        """The target that kernels are compiled for."""
         return SM_90
 
     def get_current_device(self) -> int:
-        """The only one."""
         return 0
 
     def get_current_stream(self, device: int = 0) -> int:
-        """The default stream."""
         return 0
 
     def get_active_torch_device(self) -> torch.device:
-        """Where the stand-in arguments live."""
         return torch.device("cpu")
 
     def map_python_to_cpp_type(self, ty: str) -> str:
-        """Nothing is launched, so no C type is needed."""
         return ty
 
-    def get_benchmarker(self) -> None:
-        """Nothing is timed."""
+    def get_benchmarker(self) -> None: ...
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """What triton asks before it loads a kernel."""
         return {"max_shared_mem": MAX_SHARED_BYTES}
 
     def launcher_cls(self, source: object, metadata: Any) -> Any:
-        """What a compiled kernel is launched with."""
         self._metadata = metadata
 
         def launch(*arguments: object) -> None:
@@ -83,7 +72,6 @@ class StandIn(DriverBase):  # type: ignore[misc] # triton is not typed
     def load_binary(
         self, name: str, cubin: bytes, shared_bytes: int, device: int
     ) -> tuple[int, int, int, int, int]:
-        """Keep a kernel; returns handles, registers, spills and the most threads of a program."""
         self.loaded.append(Loaded(name, cubin, self._metadata.num_warps, shared_bytes))
         return 0, 0, 0, 0, 1024
 
@@ -92,7 +80,7 @@ def stand_in() -> StandIn:
     """Make the stand-in the driver of this process.
 
     Raises:
-        RuntimeError: kernels would be interpreted.
+        RuntimeError: TRITON_INTERPRET is set.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise RuntimeError("TRITON_INTERPRET is set, and leaves nothing to compile: unset it")

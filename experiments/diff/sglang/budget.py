@@ -1,4 +1,4 @@
-"""What SGLang's admission says of random states; run by `experiments.diff.admission`."""
+"""SGLang's admission on random states; `experiments.diff.admission` runs it."""
 
 import json
 import sys
@@ -15,14 +15,12 @@ from sglang.srt.mem_cache.prefill_budget import (  # isort: skip
 
 
 def main() -> None:
-    """Print the charge, the verdict and the chunk of every state, as JSON."""
     random = Random(0)
     states = [drawn(random) for _ in range(CASES)]
     json.dump([(their_charge(each), *their_decision(each)) for each in states], sys.stdout)
 
 
 def their_charge(state: State) -> int:
-    """Tokens that SGLang charges to the window pool."""
     charge: int = estimate_swa_kv_tokens(
         state.extend,
         state.new,
@@ -35,7 +33,6 @@ def their_charge(state: State) -> int:
 
 
 def their_decision(state: State) -> tuple[bool, int]:
-    """Whether SGLang admits it, and the tokens of its first chunk."""
     budget = SWAPrefillBudget(
         SimpleNamespace(
             page_size=state.page,

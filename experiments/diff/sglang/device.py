@@ -1,8 +1,8 @@
-"""Stand-ins for the GPU, made when this is imported and before anything of SGLang's is.
+"""Stand-ins for the GPU, installed on import, which must precede any import of SGLang.
 
-Streams and events follow `clock.Clock`; memory is never pinned; copies of bytes are left out and
-counted. Page keys, which the package computes in an extension that it compiles on first use, are
-the same ones computed here.
+Streams and events follow `clock.Clock`. Memory is never pinned. Byte copies are counted and not
+made. Page keys, which the package computes in an extension compiled on first use, are computed
+here with the same result.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ def _again(register: Callable[..., None]) -> Callable[..., None]:
 
 warnings.filterwarnings("ignore")
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "0")
-# the package imports torchvision's operators, and only the CUDA build of it defines these two
+# the package needs two torchvision operators that only its CUDA build defines
 _LIBRARY = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
 for _name in ("nms", "qnms"):
     schema = f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
-# releases register models of their own that a later transformers brings itself
+# releases register models that newer transformers already have
 for _mapping in (configuration_auto._LazyConfigMapping, auto_factory._LazyAutoMapping):
     _mapping.register = _again(_mapping.register)
 logging.disable(logging.WARNING)
@@ -55,15 +55,14 @@ DEVICE = SimpleNamespace(
 
 
 def stand_in() -> None:
-    """Put the stand-ins where the package looks for a device."""
     from sglang.srt import utils
     from sglang.srt.utils import common
 
     common.get_device_module = utils.get_device_module = lambda: DEVICE
-    # where a release has them: names of the device, or what pins memory for it
+    # names that a release may have, for the device or for pinning memory
     for module in ("managers.cache_controller", "mem_cache.l2_transfer"):
         _replace(module, {"device_module": DEVICE})
-    # before 0.5.16 the controller asks for the ranks here, later in the runtime's context
+    # until 0.5.15 the controller reads the ranks here, later in the runtime's context
     alone = {}
     for parallel in ("tensor", "pipeline"):
         alone[f"get_{parallel}_model_parallel_rank"] = lambda: 0
@@ -80,7 +79,7 @@ def stand_in() -> None:
 
 
 class PageKeys:
-    """What is asked of the package's extension for SHA-256 chains."""
+    """Replacement for the package's extension that computes SHA-256 chains."""
 
     def get_hash(
         self,
@@ -91,7 +90,6 @@ class PageKeys:
         prior: bytes | None,
         page_size: int | None,
     ) -> str | list[str]:
-        """Of all tokens, or of each page and what is left, chained to `prior`."""
         assert width == 1
         assert not is_bigram
         text = np.array(tokens[:count], "<u4").tobytes()
@@ -107,7 +105,6 @@ class PageKeys:
 
 
 def host_pools() -> Iterable[Any]:
-    """The classes of the host's pools."""
     old = "memory_pool_host"
     yield first_of("pool_host.base:HostKVCache", f"{old}:HostKVCache")
     yield first_of("pool_host.mha:MHATokenToKVPoolHost", f"{old}:MHATokenToKVPoolHost")
@@ -115,7 +112,7 @@ def host_pools() -> Iterable[Any]:
 
 
 def first_of(*places: str) -> Any:
-    """The first of these `module:name` under `sglang.srt.mem_cache` that a release has."""
+    """Return the first `module:name` under `sglang.srt.mem_cache` that a release has."""
     for place in places:
         module, _, name = place.partition(":")
         with suppress(ImportError, AttributeError):
@@ -124,14 +121,13 @@ def first_of(*places: str) -> Any:
 
 
 def component_type() -> Any:
-    """The enumeration of components."""
     return first_of(
         "unified_cache.component_type:ComponentType", "unified_cache_components:ComponentType"
     )
 
 
 def count_copies(count: Callable[[object, str, int], None]) -> None:
-    """Call `count(host pool, back_up or load_back, indices)` in place of copying bytes."""
+    """Call `count(host pool, back_up or load_back, indices)` instead of copying bytes."""
 
     def counted(how: str) -> Callable[..., None]:
         return lambda pool, device_pool, host, *_, **__: count(pool, how, len(host))

@@ -1,18 +1,18 @@
-"""What differs from release to release in how a request and the cache speak, found by feature.
+"""Differences between releases in the interface of requests and cache, detected by feature.
 
-| since | what changed |
+| since | change |
 |---|---|
-| 0.5.16 | pages of a request are allocated by `mem_cache.allocation`, before that by `common`; |
-|        | states may lie on the host in any layout, before that in `page_first_direct` alone |
-| 0.5.17 | nodes are numbers that the cache is asked about; before that, objects |
-| 0.5.16 | `req.kv` holds what is allocated; since 0.5.19 the rest of a request's KV, too, |
-|        | which was booked in the request itself |
-| 0.5.20 | prefetches are named by a handle; before that, by the request's id |
-| 0.5.22 | `cache.lock` gives a receipt, `checkpoint_kv_cache` publishes a prompt, and a request |
-|        | knows its `prefix_len`; before that `inc_lock_ref`, `cache_unfinished_req`, |
+| 0.5.16 | `mem_cache.allocation` allocates the pages of a request, before that `common`; |
+|        | states may have any host layout, before that `page_first_direct` only |
+| 0.5.17 | nodes are numbers that the cache resolves; before that, objects |
+| 0.5.16 | `req.kv` holds what is allocated; since 0.5.19 also the rest of a request's KV, |
+|        | which the request itself held before |
+| 0.5.20 | prefetches are identified by a handle; before that, by the request's id |
+| 0.5.22 | `cache.lock` returns a receipt, `checkpoint_kv_cache` publishes a prompt, and a |
+|        | request has `prefix_len`; before that `inc_lock_ref`, `cache_unfinished_req`, |
 |        | `prefix_indices` |
 
-Checkouts between two releases are met half way, because nothing here looks at a version.
+Checkouts between two releases work too, because no code here checks a version.
 """
 
 import inspect
@@ -29,41 +29,36 @@ from experiments.diff.sglang.device import first_of
 
 
 def copy_settings(*, has_states: bool) -> dict[str, str]:
-    """How pages lie on the host and who copies them, as server arguments."""
     if has_states and find_spec("sglang.srt.mem_cache.allocation") is None:
         return {"hicache_io_backend": "direct", "hicache_mem_layout": "page_first_direct"}
     return {"hicache_io_backend": "kernel", "hicache_mem_layout": "page_first"}
 
 
 def alloc_request(rows: Any, req: Any, cache: Any) -> None:
-    """Give a request its row, and its states where there are any."""
     first_of("allocation:alloc_req_slots", "common:alloc_req_slots")(rows, [req], cache)
-    if getattr(req, "kv", req) is None:  # made by the allocation of its first pages
+    if getattr(req, "kv", req) is None:  # created with its first pages
         req.kv = schedule_batch.ReqKvInfo(kv_allocated_len=0, swa_evicted_seqlen=0)
 
 
 def book(req: Any, **values: object) -> None:
-    """Write into a request's KV bookkeeping, wherever the release keeps that field."""
     kv = getattr(req, "kv", None)
     for name, value in values.items():
         setattr(kv if hasattr(kv, name) else req, name, value)
 
 
 def booked(req: Any, name: str) -> Any:
-    """Read from it."""
     kv = getattr(req, "kv", None)
     return getattr(kv if hasattr(kv, name) else req, name)
 
 
 def prefix_len(req: Any) -> int:
-    """Tokens on the device that a request starts from."""
     if hasattr(req, "prefix_indices"):
         return len(req.prefix_indices)
     return int(req.prefix_len)
 
 
 def add_loaded(req: Any, loaded: tuple[Any, Any]) -> None:
-    """What `init_load_back` gave: a count or indices, and the node that the prefix ends at now."""
+    """Apply the result of `init_load_back`: a count or indices, and the prefix's last node."""
     brought, req.last_node = loaded
     if hasattr(req, "prefix_indices"):
         req.prefix_indices = torch.cat([req.prefix_indices, brought])
@@ -73,7 +68,6 @@ def add_loaded(req: Any, loaded: tuple[Any, Any]) -> None:
 
 
 def lock_prefix(cache: Any, req: Any) -> None:
-    """Forbid eviction of what a request starts from."""
     if hasattr(cache, "lock"):
         req.lock = cache.lock(req.last_node)
         return
@@ -82,7 +76,6 @@ def lock_prefix(cache: Any, req: Any) -> None:
 
 
 def write_prefix(cache: Any, rows: Any, req: Any) -> None:
-    """Put the pages of a request's prefix into its row."""
     if hasattr(req, "prefix_indices"):
         indices = req.prefix_indices
     else:
@@ -91,7 +84,6 @@ def write_prefix(cache: Any, rows: Any, req: Any) -> None:
 
 
 def publish_prompt(cache: Any, req: Any, prompt_len: int) -> None:
-    """Put a computed prompt into the tree."""
     if hasattr(common, "checkpoint_kv_cache"):
         req.extend_end = prompt_len
         common.checkpoint_kv_cache(req, cache)
@@ -101,7 +93,6 @@ def publish_prompt(cache: Any, req: Any, prompt_len: int) -> None:
 
 
 def release(cache: Any, req: Any) -> None:
-    """Put a finished request into the tree and give back what it holds."""
     if "checkpoint" in inspect.signature(common.release_kv_cache).parameters:
         common.release_kv_cache(req, cache, checkpoint=True)
     else:
@@ -109,7 +100,7 @@ def release(cache: Any, req: Any) -> None:
 
 
 def leave_window(cache: Any, rows: Any, allocator: Any, req: Any, length: int) -> None:
-    """Free window pages that no token from `length` on looks at."""
+    """Free window pages that no token from `length` on attends to."""
     if hasattr(cache, "evict_sliding_windows"):
         cache.evict_sliding_windows(req, length)
         return
@@ -120,12 +111,11 @@ def leave_window(cache: Any, rows: Any, allocator: Any, req: Any, length: int) -
 
 
 def handle_of(req: Any) -> Any:
-    """What a prefetch is named by."""
     return getattr(req, "cache_request_handle", req.rid)
 
 
 def start_prefetch(cache: Any, req: Any) -> bool:
-    """Ask storage for what follows the match, as the scheduler does; whether it was asked."""
+    """Query storage for what follows the match, as the scheduler does; True if it did."""
     node = req.last_host_node
     if hasattr(cache, "is_backuped"):
         is_anchor = cache.is_backuped(node) or cache.is_root(node)
@@ -147,7 +137,6 @@ def start_prefetch(cache: Any, req: Any) -> bool:
 
 
 def tree_size(cache: Any, component: Any) -> int:
-    """Tokens or states of a component on the device, in the tree."""
     core = getattr(cache, "tree_core", cache)
     return sum(
         int(getattr(core, name)(component))
@@ -158,7 +147,6 @@ def tree_size(cache: Any, component: Any) -> int:
 
 
 def free_sizes(allocator: Any, rows: Any) -> dict[str, int]:
-    """Tokens of each kind, and states, that the device's allocators have left."""
     full = getattr(allocator, "full_attn_allocator", allocator)
     window = getattr(allocator, "swa_attn_allocator", None)
     states = getattr(rows, "mamba_allocator", None) or getattr(rows, "mamba_pool", None)
@@ -167,7 +155,6 @@ def free_sizes(allocator: Any, rows: Any) -> dict[str, int]:
 
 
 def root_of(cache: Any) -> Any:
-    """The root node as an object, or None where the core keeps none that Python can see."""
     core = getattr(cache, "tree_core", None)
     if core is None:
         return cache.root_node

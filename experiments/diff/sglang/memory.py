@@ -1,4 +1,4 @@
-"""The pools and allocators that SGLang makes for a model's components, at one byte a token."""
+"""SGLang's pools and allocators for a model's components, at one byte per token."""
 
 from typing import Any, NamedTuple
 
@@ -19,21 +19,18 @@ from experiments.diff.protocol import Pools
 from experiments.diff.sglang.device import component_type
 
 COMPONENT = component_type()
-LAYERS = ([0], [1])  # of full attention; of windows or states
+LAYERS = ([0], [1])  # full attention; windows or states
 TINY: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cpu"}
 ROW = {"head_num": 1, "head_dim": 1}
 
 
 class Memory(NamedTuple):
-    """What the cache is built from; `components` in the order of the tree's."""
-
     allocator: Any
     rows: Any
     components: tuple[Any, ...]
 
 
 def make_memory(pools: Pools) -> Memory:
-    """Device pools of this size; the host's follow from them."""
     rows = _rows_with_states(pools) if pools.num_states else ReqToTokenPool(**_rows(pools))
     states = (COMPONENT.MAMBA,) if pools.num_states else ()
     if pools.window_len:
@@ -51,7 +48,6 @@ def make_memory(pools: Pools) -> Memory:
 
 
 def take_pages(allocator: Any, count: int) -> Any:
-    """`count` slots of whole pages of full KV, and as many of window KV where there is any."""
     if not isinstance(allocator, SWATokenToKVPoolAllocator):
         return allocator.alloc(count)
     full = allocator.full_attn_allocator.alloc(count)

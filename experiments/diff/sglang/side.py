@@ -1,4 +1,4 @@
-"""SGLang's cache, driven one request at a time, with what its scheduler does around it."""
+"""Drives SGLang's cache one request at a time, and does its scheduler's part."""
 
 import functools
 import time
@@ -36,17 +36,15 @@ from experiments.diff.sglang.memory import make_memory, take_pages  # isort: ski
 COMPONENT = device.component_type()
 NAMES = {COMPONENT.FULL: "full", COMPONENT.SWA: "swa", COMPONENT.MAMBA: "mamba"}
 POOLS = {COMPONENT.FULL: PoolName.KV, COMPONENT.SWA: PoolName.SWA, COMPONENT.MAMBA: PoolName.MAMBA}
-PATIENCE_S = 60.0  # what the package's threads do takes milliseconds
+PATIENCE_S = 60.0  # the package's threads take milliseconds
 
 
 class SglangSide:
-    """`UnifiedRadixCache` with what its scheduler does around it."""
-
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
         """Open the package's cache.
 
-        Options: `core` (python or rust), `eviction` (a policy of the package's, or `module:Class`)
-        and `write_policy` (as the package names it).
+        Options: `core` (python or rust), `eviction` (a policy of the package, or `module:Class`)
+        and `write_policy` (a name of the package).
         """
         core, eviction = options.get("core", "python"), options.get("eviction", "lru")
         page = self._page = pools.page_size
@@ -74,7 +72,7 @@ class SglangSide:
         server_args = ServerArgs(**args)
         server_args._mamba_cache_chunk_size = page
         set_global_server_args_for_scheduler(server_args)
-        # kept: the package forgets them when this is collected
+        # keep a reference: the package drops them when this object is collected
         self._ranks = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
         self._ranks.__enter__()
         memory = make_memory(pools)
@@ -99,11 +97,10 @@ class SglangSide:
         device.count_copies(self._count_copy)
         self._count_evictions()
         self._running: dict[int, tuple[Any, Any]] = {}
-        # by node: the page before it, its length and the names of its pages
+        # by node: name of the preceding page, length, names of its pages
         self._names: dict[int, tuple[int, int, list[int]]] = {}
 
     def about(self) -> dict[str, str]:
-        """Release and core."""
         version = getattr(sglang, "__version__", "of a checkout")
         return {
             "engine": "sglang",
@@ -115,7 +112,6 @@ class SglangSide:
         }
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
-        """What the scheduler does with a new request, up to the end of its prefill."""
         cache = self.cache
         Clock.now = number
         req = request_of(f"{number}", tokens[:prompt_len])
@@ -152,17 +148,15 @@ class SglangSide:
         )
 
     def match(self, tokens: Tokens) -> None:
-        """What the scheduler does with a waiting request that is then aborted."""
         request_of("aborted", tokens).init_next_round_input(self.cache, cow_mamba=False)
 
     def finish(self, number: int) -> None:
-        """The answer is complete."""
         req, tokens = self._running.pop(number)
         prompt_len = len(req.origin_input_ids)
         req.output_ids = array("q", tokens[prompt_len:].astype(np.int64).tobytes())
         self._extend(req, prompt_len, len(tokens) - 1)
         if self._pools.num_states and (len(tokens) - 1) // self._page > prompt_len // self._page:
-            # as decoding captures them, at every page
+            # decoding captures states at every page
             self._track(req, (len(tokens) - 1) // self._page * self._page)
         if self._pools.window_len:
             dialect.leave_window(self.cache, self._rows, self._allocator, req, len(tokens) - 2)
@@ -171,7 +165,7 @@ class SglangSide:
         self._settle()
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
-        """Which of these tokens are held; the Rust core shows what storage has and no more."""
+        """As `Side.probe`; the Rust core reports what storage holds only."""
         ids = tokens[: len(tokens) // self._page * self._page].tolist()
         found: dict[str, list[Span]] = {}
         self._probe_tree(ids, found)
@@ -180,18 +174,16 @@ class SglangSide:
         return {name: joined(spans, self._page, name) for name, spans in found.items()}
 
     def contents(self) -> dict[str, list[int]]:
-        """Names of the pages in the tree; the Rust core shows none."""
         return contents_of(self._nodes())
 
     def close(self) -> None:
-        """Stop the package's threads."""
         if self._has_host:
             self.cache.cache_controller._stop_storage_threads()
 
     # -- what the scheduler does -------------------------------------------------------------------
 
     def _admission(self, req: Any, prompt_len: int, num_new: int) -> str | None:
-        # until 0.5.21 no budget stands apart from the scheduler
+        # until 0.5.21 the budget is part of the scheduler
         make_budget = getattr(self._allocator, "create_prefill_budget", None)
         if make_budget is None:
             return None
@@ -223,7 +215,7 @@ class SglangSide:
         if loaded is None:
             return
         dialect.add_loaded(req, loaded)
-        with Clock.at_once():  # the prefill reads what is loaded, layer by layer
+        with Clock.at_once():  # the prefill waits for loads layer by layer
             cache.ready_to_load_host_cache()
         cache.loading_check()
 
@@ -275,7 +267,7 @@ class SglangSide:
         return int(cache.pop_prefetch_loaded_tokens(handle))
 
     def _settle(self) -> None:
-        # every copy that is due and every write is done before the next decision
+        # complete all due copies and writes before the next decision
         cache = self.cache
         if not self._has_host:
             return
@@ -323,7 +315,7 @@ class SglangSide:
             self._tally.moved(names[pool], how, amount * self._pools.unit(names[pool]))
 
     def _count_evictions(self) -> None:
-        # what is gone when an eviction ends, however the release's own results count it
+        # evicted amounts by difference, independent of the release's own counts
         cache = self.cache
         name = "_evict" if hasattr(cache, "_evict") else "evict"
         setattr(cache, name, self._counting(getattr(cache, name), "device", self._on_device))
@@ -430,7 +422,6 @@ class SglangSide:
 
 
 def wait_for(is_done: Callable[[], bool], what: str) -> None:
-    """Until the package's threads have done their part."""
     deadline = time.monotonic() + PATIENCE_S
     while not is_done():
         if time.monotonic() > deadline:
@@ -439,7 +430,6 @@ def wait_for(is_done: Callable[[], bool], what: str) -> None:
 
 
 def chosen_core(core: str) -> dict[str, str]:
-    """How a release is told which tree core to use."""
     names = {each.name for each in fields(CacheInitParams)}
     if "tree_core_backend" in names:
         return {"tree_core_backend": core}
@@ -449,7 +439,6 @@ def chosen_core(core: str) -> dict[str, str]:
 
 
 def request_of(name: str, prompt: Tokens) -> Any:
-    """A new request of the package's."""
     return Req(
         rid=name,
         origin_input_text="",
@@ -459,7 +448,7 @@ def request_of(name: str, prompt: Tokens) -> Any:
 
 
 def known_policy(eviction: str) -> str:
-    """The name of a policy of the package's, or of the user's own class put beside them."""
+    """Return the name of the package's policy, or register the user's class and return its name."""
     if ":" not in eviction:
         return eviction
     module, _, name = eviction.partition(":")

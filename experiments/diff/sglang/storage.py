@@ -1,4 +1,4 @@
-"""A storage backend that SGLang's dynamic loader makes: it keeps keys and no bytes."""
+"""A storage backend for SGLang's dynamic loader that keeps keys and no bytes."""
 
 from collections import Counter
 from dataclasses import fields
@@ -13,20 +13,17 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 
 class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not there to be typed
-    """A storage backend that keeps keys and no bytes."""
-
     def __init__(self, storage_config: object, kwargs: object) -> None:
         self.keys: dict[str, set[str]] = {}
-        self.moved: Counter[tuple[str, str]] = Counter()  # keys, by pool and write or read
+        self.moved: Counter[tuple[str, str]] = Counter()  # number of keys, by pool and direction
 
     def of(self, pool: object) -> set[str]:
-        """The keys of one pool."""
         return self.keys.setdefault(str(PoolName(pool).value), set())
 
     def _write(self, pool: object, keys: list[str]) -> list[bool]:
         held = self.of(pool)
         before = len(held)
-        held.update(keys)  # what is there already is not written again
+        held.update(keys)  # existing keys are not written again
         self.moved[PoolName(pool).value, "write"] += len(held) - before
         return [True] * len(keys)
 
@@ -36,25 +33,21 @@ class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not th
         return there
 
     def batch_set_v1(self, keys: list[str], host_indices: object, extra_info: object = None) -> Any:
-        """Keep pages of full KV."""
         return self._write(PoolName.KV, keys)
 
     def batch_get_v1(self, keys: list[str], host_indices: object, extra_info: object = None) -> Any:
-        """Which pages of full KV are there."""
         return self._read(PoolName.KV, keys)
 
     def batch_set_v2(self, transfers: Any, extra_info: object = None) -> Any:
-        """Keep pages of any pool."""
         return {each.name: self._write(each.name, each.keys or []) for each in transfers}
 
     def batch_get_v2(self, transfers: Any, extra_info: object = None) -> Any:
-        """Which pages of any pool are there."""
         return {each.name: self._read(each.name, each.keys or []) for each in transfers}
 
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Any = None, extra_info: object = None
     ) -> Any:
-        """The lengths that could be restored, in pages."""
+        """Return the lengths that can be restored, in pages."""
         leading = next(
             (place for place, key in enumerate(keys) if key not in self.of(PoolName.KV)),
             len(keys),
@@ -74,16 +67,15 @@ class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not th
             "kv_hit_pages": lengths[-1] if lengths else 0,
             "extra_pool_hit_pages": hits,
         }
-        # releases before this field take the longest length and ask no further
+        # releases without this field use the longest length
         if "restorable_prefix_pages" in {each.name for each in fields(PoolTransferResult)}:
             found["restorable_prefix_pages"] = lengths
         return PoolTransferResult(**found)
 
     def exists(self, key: str) -> bool:
-        """Whether a page of full KV is there."""
         return key in self.of(PoolName.KV)
 
     def _unasked(self, *_: object, **__: object) -> Any:
         raise NotImplementedError("only version 1 of the storage interface is implemented")
 
-    get = set = batch_get = batch_set = _unasked  # the package's class wants them
+    get = set = batch_get = batch_set = _unasked  # abstract methods of the package's class

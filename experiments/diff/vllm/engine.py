@@ -1,4 +1,4 @@
-"""vLLM's scheduler over pools like ours, for a model that is never run."""
+"""vLLM's scheduler over pools like ours, for a model that never runs."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.diff.protocol import Pools, SideError
 
-os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # no GPU is looked for
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # do not search for a GPU
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 
 import torch  # isort: skip
@@ -34,7 +34,7 @@ SHAPE = {
 
 
 def make_scheduler(pools: Pools, *, eviction: str) -> Any:
-    """One that prefills any request in one step; `eviction`: of the CPU tier."""
+    """Make a scheduler that prefills each request in one step; `eviction`: of the CPU tier."""
     longest = pools.max_len + pools.page_size
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPE))
@@ -43,7 +43,7 @@ def make_scheduler(pools: Pools, *, eviction: str) -> Any:
         )
     cache = config.CacheConfig(block_size=pools.page_size, enable_prefix_caching=True)
     num_blocks, num_on_host = room(pools)
-    # one block stands for none; which windows and states are kept is the release's own choice
+    # one block is the null block; the release chooses which windows and states to keep
     kept = getattr(cache, "prefix_cache_retention_interval", None)
     layout = make_layout(pools, num_blocks + 1, kept)
     transfer = None
@@ -86,16 +86,15 @@ def make_scheduler(pools: Pools, *, eviction: str) -> Any:
 
 
 def room(pools: Pools) -> tuple[int, int]:
-    """Blocks of device and host: one pool each, of which a component takes what it needs."""
     blocks = (pools.device_tokens + pools.swa_tokens) // pools.page_size + pools.num_states
     return blocks, int(blocks * pools.host_ratio)
 
 
 def make_layout(pools: Pools, num_blocks: int, kept: int | None) -> Any:
-    """One group of layers a component, all with blocks of the same bytes.
+    """Return one group of layers per component, all with blocks of equal bytes.
 
-    `kept`: a window or a state every so many tokens; 0: at the ends of prompts and branch points
-    alone; None: all.
+    `kept`: keep a window or a state every so many tokens; 0 means only at ends of prompts and
+    branch points; None means at every block.
     """
     if pools.window_len and pools.num_states:
         raise SideError("vllm: models with both windows and states are not supported")

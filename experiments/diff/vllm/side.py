@@ -1,4 +1,4 @@
-"""vLLM's scheduler, given one request at a time."""
+"""Drives vLLM's scheduler one request at a time."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -23,14 +23,12 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # isort: skip
 from vllm.v1.request import Request, RequestStatus  # isort: skip
 from experiments.diff.vllm.dialect import on_device  # isort: skip
 
-GROUP_BYTES = 4  # of an offloaded block's key, behind the hash
+GROUP_BYTES = 4  # suffix of an offloaded block's key, after the hash
 
 
 class VllmSide:
-    """`Scheduler` with its block pool and `OffloadingConnector`, and a worker's answers."""
-
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
-        """`eviction`: of the CPU tier; lru or arc, or `module:Class` where a release takes it."""
+        """`eviction`: of the CPU tier; lru, arc, or `module:Class` if the release supports it."""
         if options.get("core", "python") != "python":
             raise SideError(f"vllm {vllm.__version__} has no {options['core']} core")
         eviction = options.get("eviction", "lru")
@@ -41,19 +39,17 @@ class VllmSide:
         self._scheduler = make_scheduler(pools, eviction=eviction)
         self._blocks = self._scheduler.kv_cache_manager.block_pool
         self._tally = Tally(pools)
-        self._on_host: set[bytes] = set()  # keys that have been copied and not evicted since
-        self._loaded: Counter[str] = Counter()  # for the request that is being admitted
+        self._on_host: set[bytes] = set()  # keys on the host
+        self._loaded: Counter[str] = Counter()  # loaded for the current request
         self._running: dict[int, tuple[Any, Tokens]] = {}
         self._late: deque[tuple[int, int]] = deque()  # copies to the host: when done, number
         self._now = 0
         self._count_evictions()
 
     def about(self) -> dict[str, str]:
-        """Release and policy."""
         return {"engine": "vllm", "version": vllm.__version__, "eviction": self._eviction}
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
-        """A request comes while nobody else takes a step, and is prefilled."""
         self._now = number
         request = self._make_request(str(number), tokens, prompt_len)
         found = request.prefill_stats
@@ -61,7 +57,7 @@ class VllmSide:
         scheduler = self._scheduler
         others, scheduler.running = scheduler.running, []
         scheduler.add_request(request)
-        # an answer of one token would end the request: it is told when it finishes
+        # an answer of one token would end the request here; `finish` must end it
         has_more = len(tokens) > prompt_len + 1
         self._compute(request, prompt_len, tokens[prompt_len : prompt_len + has_more])
         scheduler.running = [*others, *scheduler.running]
@@ -75,12 +71,11 @@ class VllmSide:
         )
 
     def finish(self, number: int) -> None:
-        """Its answer is decoded, a block of it in one step, and its blocks are given back."""
         request, tokens = self._running.pop(number)
         scheduler = self._scheduler
         others = [each for each in scheduler.running if each is not request]
         scheduler.running = [request]
-        last = len(tokens) - 1  # is sampled, and never computed
+        last = len(tokens) - 1  # sampled, never computed
         while request.num_computed_tokens < last:
             end = min((request.num_computed_tokens // self._page + 1) * self._page, last)
             request.append_output_token_ids(tokens[request.num_tokens : end].tolist())
@@ -89,11 +84,10 @@ class VllmSide:
             request.append_output_token_ids(int(tokens[-1]))
             scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_LENGTH_CAPPED)
         scheduler.running = []
-        self._step()  # in which the connector hears of it and stores the last of it
+        self._step()  # in this step the connector stores the request's last blocks
         scheduler.running = others
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
-        """Which of these tokens are held."""
         hashes = self._make_request("probe", tokens, len(tokens)).block_hashes
         found: dict[str, list[Span]] = {}
         for group, kind in enumerate(self._kinds):
@@ -105,8 +99,7 @@ class VllmSide:
                     found.setdefault(f"{kind}/host", []).append(span)
         return {name: joined(spans, self._page, name) for name, spans in found.items()}
 
-    def close(self) -> None:
-        """Nothing of it runs beside."""
+    def close(self) -> None: ...
 
     # -- what an engine's loop and its worker do -----------------------------------------------
 
@@ -145,7 +138,7 @@ class VllmSide:
         )
 
     def _copy(self, asked: Any) -> Any:
-        # load-backs are done in the step that asks for them: the request waits for nothing else
+        # load-backs complete in the step that requests them
         if asked is None:
             return None
         done = set(asked.jobs_to_flush or ())

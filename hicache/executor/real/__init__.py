@@ -1,1 +1,1 @@
-"""Real time: torch, real memory, copies on streams, storage in threads."""
+"""Real time: torch, real memory, copies on streams, storage I/O in threads."""

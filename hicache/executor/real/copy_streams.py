@@ -1,8 +1,7 @@
-"""Where copies run beside the forward pass, and how others wait for them.
+"""Streams that run copies beside the forward pass, and events that the forward pass waits for.
 
-A stream runs what it is given in order. What it hands back is an event: `wait` makes whatever the
-caller does next happen after the copy, which on CUDA holds up the caller's stream and not the
-caller.
+A stream runs its copies in order and returns an event for each. After `event.wait()`, the caller's
+work runs after the copy. On CUDA this delays the caller's stream, not the caller's thread.
 """
 
 import time
@@ -16,31 +15,19 @@ Action = Callable[[], None]
 
 
 class CopyEvent(Protocol):
-    """A copy that was handed to a stream."""
-
-    def is_done(self) -> bool:
-        """Whether it is over."""
-        ...
+    def is_done(self) -> bool: ...
 
     def wait(self) -> None:
-        """What the caller does next comes after it."""
+        """Order the caller's following work after the copy."""
         ...
 
-    def duration_ns(self) -> int:
-        """How long it took, once it is over."""
-        ...
+    def duration_ns(self) -> int: ...
 
 
 class CopyStream(Protocol):
-    """Runs copies one after another."""
+    def run(self, action: Action) -> CopyEvent: ...
 
-    def run(self, action: Action) -> CopyEvent:
-        """Hand over a copy."""
-        ...
-
-    def close(self) -> None:
-        """Finish what was handed over."""
-        ...
+    def close(self) -> None: ...
 
 
 class _FutureEvent(NamedTuple):
@@ -49,7 +36,7 @@ class _FutureEvent(NamedTuple):
     def is_done(self) -> bool:
         if not self.future.done():
             return False
-        self.future.result()  # a copy that failed fails whoever asks
+        self.future.result()  # raises the error of a failed copy
         return True
 
     def wait(self) -> None:
@@ -66,11 +53,9 @@ class ThreadStream:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"stream-{name}")
 
     def run(self, action: Action) -> CopyEvent:
-        """Hand over a copy."""
         return _FutureEvent(self._thread.submit(_timed, action))
 
     def close(self) -> None:
-        """Finish what was handed over."""
         self._thread.shutdown()
 
 
@@ -96,13 +81,10 @@ class _CudaEvent(NamedTuple):
 
 
 def timed_event() -> torch.cuda.Event:
-    """An event that knows when it happened."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class CudaStream:
-    """A CUDA stream of its own."""
-
     def __init__(self, device: torch.device, *, is_urgent: bool) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
@@ -110,7 +92,7 @@ class CudaStream:
         )
 
     def run(self, action: Action) -> CopyEvent:
-        """Queue a copy behind the work that the current stream holds already; returns at once."""
+        """Queue a copy behind the current stream's work; returns at once."""
         start, event = timed_event(), timed_event()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -120,5 +102,4 @@ class CudaStream:
         return _CudaEvent(start, event, self._device)
 
     def close(self) -> None:
-        """Wait for the stream."""
         self._stream.synchronize()

@@ -1,7 +1,7 @@
-"""Real time: storage in threads, copies on streams, and completions that are polled.
+"""I/O in real time: storage calls in threads, copies on streams, and completions that are polled.
 
-Threads only move bytes and post what they did; everything the cache sees is changed in the
-engine's own thread, when it polls.
+Threads only move bytes and post results. The engine's own thread changes the state of the cache,
+when it polls.
 """
 
 import time
@@ -30,25 +30,25 @@ from hicache.executor.storage_script import Ask, Item, Store, read_script, write
 from hicache.scheduler.batch import Batch
 from hicache.storage.guards.breaker import BreakerStorage
 
-POLL_NS = 200_000  # between two looks at what is under way
+POLL_NS = 200_000  # between two polls
 Items = list[Item]
 
 
 class TorchIo:
-    """What is under way on all engines, by the machine's own clock.
+    """All copies and storage calls under way, for all engines; also the clock of the run.
 
-    Also the clock: it sleeps while something is under way, and skips idle time, in which nothing
-    but the next arrival is waited for. So a trace of an hour takes as long as its work does.
+    The clock sleeps while work is under way. It skips idle time, in which only the next arrival is
+    waited for, so the run of a one-hour trace takes only as long as its work.
 
     Args:
-        storages: one a rank, whose faults are misses; empty: no storage.
+        storages: one per rank, whose faults count as misses; empty means no storage.
     """
 
     def __init__(self, config: StorageConfig, storages: Sequence[BreakerStorage]) -> None:
         self.counters: Counter[str] = Counter()
         self._config = config
         self._storages = list(storages)
-        # by rank and key, the checksum of each page that this process gave to storage
+        # by rank and key: checksum of each page that this process wrote to storage
         self._sums: list[dict[bytes, int]] = [{} for _ in self._storages]
         self.runners: list[ModelRunner] = []
         self._copies: list[tuple[int, LoadBack | BackUp]] = []
@@ -61,18 +61,16 @@ class TorchIo:
         self._skipped = 0
 
     def attach(self, runner: ModelRunner) -> int:
-        """Take in an engine; returns its number."""
         self.runners.append(runner)
         return len(self.runners) - 1
 
     # -- the clock -----------------------------------------------------------------------------
 
     def now(self) -> int:
-        """Nanoseconds since the run began, idle time included."""
+        """Nanoseconds since the run began, including skipped idle time."""
         return time.monotonic_ns() - self._started + self._skipped
 
     def wait_until(self, time_ns: int) -> None:
-        """Sleep, or skip."""
         delay = time_ns - self.now()
         if delay <= 0:
             return
@@ -85,18 +83,15 @@ class TorchIo:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
         return not self._copies and not self._num_calls
 
     def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
-        """When to look again. Real time passes by itself."""
         if self.is_idle:
             return None
         soon = self.now() + POLL_NS
         return soon if limit_ns is None else min(soon, limit_ns)
 
     def advance(self, now_ns: int) -> list[Delivery]:
-        """What is done by now."""
         for runner in self.runners:
             runner.launch()
         done: list[Delivery] = []
@@ -107,7 +102,7 @@ class TorchIo:
             else:
                 still.append((engine, work))
         self._copies = still
-        while not self._posts.empty():  # nobody else takes any
+        while not self._posts.empty():  # this thread is the only consumer
             delivery = self._posts.get()()
             if delivery is not None:
                 self._num_calls -= 1
@@ -115,11 +110,9 @@ class TorchIo:
         return done
 
     def track(self, engine: int, work: LoadBack | BackUp) -> None:
-        """Report a copy when it is over."""
         self._copies.append((engine, work))
 
     def close(self) -> None:
-        """Let everything end."""
         for threads in (self._readers, self._writers, self._queries):
             threads.shutdown()
         for runner in self.runners:
@@ -130,8 +123,6 @@ class TorchIo:
     # -- storage -------------------------------------------------------------------------------
 
     def query(self, engine: int, prefetch: Prefetch) -> None:
-        """Ask storage what all ranks have."""
-
         def ask() -> None:
             restorable = prefetch.ask(self._on_all_ranks)
             self._posts.put(lambda: answer(restorable))
@@ -145,7 +136,6 @@ class TorchIo:
         self._call(self._queries, ask)
 
     def read(self, engine: int, prefetch: Prefetch) -> None:
-        """Read pages in batches, then the window and the state of what they can restore."""
         script = read_script(prefetch, self._config.batch_pages)
 
         def fetch() -> None:
@@ -176,9 +166,9 @@ class TorchIo:
         self._call(self._readers, fetch)
 
     def write(self, engine: int, work: StorageWrite) -> None:
-        """Write pages that storage has not, in batches; those given away from a copy of them.
+        """Write the pages that storage lacks, in batches; given-away pages are copied first.
 
-        Pages that storage keeps in a format of its own are coded in the thread that writes them.
+        If storage has a format of its own, the writing thread converts the pages.
         """
         ranks, keys = self.runners[engine].pools.ranks, key_bytes(work.keys)
         payloads = [
@@ -209,14 +199,13 @@ class TorchIo:
         def guarded() -> None:
             try:
                 function()
-            except BaseException as error:  # whatever it was, the one who polls must hear of it
+            except BaseException as error:  # the polling thread raises it
                 self._posts.put(partial(_raise, error))
 
         self._num_calls += 1
         threads.submit(guarded)
 
     def delete(self, work: StorageDelete) -> None:
-        """Forget pages, in the order of writes."""
         keys = key_bytes(work.keys)
 
         def forget() -> None:
@@ -226,7 +215,7 @@ class TorchIo:
                 for key in keys:
                     known.pop(key, None)
 
-        self._writers.submit(forget)  # nobody waits for it
+        self._writers.submit(forget)  # no caller waits for the result
 
     # -- in threads ----------------------------------------------------------------------------
 
@@ -235,7 +224,6 @@ class TorchIo:
         return [all(each) for each in zip(*flags, strict=True)]
 
     def _load(self, engine: int, keys: list[bytes], items: Items) -> int:
-        """How many pages lead without a gap, on the rank that has least."""
         least = len(keys)
         ranks = self.runners[engine].pools.ranks
         for storage, rank, known in zip(self._storages, ranks, self._sums, strict=True):
@@ -257,7 +245,6 @@ class TorchIo:
         payloads: Sequence[dict[bytes, memoryview]],
         sums: Sequence[dict[bytes, int]],
     ) -> list[int]:
-        """The kinds of the pages that every rank's storage has now."""
         keys = key_bytes(part.keys)
         stored = [True] * len(keys)
         forms = [rank.stored for rank in self.runners[engine].pools.ranks]
@@ -279,8 +266,6 @@ class TorchIo:
 
 
 class TorchExecutor:
-    """One engine's steps and copies in real time."""
-
     def __init__(self, runner: ModelRunner, io: TorchIo) -> None:
         self._runner = runner
         self._io = io
@@ -288,11 +273,10 @@ class TorchExecutor:
 
     @property
     def is_fenced(self) -> bool:
-        """Never: streams keep the order."""
+        """Always False: streams order the copies."""
         return False
 
     def submit(self, work: Work, now_ns: int) -> None:
-        """Begin a copy."""
         if isinstance(work, StorageWrite):
             self._io.write(self._engine, work)
             return
@@ -304,15 +288,12 @@ class TorchExecutor:
             self._io.track(self._engine, work)
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
-        """Ask storage what it has."""
         self._io.query(self._engine, prefetch)
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        """Begin to read."""
         self._io.read(self._engine, prefetch)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
-        """Compute one step, to its end."""
         assert batch.num_steps == 1, f"real steps are taken one by one, got {batch.num_steps}"
         self._runner.compute(batch)
         return StepRun(StepEnds([[self._io.now()]]), self._runner.exposed_ns)

@@ -1,8 +1,8 @@
-"""What a step does to real memory: load-backs beside the layers, the model, back-ups behind it.
+"""Runs a step on real memory: load-backs beside the layers, then the model, then back-ups.
 
-Copies into the device are collected until the step they are for begins, and go layer group by
-layer group; a layer waits for its own group only. Everything that is written to freed pages waits
-for the back-ups that still read them (fences).
+Copies into the device are collected until the step that needs them begins. They run by layer group,
+and each layer waits for its own group only. Writes to freed pages wait for the back-ups that still
+read them (fences).
 """
 
 import time
@@ -30,8 +30,6 @@ Model = ReferenceModel | TimingModel
 
 
 class CopyStreams(NamedTuple):
-    """Where copies run."""
-
     load: CopyStream
     save: CopyStream
 
@@ -40,7 +38,7 @@ class ModelRunner:
     """The real memory of one engine, and the model that uses it.
 
     Args:
-        allocators: given in debug runs: pages that have come free are poisoned.
+        allocators: given in debug runs, which poison freed pages.
     """
 
     def __init__(
@@ -64,13 +62,13 @@ class ModelRunner:
         self._fences: list[CopyEvent] = []
         self._events: dict[LoadBack | BackUp, CopyEvent] = {}
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._boundaries: list[tuple[PageIds, PageIds]] = []  # states that this step completes
+        self._boundaries: list[tuple[PageIds, PageIds]] = []  # states that this step must save
         self._launched: list[CopyEvent] = []  # copies into the device since the last step
-        self.exposed_ns = 0  # how long the last step stood still for copies
+        self.exposed_ns = 0  # time that the last step waited for copies
         self.total_exposed_ns = self.total_copied_ns = 0  # of all steps
 
     def submit(self, work: LoadBack | BackUp | CopyState) -> None:
-        """Begin a back-up now, and copies into the device when the next step begins."""
+        """Start a back-up now; queue a copy into the device for the next step."""
         if not isinstance(work, BackUp):
             self._pending.append(work)
             return
@@ -80,11 +78,10 @@ class ModelRunner:
             self._fences.append(event)
 
     def launch(self) -> None:
-        """Hand out the copies that wait for a step, in the order of their booking."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        if self._fences:  # by itself: to wait for a back-up is no part of how long a copy took
+        if self._fences:  # separate, so that a copy's time excludes the wait
             self._streams.load.run(partial(_wait_for, list(self._fences)))
         arrivals, sent = merged(pending), list[Sent]()
         for group, layers in enumerate(self.pools.layer_groups):
@@ -96,7 +93,7 @@ class ModelRunner:
                 self._events[work] = event
 
     def is_done(self, work: LoadBack | BackUp) -> bool:
-        """Whether a copy is over; forgets it if so."""
+        """True if a copy is done; then also forget it."""
         event = self._events.get(work)
         if event is None or not event.is_done():
             return False
@@ -104,13 +101,11 @@ class ModelRunner:
         return True
 
     def close(self) -> None:
-        """Finish all copies."""
         self.launch()
         for stream in self._streams:
             stream.close()
 
     def compute(self, batch: Batch) -> None:
-        """Run one step to its end."""
         self.exposed_ns = 0
         self.launch()
         for fence in self._fences:
@@ -129,7 +124,7 @@ class ModelRunner:
         if self._boundaries:
             sources, targets = zip(*self._boundaries, strict=True)
             self.pools.copy_states(joined(sources), joined(targets))
-        for layer in list(self._due):  # whatever the step did not come to
+        for layer in list(self._due):  # groups that the step did not wait for
             self._ready(layer)
         if self.pools.device.type == "cuda":
             torch.cuda.current_stream(self.pools.device).synchronize()
@@ -142,7 +137,7 @@ class ModelRunner:
     # -- inside --------------------------------------------------------------------------------
 
     def _load(self, arrivals: Sequence[Arrival], sent: list[Sent], group: int) -> None:
-        if group == 0:  # here and not before: on the stream of the copies
+        if group == 0:  # here, on the copy stream
             sent += self.pools.send(arrivals)
         self.pools.load(sent, group)
 
@@ -187,7 +182,7 @@ class ModelRunner:
             self._wait(event)
 
     def _wait(self, event: CopyEvent) -> None:
-        if self.pools.device.type == "cuda":  # the stream waits, not this thread
+        if self.pools.device.type == "cuda":  # the stream waits, the thread does not
             before, after = timed_event(), timed_event()
             before.record()
             event.wait()
@@ -209,10 +204,10 @@ class ModelRunner:
 
 
 def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
-    """Copies into the device in as few launches as their order allows.
+    """Merge copies into the device into as few launches as their order allows.
 
-    Those of a kind go together until one writes what another of them reads or writes, or
-    states move within the device in between.
+    Copies of one kind share a launch until one of them writes what another one reads or writes, or
+    a copy of states within the device comes between them.
     """
     arrivals: list[tuple[bool, dict[int, list[Move]]]] = []
     read: set[tuple[int, int]] = set()  # by the last of them: (kind, id on the device)

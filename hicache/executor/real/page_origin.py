@@ -1,7 +1,7 @@
-"""Whose pages are whose: what the bytes of a stored page follow from, besides its tokens.
+"""The origin of stored pages: everything besides tokens that determines their bytes.
 
-Two runs may share a store if they would put the same bytes under the same key. So everything about
-a model counts, a field that is new tomorrow among it, unless it stands in `NEUTRAL`.
+Two runs may share a store if they write equal bytes under equal keys. So all fields of a model
+count, including fields added later, unless `NEUTRAL` lists them.
 """
 
 import json
@@ -10,15 +10,15 @@ from hashlib import blake2b
 
 from hicache.models import ModelConfig
 
-# raise it when a model computes something else, or when items come to lie in another order
+# increase it when a model's results or the order of an item's pieces change
 PAGE_VERSION = 1
 
-# fields of a model that say how much is kept and where, and nothing about what is in it
+# model fields that affect how much is kept and where, but not the bytes
 NEUTRAL = (
     "source",
-    "from_hf",  # where a shape was read; the shape itself counts
+    "from_hf",  # the source of a shape; the shape itself counts
     "max_len",
-    "default_tp",  # the number of ranks that there are is told apart
+    "default_tp",  # the actual number of ranks is a separate field
     "swa_device_share",
     "swa_host_share",
     "mamba_device_share",
@@ -28,19 +28,18 @@ NEUTRAL = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageOrigin:
-    """Where the pages of one rank come from."""
+    """What determines the bytes of one rank's pages, besides their tokens."""
 
     model: ModelConfig
     page_size: int
     rank: int
     tp: int
-    weights: str  # what drew them, and from which seed
-    arithmetic: str  # what computes: another machine rounds otherwise
+    weights: str  # their generator and seed
+    arithmetic: str  # hardware and libraries, which determine rounding
     layout: tuple[str, ...]  # the pieces of an item in their order, with dtype and shape
 
     @property
     def namespace(self) -> str:
-        """The name under which storage keeps these pages and no others."""
         facts = asdict(self)
         for name in NEUTRAL:
             del facts["model"][name]

@@ -14,19 +14,19 @@ from hicache.executor.real.tables import Row
 
 
 class HoleError(RuntimeError):
-    """The model would read a page that is not there."""
+    pass
 
 
 class PagedKvView:
-    """Pages through a page table, and the state in a working slot.
+    """The KV pages of a sequence, through a page table, and the state in its working slot.
 
-    Heads lie on their ranks; what is read is put together again.
+    Heads are split over ranks; reads concatenate them.
 
     Args:
         words: kind of every layer, as in `ModelConfig.layer_words`.
-        tables: page ids by page of the sequence, of full and of swa; -1 is a hole.
-        slot: the working slot, if the model has states.
-        rows: the same ids on the device, by kind, if they are there already.
+        tables: page ids by page of the sequence, for full and for swa; -1 is a hole.
+        slot: the working slot; None means that the model has no states.
+        rows: the same ids on the device, by kind; None means that they are not there yet.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PagedKvView:
         self._slot = slot
 
     def write_tokens(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
-        """Put keys and values [token, head, dim] of the tokens from `start` on, in one go."""
+        """Write keys and values [token, head, dim] of the tokens from `start` on, in one launch."""
         end = start + len(keys)
         table, tiles = self._tile(layer, start, start // self._pools.page_size, end)
         for rank, pool in self._layers(layer):
@@ -58,9 +58,9 @@ class PagedKvView:
     def attend(
         self, layer: int, queries: Tensor, start: int, end: int, *, window_len: int, sinks: Tensor
     ) -> Tensor:
-        """Attend from the rows [row, head, dim] of tokens from `start` on to tokens below `end`.
+        """Attend from rows [row, head, dim], of tokens from `start` on, to tokens below `end`.
 
-        Rows of tokens from `end` on get numbers without meaning. `window_len` 0 means no window.
+        Rows of tokens from `end` on are undefined. `window_len` 0 means no window.
         """
         seen = max(start - window_len + 1, 0) if window_len else 0
         table, tiles = self._tile(layer, start, seen // self._pools.page_size, end)
@@ -81,16 +81,15 @@ class PagedKvView:
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
 
     def _layers(self, layer: int) -> Iterator[tuple[RankPools, Tensor]]:
-        """Each rank, with the pool [kv, page, token, head, dim] of the layer."""
         kind, holder = self._kinds[layer], self._pools.holders[layer]
         for rank in self._pools.ranks:
             yield rank, rank.layers[kind][holder]
 
     def _tile(self, layer: int, start: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """The page table of a layer and the tile of rows from `start` to `end`.
+        """Return the page table of a layer and the tile of rows from `start` to `end`.
 
         Raises:
-            HoleError: a page from `first` to that of the last row is missing.
+            HoleError: a page between `first` and the page of the last row is missing.
         """
         kind, size = self._kinds[layer], self._pools.page_size
         self._page_ids(kind, first, -(-end // size))
@@ -99,7 +98,7 @@ class PagedKvView:
         return row.ids[None], tile.to(row.ids.device)
 
     def read_kv(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Copies of keys and values [token, head, dim] of pages [first, end)."""
+        """Return copies of keys and values [token, head, dim] of pages [first, end)."""
         kind, holder = self._kinds[layer], self._pools.holders[layer]
         self._page_ids(kind, first, end)
         ids = self._rows[kind].pages(first, end)
@@ -109,7 +108,7 @@ class PagedKvView:
         return keys, values
 
     def read_state(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Taps [head, tap, channel] and state [head, state, dim] after the last token."""
+        """Return taps [head, tap, channel] and state [head, state, dim] after the last token."""
         slots = []
         for rank, holder, ids in self._slots(layer):
             self._pools.plane.copy_items(rank.slot_reads[holder], ids, self._pools.numbers[:1])
@@ -118,14 +117,12 @@ class PagedKvView:
         return torch.cat([each[0] for each in taps]), torch.cat([each[0] for each in states])
 
     def write_state(self, layer: int, taps: Tensor, state: Tensor) -> None:
-        """Put the taps and the state after the last token."""
         for rank, holder, ids in self._slots(layer):
             for own, each in zip(rank.slots[holder], (taps, state), strict=True):
                 own[0] = each[rank.recurrent_heads]
             self._pools.plane.copy_items(rank.slot_writes[holder], self._pools.numbers[:1], ids)
 
     def _slots(self, layer: int) -> Iterator[tuple[RankPools, int, Tensor]]:
-        """Each rank, with the number of the layer and the id of the working slot there."""
         ids = self._pools.numbers[self._slot :][:1]
         for rank in self._pools.ranks:
             yield rank, self._pools.holders[layer], ids

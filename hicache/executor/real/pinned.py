@@ -1,8 +1,8 @@
-"""Pinned host memory of exactly the size that a pool needs.
+"""Pinned host memory of exactly the requested size.
 
-torch rounds pinned allocations up to a power of two: a pool of 65 GiB would pin 128. Here memory is
-mapped, advised to lie in huge pages (fewer address translations for the device), and registered
-with CUDA, which brings all of it in and locks it.
+torch rounds pinned allocations up to a power of two: a pool of 65 GiB would pin 128 GiB. Here
+memory is mapped, advised to use huge pages (fewer address translations for the device), and
+registered with CUDA, which faults all of it in and locks it.
 """
 
 import mmap
@@ -20,20 +20,14 @@ PORTABLE = 1  # cudaHostRegisterPortable: pinned for every CUDA context
 
 
 class Registry(Protocol):
-    """The two calls of the CUDA runtime that pin and release mapped memory; 0 is success."""
+    """The two CUDA runtime calls that pin and release mapped memory; they return 0 on success."""
 
-    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
-        """Pin a range."""
-        ...
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int: ...
 
-    def cudaHostUnregister(self, address: int) -> int:
-        """Release the range that begins at `address`."""
-        ...
+    def cudaHostUnregister(self, address: int) -> int: ...
 
 
 class _Registered(mmap.mmap):
-    """A mapping that is released by CUDA before it is unmapped."""
-
     release: Callable[[], object] | None = None
 
     def __del__(self) -> None:
@@ -45,6 +39,7 @@ def pinned_bytes(num_bytes: int, registry: Registry | None = None) -> Tensor:
     """Return [num_bytes] uint8 of zeros in pinned memory, released with its last view.
 
     Args:
+        num_bytes: size of the mapping.
         registry: the CUDA runtime; None means torch's.
 
     Raises:
@@ -58,7 +53,7 @@ def pinned_bytes(num_bytes: int, registry: Registry | None = None) -> Tensor:
         mapping = _Registered(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{size:,} bytes of host memory cannot be mapped: {error}") from error
-    with suppress(OSError):  # a system without huge pages has small ones
+    with suppress(OSError):  # without huge pages, small ones serve
         mapping.madvise(mmap.MADV_HUGEPAGE)
     tensor = torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes)
     address = tensor.data_ptr()
@@ -70,7 +65,6 @@ def pinned_bytes(num_bytes: int, registry: Registry | None = None) -> Tensor:
 
 
 def placement(pools: Sequence[Tensor], numa_maps: Path = Path("/proc/self/numa_maps")) -> str:
-    """Describe how much memory some pinned pools take, and on which NUMA nodes it lies."""
     try:
         # a line for each mapping, by address: "7f3c00000000 default anon=512 N0=512"
         lines = [line.split() for line in numa_maps.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""What moves and reads the pages of a real run: the Triton kernels, or the same by torch."""
+"""The data plane of a real run: the Triton kernels, or their PyTorch references."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -12,8 +12,6 @@ from hicache.kernels.attend import attend, naive_attend
 
 
 class Plane(NamedTuple):
-    """The launches that read and write pools."""
-
     copy_items: Callable[..., None]
     copy_items_with_checksum: Callable[..., Tensor]
     encode_items: Callable[..., None]
@@ -22,7 +20,6 @@ class Plane(NamedTuple):
     attend: Callable[..., Tensor]
 
     def wrapped(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> "Plane":
-        """The plane whose launches are each wrapped."""
         return Plane(*map(wrap, self))
 
 
@@ -45,7 +42,7 @@ REFERENCE = Plane(
 
 
 def interpreted() -> Plane:
-    """The kernels in Triton's interpreter, one at a time: it keeps its state in globals."""
+    """The kernels in Triton's interpreter, serialized by a lock because it has global state."""
     lock = Lock()
 
     def locked(launch: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Real memory: the pages and slots of every kind, on the device and in pinned host memory.
 
-Each rank has its own pools (`rank_pools`), with its share of the heads. Every move of whole items
-goes through `hicache.kernels`, over tables built once.
+Each rank has its own pools (`rank_pools`) with its share of the heads. `hicache.kernels` makes
+every move of whole items, over tables that are built once.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ POISON = 0xFF  # as floating-point numbers of any width: NaN
 
 
 class Arrival(NamedTuple):
-    """A copy into the device: from the host or, of states, from other slots `is_within` it."""
+    """A copy into the device, from the host or (`is_within`, states only) from other slots."""
 
     is_within: bool
     move: Move
 
 
 class Sent(NamedTuple):
-    """The same with its ids on the device that copies, checked."""
+    """An `Arrival` whose ids are checked and on the device that copies."""
 
     is_within: bool
     kind: int
@@ -39,7 +39,7 @@ class Sent(NamedTuple):
 
 
 class TorchPools:
-    """The pools of all ranks of an engine; what happens, happens on all of them."""
+    """The pools of all ranks of an engine; every operation runs on all ranks."""
 
     def __init__(self, spec: PoolSpec) -> None:
         if spec.model.recurrent_heads % spec.tp:
@@ -54,7 +54,7 @@ class TorchPools:
         self.layer_groups = list(spec.layer_groups)
         self.ranks = [RankPools(spec, rank) for rank in range(spec.tp)]
         self.holders = _holders(spec.model)
-        first = self.ranks[0]  # tables of one shape share what is compiled
+        first = self.ranks[0]  # tables of one shape share compiled kernels
         transfers = [*first.saves.values(), *first.copies]
         transfers += [transfer for group in first.loads for transfer in group.values()]
         held = [each for each in transfers if each is not None]
@@ -68,8 +68,7 @@ class TorchPools:
         self.numbers = torch.arange(num_slots, dtype=torch.int32, device=spec.device)
 
     def send(self, arrivals: Sequence[Arrival]) -> list[Sent]:
-        """Check the ids of copies into the device, and send all of them ahead in one piece."""
-        rank = self.ranks[0]  # the others have as many items, and copy the same
+        rank = self.ranks[0]  # the other ranks have equally many items and the same moves
         transfers = []
         for is_within, move in arrivals:
             groups = rank.copies if is_within else [each[move.kind] for each in rank.loads]
@@ -80,7 +79,6 @@ class TorchPools:
         ]
 
     def load(self, sent: Sequence[Sent], group: int) -> None:
-        """Copy into the device, for the layers of a group."""
         for is_within, kind, sources, targets in sent:
             for rank in self.ranks:
                 transfer = rank.copies[group] if is_within else rank.loads[group][kind]
@@ -89,28 +87,25 @@ class TorchPools:
                     transfer.run((sources, targets), num_programs=programs)
 
     def save(self, moves: Sequence[Move]) -> None:
-        """Device to host, all layers of a kind in one launch."""
         first = [there(self.ranks[0].saves[move.kind]) for move in moves]
         for move, (sources, targets) in zip(moves, _sent(first, moves), strict=True):
             for rank in self.ranks:
                 rank.save(move.kind, sources, targets)
 
     def copy_states(self, sources: PageIds, targets: PageIds) -> None:
-        """State slots to others on the device, all layers in one launch."""
         first = there(self.ranks[0].copies[-1])
         (ids,) = _sent([first], [Move(MAMBA, sources, targets)])
         for rank in self.ranks:
             there(rank.copies[-1]).run(ids)
 
     def clear_state(self, slot: PageIds) -> None:
-        """The state before the first token."""
         ids = self.numbers[int(slot[0]) :][:1]
         for rank in self.ranks:
             if rank.clears is not None:
                 self.plane.copy_items(rank.clears, self.numbers[:1], ids)
 
     def poison(self, tier: int, kind: int, page_ids: PageIds) -> None:
-        """Make whoever reads these items see NaN."""
+        """Overwrite items with NaN, so that a read of freed items shows."""
         index = torch.tensor(page_ids).to(self.device)
         for rank in self.ranks:
             if tier == HOST and kind in rank.host:
@@ -136,7 +131,7 @@ def _int32(page_ids: PageIds) -> Tensor:
 
 
 def _holders(config: ModelConfig) -> list[int]:
-    """Of each layer, which of the layers that keep its kind it is."""
+    """Return the index of each layer among the layers of its kind."""
     seen = dict.fromkeys((FULL, SWA, MAMBA), 0)
     holders = []
     for word in config.layer_words:

@@ -1,7 +1,7 @@
 """The pools of one rank: pages and slots on the device and in pinned host memory, and their tables.
 
-A pool is one slab: on the device it lies layer by layer, because a layer's attention reads it; on
-the host an item (a page, a slot) lies in one piece, because that is what storage reads and writes.
+A pool is one slab. The device slab is layer-first, because attention reads one layer at a time. On
+the host each item (a page, a slot) is contiguous, because storage reads and writes whole items.
 
 Axes: layer (that keeps this kind), kv (keys and values), page or slot, token, head, dim.
 """
@@ -28,7 +28,7 @@ Counts = Sequence[int | None]  # items by kind
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolSpec:
-    """What the pools of all ranks of an engine hold, and how copies go between them."""
+    """Sizes and formats of the pools of all ranks of an engine, and how copies run."""
 
     model: ModelConfig
     page_size: int
@@ -36,9 +36,9 @@ class PoolSpec:
     host_counts: Counts
     device: torch.device
     tp: int = 1
-    layer_groups: Sequence[range] = ()  # layers whose load-back is one launch, from the first
-    link_programs: int | None = None  # of a copy across the link; none: as the kernel has it
-    plane: Plane = REFERENCE  # what copies
+    layer_groups: Sequence[range] = ()  # layers whose load-backs share a launch, in order
+    link_programs: int | None = None  # for copies across the link; None means the kernel's default
+    plane: Plane = REFERENCE  # the functions that copy
     host_format: str = PLAIN
     storage_format: str = PLAIN
 
@@ -47,8 +47,8 @@ class RankPools:
     """The pools of one rank.
 
     `kv[kind]` is [layer, kv, page, token, head, dim]; `taps` and `states` are lists by layer of
-    [slot, ...]. `host[kind]` is [item, bytes], its numbers in `PoolSpec.host_format`; `layout`
-    names the pieces of every stored item in order. `stored` turns items into storage's format.
+    [slot, ...]. `host[kind]` is [item, bytes], with numbers in `PoolSpec.host_format`. `layout`
+    names the pieces of every stored item in order. `stored` converts items to storage's format.
     """
 
     def __init__(self, spec: PoolSpec, rank: int) -> None:
@@ -84,8 +84,8 @@ class RankPools:
             for group in (*spec.layer_groups, everything)
         ]
         self._bytes = {kind: slab.numpy() for kind, slab in self.host.items()}
-        # checksum of each host item, taken when it was copied or read there; of a kind that is
-        # coded on the way, it is computed on the host when it is wanted
+        # checksum of each host item, computed by the copy or read that wrote it; for a kind that is
+        # coded on the way, the host computes it on demand
         self._sums = {
             kind: torch.zeros(len(host), dtype=torch.int64, device=spec.device)
             for kind, host in self.host.items()
@@ -123,13 +123,12 @@ class RankPools:
         parts = [
             (layer, part, may_code)
             for layer, *pair in zip(layers, self.taps, self.states, strict=True)
-            for part, may_code in zip(pair, (False, True), strict=True)  # taps keep their numbers
+            for part, may_code in zip(pair, (False, True), strict=True)  # taps are never coded
             if part[:1].numel()
         ]
         return self._make_host(MAMBA, parts)
 
     def _make_slots(self) -> None:
-        """Tables between a slot and memory of a model's own, layer by layer."""
         self.layers = {kind: kv.unbind(0) for kind, kv in self.kv.items()}
         pairs = list(zip(self.taps, self.states, strict=True))
         self.slots = [
@@ -144,7 +143,7 @@ class RankPools:
             self.clears = copy_table([torch.zeros_like(part[:1]) for part in parts], parts)
 
     def _make_host(self, kind: int, parts: Sequence[tuple[int, Tensor, bool]]) -> list[Buffer]:
-        """The slab of a kind, an item in one piece.
+        """Allocate the host slab of a kind, in which each item is contiguous.
 
         `parts`: layer, tensor [item, ...] on the device, and True if its numbers may be coded.
         """
@@ -164,21 +163,19 @@ class RankPools:
         ]
 
     def _transfer(self, kind: int, layers: range, *tiers: str) -> Transfer | None:
-        """From one tier to another, or within one; None if there is nothing to move."""
         chosen = [each for each in self._buffers.get(kind, ()) if each.layer in layers]
         if not chosen or not all(len(getattr(each, tier)) for each in chosen for tier in tiers):
             return None
         return Transfer(chosen, tiers, self._spec.plane)
 
     def save(self, kind: int, sources: Tensor, targets: Tensor) -> None:
-        """Device to host, all layers in one launch; ids are those of `send_ids`."""
         transfer, programs = there(self.saves[kind]), self._spec.link_programs
         sums = transfer.run_with_checksum((sources, targets), num_programs=programs)
         if sums is not None:
             self._sums[kind][targets.long()] = sums
 
     def sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
-        """Checksums of host items (kind, id), as they were when they came there."""
+        """Return checksums of host items (kind, id), computed when the items were written there."""
         found: dict[tuple[int, int], int] = {}
         for kind, slab in self.host.items():
             ids = [page for its_kind, page in items if its_kind == kind]
@@ -190,27 +187,25 @@ class RankPools:
         return [found[item] for item in items]
 
     def new_sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
-        """Checksums of host items (kind, id) that have just been written there."""
         for kind, its_sums in self._sums.items():
             ids = [page for its_kind, page in items if its_kind == kind]
             if ids:
                 sums = torch.tensor([checksum_of(self.host[kind][page]) for page in ids])
-                with torch.cuda.stream(self._sum_stream):  # changes nothing where there is none
+                with torch.cuda.stream(self._sum_stream):  # no effect without a stream
                     device = its_sums.device
                     its_sums[torch.tensor(ids).to(device)] = sums.to(device)
         with torch.cuda.stream(self._sum_stream):
             return self.sums(items)
 
     def landing(self, kind: int, page_id: int) -> memoryview:
-        """Where storage writes an item: in place, or beside it if it has to be decoded."""
         if not self.stored.is_own:
             return self.payload(kind, page_id)
         return memoryview(bytearray(self.stored.page_bytes(kind)))
 
     def landed(self, items: Sequence[tuple[int, int]], buffers: Sequence[memoryview]) -> list[int]:
-        """Take in items (kind, id) that storage wrote into buffers; return their checksums there.
+        """Accept items (kind, id) that storage wrote into buffers; return checksums of the buffers.
 
-        They are computed by the calling thread on the host: the pages themselves stay there.
+        The calling thread computes them on the host, where the pages stay.
         """
         if not self.stored.is_own:
             return self.new_sums(items)
@@ -220,12 +215,10 @@ class RankPools:
         return [checksum_of(torch.frombuffer(buffer, dtype=torch.uint8)) for buffer in buffers]
 
     def payload(self, kind: int, page_id: int) -> memoryview:
-        """The bytes of a host item, in place."""
         return memoryview(self._bytes[kind][page_id])
 
 
 def there(transfer: Transfer | None) -> Transfer:
-    """A transfer that there must be."""
     assert transfer is not None, "nothing moves between pools that hold nothing"
     return transfer
 
@@ -239,7 +232,6 @@ def _zeros(num_bytes: int) -> Tensor:
 
 
 def count_of(counts: Counts, kind: int) -> int:
-    """Items of a kind."""
     count = counts[kind]
     if count is None:
         raise ValueError(
@@ -249,14 +241,13 @@ def count_of(counts: Counts, kind: int) -> int:
 
 
 def _heads(config: ModelConfig, kind: int, rank: int, tp: int) -> slice:
-    """The KV heads of a rank; with more ranks than heads, some have the same."""
     num_heads = (kind == SWA and config.swa_num_kv_heads) or config.num_kv_heads
     first = rank * num_heads // tp
     return slice(first, first + max(num_heads // tp, 1))
 
 
 def _head_shape(config: ModelConfig, kind: int, heads: slice) -> tuple[int, int]:
-    """[head, dim] of a token's keys; of a latent, half of it, for it is keys and values in one."""
+    """Return [head, dim] of a token's keys; a latent is keys and values in one, so half of it."""
     if config.latent_dim and kind == FULL:
         return 1, config.latent_dim // 2
     dim = (kind == SWA and config.swa_head_dim) or config.head_dim
@@ -266,13 +257,12 @@ def _head_shape(config: ModelConfig, kind: int, heads: slice) -> tuple[int, int]
 def _state_shapes(
     config: ModelConfig, word: str, tp: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The taps and the state of one slot and layer."""
     groups = config.recurrent_groups if "M" in word else config.recurrent_key_heads
     heads, dim = config.recurrent_heads // tp, config.recurrent_head_dim
     state_dim = config.recurrent_state_dim
     state = (heads, state_dim, dim)
     if groups == config.recurrent_heads:
         return (heads, config.conv_taps - 1, dim + 2 * state_dim), state
-    # groups that several heads share are on every rank that has one of these heads
+    # heads share groups: each rank keeps the groups of its heads
     shared = max(groups // tp, min(groups, 1))
     return (config.conv_taps - 1, heads * dim + 2 * shared * state_dim), state

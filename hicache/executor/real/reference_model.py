@@ -1,13 +1,13 @@
-"""A small hybrid language model whose logits show every wrong page and every wrong state.
+"""A small hybrid language model whose logits change with every wrong page and every wrong state.
 
-Full attention with sinks, sliding-window attention, Mamba-2 and the gated delta rule, with random
-weights: https://arxiv.org/abs/2405.21060 and https://arxiv.org/abs/2412.06464 give the last two.
+Full attention with sinks, sliding-window attention, Mamba-2 (https://arxiv.org/abs/2405.21060) and
+the gated delta rule (https://arxiv.org/abs/2412.06464), with random weights.
 
-Logits do not depend, to the bit, on how a sequence was cut: every operation runs on one page of
-tokens, in shapes that follow from the page's place alone, with padding for the rows that are not
-computed now. So a token gets the same bits in a chunk, by itself, or in another run, whatever part
-of what came before it was taken from a cache. Weights are scaled so that states are remembered for
-hundreds of tokens: a wrong one shows.
+Logits are bit-identical however a sequence is cut: every operation runs on one page of tokens, in
+shapes that depend only on the page's position, and pads the rows that are not computed now. So a
+token gets the same bits in any chunk and in any run, whatever part of its prefix the cache
+supplied. Weights are scaled so that states remember hundreds of tokens, so a wrong state changes
+the logits.
 
 Axes: row (token of a page), token (of the pages read), head, dim, state, tap, channel.
 """
@@ -27,7 +27,7 @@ from hicache.models import ModelConfig
 
 ROPE_BASE = 10_000.0
 EPSILON = 1e-6
-SLOWEST, FASTEST = 0.002, 0.05  # decay of a state by one token: it forgets in 20 to 500
+SLOWEST, FASTEST = 0.002, 0.05  # decay of a state per token: memories last 20 to 500 tokens
 Inputs = Sequence[Tensor]  # of a scan: values, keys and queries [row, head, ...]
 
 
@@ -35,7 +35,7 @@ class ReferenceModel:
     """The layers of `config` with weights drawn from `seed`.
 
     Raises:
-        ValueError: a layer of another kind, or heads that this model does not have.
+        ValueError: a layer kind or a number of heads that this model does not support.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class ReferenceModel:
 
         Args:
             tokens: the sequence, packed int32.
-            start: not necessarily at a page.
+            start: first token; need not be a multiple of the page size.
             end: likewise.
             memory: read, and extended by the new tokens.
-            logits_from: the first token whose logits are wanted; None: the last.
-            ready: called before each layer; returns when its memory may be read.
+            logits_from: first token whose logits are returned; None means the last token.
+            ready: called before each layer; returns when the layer's memory may be read.
 
         Returns:
             [end - logits_from, vocabulary].
@@ -157,7 +157,7 @@ class ReferenceModel:
         )
         z, gates = projected[:, width : width + heads * dim], projected[:, width + heads * dim :]
         taps, state = memory.read_state(layer)
-        # the page's inputs behind the last ones before it, each in its own row
+        # the last inputs before the page, then the page's inputs, one per row
         num_taps = taps.shape[1]
         line = inputs.new_zeros(num_taps + self.page_size, *inputs.shape[1:])
         line[rows.start : rows.start + num_taps] = taps.transpose(0, 1)
@@ -182,7 +182,7 @@ class ReferenceModel:
     # -- weights -------------------------------------------------------------------------------
 
     def _draw(self, *shape: int, scale: float | None = None) -> Tensor:
-        """Normal numbers; without a scale, such that a matrix keeps the size of its input."""
+        """Draw normal numbers; without `scale`, a matrix preserves the norm of its input."""
         numbers = torch.randn(*shape, generator=self._generator, dtype=torch.float64)
         return (numbers * (shape[0] ** -0.5 if scale is None else scale)).to(
             self.device, self.dtype
@@ -201,7 +201,7 @@ class ReferenceModel:
             }
         heads, dim = config.recurrent_heads, config.recurrent_head_dim
         channels = dim + 2 * config.recurrent_state_dim
-        # evenly spaced on a logarithmic scale: every layer has heads that remember for long
+        # log-spaced, so that every layer has heads with a long memory
         decay = torch.logspace(np.log10(SLOWEST), np.log10(FASTEST), heads, dtype=torch.float64)
         return weights | {
             "in": self._draw(size, heads * (channels + dim + (1 if word == "M" else 2))),
@@ -213,8 +213,6 @@ class ReferenceModel:
 
 
 class _Block(NamedTuple):
-    """One page of tokens, and what its place says about it."""
-
     page: int
     rows: slice  # those to compute
     rotation: tuple[Tensor, Tensor]  # cosines and sines [row, 1, dim / 2]
@@ -225,7 +223,6 @@ def _normed(x: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions for [row, head, dim]: neighbouring dims turn together."""
     cos, sin = rotation
     even, odd = x[..., ::2], x[..., 1::2]
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
@@ -235,7 +232,7 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 def _mamba(
     weights: dict[str, Tensor], gates: Tensor, inputs: Inputs, state: Tensor, rows: slice
 ) -> tuple[Tensor, Tensor]:
-    """Mamba-2: the state decays by a scalar of each head, and takes in an outer product."""
+    """Mamba-2: the state decays by a scalar per head and adds an outer product."""
     values, keys, queries = inputs
     delta = functional.softplus(gates)
     decay = torch.exp(-weights["decay"] * delta)[..., None, None]
@@ -250,7 +247,7 @@ def _mamba(
 def _delta(
     weights: dict[str, Tensor], gates: Tensor, inputs: Inputs, state: Tensor, rows: slice
 ) -> tuple[Tensor, Tensor]:
-    """Gated delta rule: what the state answers to a key is moved towards the value."""
+    """Gated delta rule: move the state's output for a key towards the value."""
     values, keys, queries = inputs
     keys = functional.normalize(keys, dim=-1)[..., None]
     queries = functional.normalize(queries, dim=-1)[..., None]

@@ -1,4 +1,4 @@
-"""Builds what a real run needs from its configuration: memory, model, threads, verifier."""
+"""Builds a real run from its configuration: memory, model, threads, verifier."""
 
 import os
 import tempfile
@@ -28,10 +28,10 @@ from hicache.storage.factory import GuardedStorage, open_guarded_storage
 
 
 class TorchRuntime:
-    """Real time, real bytes.
+    """The shared parts of a real run, and its executors.
 
     Raises:
-        ValueError: the model or the machine cannot do what the configuration asks for.
+        ValueError: the model or the machine does not support the configuration.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TorchRuntime:
         self._config = config
         self._device = _device(config.executor.device)
         if self._device.type == "cpu":
-            torch.set_num_threads(1)  # blocks are small: a second thread costs more than it does
+            torch.set_num_threads(1)  # blocks are small: a second thread costs more than it saves
         self._verifier: Verifier | None = None
         self._plane = _plane(config.executor.kernels, self._device)
         self._model: Model = self._make_model(config)
@@ -58,7 +58,7 @@ class TorchRuntime:
             storage_format=config.storage_format,
         )
         self._directory: tempfile.TemporaryDirectory[str] | None = None
-        first = TorchPools(self._spec)  # sizes of a rank's items name the storage's pages
+        first = TorchPools(self._spec)  # the namespace in storage depends on the layout of items
         self._spare: TorchPools | None = first
         opened = [self._open(rank, first) for rank in range(tp)]
         self._storages = [each for each in opened if each is not None]
@@ -68,7 +68,6 @@ class TorchRuntime:
         self.counters: Counter[str] = self.io.counters
 
     def executor(self, cache: PrefixCache) -> TorchExecutor:
-        """The executor of one more engine."""
         pools, self._spare = self._spare or TorchPools(self._spec), None
         if self._device.type == "cuda":
             streams = CopyStreams(
@@ -86,13 +85,11 @@ class TorchRuntime:
         return TorchExecutor(runner, self.io)
 
     def close(self) -> None:
-        """Let everything end."""
         self.io.close()
         if self._directory is not None:
             self._directory.cleanup()
 
     def report(self) -> tuple[list[str], dict[str, float]]:
-        """Notes and measures of a run that is over."""
         notes = [
             f"computed on {self._device} with torch {torch.__version__}",
             f"ρ gpu is that of {self._config.hardware.name}, ρ read and write those of the rates "
@@ -171,7 +168,6 @@ def _device(wanted: str) -> torch.device:
 
 
 def _plane(wanted: str, device: torch.device) -> Plane:
-    """What copies: kernels, or the same by torch."""
     on_cpu = device.type == "cpu"
     if wanted == "triton" and on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(
@@ -183,7 +179,6 @@ def _plane(wanted: str, device: torch.device) -> Plane:
 
 
 def _arithmetic(device: torch.device) -> str:
-    """What decides how sums are rounded."""
     if device.type == "cuda":
         return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
     return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"

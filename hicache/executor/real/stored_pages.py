@@ -1,6 +1,6 @@
-"""Items as storage keeps them: with the host's bytes, or in a format of storage's own.
+"""Items in storage: with the bytes of the host, or in a format of storage's own.
 
-A stored item holds the parts of all layers one after another, coded ones padded to 16 bytes.
+A stored item concatenates the parts of all layers; coded parts are padded to 16 bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,23 +17,22 @@ from hicache.models import PLAIN
 
 
 def smaller_format(name: str, dtype: torch.dtype) -> Format | None:
-    """Return the format of a name; None if it is plain, or saves nothing of this dtype."""
+    """Return the format of a name; None if it is plain or not smaller than `dtype`."""
     if name == PLAIN or Format[name].code_bytes >= dtype.itemsize:
         return None
     return Format[name]
 
 
 def bytes_of(shape: Sequence[int], dtype: torch.dtype, form: Format | None) -> int:
-    """Return the bytes of one item of a buffer, in a format or as it is."""
     return coded_bytes(shape, form) if form else torch.Size(shape).numel() * dtype.itemsize
 
 
 class StoredPages:
-    """Turns items of the host into items of storage, and back, on the host.
+    """Converts items between the host's format and storage's, on the host.
 
     Args:
         buffers: by kind, the parts of an item in their order.
-        form: the format of storage if the host has another one; plain means that of the host.
+        form: storage's format if it differs from the host's; plain means the host's.
     """
 
     def __init__(self, buffers: Mapping[int, Sequence[Buffer]], form: str) -> None:
@@ -42,11 +41,9 @@ class StoredPages:
         self._form = form
 
     def page_bytes(self, kind: int) -> int:
-        """Bytes of a stored item."""
         return sum(map(self._bytes_of, self._buffers[kind]))
 
     def layout(self, kind: int) -> list[str]:
-        """Layer, dtype, shape and format of each part."""
         lines = []
         for each in self._buffers[kind]:
             form = self._form_of(each)
@@ -55,7 +52,6 @@ class StoredPages:
         return lines
 
     def packed(self, kind: int, page: memoryview) -> tuple[memoryview, int]:
-        """Return a stored item with its checksum, from the bytes of a host item."""
         item, parts = torch.from_numpy(np.asarray(page)), []
         for each, part in zip(self._buffers[kind], self._split(kind, item), strict=True):
             form = self._form_of(each)
@@ -69,7 +65,6 @@ class StoredPages:
         return memoryview(stored.numpy()), checksum_of(stored)  # type: ignore[arg-type]
 
     def unpack(self, kind: int, stored: memoryview, page: memoryview) -> None:
-        """Write the bytes of a host item, from a stored item."""
         item, source = torch.from_numpy(np.asarray(page)), torch.from_numpy(np.asarray(stored))
         sizes = list(map(self._bytes_of, self._buffers[kind]))
         places = zip(self._split(kind, item), torch.split(source, sizes), strict=True)
@@ -94,5 +89,4 @@ class StoredPages:
 
 
 def checksum_of(item: Tensor) -> int:
-    """The checksum of an item [bytes] uint8 in host memory."""
     return int(checksums(item.view(torch.int64)[None]))

@@ -1,8 +1,7 @@
-"""The page tables of a step, on the device: of all its sequences at once, by the index kernels.
+"""The page tables of a step on the device, for all its sequences at once, by the index kernels.
 
-Ids, lengths and the full-to-SWA pairs of a step go over in one piece of pinned memory. Only pages
-that a window will look at are paired: outside of it a sequence may name a page that is no longer
-its own.
+Ids, lengths and full-to-SWA pairs of a step are sent in one pinned copy. Only pages inside a window
+are paired: outside of it, a sequence may still list a page that it no longer owns.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,29 +21,24 @@ from hicache.kernels import page_table, send, window_table
 
 
 class Stretch(NamedTuple):
-    """Tokens [start, end) of a sequence, which a step computes."""
-
     sequence: TokenSequence
     start: int
     end: int
 
 
 class Row(NamedTuple):
-    """Page ids of a sequence on the device, from page `first` on."""
-
     ids: Tensor
     first: int
 
     def pages(self, first: int, end: int) -> Tensor:
-        """Those of pages [first, end)."""
         assert first >= self.first, f"pages from {self.first} on, got {first}"
         return self.ids[first - self.first : end - self.first]
 
 
 class StepTables:
-    """Makes the rows of a step.
+    """Makes the page table rows of a step.
 
-    Invariant: `_full_to_swa` is right for every page that a window of the last step looked at.
+    Invariant: `_full_to_swa` is correct for every page in a window of the last step.
     """
 
     def __init__(self, pools: TorchPools, window_len: int) -> None:
@@ -58,7 +52,6 @@ class StepTables:
             )
 
     def rows(self, stretches: Sequence[Stretch]) -> list[dict[int, Row]]:
-        """By kind, the row of each sequence."""
         if not stretches:
             return []
         size = self._page_size
@@ -96,7 +89,6 @@ class StepTables:
         return rows
 
     def _first_page(self, stretch: Stretch) -> int:
-        """The first that the window of a token on the stretch's first page looks at."""
         start = stretch.start // self._page_size * self._page_size
         return max(start - self._window_len + 1, 0) // self._page_size
 

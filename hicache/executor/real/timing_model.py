@@ -1,13 +1,12 @@
-"""A stand-in with the shapes of a real model, so that time on a GPU means something.
+"""A model with the shapes of a real one, for timing on a GPU; its results mean nothing.
 
-It reads and writes the same pools, and does the multiplications and the attention of the model it
-stands for, over weights that all layers share and that were drawn at random: they cost the time of
-the real ones to read as long as a layer's weights exceed the second level of cache. What it
-computes means nothing.
+It reads and writes the same pools, and does the multiplications and the attention of the real
+model. All layers share one set of random weights; reading them takes as long as reading real ones
+if a layer's weights exceed the L2 cache.
 
 Recurrent layers multiply as many elements as their projections have, and read and write their
-states; their scan is not modelled. Experts are taken as dense layers of the parameters a token
-meets, which is what a decode batch of one reads and what a long prompt computes.
+states; the scan is not modelled. Experts are modelled as dense layers with a token's active
+parameters. That is what a decode batch of one reads, and what a long prompt computes.
 """
 
 from collections.abc import Callable
@@ -24,8 +23,8 @@ from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.rank_pools import DTYPES
 from hicache.models import ModelConfig
 
-# without cuDNN's, which a Hopper GPU would choose first: it compiles for every length it has not
-# met, and every decoded token brings a new one
+# without cuDNN's attention, Hopper's first choice: it compiles for every new length, and every
+# decoded token has a new length
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -33,7 +32,7 @@ class TimingModel:
     """The work of `config`, one sequence at a time.
 
     Raises:
-        ValueError: a layer of a kind that it cannot stand for.
+        ValueError: a layer kind that it does not support.
     """
 
     def __init__(self, config: ModelConfig, *, page_size: int, device: torch.device) -> None:
@@ -78,7 +77,6 @@ class TimingModel:
         *,
         ready: Callable[[int], None] = lambda layer: None,
     ) -> Tensor:
-        """Do the work of tokens `[start, end)`; returns one row like that of logits."""
         ids = np.frombuffer(tokens, "<i4", end - start, 4 * start) % len(self._embedding)
         x = self._embedding[torch.from_numpy(ids.astype(np.int64)).to(self._device)]
         with sdpa_kernel(ATTENTION):
@@ -101,7 +99,7 @@ class TimingModel:
         heads = (is_window and config.swa_num_query_heads) or config.num_query_heads
         kv_heads = (is_window and config.swa_num_kv_heads) or config.num_kv_heads
         dim = (is_window and config.swa_head_dim) or config.head_dim
-        # as many numbers as a projection would give, of whatever the layer has at hand
+        # the number of elements that a projection would return, taken from any tensor of the layer
         rows = hidden.repeat(1, -(-(heads + 2 * kv_heads) * dim // hidden.shape[1]))
         rows = rearrange(
             rows[:, : (heads + 2 * kv_heads) * dim], "token (head dim) -> token head dim", dim=dim
@@ -116,10 +114,10 @@ class TimingModel:
             query = torch.arange(start, end, device=self._device)[:, None]
             key = torch.arange(first * size, end, device=self._device)
             mask = (key <= query) & (key > query - config.window_len)
-            # under a mask of its own no fused attention shares heads: each query head gets a copy
+            # with an explicit mask, no fused attention shares KV heads: each query head gets a copy
             keys, values = (each.repeat_interleave(heads // kv_heads, 1) for each in (keys, values))
         elif end - start > 1:
-            mask = causal_lower_right(end - start, held)  # a mask that is never laid out in memory
+            mask = causal_lower_right(end - start, held)  # a mask that is never materialized
         by_head = [
             rearrange(each, "token head dim -> 1 head token dim")
             for each in (queries, keys[:held], values[:held])

@@ -1,4 +1,4 @@
-"""Copies of whole items between two tiers, of buffers that keep their numbers and of coded ones."""
+"""Transfers of whole items between two tiers, with buffers copied as they are or coded."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,20 +14,18 @@ Ids = tuple[Tensor, Tensor]
 
 
 class Buffer(NamedTuple):
-    """What one layer keeps of a kind, item by item, on both tiers."""
-
     layer: int  # of the model
     device: Tensor  # [item, ...]
     host: Tensor  # [item, bytes] uint8
     form: Format | None  # of the numbers on the host; None means the device's
-    may_code: bool  # storage, too, may keep its numbers in a format
+    may_code: bool  # storage may keep these numbers in another format
 
 
 class Transfer:
-    """All items of some layers from one tier to another, or within one.
+    """A transfer of items of some layers between two tiers, or within one.
 
     Args:
-        buffers: of these layers, at least one.
+        buffers: the buffers of these layers, at least one.
         tiers: `("device", "host")`, for example.
     """
 
@@ -54,12 +52,10 @@ class Transfer:
 
     @property
     def device(self) -> torch.device:
-        """The device that copies."""
         table = self.plain or self.coded[0]
         return table.device
 
     def run(self, ids: Ids, *, num_programs: int | None = None) -> None:
-        """Copy all buffers: a launch for those that stay as they are, one for those coded."""
         if self.plain is not None:
             self._plane.copy_items(self.plain, *ids, num_programs=num_programs)
         code = self._plane.encode_items if self._encodes else self._plane.decode_items
@@ -67,13 +63,12 @@ class Transfer:
             code(table, *ids, num_programs=num_programs)
 
     def run_with_checksum(self, ids: Ids, *, num_programs: int | None = None) -> Tensor | None:
-        """Copy, and return the checksum of each item; None if parts of it are coded."""
+        """Copy, and return the checksum of each item; None if parts are coded."""
         if self.plain is None or self.coded:
             self.run(ids, num_programs=num_programs)
             return None
         return self._plane.copy_items_with_checksum(self.plain, *ids, num_programs=num_programs)
 
     def warm_up(self) -> None:
-        """Compile and load the coding kernels, by coding nothing."""
         none = torch.zeros(0, dtype=torch.int32, device=self.device)
         self.run((none, none))

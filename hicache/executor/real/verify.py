@@ -1,4 +1,4 @@
-"""Whether logits are those of a cold start: the proof that no wrong byte was read."""
+"""Compares logits with those of a cold start, which shows that no wrong byte was read."""
 
 from typing import NamedTuple
 
@@ -16,12 +16,12 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Verdict(NamedTuple):
-    """How many requests have the logits of a cold start, of how many that were looked at.
+    """How many of the compared requests have logits bit-equal to a cold start's.
 
     Attributes:
-        num_tokens: rows of logits that were compared.
-        num_agree: those whose largest logit is that of the cold start's (greedy agreement).
-        error: largest difference of a logit, as a share of the standard deviation of its row.
+        num_tokens: rows of logits compared.
+        num_agree: rows with the same largest logit (greedy agreement).
+        error: largest difference of a logit, in standard deviations of its row.
     """
 
     num_equal: int
@@ -40,7 +40,6 @@ class Verdict(NamedTuple):
         )
 
     def measures(self, *, is_lossy: bool) -> dict[str, float]:
-        """By key of a summary; of a lossy run also how far its logits are from a cold start's."""
         measures: dict[str, float] = {
             "verify/checked_count": self.num_checked,
             "verify/unequal_count": self.num_checked - self.num_equal,
@@ -52,9 +51,9 @@ class Verdict(NamedTuple):
 
 
 class Verifier:
-    """Keeps the logits of every answer, and computes them again without a cache.
+    """Records the logits of every answer, and recomputes them without a cache.
 
-    The recompute has pages of its own, on one rank, and takes a sequence in one piece.
+    The recompute has its own pages, on one rank, and processes each sequence in one chunk.
     """
 
     def __init__(self, model: ReferenceModel, plane: Plane = REFERENCE) -> None:
@@ -63,12 +62,10 @@ class Verifier:
         self._seen: dict[int, tuple[bytes, dict[int, Tensor]]] = {}
 
     def saw(self, req: RequestState, position: int, logits: Tensor) -> None:
-        """Remember what the model said after the token at `position`."""
         _, answers = self._seen.setdefault(req.request.id, (req.tokens, {}))
         answers[position] = logits.clone()
 
     def verify(self) -> Verdict:
-        """Compare everything that was seen, bit for bit."""
         if not self._seen:
             return Verdict(0, 0)
         page_size = self._model.page_size
@@ -99,7 +96,6 @@ class Verifier:
 
 
 def compared(verdict: Verdict, warm: Tensor, cold: Tensor) -> Verdict:
-    """The verdict with the logits [token, vocabulary] of one more request."""
     differences = ((warm - cold).abs() / cold.std(dim=-1, keepdim=True)).nan_to_num(torch.inf)
     return verdict._replace(
         num_equal=verdict.num_equal + torch.equal(warm, cold),

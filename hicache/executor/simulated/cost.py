@@ -1,13 +1,13 @@
-"""How long a forward step takes, from the shapes of a model and the tables of a machine.
+"""Duration of a forward step, from the shapes of a model and the rate tables of a machine.
 
-A step costs a constant, some short kernels in each layer, and the sum over its operations of
-max(flops / rate, bytes / bandwidth). Weights are read once a step; tensor parallelism divides
-weights and heads and adds all-reduces. Between the matrices of a layer, short kernels (norms,
-rotary embedding, activation) read and write what the matrices take and give, at the bandwidth of
-memory.
-The cost of a step is a function of its arguments alone, and `decode_ends_ns` gives, bit for bit,
-what as many calls of `forward_ns` would: contexts are summed as integers, and both do the same
-operations on the same doubles in the same order.
+A step costs a constant, some short kernels per layer, and the sum over its operations of max(flops
+/ rate, bytes / bandwidth). Weights are read once per step. Tensor parallelism divides weights and
+heads and adds all-reduces. Between the matrices of a layer, short kernels (norms, rotary embedding,
+activation) read and write activations at memory bandwidth.
+
+The cost of a step is a function of its arguments only. `decode_ends_ns` is bit-identical to
+repeated calls of `forward_ns`: both sum contexts as integers and do the same operations on the same
+doubles in the same order.
 """
 
 from bisect import bisect_right
@@ -23,17 +23,17 @@ from hicache.cache.kinds import FULL
 from hicache.executor.layer_groups import layer_groups
 from hicache.models import HardwareConfig, LayerKind, ModelConfig, RateTable
 
-CHUNK_TOKENS = 8192  # of an isolated prefill, unless the caller knows better
-FIRST_BLOCK = 8  # decode steps priced at first
-LAYER_KERNELS = 10  # of a layer without experts: norms, matrices, attention, cache, activation
-EXPERT_KERNELS = 10  # of a layer's experts: routing, sorting, two matrices, activation, sum
-# the busiest of `ep` groups of experts takes so many times as long as the mean one, to this power
+CHUNK_TOKENS = 8192  # default chunk of an isolated prefill
+FIRST_BLOCK = 8  # decode steps in the first block
+LAYER_KERNELS = 10  # per layer without experts: norms, matrices, attention, cache, activation
+EXPERT_KERNELS = 10  # per layer of experts: routing, sorting, two matrices, activation, sum
+# the busiest of `ep` groups of experts takes ep ** IMBALANCE times as long as the mean group
 # (aiconfigurator-core 0.12.0, H100, 4,096 tokens of power-law routing: 2.4 times of 8 groups)
 IMBALANCE = 0.4
 
 
 class ForwardCost(NamedTuple):
-    """What one step takes: computing, and standing still for layers not loaded yet."""
+    """Duration of one step: computing, and waiting for layers that are not loaded yet."""
 
     total_ns: int
     compute_ns: int
@@ -41,7 +41,7 @@ class ForwardCost(NamedTuple):
 
 
 class Rates:
-    """A rate table made ready for many look-ups, of one size or of an array, with equal results."""
+    """A rate table for many look-ups, of single sizes or arrays, with equal results."""
 
     def __init__(self, table: RateTable, name: str) -> None:
         if not table.size:
@@ -65,7 +65,7 @@ class Rates:
         return self._rates[i] + (size - self._sizes[i]) * self._slopes[i]
 
     def line(self, size: float) -> tuple[float, float, float, float]:
-        """(rate, first, slope, end): `at(x)` = rate + (x - first) * slope from `size` up to end."""
+        """(rate, first, slope, end): `at(x)` = rate + (x - first) * slope, size ≤ x ≤ end."""
         i = bisect_right(self._sizes, size) - 1
         if i < 0:
             return self._rates[0], 0.0, 0.0, self._sizes[0]
@@ -75,9 +75,10 @@ class Rates:
 
 
 class CostModel:
-    """The durations of one model on `tp` devices of one machine.
+    """Step durations of one model on `tp` devices of one machine.
 
-    Raises ValueError when the weights and the activations of a chunk do not fit these devices.
+    Raises:
+        ValueError: weights and the activations of a chunk do not fit the devices.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class CostModel:
         self._head_s = cache(weights.head_s)  # by sequences of the step
         self._decode_s = cache(self._decoding_s)  # by decoding requests
         self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
-        # dense full attention, and what else attends
+        # dense full attention, and the other sorts
         self._full, *others = _attentions(model, hardware, tp=tp)
         self._others = [each for each in others if each.num_layers]
         self._scan_s, self._state_s = _recurrent_s(model, hardware, tp=tp)
@@ -132,15 +133,15 @@ class CostModel:
         slowdown: float = 1.0,
         saved_states: int = 0,
     ) -> ForwardCost:
-        """What one step takes.
+        """Return the duration of one step.
 
         Args:
-            extends: half-open token intervals computed now; each attends to all before its end.
-            context_lens: [R] tokens that each decoding request attends to; one token each.
-            load_layer_bytes: [L] bytes loaded back for each layer, over all devices, from the
-                start of the step; a layer waits for its own and those before it.
-            load_rate: bytes a second of these loads, over all devices.
-            slowdown: factor on computing, for copies that run beside it.
+            extends: half-open token intervals to compute; each attends to all before its end.
+            context_lens: [R] tokens that each decoding request attends to; each decodes one token.
+            load_layer_bytes: [L] bytes loaded back per layer, summed over devices, from the
+                start of the step; a layer waits for its own load and all earlier ones.
+            load_rate: bytes per second of these loads, summed over devices.
+            slowdown: factor on computing time, for copies that run meanwhile.
             saved_states: Mamba states copied to another slot in this step.
         """
         num_decodes = len(context_lens)
@@ -165,9 +166,9 @@ class CostModel:
         compute_ns = int(compute_s * 1e9 + 0.5)
         if load_layer_bytes is None or not self._num_layers:
             return ForwardCost(compute_ns, compute_ns, 0)
-        # finish_i = max(finish_{i-1}, loaded_i) + compute_i, unrolled: what is added to the
-        # computing is the latest that any layer's load ends after the layer could have begun.
-        # Loads come in groups of layers, and a layer has its own when its group is complete
+        # finish_i = max(finish_{i-1}, loaded_i) + compute_i, unrolled: the wait is the longest
+        # time by which a layer's load ends after the layer could have begun to compute.
+        # Layers load in groups, and a layer is loaded when its group is complete
         even_s = (fixed_s - scan_s - self._step_s) / self._num_layers
         begun_s = self._layers_before * even_s + self._step_s
         if self._full.num_layers:
@@ -186,24 +187,25 @@ class CostModel:
     def decode_ends_ns(
         self, context_lens: Sequence[int], num_steps: int, now_ns: int, *, slowdown: float = 1.0
     ) -> Iterator[list[int]]:
-        """When pure-decode steps end that begin now, each context one token longer than before.
+        """Yield, in blocks, the end times of consecutive decode steps that start at `now_ns`.
 
-        They take `forward_ns([], context_lens + j)` for j in range(num_steps), bit for bit. In
-        blocks, each twice as long as the one before: most runs are cut short.
+        Each step adds one token to every context. Step j takes `forward_ns([], context_lens + j)`,
+        bit for bit, for j in range(num_steps). Each block is twice as long as the one before,
+        because most runs are cut short.
         """
         num_decodes = len(context_lens)
         fixed_s = self._decode_s(num_decodes)
         num_keys, more_keys = float(sum(context_lens)), float(num_decodes)
         counts = [_Keys(other, context_lens) for other in self._others]
         token_bytes, num_layers = self._full.token_bytes, self._full.num_layers
-        line_end = 0.0  # bytes read up to which the rate is a line
+        line_end = 0.0  # the rate is linear up to this many bytes read
         first = 0
         while first < num_steps:
             end = min(2 * first + FIRST_BLOCK, num_steps)
             most = (num_keys + (end - first - 1) * num_decodes) * token_bytes
             if most >= line_end:
                 rate, size, slope, line_end = self._full.line(num_keys)
-                if most >= line_end:  # one by one past a point of the table
+                if most >= line_end:  # past a point of the table: one step at a time
                     end = first + 1
             others = [keys.seconds(end - first) for keys in counts]
             others_s = [sum(each) for each in zip(*others, strict=True)] or [0.0] * (end - first)
@@ -218,7 +220,7 @@ class CostModel:
             first = end
 
     def prefill_s(self, start: int, end: int, *, chunk_tokens: int = CHUNK_TOKENS) -> float:
-        """Seconds to compute tokens [start, end) alone on the machine, in chunks."""
+        """Seconds to compute tokens [start, end) in chunks, with the machine otherwise idle."""
         total_ns = 0
         while start < end:
             stop = min(end, start + chunk_tokens)
@@ -227,7 +229,7 @@ class CostModel:
         return total_ns * 1e-9
 
     def flops(self, start: int, end: int) -> float:
-        """FLOPs of tokens [start, end) on all devices, without the recurrent scans."""
+        """FLOPs of tokens [start, end) over all devices, without the recurrent scans."""
         model = self.model
         experts = model.num_moe_layers * model.experts_per_token * model.expert_params
         dense = 2.0 * (end - start) * (model.dense_params + experts)
@@ -235,22 +237,23 @@ class CostModel:
         return dense + self.tp * attention
 
     def offered_s(self, prompt_cached: int, prompt_len: int, output_len: int, batch: int) -> float:
-        """Seconds of the machine that one request asks for.
+        """Return the machine seconds of one request: its load on the machine.
 
-        Its prefill alone, and of every decode step after the first token its share in a batch of
-        `batch` like it: all reads of its own context and state, 1/batch of the weights.
+        Its prefill alone, plus its share of each decode step after the first token in a batch of
+        `batch` such requests: all reads of its own context and state, 1/batch of the weights.
         """
         length = prompt_len + output_len // 2
-        # as `forward_ns([], [length] * batch)` adds up
+        # in the order of sums of `forward_ns([], [length] * batch)`
         full_s = self._full.decode_s(batch * length)
         others_s = sum([each.decode_s(batch * each.num_keys([length])) for each in self._others])
         decode_ns = (output_len - 1) * int((self._decode_s(batch) + full_s + others_s) * 1e9 + 0.5)
         return self.prefill_s(prompt_cached, prompt_len) + decode_ns * 1e-9 / batch
 
     def layer_bytes(self, *counts: float) -> NDArray[np.float64]:
-        """[L] bytes that each layer needs for so many tokens (or states) by kind, over all devices.
+        """Return [L] bytes that each layer needs for these counts of tokens or states by kind.
 
-        Fractions are of tokens and states that are loaded in fewer bytes than they have here.
+        Bytes are summed over devices. A count is fractional if items are loaded in a smaller
+        format.
         """
         layers: NDArray[np.float64] = self._layer_bytes[FULL] * counts[FULL]
         for table, count in zip(self._layer_bytes[1:], counts[1:], strict=True):
@@ -266,7 +269,6 @@ class CostModel:
         num_decodes: int,
         saved_states: int,
     ) -> tuple[float, float]:
-        """Seconds of all but attention, and the part of it that is recurrent layers."""
         extend_s = self._extend_s * num_sequences
         num_tokens = (num_tiles + num_decodes) * self._tile
         shared_s = self._shared_s(num_tokens)
@@ -278,12 +280,11 @@ class CostModel:
         )
 
     def _decoding_s(self, num_decodes: int) -> float:
-        """Seconds of all but attention in a step that only decodes."""
         return self._fixed_s(0, 0, 0, num_decodes, 0)[0]
 
 
 class _Weights:
-    """Everything a token is multiplied with, and the all-reduces between."""
+    """Cost of all weight matrices, and of the all-reduces between them."""
 
     def __init__(self, model: ModelConfig, hardware: HardwareConfig, *, tp: int, ep: int) -> None:
         self._model = model
@@ -298,13 +299,13 @@ class _Weights:
         self._experts = Rates(getattr(hardware, name), name)
         self._uneven: float = ep**IMBALANCE
         slices = Rates(hardware.moe_slice, "moe_slice")
-        # seconds that each flop of an expert takes more because of tensor parallelism
+        # extra seconds per flop of an expert because of tensor parallelism
         self._slice_s = 1 / slices.at(model.expert_width * ep / tp) - 1 / slices.at(
             model.expert_width
         )
         self._least_s = EXPERT_KERNELS * hardware.kernel_s.value
-        # bf16 that short kernels read and write for a token: what its matrices take and give, and
-        # four times in each block the hidden state
+        # bf16 elements that short kernels read and write per token: inputs and outputs of matrices,
+        # and the hidden state four times per block
         hidden = 4 * model.blocks_per_layer * self._num_layers * model.hidden_size
         through = model.dense_params / max(model.hidden_size, 1) / tp
         self._short_s = 2 * (hidden + through) / hardware.short_bandwidth.value
@@ -313,7 +314,6 @@ class _Weights:
         self._reduce = Rates(getattr(hardware, name), name)
 
     def layers_s(self, num_tokens: int) -> float:
-        """Seconds of all but attention and the head, for a step's tokens."""
         if not num_tokens:
             return 0.0
         model, tp = self._model, self._tp
@@ -332,7 +332,6 @@ class _Weights:
         return seconds
 
     def head_s(self, num_sequences: int) -> float:
-        """Seconds of the logits of this many tokens."""
         params = self._model.head_params / self._tp
         if not num_sequences:
             return 0.0
@@ -342,11 +341,11 @@ class _Weights:
         )
 
     def _experts_s(self, num_tokens: int) -> float:
-        """Seconds of one layer's experts on the device that has most to do."""
+        """Seconds of one layer's experts on the device with most work."""
         model, tp = self._model, self._tp
         tokens_each = num_tokens * model.experts_per_token / model.num_experts
         flops = 2 * num_tokens * model.experts_per_token * model.expert_params / tp
-        # experts that at least one token goes to, if tokens choose evenly
+        # expected experts with at least one token, if tokens choose uniformly
         missed = (1 - model.experts_per_token / model.num_experts) ** num_tokens
         touched = model.num_experts * (1 - missed)
         read = touched * model.expert_params * model.expert_param_bytes / tp
@@ -355,22 +354,21 @@ class _Weights:
 
 
 def _experts_table(model: ModelConfig) -> str:
-    """The name of the curve by which the experts of a model compute."""
     if model.expert_matrices == 2:
         return "moe_two_matrix"
     if model.expert_param_bytes < 1:
         return "moe_mxfp4"
-    is_narrow = model.expert_width <= 640  # halfway between those measured
+    is_narrow = model.expert_width <= 640  # halfway between the two measured widths
     if model.expert_param_bytes <= 1:
         return "moe_fp8_narrow" if is_narrow else "moe_fp8_wide"
     return "moe_narrow" if is_narrow else "moe_wide"
 
 
 def _attentions(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> Iterator["_Attention"]:
-    """Attention of each sort: dense, to chosen tokens, in windows, and of parts that are read.
+    """Yield the attention of each sort: dense, sparse, windowed, and of parts that are read.
 
-    Choosing tokens reads all their index keys, and costs as attention of such heads does (modelled:
-    an assumption, as is the rate of attention to what was chosen, that of a window as long).
+    Choosing tokens reads all their index keys, at the rate of attention with such heads. Attention
+    to chosen tokens has the rate of a window of equal length. Both are assumptions of the model.
     """
     value_dim = model.value_dim or model.head_dim
     words = model.layer_words
@@ -410,9 +408,9 @@ def _attentions(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> Ite
 
 
 class _Attention:
-    """Attention of one sort, on one of `tp` devices.
+    """Cost of one sort of attention on one of `tp` devices.
 
-    A query reads all tokens before it, or the last (or chosen) `reach` of them.
+    A query reads all tokens before it, or its last (or chosen) `reach` tokens.
     """
 
     def __init__(
@@ -429,9 +427,9 @@ class _Attention:
         reach: int = 0,
         is_window: bool = False,
     ) -> None:
-        """`dims`: elements that a head of a query multiplies for a key, which stands for `tokens`.
+        """`dims`: elements that a query head multiplies per key; a key stands for `tokens` tokens.
 
-        `layers`: which of the model's layers have it; `num_more` come after them.
+        `layers`: which of the model's layers have this sort; `num_more` are added to them.
         """
         self.num_layers = sum(layers) + num_more
         self.before = _count_before(layers)
@@ -448,16 +446,15 @@ class _Attention:
         self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
 
     def num_keys(self, context_lens: Sequence[int]) -> int:
-        """Keys that one query each of requests with these contexts reads, together."""
         if not self.reach:
             return sum(context_lens)
         return sum([min(length, self.reach) for length in context_lens])
 
     def extend_s(self, extends: Sequence[tuple[int, int]]) -> float:
-        """Seconds of all layers for the queries of these intervals.
+        """Return the seconds of all layers for the queries of these intervals.
 
-        The rate is that of a prompt with as many pairs of query and key as an interval has, in the
-        mean over all pairs.
+        The rate is that of a prompt with the same number of (query, key) pairs as the mean
+        interval, where the mean is over pairs.
         """
         if not self.num_layers:
             return 0.0
@@ -474,19 +471,16 @@ class _Attention:
         )
 
     def flops(self, start: int, end: int) -> float:
-        """FLOPs of all layers for the queries [start, end), on one device."""
         num_pairs = self._pairs(end) - self._pairs(start)
         return float(self.num_layers * num_pairs * self._flops / self._tokens)
 
     def decode_s(self, num_keys: int) -> float:
-        """Seconds of all layers for one query each of requests with `num_keys` together."""
         if not self.num_layers:
             return 0.0
         read = num_keys * self.token_bytes
         return read / self._bandwidth.at(read) * self.num_layers
 
     def decodes_s(self, num_keys: Sequence[int]) -> list[float]:
-        """`decode_s` of each number; they do not fall."""
         rate, size, slope, end = self.line(num_keys[0])
         reads = [keys * self.token_bytes for keys in num_keys]
         if reads[-1] >= end:
@@ -495,11 +489,9 @@ class _Attention:
         return [read / (rate + (read - size) * slope) * num_layers for read in reads]
 
     def line(self, num_keys: float) -> tuple[float, float, float, float]:
-        """The rate of reading so many keys and more, as `Rates.line` has it."""
         return self._bandwidth.line(num_keys * self.token_bytes)
 
     def _pairs(self, num_queries: int) -> int:
-        """Pairs of query and key of a prompt's first `num_queries` tokens."""
         ramp = num_queries
         if self.reach:
             ramp = min(num_queries, self.reach)
@@ -507,18 +499,15 @@ class _Attention:
 
 
 class _Keys:
-    """How many keys decodes read in one sort of attention, step after step."""
-
     def __init__(self, attention: _Attention, context_lens: Sequence[int]) -> None:
         self._attention = attention
         self._num_keys = attention.num_keys(context_lens)
         self._step, self._num_decodes = 0, len(context_lens)
         reach = attention.reach
-        # tokens that each request is short of what a query reads at most
+        # by how many tokens each context is shorter than `reach`
         self._room = sorted([reach - length for length in context_lens if length < reach])
 
     def seconds(self, num_steps: int) -> list[float]:
-        """Seconds of the next steps."""
         first, room = self._step, self._room
         self._step += num_steps
         if self._attention.reach and not (room and room[-1] > first):
@@ -534,7 +523,7 @@ class _Keys:
 
 
 def _recurrent_s(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> tuple[float, float]:
-    """Seconds of all recurrent layers: of one token scanned, and of one token decoded."""
+    """Seconds of all recurrent layers: per scanned token, and per decoded token."""
     inner = model.recurrent_heads * model.recurrent_head_dim
     scan_s = state_s = 0.0
     for word in model.layer_words:
@@ -547,13 +536,12 @@ def _recurrent_s(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> tu
         channels = inner + 2 * groups * model.recurrent_state_dim
         scan_s += inner * model.recurrent_state_dim / rate / tp
         scan_s += channels / hardware.conv_rate.value / tp
-        # decoding reads and writes the state
+        # decoding reads and writes each state
         state_s += 2 * model.layer_state_bytes(word) / hardware.state_bandwidth.value / tp
     return scan_s, state_s
 
 
 def _count_before(has: Iterable[bool]) -> NDArray[np.float64]:
-    """[L] how many layers before each one have something."""
     counts = np.array(list(has), dtype=np.float64)
     before: NDArray[np.float64] = counts.cumsum() - counts
     return before

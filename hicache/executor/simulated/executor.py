@@ -1,7 +1,7 @@
-"""Steps that cost what the cost model says, and copies that share simulated links.
+"""Executor in simulated time: steps take what the cost model says, copies share simulated links.
 
-`SimulatedIo` is the machinery that engines share: links, storage and its workers. Storage holds
-keys only: what is stored, evicted and found is real, bytes are charged to links.
+`SimulatedIo` holds what engines share: links, storage and its workers. Storage holds keys only:
+writes, evictions and look-ups are real, and bytes are charged to links.
 """
 
 import heapq
@@ -30,7 +30,7 @@ from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Load, read_script, write_script
 from hicache.scheduler.batch import Batch
 
-Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
+Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes moved after it, links crossed)
 IoJob = Generator[Wait, None, None]
 NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
@@ -38,8 +38,8 @@ NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 class SimulatedIo:
     """Links, storage and storage workers under one event queue.
 
-    Each I/O job is a generator that yields what it waits for. Work for storage queues for a
-    worker and is not pre-empted.
+    Each I/O job is a generator that yields what it waits for. Storage jobs queue for a worker and
+    are not preempted.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class SimulatedIo:
         stalls: Sequence[Stall] = (),
         seed: int,
     ) -> None:
-        """One for all.
+        """Build the shared I/O of all engines.
 
         Args:
-            config: how fast storage is.
-            storages: none; one that all engines share; or one for each rank, engine `n` using
+            config: speeds of storage.
+            storages: none, one that all engines share, or one per rank: engine `n` uses
                 `storages[n % len(storages)]`. A rank moves its part of every copy.
-            copy_rates: of each engine, bytes a second by link: to_device, to_host, host_memory,
+            copy_rates: for each engine, bytes per second by link: to_device, to_host, host_memory,
                 and both_ways where the two directions slow each other.
-            stalls: of each storage, what its calls took besides what links and latencies say.
-            seed: of storage delays.
+            stalls: for each storage, the time of its calls beyond links and latencies.
+            seed: seed of the random storage delays.
         """
         duplex = ("both_ways",) if any("both_ways" in rates for rates in copy_rates) else ()
         self._routes = {
@@ -85,14 +85,14 @@ class SimulatedIo:
         self._flows: dict[int, IoJob] = {}
         self._now = 0
         self._done: list[Delivery] = []
-        # an engine asks about one request after another (so does SGLang's prefetch thread)
+        # an engine queries one request at a time, as SGLang's prefetch thread does
         queries = [f"query{engine}" for engine in range(len(copy_rates))]
         self._workers = {
             "read": config.read_workers * self._num_ranks,
             "write": config.write_workers * self._num_ranks,
             **dict.fromkeys(queries, 1),
         }
-        # where the time that a worker is busy is counted, and how many there are of its kind
+        # the counter of a worker's busy time, and the number of workers of its kind
         self._busy_counters = {
             **{
                 name: (f"storage/{name}_busy_ns", self._workers[name]) for name in ("read", "write")
@@ -101,12 +101,11 @@ class SimulatedIo:
         }
         self._queues: dict[str, deque[IoJob]] = {name: deque() for name in self._workers}
         self.copying: Counter[int] = Counter()  # copies under way, by engine
-        self.backing_up: Counter[int] = Counter()  # those to the host
-        self.fences: Counter[int] = Counter()  # those that the engine's next step waits for
+        self.backing_up: Counter[int] = Counter()  # back-ups under way, by engine
+        self.fences: Counter[int] = Counter()  # copies that the engine's next step waits for
 
     def next_event_ns(self) -> int | None:
-        """When something here will happen next."""
-        if self._done:  # what took no time was done as it began
+        if self._done:  # work that took no time completed when it began
             return self._now
         return self._next_ns()
 
@@ -117,18 +116,17 @@ class SimulatedIo:
         return finish
 
     def advance(self, now_ns: int) -> list[Delivery]:
-        """Let everything up to `now_ns` happen; returns what is done, in order."""
         while (event := self._next_ns()) is not None and event <= now_ns:
             self._happen(event)
         self._now = now_ns
         if not self._done:
             return []
-        # a read whose last batch and end fall together is told of once
+        # report a read once if its last batch and its end coincide
         done, self._done = dict.fromkeys(self._done), []
         return [(number // self._num_ranks, each) for number, each in done]
 
     def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
-        """Let everything before `limit_ns` happen, until something is done; when the next is."""
+        """Process events before `limit_ns` until work completes; return the next event's time."""
         while not self._done:
             event = self._next_ns()
             if event is None or (limit_ns is not None and event >= limit_ns):
@@ -138,21 +136,20 @@ class SimulatedIo:
         return self._now
 
     def begin(self, work: IoJob, now_ns: int) -> None:
-        """Start something that waits for nobody."""
         self._now = now_ns
         self._go_on(work)
 
     def enqueue(self, worker: str, work: IoJob, now_ns: int) -> None:
-        """Start something as soon as a storage worker is free.
+        """Start a job as soon as a storage worker is free.
 
-        `worker`: "read" and "write" are shared by all engines, "query0" is the first engine's own.
+        `worker`: "read" and "write" are shared by all engines, "query0" belongs to the first
+        engine.
         """
         self._now = now_ns
         self._queues[worker].append(work)
         self._dispatch(worker)
 
     def copy(self, engine: int, work: BackUp | LoadBack) -> IoJob:
-        """A copy between device and host."""
         direction = "to_host" if isinstance(work, BackUp) else "to_device"
         is_fence = isinstance(work, BackUp) and work.is_fence
         self.copying[engine] += 1
@@ -165,7 +162,6 @@ class SimulatedIo:
         self._done.append((engine, work))
 
     def query(self, engine: int, prefetch: Prefetch) -> IoJob:
-        """One round trip to storage."""
         yield self._query_ns, 0, ()
         if not prefetch.is_settled:
             restorable = prefetch.ask(self._storage_of(engine).contains)
@@ -176,7 +172,6 @@ class SimulatedIo:
         self._done.append((engine, prefetch))
 
     def read(self, engine: int, prefetch: Prefetch, page_bytes: Sequence[int]) -> IoJob:
-        """Pages in batches, then the window and the state of what they can restore."""
         links = ("storage_read", "storage", f"host_memory{engine}")
         began_ns = self._now
         for load in read_script(prefetch, self.config.batch_pages):
@@ -193,19 +188,18 @@ class SimulatedIo:
                 prefetch.restored_pages = load.restores if load.is_whole else 0
                 continue
             prefetch.completed_pages += load.found
-            if load.is_whole:  # who waits looks at it batch by batch
+            if load.is_whole:  # waiting requests check progress after each batch
                 self._done.append((engine, prefetch))
         prefetch.read_ns = began_ns, self._now
         prefetch.is_read = True
         self._done.append((engine, prefetch))
 
     def write(self, engine: int, work: StorageWrite, page_bytes: Sequence[int]) -> IoJob:
-        """Pages in batches, skipping those that storage has; each batch is visible when written."""
         links = ("storage_write", "storage", f"host_memory{engine}")
         sizes = {page_bytes[kind] for kind, _ in work.parts}
-        if work.is_given_away:  # to a buffer first
+        if work.is_given_away:  # copied to a buffer first
             yield 0, work.num_bytes, (f"host_memory{engine}",)
-        waited_ns = 0  # for the answer to what is asked before
+        waited_ns = 0  # round trip of the existence check
         for part in write_script(work, self.config.batch_pages):
             if isinstance(part, Ask):
                 part.present = self._storage_of(engine).contains(part.keys)
@@ -221,12 +215,11 @@ class SimulatedIo:
             num_refused = self._store(engine, work, part.keys)
             self.counters["storage/refused_write_pages"] += num_refused
             yield self._stall_ns(engine), 0, ()
-        if waited_ns:  # storage had it all
+        if waited_ns:  # storage holds all of it
             yield waited_ns, 0, ()
         self._done.append((engine, work))
 
     def delete(self, engine: int, work: StorageDelete) -> IoJob:
-        """Forget pages, in one round trip that nobody waits for."""
         self._storage_of(engine).delete(work.keys)
         yield self._query_ns + self._stall_ns(engine), 0, ()
 
@@ -249,11 +242,11 @@ class SimulatedIo:
         return self._stalls[engine % self._num_ranks].take()
 
     def _store(self, engine: int, work: StorageWrite, keys: Sequence[Key]) -> int:
-        # whoever moves real bytes finds them by the work's pages
+        # `work` is for subclasses that move real bytes: they find them by its pages
         return self._storage_of(engine).write(keys)
 
     def _latency_ns(self, engine: int) -> int:
-        # before the first byte of a batch that is read
+        # latency before the first byte of a read batch
         delay_s = self.config.delay_s
         if not delay_s:
             return self._operation_ns
@@ -280,7 +273,7 @@ class SimulatedIo:
     def _go_on(self, work: IoJob) -> None:
         for latency_ns, num_bytes, links in work:
             if latency_ns:
-                # waited for here: a flow that has not begun would make every end uncertain
+                # wait before the flow starts: the links know only flows that have begun
                 event = (self._now + latency_ns, next(self._numbers), num_bytes, links, work)
                 heapq.heappush(self._timers, event)
                 return
@@ -295,8 +288,6 @@ class SimulatedIo:
 
 
 class SimulatedExecutor:
-    """One engine's share of simulated time."""
-
     def __init__(
         self,
         engine: int,
@@ -310,10 +301,10 @@ class SimulatedExecutor:
         load_shares: Sequence[float] | None = None,
         slowdown: float,
     ) -> None:
-        """`load_rate`: bytes a second to the device; `slowdown`: of steps beside copies.
+        """`load_rate`: bytes per second to the device; `slowdown`: of steps beside copies.
 
-        `load_shares`: bytes loaded back for each byte on the device, by kind; None means 1.
-        `shared_load_rate`: to the device, in a step that begins beside a back-up; none: the same.
+        `load_shares`: bytes loaded back per byte on the device, by kind; None means 1.
+        `shared_load_rate`: `load_rate` of a step that begins during a back-up; None means the same.
         """
         self._engine = engine
         self._cost = cost
@@ -327,11 +318,11 @@ class SimulatedExecutor:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a back-up is under way whose source pages have been given away already."""
+        """True if a back-up still reads pages that were given away."""
         return self._io.fences[self._engine] > 0
 
     def submit(self, work: Work, now_ns: int) -> None:
-        """Begin a copy. Copies of states on the device are part of the step's cost."""
+        """Start a copy; copies of states on the device are part of the step's cost."""
         if isinstance(work, CopyState):
             return
         if isinstance(work, StorageDelete):
@@ -343,15 +334,12 @@ class SimulatedExecutor:
         self._io.begin(self._io.copy(self._engine, work), now_ns)
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
-        """Ask storage what it has."""
         self._io.enqueue(f"query{self._engine}", self._io.query(self._engine, prefetch), now_ns)
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        """Queue for a reader."""
         self._io.enqueue("read", self._io.read(self._engine, prefetch, self._page_bytes), now_ns)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
-        """The ends of the batch's steps, by the cost model."""
         slowdown = self._slowdown if self._io.copying[self._engine] else 1.0
         is_backing_up = self._io.backing_up[self._engine] > 0
         lens = [req.kv_len + 1 for req in batch.decodes]
@@ -379,7 +367,7 @@ class SimulatedExecutor:
 
 
 def _capacities(config: StorageConfig, copy_rates: Sequence[dict[str, float]]) -> dict[str, float]:
-    # bytes a second of every link
+    # bytes per second of every link
     shared = config.shared_gbps
     capacities = {
         "storage_read": config.read_gbps * 1e9,

@@ -1,10 +1,9 @@
 """Links that transfers share fairly, in integer nanoseconds.
 
-A flow moves bytes over a set of links at once and has one rate on all of them. Rates are max-min
-fair: none can rise without lowering one that is not higher. They change only when a flow begins
-or ends, so between such moments every flow is a straight line. What comes out is a function of the
-flows and their times alone, whatever the order of calls at one time; flows that end in the same
-nanosecond end in the order of their ids.
+A flow moves bytes over a set of links at once, at one rate on all of them. Rates are max-min fair:
+raising one would lower another that is not higher. Rates change only when a flow begins or ends.
+Results depend on the flows and their start times alone, not on the order of calls at one time.
+Flows that end in the same nanosecond end in the order of their ids.
 """
 
 from bisect import insort
@@ -17,20 +16,18 @@ import numpy as np
 
 from hicache.models import HardwareConfig, RateTable
 
-_Route = tuple[str, ...]  # links in alphabetical order
-_Loads = frozenset[tuple[_Route, int]]  # how many flows each route has
+_Route = tuple[str, ...]  # sorted links
+_Loads = frozenset[tuple[_Route, int]]  # number of flows per route
 
 
 class CopyPath(Enum):
-    """What carries a copy between host and device."""
-
     copy_engine = "copy_engine"
     kernel = "kernel"
-    staged = "staged"  # a kernel within the device, and the copy engine from or to a buffer there
+    staged = "staged"  # a kernel on the device, and the copy engine between host and a buffer there
 
 
 class _Flow:
-    """One transfer: `remaining` bytes at `since_ns`, and the rate from then on."""
+    """One transfer: `remaining` bytes at `since_ns`, and the rate since then."""
 
     __slots__ = ("finish_ns", "flow_id", "rate", "remaining", "route", "since_ns")
 
@@ -42,40 +39,37 @@ class _Flow:
         self.rate = 0.0
 
     def set_rate(self, rate: float, now_ns: int) -> None:
-        """Go on at another rate from now."""
         if now_ns > self.since_ns:
             left = self.remaining - self.rate * ((now_ns - self.since_ns) * 1e-9)
             self.remaining = left if left > 0.0 else 0.0
             self.since_ns = now_ns
         self.rate = rate
-        # rounding of doubles must not add a nanosecond to an end that is exact
+        # floating-point error must not add a nanosecond to an exact end
         self.finish_ns = now_ns + ceil(self.remaining * 1e9 / rate - 1e-3)
 
 
 class Links:
     """Flows over links of known capacities.
 
-    Invariant: on every link the rates of its flows add up to its capacity at most, and every flow
-    has a link that is full and on which no flow is faster. Time never goes back.
+    Invariant: the rates of the flows on a link sum to at most its capacity, and every flow crosses
+    a full link on which no flow is faster. Time never goes back.
     """
 
     def __init__(self, capacities: Mapping[str, float]) -> None:
-        """`capacities`: bytes a second of every link."""
         for link, capacity in capacities.items():
             if not capacity > 0:
                 raise ValueError(f"the capacity of link {link} must be positive, got {capacity}")
         self._capacities = {link: float(capacity) for link, capacity in capacities.items()}
         self._now_ns = 0
         self._flows: dict[int, _Flow] = {}  # under way
-        self._routes: dict[tuple[str, ...], _Route] = {}  # by the links that were asked for
+        self._routes: dict[tuple[str, ...], _Route] = {}  # by the links in the caller's order
         self._loads: dict[_Route, int] = {}
-        # the same loads come again and again
+        # the same loads recur
         self._rates_of = lru_cache(self._fair_rates)
-        self._ended: list[tuple[int, int]] = []  # (finish_ns, flow_id), not told yet
+        self._ended: list[tuple[int, int]] = []  # (finish_ns, flow_id), not reported yet
         self._next_end_ns: int | None = None
 
     def start(self, flow_id: int, num_bytes: int, links: tuple[str, ...], now_ns: int) -> None:
-        """Move `num_bytes` over all of `links`, beginning now."""
         if flow_id in self._flows:
             raise ValueError(f"transfer {flow_id} is already running")
         if num_bytes < 0:
@@ -98,21 +92,19 @@ class Links:
         return route
 
     def next_finish_ns(self) -> int | None:
-        """When the next flow ends if none is started before; None without flows."""
+        """End time of the next flow if no other starts before; None without flows."""
         return self._ended[0][0] if self._ended else self._next_end_ns
 
     def finish_until(self, now_ns: int) -> list[tuple[int, int]]:
-        """The flows that ended by now and were not told before: (finish_ns, flow_id), in order."""
+        """Return new ends up to `now_ns` as (finish_ns, flow_id), in order."""
         self._advance(now_ns)
         ended, self._ended = self._ended, []
         return ended
 
     def rate(self, flow_id: int) -> float:
-        """Bytes a second of a flow under way, as of the last call."""
         return self._flows[flow_id].rate
 
     def _advance(self, now_ns: int) -> None:
-        """Let all flows end that end by now."""
         if now_ns < self._now_ns:
             raise ValueError(f"time must not decrease, got {now_ns} ns after {self._now_ns} ns")
         while self._next_end_ns is not None and self._next_end_ns <= now_ns:
@@ -120,11 +112,10 @@ class Links:
         self._now_ns = now_ns
 
     def _end(self) -> None:
-        """Go to the next moment at which flows end, and let them."""
         assert self._next_end_ns is not None
         self._now_ns = now_ns = self._next_end_ns
         for flow in [flow for flow in self._flows.values() if flow.finish_ns == now_ns]:
-            # a flow of 0 bytes that began at this time may come after others told for it
+            # a flow of 0 bytes may start and end at a time whose other ends are recorded already
             insort(self._ended, (now_ns, flow.flow_id))
             del self._flows[flow.flow_id]
             self._loads[flow.route] -= 1
@@ -133,20 +124,20 @@ class Links:
         self._share()
 
     def _share(self) -> None:
-        """Give every flow its fair rate from now on.
+        """Assign every flow its fair rate from now on.
 
-        Flows over the same links have the same rate, so routes are filled instead of flows.
+        Flows over the same links have equal rates, so the filling runs over routes, not flows.
         """
         flows = self._flows.values()
         rates = self._rates_of(frozenset(self._loads.items()))
         for flow in flows:
-            # also when the rate stays: what a flow has left must not depend on whether the
-            # rate went elsewhere and back between calls at one time
+            # even if the rate stays equal: the remaining bytes must not depend on whether the
+            # rate changed and returned between calls at one time
             flow.set_rate(rates[flow.route], self._now_ns)
         self._next_end_ns = min([flow.finish_ns for flow in flows]) if flows else None
 
     def _fair_rates(self, of_routes: _Loads) -> dict[_Route, float]:
-        """Bytes a second of a flow on each route: progressive filling."""
+        """Bytes per second of a flow on each route, by progressive filling."""
         loads = dict(sorted(of_routes))
         left: dict[str, float] = {}
         count: dict[str, int] = {}
@@ -181,11 +172,11 @@ def pcie_rate(
     to_device: bool = True,
     is_coded: bool = False,
 ) -> float:
-    """Bytes a second that one device copies in contiguous pieces of this size.
+    """Bytes per second at which one device copies contiguous pieces of this size.
 
-    A copy engine pays for every piece, so its rate falls with them; a kernel reaches its own
-    ceiling early, which depends on the direction, unless too few programs of it run. A staged copy
-    crosses the link like one of the copy engine, before or after the device reads and writes it.
+    A copy engine has a cost per piece, so its rate falls with their size. A kernel reaches its
+    ceiling at small pieces; the ceiling depends on the direction and on the number of programs. A
+    staged copy crosses the link by copy engine, and the device reads and writes it once more.
     """
     limit = hardware.pcie_bandwidth.value
     if path is CopyPath.staged:
@@ -212,7 +203,6 @@ def pcie_rate(
 
 
 def _at(table: RateTable, name: str, size: int) -> float:
-    """A table's rate: linear between points, constant above, in proportion to the size below."""
     if not table.size:
         raise ValueError(
             f"hardware.{name} must have at least one size and rate, got an empty table"

@@ -1,14 +1,14 @@
-"""How fast the kernels are: `python -m hicache.workbench.bench [--op pages] [--json PATH]`.
+"""Measures the kernels: `python -m hicache.workbench.bench [--op pages] [--json PATH]`.
 
     python -m hicache.workbench.bench --kernel my_file:my_copy --roofline roofline.png
 
-puts a kernel of the user's own (`contract`) beside ours and the peers, by size and direction.
+compares a kernel of the user's own (`contract`) with ours and the peers, by size and direction.
 
-Measures the ceilings of the machine, then every operation and its peers against them, and prints a
-table, each goal with its measured ratio, and where a goal was not met or not measured, the reason.
-A case that fails is reported and the rest go on. `--dry-run` needs no GPU: it walks through every
-case at toy sizes over the reference, and through every kernel of the contest in the interpreter,
-verifies the bytes, and times nothing.
+The bench measures the ceilings of the machine, then every operation and its peers against them. It
+prints a table, each goal with its measured ratio, and the reason for each goal that was not met or
+not measured. A case that fails is reported and the rest go on. `--dry-run` needs no GPU and times
+nothing: it runs every case at small sizes with the PyTorch references, runs every kernel of the
+contest in the interpreter, and verifies the bytes.
 """
 
 import argparse
@@ -38,17 +38,17 @@ from hicache.workbench.own import OwnKernel
 
 NUM_LAYERS = 16
 OWN = "own"  # kernels that bring their oracles
-CONTEST = "contest"  # when it is asked for: it takes as long as all the rest
+CONTEST = "contest"  # only on request: it takes as long as all other cases
 
 
 def main() -> int:
-    """Run the cases; return 1 if one of them failed."""
+    """Run the cases; return 1 if one of them fails, 2 without a GPU or for an unknown kernel."""
     options = _options()
     if not options.dry_run and not torch.cuda.is_available():
         print("a GPU is wanted, and none was found; --dry-run needs none", file=sys.stderr)
         return 2
     if options.dry_run and os.environ.get("TRITON_INTERPRET") != "1":
-        # read when a module with kernels is imported, which has been done
+        # too late here: triton read it when kernels were imported
         command = [sys.executable, "-m", "hicache.workbench.bench", *sys.argv[1:]]
         environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
         return subprocess.run(command, env=environment, check=False).returncode
@@ -72,7 +72,7 @@ def main() -> int:
     for path, draw in ((options.figure, sweep_figure), (options.roofline, roofline_figure)):
         if path is not None:
             _write_figure(path, draw, session)
-    answered_for = {"ours", *found}  # a peer that fails is the peer's affair
+    answered_for = {"ours", *found}  # a failing peer does not fail the bench
     return 1 if session.broken or not session.failures.keys().isdisjoint(answered_for) else 0
 
 
@@ -88,17 +88,16 @@ def _bench(options: argparse.Namespace) -> Bench:
 
 
 def _measure(session: Session, names: Sequence[str], path: Path | None) -> None:
-    """Run cases one after another."""
     for name in dict.fromkeys(names):
         start = time.perf_counter()
         try:
             {**CASES, CONTEST: contest, OWN: own_kernels}[name](session)
-        except Exception:  # one broken case must not cost the others their results
+        except Exception:  # a broken case must not stop the others
             session.broken[name] = traceback.format_exc()
             print(session.broken[name], file=sys.stderr, flush=True)
         seconds = time.perf_counter() - start
         print(f"… {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
-        if path is not None:  # whoever is stopped half way keeps what there is
+        if path is not None:  # keep the results of an interrupted run
             _write_json(path, session)
 
 

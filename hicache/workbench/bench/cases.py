@@ -1,6 +1,6 @@
-"""The questions of the bench: each a function that measures, and judges the goals it can.
+"""Cases of the bench: functions that measure one question each, and judge its goals.
 
-Those about the whole machine are here, the others in `device_cases` and `link_cases`.
+Cases about the whole machine are here, the others in `device_cases` and `link_cases`.
 """
 
 import itertools
@@ -17,7 +17,6 @@ from hicache.workbench.bench.session import Session
 
 
 def ceilings(session: Session) -> None:
-    """What this machine can do: device copy, copy engine, and SMs across the link."""
     bench = session.bench
     arenas = bench.arenas
     size = bench.device_bytes
@@ -39,7 +38,6 @@ def ceilings(session: Session) -> None:
 
 
 def checksums(session: Session) -> None:
-    """The checksum fused into the copy: what it costs within the device and across the link."""
     for name in ("device", "to_host"):
         transfer = session.bench.transfer(name, 64, 2 * KIB)
         plain = session.verified("checksum", f"{name}, plain", transfer)
@@ -50,7 +48,7 @@ def checksums(session: Session) -> None:
 
 
 def sweep(session: Session) -> None:
-    """Bandwidth against page size, row bytes, contiguity and programs, in every direction."""
+    """Measure bandwidth by page size, row bytes, contiguity and programs, in every direction."""
     pages = [(row, page, False) for row in (256, 2 * KIB) for page in (1, 4, 16, 64, 128)]
     pages.append((2 * KIB, 16, True))
     for direction, (row_bytes, page_size, contiguous) in itertools.product(DIRECTIONS, pages):
@@ -85,5 +83,5 @@ CASES: dict[str, Callable[[Session], None]] = {
     "launches": launches,
     "sweep": sweep,
     "programs": programs,
-    "peers": against_peers,  # last: if code of others breaks the device, nothing comes after it
+    "peers": against_peers,  # last: foreign code may break the device
 }

@@ -1,8 +1,8 @@
-"""All kernels side by side: ours, the peers and, with `--kernel`, one of the user's own.
+"""All copy kernels side by side: ours, the peers and, with `--kernel`, the user's own.
 
-By size, from one small item to as much as fits, in every direction; and states of Mamba slots
-within the device. A kernel that declines says why, one that moves wrong bytes is out, and a series
-ends where a launch becomes too slow to be repeated.
+Sizes range from one small item to as much as fits, in every direction; Mamba states move within the
+device. The table gives the reason where a kernel declines. A kernel that moves wrong bytes is
+excluded, and a series ends where a launch is too slow to repeat.
 """
 
 import math
@@ -26,12 +26,11 @@ SIZES = (*(KIB << k for k in range(2, 20, 2)), 512 * MIB)  # from 4 KiB
 DRY_SIZES = (4 * KIB, 64 * KIB)
 ONE_PROGRAM = ("vllm_blocks", "vllm_states", "sgl_warps", "sglang_slots", "sglang_unified")
 PROGRAM_BYTES = 8 * MIB
-SLOW_S = 0.1  # a launch that takes longer ends its series
+SLOW_S = 0.1  # a longer launch ends its series
 REPEATS = 7
 
 
 def contest(session: Session) -> None:
-    """Every kernel at every size, in every direction."""
     kernels: dict[str, CopyKernel] = {"ours": contract.ours, **peers.PEERS, **session.kernels}
     for direction in DIRECTIONS:
         entered = dict(kernels)
@@ -45,7 +44,7 @@ def contest(session: Session) -> None:
 
 
 def programs(session: Session) -> None:
-    """What one program moves alone, by kernel, shape and direction: a static model predicts it."""
+    """Measure one program alone, by kernel, shape and direction, as a static model predicts it."""
     kernels: dict[str, CopyKernel] = {"ours": contract.ours, **session.kernels}
     kernels |= {name: peers.PEERS[name] for name in ONE_PROGRAM}
     for direction in DIRECTIONS:
@@ -61,14 +60,14 @@ def programs(session: Session) -> None:
                     )  # fmt: skip
                 except contract.DECLINED as error:
                     session.notes[case] = f"declined: {error}"
-                except Exception as error:  # of others' code
+                except Exception as error:  # in foreign code
                     session.failures.setdefault(name, f"{case}: {type(error).__name__}: {error}")
 
 
 def own_kernels(session: Session) -> None:
     """Verify kernels against their oracles, and time them at their own sizes.
 
-    Bytes are those of all arguments, each read or written once. Without a GPU the sizes are small.
+    The bytes are those of all arguments, each counted once. Without a GPU the sizes are small.
     """
     device = session.bench.device
     for name, kernel in session.own.items():
@@ -77,7 +76,7 @@ def own_kernels(session: Session) -> None:
             orders = {False: nullcontext()}
             try:
                 faults = list(faults_of(kernel, each, 0, device=device, orders=orders))
-            except Exception as error:  # of the user's code
+            except Exception as error:  # in the user's code
                 session.failures[name] = f"{what}: {type(error).__name__}: {error}"
                 break
             if faults:
@@ -91,7 +90,6 @@ def own_kernels(session: Session) -> None:
 
 
 def table(cells: Iterable[Cell]) -> str:
-    """A table a direction: a row a size, a column a kernel, µs and GB/s in a cell."""
     cells = list(cells)
     names = list(dict.fromkeys(cell.kernel for cell in cells))
     lines: list[str] = []
@@ -106,7 +104,7 @@ def table(cells: Iterable[Cell]) -> str:
             shown = direction
         texts = [_text(row.get(name)) for name in names]
         lines.append(f"{_size(size):12}" + "".join(f"{text:>{width}}" for text in texts))
-    remarks: dict[tuple[str, str], dict[str, None]] = {}  # of a kernel: in which directions
+    remarks: dict[tuple[str, str], dict[str, None]] = {}  # by kernel and remark: its directions
     for cell in cells:
         if cell.remark not in ("", "right"):
             remarks.setdefault((cell.kernel, cell.remark), {})[cell.direction] = None
@@ -117,7 +115,6 @@ def table(cells: Iterable[Cell]) -> str:
 def _enter(
     session: Session, direction: str, transfer: Transfer, kernels: dict[str, CopyKernel]
 ) -> None:
-    """Verify and time each kernel; take out those that are done with."""
     size = transfer.num_bytes
     for name, kernel in list(kernels.items()):
         seconds, remark = math.nan, ""
@@ -128,7 +125,7 @@ def _enter(
             remark = "right" if math.isnan(seconds) else ""
         except contract.DECLINED as error:
             remark = f"declined: {error}"
-        except Exception as error:  # of others' code: it loses its cell, and nobody else does
+        except Exception as error:  # in foreign code: only its own cell is lost
             remark = f"{type(error).__name__}: {error}"[:200]
             where = f"{direction}, {_size(size)}"
             session.failures.setdefault(name, f"{where}: {remark}")
@@ -140,7 +137,6 @@ def _enter(
 
 
 def _of_size(session: Session, direction: str, size: int) -> Transfer:
-    """A transfer of `size` bytes: items grow to a page first, then layers, then pages."""
     item = min(size // 2, ITEM_BYTES)
     row_bytes = min(item, 2 * KIB)
     layers = max(1, min(session.bench.num_layers, size // (2 * item)))
@@ -151,7 +147,6 @@ def _of_size(session: Session, direction: str, size: int) -> Transfer:
 
 
 def _shaped(session: Session, direction: str, shape: str) -> Transfer:
-    """Two buffers of items of a shape, in random order; the target's lie side by side."""
     bench = session.bench
     most = PROGRAM_BYTES if bench.on_gpu else DRY_SIZES[0]
     item_bytes = item_bytes_of(shape)
@@ -162,7 +157,6 @@ def _shaped(session: Session, direction: str, shape: str) -> Transfer:
 
 
 def _states(session: Session, num_slots: int) -> Transfer:
-    """Mamba slots of many layers, conv and SSM, from one pool to another in the device."""
     src, dst = (session.bench.states(name, 2 * num_slots) for name in DIRECTIONS["device"])
     ids = torch.arange(num_slots, dtype=torch.int32, device=session.bench.device)
     return Transfer(src, dst, 2 * ids, 2 * ids + 1)

@@ -1,11 +1,11 @@
-"""The other way across a link: the copy engine, for items that are large and contiguous.
+"""Transfers by the copy engine, for items that are large and contiguous.
 
-A copy engine takes no SM, but pays for each piece: in public measurements it moves 4 to 7 GB/s in
+A copy engine needs no SM but has a cost per piece. In public measurements it moves 4 to 7 GB/s in
 pieces of 4 to 16 KiB and 52 GB/s in pieces of 64 KiB (H100, PCIe 5; vLLM pull request 42212).
 
-Many pieces are handed over in one driver call (`cuMemcpyBatchAsync`, CUDA 12.8 and later), found
-through `ctypes` so that nothing needs installing; without it, or on the default stream, which that
-call refuses, they go one by one (`cuMemcpyAsync`).
+One driver call submits many pieces (`cuMemcpyBatchAsync`, CUDA 12.8 and later, found through
+`ctypes`). Without that call, or on the default stream, which it refuses, pieces are submitted one
+by one (`cuMemcpyAsync`).
 """
 
 import ctypes
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hicache.kernels.table import CopyTable
 
-STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: a source is read when its turn comes
+STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: sources are read in stream order
 ANY_ORDER = 3  # CU_MEMCPY_SRC_ACCESS_ORDER_ANY: ... at any time after the call
-BATCH_RUNS = 1 << 15  # of one call: at about 52,000 the driver was seen to hang (vLLM issue 49276)
+BATCH_RUNS = 1 << 15  # per call: at about 52,000 the driver hangs (vLLM issue 49276)
 
 
 class Runs(NamedTuple):
@@ -29,12 +29,10 @@ class Runs(NamedTuple):
     src: Tensor  # addresses
     dst: Tensor  # addresses
     num_bytes: Tensor
-    order: int  # in which sources may be read
+    order: int  # access order of the sources
 
 
 class _Attributes(ctypes.Structure):
-    """CUmemcpyAttributes."""
-
     _fields_ = [
         ("src_access_order", ctypes.c_int),
         ("src_location", ctypes.c_int * 2),
@@ -44,10 +42,9 @@ class _Attributes(ctypes.Structure):
 
 
 def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
-    """Merge neighboring rows and items, on both sides, into the longest contiguous runs.
+    """Merge adjacent rows and items, on both sides, into the longest contiguous runs.
 
-    Pages in host memory are not written by the stream that copies them, so they may be read in any
-    order.
+    The copying stream never writes host pages that it reads, so these may be read in any order.
 
     Args:
         table: the pair of pools.
@@ -78,7 +75,6 @@ def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
 
 
 def _merged_rows(rows: Tensor) -> Tensor:
-    """Join rows that follow each other on both sides, as those of a page in one piece."""
     goes_on = (rows[:-1, :2] + rows[:-1, 4:] == rows[1:, :2]).all(1)
     goes_on &= (rows[:-1, 2:4] == rows[1:, 2:4]).all(1)
     number = torch.cat([torch.zeros(1, dtype=torch.int64), (~goes_on).cumsum(0)])
@@ -89,13 +85,12 @@ def _merged_rows(rows: Tensor) -> Tensor:
 
 
 def is_batched(device: torch.device) -> bool:
-    """Whether `copy_runs` would hand over all runs in one call on the current stream."""
     batch, _ = _batch_call(_driver())
     return batch is not None and torch.cuda.current_stream(device).cuda_stream != 0
 
 
 def copy_runs(runs: Runs, device: torch.device) -> None:
-    """Queue the runs on the current stream of `device`, many in a call. Host memory is pinned."""
+    """Queue the runs on the current stream of `device`. Host memory must be pinned."""
     num_runs = len(runs.num_bytes)
     if num_runs == 0:
         return
@@ -125,7 +120,6 @@ def _driver() -> ctypes.CDLL:
 
 
 def _batch_call(driver: ctypes.CDLL) -> tuple[Callable[..., int] | None, list[object]]:
-    """The batch call and its extra argument: CUDA 13 dropped the index of the failing piece."""
     failed = ctypes.c_size_t(0)
     for name, extra in (("cuMemcpyBatchAsync_v2", []), ("cuMemcpyBatchAsync", [failed])):
         if hasattr(driver, name):

@@ -1,6 +1,6 @@
-"""The questions of the bench within the device: G1, G2, G8 and G9.
+"""Cases of the bench within the device: G1, G2, G8 and G9.
 
-Every case verifies its bytes before it times them, unless it says that another case has.
+Every case verifies its bytes before timing, unless its docstring names the case that does.
 """
 
 import math
@@ -15,7 +15,7 @@ from hicache.workbench.bench import peers
 from hicache.workbench.bench.measure import KIB, Transfer, graphed
 from hicache.workbench.bench.session import Session
 
-NUM_SLOTS = 17  # 8 to 8 others, and one more
+NUM_SLOTS = 17  # 8 sources, 8 targets and one spare
 
 
 def pages(session: Session) -> None:
@@ -79,7 +79,7 @@ def indices(session: Session) -> None:
     def to_device(values: Tensor) -> Tensor:
         return values.to(torch.int32).to(bench.device)
 
-    per_request = 8  # nodes on the path of a request
+    per_request = 8  # nodes on each request's path
     first = torch.arange(per_request) * (num_columns // per_request)
     spans = torch.stack([first, torch.full_like(first, num_columns // per_request)], dim=1)
     spans = to_device(spans.repeat(num_requests, 1))
@@ -104,7 +104,6 @@ def indices(session: Session) -> None:
 
 
 def _two_pass(transfer: Transfer) -> Callable[[], None]:
-    """Gather each buffer into a staging buffer, then permute it into the target's pages."""
     table = transfer.table
     sources, targets = transfer.src_ids.long(), transfer.dst_ids.long()
     words = table.src[0].shape[1]

@@ -1,6 +1,6 @@
-"""Figures of the bench: bandwidth against page size, and the roofline of the contest.
+"""Figures of the bench: bandwidth by page size, and the roofline of the contest.
 
-matplotlib is imported when a figure is wanted: whoever takes only the kernels needs none.
+matplotlib is imported on use, because the kernels alone do not need it.
 """
 
 import math
@@ -13,7 +13,6 @@ MARKERS = "osD^vP*Xh<>"
 
 
 def sweep_figure(session: Session) -> Any:
-    """Bandwidth against page size, one panel a direction, ceilings drawn."""
     figure, panels = _panels()
     for panel, (direction, title) in zip(panels, TITLES.items(), strict=True):
         lines: dict[str, list[tuple[int, float]]] = {}
@@ -37,10 +36,10 @@ def sweep_figure(session: Session) -> Any:
 
 
 def roofline_figure(session: Session) -> Any:
-    """Bandwidth against bytes of a transfer, one line a kernel, under the roof of its direction.
+    """Plot bandwidth over transfer size, one line per kernel, under the roof of its direction.
 
-    The roof is what the best of the machine's ways moves, and left of its ridge what a transfer as
-    short as the shortest of our own could move if bytes were free.
+    The roof is the best measured bandwidth of the direction. Left of its ridge, the roof is the
+    size over the shortest time of any transfer of ours.
     """
     figure, panels = _panels()
     names = list(dict.fromkeys(cell.kernel for cell in session.cells))

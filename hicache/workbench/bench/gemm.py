@@ -1,7 +1,7 @@
-"""A matrix product whose programs stay on their SMs until all of it is done.
+"""A matrix product whose programs stay on their SMs until the whole product is done.
 
-Copies that start beside it get an SM only when one of its programs ends, not after every tile as
-beside a library's product. Engines run such kernels in prefill.
+A copy that starts meanwhile gets an SM only when a program ends, not after every tile as with a
+library's product. Engines run such kernels in prefill.
 
 Sizes: a is [M, K], b is [K, N], both float16 and contiguous.
 """
@@ -51,7 +51,6 @@ def _persistent_gemm_kernel(
 def persistent_gemm(
     a: Tensor, b: Tensor, out: Tensor, *, blocks: tuple[int, int, int] = BLOCKS
 ) -> None:
-    """Write a @ b into `out`, by one program an SM."""
     block_m, block_n, block_k = blocks
     with torch.cuda.device_of(a):
         _persistent_gemm_kernel[(num_sms(a.device),)](

@@ -1,6 +1,6 @@
-"""The questions of the bench about the link between device and host: G3 to G7 and G10.
+"""Cases of the bench for the link between device and host: G3 to G7 and G10.
 
-Every case verifies its bytes before it times them, unless it says that another case has.
+Every case verifies its bytes before timing, unless its docstring names the case that does.
 """
 
 import itertools
@@ -19,12 +19,12 @@ from hicache.workbench.bench.measure import KIB, MIB, SPIN_CYCLES, graphed
 from hicache.workbench.bench.session import Session
 
 WEIGHT_SIZE = 8192
-# of products with one weight: tokens, columns in weight sizes, how many products; 55 ms each at
+# matrix products: tokens, columns in weight sizes, number of products; each set takes 55 ms at
 # 790 TFLOP/s and 4 TB/s
 STEPS = {
-    "GEMM": (8192, 1, 40),  # a prefill, bound by arithmetic
-    "decode": (32, 8, 200),  # bound by memory: it reads 1 GiB of weights for so few tokens
-    "persistent GEMM": (8192, 1, 40),  # a prefill that leaves an SM only when it is done
+    "GEMM": (8192, 1, 40),  # prefill, compute-bound
+    "decode": (32, 8, 200),  # memory-bound: 1 GiB of weights for 32 tokens
+    "persistent GEMM": (8192, 1, 40),  # prefill that holds its SMs until it is done
 }
 NUM_ROUNDS = 3
 
@@ -67,7 +67,7 @@ def links(session: Session) -> None:
 
 
 def against_peers(session: Session) -> None:
-    """G5: the same bytes moved by other means, most of them slow, so fewer bytes are taken."""
+    """G5: equal bytes moved by the peers; most are slow, so transfers are small."""
     bench = session.bench
     num_bytes = max(bench.host_bytes // 4, 1)
     for direction in ("to_device", "to_host"):
@@ -113,9 +113,9 @@ def against_peers(session: Session) -> None:
 
 
 def interference(session: Session) -> None:
-    """G7: matrix products in a loop, as of prefills and of decode, with copies and without.
+    """G7: matrix products of prefill and decode in a loop, with and without copies beside them.
 
-    The staged copy is measured beside them for comparison: it has no goal.
+    The staged copy is measured for comparison and has no goal.
     """
     if not session.bench.on_gpu:
         session.unmeasured("G7", "GEMM beside a load-back", "<= 1.05", "it needs a GPU")
@@ -168,7 +168,6 @@ def _beside(
     side: torch.cuda.Stream,
     num_copies: int,
 ) -> tuple[float, float]:
-    """Seconds of the products beside copies, and of one copy while they ran: medians of rounds."""
     rounds = [_one_round(products, launch, side, num_copies) for _ in range(NUM_ROUNDS)]
     products_s, copies_s = zip(*rounds, strict=True)
     return statistics.median(products_s), statistics.median(copies_s)
@@ -205,7 +204,7 @@ def _one_round(
 
 
 def launches(session: Session) -> None:
-    """G10: what a load-back of 8 MiB costs the host, and whether a graph replays it."""
+    """G10: host time of a load-back of 8 MiB, and whether a CUDA graph can replay it."""
     if not session.bench.on_gpu:
         session.unmeasured("G10", "host time of a launch, µs", "<= 30", "it needs a GPU")
         return
@@ -228,7 +227,6 @@ def launches(session: Session) -> None:
 def _queueing_delay_us(
     session: Session, products: Callable[[], None], side: torch.cuda.Stream, direction: str
 ) -> float:
-    """How much longer a small copy takes when it is asked for in the middle of the products."""
     small = session.bench.transfer(direction, 16, 2 * KIB, num_bytes=MIB)
 
     def seconds() -> float:

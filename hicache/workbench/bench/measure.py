@@ -1,12 +1,12 @@
-"""How the bench measures: pools cut out of fixed arenas, verified copies, times in quantiles.
+"""Measurement: pools in fixed arenas, verified copies, and times as quantiles.
 
-A transfer is verified before it is timed: the target is poisoned, the copy runs once, and then
-every item named must equal its source and every other must still be poison. Times are taken with
-device events behind a short spin, so that the queue is full and launch cost stays out; before it
-another buffer is read, so that nothing is found in the cache that the last launch left there.
+A transfer is verified before it is timed: the target is poisoned and the copy runs once. Then every
+item named must equal its source, and all others must still be poison. Times are taken with device
+events behind a short spin, which fills the queue and hides launch cost. Before each launch another
+buffer is read, so that the cache holds nothing of the previous launch.
 
-On a CPU nothing is timed: the same code runs at toy sizes over the reference, so that a dry run
-finds what would break half way.
+On a CPU nothing is timed: the same code runs at small sizes with the PyTorch references, so that a
+dry run finds errors.
 """
 
 import math
@@ -25,7 +25,7 @@ from hicache.workbench.contract import CopyKernel, bound
 
 POISON_WORD = int.from_bytes(b"\xa5" * 8, "little", signed=True)
 SPIN_CYCLES = 1_000_000  # about half a millisecond
-CACHE_BYTES = 256 << 20  # several times the second level of cache of any GPU
+CACHE_BYTES = 256 << 20  # several times the L2 cache of any GPU
 WARM_UP_S = 0.5
 LAYOUTS = {"layer_first": layer_first_buffers, "page_first": page_first_buffers}
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -38,7 +38,7 @@ DIRECTIONS = {  # arenas
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Seconds of one launch; NaN where nothing was timed."""
+    """Seconds of one launch; NaN if not timed."""
 
     p20_s: float
     p50_s: float
@@ -49,8 +49,6 @@ UNTIMED = Timing(p20_s=math.nan, p50_s=math.nan, p80_s=math.nan)
 
 
 class Transfer:
-    """A copy between two pools, given as their buffers, with the ids of what is moved."""
-
     def __init__(
         self, src: Sequence[Tensor], dst: Sequence[Tensor], src_ids: Tensor, dst_ids: Tensor
     ):
@@ -60,22 +58,19 @@ class Transfer:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that arrive."""
         return self.table.item_bytes * len(self.src_ids)
 
     def launch(self, num_programs: int | None = None) -> None:
-        """The copy by our kernel (by the reference on a CPU)."""
         ids = self.src_ids, self.dst_ids
         ops.copy_pages(self.table, *ids, num_programs=num_programs, trusted=True)
 
     def by(self, kernel: CopyKernel, num_programs: int | None = None) -> Callable[[], object]:
-        """The same copy by another kernel, made ready."""
         launch = kernel(self.src, self.dst)
         return bound(launch, self.src_ids, self.dst_ids, num_programs=num_programs)
 
 
 class Bench:
-    """Arenas on both sides, and a clock. Invariant: sources hold random bytes, targets anything."""
+    """Arenas on both sides, and a clock. Invariant: sources hold random bytes."""
 
     def __init__(
         self,
@@ -108,22 +103,19 @@ class Bench:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether anything is timed."""
         return self.device.type == "cuda"
 
     def room(self, direction: str) -> int:
-        """The most bytes that are moved at once."""
         return self.device_bytes if direction == "device" else self.host_bytes
 
     def stream(self) -> AbstractContextManager[object]:
-        """A stream to run on that is not the default one: that takes no batched memcpy."""
+        """A stream other than the default one, which refuses batched memcpy."""
         if not self.on_gpu:
             return nullcontext()
         self.synchronize()
         return torch.cuda.stream(torch.cuda.Stream(self.device))
 
     def warm_up(self) -> None:
-        """Copy until an idle GPU has its clocks up."""
         end = time.perf_counter() + (WARM_UP_S if self.on_gpu else 0.0)
         while time.perf_counter() < end:
             self.arenas["device_target"].copy_(self.arenas["device"])
@@ -140,17 +132,17 @@ class Bench:
         other: str = "page_first",
         contiguous: bool = False,
     ) -> Transfer:
-        """Pages within the device, or a load-back (`to_device`) or a back-up (`to_host`).
+        """Make a transfer of pages: within the device, a load-back or a back-up.
 
         Args:
             direction: one of `DIRECTIONS`.
             page_size: tokens of a page.
-            row_bytes: of a token in each of the 2·layers buffers.
-            num_bytes: moved, in whole pages; the pools hold twice as many. None: all there is.
-            num_layers: None: as the bench has them.
-            other: how the target lies, across the link the pool on the host; the one on the device
-                that data comes from or goes to lies layer-first.
-            contiguous: ids are in a row, else in random order.
+            row_bytes: bytes of a token in each of the 2·layers buffers.
+            num_bytes: bytes to move, in whole pages; the pools hold twice as many. None means all.
+            num_layers: None means the bench's default.
+            other: layout of the target within the device; across the link, layout of the host pool
+                (the device pool is layer-first).
+            contiguous: True for consecutive ids, False for random order.
         """
         num_layers = num_layers or self.num_layers
         page_bytes = page_size * row_bytes * 2 * num_layers
@@ -168,7 +160,6 @@ class Bench:
         return Transfer(src, dst, *self.half_of(num_pages, contiguous=contiguous))
 
     def half_of(self, num_items: int, *, contiguous: bool = False) -> list[Tensor]:
-        """Ids of half the items of two pools."""
         generator = torch.Generator().manual_seed(0)
         orders = [torch.randperm(num_items, generator=generator) for _ in range(2)]
         if contiguous:
@@ -176,17 +167,16 @@ class Bench:
         return [order[: num_items // 2].int().to(self.device) for order in orders]
 
     def states(self, arena: str, num_slots: int) -> list[Tensor]:
-        """Mamba slots of many layers in an arena, first conv and then SSM of each."""
         num_layers, *sizes = (36, 48 * KIB, 2 * MIB) if self.on_gpu else (2, 768, 8 * KIB)
         widths = [size for size in sizes for _ in range(num_layers)]
         parts = self.arenas[arena][: num_slots * sum(widths)].split([num_slots * w for w in widths])
         return [part.view(num_slots, -1) for part in parts]
 
     def verify(self, transfer: Transfer, launch: Callable[[], object]) -> None:
-        """Run a copy once and refuse a wrong, a missing or a stray byte.
+        """Run a copy once and compare all bytes.
 
         Raises:
-            RuntimeError: what differs.
+            RuntimeError: a byte is wrong, missing or changed outside the targets.
         """
         table = transfer.table
         for whole in _wholes(table.dst):
@@ -204,7 +194,6 @@ class Bench:
                 raise RuntimeError(f"buffer {number}: a byte was written outside of the ids")
 
     def _seen(self, buffers: tuple[Tensor, ...]) -> list[Tensor]:
-        """The buffers as the device sees them, host arenas sent over whole."""
         sent = {whole.data_ptr(): whole.to(self.device) for whole in _wholes(buffers)}
         return [
             sent[buffer.untyped_storage().data_ptr()].as_strided(
@@ -214,7 +203,7 @@ class Bench:
         ]
 
     def timed(self, launch: Callable[[], object], *, repeats: int | None = None) -> Timing:
-        """Quantiles of a launch's time on the current stream; on a CPU run it once, untimed."""
+        """Return quantiles of a launch's time on the current stream; a CPU runs it untimed."""
         if not self.on_gpu:
             launch()
             return UNTIMED
@@ -222,7 +211,7 @@ class Bench:
             launch()
         times = []
         for _ in range(repeats or self.repeats):
-            self._other.sum()  # read, not written: what is dirty would be written back meanwhile
+            self._other.sum()  # a read: dirty lines would be written back during the launch
             torch.cuda._sleep(SPIN_CYCLES)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -233,13 +222,11 @@ class Bench:
         return quantiles(times)
 
     def synchronize(self) -> None:
-        """Wait for the device, if there is one."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
 
 def _wholes(buffers: tuple[Tensor, ...]) -> list[Tensor]:
-    """The arenas that some buffers lie in, as words."""
     storages = {b.untyped_storage().data_ptr(): b.untyped_storage() for b in buffers}
     empty = torch.empty(0, dtype=torch.int64, device=buffers[0].device)
     return [
@@ -249,7 +236,6 @@ def _wholes(buffers: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def graphed(launch: Callable[[], object], *, times: int) -> Callable[[], None]:
-    """A CUDA graph of some launches in a row."""
     launch()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -260,7 +246,6 @@ def graphed(launch: Callable[[], object], *, times: int) -> Callable[[], None]:
 
 
 def quantiles(times: list[float]) -> Timing:
-    """The quantiles of some seconds."""
     shares = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
     low, middle, high = torch.tensor(times, dtype=torch.float64).quantile(shares).tolist()
     return Timing(p20_s=low, p50_s=middle, p80_s=high)

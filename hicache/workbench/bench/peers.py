@@ -1,22 +1,22 @@
-"""What the bench compares with: other ways to make the same transfer, each a `contract.CopyKernel`.
+"""Peers of the bench: other ways to make the same transfer, each a `contract.CopyKernel`.
 
-The Triton kernels here were written for the bench from what public engines say of theirs, so that
-they can be checked and timed where those engines are not installed. They are equivalents, not
-copies: widths, loops and grids are the described ones, blocks and warps ours where nothing is said.
+The Triton kernels here follow public descriptions of other engines' kernels, so that these can be
+checked and timed where the engines are not installed. They are equivalents, not copies: widths,
+loops and grids are as described; blocks and warps are ours where the description gives none.
 
     vllm_blocks         vLLM's `_swap_blocks_kernel` (#42212): 12 programs, 64-bit accesses
     vllm_states         vLLM's copy of Mamba states before #48110: a program a state, 1 byte a lane
-    vllm_states_tiled   after #48110 and #49436: 8 bytes a lane, 16 programs a state
-    sgl_warps           sgl_kernel's `transfer_kv_*`: 2 × 32 warps, 8 bytes in flight a thread
+    vllm_states_tiled   after #48110 and #49436: 8 bytes a lane, 16 programs per state
+    sgl_warps           sgl_kernel's `transfer_kv_*`: 2 × 32 warps, 8 bytes in flight per thread
     sglang_slots        SGLang's `_fused_slot_copy_kernel`: 16 bits a lane, as in its machine code
-    sglang_unified      SGLang's page-unified load-back (#39726): a launch a layer, 2 programs, 16
-                        bytes a lane and one of them in flight; strided rows, so head groups too
+    sglang_unified      SGLang's page-unified load-back (#39726): a launch per layer, 2 programs, 16
+                        bytes a lane, one access in flight; rows may be strided (head groups)
     memcpy_each         one asynchronous copy for each item and buffer
-    memcpy_batch        the copy engine, runs listed beforehand, host memory read in any order
-    staged              our kernel between the device pool and a buffer that lies like the host's
-                        pages, and the copy engine between the two: no SM is busy in the transfer
+    memcpy_batch        the copy engine; runs listed beforehand, host memory read in any order
+    staged              our kernel between the device pool and a device buffer with the host's
+                        layout, and the copy engine between buffer and host: no SM uses the link
 
-SGLang's own kernels (`sglang_registers`, `sglang_tma`) are called when its package is importable.
+SGLang's own kernels (`sglang_registers`, `sglang_tma`) are called if its package is importable.
 """
 
 import importlib
@@ -38,19 +38,18 @@ Launch = Callable[[], object]
 Buffers = Sequence[Tensor]
 SGLANG_MODULE = "sglang.kernels.ops.kvcache.hicache"  # as of 0.5.23
 SGLANG_PAGE = 16  # tokens of the pages that SGLang's own kernels are called with
-EVERY = 1 << 30  # programs: one for each item
+EVERY = 1 << 30  # programs: one per item
 
 
 @triton.jit
 def _pointer_copy_kernel(
-    src_addresses_ptr,  # [N] int64; 0: nothing is moved
+    src_addresses_ptr,  # [N] int64; 0 is a hole
     dst_addresses_ptr,  # [N] int64
     item_words_ptr,  # [N] int64
     num_items,
     WORD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One item after another, from and to listed addresses, with nothing promised of them."""
     item = tl.program_id(0)
     while item < num_items:
         src_address = tl.load(src_addresses_ptr + item)
@@ -81,7 +80,6 @@ def _unified_copy_kernel(
     dst_row,
     BLOCK: tl.constexpr,
 ):
-    """16 bytes a lane, an item's rows in a line; one block after another."""
     row_chunks = row_words // 2
     num_chunks = num_items * rows * row_chunks
     start = tl.program_id(0).to(tl.int64) * BLOCK
@@ -104,7 +102,7 @@ def _unified_copy_kernel(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Bound:
-    """A launch whose host does its work once for a list of ids, before anything is timed."""
+    """A launch whose host work for a list of ids is done once, before timing."""
 
     bind: Callable[[Tensor, Tensor, int | None], Launch]
 
@@ -125,7 +123,6 @@ class PointerCopy:
     tiles: int = 1
 
     def __call__(self, src: Buffers, dst: Buffers) -> CopyLaunch:
-        """As `contract.CopyKernel`."""
         for buffer in (*src, *dst):
             if not buffer[:1].is_contiguous():
                 raise NotImplementedError("items in one piece wanted, got strided rows")
@@ -155,14 +152,14 @@ sglang_slots = PointerCopy(word=tl.int16, block=8192, num_warps=8, programs=528)
 
 
 def vllm_blocks(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """vLLM's block copy, within the device and to it; the other way vLLM takes batched memcpy."""
+    """vLLM's block copy within and to the device; to the host, vLLM uses batched memcpy."""
     if src[0].is_cuda and not dst[0].is_cuda:
         raise NotImplementedError("vLLM copies to the host by batched memcpy alone")
     return _blocks(src, dst)
 
 
 def sglang_unified(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """SGLang's page-unified load-back, buffer by buffer (its K and V of a layer share a launch)."""
+    """SGLang's page-unified load-back, a launch per buffer (SGLang: K and V in one launch)."""
     views = [(_rows(s), _rows(d)) for s, d in zip(src, dst, strict=True)]
 
     def launch(src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None) -> None:
@@ -178,8 +175,6 @@ def sglang_unified(src: Buffers, dst: Buffers) -> CopyLaunch:
 
 
 def memcpy_each(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """One asynchronous copy for each item and buffer."""
-
     def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
         ids = zip(src_ids.tolist(), dst_ids.tolist(), strict=True)
         pairs = [(s, d) for s, d in ids if s >= 0 and d >= 0]
@@ -195,7 +190,6 @@ def memcpy_each(src: Buffers, dst: Buffers) -> CopyLaunch:
 
 
 def memcpy_batch(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """The copy engine, with the list of runs made beforehand."""
     table = copy_table(src, dst)
     if table.device.type == "cpu":
         raise NotImplementedError("the copy engine needs a GPU")
@@ -208,7 +202,7 @@ def memcpy_batch(src: Buffers, dst: Buffers) -> CopyLaunch:
 
 
 def staged(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """Our kernel between the device pool and a buffer beside it, and the copy engine from there."""
+    """Our kernel between the device pool and a device buffer, and the copy engine to the host."""
     if src[0].is_cuda == dst[0].is_cuda:
         raise NotImplementedError(
             "the staged copy needs a GPU on one side and the host on the other"
@@ -243,9 +237,9 @@ def _in_turn(first: Launch, second: Launch) -> None:
 
 
 def _staging(host: Buffers, num_items: int, device: torch.device) -> list[Tensor]:
-    """Buffers of `num_items` items on the device that lie to each other as those on the host.
+    """Allocate buffers of `num_items` items on the device, with the layout of the host's.
 
-    Buffers of which an item lies in one piece share a slab, others get one each.
+    Buffers whose items are contiguous together share a slab; others get one each.
     """
     starts = [buffer.data_ptr() for buffer in host]
     pitch = host[0].stride(0) * host[0].element_size()
@@ -270,10 +264,10 @@ def _staging(host: Buffers, num_items: int, device: torch.device) -> list[Tensor
 
 
 def _sglang(src: Buffers, dst: Buffers, *, programs: int, uses_tma: bool) -> CopyLaunch:
-    """SGLang's `transfer_hicache_all_layer` between layer-first pools, K and V alternating.
+    """Make SGLang's `transfer_hicache_all_layer` between layer-first pools, K and V alternating.
 
     Raises:
-        NotImplementedError: it is not installed, or would take another of its kernels.
+        NotImplementedError: SGLang is not installed, or would choose another of its kernels.
     """
     try:
         module = importlib.import_module(SGLANG_MODULE)
@@ -340,19 +334,17 @@ PEERS: dict[str, CopyKernel] = {
 
 
 def device_of(src: Buffers, dst: Buffers) -> torch.device:
-    """Where a copy runs: the CUDA device if either pool is on one."""
     return next((b.device for b in (*src, *dst) if b.is_cuda), torch.device("cpu"))
 
 
 def _addresses(buffers: Buffers, ids: Tensor, is_moved: Tensor) -> Tensor:
-    """[NB · G] address of every item, layer by layer; 0 for a hole."""
     strides = [buffer.stride(0) * buffer.element_size() for buffer in buffers]
     each = [b.data_ptr() + ids.long() * s for b, s in zip(buffers, strides, strict=True)]
     return torch.cat([torch.where(is_moved, addresses, 0) for addresses in each])
 
 
 def _rows(buffer: Tensor) -> Tensor:
-    """[P, rows, words] of [P, token, head, dim] whose heads lie side by side, or of [P, dim]."""
+    """View [P, token, head, dim] with adjacent heads, or [P, dim], as [P, rows, words]."""
     words = buffer.view(torch.int64)
     if words.dim() == 2:
         return words[:, None]

@@ -1,4 +1,4 @@
-"""What a run of the bench has measured so far, and the goals it judged.
+"""Results of a run of the bench: measurements and judged goals.
 
 Goals are ratios to ceilings measured in the same run (`README.md` lists them, G1 to G10).
 """
@@ -14,7 +14,7 @@ from hicache.workbench.own import OwnKernel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One measured launch. `num_bytes` arrive; within a device they are also read from there."""
+    """One measured launch. `num_bytes` counts arriving bytes; copies in a device also read them."""
 
     op: str
     case: str
@@ -24,25 +24,24 @@ class Record:
 
     @property
     def gb_per_s(self) -> float:
-        """10**9 bytes arriving a second, at the median."""
         return self.num_bytes / self.timing.p50_s / 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """A claim to hold the kernels to, with what was measured. `got` is NaN if nothing was."""
+    """A target for the kernels, with the measured value. `got` is NaN if not measured."""
 
     goal: str
     what: str
     wanted: str
     got: float
-    holds: bool | None  # None: not measured, `why` says why
+    holds: bool | None  # None means not measured; `why` gives the reason
     why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """What one kernel made of one transfer. Without a time, `remark` says why."""
+    """One kernel on one transfer. If it has no time, `remark` says why."""
 
     direction: str  # device, to_device, to_host, states
     num_bytes: int
@@ -52,13 +51,10 @@ class Cell:
 
     @property
     def gb_per_s(self) -> float:
-        """10**9 bytes arriving a second; NaN without a time."""
         return self.num_bytes / self.p50_s / 1e9
 
 
 class Session:
-    """What a run of the bench has measured so far."""
-
     def __init__(
         self,
         bench: Bench,
@@ -66,8 +62,8 @@ class Session:
         own: Mapping[str, OwnKernel] | None = None,
     ):
         self.bench = bench
-        self.own = dict(own or {})  # kernels that bring their oracles
-        self.kernels = dict(kernels or {})  # of the user's own
+        self.own = dict(own or {})  # kernels with their own oracle
+        self.kernels = dict(kernels or {})  # the user's copy kernels
         self.records: list[Record] = []
         self.goals: list[Goal] = []
         self.ceilings: dict[str, float] = {}  # GB/s arriving
@@ -86,7 +82,6 @@ class Session:
         repeats: int | None = None,
         **parameters: int | str,
     ) -> float:
-        """Time a launch, record it, return GB/s."""
         timing = self.bench.timed(launch, repeats=repeats)
         record = Record(op=op, case=case, num_bytes=num_bytes, timing=timing, parameters=parameters)
         self.records.append(record)
@@ -102,21 +97,18 @@ class Session:
         repeats: int | None = None,
         **parameters: int | str,
     ) -> float:
-        """Verify a launch that makes `transfer`, our own if none is given, then time it."""
+        """Verify a launch that makes `transfer` (None: our own), then time it; return GB/s."""
         launch = launch or transfer.launch
         self.bench.verify(transfer, launch)
         return self.time(op, case, launch, transfer.num_bytes, repeats=repeats, **parameters)
 
     def at_least(self, goal: str, what: str, got: float, wanted: float) -> None:
-        """Judge a ratio that should be high."""
         self._judge(goal, what, f">= {wanted:g}", got, holds=got >= wanted)
 
     def at_most(self, goal: str, what: str, got: float, wanted: float) -> None:
-        """Judge a number that should be low."""
         self._judge(goal, what, f"<= {wanted:g}", got, holds=got <= wanted)
 
     def unmeasured(self, goal: str, what: str, wanted: str, why: str) -> None:
-        """Name a goal that cannot be judged here, and why."""
         self.goals.append(
             Goal(goal=goal, what=what, wanted=wanted, got=math.nan, holds=None, why=why)
         )

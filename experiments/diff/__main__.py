@@ -62,7 +62,6 @@ METRICS = ("hits", *(f"{tier}_hits" for tier in TIERS), *AREAS)
 
 
 def main() -> None:
-    """Compare and report; exit with 1 if a --fail-on limit is broken, with 2 on failure."""
     options = parse(sys.argv[1:])
     try:
         sys.exit(run(options))
@@ -180,8 +179,6 @@ def edges_of(options: argparse.Namespace) -> list[argparse.Namespace]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One workload that both sides are compared on."""
-
     options: argparse.Namespace
     pools: Pools
     requests: Sequence[Request]

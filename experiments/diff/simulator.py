@@ -102,7 +102,6 @@ class SimulatorSide:
         )
 
     def finish(self, number: int) -> None:
-        """Decode the rest of a request's answer, and serve until all copies are done."""
         req, is_short = self._running.pop(number)
         scheduler = self.engine.scheduler
         if is_short:

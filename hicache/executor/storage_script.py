@@ -83,7 +83,6 @@ def _loads(
 
 
 def write_script(work: StorageWrite, batch_pages: int) -> Iterator[Ask | Store]:
-    """Write the pages that storage lacks, in batches; a batch is visible once written."""
     ask = Ask(work.keys)
     yield ask
     keys: Items[Key] = work.keys

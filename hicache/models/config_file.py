@@ -130,8 +130,6 @@ SPARSE_NAMES = {
 
 
 class ConfigFile:
-    """The text part of one config.json, with checked access to its numbers."""
-
     def __init__(self, config: Mapping[str, object], where: str) -> None:
         text = config.get("text_config", config)
         if not isinstance(text, Mapping):

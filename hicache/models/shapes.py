@@ -13,8 +13,6 @@ GIB = 1 << 30
 
 
 class LayerKind(Enum):
-    """The data that one sort of layers keeps of the tokens it has read."""
-
     full = "full"
     swa = "swa"
     mamba = "mamba"
@@ -297,7 +295,6 @@ class ModelConfig:
         )
 
     def num_holders(self, kind: LayerKind) -> int:
-        """Number of layers that keep their own data of this kind."""
         letters = "".join(self.layer_words)
         if kind is LayerKind.full:
             return self.num_full_layers - letters.count("f")

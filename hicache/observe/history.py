@@ -190,7 +190,6 @@ def numbers_in(names: bytes) -> PageNumbers:
 
 
 def sequence_pages(sequence: Sequence, first: int, end: int | None) -> PageNumbers:
-    """Return the numbers of the sequence's pages `[first, end)`; None means all that follow."""
     stop = None if end is None else end * NUMBER_BYTES
     return numbers_in(sequence.tokens[first * NUMBER_BYTES : stop])
 

@@ -161,7 +161,6 @@ class MissingPages:
     # -- what it could not ---------------------------------------------------------------------
 
     def _stories(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
-        """Explain lost pages; for pages that are held, explain their window or state."""
         if first >= end:
             return []
         held = min(self.full_end, end)
@@ -208,7 +207,6 @@ class MissingPages:
         return [(first, end, *self._obstacle(end, asks_storage=asks_storage))]
 
     def _obstacle(self, boundary: int, *, asks_storage: bool) -> tuple[int, int]:
-        """Explain why a boundary is unusable although its full pages, and any state, are held."""
         for kind, pages in self.history.kinds.windows:
             window = max(boundary - pages, 0)
             is_there = self._is_there(kind, window, boundary, asks_storage=asks_storage)
@@ -237,7 +235,6 @@ class MissingPages:
         )
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
-        """Return how each page of a kind was lost; `NONE` for pages that storage has."""
         history, numbers = self.history, self.numbers[first:end]
         marks = history.marks[kind][numbers]
         codes: Codes = LOST_FOR[history.lost_for[kind][numbers]]

@@ -148,7 +148,6 @@ def _start_up(summary: Summary, threshold: float) -> float | None:
 
 
 def _busiest(summary: Summary, rhos: Sequence[str]) -> float | None:
-    """Return the highest of these ρ; with stages, that of the busiest stage."""
     parts = list(stages(summary).values()) or [summary]
     return max(
         (part[_rho(rho)] for part in parts for rho in rhos if _rho(rho) in part), default=None

@@ -147,7 +147,6 @@ def _digest(files: Mapping[str, Path]) -> str:
 
 @lru_cache(maxsize=1)
 def _checkout(root: Path) -> dict[str, object]:
-    """Return the commit, and whether tracked files differ from it; empty outside a checkout."""
     if not (root / ".git").exists():
         return {}
     command = ["git", "--no-optional-locks", "-C", str(root), "status"]
@@ -182,7 +181,6 @@ def _source(module: str) -> dict[str, object]:
 
 
 def _local_imports(module: str) -> dict[str, Path]:
-    """Return all files outside the package directories that a module imports, including its own."""
     standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
     installed = [*standard, *site.getsitepackages(), site.getusersitepackages()]
     places = [Path(each).resolve() for each in installed]

@@ -1,4 +1,4 @@
-"""Kinds that no model here has yet: a rider of full, and a window of another length.
+"""Five kinds at once: the usual three, a rider of full, and a window of another length.
 
 A kind is data, so that the cache takes both without a change. Random walks, with splits, aborts and
 three tiers, are compared with the naive cache, which reads each kind's extent page by page.

@@ -16,7 +16,7 @@ from typing import Any
 from hicache.models import FORMATS, PLAIN, HardwareConfig, LayerKind, ModelConfig
 from hicache.models.plausible import check_machine, check_shape
 
-# storages and policies of ours, by the knob that names them; module:Class names one of the user's
+# storages and policies of ours, by the knob that names them
 STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
@@ -178,7 +178,9 @@ def check_limits(group: str, config: Any) -> None:
 
 def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     if limits["one_of"] is not None and value not in limits["one_of"]:
-        raise ValueError(f"{name} must be one of {', '.join(limits['one_of'])}, got {value!r}")
+        ours = ", ".join(limits["one_of"])
+        hint = "; a class of your own goes in cache.policy" if ":" in str(value) else ""
+        raise ValueError(f"{name} must be one of {ours}, got {value!r}{hint}")
     if limits["ours"] is not None and value not in limits["ours"] and ":" not in value:
         ours = ", ".join(limits["ours"])
         raise ValueError(f"{name} must be one of {ours} or module:Class, got {value!r}")

@@ -240,7 +240,7 @@ def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(
     [
         (
             "OldWay",
-            r"OldWay has no method of a policy \(priority is now rank\(entry, tier, kind\)\): ",
+            r"OldWay: priority is now rank\(entry, tier, kind\); the methods are on_insert, ",
         ),
         ("Deadline", "Deadline has deadline_ns without may_stop"),
     ],

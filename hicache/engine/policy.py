@@ -173,27 +173,30 @@ def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> Simpl
         ValueError: there is no such class, or it does not accept the arguments.
         PolicyError: it cannot be built, defines none of the methods, or defines an unknown event.
     """
-    told = f"cache.policy={name}"
-    policy: object = built(
-        told, STOCK.get(name) or loaded("cache.policy", name), (world,), arguments
-    )
+    told, make = f"cache.policy={name}", STOCK.get(name) or loaded("cache.policy", name)
+    names = ", ".join(METHODS)
+    old = [f"{each} is now {RENAMED[each]}" for each in RENAMED if hasattr(make, each)]
+    if old and not any(hasattr(make, each) for each in METHODS):
+        raise PolicyError(f"{told}: {', '.join(old)}; the methods are {names}", place_of(make))
+    try:
+        policy: object = built(told, make, (world,), arguments)
+    except ValueError as error:
+        raise ValueError(f"{error}; it gets a World and cache.policy_args") from error
     wanted = {
         each: answer
         for each, answer in METHODS.items()
         if callable(getattr(policy, each, None)) or (each == "demotes" and hasattr(policy, each))
     }
     unknown = [each for each in dir(policy) if each.startswith("on_") and each not in METHODS]
-    old = [f" ({each} is now {RENAMED[each]})" for each in RENAMED if hasattr(policy, each)]
     fault = ""
     if unknown:
         fault = f"has an unknown event {unknown[0]}"
     elif "deadline_ns" in wanted and "may_stop" not in wanted:
         fault = "has deadline_ns without may_stop"
     elif not wanted:
-        fault = f"has no method of a policy{''.join(old)}"
+        fault = "has no method of a policy"
     if fault:
-        methods = ", ".join(METHODS)
-        raise PolicyError(f"{told} {fault}: the methods are {methods}", place_of(type(policy)))
+        raise PolicyError(f"{told} {fault}: the methods are {names}", place_of(type(policy)))
     return checked(told, policy, wanted)
 
 

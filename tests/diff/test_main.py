@@ -109,7 +109,7 @@ def test_another_policy_differs_and_is_explained(
         (("--model", "gpt"), "--model must be one of"),
         (("--components", "swa", "--model", "llama3_8b"), "--model llama3_8b has no swa layers"),
         (("--workload", "nothing"), "workload.kind must be one of"),
-        (("--head", "hicache", "--eviction", "no:Such"), "cache.eviction=no:Such cannot be loaded"),
+        (("--head", "hicache", "--eviction", "no:Such"), "cache.policy=no:Such cannot be loaded"),
         (("--engine", "vllm", "--head", "tests"), "tests contains no vllm"),
         (("--engine", "vllm", "--base", "no/such/path"), "no/such/path is neither a release"),
         (("--engine", "vllm", "--pools", "max_len=600000"), "do not fit in device_tokens"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -159,16 +159,18 @@ def last_digest(node: Node) -> bytes:
 
 
 def keys(names: Items[Key], kind: int) -> Items[Key]:
-    if names and isinstance(names[0], int):
-        return [name + kind for name in cast(Items[int], names)] if kind else names
+    pages: Items[Any] = names
+    if not names or isinstance(names[0], int):
+        return [page + kind for page in pages] if kind else names
     tag = KEY_TAGS[kind : kind + 1]
-    return [name + tag for name in cast(Items[bytes], names)]
+    return [page + tag for page in pages]
 
 
 def kinds_of(keys: Items[Key]) -> list[int]:
+    marked: Items[Any] = keys
     if keys and isinstance(keys[0], int):
-        return [key & MAX_KIND for key in cast(Items[int], keys)]
-    return [KEY_TAGS.index(key[-1:]) for key in cast(Items[bytes], keys)]
+        return [key & MAX_KIND for key in marked]
+    return [KEY_TAGS.index(key[-1:]) for key in marked]
 
 
 def key_bytes(keys: Items[Key]) -> list[bytes]:

@@ -167,8 +167,8 @@ class RadixTree:
         window also evicts its state, so a lock on the state covers both.
         """
         covered = dict(starts)
-        if any(kind in starts for kind in self._points):
-            for kind, _ in self._windows:
+        for point in self._points:
+            for kind, _ in self._windows if point in starts else ():
                 covered[kind] = min(covered.get(kind, node.start), node.start)
         # full comes last: only without other locks can the node be a leaf again
         lock = Lock(HOST, node, sorted(covered.items(), reverse=True))

@@ -207,8 +207,10 @@ class CostModel:
                 rate, size, slope, line_end = self._full.line(num_keys)
                 if most >= line_end:  # past a point of the table: one step at a time
                     end = first + 1
-            others = [keys.seconds(end - first) for keys in counts]
-            others_s = [sum(each) for each in zip(*others, strict=True)] or [0.0] * (end - first)
+            num_more = end - first
+            others_s, *more = [keys.seconds(num_more) for keys in counts] or [[0.0] * num_more]
+            if more:
+                others_s = [sum(each) for each in zip(others_s, *more, strict=True)]
             ends = []
             for other_s in others_s:
                 read = num_keys * token_bytes
@@ -501,11 +503,13 @@ class _Attention:
 class _Keys:
     def __init__(self, attention: _Attention, context_lens: Sequence[int]) -> None:
         self._attention = attention
-        self._num_keys = attention.num_keys(context_lens)
         self._step, self._num_decodes = 0, len(context_lens)
         reach = attention.reach
         # by how many tokens each context is shorter than `reach`
         self._room = sorted([reach - length for length in context_lens if length < reach])
+        self._num_keys = sum(context_lens)
+        if reach:
+            self._num_keys = reach * self._num_decodes - sum(self._room)
 
     def seconds(self, num_steps: int) -> list[float]:
         first, room = self._step, self._room

@@ -9,9 +9,9 @@ from typing import cast
 TIED: dict[str, object] = {"tie_word_embeddings": True}
 # models whose files need no defaults
 AS_SAID = (
-    *("axk1", "flex_olmo", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granite", "granitemoe"),
-    *("granitemoeshared", "helium", "hy_v3", "hyperclovax", "internlm3", "ministral3", "olmo"),
-    *("olmo2", "olmoe", "phi3", "phimoe", "qwen2_moe", "seed_oss", "solar_open", "stablelm"),
+    "axk1 flex_olmo glm glm4 glm4_moe glm4_moe_lite granite granitemoe granitemoeshared helium "
+    "hy_v3 hyperclovax internlm3 mimo_v2 ministral3 olmo olmo2 olmoe phi3 phimoe qwen2_moe "
+    "seed_oss solar_open stablelm"
 )
 # by model_type of the text model: the defaults of its class in the transformers package (5.23), for
 # fields that the file lacks
@@ -71,7 +71,7 @@ KNOWN: dict[str, dict[str, object]] = {
     "step3p5": {},
     "step3p7": {},
     "youtu": TIED,
-    **{kind: {} for kind in AS_SAID},
+    **{kind: {} for kind in AS_SAID.split()},
 }
 # models that are refused, with the reason
 REFUSED = {

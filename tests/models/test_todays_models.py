@@ -32,6 +32,8 @@ def derived(name: str, **changes: Any) -> ModelConfig:
         ("gemma-4-e2b", 4.6),
         ("gemma-4-e4b", 7.5),
         ("qwen3.5-9b", 9.0),
+        ("mimo-v2.5-pro", 1021.2),
+        ("cohere-command-a-plus-05-2026", 218.3),
     ],
 )
 def test_the_parameters_are_those_of_the_classes(name: str, billions: float) -> None:

@@ -596,8 +596,8 @@ class Scheduler:
             is_short = length > req.sequence.num_pages * page
             if is_short and not cache.extend(req.sequence, length, Purpose.decode):
                 raise AssertionError("a decode step was planned without free pages for it")
-            for kind, pages in windows:
-                if (length - 1) // page - pages > req.sequence.starts[kind]:
+            for kind, window in windows:
+                if window.first((length - 1) // page) > req.sequence.starts[kind]:
                     cache.leave_window(req.sequence, length)
             if not req.remaining_output:
                 finished.append(req)

@@ -579,8 +579,8 @@ class Scheduler:
             is_short = length > sequence.num_pages * page
             if is_short and not cache.extend(sequence, length, Purpose.decode):
                 raise AssertionError("a decode step was planned without free pages for it")
-            for kind, pages in windows:
-                if (length - 1) // page - pages > sequence.starts[kind]:
+            for kind, window in windows:
+                if window.first((length - 1) // page) > sequence.starts[kind]:
                     cache.leave_window(sequence, length)
             if not num_left:
                 finished.append(req)

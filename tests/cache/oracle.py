@@ -64,6 +64,8 @@ def longest_match(held: Held, kinds: Kinds, tokens: bytes, max_len: int, namespa
     def needed(kind: Kind, end: int) -> range:
         if kind.extent is Extent.path:
             return range(1, end + 1)
+        if kind.extent is Extent.chunk:
+            return range(end * page // kind.window_len * kind.window_len // page + 1, end + 1)
         length = page if kind.extent is Extent.point else kind.window_len
         return range(max(end - -(-length // page), 0) + 1, end + 1)
 

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hicache.cache.kinds import FULL
-from hicache.executor.layer_groups import layer_groups
 from hicache.models import HardwareConfig, LayerKind, ModelConfig, RateTable
 
 CHUNK_TOKENS = 8192  # default chunk of an isolated prefill
@@ -118,9 +117,6 @@ class CostModel:
         self._save_s = 2 * model.mamba_slot_bytes / tp / hardware.state_bandwidth.value
         self._layers_before = np.arange(self._num_layers, dtype=np.float64)
         self._mamba_before = _count_before("M" in word or "D" in word for word in model.layer_words)
-        self._last_of_group = np.array(
-            [group[-1] for group in layer_groups(self._num_layers) for _ in group], dtype=np.intp
-        )
         self._layer_bytes = [np.array(model.layer_bytes(name, tp)) for name in model.kind_names]
 
     def forward_ns(
@@ -167,8 +163,7 @@ class CostModel:
         if load_layer_bytes is None or not self._num_layers:
             return ForwardCost(compute_ns, compute_ns, 0)
         # finish_i = max(finish_{i-1}, loaded_i) + compute_i, unrolled: the wait is the longest
-        # time by which a layer's load ends after the layer could have begun to compute.
-        # Layers load in groups, and a layer is loaded when its group is complete
+        # time by which a layer's load ends after the layer could have begun to compute
         even_s = (fixed_s - scan_s - self._step_s) / self._num_layers
         begun_s = self._layers_before * even_s + self._step_s
         if self._full.num_layers:
@@ -177,7 +172,7 @@ class CostModel:
             begun_s += other.before * (other_s / other.num_layers)
         if self.model.num_mamba_layers:
             begun_s += self._mamba_before * (scan_s / self.model.num_mamba_layers)
-        loaded_s = load_layer_bytes.cumsum()[self._last_of_group] / load_rate
+        loaded_s = load_layer_bytes.cumsum() / load_rate
         stall_s = float((loaded_s - begun_s * slowdown).max())
         if loaded_s[-1] == 0.0 or stall_s <= 0.0:
             return ForwardCost(compute_ns, compute_ns, 0)

@@ -101,7 +101,6 @@ def least_squares(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> ND
 
 
 def line(calls: Sequence[Call], page_bytes: int) -> tuple[float, float]:
-    """Fit seconds per call and bytes per second to the measured calls."""
     if not calls:
         return 0.0, FREE
     rows = np.array([[1.0, call.num_pages] for call in calls])

@@ -92,8 +92,6 @@ def _pairs(num_queries: int, window: int | None) -> int:
 
 
 class _Pause:
-    """Time of the engine's thread between two steps, without a sleep between them."""
-
     def __init__(self, now_s: float) -> None:
         self.begin(now_s)
 

@@ -16,7 +16,7 @@ from typing import Any
 from hicache.models import FORMATS, PLAIN, HardwareConfig, LayerKind, ModelConfig
 from hicache.models.plausible import check_machine, check_shape
 
-# storages and policies of ours, by the knob that names them; module:Class names one of the user's
+# storages and policies of ours, by the knob that names them
 STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
@@ -27,7 +27,6 @@ WRITE_POLICIES = (
     "write_back",
     "write_back_watermark",
 )
-DEMOTING = WRITE_POLICIES[2:]  # copies are made when the device evicts
 STORAGE_WRITES = ("on_back_up", "selective", "on_host_eviction")
 CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
@@ -40,9 +39,9 @@ BENCHES = "workload.kind=multi_turn,shared_prefix"
 BLOCKS = "workload.kind=trace,mooncake_conversation,mooncake_synthetic,mooncake_toolagent"
 TRACED = BLOCKS + ",weka_agentic"
 YOURS = "workload.kind=trace"
-TIMED = "prefetch.stop=timeout,module:Class"
-AGED = "scheduler.order=shortest_remaining,module:Class"
-GRID = "cache.checkpoints=every,module:Class or cache.windows=every,module:Class"
+TIMED = "prefetch.stop=timeout"
+AGED = "scheduler.order=shortest_remaining"
+GRID = "cache.checkpoints=every or cache.windows=every"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
@@ -179,7 +178,9 @@ def check_limits(group: str, config: Any) -> None:
 
 def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     if limits["one_of"] is not None and value not in limits["one_of"]:
-        raise ValueError(f"{name} must be one of {', '.join(limits['one_of'])}, got {value!r}")
+        ours = ", ".join(limits["one_of"])
+        hint = "; a class of your own goes in cache.policy" if ":" in str(value) else ""
+        raise ValueError(f"{name} must be one of {ours}, got {value!r}{hint}")
     if limits["ours"] is not None and value not in limits["ours"] and ":" not in value:
         ours = ", ".join(limits["ours"])
         raise ValueError(f"{name} must be one of {ours} or module:Class, got {value!r}")
@@ -451,11 +452,8 @@ class CacheConfig:
     policy: str = knob("none", ours=("none", *STOCK_POLICIES))
     # Keyword arguments passed to the class of `cache.policy`.
     policy_args: dict[str, float] = field(default_factory=dict)
-    # Policy that decides which tree node a full device or host tier evicts first: a built-in one,
-    # or your own class as module:Class.
-    eviction: str = knob("lru", ours=EVICTION_POLICIES)
-    # Keyword arguments passed to the class of the eviction policy.
-    eviction_args: dict[str, float] = field(default_factory=dict)
+    # Policy that decides which tree node a full device or host tier evicts first.
+    eviction: str = knob("lru", one_of=EVICTION_POLICIES)
     # When device pages are copied to the host: write_through (when they are inserted into the
     # tree), write_through_selective (when a later request hits or inserts them), write_back (when
     # they are evicted from the device) or write_back_watermark (as write_back, and when they are
@@ -485,19 +483,15 @@ class CacheConfig:
     # Prompt positions at which a Mamba state is saved: end (the last page boundary of the prompt),
     # end_branch (the end, and where the prompt diverges from a cached one), branch_or_end (where it
     # diverges; the end if it does not), every (as end_branch, and every `cache.checkpoint_tokens`
-    # tokens), or your own class as module:Class. The cache holds a prompt up to the last position
+    # tokens). The cache holds a prompt up to the last position
     # once it is computed, and the rest of it once its answer is complete.
-    checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
-    # Keyword arguments passed to the class that places Mamba states.
-    checkpoints_args: dict[str, float] = field(default_factory=dict)
+    checkpoints: str = knob("end_branch", one_of=CHECKPOINT_PLACEMENTS)
     # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
     # Prompt positions at which the sliding window is copied to the host, so that a later request
     # can resume there: the choices of `cache.checkpoints`. A model that also has Mamba states saves
     # windows where it saves states.
-    windows: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
-    # Keyword arguments passed to the class that places windows.
-    windows_args: dict[str, float] = field(default_factory=dict)
+    windows: str = knob("end_branch", one_of=CHECKPOINT_PLACEMENTS)
     # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
     # and no window or state to resume there. False looks at device and host alone, as SGLang does.
     storage_branches: bool = True
@@ -526,11 +520,11 @@ class PrefetchConfig:
 
     # How long a queued request waits for its prefetch from storage: best_effort (not at all),
     # wait_complete (until all pages are read), timeout (up to a limit that grows with the length of
-    # the prefetch), marginal (as long as waiting is expected to cost less than recomputing), or as
-    # your own class says (module:Class).
-    stop: str = knob("timeout", ours=STOP_POLICIES)
-    # Keyword arguments passed to the class of the stop policy.
-    stop_args: dict[str, float] = field(default_factory=dict)
+    # the prefetch) or marginal (as long as waiting is expected to cost less than recomputing).
+    stop: str = knob("timeout", one_of=STOP_POLICIES)
+    # Seconds of waiting that prefetch.stop=marginal takes for a second of computing while no other
+    # request waits. None means 2, or 1 if several engines share the storage.
+    patience: float | None = knob(None, above=0, only="prefetch.stop=marginal")
     # Minimum length in tokens of a prefetch: nothing is read if fewer tokens are missing from the
     # cache, or if storage has fewer of them. 256 is SGLang's default.
     threshold: int = knob(256, least=1)
@@ -610,11 +604,8 @@ class SchedulerConfig:
     """Which request runs next, and how much one step computes."""
 
     # Order in which waiting requests are considered: fcfs (by arrival), longest_prefix (longest
-    # cached prefix first), shortest_remaining (least prefill work first, with aging), or your own
-    # class as module:Class.
-    order: str = knob("fcfs", ours=SERVICE_ORDERS)
-    # Keyword arguments passed to the class that `scheduler.order` names.
-    order_args: dict[str, float] = field(default_factory=dict)
+    # cached prefix first) or shortest_remaining (least prefill work first, with aging).
+    order: str = knob("fcfs", one_of=SERVICE_ORDERS)
     # Time in seconds that the server spends on each request besides the scheduler and the GPU:
     # HTTP, tokenization, detokenization. It delays a request and does not occupy the engine.
     server_s: float = knob(0.0, least=0)
@@ -629,11 +620,8 @@ class SchedulerConfig:
     # How many tokens of the sliding-window pool admission charges a request: reports (the larger of
     # its chunk and the window, plus window tokens loaded back from the host), no_host_term (without
     # those loaded back, so that prefill can run out of memory), double (those loaded back twice,
-    # for comparison), sglang_0_5_23 (the formula of that release), or your own class as
-    # module:Class.
-    swa_budget: str = knob("reports", ours=SWA_BUDGETS)
-    # Keyword arguments passed to the class of the window budget.
-    swa_budget_args: dict[str, float] = field(default_factory=dict)
+    # for comparison) or sglang_0_5_23 (the formula of that release).
+    swa_budget: str = knob("reports", one_of=SWA_BUDGETS)
     # Seconds of prefill work subtracted from a request's rank for each second that it has waited,
     # so that long prompts are not starved.
     aging: float = knob(0.1, least=0, only=AGED)

@@ -12,10 +12,9 @@ from hicache.config import ExperimentConfig, StartState
 from hicache.engine.build import build_engine
 from hicache.engine.deployment import Deployment, deploy, describe
 from hicache.engine.loop import Engine, serve
-from hicache.engine.policy import OwnRouter
 from hicache.engine.ports import Io
 from hicache.engine.ranks.lockstep import RankedEngine
-from hicache.engine.routing import ROUTERS
+from hicache.engine.routing import router_of
 from hicache.engine.simulated_runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.cost import CostModel
@@ -206,17 +205,13 @@ def _serve(
         feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)
     elif config.workload.drain and config.workload.kind == "shared_prefix":
         feeder = StageFeeder(workload.requests, config.workload)
-    router = ROUTERS[config.parallel.router]()
-    policy = engines[0].cache.tree.policy
-    if policy is not None and hasattr(policy, "route"):
-        router = OwnRouter(policy.route, router)
     try:
         serve(
             engines,
             feeder,
             clock=runtime.clock,
             io=io,
-            router=router,
+            route=router_of(engines),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
             server_ns=to_ns(config.scheduler.server_s),

@@ -94,7 +94,6 @@ def output_of(command: list[str], **options: Any) -> bytes:
 
 
 def differences(before: dict[str, float], now: dict[str, float]) -> list[str]:
-    """Return the keys in both whose values differ in a byte."""
     both = sorted(before.keys() & now.keys())
     return [key for key in both if json.dumps(before[key]) != json.dumps(now[key])]
 

@@ -163,7 +163,6 @@ class Comparison:
         return sum(row.prompt_len for row in self.rows)
 
     def totals(self, side: str) -> dict[str, int]:
-        """Return sums of `base` or `head` over all requests, and what it holds at the end."""
         total: Counter[str] = Counter()
         outcomes: list[Outcome] = [getattr(row, side) for row in self.rows]
         for outcome in outcomes:

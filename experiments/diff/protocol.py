@@ -105,8 +105,6 @@ class Outcome:
 
 
 class Side(Protocol):
-    """One of the two caches."""
-
     def about(self) -> dict[str, str]: ...
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:

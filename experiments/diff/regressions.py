@@ -74,7 +74,6 @@ def edits(path: Path = FAULTS) -> list[Edit]:
 
 
 def main() -> None:
-    """Try each edit and print a line for it; exit with 1 if one is judged wrongly."""
     parser = parser_of("python -m experiments.diff.regressions", __doc__)
     parser.add_argument("--requests", type=int, default=edges.COUNT)
     parser.add_argument("--workload", default=edges.NAME)

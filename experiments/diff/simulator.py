@@ -27,7 +27,6 @@ from hicache.clock import Clock
 from hicache.config import ExperimentConfig
 from hicache.engine.loop import serve
 from hicache.engine.ports import Io
-from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import Delivery
 from hicache.experiment import build
 from hicache.request import TOKEN_BYTES, Request, TokenSpans
@@ -102,7 +101,6 @@ class SimulatorSide:
         )
 
     def finish(self, number: int) -> None:
-        """Decode the rest of a request's answer, and serve until all copies are done."""
         req, is_short = self._running.pop(number)
         scheduler = self.engine.scheduler
         if is_short:
@@ -158,7 +156,7 @@ class SimulatorSide:
                 watch,
                 clock=self._runtime.clock,
                 io=self._io,
-                router=RoundRobin(),
+                route=lambda request: 0,
                 observer=watch,
             )
         except RuntimeError as error:  # the scheduler defers it for ever
@@ -278,8 +276,8 @@ class CountedIo:
             return
         self._moved(FULL, "read", done.completed_pages)
         end = done.restored_pages
-        for kind, pages in done.needs:
-            self._moved(kind, "read", min(end, pages))
+        for kind, window in done.needs:
+            self._moved(kind, "read", end - done.first_page(window, end))
 
     def _moved(self, kind: int, how: str, num_pages: int) -> None:
         name = KIND_NAMES[kind]
@@ -327,12 +325,14 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
     """
     model = MODELS["+".join(name for name in pools.components if name != "full") or "full"]
     page, compat = pools.page_size, options.get("compat", SGLANG)
+    eviction = options.get("eviction", "lru")
     # SGLang's host pools have one more page (or state) than requested
     more = int(compat == SGLANG and pools.host_tokens > 0)
     values: dict[str, object] = {
         "model.max_len": pools.max_len + page,
         "cache.page_size": page,
-        "cache.eviction": options.get("eviction", "lru"),
+        "cache.eviction": "lru" if ":" in eviction else eviction,
+        "cache.policy": eviction if ":" in eviction else "none",
         "cache.write_policy": options.get("write_policy", "write_through"),
         "cache.device_gib": "null",
         "cache.device_tokens": pools.device_tokens,

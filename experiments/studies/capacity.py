@@ -42,8 +42,6 @@ PUBLISHED_TOKENS = (3_000_000, 50_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Curves of one workload and model. `token_bytes`: of full KV only."""
-
     curve: Curve
     bound: float
     bounds: Sequence[float | None]  # MIN's at CAPACITIES_GIB
@@ -65,7 +63,6 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
 
 
 def placement(config: ExperimentConfig, sizes: Sequence[int]) -> CheckpointRule | None:
-    """Return where the model's prefixes can be continued; None means anywhere."""
     if not sizes[SWA] and not sizes[MAMBA]:
         return None
     cache = config.cache

@@ -54,7 +54,6 @@ def main() -> int:
 
 
 def literal_visits(rows: Sequence[tuple[int, Sequence[int]]]) -> Visits:
-    """Convert (prompt length, block ids); equal ids after equal ids are one page."""
     numbers: dict[tuple[int, int], int] = {}
     visits = []
     for prompt_len, ids in rows:

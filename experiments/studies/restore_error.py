@@ -37,7 +37,7 @@ def there_and_back(pools: TorchPools, kinds: Sequence[int], num_pages: int) -> N
     each = {MAMBA: ids[:1]}
     moves = [Move(kind, each.get(kind, ids), each.get(kind, ids)) for kind in kinds]
     pools.save(moves)
-    pools.load(pools.send([Arrival(is_within=False, move=move) for move in moves]), 0)
+    pools.load([Arrival(is_within=False, moves=moves)])
 
 
 def error(seed: int, form: str, kinds: Sequence[int], moves: int, turns: int) -> Verdict:
@@ -50,7 +50,6 @@ def error(seed: int, form: str, kinds: Sequence[int], moves: int, turns: int) ->
         device_counts=(num_pages, num_pages, 1),
         host_counts=(num_pages, num_pages, 1),
         device=torch.device("cpu"),
-        layer_groups=[range(len(config.layer_words))],
         host_format=form,
         storage_format=form,
     )

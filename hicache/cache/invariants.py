@@ -175,8 +175,9 @@ def _check_locks(tree: RadixTree, survey: _Survey) -> None:
             _break(4, f"{node} has fewer locks than locked children")
         num_ending[node] = own + sum(num_ending[child] for child in children)
         locks = node.locks[DEVICE]
-        for kind, _ in tree.kinds.windows:
-            if not own <= locks[kind] <= num_ending[node]:
+        for kind, window in tree.kinds.windows:
+            least = own if window.first(node.end) < node.end else 0
+            if not least <= locks[kind] <= num_ending[node]:
                 _break(4, f"{node} has window locks that do not match its full locks")
         for kind in tree.kinds.points:
             if locks[kind] != own:

@@ -21,7 +21,6 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tiers.writes import COPIES, Writes
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.node import DEVICE, MatchResult, Node
@@ -64,7 +63,7 @@ class PrefixCache:
         self.pools = pools
         self.page_size = tree.page_size
         self._units = tree.kinds.units
-        self.knobs = knobs = tree.knobs
+        self.knobs = tree.knobs
         self.quirks = tree.quirks
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
@@ -76,8 +75,7 @@ class PrefixCache:
                 tree, self._bookings, storage or StorageConfig(), queue_bytes=storage_queue_bytes
             )
         # each tier makes room with the help of the tier below it
-        copies = Writes(COPIES[knobs.write_policy](knobs), tree.admit, "device", "host")
-        self.host = Host(tree, self._bookings, self._writer, copies)
+        self.host = Host(tree, self._bookings, self._writer)
         self.device = Device(tree, self._bookings, self.host if tree.demotes else None)
 
     # -- what is to be carried out -------------------------------------------------------------
@@ -218,9 +216,9 @@ class PrefixCache:
         The sequence keeps one window before the last page boundary below `length`: an equal request
         would start there, because it computes its last token again.
         """
-        for kind, pages in self.tree.kinds.windows:
+        for kind, window in self.tree.kinds.windows:
             start = sequence.starts[kind]
-            end = min((length - 1) // self.page_size - pages, sequence.num_pages)
+            end = min(window.first((length - 1) // self.page_size), sequence.num_pages)
             if end <= start:
                 continue
             first = max(start, sequence.tree_pages)
@@ -245,10 +243,10 @@ class PrefixCache:
         first = sequence.tree_pages
         kinds = tree.kinds
         cuts = {num_pages, *sequence.states}
-        for kind, pages in kinds.windows:
+        for kind, window in kinds.windows:
             cuts.add(sequence.starts[kind])
-            if num_pages - pages > sequence.starts[kind] + 1:
-                cuts.add(num_pages - pages)  # so that one lock covers one window
+            if window.first(num_pages) > sequence.starts[kind] + 1:
+                cuts.add(window.first(num_pages))  # so that one lock covers one window
         actions: list[FreePages] = []
         for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
             node = insert(tree, node, sequence, cut, actions)

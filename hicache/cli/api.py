@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache import experiment
-from hicache.cli.check_policy import knob_of_class
 from hicache.cli.grid import choices_of, jobs_of, name_of, varied
 from hicache.cli.job import run_job
 from hicache.cli.progress import ProgressBar
@@ -110,7 +109,7 @@ def run(
 
     Args:
         overrides: settings as on the command line: `"model=llama3_8b"`, `"workload.limit=500"`.
-        policy: your policy class; its methods determine which knob it fills.
+        policy: your policy class, for `cache.policy`.
         policy_args: keyword arguments for the policy class.
         out_dir: a new directory for the run; None means one below `outputs/`.
 
@@ -209,6 +208,7 @@ def _untracked(overrides: Sequence[str]) -> list[str]:
 def _choice_of(policy: type | None, arguments: Mapping[str, object] | None) -> list[str]:
     if policy is None:
         return []
-    knob = knob_of_class(policy)
-    told = [f"{knob}={policy.__module__}:{policy.__qualname__}"]
-    return told + [f"+{knob}_args.{name}={value}" for name, value in (arguments or {}).items()]
+    told = [f"cache.policy={policy.__module__}:{policy.__qualname__}"]
+    return told + [
+        f"+cache.policy_args.{name}={value}" for name, value in (arguments or {}).items()
+    ]

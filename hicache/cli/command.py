@@ -19,7 +19,6 @@ def parser_of(program: str, usage: str | None) -> ArgumentParser:
 
 @contextmanager
 def in_one_sentence() -> Iterator[None]:
-    """Print an error in one sentence and exit; Hydra would only warn of a callback's error."""
     try:
         yield
     except Exception as error:

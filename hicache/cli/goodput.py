@@ -29,8 +29,6 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """The results at all R rates, in rising order: [R] each."""
-
     rates: Floats  # requests per second
     in_time: Floats  # number of requests served in time
     served: Floats  # number of requests served

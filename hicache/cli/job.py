@@ -148,7 +148,7 @@ def _forget_modules(config: ExperimentConfig, loaded: set[str]) -> None:
 
     The next job of this process imports them again, so no state in them reaches it.
     """
-    names = {name.partition(":")[0] for _, name in provenance.policies_of(config) if ":" in name}
+    names = {name.partition(":")[0] for name in provenance.own_classes(config).values()}
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names - loaded]
     folders = {Path(file).parent for file in files if file}
     for name in set(sys.modules) - loaded:

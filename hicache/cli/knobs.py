@@ -182,7 +182,6 @@ def _choices(item: Field[object]) -> str:
 
 @cache
 def comments_of(kind: type) -> dict[str, str]:
-    """Return the comment above or after each assignment in the body of a class."""
     source = textwrap.dedent(inspect.getsource(kind))
     lines = source.splitlines()
     found: dict[str, str] = {}

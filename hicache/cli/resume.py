@@ -33,8 +33,6 @@ from hicache.results.verdict import STAGE
 
 
 class UsedDirectories(Callback):
-    """Refuses a directory that cannot be created, or that holds something else."""
-
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         with in_one_sentence():
             check_name(config.name)

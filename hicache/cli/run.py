@@ -165,7 +165,6 @@ def show_help(groups: Sequence[str]) -> int:
 
 
 def unfinished_run() -> Path | None:
-    """Return the directory of a single run that has begun and has no result yet; None otherwise."""
     if not HydraConfig.initialized() or HydraConfig.get().mode is RunMode.MULTIRUN:
         return None
     out_dir = Path(HydraConfig.get().run.dir)

@@ -44,7 +44,6 @@ class SweepProgress(Callback):
         _WATCHES.append(JobWatch(Path(config.hydra.sweep.dir).absolute(), num_jobs, line_of))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Print the table and, as the last line, the directory of the sweep."""
         watch = _WATCHES.pop()
         watch.stop()
         jobs = watch.jobs()

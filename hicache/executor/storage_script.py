@@ -78,12 +78,14 @@ def _loads(
             break
     end = prefetch.stop_pages or prefetch.usable_pages(completed)
     if end and prefetch.has_sidecars and not prefetch.is_settled:
-        sidecars = [(kind, staged[kind][: min(pages, end)]) for kind, pages in prefetch.needs]
+        sidecars = [
+            (kind, staged[kind][: end - prefetch.first_page(window, end)])
+            for kind, window in prefetch.needs
+        ]
         yield Load(prefetch.sidecar_keys(end), sidecars, restores=end)
 
 
 def write_script(work: StorageWrite, batch_pages: int) -> Iterator[Ask | Store]:
-    """Write the pages that storage lacks, in batches; a batch is visible once written."""
     ask = Ask(work.keys)
     yield ask
     keys: Items[Key] = work.keys

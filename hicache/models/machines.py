@@ -35,8 +35,6 @@ class RateTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One number about a machine, with its source."""
-
     value: float = 0.0
     source: str = "???"
     status: str = "modelled"

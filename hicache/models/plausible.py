@@ -87,7 +87,6 @@ def check_shape(model: ModelConfig) -> None:
 
 
 def _attention_params(model: ModelConfig) -> int:
-    """A lower bound on the parameters of the attention layers."""
     value_dim = model.value_dim or model.head_dim
     words = "".join(model.layer_words)
     out = model.hidden_size * model.num_query_heads * value_dim

@@ -118,9 +118,11 @@ class PageHistory:
             return  # always the case in a run that filled its storage itself
         ends = start + np.array(restorable)
         self._find(numbers[start:], FULL)
-        for kind, pages in needs:
-            for back in range(1, pages + 1):
-                self._find(numbers[np.maximum(ends - back, start)], kind)
+        for kind, window in needs:
+            firsts = window.first(ends)
+            for back in range(1, window.num_pages + 1):
+                pages = (ends - back)[ends - back >= firsts]
+                self._find(numbers[np.maximum(pages, start)], kind)
 
     def write_queued(self, keys: Iterable[Key]) -> None:
         self._store(keys, Stored.under_way)
@@ -190,7 +192,6 @@ def numbers_in(names: bytes) -> PageNumbers:
 
 
 def sequence_pages(sequence: Sequence, first: int, end: int | None) -> PageNumbers:
-    """Return the numbers of the sequence's pages `[first, end)`; None means all that follow."""
     stop = None if end is None else end * NUMBER_BYTES
     return numbers_in(sequence.tokens[first * NUMBER_BYTES : stop])
 

@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from hicache.cache.kinds import FULL
+from hicache.cache.kinds import FULL, Window
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.config import ExperimentConfig
 from hicache.observe.history import (
@@ -92,8 +92,8 @@ class MissingPages:
         leads = num_leading(stored[FULL][numbers] == Stored.written)
         numbers = numbers[:leads]
         flags = np.ones(leads, bool)
-        for kind, pages in self.history.kinds.extents:
-            flags &= _has_last(stored[kind][numbers] == Stored.written, pages)
+        for kind, window in self.history.kinds.extents:
+            flags &= _has_last(stored[kind][numbers] == Stored.written, window, start)
         end = start + _last(flags)
         prefetch = self.prefetch
         if within is None and prefetch is not None and prefetch.restorable:
@@ -147,11 +147,12 @@ class MissingPages:
         parts = []
         if first < among:
             came = [registry.written_ns[FULL][numbers[:1]]]
-            for kind, pages in self.history.kinds.extents:
-                came.append(registry.written_ns[kind][numbers[-pages:]])
+            for kind, window in self.history.kinds.extents:
+                last = numbers[max(window.first(among) - first, 0) :]
+                came.append(registry.written_ns[kind][last])
             answered_ns = prefetch.answered_ns
             assert answered_ns is not None
-            is_late = max(int(each.max()) for each in came) >= answered_ns
+            is_late = max(int(each.max()) for each in came if len(each)) >= answered_ns
             parts.append(
                 (first, among, CODES["write_pending" if is_late else "storage_lost"], FULL)
             )
@@ -161,7 +162,6 @@ class MissingPages:
     # -- what it could not ---------------------------------------------------------------------
 
     def _stories(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
-        """Explain lost pages; for pages that are held, explain their window or state."""
         if first >= end:
             return []
         held = min(self.full_end, end)
@@ -197,9 +197,9 @@ class MissingPages:
             return parts
         if self.history.kinds.windows:
             windows = np.ones(end, bool)
-            for kind, pages in self.history.kinds.windows:
+            for kind, window in self.history.kinds.windows:
                 is_there = self._is_there(kind, 0, end, asks_storage=asks_storage)
-                windows &= _has_last(is_there | self._was_there(kind, 0, end), pages)
+                windows &= _has_last(is_there | self._was_there(kind, 0, end), window, 0)
             kept = first + _last(windows[first:])
             parts = [(kept, end, CODES["window_not_kept"], self.history.kinds.windows[0][0])]
             if first < kept:
@@ -208,12 +208,11 @@ class MissingPages:
         return [(first, end, *self._obstacle(end, asks_storage=asks_storage))]
 
     def _obstacle(self, boundary: int, *, asks_storage: bool) -> tuple[int, int]:
-        """Explain why a boundary is unusable although its full pages, and any state, are held."""
-        for kind, pages in self.history.kinds.windows:
-            window = max(boundary - pages, 0)
-            is_there = self._is_there(kind, window, boundary, asks_storage=asks_storage)
+        for kind, window in self.history.kinds.windows:
+            edge = max(window.first(boundary), 0)
+            is_there = self._is_there(kind, edge, boundary, asks_storage=asks_storage)
             if not is_there.all():
-                place = window + num_leading(is_there)
+                place = edge + num_leading(is_there)
                 if not self._was_there(kind, place, place + 1)[0]:
                     return CODES["window_not_kept"], kind
                 story = self._story(kind, place, place + 1, asks_storage=asks_storage)
@@ -222,7 +221,8 @@ class MissingPages:
         stored = self.history.registry.stored
         places = [(FULL, min(self.start, boundary - 1))]
         places += [
-            (kind, max(boundary - pages, self.start)) for kind, pages in self.history.kinds.windows
+            (kind, max(window.first(boundary), self.start))
+            for kind, window in self.history.kinds.windows
         ]
         places += [(kind, boundary - 1) for kind in self.history.kinds.points]
         for kind, first in places:
@@ -237,7 +237,6 @@ class MissingPages:
         )
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
-        """Return how each page of a kind was lost; `NONE` for pages that storage has."""
         history, numbers = self.history, self.numbers[first:end]
         marks = history.marks[kind][numbers]
         codes: Codes = LOST_FOR[history.lost_for[kind][numbers]]
@@ -295,9 +294,9 @@ def _last(flags: Flags) -> int:
     return int(places[-1]) + 1 if len(places) else 0
 
 
-def _has_last(flags: Flags, num_pages: int) -> Flags:
-    # true at each page that ends a run of `num_pages` true flags, or of all flags so far
-    places = np.arange(len(flags))
-    last_gap = np.maximum.accumulate(np.where(flags, -1, places))
-    runs: Flags = places - last_gap >= np.minimum(places + 1, num_pages)
-    return runs & flags
+def _has_last(flags: Flags, window: Window, start: int) -> Flags:
+    # of each page from `start` on: true if a request can continue after it
+    ends = np.arange(1, len(flags) + 1)
+    gaps = np.maximum.accumulate(np.where(flags, 0, ends))
+    has: Flags = gaps <= np.maximum(window.first(start + ends) - start, 0)
+    return has

@@ -45,8 +45,6 @@ REASONS = {
 
 
 class Eviction(NamedTuple):
-    """A loss of pages: when, for which request, and how many pages."""
-
     when_ns: int
     request_id: int
     num_pages: int

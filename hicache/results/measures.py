@@ -125,7 +125,6 @@ def _utilisation(
 def _storage_load(
     storage: StorageConfig, counters: Mapping[str, int], span_s: float
 ) -> dict[str, float]:
-    """Return bytes moved per second over the storage's rates; a shared rate counts all bytes."""
     read, write = (counters[f"transfer/storage_{side}_bytes"] for side in ("read", "write"))
     shared = 0.0
     if storage.shared_gbps is not None:

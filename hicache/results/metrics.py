@@ -299,7 +299,6 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
 
 
 def _sample(finished: Sequence[RequestRecord]) -> dict[str, float | int]:
-    """Return the number of sessions, and the share of the start-up in requests and TTFT."""
     sessions = Counter(record.session_id for record in finished)
     began_ns = min((record.arrival_ns for record in finished), default=0)
     early = [record for record in finished if record.arrival_ns < began_ns + START_UP_NS]

@@ -119,7 +119,6 @@ class Recorder:
         self._close_row(self.now_ns)
 
     def totals(self) -> Counter[str]:
-        """Counters since the warm-up; unused prefetched pages count as if the run ended now."""
         totals = self._all_counters()
         totals.update(self._fates_now())
         totals.subtract(self._uncounted)

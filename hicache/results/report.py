@@ -179,7 +179,6 @@ def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: 
 
 
 def draw_ttft(records: Sequence[RequestRecord], *, run: str = "", verdict: str = "") -> Figure:
-    """Draw the distribution of the TTFT and its parts; below, the TTFT against prompt length."""
     figure = Figure(figsize=SIZE, layout="constrained")
     _name(figure, run, verdict)
     top, bottom = figure.subplots(2, 1)
@@ -306,7 +305,6 @@ def _reasons(summary: Mapping[str, float]) -> list[tuple[str, float, float]]:
 
 
 def _slowest(records: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:
-    """Yield the requests with the longest TTFT, each with the parts that took a tenth or more."""
     finished = [record for record in records if record.ttft_ns is not None]
     for record in sorted(finished, key=lambda each: (-(each.ttft_ns or 0), each.id))[:NUM_SLOWEST]:
         ttft_ns = record.ttft_ns or 0

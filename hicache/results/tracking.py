@@ -142,7 +142,6 @@ def _attach(run: "wandb.Run", paths: Sequence[Path]) -> None:
 
 
 def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
-    """Open a W&B run, offline if the server cannot be used; None if W&B is off or not installed."""
     mode = tracker.wandb_mode
     if mode is WandbMode.disabled:
         return None

@@ -141,6 +141,14 @@ def _dropped_writes(summary: Summary, threshold: float) -> float | None:
     return _above(dropped / wanted, threshold) if dropped else None
 
 
+def _inert_host(summary: Summary, threshold: float) -> float | None:
+    prompts = summary.get("request/prompt_tokens")
+    if not prompts or not summary.get("transfer/back_up_bytes"):
+        return None
+    share = sum(summary[f"cache/{tier}_hit_tokens"] for tier in ("host", "storage")) / prompts
+    return share if share < threshold else None
+
+
 def _start_up(summary: Summary, threshold: float) -> float | None:
     waiting = summary.get("request/start_up_ttft_share", 0.0)
     requests = summary.get("request/start_up_share", 0.0)
@@ -148,7 +156,6 @@ def _start_up(summary: Summary, threshold: float) -> float | None:
 
 
 def _busiest(summary: Summary, rhos: Sequence[str]) -> float | None:
-    """Return the highest of these ρ; with stages, that of the busiest stage."""
     parts = list(stages(summary).values()) or [summary]
     return max(
         (part[_rho(rho)] for part in parts for rho in rhos if _rho(rho) in part), default=None
@@ -218,6 +225,14 @@ CONDITIONS = (
         number=_dropped_writes,
         phrase="{} of the writes to storage dropped",
         means="storage lacks pages that the policies chose to write (storage.write_queue_gib)",
+    ),
+    Condition(
+        name="inert host",
+        threshold=0.001,
+        number=_inert_host,
+        phrase="inert host tier: pages are backed up, but {} of the prompt tokens hit them",
+        means="back-ups use the link and save nothing (cache.host_gib is too small, or prefixes "
+        "come back while the device still holds them)",
     ),
     Condition(
         name="start-up",

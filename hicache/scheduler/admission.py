@@ -4,11 +4,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
-from hicache.cache.named import TOKENS, make_policy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import SchedulerConfig
-from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
+from hicache.scheduler.budget import NewTokenRatio, StepBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.request_state import RequestState
 
@@ -33,13 +32,7 @@ class Admission:
             floor=min(config.new_token_ratio_floor, config.new_token_ratio),
             decay_steps=config.new_token_ratio_decay_steps,
         )
-        self._swa_budget: SwaBudget = make_policy(
-            "scheduler.swa_budget",
-            config.swa_budget,
-            FORMS,
-            wants={"tokens": TOKENS},
-            knobs=config.swa_budget_args,
-        )
+        self._window_charge = cache.tree.policy.window_charge
         self._cache = cache
         self._config = config
         self._page = cache.page_size
@@ -157,7 +150,7 @@ class Admission:
         return min(chunk, fits * page)
 
     def _charge(self, kind: int, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
-        return self._swa_budget.tokens(
+        charge: int = self._window_charge(
             extend=extend,
             chunk=chunk,
             window=self._cache.tree.kinds.window_lens[kind],
@@ -165,6 +158,7 @@ class Admission:
             swa_host_hit_length=host_hit,
             max_new=max_new,
         )
+        return charge
 
 
 def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:

@@ -25,5 +25,4 @@ def _seed(namespace: bytes, key: bytes, length: int) -> int:
 
 
 def namespace_name(namespace: str) -> str:
-    """Return a name of 32 hex digits (16 bytes of BLAKE2b) for directories and remote keys."""
     return blake2b(namespace.encode(), digest_size=16).hexdigest()

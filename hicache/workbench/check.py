@@ -225,7 +225,6 @@ def _programs_in_order(*, backwards: bool) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the kernel named on the command line, in a separate process that may crash."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _options(given)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -117,7 +117,6 @@ def _moved(each: Round) -> tuple[list[int], list[int]]:
 
 
 def _holder(pool: Pool, byte: int) -> tuple[int, int] | None:
-    """Return the buffer and the item that contain a byte of the arena; None for a guard or gap."""
     mark = torch.zeros(len(pool.arena), dtype=torch.uint8)
     for number, buffer in enumerate(pool.twin(mark).buffers):
         for item in range(buffer.shape[0]):

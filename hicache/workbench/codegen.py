@@ -187,7 +187,6 @@ def read_sass(name: str, sass: str, usage: str, *, num_warps: int, shared_bytes:
 
 
 def main() -> int:
-    """Print the report; return 1 if a limit is broken."""
     parser = argparse.ArgumentParser(description="Machine code of the kernels, without a GPU.")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--kernel", help="describe module:name, a kernel of one's own")

@@ -53,8 +53,6 @@ class CopyLaunch(Protocol):
 
 
 class CopyKernel(Protocol):
-    """Prepares copies from one pool to another."""
-
     def __call__(self, src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyLaunch:
         """Prepare once for a pair of pools, each a list of as many buffers [items, ...]."""
 

@@ -15,7 +15,6 @@ from hicache.workload.turns import Turn, to_requests
 
 
 def multi_turn(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Return `num_sessions` clients of `rounds` requests; `RoundFeeder` sets release times."""
     del seed  # only the gaps are random, and the feeder draws them
     turns: list[Turn] = []
     fresh = 0

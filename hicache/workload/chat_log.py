@@ -195,7 +195,6 @@ def _messages(record: Record, where: str) -> list[Record]:
 
 
 def _answer(record: Record, messages: list[Record], where: str) -> str | None:
-    """Return the answer's text; a last message of the assistant is removed from `messages`."""
     choices = record.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     message = first.get("message") if isinstance(first, dict) else None

@@ -90,7 +90,6 @@ AGENTS_EVERY = 5  # chosen: in `builtin`, every fifth session is an agent
 
 
 def chat(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Return conversations: a long first prompt, few turns, minutes between them."""
     draft = _Draft(config, seed)
     system = draft.new_ids(CHAT_SYSTEM_TOKENS)
     for start_s in draft.session_starts():
@@ -99,7 +98,6 @@ def chat(config: WorkloadConfig, *, seed: int) -> list[Request]:
 
 
 def agents(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Return coding agents: a shared prompt, many turns seconds apart, shortened contexts."""
     draft = _Draft(config, seed)
     shared = draft.new_ids(AGENT_SHARED_TOKENS)
     for start_s in draft.session_starts():
@@ -160,8 +158,6 @@ def _add_agent(draft: "_Draft", shared: Runs, start_s: float) -> None:
 
 
 class _Draft:
-    """The turns drawn so far, and the sources of new token ids and random numbers."""
-
     def __init__(self, config: WorkloadConfig, seed: int) -> None:
         self.config = config
         self.rng = np.random.default_rng((seed, 0))

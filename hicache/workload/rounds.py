@@ -49,8 +49,6 @@ def rounds_of(requests: Sequence[Request]) -> dict[int, int]:
 
 
 class RoundFeeder:
-    """Releases every request once, and those of a session one after another. See `Feeder`."""
-
     def __init__(self, requests: Sequence[Request], config: WorkloadConfig, *, seed: int) -> None:
         self._rng = np.random.default_rng((seed, 2))
         gaps = np.random.default_rng((seed, 3)).exponential(1 / config.request_rate, len(requests))

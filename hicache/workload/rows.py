@@ -190,7 +190,6 @@ def rows_to_requests(
 
 
 def _block_numbers(rows: Sequence[Row], block_tokens: int) -> list[list[int]]:
-    """Number the blocks: with the trace's own integers if small, else in order of appearance."""
     most = INT32_IDS // block_tokens
     if all(type(block) is int and 0 <= block < most for row in rows for block in row.blocks):
         return [[int(block) for block in row.blocks] for row in rows]

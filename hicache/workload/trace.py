@@ -88,7 +88,6 @@ def text(record: Record, name: str, *, where: str) -> str:
 
 
 def date_ns(date: str) -> int:
-    """Convert an ISO date to nanoseconds of Unix time; without a zone it is UTC."""
     when = datetime.fromisoformat(date)
     return round(when.replace(tzinfo=when.tzinfo or UTC).timestamp() * 1e6) * 1000
 

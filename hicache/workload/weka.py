@@ -164,7 +164,6 @@ def _origin_s(agent: Record, at_s: float, where: str) -> float:
 
 
 def _block_runs(record: Record, previous: Runs, where: str) -> Runs:
-    """Return block ids as runs: the first `keep` of the previous request, then those in `new`."""
     keep = integer(record, "keep", least=0, where=where)
     new = record.get("new")
     if not isinstance(new, list) or len(new) % 2 or not all(type(value) is int for value in new):

@@ -103,7 +103,6 @@ def _signature(session: Record, where: str) -> tuple[tuple[object, object], ...]
 
 
 def write_packed(sessions: Iterable[tuple[str, Record]], path: Path) -> int:
-    """Write sessions to a gzipped file, byte-identical for equal sessions; return their number."""
     count = 0
     # neither time nor name in the gzip header
     with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as out:

@@ -50,8 +50,6 @@ NAME_BITS = 40  # 10,000 sessions collide in 1 of 20,000 traces; a float holds i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests in order of arrival, with ids 0, 1, ... in that order."""
-
     name: str
     requests: Sequence[Request]
     notes: tuple[str, ...] = ()
@@ -183,7 +181,6 @@ def _with_session_names(requests: Sequence[Request]) -> list[Request]:
 def _end_sessions(
     requests: Sequence[Request], max_context: int
 ) -> tuple[list[Request], tuple[str, ...]]:
-    """End each session before its first request above `max_context`; add notes on the loss."""
     ended: set[int] = set()
     kept: list[Request] = []
     kept_ids: set[int | None] = {None}
@@ -223,7 +220,6 @@ def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> li
 
 
 def _within(requests: Sequence[Request], seed: int) -> list[Request]:
-    """Delay each session by up to `COPY_SPREAD_S`, or start it early if it would end too late."""
     tree_of = trees(requests)
     end_ns = requests[-1].arrival_ns + 1
     generator = np.random.default_rng(seed)

@@ -112,7 +112,6 @@ def host_pools() -> Iterable[Any]:
 
 
 def first_of(*places: str) -> Any:
-    """Return the first `module:name` under `sglang.srt.mem_cache` that a release has."""
     for place in places:
         module, _, name = place.partition(":")
         with suppress(ImportError, AttributeError):

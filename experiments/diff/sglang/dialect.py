@@ -115,7 +115,6 @@ def handle_of(req: Any) -> Any:
 
 
 def start_prefetch(cache: Any, req: Any) -> bool:
-    """Query storage for what follows the match, as the scheduler does; True if it did."""
     node = req.last_host_node
     if hasattr(cache, "is_backuped"):
         is_anchor = cache.is_backuped(node) or cache.is_root(node)

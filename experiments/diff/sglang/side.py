@@ -448,7 +448,6 @@ def request_of(name: str, prompt: Tokens) -> Any:
 
 
 def known_policy(eviction: str) -> str:
-    """Return the name of the package's policy, or register the user's class and return its name."""
     if ":" not in eviction:
         return eviction
     module, _, name = eviction.partition(":")

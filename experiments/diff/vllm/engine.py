@@ -34,7 +34,6 @@ SHAPE = {
 
 
 def make_scheduler(pools: Pools, *, eviction: str) -> Any:
-    """Make a scheduler that prefills each request in one step; `eviction`: of the CPU tier."""
     longest = pools.max_len + pools.page_size
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPE))

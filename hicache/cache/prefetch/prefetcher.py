@@ -6,22 +6,16 @@ request. The reader owns the staged pages until it has finished. If the request 
 """
 
 from collections import Counter
-from typing import Any
 
 from hicache.cache.kinds import FULL
-from hicache.cache.named import FLAG, MOMENT, make_policy
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
-from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.node import HOST, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
-
-# attributes of a stop policy
-WANTS = {"waits": FLAG, "uses_clock": FLAG, "may_stop": FLAG, "deadline_ns": MOMENT}
 
 
 class Prefetcher:
@@ -36,12 +30,12 @@ class Prefetcher:
         cache: PrefixCache,
         config: PrefetchConfig,
         host_tokens: int | None,
-        rates: RateEstimator | None = None,
+        rates: RateEstimator,
     ) -> None:
         self.cache = cache
         self.config = config
         self.occupied_tokens = 0
-        self.rates = rates or RateEstimator()
+        self.rates = rates
         self.active = self.rates.active
         self._unsettled: dict[int, Prefetch] = {}
         self.declined: str | None = None  # reason why the last request got no prefetch
@@ -51,20 +45,7 @@ class Prefetcher:
         self.counters: Counter[str] = cache.counters
         # with several ranks: by request, True if all ranks agreed that its prefetch may stop
         self.verdicts: dict[int, bool] | None = None
-        own: Any = cache.tree.policy
-        self._choose = getattr(own, "prefetch", None)
-        self.stop: StopPolicy = own
-        if not hasattr(own, "may_stop"):
-            self.stop = make_policy(
-                "prefetch.stop",
-                config.stop,
-                POLICIES,
-                config,
-                cache.page_size,
-                self.rates,
-                wants=WANTS,
-                knobs=config.stop_args,
-            )
+        self.policy = cache.tree.policy
         self._page = cache.page_size
         self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
 
@@ -98,7 +79,11 @@ class Prefetcher:
             num_pages=asked,
             names=[],
             enqueued_ns=now_ns,
-            needs=tuple(each for each in tree.kinds.extents if asked >= each[1] or not drops_short),
+            needs=tuple(
+                (kind, window)
+                for kind, window in tree.kinds.extents
+                if window.first(start + asked) >= start or not drops_short
+            ),
             staged=[NO_PAGES] * tree.kinds.size,
             keeps_part=self.config.commit is CommitPolicy.usable,
         )
@@ -147,10 +132,9 @@ class Prefetcher:
         A complete prefetch still waits for its state and window (report 003), unless the policy
         never waits or the quirk `await_sidecars` is off.
         """
-        stop = self.stop
-        if not stop.waits:
+        if not self.policy.waits:
             return True
-        return stop.may_stop(prefetch, now_ns) and not self._awaits_sidecars(prefetch)
+        return self.policy.may_stop(prefetch, now_ns) and not self._awaits_sidecars(prefetch)
 
     def is_blocking(self, request_id: int, now_ns: int) -> bool:
         prefetch = self.active.get(request_id)
@@ -160,11 +144,11 @@ class Prefetcher:
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
         """The first time (ns) after the next deadline of a prefetch; None if there is none."""
-        if not self.stop.uses_clock:
+        if self.policy.deadline_ns is None:
             return None
         earliest: int | None = None
         for prefetch in self._unsettled.values():
-            deadline = self.stop.deadline_ns(prefetch)
+            deadline = self.policy.deadline_ns(prefetch)
             if deadline is not None and deadline >= now_ns:
                 deadline += 1  # the first moment after it
                 earliest = deadline if earliest is None else min(earliest, deadline)
@@ -213,7 +197,7 @@ class Prefetcher:
     # -- inside --------------------------------------------------------------------------------
 
     def _lets_go(self, prefetch: Prefetch, now_ns: int) -> bool:
-        if self.verdicts is None or not self.stop.waits:
+        if self.verdicts is None or not self.policy.waits:
             return self.can_terminate_prefetch(prefetch, now_ns)
         # the votes precede the latest events, which all ranks know by now
         may_stop = self.verdicts.get(prefetch.request_id, False)
@@ -226,7 +210,7 @@ class Prefetcher:
 
     def _shorten(self, prefetch: Prefetch) -> bool:
         # let the reader finish with the window and state of the part that it has read
-        awaits = self.stop.waits and self.cache.quirks.await_sidecars and prefetch.has_sidecars
+        awaits = self.policy.waits and self.cache.quirks.await_sidecars and prefetch.has_sidecars
         if not awaits or prefetch.phase is not Phase.reading or prefetch.is_read:
             return False
         usable = prefetch.usable_pages(prefetch.completed_pages)
@@ -238,10 +222,10 @@ class Prefetcher:
 
     def _amount(self, prefetch: Prefetch, lengths: list[int]) -> int:
         # number of pages to read: the longest restorable prefix that the policy allows
-        if self._choose is not None and lengths:
+        if self.policy.prefetch is not None and lengths:
             page, request = self._page, prefetch.sequence.request
             held, restorable = prefetch.start_page * page, [each * page for each in lengths]
-            wanted = self._choose(request, held, restorable)
+            wanted = self.policy.prefetch(request, held, restorable)
             if wanted is not None:
                 lengths = [each for each in lengths if each * page <= wanted]
         return lengths[-1] if lengths else 0
@@ -267,8 +251,8 @@ class Prefetcher:
         if full is None:
             return self._give_up("host_room", wanted)
         prefetch.staged[FULL] = full
-        for kind, pages in prefetch.needs:
-            count = min(pages, len(full))
+        for kind, window in prefetch.needs:
+            count = min(window.num_pages, len(full))  # a shorter prefix may need more of a chunk
             room.make_room(kind, count, demand)
             page_ids = room.allocate(kind, count, evict=False)
             if page_ids is None:
@@ -290,8 +274,9 @@ class Prefetcher:
     def _give_back(self, prefetch: Prefetch, keep: int, reason: str) -> None:
         # free the staged full pages from `keep` on, and the window pages beyond a shorter prefix
         discarded = len(prefetch.staged[FULL]) - min(keep, len(prefetch.staged[FULL]))
-        for kind, pages in ((FULL, keep), *prefetch.needs):
-            staged, keep_now = prefetch.staged[kind], min(pages, keep)
+        kept = {kind: min(window.num_pages, keep) for kind, window in prefetch.needs}
+        for kind, keep_now in {FULL: keep, **kept}.items():
+            staged = prefetch.staged[kind]
             self.cache.host.free(kind, staged[keep_now:])
             prefetch.staged[kind] = staged[:keep_now]
         self.counters[f"prefetch/discarded_{reason}_pages"] += discarded
@@ -333,12 +318,13 @@ class Prefetcher:
         prefetch.taken_pages = kept
         if kept:
             pages = [NO_PAGES] * len(prefetch.staged)
-            for kind, needed in ((FULL, kept), *prefetch.needs):
+            start, counts = prefetch.start_page, {FULL: kept}
+            for kind, window in prefetch.needs:
                 # a short window is useless below an anchor, unless the quirk `short_windows` is on
-                is_short = kept < needed and not prefetch.anchor.is_root
-                num_pages = (
-                    0 if is_short and not self.cache.quirks.short_windows else min(kept, needed)
-                )
+                is_short = window.first(start + kept) < start and not prefetch.anchor.is_root
+                is_useless = is_short and not self.cache.quirks.short_windows
+                counts[kind] = 0 if is_useless else kept - prefetch.first_page(window, kept)
+            for kind, num_pages in counts.items():
                 staged = prefetch.staged[kind]
                 pages[kind], prefetch.staged[kind] = staged[:num_pages], staged[num_pages:]
             prefetch.published_pages = self.cache.insert_host(

@@ -225,8 +225,8 @@ class Entries:
     def started(self, node: Node, sequence: Sequence) -> None:
         nodes, request = list(node.path()), shown(sequence.request)
         self._hit(nodes, FULL, request)
-        for kind, pages in self.kinds.windows:
-            self._hit(list(node.path(node.end - pages)), kind, request)
+        for kind, window in self.kinds.windows:
+            self._hit(list(node.path(window.first(node.end))), kind, request)
         for kind in self.kinds.points:
             self._hit(nodes[:1], kind, request)
         if self._on_miss is not None:

@@ -4,8 +4,9 @@ The tree never allocates: page ids come from the caller, and ids that it no long
 `FreePages`. Lengths in this module are in pages; `MatchResult` is in tokens.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
+from types import SimpleNamespace
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
@@ -14,7 +15,7 @@ from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
 from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult, Node
 from hicache.cache.tree.residency import Residency
-from hicache.config import DEMOTING, CacheConfig, QuirksConfig
+from hicache.config import CacheConfig, QuirksConfig
 
 Plan = list[list[Node]]  # by kind: nodes whose data will be copied to another tier, top down
 
@@ -29,13 +30,13 @@ class RadixTree:
         self,
         *,
         kinds: Kinds,
-        policy: object = None,
+        policy: SimpleNamespace,
         knobs: CacheConfig | None = None,
         quirks: QuirksConfig | None = None,
         names: PageNames | None = None,
         listener: CacheListener | None = None,
     ) -> None:
-        """`policy` ranks entries and receives their events (`Entries`); None means LRU. `names`
+        """`policy` has the method or attribute of each decision (`hicache.engine.policy`). `names`
         names the pages; None means by their digests. `listener` receives the events of the cache.
         """
         self.knobs = knobs = knobs or CacheConfig()
@@ -50,11 +51,9 @@ class RadixTree:
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
-        self.entries = None if policy is None else Entries(policy, kinds, self.names)
+        self.entries = Entries(policy, kinds, self.names) if policy.has_entries else None
         self.policy = policy
-        # the policy's method that decides on copies; True if evictions from the device may copy
-        self.admit: Callable[..., bool | None] | None = getattr(policy, "admit", None)
-        self.demotes = knobs.write_policy in DEMOTING or getattr(policy, "demotes", False)
+        self.demotes = policy.demotes  # evictions from the device may copy
         self.residency = Residency(
             kinds,
             reclaims_duplicates=self.demotes,
@@ -100,9 +99,7 @@ class RadixTree:
         end = max_len // self.page_size
         node = self.roots.get(namespace)
         usable = 0  # pages
-        runs = [
-            pages for _, pages in self._windows
-        ]  # held pages before the position, by window; full is held from the root on
+        held_from = [0] * len(self._windows)  # by window; full is held from the root on
         while node is not None and node.end < end:
             first = node.end * self.page_bytes
             child = node.children.get(tokens[first : first + self.page_bytes])
@@ -116,10 +113,10 @@ class RadixTree:
                     break
             is_whole = pages == child.num_pages
             is_usable = True
-            for place, (kind, needed) in enumerate(self._windows):
-                is_held = device[kind] is not None or host[kind] is not None
-                runs[place] = runs[place] + pages if is_held else 0
-                is_usable &= runs[place] >= needed
+            for place, (kind, window) in enumerate(self._windows):
+                if device[kind] is None and host[kind] is None:
+                    held_from[place] = child.start + pages
+                is_usable &= held_from[place] <= max(window.first(child.start + pages), 0)
             for kind in self._points:  # a state belongs to the end of its node
                 is_usable &= is_whole and (device[kind] is not None or host[kind] is not None)
             if is_usable:
@@ -212,15 +209,15 @@ class RadixTree:
     def plan_back_up(self, node: Node) -> Plan:
         """The part of the path to `node`, of its windows and of its states that has no host copy.
 
-        Of a window, one page more than a match needs after `node`, because an equal prompt that
-        ends there starts one page earlier.
+        Of a window that slides, one page more than a match needs after `node`, because an equal
+        prompt that ends there starts one page earlier.
         """
         plan = self._nothing()
         full = [above for above in node.path() if above.held[HOST][FULL] is None]
         plan[FULL] = full[::-1]
-        for kind, pages in self._windows:
-            edge = node.end - pages
-            for above in node.path(edge - 1):
+        for kind, window in self._windows:
+            edge = window.first(node.end)
+            for above in node.path(edge if window.is_chunk else edge - 1):
                 if above.end > edge or above.num_pages == 1:
                     plan[kind].insert(0, above)
         for kind in self._points:
@@ -240,16 +237,14 @@ class RadixTree:
         `loads_whole_nodes` is on.
         """
         plan = self._nothing()
-        for kind, pages in self._windows:
-            edge = node.end - pages
+        starts = {kind: window.first(node.end) for kind, window in self._windows}
+        for kind, edge in starts.items():
             for above in list(node.path(edge)):
                 is_wanted = above.held[DEVICE][kind] is None
                 if is_wanted and above.start < edge and not self.quirks.loads_whole_nodes:
                     self._split(above, edge - above.start)
-        for kind, pages in ((FULL, node.end), *self._windows):
-            plan[kind] = [
-                above for above in node.span(node.end - pages) if above.held[DEVICE][kind] is None
-            ]
+        for kind, edge in {FULL: 0, **starts}.items():
+            plan[kind] = [above for above in node.span(edge) if above.held[DEVICE][kind] is None]
         for kind in self._points:
             if not node.is_root and node.held[DEVICE][kind] is None:
                 plan[kind] = [node]
@@ -317,8 +312,8 @@ class RadixTree:
         for kind in self._points:
             if device[kind] is None and (is_device or host[kind] is None):
                 return node
-        for kind, pages in self._windows:
-            edge, above = node.end - pages, node
+        for kind, window in self._windows:
+            edge, above = window.first(node.end), node
             while above.end > edge and above.parent is not None:
                 device, host = above.held
                 if device[kind] is None and (is_device or host[kind] is None):
@@ -383,8 +378,8 @@ class RadixTree:
     def _host_hits(self, best: Node, on_device: Node) -> tuple[int, ...]:
         # by kind: the data needed for a hit after `best` that only the host has
         hits = list(self._no_hits)
-        for kind, pages in ((FULL, best.end - on_device.end), *self._windows):
-            edge = best.end - pages
+        starts = {kind: window.first(best.end) for kind, window in self._windows}
+        for kind, edge in {FULL: on_device.end, **starts}.items():
             for above in best.path(edge):
                 if above.held[DEVICE][kind] is None and above.held[HOST][kind] is not None:
                     hits[kind] += (above.end - max(above.start, edge)) * self.page_size

@@ -69,8 +69,8 @@ class Residency:
         return self.tick
 
     def touch_windows(self, node: Node) -> None:
-        for kind, pages in self._windows:
-            above, edge = node, node.end - pages - 1
+        for kind, window in self._windows:
+            above, edge = node, window.first(node.end - 1)
             while above.end > edge and above.parent is not None:
                 above.aux_ticks[kind] = self.tick
                 above = above.parent
@@ -185,8 +185,8 @@ class Residency:
             for kind in self._points:
                 self._lock_sidecar(node, kind)
         starts = []
-        for kind, pages in self._windows:
-            above, start, edge = node, node.end, node.end - pages
+        for kind, window in self._windows:
+            above, start, edge = node, node.end, window.first(node.end)
             while above.end > edge and above.parent is not None:
                 self._lock_sidecar(above, kind)
                 start = above.start

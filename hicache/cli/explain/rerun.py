@@ -18,8 +18,6 @@ ASKED = ("computed", "recomputed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """`records`: by request id. `differences`: keys of the stored summary that changed."""
-
     config: ExperimentConfig
     records: dict[int, RequestRecord]
     summary: dict[str, float | int]

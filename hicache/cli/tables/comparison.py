@@ -91,7 +91,6 @@ def setting_keys(groups: Sequence[Group]) -> list[str]:
 
 
 def over_runs(groups: Sequence[Group]) -> str:
-    """Explain what a number and its range mean; empty if each group is one run."""
     sizes = {len(group.runs) for group in groups}
     if sizes == {1}:
         return ""

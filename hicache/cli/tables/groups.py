@@ -308,7 +308,6 @@ def short(value: Value) -> str:
 
 
 def is_number(value: Value) -> bool:
-    """True if a setting can be placed on a numeric axis."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

@@ -65,7 +65,6 @@ def draws(window_of: Places, seed: int = 0) -> Iterator[Numbers]:
 
 
 def ends(drawn: Numbers, num_windows: int) -> tuple[float, float]:
-    """Return the interval of a metric with these bootstrap values [draws]."""
     further = sqrt(num_windows / (num_windows - 1)) * _student(num_windows - 1)
     tail = 100 * NormalDist().cdf(-further)
     low, high = np.percentile(drawn, [tail, 100 - tail])

@@ -11,9 +11,8 @@ import site
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from hashlib import file_digest, sha256
 from importlib import metadata, util
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import hicache
-from hicache.config import ExperimentConfig, StorageConfig, WorkloadConfig
+from hicache.config import ExperimentConfig
 from hicache.results.tracking import write_json
 from hicache.workload.data import TRACES, find_trace
 
@@ -52,9 +51,8 @@ def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> lis
     """
     now = _provenance(config)
     then, wanted = sources_of(stored), sources_of(now)
-    classes = [knob for knob, name in policies_of(config) if ":" in name]
     # a class whose module cannot be read now has changed too
-    names = dict.fromkeys([*wanted, *classes])
+    names = dict.fromkeys([*wanted, *own_classes(config)])
     changed = [name for name in names if name not in wanted or then.get(name) != wanted[name]]
     return changed + [name for name in VERSIONS if stored.get(name) != now.get(name)]
 
@@ -79,8 +77,7 @@ def _provenance(config: ExperimentConfig) -> dict[str, object]:
         "platform": platform.platform(),
         "policies": {
             knob: {"class": name, **_source(name.partition(":")[0])}
-            for knob, name in policies_of(config)
-            if ":" in name
+            for knob, name in own_classes(config).items()
         },
     }
     if config.executor.kind != "simulated":
@@ -102,20 +99,14 @@ def _trace(config: ExperimentConfig) -> dict[str, str]:
     return {"file": str(path.absolute()), "sha256": digest}
 
 
-def policies_of(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    assert is_dataclass(config)
-    # a knob that names a policy has a knob with suffix `_args`; these two have none
-    if isinstance(config, StorageConfig):
-        yield f"{prefix}kind", config.kind
-    if isinstance(config, WorkloadConfig) and config.tokenizer is not None:
-        yield f"{prefix}tokenizer", config.tokenizer
-    names = {item.name for item in fields(config)}
-    for name in sorted(names):
-        value = getattr(config, name)
-        if f"{name}_args" in names:
-            yield prefix + name, value
-        elif is_dataclass(value):
-            yield from policies_of(value, f"{prefix}{name}.")
+def own_classes(config: ExperimentConfig) -> dict[str, str]:
+    """Return the user's classes, as `module:Class` by the knob that names them."""
+    named = {
+        "cache.policy": config.cache.policy,
+        "storage.kind": config.storage.kind,
+        "workload.tokenizer": config.workload.tokenizer or "",
+    }
+    return {knob: name for knob, name in named.items() if ":" in name}
 
 
 def _version(package: str) -> str | None:
@@ -147,7 +138,6 @@ def _digest(files: Mapping[str, Path]) -> str:
 
 @lru_cache(maxsize=1)
 def _checkout(root: Path) -> dict[str, object]:
-    """Return the commit, and whether tracked files differ from it; empty outside a checkout."""
     if not (root / ".git").exists():
         return {}
     command = ["git", "--no-optional-locks", "-C", str(root), "status"]
@@ -182,7 +172,6 @@ def _source(module: str) -> dict[str, object]:
 
 
 def _local_imports(module: str) -> dict[str, Path]:
-    """Return all files outside the package directories that a module imports, including its own."""
     standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
     installed = [*standard, *site.getsitepackages(), site.getusersitepackages()]
     places = [Path(each).resolve() for each in installed]

@@ -19,8 +19,6 @@ from hicache.cli.console import console, show_table
 
 @dataclass(slots=True)
 class Row:
-    """One row: `texts` by heading, and the `values` for programs, each under its own name."""
-
     texts: dict[str, str] = field(default_factory=dict)
     values: dict[str, object] = field(default_factory=dict)
 
@@ -74,7 +72,6 @@ def as_csv(result: ResultTable) -> str:
 
 
 def as_json(result: ResultTable) -> str:
-    """Format the values of `as_csv` as one object per row; null for a missing value."""
     return json.dumps([row.values for section in result.sections for row in section], indent=2)
 
 

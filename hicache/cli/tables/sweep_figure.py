@@ -40,7 +40,6 @@ class Look(NamedTuple):
 
 
 def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -> Figure:
-    """Draw the metrics against the swept number, or against the choice if no number was swept."""
     keys = list(groups[0].settings)
     x_key = next((key for key in keys if _is_axis(groups, key)), keys[0])
     line_keys = [key for key in keys if key != x_key]
@@ -169,7 +168,6 @@ def _places(groups: Sequence[Group], key: str) -> dict[str, float]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Break the text into lines of at most `width` letters, after spaces and inside keys."""
     lines = [""]
     for atom in re.split(r"(?<=[ /_.:])", text):
         if lines[-1] and len((lines[-1] + atom).rstrip()) > width:

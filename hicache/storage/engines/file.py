@@ -98,7 +98,6 @@ class FileStorage:
                 self._remove(directory, key)
 
     def stats(self) -> StorageStats:
-        """Return the counters. Scans the directory: stored pages include those of all processes."""
         with self._opened() as directory, self._lock:
             self._scan(directory)
             return replace(
@@ -314,7 +313,6 @@ def _bucket(directory: int, key: bytes) -> AbstractContextManager[int]:
 
 
 def _refresh_file(name: str, directory: int) -> None:
-    """Make a page the youngest, if permitted: another user may own it, or it was just evicted."""
     with suppress(OSError):
         os.utime(name, dir_fd=directory, follow_symlinks=False)
 

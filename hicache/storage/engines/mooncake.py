@@ -115,7 +115,6 @@ class MooncakeStorage:
         self._checked([code])
 
     def stats(self) -> StorageStats:
-        """Return the count of damaged pages; the store does not report what it holds to clients."""
         with self._lock:
             return replace(self._stats)
 

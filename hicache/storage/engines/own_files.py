@@ -72,7 +72,6 @@ def own_directory(path: Path | str, directory: int | None = None) -> Iterator[in
 
 
 def open_own_directory(path: Path | str, directory: int | None = None) -> int:
-    """Like `own_directory`, but the caller closes the file descriptor."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, dir_fd=directory)

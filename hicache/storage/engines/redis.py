@@ -100,7 +100,6 @@ class RedisStorage:
                 self._client.unlink(*(self._prefix + key for key in keys))
 
     def forget_all(self) -> None:
-        """Remove every page of the namespace. O(keys on the server)."""
         pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", self._prefix) + b"*"
         with self._reached():
             names = list(self._client.scan_iter(match=pattern, count=_SCANNED_KEYS))
@@ -108,7 +107,6 @@ class RedisStorage:
                 self._client.unlink(*names[first : first + _SCANNED_KEYS])
 
     def stats(self) -> StorageStats:
-        """Return the counters. Stored pages are those of the whole server, for all clients."""
         with self._reached():
             used = int(self._client.info("memory")["used_memory"])
             return replace(self._stats, stored_pages=self._client.dbsize(), stored_bytes=used)

@@ -106,7 +106,6 @@ class SlabStorage:
             table.forget(keys)
 
     def stats(self) -> StorageStats:
-        """Return the stored pages of all processes (slot sizes), and this one's damaged pages."""
         with self._in_use(), self._use_table() as table:
             stored_pages, stored_bytes = table.stored()
             return replace(self._stats, stored_pages=stored_pages, stored_bytes=stored_bytes)

@@ -245,7 +245,6 @@ class SlotTable:
             raise
 
     def _is_new(self) -> bool:
-        """True if the file is empty; raises if it holds anything else than a slot table."""
         got = _schema_of(self._db)
         with closing(sqlite3.connect(":memory:")) as model:
             _make(model)
@@ -324,7 +323,6 @@ class SlotTable:
         return Reservation(place, tick)
 
     def _make_room(self, slot_bytes: int) -> Place | None:
-        """Return a free slot of this size; evict the oldest pages until it fits the capacity."""
         while self._capacity_bytes is not None:
             total = self._db.execute("SELECT CAST(total(used_bytes) AS INTEGER) FROM totals")
             used = total.fetchone()[0]

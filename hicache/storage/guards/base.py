@@ -33,5 +33,4 @@ class GuardStorage:
         self._inner.close()
 
     def _call(self, call: Callable[[], Result], otherwise: Result) -> Result:
-        """Return the engine's answer; a guard may override this and return `otherwise` instead."""
         return call()

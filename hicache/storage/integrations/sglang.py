@@ -119,7 +119,6 @@ class HiCacheStore(HiCacheStorage):
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Read pages into the anchor pool; `host_indices`: [len(keys) * page_size]."""
         pool = self.mem_pool_host
         return self._read(PoolName.KV, pool, keys, _first_rows(pool, host_indices))
 

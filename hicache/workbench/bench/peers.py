@@ -344,7 +344,6 @@ def _addresses(buffers: Buffers, ids: Tensor, is_moved: Tensor) -> Tensor:
 
 
 def _rows(buffer: Tensor) -> Tensor:
-    """View [P, token, head, dim] with adjacent heads, or [P, dim], as [P, rows, words]."""
     words = buffer.view(torch.int64)
     if words.dim() == 2:
         return words[:, None]

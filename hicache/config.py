@@ -71,7 +71,8 @@ class CutPolicy(Enum):
 class StageAt(Enum):
     """When a prefetch allocates its host pages.
 
-    A prefetch reads pages from storage into these host pages before a request runs.
+    Host pages lie in host memory. A prefetch reads pages from storage into them before a request
+    runs.
     """
 
     enqueue = "enqueue"  # when the request is queued, for all of the prompt that is not cached
@@ -81,7 +82,7 @@ class StageAt(Enum):
 class DeadlineFrom(Enum):
     """When the time limit of prefetch.stop=timeout starts to count.
 
-    With this setting, a request waits at most that long for its pages from storage.
+    With that setting, a queued request waits a limited time for its pages from storage.
     """
 
     enqueue = "enqueue"  # when the request is queued
@@ -359,7 +360,7 @@ class WorkloadConfig:
 
     @property
     def is_timed(self) -> bool:
-        """True if requests have arrival times; False if only earlier answers release requests."""
+        """True if requests have arrival times; False if they are sent only after earlier answers."""
         waits = self.has_rounds or (self.kind == "shared_prefix" and self.drain)
         return self.arrivals is not Arrivals.closed and not waits
 
@@ -809,7 +810,7 @@ class StorageConfig:
 
 
 class RealModel(Enum):
-    """Which model is computed in a run on real memory (executor.kind=torch)."""
+    """Which model a run on real memory (executor.kind=torch) computes."""
 
     exact = "exact"  # a small reference model whose logits do not depend on caching or chunking
     # the matrix sizes of the configured model with random weights, for timing only

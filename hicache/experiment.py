@@ -36,8 +36,8 @@ from hicache.workload.workload import Workload, load_workload, repeat_sessions, 
 def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
     """Build one serving engine and its runtime, for a program that runs the engine itself.
 
-    The program calls `hicache.engine.loop.serve` as often as it needs, and closes the runtime. It
-    need not know all requests in advance.
+    The program calls `hicache.engine.loop.serve` as often as it needs, and closes the runtime. The
+    program need not know all requests in advance.
 
     Raises:
         ValueError: a setting cannot be used; the message names it.

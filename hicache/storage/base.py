@@ -45,7 +45,7 @@ class Storage(Protocol):
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Return one flag per key: True if the storage engine now holds a page under the key.
 
-        A later `read` can still miss, because the page may be evicted before.
+        A later `read` can still miss, because the page may be evicted in the meantime.
         """
         ...
 

@@ -40,9 +40,9 @@ def open_storage(
 ) -> Storage | None:
     """Open the storage engine that `config.kind` names; return None if the kind is `none`.
 
-    `config.root` is a directory for slab and file, a URL for redis, and the master's HOST:PORT for
-    mooncake. For mooncake, `config.capacity_gib` is the memory that this process lends to the
-    store. A user's class (`module:Class`) is called with `config.root`, `namespace`,
+    `config.root` is a directory for the kinds slab and file, a URL for redis, and the master's
+    HOST:PORT for mooncake. For mooncake, `config.capacity_gib` is the memory that this process
+    lends to the store. A user's class (`module:Class`) is called with `config.root`, `namespace`,
     `capacity_bytes` and `page_bytes`. `page_bytes` maps a kind of page (the last byte of a key) to
     the size in bytes that is counted for a page. None means that each page counts with its own
     length.
@@ -153,7 +153,7 @@ def open_guarded_storage(
     clock: Clock,
     seed: int = 0,
 ) -> GuardedStorage | None:
-    """Open the storage engine of `config` for a real run, where its failures are cache misses.
+    """Open the storage engine of `config` for a real run; its failures become cache misses.
 
     Redis and Mooncake limit the time of their calls themselves. Calls of slab, file and user
     classes end after `config.deadline_s` seconds at most, because disks can block forever. With

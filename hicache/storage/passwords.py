@@ -40,7 +40,8 @@ def reveal(url: str) -> str:
     """Return `url` with its password filled in, if the URL has none or hides it as `***`.
 
     The password comes from the environment variable HICACHE_STORAGE_PASSWORD, or from the file that
-    HICACHE_STORAGE_PASSWORD_FILE names. A URL without a password stays as it is if neither is set.
+    HICACHE_STORAGE_PASSWORD_FILE names. A URL without a password stays unchanged if neither
+    variable is set.
 
     Raises:
         ValueError: the URL hides its password, and no password is configured.

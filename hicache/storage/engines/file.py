@@ -39,14 +39,15 @@ class FileStorage:
     """A storage engine that keeps each KV-cache page in a file of its own below `root`.
 
     Each namespace (the pages of one model, layout, page size and rank) has its own directory.
-    `capacity_bytes` limits the sum of its page sizes; None means no limit. `page_bytes` maps a kind
-    of page (the last byte of a key) to the size that is counted for a page. A page of any other
-    kind counts with its own length. A single process never exceeds the limit. Each further process
-    that writes to the directory can exceed the limit by 5% until it scans the directory again.
+    `capacity_bytes` limits the sum of the namespace's page sizes; None means no limit. `page_bytes`
+    maps a kind of page (the last byte of a key) to the size that is counted for a page. A page of
+    any other kind counts with its own length. A single process never exceeds the limit. Each
+    further process that writes to the directory can exceed the limit by 5% until it scans the
+    directory again.
 
-    The engine leaves files alone that it cannot have written, such as links or files longer than a
-    page. Reads of their keys miss, and writes return False. A file with a wrong digest counts as a
-    damaged page and is deleted.
+    The engine never touches a file that it cannot have written, such as a link or a file longer
+    than a page. Reads of that file's key miss, and writes return False. A file with a wrong digest
+    counts as a damaged page and is deleted.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class ForeignFileError(OSError):
-    """Raised when a path of the store holds something that is not the store's, such as a link."""
+    """Raised when a link or another foreign object lies where the store keeps a file."""
 
 
 def is_own(status: os.stat_result) -> bool:
@@ -59,8 +59,8 @@ def open_own(name: str, flags: int, directory: int) -> int:
 def own_directory(path: Path | str, directory: int | None = None) -> Iterator[int]:
     """Open a directory and yield its file descriptor, which is closed after the `with` block.
 
-    A relative `path` starts at the open directory `directory`, or at the current one if that is
-    None. The parents of `path` may be links; `path` itself must not be a link.
+    A relative `path` starts at the open directory `directory`; None means the current directory.
+    The parents of `path` may be links; `path` itself must not be a link.
 
     Raises:
         ForeignFileError: the path is a link or not a directory.

@@ -12,7 +12,7 @@ _OWNER = re.compile(r"([0-9a-f]{32})\.([0-9]{1,20})\.([0-9]{1,20})")
 class Owner:
     """Identifies one process of this machine, even if its process id is reused later.
 
-    `boot` is the id of the machine's boot. `started` is the start of the process, in clock ticks
+    `boot` identifies the boot of the machine. `started` is the start of the process, in clock ticks
     after the boot.
     """
 

@@ -26,8 +26,8 @@ class RedisStorage:
     """A storage engine that keeps pages as values in a Redis or Valkey server.
 
     `url` is redis://HOST:PORT/DB, rediss://HOST:PORT/DB for TLS, or unix://PATH. A call raises
-    `StorageError` if the server does not answer within `deadline_s` seconds. A failed call never
-    changes the caller's buffers later.
+    `StorageError` if the server does not answer within `deadline_s` seconds. After a failed call,
+    the caller's buffers do not change any more.
     """
 
     def __init__(self, url: str, *, namespace: str, deadline_s: float = 2.0) -> None:

@@ -44,9 +44,9 @@ class SlabStorage:
     An SQLite table records which slot holds which page. Several processes can share the files.
     `root` must be on a local file system, because SQLite's log cannot be shared over a network.
     Each namespace (the pages of one model, layout, page size and rank) has its own directory and
-    its own `capacity_bytes`. A slot is as large as its page, rounded up to 4 KiB. `page_bytes` can
-    set another page size for a kind of page (the last byte of a key). `num_threads` threads copy
-    the pages of one call.
+    its own `capacity_bytes`. A slot is as large as its page, rounded up to a multiple of 4 KiB.
+    `page_bytes` can set another page size for a kind of page (the last byte of a key).
+    `num_threads` threads copy the pages of one call.
     """
 
     def __init__(

@@ -174,8 +174,9 @@ class SlotTable:
         """Reserve a slot for each `(key, size in bytes)`, evicting the oldest pages if necessary.
 
         The function first marks the pages of the keys in `touched` as recently used. The result has
-        one entry per wanted page. If the key is stored already, the entry is its `StoredPage`, and
-        the page becomes the most recently used. The entry is None if no slot can be freed.
+        one entry per wanted page, usually a `Reservation`. If the key is stored already, the entry
+        is the stored page, and that page becomes the most recently used. The entry is None if no
+        slot can be freed.
         """
         with self._transaction():
             self._touch(touched)
@@ -196,8 +197,8 @@ class SlotTable:
         """Make written pages readable under their keys, and free the slots of failed writes.
 
         Return one flag per page: True if the key is stored now. If another process stored the same
-        key first, its page stays, and the slot written by the caller is freed. False means that the
-        slot was no longer reserved for the caller.
+        key first, that page stays, and the slot written by the caller is freed. False means that
+        the slot was no longer reserved for the caller.
         """
         with self._transaction():
             for reservation in failed:

@@ -13,9 +13,9 @@ class BreakerStorage(GuardStorage):
     """A circuit breaker around a storage engine: failed calls are misses and raise no error.
 
     After `max_failures` failed calls in a row, the breaker bypasses the engine. Reads then miss,
-    writes store nothing, and deletions are dropped, all at no cost. Dropped deletions are harmless:
-    a page is never wrong for its key. After `retry_s` seconds, one call reaches the engine as a
-    probe. If the probe succeeds, the engine is used again. If the probe fails, the bypass lasts
+    writes store nothing, and deletions are dropped, all at no cost. Dropped deletions are harmless,
+    because the page of a key never changes. After `retry_s` seconds, one call reaches the engine as
+    a probe. If the probe succeeds, the engine is used again. If the probe fails, the bypass lasts
     another `retry_s` seconds.
     """
 

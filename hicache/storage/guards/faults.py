@@ -32,8 +32,8 @@ class FaultyStorage(GuardStorage):
     Missing and half-read pages are reported as misses. A corrupt page is reported as a hit, with
     one bit flipped; the caller must detect it. The stored page does not change, so a later read can
     return it intact. `injected` counts the faults by type. A delay advances the clock, or calls
-    `wait` with its nanoseconds if `wait` is given. A call that would take longer than `deadline_s`
-    seconds fails after that time.
+    `wait` with its length in nanoseconds if `wait` is given. A call that would take longer than
+    `deadline_s` seconds fails after that time.
     """
 
     def __init__(

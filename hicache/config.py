@@ -360,7 +360,7 @@ class WorkloadConfig:
 
     @property
     def is_timed(self) -> bool:
-        """True if requests have arrival times; False if they are sent only after earlier answers."""
+        """True if requests have arrival times; False if each waits for an earlier answer."""
         waits = self.has_rounds or (self.kind == "shared_prefix" and self.drain)
         return self.arrivals is not Arrivals.closed and not waits
 

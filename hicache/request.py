@@ -49,8 +49,9 @@ class Request:
     `prompt` and `output` are the token ids of the prompt and of the answer. Request ids are in
     order of arrival. `arrival_ns` is the arrival time in the trace, in nanoseconds. `session_id`
     does not depend on the random seed of the run. `parent_id` is the id of the previous turn of the
-    session, or of the request that started a sub-agent; None means that there is no parent. `joins`
-    are the ids of the last requests of sub-agents whose results this request uses.
+    session. For the first request of a sub-agent, it is the request that started the sub-agent.
+    None means that there is no parent. `joins` are the ids of the last requests of sub-agents whose
+    results this request uses.
 
     With causal or closed arrivals, a request waits for the answers to its parent and to `joins`.
     With closed arrivals, it then also waits for the think time of `think_ns` nanoseconds.

@@ -37,9 +37,9 @@ class StorageStats:
 class Storage(Protocol):
     """Interface of a storage engine, which stores KV-cache pages as bytes under keys.
 
-    A key is the 16-byte digest of a page and of all tokens before the page, and one byte for the
-    kind of page (such as full-attention KV or Mamba state). Each call handles a batch of pages.
-    Calls may block, and may come from any thread.
+    A key is a 16-byte digest of a page and of all tokens before the page, followed by one byte.
+    That byte is the kind of page, such as full-attention KV or Mamba state. Each call handles a
+    batch of pages. Calls may block, and may come from any thread.
     """
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:

@@ -140,10 +140,11 @@ def rows_to_requests(
 
     `block_tokens` is the number of tokens per block. If the trace does not name the previous turn
     of a request, the function finds it by the shared prefix. A prompt is no previous turn if it is
-    not longer than `config.system_tokens`. A prompt that more than `MOST_BRANCHES` (16) different
-    blocks follow is no previous turn either: it is a system prompt or a document. The think time of
-    a request is the time since the previous answer, or since the previous arrival if the trace has
-    no answer times. It is at most `config.think_cap_s` seconds.
+    not longer than `config.system_tokens`. A prompt is also no previous turn if more than
+    `MOST_BRANCHES` (16) different blocks follow it in later prompts: it is then a system prompt or
+    a document. The think time of a request is the time since the previous answer. If the trace has
+    no answer times, it is the time since the previous arrival. It is at most `config.think_cap_s`
+    seconds.
 
     Raises:
         TraceError: a line names a parent that is not before it, or there are too many tokens.

@@ -25,10 +25,10 @@ class Turn:
 
     Turns are identified by their index in a list. `prompt` holds the token ids that the trace
     names, at most `prompt_len` of them. Its first `full_len` ids fill whole blocks. `waits_for`
-    lists the turns whose answers this turn waits for: first the parent (the previous turn), then
-    the last turns of sub-agents whose results this turn uses. `continues` is the turn whose full
-    blocks are a prefix of this prompt, usually the parent; None if there is none. `session` is the
-    first turn of the same session.
+    lists the turns whose answers this turn waits for. The first is the parent (the previous turn),
+    and the others are the last turns of sub-agents whose results this turn uses. `continues` is the
+    turn whose full blocks are a prefix of this prompt, usually the parent; None if there is none.
+    `session` is the first turn of the same session.
     """
 
     arrival_ns: int

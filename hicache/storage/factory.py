@@ -182,8 +182,8 @@ def open_simulated_storage(
 
     `seed` determines the injected faults. Slab and file use a new directory below `config.root`.
     Redis, mooncake and user classes use a new namespace. The result's `forget` method deletes this
-    directory or the keys of the namespace. So equal simulations give equal results on every engine.
-    Return None if `config.kind` is `none`.
+    directory, or the keys of the namespace in Redis or Mooncake. So equal simulations give equal
+    results on every engine. Return None if `config.kind` is `none`.
     """
     scratch = None
     if config.kind in ("slab", "file"):

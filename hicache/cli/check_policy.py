@@ -60,10 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def knob_of(policy: str) -> str:
-    """Return the knob that a policy class fills, from the methods it has.
+    """Return the setting that a policy class is written for, such as `scheduler.order`.
+
+    The methods of the class determine the setting. `policy` has the form `module:Class`.
 
     Raises:
-        ValueError: it fits no knob, or more than one.
+        ValueError: the class cannot be loaded, or its methods fit no setting or several settings.
     """
     module, _, name = policy.partition(":")
     if not name:
@@ -90,10 +92,16 @@ def knob_of_class(policy: type) -> str:
 
 
 def findings(knob: str, settings: Sequence[str]) -> Iterator[str]:
-    """Yield one line for each check that passed.
+    """Test a policy class on small runs, and yield one line for each passed check.
+
+    Args:
+        knob: the setting that selects the policy class, such as `cache.policy`.
+        settings: the class in the form `knob=module:Class`, followed by the settings of its
+            arguments.
 
     Raises:
-        ValueError: runs that must be equal differ.
+        ValueError: a run gave other results when it was repeated, or when it decoded one step at a
+            time.
     """
     for model, pools in POOLS.items():
         base = (*TIGHT, *pools)

@@ -37,9 +37,11 @@ class Ladder:
         return np.asarray(self.in_time / self.served)
 
     def goodput(self, share: float) -> float:
-        """Return the rate (requests per second) at which the share in time crosses `share`.
+        """Return the highest request rate at which at least `share` of the requests are in time.
 
-        0 if the share is too low even at the lowest rate; the highest rate if it is never too low.
+        Rates are in requests per second. `share` is a fraction from 0 to 1. A request is in time if
+        it meets its limits on TTFT and on time per output token. The result is 0 if even the lowest
+        tried rate misses `share`. It is the highest tried rate if no tried rate misses `share`.
         """
         return crossing(self.rates, falling(self.shares(), self.served), share)
 
@@ -60,10 +62,12 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
 
 
 def climb(config: ExperimentConfig) -> Ladder:
-    """Replay the workload at every rate, from the lowest.
+    """Replay the workload at several request rates, and count the requests served in time.
+
+    A request is in time if it meets its limits on TTFT and on time per output token.
 
     Raises:
-        ValueError: the workload has no fixed arrival times.
+        ValueError: the arrivals depend on earlier answers, so the request rate cannot be changed.
     """
     if not config.workload.is_timed:
         raise ValueError(
@@ -104,7 +108,11 @@ def is_in_time(record: RequestRecord, wanted: GoodputConfig) -> bool:
 
 
 def falling(shares: Floats, weights: Floats) -> Floats:
-    """Return the nearest non-rising shares in weighted least squares (pool adjacent violators)."""
+    """Return the sequence that never rises and is closest to `shares`.
+
+    Closeness is the sum of squared differences, weighted by `weights`. This is isotonic regression,
+    computed by pooling adjacent violators.
+    """
     pools: list[tuple[float, float, int]] = []  # (mean, weight, number of rates)
     for share, weight in zip(shares.tolist(), weights.tolist(), strict=True):
         pool = (share, weight, 1)

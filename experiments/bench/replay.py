@@ -79,11 +79,6 @@ def one_run(root: Path, overrides: list[str], environment: dict[str, str]) -> To
 
 
 def output_of(command: list[str], **options: Any) -> bytes:
-    """Return the output of a process; errors of the process go to stderr.
-
-    Raises:
-        ValueError: the process failed.
-    """
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False, **options)
     if done.returncode:
         raise ValueError(

@@ -1,10 +1,10 @@
-"""Host time of a step's load-backs: separate, or merged with ids sent once. No GPU needed.
+"""Measure how long the CPU takes to launch the load-backs of a step, one by one or merged.
 
     python -m experiments.gpu.host_time
 
-Three load-backs of full pages, window pages and a state, in four groups of layers on two ranks. The
-launcher runs as beside a GPU, on a driver that stands in for one. A GPU's own part, the copies of
-ids over the link, is counted and not timed.
+No GPU is needed: the launcher calls an imitated driver. The step has three load-backs of full
+pages, window pages and a state, in four groups of layers on two ranks. Merged load-backs send the
+page ids once. How often ids are sent over the link is counted, but not timed.
 """
 
 import time

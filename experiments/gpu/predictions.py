@@ -47,10 +47,13 @@ def predicted() -> list[dict[str, Any]]:
 
 
 def stored_for(bench: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the predictions for the machine code of this bench.
+    """Return the stored predictions that belong to the Triton version of a benchmark.
+
+    Predictions are the modelled speeds of copy kernels. `bench` is the JSON output of the kernel
+    benchmark.
 
     Raises:
-        ValueError: there are none for its version of triton.
+        ValueError: there are no predictions for this version of Triton.
     """
     found = re.search(r"triton (\d+)\.(\d+)\.(\d+)", bench["machine"])
     path = RESULTS / f"predictions_triton_{'_'.join(found.groups() if found else '?')}.json"
@@ -63,10 +66,13 @@ def stored_for(bench: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def compared(entries: list[dict[str, Any]], bench: dict[str, Any]) -> pd.DataFrame:
-    """Return a row per direction, kernel and shape: predicted and measured GB/s, and their ratio.
+    """Return a table of predicted and measured speeds of copy kernels, in GB/s.
+
+    Each row is one kernel, one copy direction and one page layout, launched as a single Triton
+    program. `entries` are the predictions, and `bench` is the JSON output of the kernel benchmark.
 
     Raises:
-        ValueError: the bench measured no single programs.
+        ValueError: the benchmark did not measure single programs.
     """
     rates = {(entry["kernel"], entry["shape"]): entry["gb_per_s"] for entry in entries}
     rows = []

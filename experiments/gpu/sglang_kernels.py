@@ -43,10 +43,10 @@ def main() -> int:
 
 
 def take(package: Path, folder: Path) -> None:
-    """Copy the kernels out of a package.
+    """Copy the KV copy kernels of SGLang from its package to a folder.
 
     Raises:
-        FileNotFoundError: the release keeps them elsewhere.
+        FileNotFoundError: this release of SGLang has the kernels in other files.
     """
     for name in TAKEN:
         source, target = package / name, folder / name

@@ -121,12 +121,19 @@ def _by_cell(runs: Runs) -> Iterator[tuple[Cell, dict[str, list[Mapping[str, flo
 
 
 def gains_of(row: Row, rows: Mapping[str, Row]) -> list[float]:
-    """Return the token hit rate less that of LRU, window by window."""
     return [ours[HITS] - base[HITS] for ours, base in zip(row, rows[LRU], strict=True)]
 
 
 def reached(row: Row, rows: Mapping[str, Row]) -> float | None:
-    """Return the share of the oracle's gain over LRU in hits; None if there is no gain."""
+    """Return what fraction of the oracle's gain over LRU an eviction policy reaches.
+
+    The oracle is the policy that knows future requests. The gain of a policy is its mean token hit
+    rate minus that of LRU. None means that the oracle gains nothing.
+
+    Args:
+        row: the metrics of the policy in each part of the trace.
+        rows: the metrics of every policy, including LRU and the oracle, by name of the policy.
+    """
     low, high, ours = (mean(each[HITS] for each in of) for of in (rows[LRU], rows[ORACLE], row))
     return (ours - low) / (high - low) if high > low else None
 

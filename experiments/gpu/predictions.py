@@ -1,14 +1,14 @@
-"""Predictions of the static model for one program of each copy kernel, against measurements.
+"""Compare the predicted speed of one Triton program of each copy kernel with measurements.
 
 python -m experiments.gpu.predictions > experiments/results/predictions_triton_3_9_0.json   (before)
 python -m hicache.workbench.bench --op programs --json bench.json              (on a GPU)
 python -m experiments.gpu.predictions --bench bench.json                     (after; anywhere)
 
-Predictions are stored by the version of triton whose machine code they describe, and a bench is
-compared with those of its own version. The model has latency and issue of instructions, but no
-bandwidth, and a link limits its rates. So a measured rate below the prediction may be due to the
-link; any other large deviation refutes the model. Spearman's rank correlation says whether the
-model orders the variants correctly (1 for the same order, 0 for no relation).
+Predictions are stored by the version of Triton that compiled the kernels. A benchmark is compared
+with the predictions for its own version. The static model knows the latency and the issue of
+instructions, but no bandwidth. A rate measured below the prediction may therefore be due to the
+link. Any other large deviation refutes the model. Spearman's rank correlation says whether the
+model orders the kernels correctly (1 for the same order, 0 for no relation).
 """
 
 import argparse

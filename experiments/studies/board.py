@@ -4,11 +4,12 @@ python -m experiments.studies.board                              missing runs, t
 python -m experiments.studies.board none oracle mine:Policy      other rows; a class is a row
 python -m experiments.studies.board --windows 0 --jobs 4
 
-The cells are the grid of `experiment=leaderboard`. Runs are kept, with their overrides, as lines of
-`outputs/leaderboard/DIGEST.jsonl`, where DIGEST is that of hicache's sources, and are not repeated.
-For each cell the table has the token hit rate, the mean over windows of its difference to LRU in
-the same window, the smallest and largest difference, and the share of the oracle's gain over LRU.
-Ranks in a cell are by token hit rate, without the oracle. `figure.png` shows the differences.
+A cell is one combination of workload, model and host size in `experiment=leaderboard`. Finished
+runs are kept in `outputs/leaderboard/DIGEST.jsonl` and not repeated. DIGEST is a digest of
+hicache's sources. For each cell, the table shows the token hit rate of each policy, and its
+difference to LRU in the same window (part of the trace): the mean, the smallest and the largest. It
+also shows the share of the oracle's gain over LRU. Policies in a cell are ranked by token hit rate,
+without the oracle. `figure.png` shows the differences.
 """
 
 import argparse

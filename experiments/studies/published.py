@@ -3,10 +3,10 @@
 python -m experiments.studies.published           all cases
 python -m experiments.studies.published A E       two of them
 
-A case is a file of `experiments/published/`: the settings of its runs, the facts that the
-publication leaves open with the values considered for each, and the published points. Runs are kept
-in `outputs/published/runs`, by configuration and code, and are not repeated. `outputs/published/`
-gets one figure and one page of tables (docs/published.md).
+A case is a file of `experiments/published/`. It has the settings of its runs and the published
+values. It also lists the facts that the publication leaves open, with the values considered for
+each. Runs are kept in `outputs/published/runs`, by configuration and code, and are not repeated.
+`outputs/published/` gets one figure and one page of tables (docs/published.md).
 """
 
 import argparse
@@ -221,11 +221,12 @@ def ranking(lines: Sequence[Series]) -> tuple[int, int]:
 
 
 def gain_errors(lines: Sequence[Series]) -> list[float]:
-    """Return the simulation error of each configuration's gain over the first one, in percent.
+    """Return, in percent, the simulation error of each gain over the first configuration.
 
-    The gain is the mean value of a configuration divided by that of the first. The error is the
-    difference between the simulated and the published gain, relative to the published gain. Each
-    line has the values of one configuration. The result has no entry for the first.
+    Each line has the values of one configuration. The gain of a configuration is its mean value
+    divided by that of the first configuration. The error is the difference between the simulated
+    and the published gain, relative to the published gain. The result has no entry for the first
+    configuration.
     """
 
     def gain(one: Sequence[float], first: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 
 A run from Python writes the same directory as `hicache run`, but W&B is off unless
 `tracker.wandb_mode` is among the overrides. `requests`, `table`, `plot` and `compare` need the
-extra [analysis].
+optional dependencies `hicache[analysis]`.
 """
 
 import json

@@ -3,12 +3,13 @@
 hicache run experiment=goodput
 hicache run goodput.num_rates=16 goodput.ttft_s=1 prefetch.stop=best_effort
 
-A request is in time if its TTFT and its mean time per further token are. The workload is replayed
-at rates that grow by a constant factor. To change the rate, `replay` leaves sessions out, or
-repeats them with tokens of their own; it does not stretch time. Every session of one rate is also
-part of every higher rate. The share in time is made monotone over the rates (isotonic regression,
-weighted by requests), and the rate at which it falls below the objective is interpolated. One
-replay gives no interval: for that, use windows (`hicache compare --paired`).
+A request is in time if its TTFT and its mean time per further token meet their limits. The workload
+is replayed at rates that grow by a constant factor. For a lower rate, the program leaves sessions
+out. For a higher rate, it repeats sessions with new tokens. It does not stretch time. Every session
+of one rate is also part of every higher rate. The share in time is made monotone over the rates by
+isotonic regression, weighted by requests. The goodput is interpolated between the two rates around
+the wanted share. One replay gives no confidence interval: for that, use windows
+(`hicache compare --paired`).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Every knob with its default, its limits and its meaning, for `--help` and docs/knobs.md.
+"""Every setting (knob) with its default, limits and meaning, for `--help` and docs/knobs.md.
 
 python -m hicache.cli.knobs > docs/knobs.md
 

@@ -71,8 +71,7 @@ def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]
     Args:
         cfg: the settings of the experiment.
         out_dir: the directory for the results.
-        is_job: True if the run belongs to a sweep. This function prints only the results of other
-            runs.
+        is_job: True if the run belongs to a sweep. The results are then not printed.
     """
     overrides = HydraConfig.get().overrides.task
     if is_job:

@@ -4,11 +4,12 @@ hicache size model=qwen3_next_80b workload=mooncake_conversation
 hicache size model=llama3_8b --gib 0,32,64,128,256 --dollars-per-gib 4
 hicache size model=gemma3_27b --all
 
-Each size of the host tier is one or more runs of `experiment=sizing` with your overrides. A model
-with windows or Mamba states divides the host between those and its KV: at each size the program
-climbs to the share with the most hits, from the best share of the size before. --all tries every
-share at every size instead. The knee is the smallest size that reaches 95 % of the hit rate that
-the largest size adds to the smallest.
+The program simulates `experiment=sizing` with your overrides at each size of the host cache. A
+model with sliding windows or Mamba states divides the host cache: one share is for windows or
+states, and the rest is for full-attention KV. At each size, the program climbs to the share with
+the most hits. It starts from the best share of the size before. With --all, it tries every share at
+every size. The knee is the smallest size with nearly all of the gain in hit rate: at least 95 % of
+the highest gain over the smallest size.
 """
 
 import json

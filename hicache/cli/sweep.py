@@ -1,7 +1,7 @@
 """A whole sweep: progress while it runs; one table, one figure and summary files at its end.
 
-Hydra calls `SweepProgress` in the process that started the sweep. It reads the state of jobs only
-from their directories, so any process on any machine may run a job.
+Hydra calls `SweepProgress` in the process that started the sweep. The callback reads the state of
+jobs only from their directories, so any process on any machine may run a job.
 """
 
 import os

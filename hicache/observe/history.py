@@ -24,7 +24,7 @@ PageNumbers = NDArray[np.int32]
 
 
 class Stored:
-    """Codes for how far a page is on its way to storage: from no write queued to written.
+    """Codes for the progress of a page on its way to storage, such as `under_way` or `written`.
 
     A page here holds full-attention KV, sliding-window KV or a Mamba state.
     """

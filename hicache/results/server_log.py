@@ -103,9 +103,9 @@ def compare_measured(simulated: "pd.DataFrame", measured: "pd.DataFrame") -> "pd
 
     Each argument is a table with one row per request. The result has one row per metric, such as
     the mean TTFT, with the measured value, the simulated value and the error. The error of the hit
-    rate is in percentage points; other errors are in percent. If both sides finished equally many
-    requests, these are paired by order of arrival. A last row then gives the median TTFT error of
-    the pairs.
+    rate is in percentage points; other errors are in percent. If both tables have equally many
+    finished requests, the requests are paired by order of arrival. A last row then gives the median
+    TTFT error of the pairs.
     """
     import pandas as pd
 

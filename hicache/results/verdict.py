@@ -52,7 +52,7 @@ class Objection:
 
     Attributes:
         condition: the rule that detected the problem.
-        low, high: the lowest and highest reported number over the runs that have the problem.
+        low, high: the lowest and the highest number that the rule returned for these runs.
     """
 
     condition: Condition

@@ -1,10 +1,10 @@
 """Stored runs, read from their directories and grouped by the settings in which they differ.
 
-Runs that differ only in seed and window form one group: a metric of a group is the median over
-them, shown with the range. Runs made by other code, or from another trace with the same name,
-belong to different groups. So do runs with the same seed and window but different results. Keys
-that the user did not type distinguish such groups: for example `cache.eviction source`, and as a
-last resort `run`.
+A group holds runs that differ only in random seed and window (part of the trace). A metric of a
+group is the median over its runs, shown with the range. Runs made by other code, or from another
+trace with the same name, belong to different groups. So do runs with the same seed and window but
+different results. Such groups are told apart by keys that the user did not type. An example is
+`cache.eviction source`; the last resort is `run`, the directory.
 """
 
 import json
@@ -283,9 +283,9 @@ def select(runs: Sequence[StoredRun], conditions: Sequence[str]) -> list[StoredR
 def question_key(groups: Sequence[Group]) -> str | None:
     """Return the name of the setting whose effect a comparison of the groups shows.
 
-    A setting is preferred if it has one value in all groups that the user chose as baselines. Among
-    these, a setting with text values is preferred to one with numbers. None means that no setting
-    differs between the groups.
+    Each group holds the runs of one configuration. A setting is preferred if it has one value in
+    all groups that the user chose as baselines. Among such settings, one with text values is
+    preferred to one with numbers. None means that no setting differs between the groups.
     """
     keys = list(groups[0].settings)
     marked = [group for group in groups if group.is_baseline]

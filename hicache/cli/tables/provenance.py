@@ -1,9 +1,9 @@
 """The origin of a run: code, versions and inputs, written next to its results as `provenance.json`.
 
-`summary.json` contains none of it, so equal runs stay byte-identical. For a user's policy class the
-file records its module and all local modules that it imports, directly or indirectly: those outside
-the standard library and the package directories. It cannot see files that they read, or modules
-that they import by name at run time.
+`summary.json` does not hold the origin, so equal runs stay byte-identical. For a user's policy
+class, the origin lists its module and all local modules that this module imports, directly or
+indirectly. Local means outside the standard library and the package directories. Files that these
+modules read are not listed, nor are modules that they import by name at run time.
 """
 
 import platform

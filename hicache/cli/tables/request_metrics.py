@@ -30,7 +30,7 @@ class Ratio:
         """Return the ratio of two sums over requests, for several weightings of the requests.
 
         Args:
-            weights: [draws, requests], the weight of each request in each draw.
+            weights: [draws, requests], the weight of each request in each bootstrap draw.
 
         Returns:
             [draws], the ratio in each draw. The ratio is 0 where the denominator is 0.

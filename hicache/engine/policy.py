@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from hicache.cache.checked import Answer, PolicyError, checked, place_of
 from hicache.cache.named import (
@@ -17,7 +17,6 @@ from hicache.cache.named import (
     is_number,
     loaded,
 )
-from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.tiers.writes import MOMENTS
 from hicache.config import ExperimentConfig
@@ -111,8 +110,6 @@ def policy_of(
             f"cache.policy={cache.policy} has a method prefetch, which needs parallel.ranks=1, got "
             f"{config.parallel.ranks}: ranks measure different rates and must read alike"
         )
-    if hasattr(own, "prefetch"):
-        own.prefetch = _with_load(own.prefetch, rates, cache.page_size)
     if hasattr(own, "may_stop"):
         policy.waits, policy.deadline_ns = True, None
     if hasattr(own, "admit"):
@@ -230,32 +227,3 @@ def _world(
         config=config,
         requests=requests,
     )
-
-
-class ReadLoad(NamedTuple):
-    """The load when a policy decides how much to read; times are None before the first measurement.
-
-    `queued_tokens`: tokens that reads for other requests still have to read. `num_waiting`:
-    requests in the queue.
-    """
-
-    queued_tokens: int
-    num_waiting: int
-    read_ns: float | None  # per token
-    compute_ns: float | None  # per token
-
-
-def _with_load(
-    choose: Callable[..., int | None], rates: RateEstimator, page: int
-) -> Callable[..., int | None]:
-    def chosen(request: Request, held: int, restorable: list[int]) -> int | None:
-        reading = [each for each in rates.active.values() if each.phase is Phase.reading]
-        load = ReadLoad(
-            queued_tokens=page * sum(p.num_pages - p.completed_pages for p in reading),
-            num_waiting=rates.num_waiting,
-            read_ns=None if rates.page_ns is None else rates.page_ns / page,
-            compute_ns=rates.compute_ns(1),
-        )
-        return choose(request, held, restorable, load)
-
-    return chosen

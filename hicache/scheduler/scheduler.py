@@ -71,7 +71,6 @@ class Scheduler:
         self._max_len = max_len
         self._page = cache.page_size
         self._checkpoints = CheckpointSaver(cache)
-        self._sort_key = cache.tree.policy.sort_key
         self._max_jump = MAX_JUMP if may_jump else 1
         has_states = bool(cache.tree.kinds.points)
         self._answer_pages = None if has_states else cache.knobs.answer_pages
@@ -110,7 +109,7 @@ class Scheduler:
             if prefetch is not None:
                 start = prefetch.start_page * self._page
                 req.prefetched = (start, start + prefetch.num_pages * self._page)
-        req.place = (self._sort_key(req, match), req.number)
+        req.place = (self.cache.tree.policy.sort_key(req, match), req.number)
         req.looked_ns = now_ns
         req.queue_ns[STEP] = now_ns - came_ns
         req.begin_queue(self.queue_waits.mark(now_ns))

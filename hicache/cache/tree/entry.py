@@ -160,7 +160,7 @@ class Entries:
         )
         self._on_finish = on_finish
         self._rank = getattr(policy, "rank", None)
-        self._choose = getattr(policy, "victim", None)
+        self._victim = getattr(policy, "victim", None)
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -183,10 +183,10 @@ class Entries:
         Raises:
             PolicyError: the policy chose an entry that may not be evicted.
         """
-        if self._choose is None:
+        if self._victim is None:
             return None
         offered = Evictable(queue, tier, kind)
-        chosen = self._choose(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
+        chosen = self._victim(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
         if chosen is None:
             return None
         if not isinstance(chosen, Entry) or chosen not in offered:

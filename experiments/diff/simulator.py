@@ -276,8 +276,8 @@ class CountedIo:
             return
         self._moved(FULL, "read", done.completed_pages)
         end = done.restored_pages
-        for kind, pages in done.needs:
-            self._moved(kind, "read", min(end, pages))
+        for kind, window in done.needs:
+            self._moved(kind, "read", end - done.first_page(window, end))
 
     def _moved(self, kind: int, how: str, num_pages: int) -> None:
         name = KIND_NAMES[kind]

@@ -175,8 +175,9 @@ def _check_locks(tree: RadixTree, survey: _Survey) -> None:
             _break(4, f"{node} has fewer locks than locked children")
         num_ending[node] = own + sum(num_ending[child] for child in children)
         locks = node.locks[DEVICE]
-        for kind, _ in tree.kinds.windows:
-            if not own <= locks[kind] <= num_ending[node]:
+        for kind, window in tree.kinds.windows:
+            least = own if window.first(node.end) < node.end else 0
+            if not least <= locks[kind] <= num_ending[node]:
                 _break(4, f"{node} has window locks that do not match its full locks")
         for kind in tree.kinds.points:
             if locks[kind] != own:
@@ -255,8 +256,8 @@ def _check_pages(
             if len(owned) != sum(map(len, held[tier][kind])):
                 ((page_id, _),) = Counter(chain.from_iterable(held[tier][kind])).most_common(1)
                 _break(5, f"page {page_id} of {name} has two owners")
-            taken = cache.pools[tier][kind].taken
-            if taken != owned:
+            if not cache.pools[tier][kind].are_taken(owned):
+                taken = cache.pools[tier][kind].taken
                 what = f"{len(taken)} pages of {name} are allocated and {len(owned)} owned"
                 _break(5, f"{what}; they differ in {sorted(taken ^ owned)}")
 

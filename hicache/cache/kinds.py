@@ -11,14 +11,18 @@ storage keys.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hicache.models import PLAIN, LayerKind, ModelConfig, coded_page_bytes
 
 FULL, SWA, MAMBA = range(3)
+Position = TypeVar("Position", int, NDArray[np.int64])
 KIND_NAMES = ("full", "swa", "mamba")  # by number; other kinds have higher numbers
 # by number: the last byte of a page's key in storage
 KEY_TAGS = b"fsm34567"
-Extents = tuple[tuple[int, int], ...]  # (number of a kind, pages)
 
 
 class Extent(Enum):
@@ -26,7 +30,28 @@ class Extent(Enum):
 
     path = "every page from the root to the boundary"
     window = "the last pages before the boundary; all of them if there are fewer"
+    chunk = "the pages since the last multiple of the window's length; none at a multiple"
     point = "the boundary itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The pages before a boundary that a request needs to continue there.
+
+    `num_pages`: the most pages; exactly those, or with `is_chunk` those since the last multiple of
+    `num_pages`.
+    """
+
+    num_pages: int
+    is_chunk: bool = False
+
+    def first(self, end: Position) -> Position:
+        """The first of these pages at boundary `end`; negative if a window has fewer pages."""
+        return end - (end % self.num_pages if self.is_chunk else self.num_pages)
+
+
+Extents = tuple[tuple[int, Window], ...]  # by number of a kind
+_POINT = Window(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +61,8 @@ class Kind:
     Attributes:
         name: used in counters, measures and messages.
         number: index in lists by kind; unused for a rider.
-        extent: what a hit needs. Path and window count pages, a point counts slots.
-        window_len: tokens of a window.
+        extent: what a hit needs. A point counts slots, all others count pages.
+        window_len: tokens of a window or chunk; a chunk has whole pages.
         rider_of: name of the kind whose pages (or slots) also hold this kind's data. A rider has no
             pool, page table or key of its own: its bytes are a part of each such page.
         page_bytes: bytes of a page or a slot, over all devices of an engine.
@@ -63,12 +88,12 @@ class Kinds:
         numbers: kinds with a pool, ascending.
         paged: those of them that count pages.
         aux: those of them other than full.
-        windows: (kind, window length in pages) of the kinds with a window.
-        window_lens: window length in tokens, by kind.
+        windows: the kinds with a window or chunk, each with its pages.
+        window_lens: length in tokens, by kind.
         points: the kind whose extent is a point, if there is one.
-        extents: (kind, pages) that a stored prefix must end with, of every kind in `aux`.
+        extents: what a stored prefix must end with, of every kind in `aux`.
         lost_with: by kind, the kinds that an inner node loses together with it: itself, and with a
-            window also the point.
+            window that slides also the point.
         names: by kind.
         page_bytes: bytes of a page or slot with its riders, by kind.
         units: tokens per page, or 1 for a point, by kind.
@@ -79,19 +104,22 @@ class Kinds:
         self.all = tuple(kinds)
         own = {kind.number: kind for kind in self.all if kind.rider_of is None}
         of = {extent: [n for n in sorted(own) if own[n].extent is extent] for extent in Extent}
-        _refuse_unless_possible(self.all, own, of)
+        _refuse_unless_possible(self.all, own, of, page_size)
         self.size = max(len(KIND_NAMES), *(number + 1 for number in own))
         self.numbers = tuple(sorted(own))
         self.aux = self.numbers[1:]
-        self.paged = (FULL, *of[Extent.window])
+        in_windows = sorted(of[Extent.window] + of[Extent.chunk])
+        self.paged = (FULL, *in_windows)
         self.points = tuple(of[Extent.point])
-        self.window_lens = {number: own[number].window_len for number in of[Extent.window]}
+        self.window_lens = {number: own[number].window_len for number in in_windows}
         self.windows: Extents = tuple(
-            (number, -(-length // page_size)) for number, length in self.window_lens.items()
+            (number, Window(-(-length // page_size), own[number].extent is Extent.chunk))
+            for number, length in self.window_lens.items()
         )
-        self.extents: Extents = (*self.windows, *((number, 1) for number in self.points))
+        self._chunks = [window.num_pages for _, window in self.windows if window.is_chunk]
+        self.extents: Extents = (*self.windows, *((number, _POINT) for number in self.points))
         self.lost_with = [self.numbers, *((number,) for number in range(1, self.size))]
-        for number in self.window_lens:
+        for number in of[Extent.window]:
             self.lost_with[number] = (number, *self.points)
         self.units = [1 if number in self.points else page_size for number in range(self.size)]
         self.names = [*KIND_NAMES, *([""] * (self.size - len(KIND_NAMES)))]
@@ -105,9 +133,13 @@ class Kinds:
     def count(self, kind: int, num_pages: int) -> int:
         return 1 if kind in self.points else num_pages
 
+    def node_end(self, start: int, end: int) -> int:
+        """Where a node of pages `[start, end)` must end, so that it has pages of one chunk."""
+        return min([end, *(start - start % pages + pages for pages in self._chunks)])
+
 
 def _refuse_unless_possible(
-    kinds: tuple[Kind, ...], own: dict[int, Kind], of: dict[Extent, list[int]]
+    kinds: tuple[Kind, ...], own: dict[int, Kind], of: dict[Extent, list[int]], page_size: int
 ) -> None:
     names = {kind.name for kind in own.values()}
     riders = [kind for kind in kinds if kind.rider_of is not None]
@@ -122,19 +154,30 @@ def _refuse_unless_possible(
         raise ValueError(f"a second point must ride on the first, got {of[Extent.point]}")
     if min(own) < 0 or max(own) >= len(KEY_TAGS):
         raise ValueError(f"numbers must lie in [0, {len(KEY_TAGS)}), got {sorted(own)}")
-    if not all(own[number].window_len > 0 for number in of[Extent.window]):
+    if not all(own[number].window_len > 0 for number in of[Extent.window] + of[Extent.chunk]):
         raise ValueError(f"a window must have tokens: {kinds}")
+    for number in of[Extent.chunk]:
+        if own[number].window_len % page_size:
+            raise ValueError(
+                f"cache.page_size must divide the chunks of {own[number].name}, "
+                f"{own[number].window_len} tokens, got {page_size}"
+            )
 
 
 def named_kinds(
-    page_size: int, *, window_len: int = 0, has_states: bool = False, page_bytes: Iterable[int] = ()
+    page_size: int,
+    *,
+    window_len: int = 0,
+    window: Extent = Extent.window,
+    has_states: bool = False,
+    page_bytes: Iterable[int] = (),
 ) -> Kinds:
     sizes = dict(zip(range(len(KIND_NAMES)), page_bytes, strict=False))
     kinds = [Kind(name="full", number=FULL, page_bytes=sizes.get(FULL, 1))]
     if window_len:
-        extent, size = Extent.window, sizes.get(SWA, 1)
+        size = sizes.get(SWA, 1)
         kinds.append(
-            Kind(name="swa", number=SWA, extent=extent, window_len=window_len, page_bytes=size)
+            Kind(name="swa", number=SWA, extent=window, window_len=window_len, page_bytes=size)
         )
     if has_states:
         size = sizes.get(MAMBA, 1)
@@ -149,7 +192,7 @@ def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) 
     own.
 
     Raises:
-        ValueError: a page would hold a fraction of an entry of a model part.
+        ValueError: a page would hold a fraction of an entry of a model part, or two chunks.
     """
     sizes = [
         coded_page_bytes(model, kind, page_size, form) * model.kv_copies(kind, tp)
@@ -158,6 +201,7 @@ def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) 
     kinds = named_kinds(
         page_size,
         window_len=model.window_len if sizes[SWA] else 0,
+        window=Extent.chunk if model.window_restarts else Extent.window,
         has_states=sizes[MAMBA] > 0,
         page_bytes=sizes,
     )
@@ -175,15 +219,15 @@ def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) 
     return Kinds([*kinds.all, *parts], page_size) if parts else kinds
 
 
-def lengths_with(present: Iterable[bool], num_pages: int) -> list[int]:
-    """The prefix lengths, in pages and ascending, whose last `num_pages` pages are present.
+def lengths_with(present: Iterable[bool], window: Window, start: int = 0) -> list[int]:
+    """The lengths, in pages and ascending, after which a request can continue.
 
-    A shorter prefix needs all its pages.
+    `present`: which pages from page `start` on are present; the pages before them do not count.
     """
     lengths, gap = [], 0  # `gap`: the last length whose own page is missing
     for length, is_there in enumerate(present, 1):
         if not is_there:
             gap = length
-        elif length - gap >= min(length, num_pages):
+        if gap <= max(window.first(start + length) - start, 0):
             lengths.append(length)
     return lengths

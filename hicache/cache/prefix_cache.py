@@ -216,9 +216,9 @@ class PrefixCache:
         The sequence keeps one window before the last page boundary below `length`: an equal request
         would start there, because it computes its last token again.
         """
-        for kind, pages in self.tree.kinds.windows:
+        for kind, window in self.tree.kinds.windows:
             start = sequence.starts[kind]
-            end = min((length - 1) // self.page_size - pages, sequence.num_pages)
+            end = min(window.first((length - 1) // self.page_size), sequence.num_pages)
             if end <= start:
                 continue
             first = max(start, sequence.tree_pages)
@@ -243,10 +243,10 @@ class PrefixCache:
         first = sequence.tree_pages
         kinds = tree.kinds
         cuts = {num_pages, *sequence.states}
-        for kind, pages in kinds.windows:
+        for kind, window in kinds.windows:
             cuts.add(sequence.starts[kind])
-            if num_pages - pages > sequence.starts[kind] + 1:
-                cuts.add(num_pages - pages)  # so that one lock covers one window
+            if window.first(num_pages) > sequence.starts[kind] + 1:
+                cuts.add(window.first(num_pages))  # so that one lock covers one window
         actions: list[FreePages] = []
         for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
             node = insert(tree, node, sequence, cut, actions)

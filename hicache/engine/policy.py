@@ -34,9 +34,10 @@ from hicache.scheduler.order import ORDERS
 
 
 def _is_rank(value: object) -> bool:
-    if type(value) is float or type(value) is int:
-        return -inf < value < inf
-    return value is None or is_number(value) or RANKING.fits(value)
+    for each in value if type(value) is tuple else (value,):
+        if type(each) not in (float, int) or not -inf < each < inf:  # numbers of other types
+            return value is None or is_number(value) or RANKING.fits(value)
+    return value != ()
 
 
 ANYTHING = Answer("anything", lambda value: True, shows=False)

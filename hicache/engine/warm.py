@@ -30,5 +30,5 @@ def pages_left(request: Request, kinds: Kinds) -> Iterator[tuple[int, slice]]:
     lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
     yield kinds.numbers[0], slice(lengths[1] // kinds.page_size)
     for end in {length // kinds.page_size for length in lengths} - {0}:
-        for kind, pages in kinds.extents:
-            yield kind, slice(max(end - pages, 0), end)
+        for kind, window in kinds.extents:
+            yield kind, slice(max(window.first(end), 0), end)

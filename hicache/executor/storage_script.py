@@ -78,7 +78,10 @@ def _loads(
             break
     end = prefetch.stop_pages or prefetch.usable_pages(completed)
     if end and prefetch.has_sidecars and not prefetch.is_settled:
-        sidecars = [(kind, staged[kind][: min(pages, end)]) for kind, pages in prefetch.needs]
+        sidecars = [
+            (kind, staged[kind][: end - prefetch.first_page(window, end)])
+            for kind, window in prefetch.needs
+        ]
         yield Load(prefetch.sidecar_keys(end), sidecars, restores=end)
 
 

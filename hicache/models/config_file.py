@@ -9,9 +9,9 @@ from typing import cast
 TIED: dict[str, object] = {"tie_word_embeddings": True}
 # models whose files need no defaults
 AS_SAID = (
-    *("axk1", "flex_olmo", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granite", "granitemoe"),
-    *("granitemoeshared", "helium", "hy_v3", "hyperclovax", "internlm3", "ministral3", "olmo"),
-    *("olmo2", "olmoe", "phi3", "phimoe", "qwen2_moe", "seed_oss", "solar_open", "stablelm"),
+    "axk1 flex_olmo glm glm4 glm4_moe glm4_moe_lite granite granitemoe granitemoeshared helium "
+    "hy_v3 hyperclovax internlm3 mimo_v2 ministral3 olmo olmo2 olmoe phi3 phimoe qwen2_moe "
+    "seed_oss solar_open stablelm"
 )
 # by model_type of the text model: the defaults of its class in the transformers package (5.23), for
 # fields that the file lacks
@@ -53,6 +53,12 @@ KNOWN: dict[str, dict[str, object]] = {
     "deepseek_v32": {"index_topk": 2048},
     "deepseek_v4": {},
     "kimi_k2": {},
+    "llama4_text": {
+        "attention_chunk_size": 8192,
+        "no_rope_layer_interval": 4,
+        "interleave_moe_layer_step": 1,
+        "n_shared_experts": 1,
+    },
     "kimi_linear": {"max_position_embeddings": 1048576, "linear_conv_kernel_dim": 4},
     "glm_moe_dsa": {"index_topk": 2048},
     "nemotron_h": {},
@@ -71,11 +77,10 @@ KNOWN: dict[str, dict[str, object]] = {
     "step3p5": {},
     "step3p7": {},
     "youtu": TIED,
-    **{kind: {} for kind in AS_SAID},
+    **{kind: {} for kind in AS_SAID.split()},
 }
 # models that are refused, with the reason
 REFUSED = {
-    "llama4_text": "its attention in chunks needs a window that begins at a multiple of its length",
     "phi4flash": "write model=phi4_mini_flash for Phi-4-mini-flash",
     "hymba": "write model=hymba_1b5 for Hymba-1.5B",
     "inkling_mm_model": "its convolutions in every layer are not modelled",
@@ -102,11 +107,18 @@ LAYER_WORDS: dict[str, dict[object, str]] = {
         "indexed_attention": "F",
         "minimax_m3_sparse": "F",
         "sliding_attention": "S",
+        "chunked_attention": "S",
         "linear_attention": "D",
         "compressed_sparse_attention": "SC",
         "heavily_compressed_attention": "SH",
     },
     "hybrid_layer_pattern": {0: "F", 1: "S"},
+}
+# fields that say which layers have full attention, and the word of the layers between them
+EVERY = {
+    "full_attention_interval": "D",
+    "sliding_window_pattern": "S",
+    "no_rope_layer_interval": "S",
 }
 # fields that list the layers with index keys of their own; the other layers reuse the choice of the
 # layer before them
@@ -236,9 +248,11 @@ def _own_words(file: ConfigFile) -> list[str]:
                 f"{unknown[0]!r}"
             )
         return [letters[entry] for entry in said]
+    if file.kind == "llama4_text" and file.has("no_rope_layers"):  # 1: in chunks, with rope
+        return ["S" if entry else "F" for entry in file.each_layer("no_rope_layers", num)]
     if file.kind == "nemotron_h":
         raise ValueError(f"{file.where}: hybrid_override_pattern or layers_block_type is missing")
-    for name, letter in (("full_attention_interval", "D"), ("sliding_window_pattern", "S")):
+    for name, letter in EVERY.items():
         if name in file.values:
             every = file.count(name)
             return [letter if layer % every else "F" for layer in range(1, num + 1)]

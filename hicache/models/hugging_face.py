@@ -151,7 +151,8 @@ def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dic
         + params(swa, "S", has_values=True),
     }
     if "S" in words:
-        found["window_len"] = file.count("sliding_window")
+        restarts = found["window_restarts"] = file.kind == "llama4_text"
+        found["window_len"] = file.count("attention_chunk_size" if restarts else "sliding_window")
         found["swa_num_query_heads"] = 0 if swa.query == full.query else swa.query
         found["swa_num_kv_heads"] = 0 if swa.kv == full.kv else swa.kv
         found["swa_head_dim"] = 0 if swa[2:] == full[2:] else swa.head_dim
@@ -291,7 +292,7 @@ def _mlp(file: ConfigFile, words: list[str]) -> dict[str, int]:
         mlp_layers = len(words)
     dense = 0
     if mlp_layers:
-        width = file.count("dense_intermediate_size", "intermediate_size")
+        width = file.count("dense_intermediate_size", "intermediate_size_mlp", "intermediate_size")
         if file.has("use_double_wide_mlp"):  # layers that read the KV of earlier layers
             mlp_layers += file.count("num_kv_shared_layers", default=0, least=0)
         dense += mlp_layers * matrices * hidden * width
@@ -340,7 +341,12 @@ def _moe_layers(file: ConfigFile, words: list[str]) -> int:
     dense = file.values.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise ValueError(f"{file.where}: mlp_only_layers must be a list, got {dense!r}")
-    step = file.count("decoder_sparse_step", "moe_layer_freq", default=1)
+    listed = file.values.get("moe_layers")
+    if isinstance(listed, list):
+        return len(listed)
+    step = file.count(
+        "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", default=1
+    )
     first = file.count("first_k_dense_replace", default=0, least=0)
     return sum(layer not in dense and (layer + 1) % step == 0 for layer in range(first, len(words)))
 

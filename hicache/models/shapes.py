@@ -132,6 +132,8 @@ class ModelConfig:
     max_len: int = 131072
     # Sliding-window length in tokens. 0 means that the model has no sliding-window layers.
     window_len: int = 0
+    # True if a window begins at the last multiple of `model.window_len` (chunked attention).
+    window_restarts: bool = False
     # Type of each layer, one word per layer from the first on, repeated up to `model.num_layers`: F
     # full attention, S sliding window, f or s the same with the KV of an earlier layer, M Mamba, D
     # delta rule, - MLP only; two letters run side by side. Ft attends to
@@ -360,6 +362,8 @@ class ModelConfig:
     def _held_tokens(self, kind: str, num_tokens: int) -> int:
         lens = {part.name: part.window_len for part in self.parts}
         window_len = lens.get(kind, self.window_len if kind == LayerKind.swa.value else 0)
+        if kind == LayerKind.swa.value and self.window_restarts:
+            return num_tokens % window_len
         return min(num_tokens, window_len or num_tokens)
 
     @property
@@ -474,17 +478,19 @@ def tier_shares(model: ModelConfig) -> dict[str, float]:
 
     The host is divided by the needs of a cached request of Mooncake's conversation trace: 7,900 new
     tokens, a window, 0.85 states. The device is divided halfway between that and the needs of a
-    running request: 12,200 tokens, a window and half a chunk, 2 states.
+    running request: 12,200 tokens, a window and half a chunk, 2 states. A window that restarts is
+    half full.
     """
 
     bytes_each = (model.full_token_bytes, model.swa_token_bytes, model.mamba_slot_bytes)
+    window = model.window_len / (2 if model.window_restarts else 1)
 
     def shares(*counts: float) -> list[float]:
         parts = [count * size for count, size in zip(counts, bytes_each, strict=True)]
         return [part / sum(parts) for part in parts[1:]]
 
-    host = shares(7900, model.window_len, 0.85)
-    running = shares(12200, model.window_len + 4096, 2)
+    host = shares(7900, window, 0.85)
+    running = shares(12200, window + 4096, 2)
     device = [sum(both) / 2 for both in zip(host, running, strict=True)]
     return {
         f"{kind}_{tier}_share": round(value, 2)

@@ -569,21 +569,22 @@ class Scheduler:
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
-        windows = cache.tree.kinds.windows
+        windows, answer_pages = cache.tree.kinds.windows, self._answer_pages
         finished = []
         for req in reqs:
+            sequence = req.sequence
             req.kv_len = length = req.kv_len + num_steps
-            req.remaining_output -= num_steps
-            is_short = length > req.sequence.num_pages * page
-            if is_short and not cache.extend(req.sequence, length, Purpose.decode):
+            req.remaining_output = num_left = req.remaining_output - num_steps
+            is_short = length > sequence.num_pages * page
+            if is_short and not cache.extend(sequence, length, Purpose.decode):
                 raise AssertionError("a decode step was planned without free pages for it")
-            for kind, pages in windows:
-                if (length - 1) // page - pages > req.sequence.starts[kind]:
-                    cache.leave_window(req.sequence, length)
-            if not req.remaining_output:
+            for kind, window in windows:
+                if window.first((length - 1) // page) > sequence.starts[kind]:
+                    cache.leave_window(sequence, length)
+            if not num_left:
                 finished.append(req)
-            elif self._answer_pages and self._steps_to_publish(req) <= 0:
-                cache.publish(req.sequence, length // page, is_answer=True)
+            elif answer_pages and self._steps_to_publish(req) <= 0:
+                cache.publish(sequence, length // page, is_answer=True)
         for req in finished:
             self.running.remove(req)
             self._finish(req)

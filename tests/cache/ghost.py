@@ -7,7 +7,7 @@ page that is given away, overwritten or swapped too early shows as a wrong paylo
 
 from typing import NamedTuple
 
-from hicache.cache.kinds import KEY_TAGS
+from hicache.cache.kinds import KEY_TAGS, Extent
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -138,7 +138,9 @@ class GhostMemory:
         end = -(-length // page)
         firsts = dict.fromkeys(self._kinds.paged, 0)
         firsts |= {
-            kind.number: max(length - kind.window_len + 1, 0)
+            kind.number: length // kind.window_len * kind.window_len
+            if kind.extent is Extent.chunk
+            else max(length - kind.window_len + 1, 0)
             for kind in self._kinds.all
             if kind.window_len
         }

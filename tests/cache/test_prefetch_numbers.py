@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from hicache.cache import invariants
-from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, MAMBA, SWA, Window
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tree.node import DEVICE, HOST
@@ -169,7 +169,9 @@ def test_a_listener_gets_what_storage_reports_with_the_kinds_that_it_includes() 
     assert prefetch is not None
     prefetch.restorable = [4, 8]
     prefetcher.on_queried(prefetch, 7)
-    listener.found.assert_called_once_with(prefetch.sequence, 0, [4, 8], ((SWA, 2), (MAMBA, 1)))
+    listener.found.assert_called_once_with(
+        prefetch.sequence, 0, [4, 8], ((SWA, Window(2)), (MAMBA, Window(1)))
+    )
     assert prefetch.answered_ns == 7
 
 
@@ -401,7 +403,10 @@ def test_an_abort_while_the_state_of_a_part_is_read_gives_everything_back() -> N
 
 def restorable(*found: list[int], window_pages: int = 0, has_state: bool = False) -> list[int]:
     _, prefetch = running(PrefetchConfig(), has_states=True)
-    windows, states = [(SWA, window_pages)] * (window_pages > 0), [(MAMBA, 1)] * has_state
+    windows, states = (
+        [(SWA, Window(window_pages))] * (window_pages > 0),
+        [(MAMBA, Window(1))] * has_state,
+    )
     shaped = replace(prefetch, needs=(*windows, *states))
     answers = iter([[bool(each) for each in part] for part in found])
     return shaped.ask(lambda keys: next(answers))

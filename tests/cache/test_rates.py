@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache.cache.kinds import MAMBA
+from hicache.cache.kinds import MAMBA, Window
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator, RecentRate
 from hicache.config import PrefetchConfig
@@ -24,7 +24,7 @@ def prefetch_of(num_pages: int, *, completed: int = 0, has_state: bool = False) 
         num_pages=num_pages,
         names=[],
         enqueued_ns=0,
-        needs=((MAMBA, 1),) if has_state else (),
+        needs=((MAMBA, Window(1)),) if has_state else (),
         staged=[[], [], []],
     )
     prefetch.restorable = [num_pages]

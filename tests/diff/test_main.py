@@ -110,6 +110,7 @@ def test_another_policy_differs_and_is_explained(
         (("--components", "swa", "--model", "llama3_8b"), "--model llama3_8b has no swa layers"),
         (("--workload", "nothing"), "workload.kind must be one of"),
         (("--head", "hicache", "--eviction", "no:Such"), "cache.policy=no:Such cannot be loaded"),
+        (("--corrected",), "--corrected is for --engine vllm, got sglang"),
         (("--engine", "vllm", "--head", "tests"), "tests contains no vllm"),
         (("--engine", "vllm", "--base", "no/such/path"), "no/such/path is neither a release"),
         (("--engine", "vllm", "--pools", "max_len=600000"), "do not fit in device_tokens"),

@@ -77,6 +77,11 @@ KNOBS = (
             "full_swa": _layers("F S", 2, 2, 0),
             "full_mamba": _layers("F M D", 2, 0, 4),
             "all": _layers("F S M D", 2, 2, 4),
+            "chunks": {
+                **_layers("F S", 2, 2, 0),
+                "model.window_len": 512,
+                "model.window_restarts": True,
+            },
             "parts": {**_layers("FI SW M D", 2, 2, 4), "model.parts": PARTS},
         },
         plain_share=None,

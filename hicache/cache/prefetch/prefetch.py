@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from enum import Enum
 
-from hicache.cache.kinds import FULL, Extents, lengths_with
+from hicache.cache.kinds import FULL, Extents, Window, lengths_with
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.keys import Key, keys
 from hicache.cache.tree.node import Lock, Node
@@ -97,9 +97,15 @@ class Prefetch:
         place = bisect_right(lengths, completed)
         return lengths[place - 1] if place else 0
 
+    def first_page(self, window: Window, end: int) -> int:
+        """The first page of the prefetch that a prefix of `end` pages needs of a window."""
+        return max(window.first(self.start_page + end) - self.start_page, 0)
+
     def sidecar_keys(self, end: int) -> list[Key]:
         return [
-            key for kind, pages in self.needs for key in self.keys(kind, max(end - pages, 0), end)
+            key
+            for kind, window in self.needs
+            for key in self.keys(kind, self.first_page(window, end), end)
         ]
 
     def ask(self, contains: Callable[[Items[Key]], list[bool]]) -> list[int]:
@@ -112,7 +118,8 @@ class Prefetch:
         num_leading = full.index(False) if False in full else len(full)
         self.leading_pages = num_leading
         lengths = list(range(1, num_leading + 1))
-        for kind, pages in self.needs if num_leading else ():
-            those = set(lengths_with(contains(self.keys(kind, 0, num_leading)), pages))
+        for kind, window in self.needs if num_leading else ():
+            present = contains(self.keys(kind, 0, num_leading))
+            those = set(lengths_with(present, window, self.start_page))
             lengths = [each for each in lengths if each in those]
         return lengths

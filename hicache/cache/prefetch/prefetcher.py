@@ -79,7 +79,11 @@ class Prefetcher:
             num_pages=asked,
             names=[],
             enqueued_ns=now_ns,
-            needs=tuple(each for each in tree.kinds.extents if asked >= each[1] or not drops_short),
+            needs=tuple(
+                (kind, window)
+                for kind, window in tree.kinds.extents
+                if window.first(start + asked) >= start or not drops_short
+            ),
             staged=[NO_PAGES] * tree.kinds.size,
             keeps_part=self.config.commit is CommitPolicy.usable,
         )
@@ -248,8 +252,8 @@ class Prefetcher:
         if full is None:
             return self._give_up("host_room", wanted)
         prefetch.staged[FULL] = full
-        for kind, pages in prefetch.needs:
-            count = min(pages, len(full))
+        for kind, window in prefetch.needs:
+            count = min(window.num_pages, len(full))  # a shorter prefix may need more of a chunk
             room.make_room(kind, count, demand)
             page_ids = room.allocate(kind, count, evict=False)
             if page_ids is None:
@@ -271,8 +275,9 @@ class Prefetcher:
     def _give_back(self, prefetch: Prefetch, keep: int, reason: str) -> None:
         # free the staged full pages from `keep` on, and the window pages beyond a shorter prefix
         discarded = len(prefetch.staged[FULL]) - min(keep, len(prefetch.staged[FULL]))
-        for kind, pages in ((FULL, keep), *prefetch.needs):
-            staged, keep_now = prefetch.staged[kind], min(pages, keep)
+        kept = {kind: min(window.num_pages, keep) for kind, window in prefetch.needs}
+        for kind, keep_now in {FULL: keep, **kept}.items():
+            staged = prefetch.staged[kind]
             self.cache.host.free(kind, staged[keep_now:])
             prefetch.staged[kind] = staged[:keep_now]
         self.counters[f"prefetch/discarded_{reason}_pages"] += discarded
@@ -314,12 +319,13 @@ class Prefetcher:
         prefetch.taken_pages = kept
         if kept:
             pages = [NO_PAGES] * len(prefetch.staged)
-            for kind, needed in ((FULL, kept), *prefetch.needs):
+            start, counts = prefetch.start_page, {FULL: kept}
+            for kind, window in prefetch.needs:
                 # a short window is useless below an anchor, unless the quirk `short_windows` is on
-                is_short = kept < needed and not prefetch.anchor.is_root
-                num_pages = (
-                    0 if is_short and not self.cache.quirks.short_windows else min(kept, needed)
-                )
+                is_short = window.first(start + kept) < start and not prefetch.anchor.is_root
+                is_useless = is_short and not self.cache.quirks.short_windows
+                counts[kind] = 0 if is_useless else kept - prefetch.first_page(window, kept)
+            for kind, num_pages in counts.items():
                 staged = prefetch.staged[kind]
                 pages[kind], prefetch.staged[kind] = staged[:num_pages], staged[num_pages:]
             prefetch.published_pages = self.cache.insert_host(

@@ -114,7 +114,7 @@ class Host:
         for kind in tree.kinds.numbers:
             sources: list[PageIds] = []
             targets: list[PageIds] = []
-            wanted = sum(tree.kinds.count(kind, each.num_pages) for each in plan[kind])
+            wanted = sum([tree.kinds.count(kind, each.num_pages) for each in plan[kind]])
             if kind != FULL:
                 self.make_room(kind, wanted, demand)
             for each in plan[kind]:
@@ -150,7 +150,7 @@ class Host:
             [each for each in nodes if each.held[HOST][kind] is not None]
             for kind, nodes in enumerate(plan)
         ]
-        deepest = max((each for nodes in copied for each in nodes), key=lambda each: each.end)
+        deepest = max([nodes[-1] for nodes in copied if nodes], key=lambda each: each.end)
         starts = {kind: copied[kind][0].start for kind in kinds.paged if copied[kind]}
         points = [(kind, each) for kind in kinds.points for each in copied[kind]]
         back_up = BackUp(

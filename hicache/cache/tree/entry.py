@@ -10,7 +10,7 @@ from hicache.cache.checked import PolicyError, shown
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.tree.eviction import Priority, Ranking, VictimQueue
 from hicache.cache.tree.keys import PageNames
-from hicache.cache.tree.node import TIER_NAMES, TIERS, Node
+from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 
@@ -39,7 +39,7 @@ class Entry:
         self._entries = entries
         self._node = node
         self._kind = kind
-        self._id = entries.next_id()
+        entries.last_id = self._id = entries.last_id + 1
         self._hits = 0
         self.state: Any = None
 
@@ -104,15 +104,15 @@ class Entry:
         """
         node, names = self._node, self._entries.names
         place = node.num_pages - 1 if self._kind in self._entries.kinds.points else 0
-        return names.content(names.of_node(node, place)[0])
+        return names.contents(names.of_node(node, place)[:1])[0]
 
     @property
     def parent(self) -> "Entry | None":
         """The nearest entry of this kind above it that holds data; None if there is none."""
-        above = self._node.parent
+        above, kind = self._node.parent, self._kind
         while above is not None and above.parent is not None:
-            entry: Entry | None = above.entries.get(self._kind)
-            if entry is not None and entry.tiers:
+            if above.held[DEVICE][kind] is not None or above.held[HOST][kind] is not None:
+                entry: Entry = above.entries[kind]
                 return entry
             above = above.parent
         return None
@@ -153,7 +153,7 @@ class Entries:
     def __init__(self, policy: object, kinds: Kinds, names: PageNames) -> None:
         self.kinds = kinds
         self.names = names
-        self._last_id = -1
+        self.last_id = -1
         events = ("insert", "hit", "miss", "split", "evict", "finish")
         self._on_insert, self._on_hit, self._on_miss, self._on_split, self._on_evict, on_finish = (
             getattr(policy, f"on_{event}", None) for event in events
@@ -161,10 +161,6 @@ class Entries:
         self._on_finish = on_finish
         self._rank = getattr(policy, "rank", None)
         self._victim = getattr(policy, "victim", None)
-
-    def next_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -229,8 +225,8 @@ class Entries:
     def started(self, node: Node, sequence: Sequence) -> None:
         nodes, request = list(node.path()), shown(sequence.request)
         self._hit(nodes, FULL, request)
-        for kind, pages in self.kinds.windows:
-            self._hit(list(node.path(node.end - pages)), kind, request)
+        for kind, window in self.kinds.windows:
+            self._hit(list(node.path(window.first(node.end))), kind, request)
         for kind in self.kinds.points:
             self._hit(nodes[:1], kind, request)
         if self._on_miss is not None:
@@ -239,7 +235,7 @@ class Entries:
             if request is not None:
                 num_pages = request.prompt_len // self.kinds.page_size
             missed = names.of_span(node, sequence, max(num_pages - node.end, 0))
-            self._on_miss(tuple(map(names.content, missed)), request)
+            self._on_miss(tuple(names.contents(missed)), request)
 
     def finished(self, request: Request, outcome: str) -> None:
         if self._on_finish is not None:

@@ -29,11 +29,12 @@ def insert(
         child = tree.descend(node, sequence.tokens, end)
         if child is None:
             cut = end
-            for kind, pages in kinds.windows:
+            for kind, window in kinds.windows:
                 # a new window gets a node of its own, so that one lock covers one window
-                if starts[kind] <= start < end - pages:
-                    cut = min(cut, end - pages)
+                if starts[kind] <= start < window.first(end):
+                    cut = min(cut, window.first(end))
             child = _grow(tree, node, sequence, cut)
+            cut = child.end
             for kind in kinds.paged:
                 if start >= starts[kind]:
                     page_ids = sequence.pages[kind][start:cut]
@@ -101,8 +102,8 @@ def insert_host(
 
 
 def _grow(tree: RadixTree, node: Node, sequence: Sequence, end: int) -> Node:
-    # a new child for pages `[node.end, end)`
-    start = node.end
+    # a new child for pages `[node.end, end)`, or those of them in the first chunk
+    start, end = node.end, tree.kinds.node_end(node.end, end)
     child = tree.grow(node, sequence.tokens[start * tree.page_bytes : end * tree.page_bytes])
     child.digests = sequence.known_digests(start, end)
     return child

@@ -99,9 +99,7 @@ class RadixTree:
         end = max_len // self.page_size
         node = self.roots.get(namespace)
         usable = 0  # pages
-        runs = [
-            pages for _, pages in self._windows
-        ]  # held pages before the position, by window; full is held from the root on
+        held_from = [0] * len(self._windows)  # by window; full is held from the root on
         while node is not None and node.end < end:
             first = node.end * self.page_bytes
             child = node.children.get(tokens[first : first + self.page_bytes])
@@ -115,10 +113,10 @@ class RadixTree:
                     break
             is_whole = pages == child.num_pages
             is_usable = True
-            for place, (kind, needed) in enumerate(self._windows):
-                is_held = device[kind] is not None or host[kind] is not None
-                runs[place] = runs[place] + pages if is_held else 0
-                is_usable &= runs[place] >= needed
+            for place, (kind, window) in enumerate(self._windows):
+                if device[kind] is None and host[kind] is None:
+                    held_from[place] = child.start + pages
+                is_usable &= held_from[place] <= max(window.first(child.start + pages), 0)
             for kind in self._points:  # a state belongs to the end of its node
                 is_usable &= is_whole and (device[kind] is not None or host[kind] is not None)
             if is_usable:
@@ -167,8 +165,8 @@ class RadixTree:
         window also evicts its state, so a lock on the state covers both.
         """
         covered = dict(starts)
-        if any(kind in starts for kind in self._points):
-            for kind, _ in self._windows:
+        for point in self._points:
+            for kind, _ in self._windows if point in starts else ():
                 covered[kind] = min(covered.get(kind, node.start), node.start)
         # full comes last: only without other locks can the node be a leaf again
         lock = Lock(HOST, node, sorted(covered.items(), reverse=True))
@@ -211,15 +209,15 @@ class RadixTree:
     def plan_back_up(self, node: Node) -> Plan:
         """The part of the path to `node`, of its windows and of its states that has no host copy.
 
-        Of a window, one page more than a match needs after `node`, because an equal prompt that
-        ends there starts one page earlier.
+        Of a window that slides, one page more than a match needs after `node`, because an equal
+        prompt that ends there starts one page earlier.
         """
         plan = self._nothing()
         full = [above for above in node.path() if above.held[HOST][FULL] is None]
         plan[FULL] = full[::-1]
-        for kind, pages in self._windows:
-            edge = node.end - pages
-            for above in node.path(edge - 1):
+        for kind, window in self._windows:
+            edge = window.first(node.end)
+            for above in node.path(edge if window.is_chunk else edge - 1):
                 if above.end > edge or above.num_pages == 1:
                     plan[kind].insert(0, above)
         for kind in self._points:
@@ -239,16 +237,14 @@ class RadixTree:
         `loads_whole_nodes` is on.
         """
         plan = self._nothing()
-        for kind, pages in self._windows:
-            edge = node.end - pages
+        starts = {kind: window.first(node.end) for kind, window in self._windows}
+        for kind, edge in starts.items():
             for above in list(node.path(edge)):
                 is_wanted = above.held[DEVICE][kind] is None
                 if is_wanted and above.start < edge and not self.quirks.loads_whole_nodes:
                     self._split(above, edge - above.start)
-        for kind, pages in ((FULL, node.end), *self._windows):
-            plan[kind] = [
-                above for above in node.span(node.end - pages) if above.held[DEVICE][kind] is None
-            ]
+        for kind, edge in {FULL: 0, **starts}.items():
+            plan[kind] = [above for above in node.span(edge) if above.held[DEVICE][kind] is None]
         for kind in self._points:
             if not node.is_root and node.held[DEVICE][kind] is None:
                 plan[kind] = [node]
@@ -316,8 +312,8 @@ class RadixTree:
         for kind in self._points:
             if device[kind] is None and (is_device or host[kind] is None):
                 return node
-        for kind, pages in self._windows:
-            edge, above = node.end - pages, node
+        for kind, window in self._windows:
+            edge, above = window.first(node.end), node
             while above.end > edge and above.parent is not None:
                 device, host = above.held
                 if device[kind] is None and (is_device or host[kind] is None):
@@ -382,8 +378,8 @@ class RadixTree:
     def _host_hits(self, best: Node, on_device: Node) -> tuple[int, ...]:
         # by kind: the data needed for a hit after `best` that only the host has
         hits = list(self._no_hits)
-        for kind, pages in ((FULL, best.end - on_device.end), *self._windows):
-            edge = best.end - pages
+        starts = {kind: window.first(best.end) for kind, window in self._windows}
+        for kind, edge in {FULL: on_device.end, **starts}.items():
             for above in best.path(edge):
                 if above.held[DEVICE][kind] is None and above.held[HOST][kind] is not None:
                     hits[kind] += (above.end - max(above.start, edge)) * self.page_size

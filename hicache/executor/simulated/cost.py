@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hicache.cache.kinds import FULL
-from hicache.executor.layer_groups import layer_groups
 from hicache.models import HardwareConfig, LayerKind, ModelConfig, RateTable
 
 CHUNK_TOKENS = 8192  # default chunk of an isolated prefill
@@ -118,9 +117,6 @@ class CostModel:
         self._save_s = 2 * model.mamba_slot_bytes / tp / hardware.state_bandwidth.value
         self._layers_before = np.arange(self._num_layers, dtype=np.float64)
         self._mamba_before = _count_before("M" in word or "D" in word for word in model.layer_words)
-        self._last_of_group = np.array(
-            [group[-1] for group in layer_groups(self._num_layers) for _ in group], dtype=np.intp
-        )
         self._layer_bytes = [np.array(model.layer_bytes(name, tp)) for name in model.kind_names]
 
     def forward_ns(
@@ -167,8 +163,7 @@ class CostModel:
         if load_layer_bytes is None or not self._num_layers:
             return ForwardCost(compute_ns, compute_ns, 0)
         # finish_i = max(finish_{i-1}, loaded_i) + compute_i, unrolled: the wait is the longest
-        # time by which a layer's load ends after the layer could have begun to compute.
-        # Layers load in groups, and a layer is loaded when its group is complete
+        # time by which a layer's load ends after the layer could have begun to compute
         even_s = (fixed_s - scan_s - self._step_s) / self._num_layers
         begun_s = self._layers_before * even_s + self._step_s
         if self._full.num_layers:
@@ -177,7 +172,7 @@ class CostModel:
             begun_s += other.before * (other_s / other.num_layers)
         if self.model.num_mamba_layers:
             begun_s += self._mamba_before * (scan_s / self.model.num_mamba_layers)
-        loaded_s = load_layer_bytes.cumsum()[self._last_of_group] / load_rate
+        loaded_s = load_layer_bytes.cumsum() / load_rate
         stall_s = float((loaded_s - begun_s * slowdown).max())
         if loaded_s[-1] == 0.0 or stall_s <= 0.0:
             return ForwardCost(compute_ns, compute_ns, 0)
@@ -207,8 +202,10 @@ class CostModel:
                 rate, size, slope, line_end = self._full.line(num_keys)
                 if most >= line_end:  # past a point of the table: one step at a time
                     end = first + 1
-            others = [keys.seconds(end - first) for keys in counts]
-            others_s = [sum(each) for each in zip(*others, strict=True)] or [0.0] * (end - first)
+            num_more = end - first
+            others_s, *more = [keys.seconds(num_more) for keys in counts] or [[0.0] * num_more]
+            if more:
+                others_s = [sum(each) for each in zip(others_s, *more, strict=True)]
             ends = []
             for other_s in others_s:
                 read = num_keys * token_bytes
@@ -392,6 +389,7 @@ def _attentions(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> Ite
         token_bytes=model.swa_layer_token_bytes * model.kv_copies(LayerKind.swa, tp),
         reach=model.window_len,
         is_window=True,
+        restarts=model.window_restarts,
     )
     for part in model.parts:
         if part.query_heads:
@@ -426,14 +424,17 @@ class _Attention:
         tokens: int = 1,
         reach: int = 0,
         is_window: bool = False,
+        restarts: bool = False,
     ) -> None:
         """`dims`: elements that a query head multiplies per key; a key stands for `tokens` tokens.
 
         `layers`: which of the model's layers have this sort; `num_more` are added to them.
+        `restarts`: a query reads the tokens since the last multiple of `reach`.
         """
         self.num_layers = sum(layers) + num_more
         self.before = _count_before(layers)
         self.reach = reach
+        self.restarts = restarts
         self._is_window = is_window
         self.token_bytes = token_bytes / tp
         self._flops = 2 * ceil(heads / tp) * sum(dims)  # a query and a key
@@ -448,6 +449,8 @@ class _Attention:
     def num_keys(self, context_lens: Sequence[int]) -> int:
         if not self.reach:
             return sum(context_lens)
+        if self.restarts:
+            return sum([(length - 1) % self.reach + 1 for length in context_lens])
         return sum([min(length, self.reach) for length in context_lens])
 
     def extend_s(self, extends: Sequence[tuple[int, int]]) -> float:
@@ -461,7 +464,8 @@ class _Attention:
         num_pairs = num_keys = squares = 0
         for start, end in extends:
             pairs = self._pairs(end) - self._pairs(start)
-            num_keys += min(end, end - start + self.reach) if self._is_window else end
+            first = start - (start % self.reach if self.restarts else self.reach)
+            num_keys += end - max(first, 0) if self._is_window else end
             num_pairs += pairs
             squares += pairs * pairs
         rate = min(self._window_rate, self._rates.at(sqrt(2 * squares / num_pairs)))
@@ -492,24 +496,32 @@ class _Attention:
         return self._bandwidth.line(num_keys * self.token_bytes)
 
     def _pairs(self, num_queries: int) -> int:
-        ramp = num_queries
-        if self.reach:
-            ramp = min(num_queries, self.reach)
+        if self.restarts:
+            whole, ramp = divmod(num_queries, self.reach)
+            return (whole * self.reach * (self.reach + 1) + ramp * (ramp + 1)) // 2
+        ramp = min(num_queries, self.reach) if self.reach else num_queries
         return ramp * (ramp + 1) // 2 + (num_queries - ramp) * ramp
 
 
 class _Keys:
     def __init__(self, attention: _Attention, context_lens: Sequence[int]) -> None:
         self._attention = attention
-        self._num_keys = attention.num_keys(context_lens)
+        self._context_lens = context_lens
         self._step, self._num_decodes = 0, len(context_lens)
         reach = attention.reach
         # by how many tokens each context is shorter than `reach`
         self._room = sorted([reach - length for length in context_lens if length < reach])
+        self._num_keys = sum(context_lens)
+        if reach:
+            self._num_keys = reach * self._num_decodes - sum(self._room)
 
     def seconds(self, num_steps: int) -> list[float]:
         first, room = self._step, self._room
         self._step += num_steps
+        if self._attention.restarts:
+            lens = np.array(self._context_lens) + np.arange(first, self._step)[:, None] - 1
+            num_keys = (lens % self._attention.reach + 1).sum(axis=1)
+            return [self._attention.decode_s(keys) for keys in num_keys.tolist()]
         if self._attention.reach and not (room and room[-1] > first):
             return [self._attention.decode_s(self._num_keys)] * num_steps
         held = []

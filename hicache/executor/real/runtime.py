@@ -116,7 +116,7 @@ class TorchRuntime:
         if self._verifier is not None:
             verdict = self._verifier.verify()
             notes.append(str(verdict))
-            measures |= verdict.measures(is_lossy=self._config.is_lossy)
+            measures |= verdict.measures()
         return notes, measures
 
     def _make_model(self, config: ExperimentConfig) -> Model:

@@ -39,15 +39,13 @@ class Verdict(NamedTuple):
             f"{self.error:.3g} standard deviations"
         )
 
-    def measures(self, *, is_lossy: bool) -> dict[str, float]:
-        measures: dict[str, float] = {
+    def measures(self) -> dict[str, float]:
+        return {
             "verify/checked_count": self.num_checked,
             "verify/unequal_count": self.num_checked - self.num_equal,
+            "verify/greedy_agreement": self.num_agree / max(self.num_tokens, 1),
+            "verify/logit_error_max": self.error,
         }
-        if is_lossy:
-            measures["verify/greedy_agreement"] = self.num_agree / max(self.num_tokens, 1)
-            measures["verify/logit_error_max"] = self.error
-        return measures
 
 
 class Verifier:

@@ -258,7 +258,9 @@ def naive_scan(
         rows = slice(max(start - first, 0), min(start + num_rows - first, block))
         begin = first + rows.start - start  # index of the first token among the inputs
         padded = line.new_zeros(num_taps + block, *line.shape[1:])
-        padded[rows.start : rows.stop + num_taps] = line[begin:][: rows.stop - rows.start + num_taps]
+        padded[rows.start : rows.stop + num_taps] = line[begin:][
+            : rows.stop - rows.start + num_taps
+        ]
         mixed = padded[:block] * weights.conv[0]
         for tap in range(1, num_taps + 1):
             mixed = mixed + padded[tap : tap + block] * weights.conv[tap]

@@ -139,11 +139,11 @@ def presets(world: World) -> SimpleNamespace:
     """
     config = world.config
     placement = config.cache.checkpoints if "mamba" in world.kinds else config.cache.windows
-    eviction = _built(EVICTIONS[config.cache.eviction], world)
-    order = _built(ORDERS[config.scheduler.order], world)
-    stop = _built(STOPS[config.prefetch.stop], world)
-    copies = _built(COPIES[config.cache.write_policy], world)
-    writes = Downward(copies, _built(WRITES[config.storage.write], world))
+    eviction = _made(EVICTIONS[config.cache.eviction], world)
+    order = _made(ORDERS[config.scheduler.order], world)
+    stop = _made(STOPS[config.prefetch.stop], world)
+    copies = _made(COPIES[config.cache.write_policy], world)
+    writes = Downward(copies, _made(WRITES[config.storage.write], world))
     methods = SimpleNamespace(
         moments=writes.moments,
         demotes=writes.demotes,
@@ -152,10 +152,10 @@ def presets(world: World) -> SimpleNamespace:
         waits=getattr(stop, "waits", True),
         may_stop=stop.may_stop,
         deadline_ns=getattr(stop, "deadline_ns", None),
-        checkpoints=_built(PLACEMENTS[placement], world).checkpoints,
+        checkpoints=_made(PLACEMENTS[placement], world).checkpoints,
         sort_key=order.sort_key,
         window_charge=NamedBudget(world).window_charge,
-        route=_built(ROUTERS[config.parallel.router], world).route,
+        route=_made(ROUTERS[config.parallel.router], world).route,
         has_entries=hasattr(eviction, "rank"),
     )
     if methods.has_entries:
@@ -163,8 +163,8 @@ def presets(world: World) -> SimpleNamespace:
     return methods
 
 
-def _built(make: Callable[..., Any], world: World) -> Any:
-    return built("", make, (world,), {})
+def _made(make: Any, world: World) -> Any:
+    return make() if make.__init__ is object.__init__ else make(world)
 
 
 def _either(own: Callable[..., Any], preset: Callable[..., Any]) -> Callable[..., Any]:

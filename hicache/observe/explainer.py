@@ -26,6 +26,7 @@ class Case:
 
     came_len: int = 0  # usable tokens at submission
     found_len: int = 0  # usable tokens at the last match
+    full_len: int = 0  # tokens of full KV that the tree held then
     match: MatchResult | None = None  # the match that the current admission uses
     missing: list[Span] = field(default_factory=list)  # from `found_len` to the last page boundary
     spans: tuple[list[Span], list[Span]] = field(default_factory=lambda: ([], []))
@@ -58,7 +59,7 @@ class Explainer(PageHistory):
         case = self.cases.get(req.request.id)
         if case is None:
             case = self.cases[req.request.id] = Case(came_len=match.usable_len)
-        case.found_len = match.usable_len
+        case.found_len, case.full_len = match.usable_len, match.full_len
 
     def starting(self, req: RequestState, match: MatchResult) -> None:
         case, page = self.cases[req.request.id], self._page
@@ -75,7 +76,7 @@ class Explainer(PageHistory):
                 config=self._config,
                 names_evictions=self._names_evictions,
                 numbers=numbers[:seen],
-                full_end=match.full_len // page,
+                full_end=case.full_len // page,  # an admission may use less
                 start=first if is_again else case.came_len // page,
                 prefetch=None if is_again else req.prefetch,
                 declined="retracted" if is_again else req.declined,

@@ -565,7 +565,7 @@ class Scheduler:
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
-        windows, answer_pages = cache.tree.kinds.windows, self._answer_pages
+        has_windows, answer_pages = bool(cache.tree.kinds.windows), self._answer_pages
         finished = []
         for req in reqs:
             sequence = req.sequence
@@ -574,9 +574,8 @@ class Scheduler:
             is_short = length > sequence.num_pages * page
             if is_short and not cache.extend(sequence, length, Purpose.decode):
                 raise AssertionError("a decode step was planned without free pages for it")
-            for kind, window in windows:
-                if window.first((length - 1) // page) > sequence.starts[kind]:
-                    cache.leave_window(sequence, length)
+            if has_windows and (length - 1) // page > sequence.left_page:
+                cache.leave_window(sequence, length)
             if not num_left:
                 finished.append(req)
             elif answer_pages and self._steps_to_publish(req) <= 0:

@@ -35,16 +35,16 @@ class CopyStreams(NamedTuple):
 
 
 class ModelRunner:
-    """Computes the steps of one engine on real memory, with copies beside the model.
+    """Computes the steps of one engine on real memory, while copies run in parallel.
 
     Args:
         model: computes the layers.
         pools: KV cache and Mamba states on device and host.
         streams: streams for copies into the device and out of the device.
-        verifier: records logits, to compare them with a run without a cache. None means no
-            recording.
+        verifier: records logits, to compare them with a run without a cache. None means that
+            nothing is recorded.
         allocators: allocators of the pools. If given, freed pages are overwritten with NaN, for
-            debugging.
+            debugging. None means that they are not.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ModelRunner:
         self.total_exposed_ns = self.total_copied_ns = 0  # of all steps
 
     def submit(self, work: LoadBack | BackUp | CopyState) -> None:
-        """Start a back-up from device to host now, or queue another copy for the next step."""
+        """Start a back-up (device to host) at once; queue any other copy for the next step."""
         if not isinstance(work, BackUp):
             self._pending.append(work)
             return

@@ -24,13 +24,13 @@ class PagedKvView:
 
     Args:
         pools: memory of all ranks.
-        words: the kind of each layer: `S` for a sliding window, `F` for full attention, and others
-            for recurrent layers.
-        tables: page ids of the sequence in order, for full and for sliding-window attention. -1
+        words: a string for each layer: `S` for a sliding window, `F` for full attention, another
+            one for a recurrent layer.
+        tables: page ids of the sequence in order, for full attention and for sliding windows. -1
             means that the page is missing.
         slot: slot of the sequence's Mamba state. -1 means that the model has no such state.
-        rows: the page ids on the device, by kind of attention. None means that they are copied
-            there now.
+        rows: the page ids on the device, by kind of attention. None means that they are copied to
+            the device now.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class PagedKvView:
 
         `queries` is [row, head, dim]. The first row has position `start`. Rows at position `end` or
         later are padding, and their results are undefined. `window_len` is in tokens; 0 means no
-        sliding window.
+        sliding window. `sinks` holds the score of an attention sink for each head.
         """
         seen = max(start - window_len + 1, 0) if window_len else 0
         table, tiles = self._tile(layer, start, seen // self._pools.page_size, end)

@@ -72,7 +72,7 @@ class TorchPools:
         self.numbers = torch.arange(num_slots, dtype=torch.int32, device=spec.device)
 
     def load(self, arrivals: Sequence[Arrival]) -> None:
-        """Launch the copies of each arrival on every tensor-parallel rank.
+        """Copy pages and Mamba states into the device, with one launch per arrival and rank.
 
         Each launch adds 1 to the `landed` counter of a layer when the layer is complete.
         """

@@ -35,7 +35,8 @@ class ReferenceModel:
     """A small language model with random weights, for checking that cached pages are right.
 
     Its layers have the kinds and sizes that `config` describes. The logits of a token are
-    bit-identical for any split of the sequence into chunks, so a wrong page shows in the logits.
+    bit-identical for any split of the sequence into chunks. So different logits reveal a wrong
+    page.
 
     Raises:
         ValueError: the model does not support a kind of layer or a number of heads.

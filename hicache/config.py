@@ -49,14 +49,17 @@ MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
 class Tiering(Enum):
-    """Whether a page may be on the host and in storage at the same time."""
+    """Whether a page may be in host memory and in storage at the same time."""
 
     inclusive = "inclusive"  # it may
     exclusive = "exclusive"  # storage drops a page once the host has read it
 
 
 class CutPolicy(Enum):
-    """What happens to a prefetch that does not fit in host memory."""
+    """What happens to a prefetch that does not fit in host memory.
+
+    A prefetch reads pages from storage into host memory before a request runs.
+    """
 
     abandon = "abandon"  # it is dropped
     fit = "fit"  # it is cut to the whole pages that fit
@@ -65,21 +68,32 @@ class CutPolicy(Enum):
 
 
 class StageAt(Enum):
-    """When a prefetch allocates its host pages."""
+    """When a prefetch allocates its host pages.
+
+    Host pages lie in host memory. A prefetch reads pages from storage into them before a request
+    runs.
+    """
 
     enqueue = "enqueue"  # when the request is queued, for all of the prompt that is not cached
     hit = "hit"  # when storage has answered, for the pages that it has
 
 
 class DeadlineFrom(Enum):
-    """When the time limit of prefetch.stop=timeout starts to count."""
+    """When the time limit of prefetch.stop=timeout starts to count.
+
+    With that setting, a queued request waits a limited time for its pages from storage.
+    """
 
     enqueue = "enqueue"  # when the request is queued
     first_poll = "first_poll"  # when the scheduler first considers the request
 
 
 class CommitPolicy(Enum):
-    """What is kept of an incomplete prefetch if the model has windows or states."""
+    """What is kept of an incomplete prefetch if the model has sliding windows or Mamba states.
+
+    A prefetch (a read from storage into host memory) is incomplete if it stops before its last
+    page.
+    """
 
     all_or_nothing = "all_or_nothing"  # nothing
     # the longest prefix that can be restored, whose window and state are read before the request
@@ -88,7 +102,10 @@ class CommitPolicy(Enum):
 
 
 class HitAgreement(Enum):
-    """Which storage hit the ranks of an engine agree on if their storages differ."""
+    """Which storage hit the ranks of an engine agree on if their storages differ.
+
+    A storage hit is the length of the prompt's prefix that a rank finds in its own storage.
+    """
 
     restorable = "restorable"  # the longest prefix that every rank can restore
     # the minimum of the ranks' longest hits, which some rank may be unable to restore
@@ -96,14 +113,17 @@ class HitAgreement(Enum):
 
 
 class Batching(Enum):
-    """Whether prefill and decode share a step."""
+    """Whether prefill and decode share a step.
+
+    A step is one forward pass of the model over a batch.
+    """
 
     prefill_first = "prefill_first"  # a step that computes prompt tokens decodes nothing
     mixed = "mixed"  # one step does both
 
 
 class Arrivals(Enum):
-    """When a request arrives."""
+    """When a request of the workload arrives at the engine."""
 
     open = "open"  # at its time in the trace
     # at its time in the trace, but not before its session's previous turn is answered
@@ -146,24 +166,27 @@ def knob(
     one_of: tuple[str, ...] | None = None,
     only: str | None = None,
 ) -> Any:
-    """Return a dataclass field with the limits that `check_limits` enforces.
+    """Return a dataclass field for a setting, with limits that `check_limits` enforces.
 
-    None is always allowed where the type allows it. `least` and `most` are inclusive bounds,
-    `above` is an exclusive one. `ours` are the built-in policies; a user's class as `module:Class`
-    is allowed, too. `one_of` are the only values. `only` tells where the knob has an effect:
-    `group.other_knob=VALUE,VALUE`, or several of these joined by ` or `.
+    `least` and `most` are inclusive bounds; `above` is an exclusive lower bound. `ours` lists the
+    built-in names; a user's class, written `module:Class`, is allowed as well. `one_of` lists the
+    only allowed values. None is allowed if the type of the field allows it. `only` names the
+    settings with which this setting has an effect. It is `group.setting=VALUE,VALUE`, or several of
+    these joined by ` or `.
     """
     limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
     return field(default=default, metadata={**limits, "only": only})
 
 
 def share(default: float | None) -> Any:
-    """A knob between 0 and 1."""
+    """Return a dataclass field for a setting between 0 and 1, both included."""
     return knob(default, least=0, most=1)
 
 
 def check_limits(group: str, config: Any) -> None:
-    """Check each knob of a group against its limits.
+    """Check that each setting in `config` lies within the limits of its dataclass field.
+
+    `group` is the name of the group of settings, for error messages.
 
     Raises:
         ValueError: a value is outside its limits.
@@ -196,7 +219,11 @@ def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 
 def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str]:
-    """The knobs that have no effect in this configuration, with the setting that each needs."""
+    """Return the settings that have no effect in `config`, each with the setting that it needs.
+
+    For example, `storage.write_hits` needs `storage.write=selective`. Callers give only `config`;
+    the other parameters are for the recursion into groups of settings.
+    """
     found: dict[str, str] = {}
     of_group = GROUPS.get(prefix.partition(".")[0])
     for item in fields(config):
@@ -222,7 +249,7 @@ def _has_value(value: object, allowed: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError if `name` would put a run's files outside `outputs/`."""
+    """Raise ValueError if a run of this name would write files outside the folder `outputs/`."""
     parts = PurePath(name).parts
     if not parts or PurePath(name).is_absolute() or ".." in parts:
         raise ValueError(f"name must be a relative path without `..`, below outputs/, got {name!r}")
@@ -334,18 +361,25 @@ class WorkloadConfig:
 
     @property
     def is_timed(self) -> bool:
-        """True if requests arrive at times of their own, and not after an answer."""
+        """True if requests have arrival times; False if each waits for an earlier answer."""
         waits = self.has_rounds or (self.kind == "shared_prefix" and self.drain)
         return self.arrivals is not Arrivals.closed and not waits
 
     @property
     def has_rounds(self) -> bool:
-        """True if clients ask in rounds, each request after the answer to the one before."""
+        """True if clients ask in rounds, as in the workload `multi_turn`.
+
+        A client then sends each request after the answer to its previous request.
+        """
         return self.kind == "multi_turn"
 
     @property
     def stage_ends_s(self) -> tuple[float, ...]:
-        """Times in seconds at which the load stages end in the trace; empty without stages."""
+        """The end of each load stage, in seconds from the start of the workload.
+
+        A load stage is a period with a fixed request rate. The tuple is empty if there are no
+        stages.
+        """
         if self.kind != "shared_prefix" or self.windows is not None:
             return ()
         stage_s = self.stage_s * self.time_scale
@@ -356,8 +390,9 @@ class WorkloadConfig:
 class ParallelConfig:
     """How one engine is spread over devices, and how many engines there are.
 
-    `tp` is the parallelism of the cost model. `ranks` simulates an engine whose ranks each have a
-    radix tree and a storage of their own and must agree on every hit.
+    `tp` is the tensor-parallel size, on which the simulated times depend. If `ranks` is above 1,
+    each rank of an engine has its own radix tree and its own storage. All ranks must then agree on
+    every cache hit.
     """
 
     # Tensor-parallel size: devices per engine. None means the model's default (`model.default_tp`).
@@ -386,7 +421,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
-    """The radix tree and its device and host tiers."""
+    """The prefix cache: its radix tree, its device tier and its host tier."""
 
     page_size: int = 64  # Tokens per KV page, the unit of allocation and transfer; a power of two.
     # Device memory for the cache in GiB, summed over all devices of an engine. None means all
@@ -548,10 +583,9 @@ class PrefetchConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuirksConfig:
-    """What other engines do that costs hits, time or memory, reproduced for comparison.
+    """Inefficiencies of other serving engines that a run can reproduce for comparison.
 
-    The defaults are right; the presets of `compat` and the experiments on the change reports set
-    these.
+    They cost hits, time or memory. The defaults reproduce none of them.
     """
 
     # When a match ends inside a tree node and splits it, also refresh the recency of the part that
@@ -594,7 +628,10 @@ class QuirksConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompatConfig:
-    """Whose choices a run makes: `compat=NAME` sets those of a report or of another engine."""
+    """Which serving engine's choices a run makes, such as SGLang's or vLLM's.
+
+    `compat=NAME` on the command line sets them all.
+    """
 
     quirks: QuirksConfig = field(default_factory=QuirksConfig)
 
@@ -642,7 +679,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultsConfig:
-    """Faults injected into storage calls, whichever engine it is."""
+    """Faults that a run injects into the calls of its storage engine."""
 
     preset: str = "none"  # Name of this set of faults, shown in tables.
     # Extra delay of each storage call: the median in milliseconds of the log-normal distribution
@@ -677,13 +714,13 @@ class FaultsConfig:
 
     @property
     def is_harmless(self) -> bool:
-        """True if no fault is configured."""
+        """True if these settings inject no fault."""
         rates = (self.error_rate, self.missing_rate, self.short_rate, self.corrupt_rate)
         is_gone = self.gone_from_s is not None
         return not (self.delay_ms or any(rates) or self.full_rate or is_gone)
 
     def is_gone(self, now_s: float) -> bool:
-        """True if every storage call fails at `now_s` seconds."""
+        """Return True if all storage calls fail at `now_s` seconds after the start of the run."""
         if self.gone_from_s is None:
             return False
         end_s = inf if self.gone_for_s is None else self.gone_from_s + self.gone_for_s
@@ -692,9 +729,10 @@ class FaultsConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageConfig:
-    """The third tier: its engine, its capacity and its speed in simulated time.
+    """The storage tier below device and host memory: its engine, capacity and simulated speed.
 
-    `tiering=exclusive` needs `write=on_host_eviction`.
+    With `tiering=exclusive`, a page leaves storage when the host has read it. That setting needs
+    `write=on_host_eviction`.
     """
 
     # Storage engine of the third tier: none, memory, slab (page slots in large local files), file
@@ -760,7 +798,7 @@ class StorageConfig:
 
 
 class RealModel(Enum):
-    """Which model the real executor runs."""
+    """Which model a run on real memory (executor.kind=torch) computes."""
 
     exact = "exact"  # a small reference model whose logits do not depend on caching or chunking
     # the matrix sizes of the configured model with random weights, for timing only
@@ -769,7 +807,7 @@ class RealModel(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutorConfig:
-    """What executes a step: the cost model, or a real model on real memory."""
+    """What executes the steps of a run: a cost model that simulates time, or a real model."""
 
     # What executes a step: simulated (a cost model; no GPU needed) or torch (a real model and real
     # memory).
@@ -799,7 +837,7 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """The serving loop."""
+    """Options of the serving loop: its speed, its explanations and its checks."""
 
     # Simulate several consecutive decode steps at once, which is faster and gives the same results.
     jump: bool = True
@@ -812,7 +850,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackerConfig:
-    """Where metrics go, besides the files that every run writes."""
+    """Where a run reports its metrics, besides the files that it always writes."""
 
     wandb_mode: WandbMode = WandbMode.offline
     project: str = "hicache"  # Name of the Weights & Biases project.
@@ -824,9 +862,11 @@ class TrackerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoodputConfig:
-    """Goodput: the highest request rate at which enough requests meet their latency limits.
+    """Goodput: the highest request rate at which a given share of requests meets the latency
+    limits.
 
-    It is measured by replaying the workload at several rates after the run itself.
+    After the run itself, the workload is replayed at several request rates to find that rate. The
+    limits are `ttft_s` and `tpot_s`, both in seconds.
     """
 
     # Number of request rates at which the workload is replayed to find the goodput. 0 means that
@@ -927,15 +967,22 @@ class ExperimentConfig:
 
     @property
     def storage_format(self) -> str:
-        """Number format of pages in storage: `storage.format`, or that of the host."""
+        """The number format of pages in storage, such as `plain` or `fp8`.
+
+        It is `storage.format`, or the format of pages on the host if that is None.
+        """
         return self.storage.format or self.cache.host_format
 
     @property
     def is_lossy(self) -> bool:
-        """True if data comes back changed from the host or storage."""
+        """True if KV or states come back from the host or from storage with changed values."""
         return self.storage_format != PLAIN
 
     @property
     def tp(self) -> int:
-        """Devices per engine: `parallel.tp`, or the model's default up to the machine's devices."""
+        """The tensor-parallel size: the number of devices per engine.
+
+        If `parallel.tp` is None, it is the model's default, but at most the number of devices of
+        the machine.
+        """
         return self.parallel.tp or min(self.model.default_tp, self.hardware.num_devices)

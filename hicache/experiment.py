@@ -33,10 +33,10 @@ from hicache.workload.workload import Workload, load_workload, repeat_sessions, 
 
 
 def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
-    """Build one engine of `config` and its runtime, for a program that steps it by hand.
+    """Build one serving engine and its runtime, for a program that runs the engine itself.
 
-    The program calls `hicache.engine.loop.serve` as often as it needs, and closes the runtime.
-    Pages are named by digests, so requests need not be known beforehand.
+    The program calls `hicache.engine.loop.serve` as often as it needs, and closes the runtime. The
+    program need not know all requests in advance.
 
     Raises:
         ValueError: a setting cannot be used; the message names it.
@@ -54,13 +54,13 @@ def run(
     progress: Callable[[Progress], None] | None = None,
     timeline: Timeline | None = None,
 ) -> Result:
-    """Run `config` and return the results.
+    """Run the experiment that `config` describes, and return its results.
 
     Args:
         config: the settings of the run.
-        workload: replaces the configured workload; None means the configured one.
-        progress: called with the progress of the run.
-        timeline: records the events of the run.
+        workload: the requests to replay; None means the workload that `config` names.
+        progress: a function that is called with the progress of the run; None means no calls.
+        timeline: an object that records the events of the run; None means no recording.
 
     Raises:
         ValueError: a setting cannot be used; the message names it.

@@ -73,14 +73,14 @@ class _Survey:
 
     def count(self, node: Node) -> None:
         self.nodes.append(node)
-        device = node.held[DEVICE]
+        device, num_pages, points = node.held[DEVICE], node.num_pages, self._kinds.points
         for tier in TIERS:
             held, locks = node.held[tier], node.locks[tier]
             for kind in self._kinds.numbers:
                 page_ids = held[kind]
                 if page_ids is None:
                     continue
-                wanted = self._kinds.count(kind, node.num_pages)
+                wanted = 1 if kind in points else num_pages
                 if len(page_ids) != wanted:
                     _break(5, f"{node} holds {len(page_ids)} page ids instead of {wanted}")
                 self.page_ids[tier][kind].append(page_ids)

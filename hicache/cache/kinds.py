@@ -228,6 +228,7 @@ def lengths_with(present: Iterable[bool], window: Window, start: int = 0) -> lis
     for length, is_there in enumerate(present, 1):
         if not is_there:
             gap = length
-        if gap <= max(window.first(start + length) - start, 0):
+        may_end = is_there or window.is_chunk
+        if not gap or (may_end and gap <= window.first(start + length) - start):
             lengths.append(length)
     return lengths

@@ -158,7 +158,7 @@ class PrefixCache:
             return None
         sequence.tree_pages = sequence.num_pages = node.end
         kinds = self.tree.kinds
-        sequence.starts = [node.end] * kinds.size
+        sequence.starts, sequence.left_page = [node.end] * kinds.size, -1
         pages: list[PageIds] = [[] for _ in range(kinds.size)]
         sequence.pages = pages
         for above in node.span():
@@ -216,9 +216,10 @@ class PrefixCache:
         The sequence keeps one window before the last page boundary below `length`: an equal request
         would start there, because it computes its last token again.
         """
+        sequence.left_page = last_page = (length - 1) // self.page_size
         for kind, window in self.tree.kinds.windows:
             start = sequence.starts[kind]
-            end = min(window.first((length - 1) // self.page_size), sequence.num_pages)
+            end = min(window.first(last_page), sequence.num_pages)
             if end <= start:
                 continue
             first = max(start, sequence.tree_pages)

@@ -43,10 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def findings(settings: Sequence[str]) -> Iterator[str]:
-    """Yield one line for each check that passed.
+    """Test a policy class on small runs, and yield one line for each passed check.
+
+    Args:
+        settings: `cache.policy=module:Class`, followed by the settings of its arguments.
 
     Raises:
-        ValueError: runs that must be equal differ.
+        ValueError: a run gave other results when it was repeated, or when it decoded one step at a
+            time.
     """
     for model, pools in POOLS.items():
         base = (*TIGHT, *pools)

@@ -4,11 +4,12 @@ hicache size model=qwen3_next_80b workload=mooncake_conversation
 hicache size model=llama3_8b --gib 0,32,64,128,256 --dollars-per-gib 4
 hicache size model=gemma3_27b --all
 
-Each size of the host tier is one or more runs of `experiment=sizing` with your overrides. A model
-with windows or Mamba states divides the host between those and its KV: at each size the program
-climbs to the share with the most hits, from the best share of the size before. --all tries every
-share at every size instead. The knee is the smallest size that reaches 95 % of the hit rate that
-the largest size adds to the smallest.
+The program simulates `experiment=sizing` with your overrides at each size of the host cache. A
+model with sliding windows or Mamba states divides the host cache: one share is for windows or
+states, and the rest is for full-attention KV. At each size, the program climbs to the share with
+the most hits. It starts from the best share of the size before. With --all, it tries every share at
+every size. The knee is the smallest size with nearly all of the gain in hit rate: at least 95 % of
+the highest gain over the smallest size.
 """
 
 import json
@@ -41,12 +42,14 @@ WORDS = {SWA: "windows", MAMBA: "states"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What one size and division of the host tier gives.
+    """The simulated results for one size of the host cache and one division of that memory.
 
     Attributes:
-        share: part of the host that holds windows or states; None if the host holds KV alone.
-        hit_rate: hit tokens over prompt tokens.
-        ttft_s: mean time to first token; None if the run is overloaded.
+        host_gib: the size of the host cache in GiB.
+        share: the fraction of the host cache for sliding-window pages or Mamba states. None if the
+            model has only full-attention KV, or if the host cache is empty.
+        hit_rate: prompt tokens found in the KV cache, as a fraction of all prompt tokens.
+        ttft_s: the mean time to first token in seconds. None if the GPUs were overloaded.
     """
 
     host_gib: float
@@ -59,7 +62,7 @@ Measure = Callable[[Sequence[tuple[float, float | None]]], list[Cell]]
 
 
 def shared_kind(config: ExperimentConfig) -> int | None:
-    """Return the kind that the host is divided for: states, else windows; None with KV alone."""
+    # a model with states and windows: the states are the kind whose share of the host varies
     return next((kind for kind in (MAMBA, SWA) if kind in deploy(config).kinds.numbers), None)
 
 
@@ -79,7 +82,20 @@ def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell
 
 
 def climb(sizes: Iterable[float], shares: Sequence[float], measured: Measure) -> list[Cell]:
-    """Return the best cell of each size, going to a neighboring share while it has more hits."""
+    """Find the best division of the host cache for each size, by hill climbing.
+
+    A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
+    division has the highest hit rate. The search for each size starts at the best fraction of the
+    size before, and moves to a neighboring fraction while the hit rate rises.
+
+    Args:
+        sizes: sizes of the host cache in GiB, in rising order.
+        shares: fractions to try, in rising order.
+        measured: simulates pairs of a size and a fraction, and returns their results.
+
+    Returns:
+        One result per size.
+    """
     best, place = [], len(shares) // 2
     for size in sizes:
         known: dict[int, Cell] = {}
@@ -105,7 +121,11 @@ def best_of_all(sizes: Iterable[float], shares: Sequence[float], measured: Measu
 
 
 def knee_of(cells: Sequence[Cell]) -> Cell:
-    """Return the smallest size that reaches `KNEE` of the gain from the first cell to the best."""
+    """Return the result of the smallest host cache that gains nearly all possible cache hits.
+
+    The gain is the rise in hit rate over the first result. The returned size reaches at least 95 %
+    (`KNEE`) of the highest gain. `cells` are results sorted by size.
+    """
     first, highest = cells[0].hit_rate, max(cell.hit_rate for cell in cells)
     return next(cell for cell in cells if cell.hit_rate >= first + KNEE * (highest - first))
 

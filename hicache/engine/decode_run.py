@@ -16,32 +16,26 @@ class DecodeRun:
 
     Attributes:
         num_taken: steps that the engine has committed.
+        num_priced: steps whose ends are known, up to the next event.
+        end_ns: end of the last of these.
     """
 
     def __init__(self, ends: StepEnds, num_steps: int, now_ns: int) -> None:
         self.num_taken = 0
         self._ends = ends
         self._last = num_steps - 1
-        self._horizon = min(ends.look(now_ns), self._last)  # the last priced step
+        self._price_to(min(ends.look(now_ns), self._last))
         self._written: list[tuple[int, StorageWrite]] = []  # (step in which it ended, write)
-
-    @property
-    def end_ns(self) -> int:
-        return self._ends.known[self._horizon]
 
     @property
     def ends_ns(self) -> list[int]:
         self._ends.look(None)
         return self._ends.known[self.num_taken : self._last + 1]
 
-    @property
-    def num_priced(self) -> int:
-        return self._horizon + 1
-
     def cut(self, now_ns: int) -> bool:
         """End the run with the first step that ends at `now_ns` or later; True if this cuts it."""
         last, self._last = self._last, self._step_at(now_ns)
-        self._horizon = self._last
+        self._price_to(self._last)
         return self._last != last
 
     def look_on(self, until_ns: int | None, deadline_ns: int | None) -> bool:
@@ -59,7 +53,7 @@ class DecodeRun:
             return False
         if until_ns is not None:
             until_ns = max(until_ns, end_ns + 1)  # an event at a step end cuts no run
-        self._horizon = min(self._ends.look(until_ns), self._last)
+        self._price_to(min(self._ends.look(until_ns), self._last))
         return True
 
     def note_write(self, write: StorageWrite, now_ns: int) -> None:
@@ -78,6 +72,10 @@ class DecodeRun:
             step, write = self._written.pop(0)
             yield self._advance(step + 1), self._ends.known[step], write
         yield self._advance(end), self._ends.known[end - 1], None
+
+    def _price_to(self, step: int) -> None:
+        self._horizon = step
+        self.num_priced, self.end_ns = step + 1, self._ends.known[step]
 
     def _advance(self, end: int) -> int:
         num_steps, self.num_taken = end - self.num_taken, end

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from hicache.cache.checked import Answer, PolicyError, checked, place_of
 from hicache.cache.named import (
@@ -17,7 +17,6 @@ from hicache.cache.named import (
     is_number,
     loaded,
 )
-from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.tiers.writes import MOMENTS
 from hicache.config import ExperimentConfig
@@ -35,9 +34,10 @@ from hicache.scheduler.order import ORDERS
 
 
 def _is_rank(value: object) -> bool:
-    if type(value) is float or type(value) is int:
-        return -inf < value < inf
-    return value is None or is_number(value) or RANKING.fits(value)
+    for each in value if type(value) is tuple else (value,):
+        if type(each) not in (float, int) or not -inf < each < inf:  # numbers of other types
+            return value is None or is_number(value) or RANKING.fits(value)
+    return value != ()
 
 
 ANYTHING = Answer("anything", lambda value: True, shows=False)
@@ -110,8 +110,6 @@ def policy_of(
             f"cache.policy={cache.policy} has a method prefetch, which needs parallel.ranks=1, got "
             f"{config.parallel.ranks}: ranks measure different rates and must read alike"
         )
-    if hasattr(own, "prefetch"):
-        own.prefetch = _with_load(own.prefetch, rates, cache.page_size)
     if hasattr(own, "may_stop"):
         policy.waits, policy.deadline_ns = True, None
     if hasattr(own, "admit"):
@@ -128,11 +126,11 @@ def presets(world: World) -> SimpleNamespace:
     """Return the methods and attributes of the built-in policies that `world.config` names."""
     config = world.config
     placement = config.cache.checkpoints if "mamba" in world.kinds else config.cache.windows
-    eviction = _built(EVICTIONS[config.cache.eviction], world)
-    order = _built(ORDERS[config.scheduler.order], world)
-    stop = _built(STOPS[config.prefetch.stop], world)
-    copies = _built(COPIES[config.cache.write_policy], world)
-    writes = Downward(copies, _built(WRITES[config.storage.write], world))
+    eviction = _made(EVICTIONS[config.cache.eviction], world)
+    order = _made(ORDERS[config.scheduler.order], world)
+    stop = _made(STOPS[config.prefetch.stop], world)
+    copies = _made(COPIES[config.cache.write_policy], world)
+    writes = Downward(copies, _made(WRITES[config.storage.write], world))
     methods = SimpleNamespace(
         moments=writes.moments,
         demotes=writes.demotes,
@@ -141,10 +139,10 @@ def presets(world: World) -> SimpleNamespace:
         waits=getattr(stop, "waits", True),
         may_stop=stop.may_stop,
         deadline_ns=getattr(stop, "deadline_ns", None),
-        checkpoints=_built(PLACEMENTS[placement], world).checkpoints,
+        checkpoints=_made(PLACEMENTS[placement], world).checkpoints,
         sort_key=order.sort_key,
         window_charge=NamedBudget(world).window_charge,
-        route=_built(ROUTERS[config.parallel.router], world).route,
+        route=_made(ROUTERS[config.parallel.router], world).route,
         has_entries=hasattr(eviction, "rank"),
     )
     if methods.has_entries:
@@ -152,8 +150,8 @@ def presets(world: World) -> SimpleNamespace:
     return methods
 
 
-def _built(make: Callable[..., Any], world: World) -> Any:
-    return built("", make, (world,), {})
+def _made(make: Any, world: World) -> Any:
+    return make() if make.__init__ is object.__init__ else make(world)
 
 
 def _either(own: Callable[..., Any], preset: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,32 +227,3 @@ def _world(
         config=config,
         requests=requests,
     )
-
-
-class ReadLoad(NamedTuple):
-    """The load when a policy decides how much to read; times are None before the first measurement.
-
-    `queued_tokens`: tokens that reads for other requests still have to read. `num_waiting`:
-    requests in the queue.
-    """
-
-    queued_tokens: int
-    num_waiting: int
-    read_ns: float | None  # per token
-    compute_ns: float | None  # per token
-
-
-def _with_load(
-    choose: Callable[..., int | None], rates: RateEstimator, page: int
-) -> Callable[..., int | None]:
-    def chosen(request: Request, held: int, restorable: list[int]) -> int | None:
-        reading = [each for each in rates.active.values() if each.phase is Phase.reading]
-        load = ReadLoad(
-            queued_tokens=page * sum(p.num_pages - p.completed_pages for p in reading),
-            num_waiting=rates.num_waiting,
-            read_ns=None if rates.page_ns is None else rates.page_ns / page,
-            compute_ns=rates.compute_ns(1),
-        )
-        return choose(request, held, restorable, load)
-
-    return chosen

@@ -41,10 +41,10 @@ def router_of(engines: Sequence[Engine]) -> Callable[[Request], int]:
 
     It raises PolicyError if there is no such engine.
     """
-    choose, replicas = engines[0].cache.tree.policy.route, [Replica(each) for each in engines]
+    policy, replicas = engines[0].cache.tree.policy, [Replica(each) for each in engines]
 
     def route(request: Request) -> int:
-        number: int = choose(request, replicas)
+        number: int = policy.route(request, replicas)
         if number >= len(replicas):
             raise PolicyError(
                 f"cache.policy: route must return a number below {len(replicas)}, got {number}"

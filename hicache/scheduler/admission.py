@@ -32,7 +32,7 @@ class Admission:
             floor=min(config.new_token_ratio_floor, config.new_token_ratio),
             decay_steps=config.new_token_ratio_decay_steps,
         )
-        self._window_charge = cache.tree.policy.window_charge
+        self._policy = cache.tree.policy
         self._cache = cache
         self._config = config
         self._page = cache.page_size
@@ -150,7 +150,7 @@ class Admission:
         return min(chunk, fits * page)
 
     def _charge(self, kind: int, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
-        charge: int = self._window_charge(
+        charge: int = self._policy.window_charge(
             extend=extend,
             chunk=chunk,
             window=self._cache.tree.kinds.window_lens[kind],

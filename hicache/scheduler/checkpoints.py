@@ -51,7 +51,7 @@ PLACEMENTS: dict[str, Callable[..., object]] = {
 class CheckpointSaver:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._choose = cache.tree.policy.checkpoints
+        self._policy = cache.tree.policy
         self._kind = "mamba" if cache.tree.kinds.points else "swa"
 
     def place(self, req: RequestState, match: MatchResult) -> None:
@@ -66,7 +66,7 @@ class CheckpointSaver:
     def _lengths(self, req: RequestState, match: MatchResult) -> list[int]:
         # ascending, and only at pages that the request computes
         page, last = self._cache.page_size, self._last(req)
-        placed = self._choose(self._kind, req.kv_len, last, match.branch_len)
+        placed = self._policy.checkpoints(self._kind, req.kv_len, last, match.branch_len)
         lengths = {length // page * page for length in placed}
         return sorted(length for length in lengths if req.kv_len < length <= last)
 

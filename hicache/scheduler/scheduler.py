@@ -71,7 +71,6 @@ class Scheduler:
         self._max_len = max_len
         self._page = cache.page_size
         self._checkpoints = CheckpointSaver(cache)
-        self._sort_key = cache.tree.policy.sort_key
         self._max_jump = MAX_JUMP if may_jump else 1
         has_states = bool(cache.tree.kinds.points)
         self._answer_pages = None if has_states else cache.knobs.answer_pages
@@ -110,7 +109,7 @@ class Scheduler:
             if prefetch is not None:
                 start = prefetch.start_page * self._page
                 req.prefetched = (start, start + prefetch.num_pages * self._page)
-        req.place = (self._sort_key(req, match), req.number)
+        req.place = (self.cache.tree.policy.sort_key(req, match), req.number)
         req.looked_ns = now_ns
         req.queue_ns[STEP] = now_ns - came_ns
         req.begin_queue(self.queue_waits.mark(now_ns))
@@ -570,7 +569,7 @@ class Scheduler:
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
-        windows, answer_pages = cache.tree.kinds.windows, self._answer_pages
+        has_windows, answer_pages = bool(cache.tree.kinds.windows), self._answer_pages
         finished = []
         for req in reqs:
             sequence = req.sequence
@@ -579,9 +578,8 @@ class Scheduler:
             is_short = length > sequence.num_pages * page
             if is_short and not cache.extend(sequence, length, Purpose.decode):
                 raise AssertionError("a decode step was planned without free pages for it")
-            for kind, window in windows:
-                if window.first((length - 1) // page) > sequence.starts[kind]:
-                    cache.leave_window(sequence, length)
+            if has_windows and (length - 1) // page > sequence.left_page:
+                cache.leave_window(sequence, length)
             if not num_left:
                 finished.append(req)
             elif answer_pages and self._steps_to_publish(req) <= 0:

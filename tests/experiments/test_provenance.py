@@ -106,19 +106,19 @@ def test_a_run_is_another_one_when_a_module_has_changed_that_a_class_imports(
     helper.write_text("import json, numpy\nweight = 1\n")
     my_policies.write_text(f"{importing}\n")
     provenance._source.cache_clear()
-    config, out_dir = with_own("scheduler.order"), tmp_path / "out"
+    config, out_dir = with_own("cache.policy"), tmp_path / "out"
     finished(config, out_dir)
     helper.write_text("import json, numpy\nweight = 2\n")
     provenance._source.cache_clear()
-    assert resume.changes(config, out_dir) == ["scheduler.order"]
+    assert resume.changes(config, out_dir) == ["cache.policy"]
 
 
 def test_a_class_whose_module_has_gone_is_not_taken_for_the_one_that_was_run(tmp_path, my_policies):
-    config = with_own("scheduler.order")
+    config = with_own("cache.policy")
     finished(config, tmp_path / "out")
     my_policies.unlink()
     provenance._source.cache_clear()
-    assert resume.changes(config, tmp_path / "out") == ["scheduler.order"]
+    assert resume.changes(config, tmp_path / "out") == ["cache.policy"]
 
 
 def test_what_is_installed_is_no_part_of_a_class(my_policies):
@@ -211,6 +211,6 @@ def test_sources_are_short_digests_by_what_they_are_of():
     made_of = {
         "hicache": {"sha256": "0123456789"},
         "trace": {"file": "t"},
-        "policies": {"cache.eviction": {"sha256": "abcdefabcdef"}},
+        "policies": {"cache.policy": {"sha256": "abcdefabcdef"}},
     }
-    assert provenance.sources_of(made_of) == {"hicache": "01234567", "cache.eviction": "abcdefab"}
+    assert provenance.sources_of(made_of) == {"hicache": "01234567", "cache.policy": "abcdefab"}

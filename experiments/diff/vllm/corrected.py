@@ -12,7 +12,7 @@ from typing import Any
 
 
 def correct(scheduler: Any) -> None:
-    """Replace two methods of this scheduler's parts; the package itself stays as it is."""
+    """Correct two known faults in this vLLM scheduler; the installed package stays unchanged."""
     _keep_one_of_equal_blocks(scheduler.kv_cache_manager.block_pool)
     if scheduler.connector is not None:
         _offer_every_block(scheduler.connector.connector_scheduler)

@@ -225,7 +225,8 @@ class Prefetcher:
         if self.policy.prefetch is not None and lengths:
             page, request = self._page, prefetch.sequence.request
             held, restorable = prefetch.start_page * page, [each * page for each in lengths]
-            wanted = self.policy.prefetch(request, held, restorable)
+            load = self.rates.read_load(page)
+            wanted = self.policy.prefetch(request, held, restorable, load)
             if wanted is not None:
                 lengths = [each for each in lengths if each * page <= wanted]
         return lengths[-1] if lengths else 0

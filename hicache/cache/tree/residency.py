@@ -279,7 +279,7 @@ class Residency:
         parent = node.parent
         if tier == DEVICE and parent is not None:
             parent.num_device_children = num_children = parent.num_device_children + change
-            if num_children == max(change, 0):  # the first child came or the last one went
+            if num_children == (change > 0):  # the first child came or the last one went
                 self.refresh(parent)
         if tier == DEVICE or self._may_leave_host(node):
             self.refresh(node)

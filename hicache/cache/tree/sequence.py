@@ -11,19 +11,21 @@ class Sequence:
     `pages` holds, by kind, the page ids of `[0, num_pages)` after the request was admitted. The
     tree owns `[0, tree_pages)`, which `lock` protects. The request owns `[max(starts[kind],
     tree_pages), num_pages)`. Ids of window pages before `starts[kind]` are invalid: these pages
-    were freed, or the request never had them. `states` maps page boundaries to the slots of
-    unpublished checkpoints. `digests` are the page digests from page `digests_start` on, as far as
-    storage needed them.
+    were freed, or the request never had them. It last freed some at page `left_page`. `states` maps
+    page boundaries to the slots of unpublished checkpoints. `digests` are the page digests from
+    page `digests_start` on, as far as storage needed them.
     """
 
     def __init__(self, tokens: bytes, namespace: str = "", request: Request | None = None) -> None:
         self.tokens = tokens
         self.namespace = namespace
         self.request = request  # for listeners and policies
+        self.request_id = None if request is None else request.id
         self.pages: list[PageIds] = []
         self.starts: list[int] = []
         self.num_pages = 0
         self.tree_pages = 0
+        self.left_page = -1
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None
@@ -31,10 +33,6 @@ class Sequence:
         self.states: dict[int, PageIds] = {}
         self.digests: list[bytes] = []
         self.digests_start = 0
-
-    @property
-    def request_id(self) -> int | None:
-        return None if self.request is None else self.request.id
 
     def known_digests(self, start: int, end: int) -> list[bytes] | None:
         first = start - self.digests_start

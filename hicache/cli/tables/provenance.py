@@ -1,9 +1,9 @@
 """The origin of a run: code, versions and inputs, written next to its results as `provenance.json`.
 
-`summary.json` contains none of it, so equal runs stay byte-identical. For a user's policy class the
-file records its module and all local modules that it imports, directly or indirectly: those outside
-the standard library and the package directories. It cannot see files that they read, or modules
-that they import by name at run time.
+`summary.json` does not hold the origin, so equal runs stay byte-identical. For a user's policy
+class, the origin lists its module and all local modules that this module imports, directly or
+indirectly. Local means outside the standard library and the package directories. Files that these
+modules read are not listed, nor are modules that they import by name at run time.
 """
 
 import platform
@@ -34,20 +34,21 @@ VERSIONS = ("python", "numpy", *REAL_ONLY)
 
 
 def write_provenance(config: ExperimentConfig, out_dir: Path) -> None:
-    """Write the origin of a run of `config`.
-
-    Raises:
-        FileNotFoundError: its trace is missing and cannot be downloaded.
-        ValueError: the downloaded trace has the wrong digest.
-    """
     write_json(out_dir / FILE, _provenance(config))
 
 
 def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> list[str]:
-    """Return which inputs of a run of `config` differ from those in this provenance.
+    """Return the names of the inputs of a run that have changed since the run was stored.
+
+    The inputs are the code of hicache, the user's policy classes, the trace, and package versions.
+
+    Args:
+        stored: the content of the file `provenance.json` of the stored run.
+        config: the settings of the run.
 
     Raises:
-        FileNotFoundError, ValueError: as `write_provenance`.
+        FileNotFoundError: the trace is missing and cannot be downloaded.
+        ValueError: the downloaded trace has the wrong digest.
     """
     now = _provenance(config)
     then, wanted = sources_of(stored), sources_of(now)

@@ -28,7 +28,10 @@ NEUTRAL = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageOrigin:
-    """What determines the bytes of one rank's pages, besides their tokens."""
+    """Everything except the tokens that determines the bytes of a tensor-parallel rank's KV pages.
+
+    Two runs may share stored pages if their origins are equal.
+    """
 
     model: ModelConfig
     page_size: int

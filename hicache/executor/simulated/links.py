@@ -9,7 +9,7 @@ Flows that end in the same nanosecond end in the order of their ids.
 from bisect import insort
 from collections.abc import Mapping
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from math import ceil
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from hicache.models import HardwareConfig, RateTable
 
 _Route = tuple[str, ...]  # sorted links
-_Loads = frozenset[tuple[_Route, int]]  # number of flows per route
+_Loads = tuple[tuple[_Route, int], ...]  # number of flows per route
 
 
 class CopyPath(Enum):
@@ -65,7 +65,7 @@ class Links:
         self._routes: dict[tuple[str, ...], _Route] = {}  # by the links in the caller's order
         self._loads: dict[_Route, int] = {}
         # the same loads recur
-        self._rates_of = lru_cache(self._fair_rates)
+        self._rates_of = cache(self._fair_rates)
         self._ended: list[tuple[int, int]] = []  # (finish_ns, flow_id), not reported yet
         self._next_end_ns: int | None = None
 
@@ -129,7 +129,7 @@ class Links:
         Flows over the same links have equal rates, so the filling runs over routes, not flows.
         """
         flows = self._flows.values()
-        rates = self._rates_of(frozenset(self._loads.items()))
+        rates = self._rates_of(tuple(self._loads.items()))
         for flow in flows:
             # even if the rate stays equal: the remaining bytes must not depend on whether the
             # rate changed and returned between calls at one time

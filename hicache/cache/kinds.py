@@ -63,6 +63,7 @@ class Kind:
         number: index in lists by kind; unused for a rider.
         extent: what a hit needs. A point counts slots, all others count pages.
         window_len: tokens of a window or chunk; a chunk has whole pages.
+        is_replayed: True if no tier keeps the pages: a request computes its window again.
         rider_of: name of the kind whose pages (or slots) also hold this kind's data. A rider has no
             pool, page table or key of its own: its bytes are a part of each such page.
         page_bytes: bytes of a page or a slot, over all devices of an engine.
@@ -72,6 +73,7 @@ class Kind:
     number: int = -1
     extent: Extent = Extent.path
     window_len: int = 0
+    is_replayed: bool = False
     rider_of: str | None = None
     page_bytes: int = 1
 
@@ -87,8 +89,10 @@ class Kinds:
         size: length of a list by kind. Entries of numbers that the model lacks are unused.
         numbers: kinds with a pool, ascending.
         paged: those of them that count pages.
+        kept: those of `paged` that the tree keeps.
         aux: those of them other than full.
-        windows: the kinds with a window or chunk, each with its pages.
+        windows: the kinds with a window or chunk that the tree keeps, each with its pages.
+        replayed: those that it does not keep.
         window_lens: length in tokens, by kind.
         points: the kind whose extent is a point, if there is one.
         extents: what a stored prefix must end with, of every kind in `aux`.
@@ -112,10 +116,17 @@ class Kinds:
         self.paged = (FULL, *in_windows)
         self.points = tuple(of[Extent.point])
         self.window_lens = {number: own[number].window_len for number in in_windows}
-        self.windows: Extents = tuple(
-            (number, Window(-(-length // page_size), own[number].extent is Extent.chunk))
+        windows = {
+            number: Window(-(-length // page_size), own[number].extent is Extent.chunk)
             for number, length in self.window_lens.items()
+        }
+        self.replayed: Extents = tuple(
+            (number, window) for number, window in windows.items() if own[number].is_replayed
         )
+        self.windows: Extents = tuple(
+            (number, window) for number, window in windows.items() if not own[number].is_replayed
+        )
+        self.kept = (FULL, *(number for number, _ in self.windows))
         self._chunks = [window.num_pages for _, window in self.windows if window.is_chunk]
         self.extents: Extents = (*self.windows, *((number, _POINT) for number in self.points))
         self.lost_with = [self.numbers, *((number,) for number in range(1, self.size))]
@@ -132,6 +143,10 @@ class Kinds:
 
     def count(self, kind: int, num_pages: int) -> int:
         return 1 if kind in self.points else num_pages
+
+    def replay_start(self, end: int) -> int:
+        """The page at which a request with a hit of `end` pages starts to compute."""
+        return max(min([end, *(window.first(end) for _, window in self.replayed)]), 0)
 
     def node_end(self, start: int, end: int) -> int:
         """Where a node of pages `[start, end)` must end, so that it has pages of one chunk."""
@@ -156,6 +171,8 @@ def _refuse_unless_possible(
         raise ValueError(f"numbers must lie in [0, {len(KEY_TAGS)}), got {sorted(own)}")
     if not all(own[number].window_len > 0 for number in of[Extent.window] + of[Extent.chunk]):
         raise ValueError(f"a window must have tokens: {kinds}")
+    if of[Extent.point] and any(kind.is_replayed for kind in kinds):
+        raise ValueError("cache.window=replay needs a model without states, which it would repeat")
     for number in of[Extent.chunk]:
         if own[number].window_len % page_size:
             raise ValueError(
@@ -169,6 +186,7 @@ def named_kinds(
     *,
     window_len: int = 0,
     window: Extent = Extent.window,
+    is_replayed: bool = False,
     has_states: bool = False,
     page_bytes: Iterable[int] = (),
 ) -> Kinds:
@@ -177,7 +195,14 @@ def named_kinds(
     if window_len:
         size = sizes.get(SWA, 1)
         kinds.append(
-            Kind(name="swa", number=SWA, extent=window, window_len=window_len, page_bytes=size)
+            Kind(
+                name="swa",
+                number=SWA,
+                extent=window,
+                window_len=window_len,
+                is_replayed=is_replayed,
+                page_bytes=size,
+            )
         )
     if has_states:
         size = sizes.get(MAMBA, 1)
@@ -185,8 +210,10 @@ def named_kinds(
     return Kinds(kinds, page_size)
 
 
-def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) -> Kinds:
-    """The kinds of a model whose engine has `tp` devices.
+def model_kinds(
+    model: ModelConfig, page_size: int, tp: int, form: str = PLAIN, *, replays: bool = False
+) -> Kinds:
+    """The kinds of a model whose engine has `tp` devices; with `replays` no window is kept.
 
     `form` is the number format (`models.FORMATS`), which sets the bytes; model parts keep their
     own.
@@ -202,6 +229,7 @@ def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) 
         page_size,
         window_len=model.window_len if sizes[SWA] else 0,
         window=Extent.chunk if model.window_restarts else Extent.window,
+        is_replayed=replays,
         has_states=sizes[MAMBA] > 0,
         page_bytes=sizes,
     )
@@ -211,6 +239,7 @@ def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) 
             number=model.kind_names.index(part.name) if part.window_len else -1,
             extent=Extent.window if part.window_len else Extent.path,
             window_len=part.window_len,
+            is_replayed=replays and part.window_len > 0,
             rider_of=None if part.window_len else part.rides_on,
             page_bytes=model.part_page_bytes(part, page_size, tp),
         )

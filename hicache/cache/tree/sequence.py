@@ -1,5 +1,6 @@
 """What one request holds of the cache while it runs."""
 
+from hicache.cache.kinds import Kinds
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.node import Lock
 from hicache.request import Request
@@ -10,8 +11,9 @@ class Sequence:
 
     `pages` holds, by kind, the page ids of `[0, num_pages)` after the request was admitted. The
     tree owns `[0, tree_pages)`, which `lock` protects. The request owns `[max(starts[kind],
-    tree_pages), num_pages)`. Ids of window pages before `starts[kind]` are invalid: these pages
-    were freed, or the request never had them. `states` maps page boundaries to the slots of
+    tree_pages), num_pages)`, and of a kind that the tree does not keep `[starts[kind],
+    num_pages)`. Ids of window pages before `starts[kind]` are invalid: these pages were freed, or
+    the request never had them. `states` maps page boundaries to the slots of
     unpublished checkpoints. `digests` are the page digests from page `digests_start` on, as far as
     storage needed them.
     """
@@ -31,6 +33,11 @@ class Sequence:
         self.states: dict[int, PageIds] = {}
         self.digests: list[bytes] = []
         self.digests_start = 0
+
+    def own_start(self, kind: int, kinds: Kinds) -> int:
+        """The first page of a kind that the request owns."""
+        first = self.starts[kind]
+        return max(first, self.tree_pages) if kind in kinds.kept else first
 
     @property
     def request_id(self) -> int | None:

@@ -42,8 +42,6 @@ class TorchPools:
     """The pools of all ranks of an engine; every operation runs on all ranks."""
 
     def __init__(self, spec: PoolSpec) -> None:
-        if spec.model.window_restarts:
-            raise ValueError("model.window_restarts=true needs executor.kind=simulated")
         if spec.model.recurrent_heads % spec.tp:
             raise ValueError(
                 f"{spec.model.recurrent_heads} recurrent heads cannot be divided among "

@@ -48,7 +48,15 @@ DAMAGED_MORE_OFTEN = 4.0  # of stored pages, while the other rates are of pages 
 # with a delay the calls themselves take the run past the hour of the fault, however fast it is
 SOON = {"delay_ms": 4.0, "gone_from_s": 0.03, "gone_for_s": 0.1, "failure_ms": 10.0}
 SOON_FOR_GOOD = {**SOON, "gone_for_s": None}
-LOSSY_ERROR = 0.3  # of the standard deviation of logits; 0.12 is seen without faults
+# largest error of a logit in standard deviations, by the format of storage: twice what is seen
+# without faults. A wrong page is farther away
+LOSSY_ERROR = {"int8": 0.3, "fp8": 0.8}
+FORMS = {
+    "plain": (),
+    "int8": ("cache.host_format=int8",),
+    "int8 in storage": ("storage.format=int8",),
+    "fp8 in storage": ("storage.format=fp8",),
+}
 DAMAGED_BYTES = 256  # where damage is done: no page of the model is shorter
 
 # runs what its arguments say, and prints a line after each write; kill it then
@@ -66,7 +74,7 @@ TorchIo._store = storing
 experiment.run(config_of(*sys.argv[1:]))
 """
 
-Fill = Callable[[str], Path]
+Fill = Callable[[str, str], Path]
 
 
 def preset_of(name: str) -> FaultsConfig:
@@ -88,8 +96,9 @@ def run(config: ExperimentConfig, num_requests: int) -> Result:
     result = experiment.run(replace(config, workload=workload))
     assert [record.status.name for record in result.records] == ["finished"] * num_requests
     assert result.measures["verify/checked_count"] == num_requests
-    if config.is_lossy:  # a wrong page is farther away
-        assert result.measures["verify/logit_error_max"] < LOSSY_ERROR
+    if config.is_lossy:
+        assert result.measures["verify/logit_error_max"] < LOSSY_ERROR[config.storage_format]
+        assert result.measures["verify/greedy_agreement"] > 0.9
     else:
         assert result.measures["verify/unequal_count"] == 0
     return result
@@ -111,7 +120,7 @@ def bites(result: Result) -> float:
 def with_storage(
     kind: str, root: Path, faults: FaultsConfig | None = None, form: str = "plain"
 ) -> ExperimentConfig:
-    config = config_of(*BASE, f"cache.host_format={form}")
+    config = config_of(*BASE, *FORMS[form])
     storage = replace(config.storage, kind=kind, root=str(root), faults=faults or FaultsConfig())
     prefetch = replace(config.prefetch, stop="wait_complete")
     return replace(config, storage=storage, prefetch=prefetch)
@@ -140,57 +149,54 @@ def flip_bits(root: Path, share: float, rng: Random) -> int:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Fill:
-    """A directory that a first run filled, for each engine. Copy it: others need it too."""
+    """A directory that a first run filled, by engine and format. Copy it: others need it too."""
 
     @cache
-    def fill(kind: str) -> Path:
+    def fill(kind: str, form: str) -> Path:
         root = tmp_path_factory.mktemp(kind)
-        run(with_storage(kind, root), FILL_REQUESTS)
+        run(with_storage(kind, root, form=form), FILL_REQUESTS)
         return root
 
     return fill
 
 
-def survive(kind: str, root: Path, faults: FaultsConfig, stop: str) -> Result:
+def survive(kind: str, root: Path, faults: FaultsConfig, stop: str, form: str) -> Result:
     """The second run and the third; returns the second."""
     flip_bits(root, faults.corrupt_rate * DAMAGED_MORE_OFTEN, Random(0))
-    failing = run(stopping(with_storage(kind, root, hasty(faults)), stop), REQUESTS)
-    assert storage_hits(run(with_storage(kind, root), REQUESTS)) > 0
+    failing = run(stopping(with_storage(kind, root, hasty(faults), form), stop), REQUESTS)
+    assert storage_hits(run(with_storage(kind, root, form=form), REQUESTS)) > 0
     return failing
 
 
-def test_pages_go_missing_and_no_logit_is_wrong(filled: Fill, tmp_path: Path) -> None:
-    root = copytree(filled("slab"), tmp_path / "store")
+def forms(*quick: str) -> pytest.MarkDecorator:
+    """All formats, the others than these in the soak."""
+    soak = [pytest.param(each, marks=pytest.mark.soak) for each in FORMS if each not in quick]
+    return pytest.mark.parametrize("form", [*quick, *soak])
+
+
+@forms("plain")
+def test_pages_go_missing_and_no_logit_is_wrong(form: str, filled: Fill, tmp_path: Path) -> None:
+    root = copytree(filled("slab", form), tmp_path / "store")
     faults = hasty(preset_of("missing"))
-    result = run(with_storage("slab", root, faults), REQUESTS)
+    result = run(with_storage("slab", root, faults, form), REQUESTS)
     assert storage_hits(result) > 0
     assert bites(result) > 0
 
 
+@forms("plain", "int8")
 def test_a_page_that_rots_on_the_disk_is_refused_and_no_logit_is_wrong(
-    filled: Fill, tmp_path: Path
+    form: str, filled: Fill, tmp_path: Path
 ) -> None:
-    root = copytree(filled("slab"), tmp_path / "store")
+    root = copytree(filled("slab", form), tmp_path / "store")
     assert flip_bits(root, 0.04, Random(0)) > 0
-    result = run(with_storage("slab", root), REQUESTS)
+    result = run(with_storage("slab", root, form=form), REQUESTS)
     assert storage_hits(result) > 0
     assert result.measures["storage/damaged_pages"] > 0
 
 
-def test_a_coded_page_that_rots_on_the_disk_is_refused_and_no_logit_is_far_off(
-    tmp_path: Path,
-) -> None:
-    run(with_storage("slab", tmp_path, form="int8"), FILL_REQUESTS)
-    assert flip_bits(tmp_path, 0.04, Random(0)) > 0
-    result = run(with_storage("slab", tmp_path, form="int8"), REQUESTS)
-    assert storage_hits(result) > 0
-    assert result.measures["storage/damaged_pages"] > 0
-    assert result.measures["verify/greedy_agreement"] > 0.9
-
-
-@pytest.mark.parametrize("form", ["plain", "int8"])
+@forms("plain", "int8")
 def test_a_killed_run_leaves_pages_that_the_next_one_can_use(form: str, tmp_path: Path) -> None:
-    overrides = [*BASE, "storage=slab", f"storage.root={tmp_path}", f"cache.host_format={form}"]
+    overrides = [*BASE, "storage=slab", f"storage.root={tmp_path}", *FORMS[form]]
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, *overrides], stdout=subprocess.PIPE, text=True
     ) as writer:
@@ -201,25 +207,27 @@ def test_a_killed_run_leaves_pages_that_the_next_one_can_use(form: str, tmp_path
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("stop", STOP_POLICIES)
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_fault_gives_a_wrong_logit_or_a_leak(
-    kind: str, preset: str, stop: str, filled: Fill, tmp_path: Path
+    kind: str, preset: str, stop: str, form: str, filled: Fill, tmp_path: Path
 ) -> None:
-    root = copytree(filled(kind), tmp_path / "store")
+    root = copytree(filled(kind, form), tmp_path / "store")
     faults = preset_of(preset)
-    result = survive(kind, root, faults, stop)
+    result = survive(kind, root, faults, stop, form)
     # best_effort may begin before it has read the page that is to be spoiled
     if stop != "best_effort":
         assert (bites(result) > 0) == (faults != FaultsConfig())
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_page_that_is_spoiled_on_the_way_is_refused(kind: str, tmp_path: Path) -> None:
+def test_a_page_that_is_spoiled_on_the_way_is_refused(kind: str, form: str, tmp_path: Path) -> None:
     # memory for a part of the prompts: what this run has written it must read again
-    config = with_storage(kind, tmp_path, FaultsConfig(corrupt_rate=0.2))
+    config = with_storage(kind, tmp_path, FaultsConfig(corrupt_rate=0.2), form)
     tight = replace(config.cache, device_gib=0.002, host_gib=0.002)
     result = run(replace(config, cache=tight), 40)
     assert result.measures["storage/injected_corrupt_count"] > 0
@@ -227,14 +235,15 @@ def test_a_page_that_is_spoiled_on_the_way_is_refused(kind: str, tmp_path: Path)
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("stop", STOP_POLICIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_calls_that_are_given_up_spoil_nothing(
-    kind: str, stop: str, filled: Fill, tmp_path: Path
+    kind: str, stop: str, form: str, filled: Fill, tmp_path: Path
 ) -> None:
-    root = copytree(filled(kind), tmp_path / "store")
-    config = with_storage(kind, root, FaultsConfig(delay_ms=20.0, delay_sigma=1.0))
+    root = copytree(filled(kind, form), tmp_path / "store")
+    config = with_storage(kind, root, FaultsConfig(delay_ms=20.0, delay_sigma=1.0), form)
     hurried = replace(config.executor, storage_deadline_s=0.03)
     result = run(stopping(replace(config, executor=hurried), stop), REQUESTS)
     assert result.measures["storage/failed_count"] > 0
-    assert storage_hits(run(with_storage(kind, root), REQUESTS)) > 0
+    assert storage_hits(run(with_storage(kind, root, form=form), REQUESTS)) > 0

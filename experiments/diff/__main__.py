@@ -109,6 +109,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--eviction", help="eviction policy of head: one of the engine's, or module:Class"
     )
     parser.add_argument(
+        "--corrected", action="store_true", help="correct two faults of vLLM (docs/validity.md)"
+    )
+    parser.add_argument(
         "--model", help="model whose KV sizes convert tokens to bytes, a name in conf/model"
     )
     parser.add_argument(
@@ -144,6 +147,10 @@ def run(options: argparse.Namespace) -> int:
         "compat": engine.compat,
         "write_policy": options.write_policy,
     }
+    if options.corrected:
+        if options.engine != "vllm":
+            raise SideError(f"--corrected is for --engine vllm, got {options.engine}")
+        settings["corrected"] = "yes"
     evicting = settings | ({"eviction": options.eviction} if options.eviction else {})
     launches = (
         replace(prepare(engine, options.base), options=settings),

@@ -27,7 +27,6 @@ from hicache.clock import Clock
 from hicache.config import ExperimentConfig
 from hicache.engine.loop import serve
 from hicache.engine.ports import Io
-from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import Delivery
 from hicache.experiment import build
 from hicache.request import TOKEN_BYTES, Request, TokenSpans
@@ -157,7 +156,7 @@ class SimulatorSide:
                 watch,
                 clock=self._runtime.clock,
                 io=self._io,
-                router=RoundRobin(),
+                route=lambda request: 0,
                 observer=watch,
             )
         except RuntimeError as error:  # the scheduler defers it for ever
@@ -326,12 +325,14 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
     """
     model = MODELS["+".join(name for name in pools.components if name != "full") or "full"]
     page, compat = pools.page_size, options.get("compat", SGLANG)
+    eviction = options.get("eviction", "lru")
     # SGLang's host pools have one more page (or state) than requested
     more = int(compat == SGLANG and pools.host_tokens > 0)
     values: dict[str, object] = {
         "model.max_len": pools.max_len + page,
         "cache.page_size": page,
-        "cache.eviction": options.get("eviction", "lru"),
+        "cache.eviction": "lru" if ":" in eviction else eviction,
+        "cache.policy": eviction if ":" in eviction else "none",
         "cache.write_policy": options.get("write_policy", "write_through"),
         "cache.device_gib": "null",
         "cache.device_tokens": pools.device_tokens,

@@ -1,11 +1,12 @@
-"""Error of logits against a cold start, after a lossy round trip of pages and states to the host.
+"""Error of logits after pages and states made a lossy round trip from the device to the host.
 
     python -m experiments.studies.restore_error
 
-Each cell computes a prompt, moves the items of some kinds to the host and back, and computes what
-follows. `moves` counts round trips in a row; `turns` counts round trips with a page of tokens in
-between. It prints the mean over prompts of the largest difference of a logit (in standard
-deviations of its row) with its range, and the share of tokens whose largest logit stays the same.
+The program computes a prompt, moves pages or states to the host and back, and computes what
+follows. It compares the logits with those of a run without round trips. `moves` counts round trips
+in a row; `turns` counts round trips with a page of tokens in between. A cell of the table shows the
+largest difference of a logit, in standard deviations of its row: mean and range over prompts. It
+also shows the share of tokens whose largest logit stays the same.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def there_and_back(pools: TorchPools, kinds: Sequence[int], num_pages: int) -> N
     each = {MAMBA: ids[:1]}
     moves = [Move(kind, each.get(kind, ids), each.get(kind, ids)) for kind in kinds]
     pools.save(moves)
-    pools.load(pools.send([Arrival(is_within=False, move=move) for move in moves]), 0)
+    pools.load([Arrival(is_within=False, moves=moves)])
 
 
 def error(seed: int, form: str, kinds: Sequence[int], moves: int, turns: int) -> Verdict:
@@ -50,7 +51,6 @@ def error(seed: int, form: str, kinds: Sequence[int], moves: int, turns: int) ->
         device_counts=(num_pages, num_pages, 1),
         host_counts=(num_pages, num_pages, 1),
         device=torch.device("cpu"),
-        layer_groups=[range(len(config.layer_words))],
         host_format=form,
         storage_format=form,
     )

@@ -256,8 +256,8 @@ def _check_pages(
             if len(owned) != sum(map(len, held[tier][kind])):
                 ((page_id, _),) = Counter(chain.from_iterable(held[tier][kind])).most_common(1)
                 _break(5, f"page {page_id} of {name} has two owners")
-            taken = cache.pools[tier][kind].taken
-            if taken != owned:
+            if not cache.pools[tier][kind].are_taken(owned):
+                taken = cache.pools[tier][kind].taken
                 what = f"{len(taken)} pages of {name} are allocated and {len(owned)} owned"
                 _break(5, f"{what}; they differ in {sorted(taken ^ owned)}")
 

@@ -9,7 +9,7 @@ storage keys.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
@@ -116,16 +116,10 @@ class Kinds:
         self.paged = (FULL, *in_windows)
         self.points = tuple(of[Extent.point])
         self.window_lens = {number: own[number].window_len for number in in_windows}
-        windows = {
-            number: Window(-(-length // page_size), own[number].extent is Extent.chunk)
-            for number, length in self.window_lens.items()
-        }
-        self.replayed: Extents = tuple(
-            (number, window) for number, window in windows.items() if own[number].is_replayed
-        )
-        self.windows: Extents = tuple(
-            (number, window) for number, window in windows.items() if not own[number].is_replayed
-        )
+        pages = {number: -(-length // page_size) for number, length in self.window_lens.items()}
+        windows = [(n, Window(pages[n], own[n].extent is Extent.chunk)) for n in in_windows]
+        self.replayed: Extents = tuple(each for each in windows if own[each[0]].is_replayed)
+        self.windows: Extents = tuple(each for each in windows if each not in self.replayed)
         self.kept = (FULL, *(number for number, _ in self.windows))
         self._chunks = [window.num_pages for _, window in self.windows if window.is_chunk]
         self.extents: Extents = (*self.windows, *((number, _POINT) for number in self.points))
@@ -182,27 +176,14 @@ def _refuse_unless_possible(
 
 
 def named_kinds(
-    page_size: int,
-    *,
-    window_len: int = 0,
-    window: Extent = Extent.window,
-    is_replayed: bool = False,
-    has_states: bool = False,
-    page_bytes: Iterable[int] = (),
+    page_size: int, *, window_len: int = 0, has_states: bool = False, page_bytes: Iterable[int] = ()
 ) -> Kinds:
     sizes = dict(zip(range(len(KIND_NAMES)), page_bytes, strict=False))
     kinds = [Kind(name="full", number=FULL, page_bytes=sizes.get(FULL, 1))]
     if window_len:
-        size = sizes.get(SWA, 1)
+        extent, size = Extent.window, sizes.get(SWA, 1)
         kinds.append(
-            Kind(
-                name="swa",
-                number=SWA,
-                extent=window,
-                window_len=window_len,
-                is_replayed=is_replayed,
-                page_bytes=size,
-            )
+            Kind(name="swa", number=SWA, extent=extent, window_len=window_len, page_bytes=size)
         )
     if has_states:
         size = sizes.get(MAMBA, 1)
@@ -225,15 +206,18 @@ def model_kinds(
         coded_page_bytes(model, kind, page_size, form) * model.kv_copies(kind, tp)
         for kind in LayerKind
     ]
-    kinds = named_kinds(
+    named = named_kinds(
         page_size,
         window_len=model.window_len if sizes[SWA] else 0,
-        window=Extent.chunk if model.window_restarts else Extent.window,
-        is_replayed=replays,
         has_states=sizes[MAMBA] > 0,
         page_bytes=sizes,
     )
-    parts = [
+    extent = Extent.chunk if model.window_restarts else Extent.window
+    kinds = [
+        replace(kind, extent=extent, is_replayed=replays) if kind.number == SWA else kind
+        for kind in named.all
+    ]
+    kinds += [
         Kind(
             name=part.name,
             number=model.kind_names.index(part.name) if part.window_len else -1,
@@ -245,7 +229,7 @@ def model_kinds(
         )
         for part in model.parts
     ]
-    return Kinds([*kinds.all, *parts], page_size) if parts else kinds
+    return Kinds(kinds, page_size)
 
 
 def lengths_with(present: Iterable[bool], window: Window, start: int = 0) -> list[int]:

@@ -1,7 +1,4 @@
-"""Policies by name: a built-in one, or the user's own class as `module:Class`.
-
-The return values and exceptions of a user's class are checked. Its arguments are read-only.
-"""
+"""Classes named as `module:Class`, and the values that their methods must return."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -11,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hicache.cache.checked import Answer, PolicyError, checked, is_inside, place_of, told
+from hicache.cache.checked import Answer, PolicyError, is_inside, told
 
 Policy = TypeVar("Policy")
 
@@ -37,39 +34,6 @@ LENGTHS = Answer(
     lambda v: isinstance(v, list) and all(map(is_whole, v)),
     is_list=True,
 )
-
-
-def make_policy(
-    knob: str,
-    name: str,
-    ours: Mapping[str, Callable[..., Policy]],
-    *arguments: object,
-    wants: Mapping[str, Answer],
-    knobs: Mapping[str, float] | None = None,
-) -> Policy:
-    """Build the policy that a knob names.
-
-    Args:
-        knob: the name of the knob, for error messages.
-        name: a key of `ours`, or `module:Class`.
-        ours: the built-in policies by name.
-        arguments: positional arguments of every policy of this knob.
-        wants: the methods and attributes that a user's class must have, and the values they may
-            have.
-        knobs: keyword arguments for this policy.
-
-    Raises:
-        ValueError: there is no such policy, or it does not accept `knobs`.
-        PolicyError: a user's class cannot be built, or lacks an attribute.
-    """
-    make = ours.get(name) or loaded(knob, name)
-    policy: Policy = built(f"{knob}={name}", make, arguments, knobs or {})
-    if name in ours:
-        return policy
-    missing = [each for each in wants if not hasattr(policy, each)]
-    if missing:
-        raise PolicyError(f"{knob}={name} lacks {', '.join(missing)}", place_of(make))
-    return checked(f"{knob}={name}", policy, wants)  # type: ignore[return-value]
 
 
 def loaded(knob: str, name: str) -> Callable[..., Any]:

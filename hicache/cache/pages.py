@@ -36,6 +36,14 @@ class PageAllocator:
             return self._out
         return set(range(self._next_new)).difference(self._returned)
 
+    def are_taken(self, page_ids: set[int]) -> bool:
+        """True if these ids are taken and all others are free. O(capacity) and fast."""
+        if self._out is not None:
+            return self._out == page_ids
+        is_new = max(page_ids, default=-1) >= self._next_new
+        is_free = is_new or not page_ids.isdisjoint(self._returned)
+        return len(page_ids) == self.num_taken and not is_free
+
     def allocate(self, count: int) -> PageIds | None:
         """Take `count` ids; None, and nothing taken, if fewer are free. O(count)."""
         if count > self.num_free:

@@ -21,7 +21,6 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tiers.writes import COPIES, Writes
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.node import DEVICE, MatchResult, Node
@@ -64,7 +63,7 @@ class PrefixCache:
         self.pools = pools
         self.page_size = tree.page_size
         self._units = tree.kinds.units
-        self.knobs = knobs = tree.knobs
+        self.knobs = tree.knobs
         self.quirks = tree.quirks
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
@@ -76,8 +75,7 @@ class PrefixCache:
                 tree, self._bookings, storage or StorageConfig(), queue_bytes=storage_queue_bytes
             )
         # each tier makes room with the help of the tier below it
-        copies = Writes(COPIES[knobs.write_policy](knobs), tree.admit, "device", "host")
-        self.host = Host(tree, self._bookings, self._writer, copies)
+        self.host = Host(tree, self._bookings, self._writer)
         self.device = Device(tree, self._bookings, self.host if tree.demotes else None)
 
     # -- what is to be carried out -------------------------------------------------------------

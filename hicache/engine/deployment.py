@@ -37,14 +37,9 @@ def deploy(config: ExperimentConfig) -> Deployment:
         ValueError: a pool is too small for one request.
     """
     cost = CostModel(config.model, config.hardware, tp=config.tp, ep=config.parallel.ep)
+    replays = config.cache.window is WindowHit.replay
     kinds, host_kinds, storage_kinds = (
-        model_kinds(
-            config.model,
-            config.cache.page_size,
-            config.tp,
-            form,
-            replays=config.cache.window is WindowHit.replay,
-        )
+        model_kinds(config.model, config.cache.page_size, config.tp, form, replays=replays)
         for form in (PLAIN, config.cache.host_format, config.storage_format)
     )
     cache, free_bytes = config.cache, cost.free_device_bytes

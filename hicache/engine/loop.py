@@ -8,7 +8,6 @@ result is the same as with single steps.
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
-from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -52,7 +51,7 @@ class Engine:
         self._backlog_ns = 0
         self._backlog_since_ns: int | None = None  # when the last plan left a request out
         # a partial read may let a waiting request run
-        self._follows_reads = prefetcher is not None and prefetcher.stop.waits
+        self._follows_reads = prefetcher is not None and prefetcher.policy.waits
         self._listener = cache.tree.listener
 
     # -- what happens to it --------------------------------------------------------------------
@@ -336,17 +335,13 @@ class ClientTimeouts:
         self.next_ns = self._line[0][0] if self._line else None
 
 
-class Router(Protocol):
-    def route(self, request: Request, engines: Sequence[Engine]) -> int: ...
-
-
 def serve(
     engines: Sequence[Engine],
     feeder: Releases,
     *,
     clock: Clock,
     io: Io,
-    router: Router,
+    route: Callable[[Request], int],
     observer: Observer,
     patience_ns: Mapping[int, int] | None = None,
     server_ns: int = 0,
@@ -354,8 +349,9 @@ def serve(
     """Serve all requests, until nothing is in flight.
 
     At equal times, copies finish first, then requests arrive, then clients time out, then steps
-    end. `patience_ns`: timeouts as for `ClientTimeouts`; None means no timeouts. `server_ns`: time
-    from the release of a request until it reaches its engine.
+    end. `route` numbers the engine of a request. `patience_ns`: timeouts as for `ClientTimeouts`;
+    None means no timeouts. `server_ns`: time from the release of a request until it reaches its
+    engine.
     """
     coming = _Coming(feeder.initial(), server_ns)
     wakes = [engine.next_wake_ns(clock.now()) for engine in engines]
@@ -386,7 +382,7 @@ def serve(
                 if engines[number].deliver(done, now):
                     touched.append(number)
         if outside is not None and outside <= now:
-            touched += _hand_in(now, coming, timeouts, engines, router)
+            touched += _hand_in(now, coming, timeouts, engines, route)
         for number in sorted(set(touched)) if len(touched) > 1 else touched:
             engine = engines[number]
             outcome = engine.wake(now)
@@ -411,13 +407,13 @@ def _hand_in(
     coming: "_Coming",
     timeouts: ClientTimeouts,
     engines: Sequence[Engine],
-    router: Router,
+    route: Callable[[Request], int],
 ) -> list[int]:
     touched: list[int] = []
     for due, request in coming.until(now_ns):
         for engine in engines:
             engine.catch_up(now_ns)  # a router or an explanation may read any engine's state
-        number = router.route(request, engines)
+        number = route(request)
         engines[number].submit(request, now_ns, came_ns=due)
         timeouts.arrived(request, number, due)
         touched.append(number)

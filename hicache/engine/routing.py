@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from hicache.engine.loop import Engine, Router
+from hicache.cache.checked import PolicyError
+from hicache.engine.loop import Engine
 from hicache.request import Request
 
 
@@ -35,37 +36,54 @@ class Replica:
         return tree.usable_len(tokens, max_len, request.namespace, on_device=on_device)
 
 
+def router_of(engines: Sequence[Engine]) -> Callable[[Request], int]:
+    """Return the function that numbers the engine of a request, by the first engine's policy.
+
+    It raises PolicyError if there is no such engine.
+    """
+    policy, replicas = engines[0].cache.tree.policy, [Replica(each) for each in engines]
+
+    def route(request: Request) -> int:
+        number: int = policy.route(request, replicas)
+        if number >= len(replicas):
+            raise PolicyError(
+                f"cache.policy: route must return a number below {len(replicas)}, got {number}"
+            )
+        return int(number)
+
+    return route
+
+
 class RoundRobin:
-    def __init__(self) -> None:
+    def __init__(self, world: object) -> None:
         self._turns = count()
 
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+    def route(self, request: Request, engines: Sequence[Replica]) -> int:
         return next(self._turns) % len(engines)
 
 
 class Sticky:
     """A session stays on its first engine; new sessions go to the engines in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: object) -> None:
         self._homes: dict[int, int] = {}
 
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+    def route(self, request: Request, engines: Sequence[Replica]) -> int:
         return self._homes.setdefault(request.session_id, len(self._homes) % len(engines))
 
 
 class PrefixLoad:
     """The longest cached prefix among engines at most `slack` requests above the least busy."""
 
-    def __init__(self, *, slack: int = 8) -> None:
-        self._slack = slack
+    slack = 8
 
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+    def route(self, request: Request, engines: Sequence[Replica]) -> int:
         loads = [each.num_requests for each in engines]
 
         def merit(number: int) -> tuple[int, int, int]:
-            return Replica(engines[number]).held_tokens(request), -loads[number], -number
+            return engines[number].held_tokens(request), -loads[number], -number
 
-        near = [each for each in range(len(engines)) if loads[each] <= min(loads) + self._slack]
+        near = [each for each in range(len(engines)) if loads[each] <= min(loads) + self.slack]
         return max(near, key=merit)
 
 
@@ -78,17 +96,16 @@ class Scored:
     of June 2026. Among equal engines, the least recently chosen wins.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, world: object) -> None:
         self._turns = count(1)
         self._chosen: dict[int, int] = {}  # turn of the last choice, by engine
 
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        replicas = [Replica(each) for each in engines]
-        queues = [each.num_waiting for each in replicas]
+    def route(self, request: Request, engines: Sequence[Replica]) -> int:
+        queues = [each.num_waiting for each in engines]
         spread = max(queues) - min(queues)
 
         def score(number: int) -> tuple[float, int]:
-            replica = replicas[number]
+            replica = engines[number]
             queue = (max(queues) - queues[number]) / spread if spread else 1.0
             held = replica.held_tokens(request) + replica.held_tokens(request, on_device=True)
             total = 2 * queue + 2 * replica.free_share + held / request.prompt_len
@@ -99,7 +116,7 @@ class Scored:
         return best
 
 
-ROUTERS: dict[str, Callable[[], Router]] = {
+ROUTERS: dict[str, Callable[..., object]] = {
     "sticky": Sticky,
     "round_robin": RoundRobin,
     "prefix_load": PrefixLoad,

@@ -14,13 +14,14 @@ from hicache.clock import Clock, SimulatedClock
 from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.ports import Executor, Io
-from hicache.executor.layer_groups import NUM_LAYER_GROUPS
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
 from hicache.models import PLAIN, LayerKind
 from hicache.storage.base import KEY_BYTES
 from hicache.storage.factory import GuardedStorage, open_simulated_storage
+
+STAGED_PARTS = 4  # groups of layers of a staged load-back
 
 
 class Runtime(Protocol):
@@ -158,14 +159,14 @@ def _copy_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, f
     num_copies = model.kv_copies(LayerKind.full, tp)
     path = CopyPath(config.executor.copy_path)
     # a device's part of one layer's page is contiguous. A staged copy crosses the link in pieces of
-    # several layers: a layer group to the device, all layers to the host
+    # several layers: a quarter of them to the device, all layers to the host
     piece = max(layer_page * num_copies // tp, 1)
     if is_coded:
         piece = max(round(piece * _load_shares(deployment)[FULL]), 1)
     pieces = [piece, piece]
     if path is CopyPath.staged:
         num_layers = max(model.num_full_layers, 1)
-        pieces = [piece * -(-num_layers // NUM_LAYER_GROUPS), piece * num_layers]
+        pieces = [piece * -(-num_layers // STAGED_PARTS), piece * num_layers]
     num_hosts = -(-tp // hardware.devices_per_host)
     rates = {
         "to_device": tp * pcie_rate(hardware, pieces[0], path, to_device=True, is_coded=is_coded),

@@ -85,8 +85,7 @@ def copy_pages_with_checksum(
 def send_ids(*pairs: tuple[Sides, Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Check the ids of several transfers and send them to the device in one pinned copy.
 
-    The result can be used with `trusted=True` many times: for each group of layers, and for each
-    rank whose pools have as many items.
+    The result can be used with `trusted=True` for each rank whose pools have as many items.
 
     Args:
         pairs: a table with source ids and target ids, [G] int32 in host memory. All tables are on

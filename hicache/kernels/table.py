@@ -72,16 +72,6 @@ class CopyTable:
         """Return the table with source and target swapped."""
         return copy_table(self.dst, self.src)
 
-    def part(self, start: int, stop: int) -> "CopyTable":
-        """Return the table of buffers [start, stop), for copies of one group of layers.
-
-        Raises:
-            ValueError: the range is empty or exceeds the buffers.
-        """
-        if not 0 <= start < stop <= len(self.src):
-            raise ValueError(f"buffers [{start}, {stop}) wanted, the table has {len(self.src)}")
-        return copy_table(self.src[start:stop], self.dst[start:stop])
-
 
 class _Axis(NamedTuple):
     """An axis of an item that both sides have: its length, and its stride on each side in bytes."""

@@ -471,9 +471,14 @@ def naive_decode_items(
     moved = (src_ids >= 0) & (dst_ids >= 0)
     if not bool(moved.any()):
         return
-    for wide, coded in zip(table.wide, table.coded, strict=True):
-        items = wide_of(coded[src_ids[moved].long()], wide.shape[1:], table.form)
-        wide[dst_ids[moved].long()] = items.to(wide.dtype)
+    for buffer in range(len(table.wide)):
+        naive_decode_buffer(table, buffer, src_ids[moved].long(), dst_ids[moved].long())
+
+
+def naive_decode_buffer(table: CodeTable, buffer: int, src_ids: Tensor, dst_ids: Tensor) -> None:
+    wide = table.wide[buffer]
+    items = wide_of(table.coded[buffer][src_ids], wide.shape[1:], table.form)
+    wide[dst_ids] = items.to(wide.dtype)
 
 
 def coded_of(items: Tensor, form: Format) -> Tensor:

@@ -1,4 +1,4 @@
-"""A listener that gives every computed token of one engine a reason."""
+"""Finds the reason why each token that one engine computes was not a cache hit."""
 
 from dataclasses import dataclass, field
 
@@ -13,9 +13,15 @@ from hicache.scheduler.request_state import RequestState
 
 @dataclass(slots=True)
 class Case:
-    """The reasons why one request computes its tokens.
+    """The reasons why one request had to compute prompt tokens.
 
-    `spans`: two lists, for its first admission and for those after retractions.
+    Attributes:
+        came_len: tokens in the cache that the request could use when it was submitted.
+        found_len: tokens in the cache that it could use at the last lookup.
+        match: the result of the lookup for the current admission.
+        missing: reasons why tokens after `found_len` were not in the cache.
+        spans: two lists of token ranges with reasons. The first list is for the first admission.
+            The second list is for tokens computed again after the request was preempted.
     """
 
     came_len: int = 0  # usable tokens at submission
@@ -27,10 +33,11 @@ class Case:
 
 
 class Explainer(PageHistory):
-    """Keeps the history of the pages, and uses it to explain each admission.
+    """Follows the cache of one engine, and finds out why requests had to compute tokens.
 
-    `cases`: the submitted requests by id. Engines may share one; the caller may remove a request
-    that has ended.
+    Attributes:
+        cases: the reasons, by request id. Several engines may share this dictionary. The caller may
+            remove the entry of a request that has ended.
     """
 
     def __init__(

@@ -52,12 +52,21 @@ BY_STORED = np.array(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingPages:
-    """Explains the missing pages of one request, among those seen before. Positions are pages.
+    """Explains why pages of a prompt are not in the cache although earlier requests had them.
 
-    `names_evictions`: whether spans list the time and cause of evictions. `numbers`: the numbers of
-    these pages, in order. `full_end`: end of the full pages in the tree. `start`: start of its
-    prefetch; the request did not query storage before it. `prefetch`: the request's prefetch; None
-    if it had none, for the reason `declined`.
+    Positions in the prompt are counted in pages.
+
+    Attributes:
+        history: where each page was held, and how it was evicted.
+        config: the settings of the run.
+        names_evictions: True if the explanation lists the time and the cause of evictions.
+        numbers: the number of each page, in the order of the prompt. Equal numbers mean equal
+            prefixes.
+        full_end: the end of the full-attention KV that the radix tree holds for this prompt.
+        start: the first page of the prefetch from storage. Earlier pages were not looked up in
+            storage.
+        prefetch: the prefetch from storage for this request, or None if there was none.
+        declined: the reason if there was no prefetch, otherwise None.
     """
 
     history: PageHistory
@@ -70,7 +79,11 @@ class MissingPages:
     declined: str | None
 
     def spans(self, first: int) -> list[Span]:
-        """Return a reason for every page from `first` on, the end of the usable prefix."""
+        """Return the reasons why the prompt had to be computed from page `first` on.
+
+        `first` is the end of the prefix that the request could use from the cache. Each result is a
+        range of tokens with one reason.
+        """
         end = len(self.numbers)
         if self.config.storage.kind == "none":
             return self._merged(self._stories(first, end, asks_storage=False))
@@ -85,7 +98,7 @@ class MissingPages:
     # -- what storage could have restored ------------------------------------------------------
 
     def _restorable_end(self, within: int | None = None) -> int:
-        """Return the deepest boundary fully written to storage, within the first `within` pages."""
+        # the deepest page end up to which storage has all that a prefix needs
         start = self.start
         numbers = self.numbers[start:within]
         stored = self.history.registry.stored

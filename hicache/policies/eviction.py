@@ -9,6 +9,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from hicache.cache.tree.entry import Entry
+from hicache.policies.world import World
 
 Rank = tuple[float, ...] | None
 
@@ -44,8 +45,8 @@ class Random:
     An entry's number depends on its creation and place, so a new entry gets another one.
     """
 
-    def __init__(self, world: object, *, seed: float = 0) -> None:
-        self._seed = seed
+    def __init__(self, world: World) -> None:
+        self._seed = world.seed
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
         if kind != "full":
@@ -54,7 +55,7 @@ class Random:
         return (float(int.from_bytes(blake2b(name, digest_size=6).digest(), "little")),)
 
 
-POLICIES: dict[str, Callable[..., object]] = {
+EVICTIONS: dict[str, Callable[..., object]] = {
     "lru": Lru,
     "lfu": Lfu,
     "slru": Slru,

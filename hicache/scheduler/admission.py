@@ -4,11 +4,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
-from hicache.cache.named import TOKENS, make_policy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import SchedulerConfig
-from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
+from hicache.scheduler.budget import NewTokenRatio, StepBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.request_state import RequestState
 
@@ -33,13 +32,7 @@ class Admission:
             floor=min(config.new_token_ratio_floor, config.new_token_ratio),
             decay_steps=config.new_token_ratio_decay_steps,
         )
-        self._swa_budget: SwaBudget = make_policy(
-            "scheduler.swa_budget",
-            config.swa_budget,
-            FORMS,
-            wants={"tokens": TOKENS},
-            knobs=config.swa_budget_args,
-        )
+        self._policy = cache.tree.policy
         self._cache = cache
         self._config = config
         self._page = cache.page_size
@@ -54,15 +47,12 @@ class Admission:
         room = cache.room()
         if needed >= room - budget.reserved_tokens:
             return Defer(Reason.tokens, stands=True, needed=needed, room=room)
-        replay_len = (
-            match.usable_len - cache.tree.kinds.replay_start(match.usable_len // page) * page
-        )
+        # of windows also the pages of tokens that are computed again
+        windows = req.target_len - cache.tree.kinds.replay_start(match.usable_len // page) * page
         for kind in cache.tree.kinds.window_lens:
             remaining = cache.room(kind) - budget.reserved_windows.get(kind, 0)
             host_hit = match.host_hits[kind]
-            needed = self._charge(
-                kind, ceil_page(extend + replay_len, page), max_new, chunk, host_hit
-            )
+            needed = self._charge(kind, ceil_page(windows, page), max_new, chunk, host_hit)
             if needed >= remaining:
                 capacity = cache.pools[DEVICE][kind].capacity
                 # a temporary shortage is waited out; a chunk that can never fit is cut
@@ -162,7 +152,7 @@ class Admission:
         return min(chunk, fits * page)
 
     def _charge(self, kind: int, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
-        return self._swa_budget.tokens(
+        charge: int = self._policy.window_charge(
             extend=extend,
             chunk=chunk,
             window=self._cache.tree.kinds.window_lens[kind],
@@ -170,6 +160,7 @@ class Admission:
             swa_host_hit_length=host_hit,
             max_new=max_new,
         )
+        return charge
 
 
 def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:

@@ -4,12 +4,10 @@ E extend tokens, C chunk tokens left in this step, W window, P page, M new token
 tokens to load back from the host.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-from hicache.config import SWA_BUDGETS
+from hicache.policies.world import World
 
 
 def ceil_page(tokens: int, page_size: int) -> int:
@@ -26,7 +24,7 @@ def swa_budget_for_req(
     swa_host_hit_length: int = 0,
     max_new: int = 0,
 ) -> int:
-    """Window-pool tokens charged to a request.
+    """Window-pool tokens charged to a request; the host hit is allocated, so 0, after admission.
 
     `reports`: max(min(E, C), W) + P, plus ceil(h) if pages will be loaded back (report 004, sglang
     PR 27391). `no_host_term`: the formula before that fix. `double`: h is charged twice, to measure
@@ -43,38 +41,9 @@ def swa_budget_for_req(
     return base + (2 * host if form == "double" else host)
 
 
-class SwaBudget(Protocol):
-    """The charge of a request to the window pool; its class is built without positional arguments.
-
-    A charge must not fall as `extend` and `chunk` grow: admission finds the longest chunk that a
-    small pool can hold by bisection.
-    """
-
-    def tokens(
-        self,
-        *,
-        extend: int,
-        chunk: int | None,
-        window: int,
-        page: int,
-        swa_host_hit_length: int,
-        max_new: int,
-    ) -> int:
-        """The charge in tokens; the arguments are E, C, W, P, h and M of this module.
-
-        `swa_host_hit_length` is 0 after admission, because those pages are allocated by then.
-        """
-        ...
-
-
 class NamedBudget:
-    def __init__(self, form: str) -> None:
-        self.tokens = partial(swa_budget_for_req, form)
-
-
-FORMS: dict[str, Callable[..., SwaBudget]] = {
-    form: partial(NamedBudget, form) for form in SWA_BUDGETS
-}
+    def __init__(self, world: World) -> None:
+        self.window_charge = partial(swa_budget_for_req, world.config.scheduler.swa_budget)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,11 +6,9 @@ change between the two, so the executor may cut a run of decode steps short.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import replace
-from typing import Any
 
-from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.events import Purpose
@@ -20,10 +18,9 @@ from hicache.request import Request
 from hicache.scheduler.admission import Admission, must_evict, steps_with_pages
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
-from hicache.scheduler.checkpoints import CheckpointSaver, Placement
+from hicache.scheduler.checkpoints import CheckpointSaver
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.events import Listener
-from hicache.scheduler.order import ORDERS, ServiceOrder
 from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, STEP, Cause, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
@@ -45,10 +42,8 @@ class Scheduler:
         config: SchedulerConfig,
         *,
         max_len: int,
-        checkpoints: Placement,
         may_jump: bool,
         takes_decode_pages_first: bool = False,
-        estimate_s: Callable[[int, int], float] | None = None,
         listener: Listener | None = None,
     ) -> None:
         """Create the scheduler of one engine.
@@ -58,11 +53,9 @@ class Scheduler:
             prefetcher: starts reads from storage; None means there is no storage.
             config: the `scheduler` knobs.
             max_len: maximum context length of the model in tokens.
-            checkpoints: where states are kept, or windows if the model has no states.
             may_jump: several decode steps may be planned at once.
             takes_decode_pages_first: pages are allocated before a step instead of after it, as real
                 memory requires.
-            estimate_s: seconds to compute a prompt, by its (cached, prompt) tokens.
             listener: receives the events of requests; None means no listener.
         """
         self.cache = cache
@@ -77,19 +70,7 @@ class Scheduler:
         self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = CheckpointSaver(cache, checkpoints)
-        own: Any = cache.tree.policy
-        self._order: ServiceOrder = own
-        if not hasattr(own, "sort_key"):
-            self._order = make_policy(
-                "scheduler.order",
-                config.order,
-                ORDERS,
-                config,
-                estimate_s,
-                wants={"sort_key": NUMBER},
-                knobs=config.order_args,
-            )
+        self._checkpoints = CheckpointSaver(cache)
         self._max_jump = MAX_JUMP if may_jump else 1
         has_states = bool(cache.tree.kinds.points)
         self._answer_pages = None if has_states else cache.knobs.answer_pages
@@ -128,7 +109,7 @@ class Scheduler:
             if prefetch is not None:
                 start = prefetch.start_page * self._page
                 req.prefetched = (start, start + prefetch.num_pages * self._page)
-        req.place = (self._order.sort_key(req, match), req.number)
+        req.place = (self.cache.tree.policy.sort_key(req, match), req.number)
         req.looked_ns = now_ns
         req.queue_ns[STEP] = now_ns - came_ns
         req.begin_queue(self.queue_waits.mark(now_ns))
@@ -589,20 +570,22 @@ class Scheduler:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
         windows = (*cache.tree.kinds.windows, *cache.tree.kinds.replayed)
+        answer_pages = self._answer_pages
         finished = []
         for req in reqs:
+            sequence = req.sequence
             req.kv_len = length = req.kv_len + num_steps
-            req.remaining_output -= num_steps
-            is_short = length > req.sequence.num_pages * page
-            if is_short and not cache.extend(req.sequence, length, Purpose.decode):
+            req.remaining_output = num_left = req.remaining_output - num_steps
+            is_short = length > sequence.num_pages * page
+            if is_short and not cache.extend(sequence, length, Purpose.decode):
                 raise AssertionError("a decode step was planned without free pages for it")
             for kind, window in windows:
-                if window.first((length - 1) // page) > req.sequence.starts[kind]:
-                    cache.leave_window(req.sequence, length)
-            if not req.remaining_output:
+                if window.first((length - 1) // page) > sequence.starts[kind]:
+                    cache.leave_window(sequence, length)
+            if not num_left:
                 finished.append(req)
-            elif self._answer_pages and self._steps_to_publish(req) <= 0:
-                cache.publish(req.sequence, length // page, is_answer=True)
+            elif answer_pages and self._steps_to_publish(req) <= 0:
+                cache.publish(sequence, length // page, is_answer=True)
         for req in finished:
             self.running.remove(req)
             self._finish(req)

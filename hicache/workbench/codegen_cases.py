@@ -1,12 +1,13 @@
 """Cases of `codegen`: every kernel at its production shapes, with limits for its code."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hicache.kernels import attend, copy, index, transcode
+from hicache.kernels import attend, copy, index, load, transcode
+from hicache.kernels.load import LoadBuffer, load_table
 from hicache.kernels.table import copy_table
 from hicache.kernels.transcode import Format, code_table, coded_bytes, constants_of
 
@@ -68,6 +69,15 @@ TRANSCODE = Limits(
     max_barriers=24,
     other_stores=frozenset({32}),  # scales
 )
+# a load-back counts: another store and barriers for each layer
+LOAD = Limits(
+    min_flight_bytes=64 * KIB,
+    min_sm_bytes=128 * KIB,
+    max_shared_bytes=16,
+    max_barriers=4,
+    other_stores=frozenset({32}),
+)
+CODED_LOAD = replace(TRANSCODE, max_shared_bytes=112 * KIB)
 # five blocks of keys and values in shared memory or loading
 ATTEND = Limits(
     max_registers=192,
@@ -84,7 +94,7 @@ class Case(NamedTuple):
     name: str
     kernel: Any  # a @triton.jit function
     arguments: tuple[object, ...]
-    constants: dict[str, int]
+    constants: dict[str, Any]
     limits: Limits
 
 
@@ -110,6 +120,8 @@ def cases() -> list[Case]:
         _code("bf16 to fp8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128), Format.fp8),
         _code("fp32 to int8, states", torch.float32, (64, 128, 128)),
         _code("int8 to fp32, states", torch.float32, (64, 128, 128), encodes=False),
+        _load("load-back, pages of 16 × 8 heads and states", None, LOAD),
+        _load("load-back of int8, pages of 16 × 8 heads", Format.int8, CODED_LOAD),
         _attend("decode attention, pages of 16 × 8 heads", page=16, rows=1),
         _attend("decode attention, pages of 64 × 8 heads", page=64, rows=1),
         _attend("prefill attention, pages of 64 × 8 heads", page=64, rows=64),
@@ -167,6 +179,23 @@ def _code(
         {**constants, "num_warps": copy.NUM_WARPS},
         TRANSCODE,
     )
+
+
+def _load(name: str, form: Format | None, limits: Limits) -> Case:
+    shapes = [((16, 8, 128), torch.bfloat16), ((64, 128, 128), torch.float32)]
+    buffers = []
+    for kind, (shape, dtype) in enumerate(shapes if form is None else shapes[:1]):
+        target = torch.zeros(2, *shape, dtype=dtype)
+        num_bytes = coded_bytes(shape, form) if form else target[0].nbytes
+        source = torch.zeros(2, num_bytes, dtype=torch.uint8)
+        buffers.append(LoadBuffer(kind, kind, source, target, form))
+    table = load_table(buffers, len(buffers))
+    ids, counters = torch.zeros(256, dtype=torch.int32), torch.zeros(64, 2, dtype=torch.int32)
+    moves = load.Load(torch.zeros(64, load.PART_FIELDS, dtype=torch.int32), ids, ids, 4096)
+    arguments, constants = load.launch_arguments(table, moves, counters)
+    if form is not None:
+        constants = {**constants, "STAGES": transcode.NUM_STAGES}
+    return Case(name, load._load_kernel, arguments, constants, limits)
 
 
 def _attend(name: str, *, page: int, rows: int) -> Case:

@@ -20,10 +20,11 @@ from hicache.workload.turns import Turn, to_requests
 
 
 class Quantiles:
-    """A distribution through measured points, interpolated in the logarithm of the value.
+    """A distribution of positive numbers to draw from, given by its quantiles.
 
-    `shares` rise from 0 to 1; `values` are positive and do not fall. The first and last value bound
-    all draws.
+    `values[i]` is the quantile at the probability `shares[i]`; `shares` rise from 0 to 1. Between
+    two quantiles, the logarithm of the value is interpolated linearly. All draws lie between the
+    first and the last value.
     """
 
     def __init__(self, shares: Sequence[float], values: Sequence[float]) -> None:

@@ -1,7 +1,8 @@
 """The naive cache that tests trust: no tree, no nodes, a dictionary of prefixes.
 
 `Held[tier][kind]` maps a prefix of whole pages to the id of the page (or slot) that stands at its
-end. Every question is answered page by page from DESIGN's definition of a usable boundary.
+end. Every question is answered page by page, from the definition of a usable boundary in
+docs/concepts.md.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Kinds of one test: a rider of full, a window of another length, and chunks.
+"""Kinds of one test: the usual three, a rider of full, a window of another length, and chunks.
 
 A kind is data, so that the cache takes both without a change. Random walks, with splits, aborts and
 three tiers, are compared with the naive cache, which reads each kind's extent page by page.

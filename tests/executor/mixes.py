@@ -9,6 +9,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,7 +33,6 @@ from hicache.config import (
     WorkloadConfig,
 )
 from hicache.engine.loop import Engine, serve
-from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepRun
 from hicache.executor.real.copy_streams import CudaStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
@@ -138,11 +138,11 @@ def run_mix(
     reference = ReferenceModel(shape, page_size=page_size, device=device)
     requests = requests_of(rng, page_size)
     plot, tp = _draw_room(rng, shape, page_size, requests)
-    groups = _groups(rng, len(shape.layer_words))
+    layers_at_once = int(rng.integers(1, len(shape.layer_words) + 1))
     verifier = Verifier(reference, plane)
     seen: Counter[str] = Counter()
     # two engines with one storage: what one has computed, the other reads
-    spec = _spec(shape, plot, torch.device(device), tp, groups)
+    spec = _spec(shape, plot, torch.device(device), tp)
     spec = replace(spec, host_format=form, storage_format=form, plane=plane)
     pools = [TorchPools(spec) for _ in range(int(rng.choice([1, 2, 2])))]
     allocators = [make_pools(plot.device, plot.host) for _ in pools]
@@ -156,6 +156,9 @@ def run_mix(
         )
         for each, pages in zip(pools, allocators, strict=True)
     ]
+    if plane is REFERENCE:
+        for runner in runners:
+            _load_late(runner, layers_at_once)
     for runner in runners if fault is not None else ():
         fault(runner)
     rate = float(rng.choice([1e6, 1e8, 1e10]))
@@ -170,13 +173,13 @@ def run_mix(
         engine = engine_of(plot, executor, checks=True, kind=AbortingEngine, pools=pages)
         engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), abort_share, seen)
         engines.append(engine)
-    watch = Watch()
+    watch, turns = Watch(), count()
     serve(
         engines,
         Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
         clock=SimulatedClock(),
         io=io,
-        router=RoundRobin(),
+        route=lambda request: next(turns) % len(engines),
         observer=watch,
     )
     _count_ends(watch, seen)
@@ -188,9 +191,15 @@ def run_mix(
     return Mix(verifier.verify(), counters, seen)
 
 
-def _spec(
-    shape: ModelConfig, plot: Plot, device: torch.device, tp: int, groups: list[range]
-) -> PoolSpec:
+def _load_late(runner: ModelRunner, layers_at_once: int) -> None:
+    """Let a late stream bring so many layers at a time, not before the model waits for them."""
+    stream = runner._streams.load
+    if isinstance(stream, PlacedStream):
+        late = functools.partial(stream.load_items, layers_at_once=layers_at_once)
+        runner.pools.plane = runner.pools.plane._replace(load_items=late)
+
+
+def _spec(shape: ModelConfig, plot: Plot, device: torch.device, tp: int) -> PoolSpec:
     return PoolSpec(
         model=shape,
         page_size=plot.page_size,
@@ -198,7 +207,6 @@ def _spec(
         host_counts=plot.host,
         device=device,
         tp=tp,
-        layer_groups=groups,
     )
 
 
@@ -414,11 +422,6 @@ def _streams(rng: np.random.Generator, device: torch.device) -> CopyStreams:
     if device.type == "cuda":
         return CopyStreams(CudaStream(device, is_urgent=True), CudaStream(device, is_urgent=False))
     return CopyStreams(*(PlacedStream(is_late=kind == 0) for kind in kinds))
-
-
-def _groups(rng: np.random.Generator, num_layers: int) -> list[range]:
-    size = int(rng.integers(1, num_layers + 1))
-    return [range(first, min(first + size, num_layers)) for first in range(0, num_layers, size)]
 
 
 def _draw(rng: np.random.Generator, kinds):

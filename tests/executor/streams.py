@@ -1,8 +1,12 @@
 """Copy streams at both extremes, the same in every run."""
 
 from collections import deque
+from functools import partial
+
+from torch import Tensor
 
 from hicache.executor.real.copy_streams import Action
+from hicache.kernels.load import Load, LoadTable, naive_load_items
 
 
 class PlacedStream:
@@ -14,7 +18,12 @@ class PlacedStream:
     def __init__(self, *, is_late: bool) -> None:
         self._is_late = is_late
         self._waiting: deque[Action] = deque()
+        self._parts: deque[Action] = deque()  # of the last copy
         self.num_run = 0
+
+    @property
+    def has_parts(self) -> bool:
+        return bool(self._parts)
 
     def run(self, action: Action) -> "_PlacedEvent":
         self._waiting.append(action)
@@ -26,12 +35,35 @@ class PlacedStream:
     def run_until(self, number: int) -> None:
         """Run all up to and including copy `number`."""
         while self.num_run <= number:
+            self.run_parts()
             action = self._waiting.popleft()
             self.num_run += 1
             action()
 
+    def run_parts(self, layer: int = 0, landed: Tensor | None = None, count: int = 0) -> None:
+        """Run parts until a layer has landed so many times, or all."""
+        while self._parts and (landed is None or int(landed[layer, 1]) < count):
+            self._parts.popleft()()
+
+    def load_items(
+        self,
+        table: LoadTable,
+        load: Load,
+        landed: Tensor,
+        *,
+        num_programs: int | None = None,
+        layers_at_once: int,
+    ) -> None:
+        for first in range(0, table.num_layers, layers_at_once):
+            layers = range(first, first + layers_at_once)
+            part = partial(naive_load_items, table, load, landed, layers=layers)
+            self._parts.append(part)
+        if not self._is_late:
+            self.run_parts()
+
     def close(self) -> None:
         self.run_until(self.num_run + len(self._waiting) - 1)
+        self.run_parts()
 
 
 class _PlacedEvent:
@@ -40,10 +72,15 @@ class _PlacedEvent:
         self._number = number
 
     def is_done(self) -> bool:
-        return self._stream.num_run > self._number
+        return self._stream.num_run > self._number and not self._stream.has_parts
 
     def wait(self) -> None:
         self._stream.run_until(self._number)
+        self._stream.run_parts()
+
+    def wait_for_layer(self, landed: Tensor, layer: int, count: int) -> None:
+        self._stream.run_until(self._number)
+        self._stream.run_parts(layer, landed, count)
 
     def duration_ns(self) -> int:
         return 0  # whoever waits for it does it

@@ -29,8 +29,7 @@ def model() -> ModelConfig:
 
 
 def filled(**formats: object) -> TorchPools:
-    groups = [range(2), range(2, 4)]
-    pools = cpu_pools(model(), 4, (4, 4, 4), (4, 4, 4), tp=2, layer_groups=groups, **formats)
+    pools = cpu_pools(model(), 4, (4, 4, 4), (4, 4, 4), tp=2, **formats)
     generator = torch.Generator().manual_seed(0)
     for tensor in device_tensors(pools):
         tensor.normal_(generator=generator)
@@ -48,10 +47,7 @@ def there_and_back(pools: TorchPools) -> None:
     pools.save([Move(kind, IDS, OTHERS) for kind in kinds])
     for kind in kinds:
         pools.poison(0, kind, IDS)
-    arrivals = [Arrival(is_within=False, move=Move(kind, OTHERS, IDS)) for kind in kinds]
-    sent = pools.send(arrivals)
-    for group in range(2):
-        pools.load(sent, group)
+    pools.load([Arrival(is_within=False, moves=[Move(kind, OTHERS, IDS) for kind in kinds])])
 
 
 def coded(values: torch.Tensor, form: str) -> torch.Tensor:

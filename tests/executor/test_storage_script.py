@@ -120,7 +120,7 @@ class Simulated:
 
 class Real:
     def __init__(self, storage):
-        pools = cpu_pools(tiny("F S M", 4), 4, (8, 8, 2), (8, 8, 2), layer_groups=[range(3)])
+        pools = cpu_pools(tiny("F S M", 4), 4, (8, 8, 2), (8, 8, 2))
         self._io = TorchIo(CONFIG, [guarded(storage)])
         model = SimpleNamespace(words=("F", "S", "M"))
         at_once = PlacedStream(is_late=False)

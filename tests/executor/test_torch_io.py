@@ -62,7 +62,7 @@ class Wrong(MemoryStorage):
 
 @pytest.fixture
 def pools() -> TorchPools:
-    return cpu_pools(tiny("F", 4), 4, (4, 0, 0), (4, 0, 0), tp=2, layer_groups=[range(1)])
+    return cpu_pools(tiny("F", 4), 4, (4, 0, 0), (4, 0, 0), tp=2)
 
 
 def opened(pools: TorchPools, *storages) -> TorchIo:

@@ -8,7 +8,6 @@ import pytest
 from hicache.cache.kinds import FULL, SWA
 from hicache.cache.tiers.transfer import Move
 from hicache.executor.real.model_runner import ModelRunner
-from hicache.executor.real.pools import Sent
 from tests.executor.mixes import run_mix
 
 PART = 10  # mixes a test
@@ -88,16 +87,15 @@ def test_a_request_that_its_own_hit_leaves_no_room_runs_without_it(seed):
 def one_wrong_page_loaded(runner: ModelRunner) -> None:
     load = runner.pools.load
 
-    def spoiled(sent, group):
-        sent = list(sent)
-        for place, (is_within, kind, sources, targets) in enumerate(sent):
-            if kind == FULL:
-                sources = sources.clone()
-                sources[0] = (sources[0] + 1) % len(runner.pools.ranks[0].host[FULL])
-                sent[place] = Sent(is_within, kind, sources, targets)
-        load(sent, group)
+    def wrong(move):
+        if move.kind != FULL:
+            return move
+        first = (move.sources[0] + 1) % len(runner.pools.ranks[0].host[FULL])
+        return move._replace(sources=[first, *move.sources[1:]])
 
-    runner.pools.load = spoiled
+    runner.pools.load = lambda arrivals: load(
+        [each._replace(moves=list(map(wrong, each.moves))) for each in arrivals]
+    )
 
 
 def one_wrong_page_saved(runner: ModelRunner) -> None:
@@ -112,10 +110,12 @@ def one_wrong_page_saved(runner: ModelRunner) -> None:
 def one_rank_left_out(runner: ModelRunner) -> None:
     load, ranks = runner.pools.load, runner.pools.ranks
 
-    def spoiled(sent, group):
+    def spoiled(arrivals):
         runner.pools.ranks = ranks[:-1] if len(ranks) > 1 else ranks
-        load(sent, group)
+        load(arrivals)
         runner.pools.ranks = ranks
+        if len(ranks) > 1:
+            runner.pools.landed[:, 1] += len(arrivals)
 
     runner.pools.load = spoiled
 
@@ -123,18 +123,14 @@ def one_rank_left_out(runner: ModelRunner) -> None:
 def window_one_page_short(runner: ModelRunner) -> None:
     load = runner.pools.load
 
-    def spoiled(sent, group):
-        load(
-            [
-                each._replace(sources=each.sources[1:], targets=each.targets[1:])
-                if each.kind == SWA
-                else each
-                for each in sent
-            ],
-            group,
-        )
+    def short(move):
+        if move.kind != SWA:
+            return move
+        return move._replace(sources=move.sources[1:], targets=move.targets[1:])
 
-    runner.pools.load = spoiled
+    runner.pools.load = lambda arrivals: load(
+        [each._replace(moves=list(map(short, each.moves))) for each in arrivals]
+    )
 
 
 def stale_checkpoint(runner: ModelRunner) -> None:
@@ -153,8 +149,8 @@ def stale_checkpoint(runner: ModelRunner) -> None:
 def state_not_copied_to_a_request(runner: ModelRunner) -> None:
     load = runner.pools.load
 
-    def spoiled(sent, group):
-        load([each for each in sent if not each.is_within], group)
+    def spoiled(arrivals):
+        load([each if not each.is_within else each._replace(moves=[]) for each in arrivals])
 
     runner.pools.load = spoiled
 

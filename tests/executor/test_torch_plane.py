@@ -51,6 +51,8 @@ def copy_state(source, target):
 )
 def test_copies_are_merged_by_component_and_never_out_of_order(pending, wanted):
     got = [
-        (is_within, move.kind, move.sources, move.targets) for is_within, move in merged(pending)
+        (is_within, move.kind, move.sources, move.targets)
+        for is_within, moves in merged(pending)
+        for move in moves
     ]
     assert got == wanted

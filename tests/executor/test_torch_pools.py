@@ -13,7 +13,7 @@ from tests.executor.mixes import tiny
 
 
 def test_pages_from_storage_are_hashed_on_the_host_as_the_kernel_hashes_them():
-    pools = cpu_pools(tiny("F M", 4), 4, (4, 0, 4), (4, 0, 4), layer_groups=[range(2)])
+    pools = cpu_pools(tiny("F M", 4), 4, (4, 0, 4), (4, 0, 4))
     rank = pools.ranks[0]
     for pool in (*rank.kv.values(), *rank.taps, *rank.states):
         pool.normal_(generator=torch.Generator().manual_seed(0))
@@ -35,9 +35,9 @@ def test_copies_across_the_link_take_the_programs_of_the_profile(link_programs):
     launched = []
 
     def seen(copy):
-        def launch(table, *ids, num_programs=None):
+        def launch(*arguments, num_programs=None):
             launched.append(num_programs)
-            return copy(table, *ids, num_programs=num_programs)
+            return copy(*arguments, num_programs=num_programs)
 
         return launch
 
@@ -46,18 +46,16 @@ def test_copies_across_the_link_take_the_programs_of_the_profile(link_programs):
         4,
         (4, 0, 4),
         (4, 0, 4),
-        layer_groups=[range(2)],
         link_programs=link_programs,
         plane=Plane(*map(seen, REFERENCE)),
     )
     one, two = np.array([1], np.int32), np.array([2], np.int32)
     pools.save([Move(FULL, one, two)])
-    sent = pools.send(
+    pools.load(
         [
-            Arrival(is_within=False, move=Move(FULL, two, one)),
-            Arrival(is_within=True, move=Move(MAMBA, one, two)),
+            Arrival(is_within=False, moves=[Move(FULL, two, one)]),
+            Arrival(is_within=True, moves=[Move(MAMBA, one, two)]),
         ]
     )
-    pools.load(sent, 0)
     pools.copy_states(two, one)
     assert launched == [link_programs, link_programs, None, None]

@@ -112,7 +112,7 @@ def test_what_was_found_is_found_no_more(name: str) -> None:
 # a reader told of its last page alone, so that who looks at every batch saw them between jumps only
 BATCHES = {
     "a policy that goes on with a part": (
-        {"prefetch.stop": "tests.fuzz.policies:FirstQuarter", "storage.batch_pages": "1"},
+        {"cache.policy": "tests.fuzz.policies:FirstQuarter", "storage.batch_pages": "1"},
         24,
     ),
     "complete pages that await no window": (
@@ -152,7 +152,7 @@ UNHEARD = {
             "seed": "695",
             "cache.page_size": "1",
             "cache.write_policy": "write_back",
-            "prefetch.stop": "tests.fuzz.policies:FirstQuarter",
+            "cache.policy": "tests.fuzz.policies:FirstQuarter",
             "storage.batch_pages": "1",
         },
         14,

@@ -126,15 +126,6 @@ def test_a_slot_is_copied_on_write_within_its_pool(random_bytes, ids):
         assert torch.equal(got.cpu(), wanted)
 
 
-def test_part_of_a_table_copies_a_group_of_layers(random_bytes, poisoned, ids):
-    src, dst = random_bytes(4, 5, 4096), poisoned(4, 5, 4096)
-    table = copy_table(src.unbind(0), dst.unbind(0)).part(1, 3)
-    copy.copy_items(table, ids([2]), ids([3]))
-    expected = torch.full_like(dst, 0xA5)
-    expected[1:3, 3] = src[1:3, 2]
-    assert torch.equal(dst, expected)
-
-
 @pytest.mark.parametrize("case", ["pages", "rows", "slots", "holes"])
 def test_the_reference_equals_a_naive_copy(case, random_bytes, poisoned, ids):
     shapes = {

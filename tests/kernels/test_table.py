@@ -138,25 +138,13 @@ def test_rows_that_source_and_target_share_are_copied_in_place():
     assert torch.equal(dst[2:], before.as_strided([2, 2, kib], [16 * kib, 6 * kib, 1], 0))
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 4), (-1, 2), (1, 1), (2, 1)])
-def test_a_part_outside_of_the_table_is_refused(start, stop):
-    table = copy_table([buffer(6, 64)] * 3, list(buffer(3, 6, 64)))
-    with pytest.raises(ValueError, match=rf"buffers \[{start}, {stop}\) wanted, the table has 3"):
-        table.part(start, stop)
-
-
-def test_a_part_and_the_way_back_are_tables_of_their_own():
+def test_the_way_back_is_a_table_of_its_own():
     src, dst = [buffer(6, 64), buffer(4, 32)], [buffer(5, 64), buffer(9, 32)]
     table = copy_table(src, dst)
     assert (table.num_src_items, table.num_dst_items, table.item_bytes) == (4, 5, 96)
     assert not table.crosses_link
     back = table.reversed()
     assert (back.num_src_items, back.num_dst_items) == (5, 4)
-    last = table.part(1, 2)
-    assert [each.data_ptr() for each in (*last.src, *last.dst)] == [
-        src[1].data_ptr(),
-        dst[1].data_ptr(),
-    ]
 
 
 def test_the_stride_of_a_single_item_does_not_matter():

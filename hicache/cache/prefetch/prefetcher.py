@@ -6,22 +6,16 @@ request. The reader owns the staged pages until it has finished. If the request 
 """
 
 from collections import Counter
-from typing import Any
 
 from hicache.cache.kinds import FULL
-from hicache.cache.named import FLAG, MOMENT, make_policy
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
-from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.node import HOST, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
-
-# attributes of a stop policy
-WANTS = {"waits": FLAG, "uses_clock": FLAG, "may_stop": FLAG, "deadline_ns": MOMENT}
 
 
 class Prefetcher:
@@ -36,12 +30,12 @@ class Prefetcher:
         cache: PrefixCache,
         config: PrefetchConfig,
         host_tokens: int | None,
-        rates: RateEstimator | None = None,
+        rates: RateEstimator,
     ) -> None:
         self.cache = cache
         self.config = config
         self.occupied_tokens = 0
-        self.rates = rates or RateEstimator()
+        self.rates = rates
         self.active = self.rates.active
         self._unsettled: dict[int, Prefetch] = {}
         self.declined: str | None = None  # reason why the last request got no prefetch
@@ -51,20 +45,7 @@ class Prefetcher:
         self.counters: Counter[str] = cache.counters
         # with several ranks: by request, True if all ranks agreed that its prefetch may stop
         self.verdicts: dict[int, bool] | None = None
-        own: Any = cache.tree.policy
-        self._choose = getattr(own, "prefetch", None)
-        self.stop: StopPolicy = own
-        if not hasattr(own, "may_stop"):
-            self.stop = make_policy(
-                "prefetch.stop",
-                config.stop,
-                POLICIES,
-                config,
-                cache.page_size,
-                self.rates,
-                wants=WANTS,
-                knobs=config.stop_args,
-            )
+        self.policy = cache.tree.policy
         self._page = cache.page_size
         self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
 
@@ -151,10 +132,9 @@ class Prefetcher:
         A complete prefetch still waits for its state and window (report 003), unless the policy
         never waits or the quirk `await_sidecars` is off.
         """
-        stop = self.stop
-        if not stop.waits:
+        if not self.policy.waits:
             return True
-        return stop.may_stop(prefetch, now_ns) and not self._awaits_sidecars(prefetch)
+        return self.policy.may_stop(prefetch, now_ns) and not self._awaits_sidecars(prefetch)
 
     def is_blocking(self, request_id: int, now_ns: int) -> bool:
         prefetch = self.active.get(request_id)
@@ -164,11 +144,11 @@ class Prefetcher:
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
         """The first time (ns) after the next deadline of a prefetch; None if there is none."""
-        if not self.stop.uses_clock:
+        if self.policy.deadline_ns is None:
             return None
         earliest: int | None = None
         for prefetch in self._unsettled.values():
-            deadline = self.stop.deadline_ns(prefetch)
+            deadline = self.policy.deadline_ns(prefetch)
             if deadline is not None and deadline >= now_ns:
                 deadline += 1  # the first moment after it
                 earliest = deadline if earliest is None else min(earliest, deadline)
@@ -217,7 +197,7 @@ class Prefetcher:
     # -- inside --------------------------------------------------------------------------------
 
     def _lets_go(self, prefetch: Prefetch, now_ns: int) -> bool:
-        if self.verdicts is None or not self.stop.waits:
+        if self.verdicts is None or not self.policy.waits:
             return self.can_terminate_prefetch(prefetch, now_ns)
         # the votes precede the latest events, which all ranks know by now
         may_stop = self.verdicts.get(prefetch.request_id, False)
@@ -230,7 +210,7 @@ class Prefetcher:
 
     def _shorten(self, prefetch: Prefetch) -> bool:
         # let the reader finish with the window and state of the part that it has read
-        awaits = self.stop.waits and self.cache.quirks.await_sidecars and prefetch.has_sidecars
+        awaits = self.policy.waits and self.cache.quirks.await_sidecars and prefetch.has_sidecars
         if not awaits or prefetch.phase is not Phase.reading or prefetch.is_read:
             return False
         usable = prefetch.usable_pages(prefetch.completed_pages)
@@ -242,10 +222,11 @@ class Prefetcher:
 
     def _amount(self, prefetch: Prefetch, lengths: list[int]) -> int:
         # number of pages to read: the longest restorable prefix that the policy allows
-        if self._choose is not None and lengths:
+        if self.policy.prefetch is not None and lengths:
             page, request = self._page, prefetch.sequence.request
             held, restorable = prefetch.start_page * page, [each * page for each in lengths]
-            wanted = self._choose(request, held, restorable)
+            load = self.rates.read_load(page)
+            wanted = self.policy.prefetch(request, held, restorable, load)
             if wanted is not None:
                 lengths = [each for each in lengths if each * page <= wanted]
         return lengths[-1] if lengths else 0

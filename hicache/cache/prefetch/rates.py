@@ -1,5 +1,7 @@
 """Estimates of how long a prefetch will take and how much computing it saves, from recent rates."""
 
+from typing import NamedTuple
+
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 
 # some dozens of reads and some dozens of full steps, enough for a steady rate; chosen, not tuned
@@ -24,6 +26,19 @@ class RecentRate:
     @property
     def ns(self) -> float | None:
         return self._ns / self._units if self._units else None
+
+
+class ReadLoad(NamedTuple):
+    """The load when a policy decides how much to read; times are None before the first measurement.
+
+    `queued_tokens`: tokens that reads for other requests still have to read. `num_waiting`:
+    requests in the queue.
+    """
+
+    queued_tokens: int
+    num_waiting: int
+    read_ns: float | None  # per token
+    compute_ns: float | None  # per token
 
 
 class RateEstimator:
@@ -75,9 +90,15 @@ class RateEstimator:
                 num_pages += other.num_pages - other.completed_pages
         return num_pages * page_ns
 
-    @property
-    def page_ns(self) -> float | None:
-        return self._reading.ns
+    def read_load(self, page_size: int) -> ReadLoad:
+        reading = [each for each in self.active.values() if each.phase is Phase.reading]
+        page_ns = self._reading.ns
+        return ReadLoad(
+            queued_tokens=page_size * sum(p.num_pages - p.completed_pages for p in reading),
+            num_waiting=self.num_waiting,
+            read_ns=None if page_ns is None else page_ns / page_size,
+            compute_ns=self.compute_ns(1),
+        )
 
     def compute_ns(self, num_tokens: int) -> float | None:
         token_ns = self._computing.ns

@@ -4,7 +4,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, joined
 from hicache.cache.tiers.storage_writes import StorageWriter
 from hicache.cache.tiers.transfer import BackUp, Bookings, Move
-from hicache.cache.tiers.writes import EVICTED, INSERTED, Load, Writes
+from hicache.cache.tiers.writes import EVICTED, INSERTED, Load, admits
 from hicache.cache.tree.events import NO_DEMAND, Demand, Purpose
 from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
 from hicache.cache.tree.radix_tree import Plan, RadixTree
@@ -21,14 +21,12 @@ class Host:
         tree: RadixTree,
         bookings: Bookings,
         writer: StorageWriter | None,
-        copies: Writes,
     ) -> None:
         self._tree = tree
         self._pools = bookings.pools[HOST]
         self._bookings = bookings
         self._counters = bookings.counters
         self._writer = writer
-        self._copies = copies
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -74,11 +72,11 @@ class Host:
 
         `request_id`: the request that published the path.
         """
-        if INSERTED not in self._copies.moments:
+        if INSERTED not in self._tree.policy.moments["host"]:
             return
         published = node
         load = Load(INSERTED, self._bookings, FULL, DEVICE, is_answer=is_answer)
-        while not node.is_root and not self._copies.admits(node, FULL, load):
+        while not node.is_root and not admits(self._tree, node, load):
             assert node.parent is not None
             node = node.parent
         plan = self._tree.plan_back_up(node)
@@ -97,7 +95,7 @@ class Host:
             if FULL in lost and other != FULL and host[FULL] is None and not plan[FULL]:
                 break  # windows and states need the full pages
             is_new = device[other] is not None and host[other] is None
-            if is_new and self._copies.admits(victim, other, load):
+            if is_new and admits(self._tree, victim, load):
                 plan[other] = [victim]
         self._back_up_locked(victim, plan, request_id, is_fence=True)
 
@@ -116,7 +114,7 @@ class Host:
         for kind in tree.kinds.numbers:
             sources: list[PageIds] = []
             targets: list[PageIds] = []
-            wanted = sum(tree.kinds.count(kind, each.num_pages) for each in plan[kind])
+            wanted = sum([tree.kinds.count(kind, each.num_pages) for each in plan[kind]])
             if kind != FULL:
                 self.make_room(kind, wanted, demand)
             for each in plan[kind]:
@@ -152,7 +150,7 @@ class Host:
             [each for each in nodes if each.held[HOST][kind] is not None]
             for kind, nodes in enumerate(plan)
         ]
-        deepest = max((each for nodes in copied for each in nodes), key=lambda each: each.end)
+        deepest = max([nodes[-1] for nodes in copied if nodes], key=lambda each: each.end)
         starts = {kind: copied[kind][0].start for kind in kinds.paged if copied[kind]}
         points = [(kind, each) for kind in kinds.points for each in copied[kind]]
         back_up = BackUp(

@@ -1,4 +1,4 @@
-"""Write policies: which data is copied from a tier to the tier below.
+"""Which data is copied from a tier to the tier below.
 
 A policy is called at four moments. `inserted`: a request has published a path on the device.
 `copied`: a copy has reached the host. `hit`: a request starts from data of the host. `evicted`: the
@@ -6,15 +6,14 @@ data is about to leave its tier. Device data may be copied when it is inserted o
 may be written to storage when it is copied, hit or evicted.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from hicache.cache.tiers.transfer import BackUp, Bookings
-from hicache.cache.tree.entry import Entry
 from hicache.cache.tree.node import HOST, Node
-from hicache.config import CacheConfig, StorageConfig
+from hicache.cache.tree.radix_tree import RadixTree
 
 INSERTED, COPIED, HIT, EVICTED = MOMENTS = ("inserted", "copied", "hit", "evicted")
+PATHS = (("device", "host"), ("host", "storage"))  # by source
 
 
 class Load(NamedTuple):
@@ -52,122 +51,7 @@ class Load(NamedTuple):
         return sum(each.num_bytes for each in copies)
 
 
-Admit = Callable[[Entry | Node, str, str, Load], bool]
-
-
-class WritePolicy(Protocol):
-    """Decides which data is copied to the tier below.
-
-    `moments`: when it is called; at other moments nothing is copied.
-    """
-
-    moments: frozenset[str]
-
-    def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        """True to copy an entry; a built-in policy in a run without entries gets its node."""
-        ...
-
-
-class WriteThrough:
-    """Copies to the host what is inserted; answers only with `cache.backs_up_answers`."""
-
-    moments = frozenset({INSERTED})
-    least_uses = 0
-
-    def __init__(self, config: CacheConfig) -> None:
-        self._copies_answers = config.backs_up_answers
-
-    def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        may_copy = self._copies_answers or not load.is_answer
-        return may_copy and entry.uses >= self.least_uses
-
-
-class WriteThroughSelective(WriteThrough):
-    """Copies to the host what is inserted for the second time or was hit."""
-
-    least_uses = 2
-
-
-class WriteBack:
-    moments = frozenset({EVICTED})
-
-    def __init__(self, config: CacheConfig) -> None:
-        pass
-
-    def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        return True
-
-
-class WriteBackWatermark(WriteBack):
-    """Write-back that also copies insertions while the free share is below the watermark."""
-
-    moments = frozenset({INSERTED, EVICTED})
-
-    def __init__(self, config: CacheConfig) -> None:
-        self._watermark = config.write_watermark
-
-    def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        return load.moment == EVICTED or load.source_free < self._watermark
-
-
-class OnBackUp:
-    moments = frozenset({COPIED})
-
-    def __init__(self, config: StorageConfig) -> None:
-        self._least_uses = config.write_hits + 1  # insertion is a use
-
-    def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        return True
-
-
-class Selective(OnBackUp):
-    moments = frozenset({COPIED, HIT})
-
-    def admit(self, entry: Entry | Node, source: str, target: str, load: Load) -> bool:
-        return entry.uses >= self._least_uses
-
-
-class OnHostEviction(OnBackUp):
-    moments = frozenset({EVICTED})
-
-
-COPIES: dict[str, Callable[[CacheConfig], WritePolicy]] = {
-    "write_through": WriteThrough,
-    "write_through_selective": WriteThroughSelective,
-    "write_back": WriteBack,
-    "write_back_watermark": WriteBackWatermark,
-}
-WRITES: dict[str, Callable[[StorageConfig], WritePolicy]] = {
-    "on_back_up": OnBackUp,
-    "selective": Selective,
-    "on_host_eviction": OnHostEviction,
-}
-
-
-class Writes:
-    """One downward path: asks the user's policy first, then the built-in one.
-
-    `own` is the method of the user's policy; where it returns None, `policy` decides. `moments`:
-    when either policy is called.
-    """
-
-    def __init__(
-        self,
-        policy: WritePolicy,
-        own: Callable[..., bool | None] | None,
-        source: str,
-        target: str,
-    ) -> None:
-        self.moments = policy.moments if own is None else frozenset(MOMENTS)
-        self._policy = policy
-        self._own = own
-        self._tiers = (source, target)
-
-    def admits(self, node: Node, kind: int, load: Load) -> bool:
-        entry: Entry | Node = node.entries.get(kind, node)
-        if self._own is not None:
-            given = self._own(entry, *self._tiers, load)
-            if given is not None:
-                return bool(given)
-        is_asked = load.moment in self._policy.moments
-        return is_asked and self._policy.admit(entry, *self._tiers, load)
+def admits(tree: RadixTree, node: Node, load: Load) -> bool:
+    """True if the policy copies the node's data of `load.kind` to the tier below `load.source`."""
+    entry = node.entries.get(load.kind, node)  # a run without entries shows the node
+    return bool(tree.policy.admit(entry, *PATHS[load.source], load))

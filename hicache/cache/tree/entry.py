@@ -10,7 +10,7 @@ from hicache.cache.checked import PolicyError, shown
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.tree.eviction import Priority, Ranking, VictimQueue
 from hicache.cache.tree.keys import PageNames
-from hicache.cache.tree.node import TIER_NAMES, TIERS, Node
+from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 
@@ -39,7 +39,7 @@ class Entry:
         self._entries = entries
         self._node = node
         self._kind = kind
-        self._id = entries.next_id()
+        entries.last_id = self._id = entries.last_id + 1
         self._hits = 0
         self.state: Any = None
 
@@ -104,15 +104,15 @@ class Entry:
         """
         node, names = self._node, self._entries.names
         place = node.num_pages - 1 if self._kind in self._entries.kinds.points else 0
-        return names.content(names.of_node(node, place)[0])
+        return names.contents(names.of_node(node, place)[:1])[0]
 
     @property
     def parent(self) -> "Entry | None":
         """The nearest entry of this kind above it that holds data; None if there is none."""
-        above = self._node.parent
+        above, kind = self._node.parent, self._kind
         while above is not None and above.parent is not None:
-            entry: Entry | None = above.entries.get(self._kind)
-            if entry is not None and entry.tiers:
+            if above.held[DEVICE][kind] is not None or above.held[HOST][kind] is not None:
+                entry: Entry = above.entries[kind]
                 return entry
             above = above.parent
         return None
@@ -153,18 +153,14 @@ class Entries:
     def __init__(self, policy: object, kinds: Kinds, names: PageNames) -> None:
         self.kinds = kinds
         self.names = names
-        self._last_id = -1
+        self.last_id = -1
         events = ("insert", "hit", "miss", "split", "evict", "finish")
         self._on_insert, self._on_hit, self._on_miss, self._on_split, self._on_evict, on_finish = (
             getattr(policy, f"on_{event}", None) for event in events
         )
         self._on_finish = on_finish
         self._rank = getattr(policy, "rank", None)
-        self._choose = getattr(policy, "victim", None)
-
-    def next_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
+        self._victim = getattr(policy, "victim", None)
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -187,10 +183,10 @@ class Entries:
         Raises:
             PolicyError: the policy chose an entry that may not be evicted.
         """
-        if self._choose is None:
+        if self._victim is None:
             return None
         offered = Evictable(queue, tier, kind)
-        chosen = self._choose(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
+        chosen = self._victim(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
         if chosen is None:
             return None
         if not isinstance(chosen, Entry) or chosen not in offered:
@@ -239,7 +235,7 @@ class Entries:
             if request is not None:
                 num_pages = request.prompt_len // self.kinds.page_size
             missed = names.of_span(node, sequence, max(num_pages - node.end, 0))
-            self._on_miss(tuple(map(names.content, missed)), request)
+            self._on_miss(tuple(names.contents(missed)), request)
 
     def finished(self, request: Request, outcome: str) -> None:
         if self._on_finish is not None:

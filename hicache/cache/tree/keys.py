@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,8 +44,8 @@ class PageNames(Protocol):
         """The names of the `num_pages` pages of a sequence after the anchor."""
         ...
 
-    def content(self, name: Key) -> int:
-        """A number for all tokens up to the end of the page of this name."""
+    def contents(self, names: Items[Key]) -> list[int]:
+        """By name, a number for all tokens up to the end of the page."""
         ...
 
 
@@ -53,7 +53,7 @@ class Digests:
     """Names pages by the chained digests of their tokens."""
 
     def __init__(self, page_size: int, pages: Mapping[int, TokenSpans] | None = None) -> None:
-        """`pages`: the workload's page numbers as for `Numbers`, which `content` then returns."""
+        """`pages`: the workload's page numbers as for `Numbers`, which `contents` then returns."""
         self.page_bytes = page_size * TOKEN_BYTES
         self._pages = pages
         self._numbers: dict[bytes, int] = {}  # by digest, of the requests so far
@@ -75,8 +75,8 @@ class Digests:
         sequence.digests, sequence.digests_start = digests, anchor.end
         return digests
 
-    def content(self, name: Key) -> int:
-        return self._numbers.get(cast(bytes, name), int.from_bytes(cast(bytes, name), "little"))
+    def contents(self, names: Items[Any]) -> list[int]:
+        return [self._numbers.get(name, int.from_bytes(name, "little")) for name in names]
 
 
 class Numbers:
@@ -107,8 +107,8 @@ class Numbers:
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[int]:
         return memoryview(sequence.tokens).cast("i")[anchor.end : anchor.end + num_pages].tolist()
 
-    def content(self, name: Key) -> int:
-        return int(name) >> KIND_BITS
+    def contents(self, names: Items[Any]) -> list[int]:
+        return [name >> KIND_BITS for name in names]
 
 
 def chain_seed(namespace: str) -> bytes:
@@ -159,16 +159,18 @@ def last_digest(node: Node) -> bytes:
 
 
 def keys(names: Items[Key], kind: int) -> Items[Key]:
-    if names and isinstance(names[0], int):
-        return [name + kind for name in cast(Items[int], names)] if kind else names
+    pages: Items[Any] = names
+    if not names or isinstance(names[0], int):
+        return [page + kind for page in pages] if kind else names
     tag = KEY_TAGS[kind : kind + 1]
-    return [name + tag for name in cast(Items[bytes], names)]
+    return [page + tag for page in pages]
 
 
 def kinds_of(keys: Items[Key]) -> list[int]:
+    marked: Items[Any] = keys
     if keys and isinstance(keys[0], int):
-        return [key & MAX_KIND for key in cast(Items[int], keys)]
-    return [KEY_TAGS.index(key[-1:]) for key in cast(Items[bytes], keys)]
+        return [key & MAX_KIND for key in marked]
+    return [KEY_TAGS.index(key[-1:]) for key in marked]
 
 
 def key_bytes(keys: Items[Key]) -> list[bytes]:

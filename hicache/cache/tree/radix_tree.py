@@ -4,8 +4,9 @@ The tree never allocates: page ids come from the caller, and ids that it no long
 `FreePages`. Lengths in this module are in pages; `MatchResult` is in tokens.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
+from types import SimpleNamespace
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
@@ -14,7 +15,7 @@ from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
 from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult, Node
 from hicache.cache.tree.residency import Residency
-from hicache.config import DEMOTING, CacheConfig, QuirksConfig
+from hicache.config import CacheConfig, QuirksConfig
 
 Plan = list[list[Node]]  # by kind: nodes whose data will be copied to another tier, top down
 
@@ -29,13 +30,13 @@ class RadixTree:
         self,
         *,
         kinds: Kinds,
-        policy: object = None,
+        policy: SimpleNamespace,
         knobs: CacheConfig | None = None,
         quirks: QuirksConfig | None = None,
         names: PageNames | None = None,
         listener: CacheListener | None = None,
     ) -> None:
-        """`policy` ranks entries and receives their events (`Entries`); None means LRU. `names`
+        """`policy` has the method or attribute of each decision (`hicache.engine.policy`). `names`
         names the pages; None means by their digests. `listener` receives the events of the cache.
         """
         self.knobs = knobs = knobs or CacheConfig()
@@ -50,11 +51,9 @@ class RadixTree:
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
-        self.entries = None if policy is None else Entries(policy, kinds, self.names)
+        self.entries = Entries(policy, kinds, self.names) if policy.has_entries else None
         self.policy = policy
-        # the policy's method that decides on copies; True if evictions from the device may copy
-        self.admit: Callable[..., bool | None] | None = getattr(policy, "admit", None)
-        self.demotes = knobs.write_policy in DEMOTING or getattr(policy, "demotes", False)
+        self.demotes = policy.demotes  # evictions from the device may copy
         self.residency = Residency(
             kinds,
             reclaims_duplicates=self.demotes,
@@ -166,8 +165,8 @@ class RadixTree:
         window also evicts its state, so a lock on the state covers both.
         """
         covered = dict(starts)
-        if any(kind in starts for kind in self._points):
-            for kind, _ in self._windows:
+        for point in self._points:
+            for kind, _ in self._windows if point in starts else ():
                 covered[kind] = min(covered.get(kind, node.start), node.start)
         # full comes last: only without other locks can the node be a leaf again
         lock = Lock(HOST, node, sorted(covered.items(), reverse=True))

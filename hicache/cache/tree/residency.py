@@ -148,19 +148,20 @@ class Residency:
         """Update the leaf queues after a change to a node or its children. O(log n)."""
         device, host = node.held
         on_device, on_host = self.leaves
-        is_there, is_copied = device[FULL] is not None, host[FULL] is not None
+        is_there = device[FULL] is not None
         is_free = not node.path_locks and node.parent is not None
-        host_is_free = is_copied and not any(node.locks[HOST])
         if is_free and is_there and not node.num_device_children:
             on_device.add(node)
         else:
             on_device.discard(node)
-        if is_free and host_is_free and not is_there and not node.children:
+        is_host_leaf = is_free and not is_there and not node.children
+        is_unlocked = (is_host_leaf or self._reclaims_duplicates) and not any(node.locks[HOST])
+        if is_host_leaf and is_unlocked and host[FULL] is not None:
             on_host.add(node)
         else:
             on_host.discard(node)
         if self._reclaims_duplicates:
-            if host_is_free and is_there:
+            if is_unlocked and is_there and host[FULL] is not None:
                 self.duplicates.setdefault(node)
             else:
                 self.duplicates.pop(node, None)
@@ -213,16 +214,16 @@ class Residency:
 
     def count_host_locks(self, lock: Lock, change: int) -> None:
         _, node, starts = lock
-        first = node.end
-        for kind, start in starts:
-            if kind not in self._points:
-                first = min(first, start)
-            elif node.parent is not None:
+        points, is_covered = self._points, node.parent is not None
+        for kind, _ in starts:
+            if kind in points and is_covered:
                 self._count_host_lock(node, kind, change)
-        while node.parent is not None and node.start >= first:
+        while is_covered and node.parent is not None:
+            is_covered = False
             for kind, start in starts:
-                if node.start >= start and kind not in self._points:
+                if node.start >= start and kind not in points:
                     self._count_host_lock(node, kind, change)
+                    is_covered = True
             node = node.parent
 
     # -- leaving ------------------------------------------------------------------------------

@@ -23,14 +23,26 @@ class Row:
     values: dict[str, object] = field(default_factory=dict)
 
     def add(self, heading: str, text: str, **values: object) -> None:
-        """Add a column. The key of a value is `HEADING`, or `HEADING part` if there are several."""
+        """Add a column to this row of a table.
+
+        Args:
+            heading: the heading of the column.
+            text: the text of the cell in a printed table.
+            values: the unrounded values of the cell for CSV and JSON, by column name.
+        """
         self.texts[heading] = text
         self.values |= values
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultTable:
-    """Rows in sections, and notes for the reader; the first columns hold names."""
+    """A table of results that can be printed or exported.
+
+    Attributes:
+        sections: lists of rows. Printed tables separate the sections.
+        notes: sentences to print below the table.
+        num_names: how many of the first columns hold names and not numbers.
+    """
 
     sections: Sequence[Sequence[Row]]
     notes: Sequence[str]

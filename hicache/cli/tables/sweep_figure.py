@@ -122,10 +122,7 @@ def _set_heights(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _name_places(axes: Axes, places: dict[str, float], width: float, *, is_axis: bool) -> bool:
-    """Label an axis of `width` inches; return True if the labels are vertical.
-
-    Numbers that would touch the previous label get none; names that do not fit are vertical.
-    """
+    # returns True if the labels are vertical; `width` is in inches
     names, letters = list(places), max(map(len, places)) * LETTER_INCHES
     is_upright = not is_axis and letters > width / len(names)
     if is_axis:

@@ -174,7 +174,7 @@ class RankAgreement:
             if not is_here:
                 gone.append(request_id)
                 self._to_abort.discard(request_id)
-        if self._prefetcher.stop.waits:
+        if self._prefetcher.policy.waits:
             self._prefetcher.verdicts = verdicts
         for _ in range(num_answers):
             self._land(self.answers.popleft(), now_ns)

@@ -210,7 +210,7 @@ class RankedEngine(Engine):
         # True if the ranks would vote differently at the next step end without further results:
         # they voted before the results of this step end were known
         assert self.prefetcher is not None
-        if self._run is None or not self.prefetcher.stop.waits:
+        if self._run is None or not self.prefetcher.policy.waits:
             return False
         verdicts = self.prefetcher.verdicts or {}
         ballots = [each.ballot(now_ns) for each in self._agreements]

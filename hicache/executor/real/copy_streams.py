@@ -10,8 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
+
+from hicache.kernels.load import wait_for_layer
 
 Action = Callable[[], None]
+LAYER_POLL_S = 20e-6
 
 
 class CopyEvent(Protocol):
@@ -19,6 +23,10 @@ class CopyEvent(Protocol):
 
     def wait(self) -> None:
         """Order the caller's following work after the copy."""
+        ...
+
+    def wait_for_layer(self, landed: Tensor, layer: int, count: int) -> None:
+        """Order it after the copy's part of a layer, when `landed[layer, 1]` reaches `count`."""
         ...
 
     def duration_ns(self) -> int: ...
@@ -41,6 +49,10 @@ class _FutureEvent(NamedTuple):
 
     def wait(self) -> None:
         self.future.result()
+
+    def wait_for_layer(self, landed: Tensor, layer: int, count: int) -> None:
+        while int(landed[layer, 1]) < count and not self.is_done():
+            time.sleep(LAYER_POLL_S)
 
     def duration_ns(self) -> int:
         return self.future.result()
@@ -75,6 +87,9 @@ class _CudaEvent(NamedTuple):
 
     def wait(self) -> None:
         torch.cuda.current_stream(self.device).wait_event(self.end)
+
+    def wait_for_layer(self, landed: Tensor, layer: int, count: int) -> None:
+        wait_for_layer(landed, layer, count)
 
     def duration_ns(self) -> int:
         return round(float(self.start.elapsed_time(self.end)) * 1e6)

@@ -1,12 +1,12 @@
 """Runs a step on real memory: load-backs beside the layers, then the model, then back-ups.
 
-Copies into the device are collected until the step that needs them begins. They run by layer group,
-and each layer waits for its own group only. Writes to freed pages wait for the back-ups that still
-read them (fences).
+Copies into the device are collected until the step that needs them begins. One launch brings all
+layers in order, and each layer waits for its own part only (`kernels.load`). Writes to freed pages
+wait for the back-ups that still read them (fences).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, Move
 from hicache.cache.tree.node import TIERS
 from hicache.executor.real.copy_streams import CopyEvent, CopyStream, timed_event
 from hicache.executor.real.paged_kv import PagedKvView
-from hicache.executor.real.pools import Arrival, Sent, TorchPools
+from hicache.executor.real.pools import Arrival, TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.tables import Row, StepTables, Stretch
 from hicache.executor.real.timing_model import TimingModel
@@ -58,7 +58,8 @@ class ModelRunner:
         self._allocators = allocators
         self._were_taken: dict[tuple[int, int], set[int]] = {}
         self._pending: list[LoadBack | CopyState] = []
-        self._due: dict[int, CopyEvent] = {}  # first layer of a group → the copies it waits for
+        self._due: dict[int, CopyEvent] = {}  # layer → the last launch that it waits for
+        self._num_launches = 0  # of all ranks, into the device
         self._fences: list[CopyEvent] = []
         self._events: dict[LoadBack | BackUp, CopyEvent] = {}
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -83,11 +84,11 @@ class ModelRunner:
         pending, self._pending = self._pending, []
         if self._fences:  # separate, so that a copy's time excludes the wait
             self._streams.load.run(partial(_wait_for, list(self._fences)))
-        arrivals, sent = merged(pending), list[Sent]()
-        for group, layers in enumerate(self.pools.layer_groups):
-            action = partial(self._load, arrivals, sent, group)
-            self._due[layers.start] = event = self._streams.load.run(action)
-            self._launched.append(event)
+        arrivals = merged(pending)
+        event = self._streams.load.run(partial(self.pools.load, arrivals))
+        self._launched.append(event)
+        self._num_launches += len(arrivals) * len(self.pools.ranks)
+        self._due = dict.fromkeys(range(len(self.pools.landed)), event)
         for work in pending:
             if isinstance(work, LoadBack):
                 self._events[work] = event
@@ -109,7 +110,7 @@ class ModelRunner:
         self.exposed_ns = 0
         self.launch()
         for fence in self._fences:
-            self._wait(fence)
+            self._timed(fence.wait)
         self._fences = []
         if self._allocators is not None:
             self._poison(self._allocators)
@@ -124,7 +125,7 @@ class ModelRunner:
         if self._boundaries:
             sources, targets = zip(*self._boundaries, strict=True)
             self.pools.copy_states(joined(sources), joined(targets))
-        for layer in list(self._due):  # groups that the step did not wait for
+        for layer in list(self._due):  # layers that the step did not wait for
             self._ready(layer)
         if self.pools.device.type == "cuda":
             torch.cuda.current_stream(self.pools.device).synchronize()
@@ -135,11 +136,6 @@ class ModelRunner:
         self._launched = []
 
     # -- inside --------------------------------------------------------------------------------
-
-    def _load(self, arrivals: Sequence[Arrival], sent: list[Sent], group: int) -> None:
-        if group == 0:  # here, on the copy stream
-            sent += self.pools.send(arrivals)
-        self.pools.load(sent, group)
 
     def _extend(self, extend: Extend, rows: dict[int, Row]) -> None:
         req = extend.req
@@ -179,18 +175,19 @@ class ModelRunner:
     def _ready(self, layer: int) -> None:
         event = self._due.pop(layer, None)
         if event is not None:
-            self._wait(event)
+            landed, count = self.pools.landed, self._num_launches
+            self._timed(lambda: event.wait_for_layer(landed, layer, count))
 
-    def _wait(self, event: CopyEvent) -> None:
+    def _timed(self, wait: Callable[[], None]) -> None:
         if self.pools.device.type == "cuda":  # the stream waits, the thread does not
             before, after = timed_event(), timed_event()
             before.record()
-            event.wait()
+            wait()
             after.record()
             self._stalls.append((before, after))
             return
         started = time.perf_counter_ns()
-        event.wait()
+        wait()
         self.exposed_ns += time.perf_counter_ns() - started
 
     def _poison(self, allocators: Pools) -> None:
@@ -227,11 +224,7 @@ def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
         written |= writes
         for move in moves:
             arrivals[-1][1].setdefault(move.kind, []).append(move)
-    return [
-        Arrival(is_within, _joined(moves))
-        for is_within, kinds in arrivals
-        for moves in kinds.values()
-    ]
+    return [Arrival(is_within, list(map(_joined, kinds.values()))) for is_within, kinds in arrivals]
 
 
 def _joined(moves: Sequence[Move]) -> Move:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hicache.kernels import copy, reference, transcode
+from hicache.kernels import copy, load, reference, transcode
 from hicache.kernels.append import append, naive_append
 from hicache.kernels.attend import attend, naive_attend
 
@@ -15,7 +15,7 @@ class Plane(NamedTuple):
     copy_items: Callable[..., None]
     copy_items_with_checksum: Callable[..., Tensor]
     encode_items: Callable[..., None]
-    decode_items: Callable[..., None]
+    load_items: Callable[..., None]
     append: Callable[..., None]
     attend: Callable[..., Tensor]
 
@@ -27,7 +27,7 @@ TRITON = Plane(
     copy.copy_items,
     copy.copy_items_with_checksum,
     transcode.encode_items,
-    transcode.decode_items,
+    load.load_items,
     append,
     attend,
 )
@@ -35,7 +35,7 @@ REFERENCE = Plane(
     reference.copy_items,
     reference.copy_items_with_checksum,
     transcode.naive_encode_items,
-    transcode.naive_decode_items,
+    load.naive_load_items,
     naive_append,
     naive_attend,
 )

@@ -15,27 +15,19 @@ from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import Move
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.executor.real.rank_pools import PoolSpec, RankPools, count_of, there
-from hicache.executor.real.transfers import Transfer
 from hicache.kernels import send_ids, warm_up
+from hicache.kernels.load import load_items, load_of, wait_for_layer
 from hicache.models import ModelConfig
 
 POISON = 0xFF  # as floating-point numbers of any width: NaN
 
 
 class Arrival(NamedTuple):
-    """A copy into the device, from the host or (`is_within`, states only) from other slots."""
+    """One launch of copies into the device: `moves` of different kinds from the host, or
+    (`is_within`) of states from other slots."""
 
     is_within: bool
-    move: Move
-
-
-class Sent(NamedTuple):
-    """An `Arrival` whose ids are checked and on the device that copies."""
-
-    is_within: bool
-    kind: int
-    sources: Tensor
-    targets: Tensor
+    moves: Sequence[Move]
 
 
 class TorchPools:
@@ -51,52 +43,49 @@ class TorchPools:
         self.plane = spec.plane
         self.page_size = spec.page_size
         self.device = spec.device
-        self.layer_groups = list(spec.layer_groups)
         self.ranks = [RankPools(spec, rank) for rank in range(spec.tp)]
         self.holders = _holders(spec.model)
         first = self.ranks[0]  # tables of one shape share compiled kernels
-        transfers = [*first.saves.values(), *first.copies]
-        transfers += [transfer for group in first.loads for transfer in group.values()]
-        held = [each for each in transfers if each is not None]
+        held = [each for each in first.saves.values() if each is not None]
         warm_up(*(each.plain for each in held if each.plain), page_size=spec.page_size)
+        # by layer: programs that have written their part, launches of all ranks that have landed
+        num_layers = len(spec.model.layer_words)
+        self.landed = torch.zeros(num_layers, 2, dtype=torch.int32, device=spec.device)
         for each in held if spec.device.type == "cuda" else ():
             each.warm_up()
+        for loads in (first.loads, first.copies) if spec.device.type == "cuda" else ():
+            if loads is not None:
+                load_items(loads, load_of(loads, {}), torch.zeros_like(self.landed))
+                wait_for_layer(self.landed, 0, 0)
         self.num_full_pages = count_of(spec.device_counts, FULL)
         self.window_len = spec.model.window_len
         # ids of slots, on the device
         num_slots = max(count_of(spec.device_counts, MAMBA), 1)
         self.numbers = torch.arange(num_slots, dtype=torch.int32, device=spec.device)
 
-    def send(self, arrivals: Sequence[Arrival]) -> list[Sent]:
-        rank = self.ranks[0]  # the other ranks have equally many items and the same moves
-        transfers = []
-        for is_within, move in arrivals:
-            groups = rank.copies if is_within else [each[move.kind] for each in rank.loads]
-            transfers.append(next(each for each in groups if each is not None))
-        ids = _sent(transfers, [arrival.move for arrival in arrivals])
-        return [
-            Sent(a.is_within, a.move.kind, *pair) for a, pair in zip(arrivals, ids, strict=True)
-        ]
-
-    def load(self, sent: Sequence[Sent], group: int) -> None:
-        for is_within, kind, sources, targets in sent:
-            for rank in self.ranks:
-                transfer = rank.copies[group] if is_within else rank.loads[group][kind]
-                if transfer is not None:
-                    programs = None if is_within else self._link_programs
-                    transfer.run((sources, targets), num_programs=programs)
+    def load(self, arrivals: Sequence[Arrival]) -> None:
+        """Launch each arrival on each rank; then every layer has `landed` so many times more."""
+        for is_within, moves in arrivals:
+            tables = [there(rank.copies if is_within else rank.loads) for rank in self.ranks]
+            ids = {each.kind: (_int32(each.sources), _int32(each.targets)) for each in moves}
+            load = load_of(tables[0], ids)  # all ranks have equally many items
+            programs = None if is_within else self._link_programs
+            for table in tables:
+                self.plane.load_items(table, load, self.landed, num_programs=programs)
 
     def save(self, moves: Sequence[Move]) -> None:
         first = [there(self.ranks[0].saves[move.kind]) for move in moves]
-        for move, (sources, targets) in zip(moves, _sent(first, moves), strict=True):
+        numbers = [(_int32(move.sources), _int32(move.targets)) for move in moves]
+        ids = send_ids(*((each, *pair) for each, pair in zip(first, numbers, strict=True)))
+        for move, (sources, targets) in zip(moves, ids, strict=True):
             for rank in self.ranks:
                 rank.save(move.kind, sources, targets)
 
     def copy_states(self, sources: PageIds, targets: PageIds) -> None:
-        first = there(self.ranks[0].copies[-1])
-        (ids,) = _sent([first], [Move(MAMBA, sources, targets)])
-        for rank in self.ranks:
-            there(rank.copies[-1]).run(ids)
+        tables = [plain for rank in self.ranks if (plain := there(rank.copies).plain)]
+        (ids,) = send_ids((tables[0], _int32(sources), _int32(targets)))
+        for table in tables:
+            self.plane.copy_items(table, *ids)
 
     def clear_state(self, slot: PageIds) -> None:
         ids = self.numbers[int(slot[0]) :][:1]
@@ -115,15 +104,6 @@ class TorchPools:
                     part[index] = torch.nan
             elif tier == DEVICE and kind in rank.kv:
                 rank.kv[kind][:, :, index] = torch.nan
-
-
-def _sent(transfers: Sequence[Transfer], moves: Sequence[Move]) -> list[tuple[Tensor, Tensor]]:
-    return send_ids(
-        *(
-            (transfer, _int32(move.sources), _int32(move.targets))
-            for transfer, move in zip(transfers, moves, strict=True)
-        )
-    )
 
 
 def _int32(page_ids: PageIds) -> Tensor:

@@ -8,6 +8,7 @@ Axes: layer (that keeps this kind), kv (keys and values), page or slot, token, h
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,12 +19,14 @@ from hicache.executor.real.plane import REFERENCE, Plane
 from hicache.executor.real.stored_pages import StoredPages, bytes_of, checksum_of, smaller_format
 from hicache.executor.real.transfers import Buffer, Transfer
 from hicache.kernels import CopyTable, copy_table, layer_first_buffers
+from hicache.kernels.load import LoadBuffer, LoadTable, load_table
 from hicache.models import PLAIN, ModelConfig
 
 KV_LETTERS = {FULL: "F", SWA: "S"}
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 Counts = Sequence[int | None]  # items by kind
+Table = TypeVar("Table", Transfer, LoadTable)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +39,6 @@ class PoolSpec:
     host_counts: Counts
     device: torch.device
     tp: int = 1
-    layer_groups: Sequence[range] = ()  # layers whose load-backs share a launch, in order
     link_programs: int | None = None  # for copies across the link; None means the kernel's default
     plane: Plane = REFERENCE  # the functions that copy
     host_format: str = PLAIN
@@ -73,16 +75,9 @@ class RankPools:
         self.layout = tuple(
             f"{chr(KEY_TAGS[kind])}{line}" for kind in buffers for line in self.stored.layout(kind)
         )
-        self.loads = [
-            {kind: self._transfer(kind, group, "host", "device") for kind in buffers}
-            for group in spec.layer_groups
-        ]
-        everything = range(len(config.layer_words))
-        self.saves = {kind: self._transfer(kind, everything, "device", "host") for kind in buffers}
-        self.copies = [
-            self._transfer(MAMBA, group, "device", "device")
-            for group in (*spec.layer_groups, everything)
-        ]
+        self.saves = {kind: self._save(its) for kind, its in buffers.items()}
+        self.loads = self._loads("host")  # of all kinds
+        self.copies = self._loads("device")  # of states, to other slots
         self._bytes = {kind: slab.numpy() for kind, slab in self.host.items()}
         # checksum of each host item, computed by the copy or read that wrote it; for a kind that is
         # coded on the way, the host computes it on demand
@@ -162,11 +157,26 @@ class RankPools:
             for (layer, part, may_code), piece, form in zip(parts, pieces, forms, strict=True)
         ]
 
-    def _transfer(self, kind: int, layers: range, *tiers: str) -> Transfer | None:
-        chosen = [each for each in self._buffers.get(kind, ()) if each.layer in layers]
-        if not chosen or not all(len(getattr(each, tier)) for each in chosen for tier in tiers):
+    def _save(self, buffers: Sequence[Buffer]) -> Transfer | None:
+        if not all(len(each.device) and len(each.host) for each in buffers):
             return None
-        return Transfer(chosen, tiers, self._spec.plane)
+        return Transfer(buffers, self._spec.plane)
+
+    def _loads(self, source: str) -> LoadTable | None:
+        is_within = source == "device"
+        chosen = [
+            LoadBuffer(
+                each.layer,
+                kind,
+                getattr(each, source),
+                each.device,
+                None if is_within else each.form,
+            )
+            for kind, its in self._buffers.items()
+            for each in its
+            if (kind == MAMBA or not is_within) and len(getattr(each, source)) and len(each.device)
+        ]
+        return load_table(chosen, len(self._spec.model.layer_words)) if chosen else None
 
     def save(self, kind: int, sources: Tensor, targets: Tensor) -> None:
         transfer, programs = there(self.saves[kind]), self._spec.link_programs
@@ -218,9 +228,9 @@ class RankPools:
         return memoryview(self._bytes[kind][page_id])
 
 
-def there(transfer: Transfer | None) -> Transfer:
-    assert transfer is not None, "nothing moves between pools that hold nothing"
-    return transfer
+def there(table: Table | None) -> Table:
+    assert table is not None, "nothing moves between pools that hold nothing"
+    return table
 
 
 def _held(parts: Sequence[Tensor]) -> list[Tensor]:

@@ -12,7 +12,6 @@ from hicache.cache.kinds import KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.clock import SECOND_NS, WallClock
 from hicache.config import ExperimentConfig, RealModel
-from hicache.executor.layer_groups import layer_groups
 from hicache.executor.real.copy_streams import CudaStream, ThreadStream
 from hicache.executor.real.io import TorchExecutor, TorchIo
 from hicache.executor.real.model_runner import CopyStreams, Model, ModelRunner
@@ -51,7 +50,6 @@ class TorchRuntime:
             host_counts=host_counts,
             device=self._device,
             tp=tp,
-            layer_groups=layer_groups(len(config.model.layer_words)),
             link_programs=config.hardware.copy_kernel.link_programs,
             plane=self._plane,
             host_format=config.cache.host_format,

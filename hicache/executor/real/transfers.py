@@ -1,4 +1,4 @@
-"""Transfers of whole items between two tiers, with buffers copied as they are or coded."""
+"""Back-ups of whole items to the host, with buffers copied as they are or coded."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,33 +22,26 @@ class Buffer(NamedTuple):
 
 
 class Transfer:
-    """A transfer of items of some layers between two tiers, or within one.
+    """A transfer of items of one kind from the device to the host: `buffers`, at least one."""
 
-    Args:
-        buffers: the buffers of these layers, at least one.
-        tiers: `("device", "host")`, for example.
-    """
-
-    def __init__(self, buffers: Sequence[Buffer], tiers: Sequence[str], plane: Plane) -> None:
+    def __init__(self, buffers: Sequence[Buffer], plane: Plane) -> None:
         self._plane = plane
-        self._encodes = tiers[0] == "device"
-        is_within = tiers[0] == tiers[1]
         plain, coded = list[Buffer](), dict[torch.Size, list[Buffer]]()
         for each in buffers:
-            if each.form is None or is_within:
+            if each.form is None:
                 plain.append(each)
             else:
                 coded.setdefault(each.device.shape, []).append(each)
-        sides = ([getattr(each, tier) for each in plain] for tier in tiers)
+        sides = [each.device for each in plain], [each.host for each in plain]
         self.plain: CopyTable | None = copy_table(*sides) if plain else None
         self.coded: list[CodeTable] = [
             code_table([each.device for each in same], [each.host for each in same], form)
             for same in coded.values()
             if (form := same[0].form)
         ]
-        counts = [min(len(getattr(each, tier)) for each in buffers) for tier in tiers]
-        self.num_src_items, self.num_dst_items = counts
-        self.in_place = is_within
+        self.num_src_items = min(len(each.device) for each in buffers)
+        self.num_dst_items = min(len(each.host) for each in buffers)
+        self.in_place = False
 
     @property
     def device(self) -> torch.device:
@@ -58,9 +51,8 @@ class Transfer:
     def run(self, ids: Ids, *, num_programs: int | None = None) -> None:
         if self.plain is not None:
             self._plane.copy_items(self.plain, *ids, num_programs=num_programs)
-        code = self._plane.encode_items if self._encodes else self._plane.decode_items
         for table in self.coded:
-            code(table, *ids, num_programs=num_programs)
+            self._plane.encode_items(table, *ids, num_programs=num_programs)
 
     def run_with_checksum(self, ids: Ids, *, num_programs: int | None = None) -> Tensor | None:
         """Copy, and return the checksum of each item; None if parts are coded."""

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hicache.cache.kinds import FULL
-from hicache.executor.layer_groups import layer_groups
 from hicache.models import HardwareConfig, LayerKind, ModelConfig, RateTable
 
 CHUNK_TOKENS = 8192  # default chunk of an isolated prefill
@@ -118,9 +117,6 @@ class CostModel:
         self._save_s = 2 * model.mamba_slot_bytes / tp / hardware.state_bandwidth.value
         self._layers_before = np.arange(self._num_layers, dtype=np.float64)
         self._mamba_before = _count_before("M" in word or "D" in word for word in model.layer_words)
-        self._last_of_group = np.array(
-            [group[-1] for group in layer_groups(self._num_layers) for _ in group], dtype=np.intp
-        )
         self._layer_bytes = [np.array(model.layer_bytes(name, tp)) for name in model.kind_names]
 
     def forward_ns(
@@ -167,8 +163,7 @@ class CostModel:
         if load_layer_bytes is None or not self._num_layers:
             return ForwardCost(compute_ns, compute_ns, 0)
         # finish_i = max(finish_{i-1}, loaded_i) + compute_i, unrolled: the wait is the longest
-        # time by which a layer's load ends after the layer could have begun to compute.
-        # Layers load in groups, and a layer is loaded when its group is complete
+        # time by which a layer's load ends after the layer could have begun to compute
         even_s = (fixed_s - scan_s - self._step_s) / self._num_layers
         begun_s = self._layers_before * even_s + self._step_s
         if self._full.num_layers:
@@ -177,7 +172,7 @@ class CostModel:
             begun_s += other.before * (other_s / other.num_layers)
         if self.model.num_mamba_layers:
             begun_s += self._mamba_before * (scan_s / self.model.num_mamba_layers)
-        loaded_s = load_layer_bytes.cumsum()[self._last_of_group] / load_rate
+        loaded_s = load_layer_bytes.cumsum() / load_rate
         stall_s = float((loaded_s - begun_s * slowdown).max())
         if loaded_s[-1] == 0.0 or stall_s <= 0.0:
             return ForwardCost(compute_ns, compute_ns, 0)
@@ -207,8 +202,10 @@ class CostModel:
                 rate, size, slope, line_end = self._full.line(num_keys)
                 if most >= line_end:  # past a point of the table: one step at a time
                     end = first + 1
-            others = [keys.seconds(end - first) for keys in counts]
-            others_s = [sum(each) for each in zip(*others, strict=True)] or [0.0] * (end - first)
+            num_more = end - first
+            others_s, *more = [keys.seconds(num_more) for keys in counts] or [[0.0] * num_more]
+            if more:
+                others_s = [sum(each) for each in zip(others_s, *more, strict=True)]
             ends = []
             for other_s in others_s:
                 read = num_keys * token_bytes
@@ -509,12 +506,14 @@ class _Attention:
 class _Keys:
     def __init__(self, attention: _Attention, context_lens: Sequence[int]) -> None:
         self._attention = attention
-        self._num_keys = attention.num_keys(context_lens)
         self._context_lens = context_lens
         self._step, self._num_decodes = 0, len(context_lens)
         reach = attention.reach
         # by how many tokens each context is shorter than `reach`
         self._room = sorted([reach - length for length in context_lens if length < reach])
+        self._num_keys = sum(context_lens)
+        if reach:
+            self._num_keys = reach * self._num_decodes - sum(self._room)
 
     def seconds(self, num_steps: int) -> list[float]:
         first, room = self._step, self._room

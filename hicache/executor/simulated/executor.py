@@ -196,7 +196,7 @@ class SimulatedIo:
 
     def write(self, engine: int, work: StorageWrite, page_bytes: Sequence[int]) -> IoJob:
         links = ("storage_write", "storage", f"host_memory{engine}")
-        sizes = {page_bytes[kind] for kind, _ in work.parts}
+        all_bytes = sum([page_bytes[kind] * len(page_ids) for kind, page_ids in work.parts])
         if work.is_given_away:  # copied to a buffer first
             yield 0, work.num_bytes, (f"host_memory{engine}",)
         waited_ns = 0  # round trip of the existence check
@@ -205,10 +205,9 @@ class SimulatedIo:
                 part.present = self._storage_of(engine).contains(part.keys)
                 waited_ns = self._query_ns + self._stall_ns(engine)
                 continue
-            num_bytes = len(part.keys) * max(sizes)
-            if len(sizes) > 1:
-                kinds = kinds_of(part.keys)
-                num_bytes = sum(kinds.count(kind) * size for kind, size in enumerate(page_bytes))
+            num_bytes = all_bytes
+            if len(part.keys) < len(work.keys):
+                num_bytes = sum([page_bytes[kind] for kind in kinds_of(part.keys)])
             yield waited_ns + self._operation_ns, num_bytes, links
             waited_ns = 0
             self.counters["transfer/storage_write_bytes"] += num_bytes

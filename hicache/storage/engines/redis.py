@@ -23,10 +23,11 @@ _SCANNED_KEYS = 1000  # per round trip
 
 
 class RedisStorage:
-    """Pages as values, each followed by its digest, under names that start with the namespace.
+    """A storage engine that keeps pages as values in a Redis or Valkey server.
 
-    `url` is redis://HOST:PORT/DB, rediss:// for TLS or unix://PATH. A call without an answer within
-    `deadline_s` raises `StorageError` and does not touch the caller's buffers later.
+    `url` is redis://HOST:PORT/DB, rediss://HOST:PORT/DB for TLS, or unix://PATH. A call raises
+    `StorageError` if the server does not answer within `deadline_s` seconds. After a failed call,
+    the caller's buffers do not change any more.
     """
 
     def __init__(self, url: str, *, namespace: str, deadline_s: float = 2.0) -> None:

@@ -1,79 +1,37 @@
 """Stop policies: when a request stops waiting for its prefetch.
 
-A policy is a class with the attributes of `StopPolicy`. Its constructor takes the `prefetch` knobs,
-the tokens per page and the engine's `RateEstimator`. Complete pages always wait for their window
-and state, unless the policy never waits.
+Complete pages always wait for their window and state, unless the policy never waits.
 """
 
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.rates import RateEstimator
 from hicache.clock import to_ns
-from hicache.config import DeadlineFrom, PrefetchConfig
-
-
-class StopPolicy(Protocol):
-    """Decides when waiting requests may run without the rest of their prefetch.
-
-    Attributes:
-        waits: True if a request may have to wait. If False, the policy is not called and ranks do
-            not vote.
-        uses_clock: True if `may_stop` depends on `now_ns`. Clocks differ between ranks, so each
-            rank's answer is a vote, and a request stops waiting when all ranks agree. A policy that
-            uses the clock returns in `deadline_ns` when its answer changes.
-    """
-
-    waits: bool
-    uses_clock: bool
-
-    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
-        """True if the request may run with the pages read so far; must change nothing."""
-        ...
-
-    def deadline_ns(self, prefetch: Prefetch) -> int | None:
-        """Last time (ns) at which the request still waits; None if there is no deadline (yet)."""
-        ...
+from hicache.config import DeadlineFrom
+from hicache.policies.world import World
 
 
 class BestEffort:
     """Never waits: the request runs with the pages that are read."""
 
-    waits = False
-    uses_clock = False
-
-    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
-        pass
+    waits = False  # it is not called, and ranks do not vote
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
         return True
 
-    def deadline_ns(self, prefetch: Prefetch) -> None: ...
-
 
 class WaitComplete:
-    waits = True
-    uses_clock = False
-
-    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
-        pass
-
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
         return prefetch.is_complete
-
-    def deadline_ns(self, prefetch: Prefetch) -> None: ...
 
 
 class Timeout:
     """Waits until all pages are read, or for a base time plus a time per 1024 requested tokens."""
 
-    waits = True
-    uses_clock = True
-
-    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
-        self._page = page_size
+    def __init__(self, world: World) -> None:
+        config = world.config.prefetch
+        self._page = world.page_size
         self._base_s = config.timeout_base_s
         self._per_ki_token_s = config.timeout_per_ki_token_s
         self._deadline_from = config.deadline_from
@@ -108,27 +66,14 @@ class Marginal:
     far: all pages of a hybrid prefetch, unless `prefetch.commit=usable` keeps a part of it.
     """
 
-    waits = True
-    uses_clock = True
-
-    def __init__(
-        self,
-        config: PrefetchConfig,
-        page_size: int,
-        rates: RateEstimator,
-        *,
-        patience: float | None = None,
-    ) -> None:
-        """`patience`: seconds of waiting per second of computing, if no other request waits.
-
-        None means 2 if the engine has its own storage, because the saved GPU time is worth as much
-        again. It means 1 if engines share the storage, because a longer read delays the reads of
-        the other engines.
-        """
-        self._page = page_size
-        self._rates = rates
+    def __init__(self, world: World) -> None:
+        self._page = world.page_size
+        self._rates = world.rates
+        patience = world.config.prefetch.patience
         if patience is None:
-            patience = 2.0 if rates.num_engines == 1 else 1.0
+            # its own storage: the saved GPU time is worth as much again; shared storage: a longer
+            # read delays the reads of the other engines
+            patience = 2.0 if world.rates.num_engines == 1 else 1.0
         self._patience = patience
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
@@ -156,7 +101,7 @@ class Marginal:
         return self._patience * compute_ns * max(self._rates.num_waiting, 1)
 
 
-POLICIES: dict[str, Callable[[PrefetchConfig, int, RateEstimator], StopPolicy]] = {
+STOPS: dict[str, Callable[..., object]] = {
     "best_effort": BestEffort,
     "wait_complete": WaitComplete,
     "timeout": Timeout,

@@ -1,0 +1,356 @@
+"""Load-back: items of all kinds and layers in one launch, with a counter for each layer.
+
+A layer's attention or scan waits for its own counter only, so it starts while later layers are
+still on the link. The launch walks over *parts*: the buffers of one layer, one kind and one number
+format. Parts are ordered by layer. All programs share the tiles of each part. When the last program
+has written its tiles of a layer, it adds 1 to the layer's counter.
+
+Sizes: L layers, S parts, G items of one kind, P programs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hicache.kernels.checks import check_copy_form, check_copy_ids
+from hicache.kernels.copy import (
+    ID_POINTERS,
+    NUM_WARPS,
+    _lines,
+    _read,
+    _write,
+    programs_of,
+    tile_shape,
+)
+from hicache.kernels.ops import send
+from hicache.kernels.table import CopyTable, copy_table
+from hicache.kernels.transcode import (
+    CodeTable,
+    Format,
+    _move,
+    code_table,
+    constants_of,
+    naive_decode_buffer,
+)
+
+PART_FIELDS = 7
+
+
+class LoadBuffer(NamedTuple):
+    """A buffer of one layer: items of `source` go to items of `target`."""
+
+    layer: int
+    kind: int  # buffers of one kind share ids
+    source: Tensor  # [items, ...]; coded: [items, bytes] uint8
+    target: Tensor  # [items, ...]
+    form: Format | None  # of the source's numbers; None means those of the target
+
+
+class _Part(NamedTuple):
+    layer: int
+    kind: int
+    form: int  # 0: plain; n: `coded[n - 1]`
+    buffers: range  # of the table
+    first_piece: int
+    num_pieces: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LoadTable:
+    """All buffers of a load-back, and the parts in which a launch visits them."""
+
+    plain: CopyTable | None
+    coded: tuple[CodeTable, ...]
+    parts: tuple[_Part, ...]
+    addresses: Tensor  # [len(coded), 3] int64 in bytes: pieces, strides of wide and coded items
+    num_items: Mapping[int, tuple[int, int]]  # by kind: of source and target
+    num_layers: int
+    in_place: bool
+
+    @property
+    def device(self) -> torch.device:
+        """The device that copies."""
+        return self.addresses.device
+
+    @property
+    def crosses_link(self) -> bool:
+        """True if bytes move between host and device."""
+        return (self.plain or self.coded[0]).crosses_link
+
+
+class Load(NamedTuple):
+    """The moves of one launch, on the device that copies."""
+
+    parts: Tensor  # [S, PART_FIELDS] int32
+    src_ids: Tensor  # [all G] int32, kind after kind
+    dst_ids: Tensor
+    num_tiles: int
+
+
+def load_table(buffers: Sequence[LoadBuffer], num_layers: int) -> LoadTable:
+    """Describe the load-back of these buffers into `num_layers` layers.
+
+    Raises:
+        ValueError: `copy_table` or `code_table` refuses the buffers.
+    """
+    order = sorted(buffers, key=lambda each: (each.layer, each.kind))
+    plain = [each for each in order if each.form is None]
+    shapes: dict[torch.Size, list[LoadBuffer]] = {}
+    for each in order:
+        if each.form is not None:
+            shapes.setdefault(each.target.shape, []).append(each)
+    table = None
+    parts = list[_Part]()
+    if plain:
+        table = copy_table([each.source for each in plain], [each.target for each in plain])
+        parts += _parts(plain, _pieces_of(table), 0)
+    coded = []
+    for form, same in enumerate(shapes.values(), 1):
+        assert same[0].form is not None
+        sides = [each.target for each in same], [each.source for each in same]
+        coded.append(code_table(*sides, same[0].form))
+        parts += _parts(same, [len(coded[-1].pieces) // len(same)] * len(same), form)
+    # a layer without buffers is ready, too
+    parts += [_Part(layer, 0, 0, range(0), 0, 0) for layer in range(num_layers)]
+    device = (table or coded[0]).device
+    addresses = [[each.pieces.data_ptr(), each.wide_stride, each.coded_stride] for each in coded]
+    return LoadTable(
+        plain=table,
+        coded=tuple(coded),
+        parts=tuple(sorted(parts, key=lambda part: part.layer)),
+        addresses=torch.tensor(addresses, dtype=torch.int64, device=device).view(-1, 3),
+        num_items={kind: _num_items(buffers, kind) for kind in {each.kind for each in buffers}},
+        num_layers=num_layers,
+        in_place=table is not None and table.in_place,
+    )
+
+
+def _num_items(buffers: Sequence[LoadBuffer], kind: int) -> tuple[int, int]:
+    its = [each for each in buffers if each.kind == kind]
+    return min(len(each.source) for each in its), min(len(each.target) for each in its)
+
+
+def _pieces_of(table: CopyTable) -> list[int]:
+    sizes = [(each.shape[1:-1].numel(), each.shape[-1]) for each in table.src]
+    return [rows * -(-words // table.piece_words) for rows, words in sizes]
+
+
+def _parts(buffers: Sequence[LoadBuffer], counts: Sequence[int], form: int) -> list[_Part]:
+    """Return the parts of a table's buffers, which have `counts` pieces."""
+    parts, place, first = list[_Part](), 0, 0
+    for (layer, kind), same in groupby(buffers, lambda each: (each.layer, each.kind)):
+        span = range(place, place + len(list(same)))
+        num_pieces = sum(counts[span.start : span.stop])
+        parts.append(_Part(layer, kind, form, span, first, num_pieces))
+        place, first = span.stop, first + num_pieces
+    return parts
+
+
+class _Sides(NamedTuple):
+    device: torch.device
+    num_src_items: int
+    num_dst_items: int
+    in_place: bool
+
+
+def load_of(table: LoadTable, moves: Mapping[int, tuple[Tensor, Tensor]]) -> Load:
+    """Check the ids of a load-back and send them, with its parts, in one pinned copy.
+
+    Args:
+        table: the pools. Another table of pools with as many buffers of the same shapes may use the
+            result, too.
+        moves: by kind, source and target ids, [G] int32 in host memory, without holes.
+
+    Raises:
+        ValueError: ids of the wrong form or with wrong values.
+    """
+    spans, first = dict[int, tuple[int, int]](), 0
+    for kind, (src_ids, dst_ids) in moves.items():
+        check_copy_form(src_ids, dst_ids, device=torch.device("cpu"))
+        sides = _Sides(table.device, *table.num_items[kind], table.in_place)
+        check_copy_ids(sides, src_ids, dst_ids)
+        spans[kind] = first, len(src_ids)
+        first += len(src_ids)
+    rows, num_tiles = [], 0
+    for part, after in zip(table.parts, [*table.parts[1:], None], strict=True):
+        first, num_items = spans.get(part.kind, (0, 0))
+        num_lines = part.num_pieces * num_items
+        is_last = after is None or after.layer != part.layer
+        counter = part.layer if is_last else -1
+        place = part.first_piece, num_lines, first, num_items, num_tiles
+        rows.append((counter, part.form, *place))
+        num_tiles += _tiles_of(table, part.form, num_lines)
+    if num_tiles >= 1 << 30:
+        raise ValueError(f"a load-back of {num_tiles} tiles is too long, fewer than 2**30 wanted")
+    none = torch.zeros(0, dtype=torch.int32)
+    ids = [torch.cat([none, *(pair[side] for pair in moves.values())]) for side in (0, 1)]
+    parts = torch.tensor(rows, dtype=torch.int32)
+    sent = send([parts.flatten(), *ids], table.device)
+    return Load(sent[0].view(-1, PART_FIELDS), sent[1], sent[2], num_tiles)
+
+
+def _tiles_of(table: LoadTable, form: int, num_lines: int) -> int:
+    if form == 0:
+        return -(-num_lines // tile_shape(table.plain)["LINES"]) if table.plain else 0
+    coded = table.coded[form - 1]
+    return -(-num_lines * coded.rows // constants_of(coded, encodes=False)["TILE"])
+
+
+@triton.jit
+def _coded_tiles(
+    addresses_ptr, src_ids_ptr, dst_ids_ptr, piece, num_items, num_lines, first,
+    FORM: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    DIM: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    pieces_ptr = tl.load(addresses_ptr).to(tl.pointer_type(tl.int64)) + piece * 3
+    wide_stride, coded_stride = tl.load(addresses_ptr + 1), tl.load(addresses_ptr + 2)
+    num_tiles = tl.cdiv(num_lines * ROWS, TILE)
+    if STAGES > 1:
+        for tile in tl.range(first, num_tiles, tl.num_programs(0), num_stages=STAGES):
+            _move(
+                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items,
+                num_lines, tile, ENCODES=False, FORM=FORM, BITS=BITS, ROWS=ROWS, TILE=TILE, DIM=DIM,
+            )  # fmt: skip
+    else:  # a range over tensors fails in the interpreter of triton 3.6
+        tile = first
+        while tile < num_tiles:
+            _move(
+                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items,
+                num_lines, tile, ENCODES=False, FORM=FORM, BITS=BITS, ROWS=ROWS, TILE=TILE, DIM=DIM,
+            )  # fmt: skip
+            tile += tl.num_programs(0)
+
+
+@triton.jit(
+    do_not_specialize=["num_parts"],
+    do_not_specialize_on_alignment=[*ID_POINTERS, "parts_ptr", "counters_ptr"],
+)
+def _load_kernel(
+    pieces_ptr,  # [NP, 6] of the plain buffers; None: all are coded
+    addresses_ptr,  # [len(CODED), 3]
+    parts_ptr,  # [S, 7]
+    src_ids_ptr,  # [all G]
+    dst_ids_ptr,  # [all G]
+    counters_ptr,  # [L, 2]
+    num_parts,  # S
+    LINES: tl.constexpr,
+    STEPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CODED: tl.constexpr,  # of each coded table: FORM, BITS, ROWS, TILE, DIM
+    STAGES: tl.constexpr,
+):
+    programs = tl.num_programs(0)
+    part = 0
+    while part < num_parts:
+        row = parts_ptr + part * 7
+        counter, form, piece = tl.load(row), tl.load(row + 1), tl.load(row + 2)
+        num_lines, first_id, num_items = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
+        # programs take the tiles of all parts in turn
+        first = (tl.program_id(0) + programs - tl.load(row + 6) % programs) % programs
+        if pieces_ptr is not None:  # noqa: SIM102 - known to the compiler, the second is not
+            if form == 0:
+                tile = first
+                while tile * LINES < num_lines:
+                    src, dst, words, _, _ = _lines(
+                        pieces_ptr + piece * 6, src_ids_ptr + first_id, dst_ids_ptr + first_id,
+                        num_items, num_lines, tile, 1, LINES,
+                    )  # fmt: skip
+                    _write(dst, words, _read(src, words, STEPS, WIDTH), STEPS, WIDTH)
+                    tile += programs
+        for each in tl.static_range(len(CODED)):
+            if form == each + 1:
+                _coded_tiles(
+                    addresses_ptr + each * 3, src_ids_ptr + first_id, dst_ids_ptr + first_id,
+                    piece, num_items, num_lines, first, CODED[each][0], CODED[each][1],
+                    CODED[each][2], CODED[each][3], CODED[each][4], STAGES,
+                )  # fmt: skip
+        if counter >= 0:
+            tl.debug_barrier()  # all threads have stored
+            landed = counters_ptr + counter * 2
+            if tl.atomic_add(landed, 1, sem="acq_rel", scope="gpu") == programs - 1:
+                tl.store(landed, 0)
+                tl.atomic_add(landed + 1, 1, sem="release", scope="gpu")
+        part += 1
+
+
+@triton.jit(do_not_specialize=["layer", "num_launches"])
+def _wait_kernel(counters_ptr, layer, num_launches):
+    while tl.atomic_add(counters_ptr + layer * 2 + 1, 0, sem="acquire", scope="gpu") < num_launches:
+        pass
+
+
+def load_items(
+    table: LoadTable, load: Load, counters: Tensor, *, num_programs: int | None = None
+) -> None:
+    """Launch a load-back; when a layer has landed, its counter is one higher.
+
+    Args:
+        table: the pools.
+        load: what to move, from `load_of`.
+        counters: [L, 2] int32 on the table's device, zeros at first: programs of the current launch
+            that have written their part of the layer, and launches whose part has landed.
+        num_programs: as for `copy.copy_items`.
+    """
+    arguments, constants = launch_arguments(table, load, counters)
+    with torch.cuda.device_of(counters):
+        _load_kernel[(programs_of(table, load.num_tiles, num_programs),)](*arguments, **constants)
+
+
+def launch_arguments(
+    table: LoadTable, load: Load, counters: Tensor
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    shape: dict[str, int] = {"LINES": 1, "STEPS": 1, "WIDTH": 1}
+    pieces = None
+    if table.plain is not None:
+        pieces = table.plain.pieces
+        shape = {key: n for key, n in tile_shape(table.plain).items() if key != "TOGETHER"}
+    coded = [constants_of(each, encodes=False) for each in table.coded]
+    names = "FORM", "BITS", "ROWS", "TILE", "DIM"
+    constants = {
+        **shape,
+        "CODED": tuple(tuple(each[name] for name in names) for each in coded),
+        "STAGES": max([each["STAGES"] for each in coded], default=1),
+        "num_warps": NUM_WARPS,
+    }
+    return (
+        (pieces, table.addresses, *load[:3], counters, len(load.parts)),
+        constants,
+    )
+
+
+def wait_for_layer(counters: Tensor, layer: int, num_launches: int) -> None:
+    """Make the current stream wait until so many launches have brought their part of a layer."""
+    with torch.cuda.device_of(counters):
+        _wait_kernel[(1,)](counters, layer, num_launches, num_warps=1)
+
+
+def naive_load_items(
+    table: LoadTable,
+    load: Load,
+    counters: Tensor,
+    *,
+    num_programs: int | None = None,
+    layers: range | None = None,
+) -> None:
+    """PyTorch reference for `load_items`, of all layers or of some; `num_programs` is ignored."""
+    for part, (counter, *_, first, num_items, _) in zip(
+        table.parts, load.parts.tolist(), strict=True
+    ):
+        if layers is not None and part.layer not in layers:
+            continue
+        src_ids, dst_ids = (ids[first : first + num_items].long() for ids in load[1:3])
+        for buffer in part.buffers:
+            if part.form:
+                coded = table.coded[part.form - 1]
+                naive_decode_buffer(coded, buffer, src_ids, dst_ids)
+            elif table.plain is not None:
+                items = table.plain.src[buffer].index_select(0, src_ids)
+                table.plain.dst[buffer].index_copy_(0, dst_ids, items)
+        if counter >= 0:
+            counters[counter, 1] += 1

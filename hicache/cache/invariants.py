@@ -235,9 +235,9 @@ def _check_pages(
 ) -> None:
     device, kinds = held[DEVICE], cache.tree.kinds
     for sequence in sequences:
-        first, end = sequence.tree_pages, sequence.num_pages
-        for kind in kinds.paged if first < end else ():
-            own = max(first, sequence.starts[kind])
+        end = sequence.num_pages
+        for kind in kinds.paged if end else ():
+            own = sequence.own_start(kind, kinds)
             device[kind].append(sequence.pages[kind][own:end])
         slots = (
             sequence.working_slot,

@@ -7,7 +7,7 @@ model's `Kinds`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
@@ -70,6 +70,7 @@ class Kind:
         number: the index in lists by kind; unused if `rider_of` is set.
         extent: which part of a prefix must be cached so that a request can resume there.
         window_len: tokens in a sliding window or an attention chunk; 0 for other kinds.
+        is_replayed: True if no tier keeps the pages, and a request computes its window again.
         rider_of: the name of another kind whose pages also contain this kind's data. None means
             that this kind has pages of its own.
         page_bytes: bytes of a page or Mamba state slot, summed over all devices of an engine.
@@ -79,6 +80,7 @@ class Kind:
     number: int = -1
     extent: Extent = Extent.path
     window_len: int = 0
+    is_replayed: bool = False
     rider_of: str | None = None
     page_bytes: int = 1
 
@@ -94,11 +96,13 @@ class Kinds:
         size: length of a list with one item per number. Items of unused numbers have no meaning.
         numbers: kinds with a page pool of their own, ascending.
         paged: kinds that are stored in pages, not in state slots.
+        kept: kinds of `paged` that the radix tree keeps.
         aux: all `numbers` except full-attention KV.
-        windows: (number, pages) of each kind with a sliding window or attention chunk.
+        windows: (number, pages) of each kept kind with a sliding window or attention chunk.
+        replayed: the same for the windows that are not kept but computed again.
         window_lens: tokens of each sliding window or chunk, by number.
         points: the number of the Mamba states; empty if the model has none.
-        extents: (number, pages) of each kind in `aux`: what a reusable prefix must end with.
+        extents: (number, pages) of each of them that the tree keeps: what a reusable prefix must end with.
         lost_with: by number, the kinds that are evicted together from an inner tree node.
         names: by number.
         page_bytes: bytes of a page or state slot, by number.
@@ -118,10 +122,11 @@ class Kinds:
         self.paged = (FULL, *in_windows)
         self.points = tuple(of[Extent.point])
         self.window_lens = {number: own[number].window_len for number in in_windows}
-        self.windows: Extents = tuple(
-            (number, Window(-(-length // page_size), own[number].extent is Extent.chunk))
-            for number, length in self.window_lens.items()
-        )
+        pages = {number: -(-length // page_size) for number, length in self.window_lens.items()}
+        windows = [(n, Window(pages[n], own[n].extent is Extent.chunk)) for n in in_windows]
+        self.replayed: Extents = tuple(each for each in windows if own[each[0]].is_replayed)
+        self.windows: Extents = tuple(each for each in windows if each not in self.replayed)
+        self.kept = (FULL, *(number for number, _ in self.windows))
         self._chunks = [window.num_pages for _, window in self.windows if window.is_chunk]
         self.extents: Extents = (*self.windows, *((number, _POINT) for number in self.points))
         self.lost_with = [self.numbers, *((number,) for number in range(1, self.size))]
@@ -138,6 +143,10 @@ class Kinds:
 
     def count(self, kind: int, num_pages: int) -> int:
         return 1 if kind in self.points else num_pages
+
+    def replay_start(self, end: int) -> int:
+        """The page at which a request with a hit of `end` pages starts to compute."""
+        return max(min([end, *(window.first(end) for _, window in self.replayed)]), 0)
 
     def node_end(self, start: int, end: int) -> int:
         """Return the page at which a radix-tree node that starts at page `start` must end.
@@ -166,6 +175,8 @@ def _refuse_unless_possible(
         raise ValueError(f"numbers must lie in [0, {len(KEY_TAGS)}), got {sorted(own)}")
     if not all(own[number].window_len > 0 for number in of[Extent.window] + of[Extent.chunk]):
         raise ValueError(f"a window must have tokens: {kinds}")
+    if of[Extent.point] and any(kind.is_replayed for kind in kinds):
+        raise ValueError("cache.window=replay needs a model without states, which it would repeat")
     for number in of[Extent.chunk]:
         if own[number].window_len % page_size:
             raise ValueError(
@@ -175,19 +186,14 @@ def _refuse_unless_possible(
 
 
 def named_kinds(
-    page_size: int,
-    *,
-    window_len: int = 0,
-    window: Extent = Extent.window,
-    has_states: bool = False,
-    page_bytes: Iterable[int] = (),
+    page_size: int, *, window_len: int = 0, has_states: bool = False, page_bytes: Iterable[int] = ()
 ) -> Kinds:
     sizes = dict(zip(range(len(KIND_NAMES)), page_bytes, strict=False))
     kinds = [Kind(name="full", number=FULL, page_bytes=sizes.get(FULL, 1))]
     if window_len:
-        size = sizes.get(SWA, 1)
+        extent, size = Extent.window, sizes.get(SWA, 1)
         kinds.append(
-            Kind(name="swa", number=SWA, extent=window, window_len=window_len, page_bytes=size)
+            Kind(name="swa", number=SWA, extent=extent, window_len=window_len, page_bytes=size)
         )
     if has_states:
         size = sizes.get(MAMBA, 1)
@@ -195,7 +201,9 @@ def named_kinds(
     return Kinds(kinds, page_size)
 
 
-def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) -> Kinds:
+def model_kinds(
+    model: ModelConfig, page_size: int, tp: int, form: str = PLAIN, *, replays: bool = False
+) -> Kinds:
     """Return the kinds of data that `model` caches, with the bytes of a page of each kind.
 
     `page_size` is in tokens. `tp` is the number of tensor-parallel devices. `form` is the number
@@ -208,25 +216,30 @@ def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) 
         coded_page_bytes(model, kind, page_size, form) * model.kv_copies(kind, tp)
         for kind in LayerKind
     ]
-    kinds = named_kinds(
+    named = named_kinds(
         page_size,
         window_len=model.window_len if sizes[SWA] else 0,
-        window=Extent.chunk if model.window_restarts else Extent.window,
         has_states=sizes[MAMBA] > 0,
         page_bytes=sizes,
     )
-    parts = [
+    extent = Extent.chunk if model.window_restarts else Extent.window
+    kinds = [
+        replace(kind, extent=extent, is_replayed=replays) if kind.number == SWA else kind
+        for kind in named.all
+    ]
+    kinds += [
         Kind(
             name=part.name,
             number=model.kind_names.index(part.name) if part.window_len else -1,
             extent=Extent.window if part.window_len else Extent.path,
             window_len=part.window_len,
+            is_replayed=replays and part.window_len > 0,
             rider_of=None if part.window_len else part.rides_on,
             page_bytes=model.part_page_bytes(part, page_size, tp),
         )
         for part in model.parts
     ]
-    return Kinds([*kinds.all, *parts], page_size) if parts else kinds
+    return Kinds(kinds, page_size)
 
 
 def lengths_with(present: Iterable[bool], window: Window, start: int = 0) -> list[int]:

@@ -143,7 +143,8 @@ class PrefixCache:
 
         The copy brings the host part to the device. If the host part is too short or the device has
         no room, the request reuses only the device part. The request also gets Mamba state slots if
-        the model needs them. Return None if no slots are free; the request then holds nothing.
+        the model needs them. Return None if no slots, or no pages for a window
+        that is computed again, are free; the request then holds nothing.
 
         Args:
             sequence: the tokens of the request. The call stores the lock, the pages and the slots
@@ -182,20 +183,26 @@ class PrefixCache:
             for kind in kinds.paged:
                 pages[kind] += device[kind] or [-1] * above.num_pages
             above.hit_count += 1
+        if not self._take_replayed(sequence):
+            self.abandon(sequence)
+            return None
         if self.tree.entries is not None:
             self.tree.entries.started(node, sequence)
         if self._writer is not None:
             self._writer.on_hit(node)
         size = self.page_size
         on_device, on_host, from_storage = held_before
-        cached_len, host_len = node.end * size, on_host * size
+        cached = kinds.replay_start(node.end)
+        from_storage = min(from_storage, max(cached - on_device - on_host, 0))
+        on_host = min(on_host, max(cached - on_device, 0))
+        cached_len, host_len = cached * size, on_host * size
         if self.knobs.loads_last_page and cached_len + size == prompt_len:
             last = self.device.load_last(node, sequence, load_back)
             if last is not None:
                 load_back, cached_len, host_len = last, prompt_len - 1, host_len + size - 1
         return Acquired(
             cached_len=cached_len,
-            device_len=on_device * size,
+            device_len=min(on_device * size, cached_len),
             host_len=host_len,
             storage_len=from_storage * size,
             load_back=load_back,
@@ -234,12 +241,13 @@ class PrefixCache:
         last page boundary below `length` is kept, because a repeated prompt would resume there.
         """
         sequence.left_page = last_page = (length - 1) // self.page_size
-        for kind, window in self.tree.kinds.windows:
+        kinds = self.tree.kinds
+        for kind, window in (*kinds.windows, *kinds.replayed):
             start = sequence.starts[kind]
             end = min(window.first(last_page), sequence.num_pages)
             if end <= start:
                 continue
-            first = max(start, sequence.tree_pages)
+            first = sequence.own_start(kind, kinds)
             if end > first:
                 self.pools[DEVICE][kind].free(sequence.pages[kind][first:end])
             sequence.starts[kind] = end
@@ -290,10 +298,9 @@ class PrefixCache:
         first, end = sequence.tree_pages, sequence.num_pages
         if self.tree.listener is not None:
             self.tree.listener.abandoned(sequence, first, end)
-        if first < end:
-            for kind in self.tree.kinds.paged:
-                own = max(first, sequence.starts[kind])
-                self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
+        for kind in self.tree.kinds.paged if end else ():
+            own = sequence.own_start(kind, self.tree.kinds)
+            self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
         slots = (sequence.working_slot, sequence.boundary_slot, sequence.spare_slots)
         for slot in (*slots, *sequence.states.values()):
             if slot is not None:
@@ -360,6 +367,19 @@ class PrefixCache:
                 self.device.load_again(load_back, sequence.working_slot)
             elif state is not None:
                 self.outbox.append(CopyState(source=state, target=sequence.working_slot))
+        return True
+
+    def _take_replayed(self, sequence: Sequence) -> bool:
+        # allocate the window pages of the tokens that the request computes again
+        kinds, end = self.tree.kinds, sequence.num_pages
+        first = kinds.replay_start(end)
+        for kind, _ in kinds.replayed:
+            demand = Demand(Purpose.prefill, sequence.request_id)
+            page_ids = self.device.allocate(kind, end - first, demand)
+            if page_ids is None:
+                return False
+            sequence.pages[kind][first:] = page_ids
+            sequence.starts[kind] = first
         return True
 
     def _release_lock(self, sequence: Sequence) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from hicache.cache.kinds import Kinds, model_kinds
 from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule
-from hicache.config import ExperimentConfig
+from hicache.config import ExperimentConfig, WindowHit
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, PLAIN
 
@@ -42,8 +42,9 @@ def deploy(config: ExperimentConfig) -> Deployment:
         ValueError: a memory pool is too small for one request.
     """
     cost = CostModel(config.model, config.hardware, tp=config.tp, ep=config.parallel.ep)
+    replays = config.cache.window is WindowHit.replay
     kinds, host_kinds, storage_kinds = (
-        model_kinds(config.model, config.cache.page_size, config.tp, form)
+        model_kinds(config.model, config.cache.page_size, config.tp, form, replays=replays)
         for form in (PLAIN, config.cache.host_format, config.storage_format)
     )
     cache, free_bytes = config.cache, cost.free_device_bytes

@@ -47,10 +47,12 @@ class Admission:
         room = cache.room()
         if needed >= room - budget.reserved_tokens:
             return Defer(Reason.tokens, stands=True, needed=needed, room=room)
-        for kind, _ in cache.tree.kinds.windows:
+        # of windows also the pages of tokens that are computed again
+        windows = req.target_len - cache.tree.kinds.replay_start(match.usable_len // page) * page
+        for kind in cache.tree.kinds.window_lens:
             remaining = cache.room(kind) - budget.reserved_windows.get(kind, 0)
             host_hit = match.host_hits[kind]
-            needed = self._charge(kind, ceil_page(extend, page), max_new, chunk, host_hit)
+            needed = self._charge(kind, ceil_page(windows, page), max_new, chunk, host_hit)
             if needed >= remaining:
                 capacity = cache.pools[DEVICE][kind].capacity
                 # a temporary shortage is waited out; a chunk that can never fit is cut
@@ -70,7 +72,7 @@ class Admission:
         max_new = min(req.remaining_output, self._config.clip_new_tokens)
         is_whole = chunk_end == req.target_len
         budget.reserved_tokens += req.target_len - chunk_end + page + (max_new if is_whole else 0)
-        for kind, _ in self._cache.tree.kinds.windows:
+        for kind in self._cache.tree.kinds.window_lens:
             taken = ceil_page(chunk_end - req.kv_len, page)
             extend = ceil_page(req.extend_len, page)
             needed = self._charge(kind, extend, max_new, budget.chunk_tokens, 0)
@@ -103,7 +105,7 @@ class Admission:
         if defer.reason is Reason.tokens:
             # filled pages that were free only add to the shortage, unless windows may be the
             # shortage before a path is locked
-            if not (defer.is_second and self._cache.tree.kinds.windows):
+            if not (defer.is_second and self._cache.tree.kinds.window_lens):
                 steps = steps_in_free_pages(self._cache, running, wanted)
 
             def fits(later: int) -> bool:

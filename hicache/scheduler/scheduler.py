@@ -446,7 +446,7 @@ class Scheduler:
 
     def _continue_partial(self, req: RequestState, batch: Batch, budget: StepBudget) -> None:
         chunk = budget.chunk_tokens
-        for kind, _ in self.cache.tree.kinds.windows:
+        for kind in self.cache.tree.kinds.window_lens:
             chunk = min(chunk, self.cache.room(kind) - self._page)
         chunk_end = self._chunk_end(req, max(chunk, self._page))
         if not self.cache.extend(req.sequence, chunk_end):
@@ -565,7 +565,7 @@ class Scheduler:
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
-        has_windows, answer_pages = bool(cache.tree.kinds.windows), self._answer_pages
+        has_windows, answer_pages = bool(cache.tree.kinds.window_lens), self._answer_pages
         finished = []
         for req in reqs:
             sequence = req.sequence

@@ -115,6 +115,8 @@ def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, tota
     for kind in kinds.aux:
         name, knob = kinds.names[kind], f"{TIER_NAMES[tier]}_share"
         chosen = getattr(cache, f"{name}_{knob}", None)  # None for windows of model parts
+        if tier == HOST and kind in dict(kinds.replayed):
+            chosen = 0.0
         shares[kind] = model.shares(TIER_NAMES[tier])[name] if chosen is None else chosen
         shares[FULL] -= shares[kind]
         knobs[kind] = f"cache.{name}_{knob}" if name in EXACT else f"{knob} of {name}, a model part"
@@ -133,7 +135,7 @@ def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, tota
             counts[kind] = exact // kinds.units[kind]
     if tier == DEVICE:
         least = {FULL: (1, "page of full KV")}
-        for kind, window in kinds.windows:
+        for kind, window in (*kinds.windows, *kinds.replayed):
             least[kind] = (window.num_pages + 2, f"window of {window.num_pages + 2} pages")
         least |= dict.fromkeys(kinds.points, (4, "request's 4 state slots"))
         for kind, (wanted, what) in least.items():

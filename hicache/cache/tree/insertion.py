@@ -35,12 +35,12 @@ def insert(
                     cut = min(cut, window.first(end))
             child = _grow(tree, node, sequence, cut)
             cut = child.end
-            for kind in kinds.paged:
+            for kind in kinds.kept:
                 if start >= starts[kind]:
                     page_ids = sequence.pages[kind][start:cut]
                     residency.put(child, DEVICE, kind, page_ids)
         else:
-            for kind in kinds.paged:
+            for kind in kinds.kept:
                 if start >= starts[kind]:
                     _merge(tree, child, kind, sequence.pages[kind], actions)
         child.hit_count += 1

@@ -1,5 +1,6 @@
 """What one request holds of the cache while it runs."""
 
+from hicache.cache.kinds import Kinds
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.node import Lock
 from hicache.request import Request
@@ -33,6 +34,11 @@ class Sequence:
         self.states: dict[int, PageIds] = {}
         self.digests: list[bytes] = []
         self.digests_start = 0
+
+    def own_start(self, kind: int, kinds: Kinds) -> int:
+        """Return the first page of a kind that the request owns; the tree owns the pages before."""
+        first = self.starts[kind]
+        return max(first, self.tree_pages) if kind in kinds.kept else first
 
     def known_digests(self, start: int, end: int) -> list[bytes] | None:
         first = start - self.digests_start

@@ -40,8 +40,6 @@ class TorchPools:
     """
 
     def __init__(self, spec: PoolSpec) -> None:
-        if spec.model.window_restarts:
-            raise ValueError("model.window_restarts=true needs executor.kind=simulated")
         if spec.model.recurrent_heads % spec.tp:
             raise ValueError(
                 f"{spec.model.recurrent_heads} recurrent heads cannot be divided among "

@@ -94,8 +94,8 @@ class Prefetch:
         """Return how many leading pages a request can reuse once `completed` pages have been read.
 
         With full attention alone, all of these pages can be reused. With sliding windows or Mamba
-        states, a request can resume only after some of the pages. The result is 0 if there is no
-        such page.
+        states, a request can resume only at some page boundaries. The result is 0 if the request
+        cannot resume at any.
         """
         if not self.has_sidecars:
             return completed

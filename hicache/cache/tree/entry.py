@@ -137,9 +137,9 @@ class Entry:
 
 
 class Evictable:
-    """The entries that may be evicted now from one tier.
+    """The entries of one kind of data that may be evicted now from one tier.
 
-    An entry is one radix-tree node's data of one kind, such as full-attention KV. An eviction
+    An entry is one radix-tree node's data of that kind, such as full-attention KV. An eviction
     policy can iterate over the entries, or test with `in` whether an entry can be evicted.
     """
 

@@ -25,7 +25,7 @@ class Purpose(IntEnum):
 
 
 class Demand(NamedTuple):
-    """Why data is evicted: the purpose that needs the space, and the request that needs it.
+    """States why data is evicted: the purpose that needs the space, and the request.
 
     `request_id` is None if no request needs the space.
     """

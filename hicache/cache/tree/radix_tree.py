@@ -212,7 +212,7 @@ class RadixTree:
     # -- moving between tiers -----------------------------------------------------------------
 
     def plan_back_up(self, node: Node) -> Plan:
-        """Return the nodes whose data must be copied to the host to resume after `node`.
+        """Return the nodes whose data must be copied to the host to resume prompts after `node`.
 
         The result has one list of nodes per kind of data, from the root down. It leaves out data
         that the host holds already or that the device lacks.
@@ -237,7 +237,7 @@ class RadixTree:
         return plan
 
     def plan_load_back(self, node: Node) -> Plan:
-        """Return the nodes whose data must be copied to the device to resume after `node`.
+        """Return the nodes whose data must be copied to the device to resume a prompt after `node`.
 
         The result has one list of nodes per kind of data, from the root down. It contains data that
         only the host holds. The call may split a node, so that only the part inside a sliding

@@ -1,4 +1,9 @@
-"""What each node holds on each tier, which of it is locked, and what is evicted next."""
+"""What each node holds on each tier, which of it is locked, and what is evicted next.
+
+Only `Residency` writes a node's `held`, `locks`, `path_locks`, `aux_ticks` and
+`num_device_children`. Its counts and queues equal their definitions, recomputed from the nodes. One
+exception: a window or state that was locked later stays queued until it reaches the top.
+"""
 
 from collections.abc import Sequence
 
@@ -22,6 +27,7 @@ class Residency:
     - `leaves`: queues of unlocked leaf nodes, by tier.
     - `sidecars`: queues of nodes with unlocked sliding windows or Mamba states, by tier and kind.
     - `duplicates`: nodes with full-attention KV on device and host, whose host copy is unlocked.
+      The list is empty unless `reclaims_duplicates` is on.
 
     On the host, the queues hold only data that the device does not hold.
     """

@@ -102,7 +102,7 @@ class Kinds:
         replayed: the same for the windows that are not kept but computed again.
         window_lens: tokens of each sliding window or chunk, by number.
         points: the number of the Mamba states; empty if the model has none.
-        extents: (number, pages) of each of them that the tree keeps: what a reusable prefix must end with.
+        extents: (number, pages) of those that the tree keeps: what a reusable prefix ends with.
         lost_with: by number, the kinds that are evicted together from an inner tree node.
         names: by number.
         page_bytes: bytes of a page or state slot, by number.

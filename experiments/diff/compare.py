@@ -37,9 +37,9 @@ class StoppedError(SideError):
 
 
 class Kind(Enum):
-    """How the answers of two compared caches, base and head, differ for one request.
+    """How the answers of two compared caches, named base and head, differ for one request.
 
-    If several kinds apply, the first one counts.
+    If several kinds apply, the first one in this list counts.
     """
 
     fewer = "head hits fewer tokens"
@@ -91,10 +91,11 @@ class Row:
 
     @property
     def changes(self) -> dict[str, tuple[int, int]]:
-        """Return all numbers that differ between the two compared caches, as (base, head).
+        """Return all numbers that differ between two compared caches, as (base, head).
 
-        A name such as `moved/full/read` or `held/swa/host` gives event, kind of KV cache, and copy
-        or tier. Numbers that only one cache reports are left out.
+        For example, `moved/full/read` is the tokens of full-attention KV that were read from
+        storage. `held/swa/host` is the sliding-window tokens that the host tier holds. Numbers that
+        only one cache reports are left out.
         """
         base, head = (numbers_of(each) for each in (self.base, self.head))
         both = self.base.state.keys() & self.head.state.keys()
@@ -128,15 +129,15 @@ def numbers_of(outcome: Outcome) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The answers of two compared caches, base and head, to the same requests.
+    """The answers of two compared caches, named base and head, to the same requests.
 
     Attributes:
-        base: description of the first cache, with `engine` and `version`.
-        head: description of the second cache.
+        base: description of the base cache, with `engine` and `version`.
+        head: description of the head cache.
         pools: pool sizes of both caches.
-        rows: the answers to each request.
+        rows: one row per request, with the answers of both caches.
         failure: the reason why a cache could not continue after the last row. None means that both
-            answered all requests.
+            caches answered all requests.
         stopped: names of the caches that could not continue: `base`, `head` or both.
     """
 
@@ -196,8 +197,8 @@ def compare(
 ) -> Comparison:
     """Send the same requests to two caches at the same time, and compare their answers.
 
-    The last `pools.num_running` requests keep their pages locked. With `until_first`, the
-    comparison ends at the first request whose cache hits differ.
+    At any time, the latest `pools.num_running` requests keep their pages locked. With
+    `until_first`, the comparison ends at the first request whose cache hits differ.
 
     Raises:
         SideError: one of the caches cannot be started.
@@ -257,7 +258,7 @@ class Driver:
     def next_row(self) -> Row:
         """Send the next request to both compared caches; return their answers.
 
-        Requests whose time has come are finished first.
+        Earlier requests are finished first, if enough requests have arrived since.
 
         Raises:
             StoppedError: one or both of the caches cannot continue.

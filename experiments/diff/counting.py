@@ -43,7 +43,7 @@ class Tally:
 
         Args:
             hits: hit tokens of full-attention KV, by tier.
-            held: amounts that each tier holds now.
+            held: tokens, or Mamba states, that the cache holds now, by kind and tier.
             swa_loaded: tokens of the request's sliding window that had to be loaded from the host.
             states_loaded: 1 if the request's Mamba state had to be loaded from the host, else 0.
             admission: the scheduler's decision in words. None means that the scheduler was not
@@ -76,8 +76,8 @@ class Tally:
 def joined(pages: list[Span], page_size: int, name: str) -> list[Span]:
     """Convert ranges of pages to ranges of tokens, and join adjacent ranges.
 
-    If `name` begins with `mamba`, each range is one Mamba state. It becomes the range of the last
-    token that the state has read.
+    If `name` begins with `mamba`, each range stands for one Mamba state. The result is then the
+    last token of each range.
     """
     if name.startswith("mamba"):
         return [(end * page_size - 1, end * page_size) for _, end in pages]

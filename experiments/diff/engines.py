@@ -241,7 +241,7 @@ def say(text: str) -> None:
 def environment_of(launch: Launch) -> dict[str, str]:
     """Return the environment variables for the process that runs a compared cache.
 
-    They make the order of Python sets the same in each run.
+    The variables make the order of Python sets the same in each run.
     """
     own = {
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -40,14 +40,14 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlyOne:
-    """KV pages, or Mamba states, that only one of the two compared caches holds.
+    """KV pages, or Mamba states, that only one of two compared caches holds.
 
     Attributes:
         place: kind of KV cache and tier, such as `full/host`.
         is_base: True if the base cache holds the pages, False if the head cache does.
         amount: number of tokens, or of Mamba states.
-        pages: page indices by request. A page is listed under the first request that contains the
-            page.
+        pages: by request number, the indices of these pages in the request. A page is listed only
+            under the first request that contains the page.
     """
 
     place: str
@@ -58,7 +58,7 @@ class OnlyOne:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The reasons why two compared caches, base and head, answer a request differently.
+    """The reasons why two compared caches, named base and head, answer a request differently.
 
     Attributes:
         row: the request, with the answers of both caches.
@@ -133,7 +133,7 @@ def held_by_one(
 
     Args:
         contents: for each cache, hashes of its pages by kind and tier, such as `full/device`.
-        requests: the requests that the caches received, in order.
+        requests: the requests that the caches have received, in order.
         pools: pool sizes of both caches.
     """
     first: dict[int, tuple[int, int]] = {}  # by page name: first request with the page, index in it

@@ -44,7 +44,7 @@ class Hits(NamedTuple):
 class Pools:
     """Sizes of the memory pools of a compared cache, and how its requests run.
 
-    Storage is unlimited if there is any.
+    A storage tier, if there is one, has unlimited capacity.
     """
 
     page_size: int = 64
@@ -87,7 +87,7 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A compared cache's answer to one request.
+    """The answer of a compared cache to one request.
 
     In names such as `full/device`, the first word is the kind of KV cache: `full` (full attention),
     `swa` (sliding window) or `mamba` (Mamba states). The second word is a tier.
@@ -98,8 +98,8 @@ class Outcome:
             `evicted/mamba/device`. A name such as `hit/swa/host` counts hits of this request.
         held: tokens, or Mamba states, that the cache holds now, by kind and tier.
         admission: the scheduler's decision in words. None means that the scheduler was not asked.
-        state: further numbers. `locked/...` is the tokens of all nodes times their locks,
-            `free/...` is free space, and `pages/...` is a checksum of all pages held.
+        state: further numbers by kind and tier. `locked/...` is the sum of tokens times locks over
+            all tree nodes. `free/...` is free space. `pages/...` is a checksum of all pages held.
     """
 
     hits: Hits
@@ -113,16 +113,18 @@ class Side(Protocol):
     def about(self) -> dict[str, str]: ...
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
-        """Admit a request and prefill its prompt; return hits and other counts.
+        """Admit a request and prefill its prompt; return cache hits and other counts.
 
-        The prompt is the first `prompt_len` tokens. The rest of `tokens` is the answer.
+        The prompt is the first `prompt_len` tokens. The rest of `tokens` is the answer. `number`
+        identifies the request until it is finished.
         """
         ...
 
     def match(self, tokens: Tokens) -> None:
         """Look up a prompt in the cache, then abort the request.
 
-        The method is called only if the result of `about` contains `matches`.
+        The method is optional. A cache with this method has a key `matches` in the result of
+        `about()`.
         """
         ...
 

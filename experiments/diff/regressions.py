@@ -42,11 +42,11 @@ class Edit:
         name: description of the change.
         file: path of the file below `sglang/srt`.
         line: text to replace.
-        instead: new text.
+        instead: the new text.
         place: which occurrence of the text to replace, from 0.
-        kind: kinds of attention of the compared caches.
+        kind: kinds of attention in the compared caches.
         write_policy: write policy of both caches.
-        copies: time that copies take: `instant`, or `delayed:N` for N requests.
+        copies: `instant`, or `delayed:N` if a copy completes N requests later.
         equivalent: a proof that the change has no effect. Empty means that the change must be
             reported.
         is_fault: False if the change is a refactoring, which must not be reported.

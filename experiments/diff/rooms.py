@@ -65,7 +65,8 @@ def pools_for(
     """Return pool sizes that suit a workload.
 
     `changes` overrides sizes, as in `device_tokens=262144,host_tokens=0`. `copies` is `instant`, or
-    `delayed:N` if copies take N requests. `has_storage` is True if the engine has a storage tier.
+    `delayed:N` if a copy completes N requests later. `has_storage` is True if the engine has a
+    storage tier.
 
     Raises:
         SideError: a name is unknown, or a number is invalid.

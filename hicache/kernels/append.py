@@ -53,7 +53,8 @@ def _append_kernel(
 def append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Tensor) -> None:
     """Write the keys and values of new tokens into the pages of a paged KV cache.
 
-    The new tokens come in tiles. A tile is a run of consecutive tokens of one sequence:
+    The new tokens come in tiles. A tile is a run of consecutive tokens of one sequence, one per
+    row:
 
         append(pool, table, torch.tensor([[position, 0, len(keys[0]), 0]]).int(), keys, values)
 
@@ -62,11 +63,9 @@ def append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Ten
             need not be adjacent in memory.
         table: [tiles, columns] int32, the page ids of each tile's sequence. The first page ids of a
             sequence may be left out.
-        tiles: [tiles, 4] int32. The fields are the position of the tile's first row in the
-            sequence, the first row to write, the end of the rows to write, and the number of page
-            ids left out.
-        keys: [tiles, rows, kv_heads, head_dim]. Row r has the position of row 0 plus r. Rows need
-            not be adjacent in memory.
+        tiles: [tiles, 4] int32. The fields are the position of row 0 in the sequence, the first row
+            to write, the end of the rows to write, and the number of page ids left out.
+        keys: [tiles, rows, kv_heads, head_dim]. Rows need not be adjacent in memory.
         values: the values, in the same shape as `keys`.
     """
     num_tiles, num_rows, heads, dim = keys.shape

@@ -183,7 +183,7 @@ def attend(
 ) -> Tensor:
     """Compute causal attention from query rows to the paged KV cache of their sequences.
 
-    The queries come in tiles. A tile is a run of consecutive tokens of one sequence:
+    The queries come in tiles. A tile is a run of consecutive tokens of one sequence, one per row:
 
         attend(pool, table, torch.tensor([[position, 0, 1, 0]]).int(), query, end=position + 1)
 
@@ -192,12 +192,12 @@ def attend(
             size must be a power of two, and the head dimension at least 16.
         table: [tiles, columns] int32, the page ids of each tile's sequence. The first page ids of a
             sequence may be left out.
-        tiles: [tiles, 4] int32. The fields are the position of the tile's first row in the
-            sequence, the first valid row, the end of the valid rows, and the number of page ids
-            left out. The pages must hold every token before the end of the valid rows.
+        tiles: [tiles, 4] int32. The fields are the position of row 0 in the sequence, the first
+            valid row, the end of the valid rows, and the number of page ids left out. The pages
+            must hold every token before the end of the valid rows.
         queries: [tiles, rows, query_heads, head_dim], contiguous. The number of rows is a power of
             two, or less than 16.
-        end: end position in the sequence of a tile's valid rows; the largest one of all tiles.
+        end: the largest sequence position, over all tiles, at which the valid rows of a tile end.
         window_len: number of tokens that a row attends to, itself included. 0 means no window.
         sinks: [query_heads] fp32, attention sinks: an extra score per head in the softmax's
             denominator. None means no sinks.
@@ -273,7 +273,7 @@ def naive_attend(
 ) -> Tensor:
     """Compute causal attention in plain PyTorch, as a reference for the kernel `attend`.
 
-    The bits of a result row depend only on the row's tile, not on the rest of the batch.
+    The bits of a tile's result do not depend on the rest of the batch.
     """
     size, dim = pool.shape[2], pool.shape[4]
     num_rows, query_heads = queries.shape[1:3]

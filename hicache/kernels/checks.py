@@ -48,10 +48,10 @@ def check_copy_form(src_ids: Tensor, dst_ids: Tensor, *, device: torch.device) -
 
 
 def check_copy_ids(table: Sides, src_ids: Tensor, dst_ids: Tensor) -> None:
-    """Raise ValueError if the copy of the items `src_ids` to `dst_ids` is invalid.
+    """Raise ValueError if pages must not be copied from the ids `src_ids` to the ids `dst_ids`.
 
-    A copy is invalid if an id is out of range, or if a target id occurs twice. If source and target
-    are the same pool, no id may be both a source and a target. Negative ids are skipped.
+    An id must not be out of range, and a target id must not occur twice. If source and target are
+    the same pool, no id may be both a source and a target. Negative ids are skipped.
     """
     check_range(src_ids, name="source ids", limit=table.num_src_items)
     check_range(dst_ids, name="target ids", limit=table.num_dst_items)

@@ -91,8 +91,8 @@ def page_table(
     Args:
         page_ids: int32, one axis of any length: page ids that the spans point into. -1 means that
             there is no page.
-        spans: [spans, 2] int32: offset in `page_ids` and number of pages. Requests that share pages
-            need one span each.
+        spans: [spans, 2] int32: offset in `page_ids` and number of pages. Each span belongs to one
+            request.
         request_spans: [requests + 1] int32. Request b has the spans from `request_spans[b]` to
             `request_spans[b + 1]`, end excluded.
         num_columns: columns of the result. Pages beyond them are dropped.

@@ -14,7 +14,7 @@ from torch import Tensor
 def layer_first_buffers(slab: Tensor) -> tuple[Tensor, ...]:
     """Return one view [page, token, head, dim] per layer and per K or V of a layer-first pool.
 
-    `slab` is [layer, kv, page, token, head, dim].
+    `slab`, the memory of the pool, is [layer, kv, page, token, head, dim].
     """
     buffers = rearrange(slab, "layer kv page token head dim -> (layer kv) page token head dim")
     return buffers.unbind(0)
@@ -23,7 +23,7 @@ def layer_first_buffers(slab: Tensor) -> tuple[Tensor, ...]:
 def page_first_buffers(slab: Tensor) -> tuple[Tensor, ...]:
     """Return one view [page, token, head, dim] per layer and per K or V of a page-first pool.
 
-    `slab` is [page, layer, kv, token, head, dim].
+    `slab`, the memory of the pool, is [page, layer, kv, token, head, dim].
     """
     buffers = rearrange(slab, "page layer kv token head dim -> (layer kv) page token head dim")
     return buffers.unbind(0)
@@ -32,8 +32,8 @@ def page_first_buffers(slab: Tensor) -> tuple[Tensor, ...]:
 def token_buffers(slab: Tensor) -> tuple[Tensor, ...]:
     """Return one view [page · token, head, dim] per layer and per K or V of a layer-first pool.
 
-    `slab` is [layer, kv, page, token, head, dim]. The first axis of a view counts tokens, so single
-    tokens can be copied.
+    `slab`, the memory of the pool, is [layer, kv, page, token, head, dim]. The first axis of a view
+    counts tokens, so single tokens can be copied.
     """
     buffers = rearrange(slab, "layer kv page token head dim -> (layer kv) (page token) head dim")
     return buffers.unbind(0)

@@ -43,7 +43,7 @@ PART_FIELDS = 7
 
 
 class LoadBuffer(NamedTuple):
-    """A tensor of one layer in a host pool, and the device tensor to load its items into."""
+    """One layer's tensor in a host pool, and the device tensor that its pages are loaded into."""
 
     layer: int
     kind: int  # buffers of one kind share ids
@@ -87,7 +87,11 @@ class LoadTable:
 
 
 class Load(NamedTuple):
-    """The ids of all items that one launch loads from host to device, in device memory."""
+    """The ids of all pages and Mamba states that one launch loads from host to device.
+
+    The tensors are in device memory. `src_ids` and `dst_ids` hold one kind of cache after the
+    other.
+    """
 
     parts: Tensor  # [S, PART_FIELDS] int32
     src_ids: Tensor  # [all G] int32, kind after kind
@@ -161,7 +165,9 @@ class _Sides(NamedTuple):
 
 
 def load_of(table: LoadTable, moves: Mapping[int, tuple[Tensor, Tensor]]) -> Load:
-    """Check the item ids of a load-back and send them to the device in one copy.
+    """Check the ids of a load-back (a copy from host to device), and send them to the device.
+
+    All ids are sent in one copy.
 
     Args:
         table: the buffers to copy. The result also serves any other table with as many buffers of

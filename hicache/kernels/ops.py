@@ -139,11 +139,13 @@ def page_table(
     Args:
         page_ids: int32, one axis of any length: page ids that the spans point into. -1 means that
             there is no page.
-        spans: [spans, 2] int32: offset in `page_ids` and number of pages.
+        spans: [spans, 2] int32: offset in `page_ids` and number of pages. Each span belongs to one
+            request.
         request_spans: [requests + 1] int32. Request b has the spans from `request_spans[b]` to
             `request_spans[b + 1]`, end excluded.
         num_columns: columns of the result. Pages beyond them are dropped.
-        hole: page id to write where there is no page. It must be safe to read.
+        hole: page id to write where there is no page, and after a request's last page. It must be
+            safe to read.
         debug: also check values in device memory, which waits for the device.
 
     Returns:
@@ -190,7 +192,8 @@ def window_table(
         full_to_swa: [pages] int32, the SWA page id for each full-attention page id; -1 means none.
         page_size: tokens per page.
         window_len: tokens of the window.
-        hole: page id to write where there is no SWA page. It must be safe to read.
+        hole: page id to write where there is no SWA page, and after a request's last page. It must
+            be safe to read.
         debug: also check values in device memory, which waits for the device.
 
     Returns:

@@ -27,9 +27,9 @@ class Progressions(NamedTuple):
 
 
 def first_overlap(progressions: Progressions) -> tuple[int, int] | None:
-    """Return the indices of two progressions that share a byte, at least one of them a target.
+    """Return the indices of two sets of memory intervals that share a byte; None if there are none.
 
-    None means that there is no such pair. Two progressions with different strides count as
+    At least one of the two sets is written by a transfer. Two sets with different strides count as
     overlapping if their address ranges overlap.
     """
     order = torch.argsort(progressions.start)

@@ -43,7 +43,7 @@ def copy_items_with_checksum(
 
 
 def checksums(items: Tensor) -> Tensor:
-    """Return the checksums of items in host memory, without copying the items.
+    """Return the checksum of each item in host memory, where an item is a page or a Mamba state.
 
     The results equal the checksums that the copy kernels return for the same bytes.
 

@@ -28,7 +28,7 @@ class ScanWeights(NamedTuple):
     decay: Tensor  # [H] fp32
     skip: Tensor | None  # [H] fp32
 
-    def part(self, heads: slice) -> "ScanWeights":
+    def part(self, heads: slice | Tensor) -> "ScanWeights":
         skip = None if self.skip is None else self.skip[heads]
         return ScanWeights(self.conv[:, heads], self.decay[heads], skip)
 
@@ -252,6 +252,10 @@ def naive_scan(
     """
     line = torch.cat([taps[source].transpose(0, 1), inputs])  # [K - 1 + R, H, channels]
     state, num_taps, num_rows = states[source], taps.shape[2], len(inputs)
+    num_heads = len(state)
+    if num_heads == 1:  # twice: torch rounds otherwise if there is one head
+        line, gates, state = line.repeat(1, 2, 1), gates.repeat(1, 1, 2), state.repeat(2, 1, 1)
+        weights = weights.part(torch.tensor([0, 0], device=line.device))
     saves = [(int(end), int(slot)) for end, slot in ends.tolist()]
     outputs = []
     for first in range(start // block * block, start + num_rows, block):
@@ -270,12 +274,12 @@ def naive_scan(
         rule = _delta if weights.skip is None else _ssd
         of_rows, after = rule(weights, strengths.to(state.dtype), parts, state, rows)
         state = after[rows.stop - 1]
-        outputs.append(of_rows[rows])
+        outputs.append(of_rows[rows, :num_heads])
         for end, slot in saves:
             if begin < end <= begin + rows.stop - rows.start:
-                states[slot] = after[rows.start + end - begin - 1]
+                states[slot] = after[rows.start + end - begin - 1][:num_heads]
     for end, slot in saves:
-        taps[slot] = line[end : end + num_taps].transpose(0, 1)
+        taps[slot] = line[end : end + num_taps, :num_heads].transpose(0, 1)
     return torch.cat(outputs)
 
 

@@ -32,14 +32,14 @@ TILE_WORDS = 8192  # 64 KiB: 16 warps × 128 bytes per thread
 class CopyTable:
     """Describes a pair of pools once, so that items (such as pages) can be copied many times.
 
-    A kernel copies an item in pieces, which are contiguous in both pools. `pieces` is [pieces, 6]
-    int64 on the copying device. Its columns are the addresses of the piece of item 0 in the source
-    and in the target (bytes), the distances between items in the source and in the target (8-byte
-    words), the length of the piece (words), and the offset of the piece in the item (words).
+    `src` and `dst` are the buffers of the two pools, one tensor [items, ...] per layer and K or V.
+    A kernel copies an item in `pieces`, which are contiguous in both pools.
     """
 
     src: tuple[Tensor, ...]  # NB × [P, *rows, words] int64, the same rows on both sides
     dst: tuple[Tensor, ...]
+    # [NP, 6] int64 on the device that copies: source and target address in bytes, source and target
+    # stride between items in words, words of the piece, index of its first word in the item
     pieces: Tensor
     rows: Tensor  # [rows, 5] int64 on the host, in bytes: addresses, item strides, size
     piece_words: int  # words of the widest piece, a power of two

@@ -62,12 +62,18 @@ class Format(Enum):
 
 
 def row_len(num_elements: int) -> int:
-    """Return how many consecutive elements share a scale, if the last axis has `num_elements`."""
+    """Return how many consecutive elements of a tensor share one quantization scale.
+
+    `num_elements` is the length of the tensor's last axis.
+    """
     return min(num_elements & -num_elements, MAX_DIM)
 
 
 def coded_bytes(shape: Sequence[int], form: Format) -> int:
-    """Return how many bytes an item of this shape takes when it is stored in a number format."""
+    """Return how many bytes a page or state of this shape takes in the number format `form`.
+
+    The result includes scales and padding.
+    """
     num_elements = torch.Size(shape).numel()
     num_rows = num_elements // row_len(shape[-1])
     num_bytes = num_elements * form.code_bytes + num_rows * form.scale_bytes
@@ -78,14 +84,14 @@ def coded_bytes(shape: Sequence[int], form: Format) -> int:
 class CodeTable:
     """Describes how items are converted between a pool of bf16 or fp32 and a pool of fewer bytes.
 
-    A kernel converts an item in pieces. `pieces` is [pieces, 3] int64 on the converting device. Its
-    columns are the addresses of the piece of item 0: of its numbers in `wide`, of its codes in
-    `coded`, and of its scales in `coded`.
+    An item is a page or a Mamba state. `wide` holds the original numbers, and `coded` the bytes of
+    the smaller number format. A kernel converts an item in `pieces`.
     """
 
     wide: tuple[Tensor, ...]  # NB × [P, ..., last] bf16 or fp32
     coded: tuple[Tensor, ...]  # NB × [HP, coded bytes] uint8
     form: Format
+    # [NP, 3] int64 on the device that converts: addresses of first wide row, codes, scale
     pieces: Tensor
     rows: int  # ROWS, a power of two
     dim: int  # DIM
@@ -102,14 +108,14 @@ class CodeTable:
 
 
 def code_table(wide: Sequence[Tensor], coded: Sequence[Tensor], form: Format) -> CodeTable:
-    """Describe how the items of `wide` are encoded into `coded`, and decoded back.
+    """Describe the conversion between a pool of bf16 or fp32 numbers and a pool of fewer bytes.
 
     Args:
         wide: tensors [items, ..., last] of bf16 or fp32, equal in shape and strides. All axes but
             the last may have any order and any stride.
         coded: one uint8 tensor [items, `coded_bytes(...)`] for each tensor of `wide`, with equal
             strides. Host memory must be pinned if a GPU converts.
-        form: int8 or fp8, or bf16 if `wide` is fp32.
+        form: the smaller number format: int8 or fp8, or bf16 if `wide` is fp32.
 
     Raises:
         ValueError: the kernels do not support the pools; the message names the reason.
@@ -356,13 +362,13 @@ def _transcode_kernel(
 def encode_items(
     table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """Launch the conversion of bf16 or fp32 items into their stored format.
+    """Launch the conversion of pages or states from bf16 or fp32 to a smaller number format.
 
     Args:
-        table: the two pools and the stored format, as described by `code_table`.
-        src_ids: [items] int32 on the table's device: items of `table.wide`. Duplicates are allowed.
+        table: the two pools and the number format, as described by `code_table`.
+        src_ids: [items] int32 on the table's device: pages of `table.wide`. Duplicates are allowed.
             A pair with a negative id is skipped.
-        dst_ids: [items] int32 on the table's device: items of `table.coded`, without duplicates.
+        dst_ids: [items] int32 on the table's device: pages of `table.coded`, without duplicates.
         num_programs: number of Triton programs that share the work. None means 4 between host and
             device, and 2 per SM within a device.
     """
@@ -372,13 +378,13 @@ def encode_items(
 def decode_items(
     table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """Launch the conversion of items from their stored format back to bf16 or fp32.
+    """Launch the conversion of pages or states from a smaller number format back to bf16 or fp32.
 
     Args:
-        table: the two pools and the stored format, as described by `code_table`.
-        src_ids: [items] int32 on the table's device: items of `table.coded`. Duplicates are
+        table: the two pools and the number format, as described by `code_table`.
+        src_ids: [items] int32 on the table's device: pages of `table.coded`. Duplicates are
             allowed. A pair with a negative id is skipped.
-        dst_ids: [items] int32 on the table's device: items of `table.wide`, without duplicates.
+        dst_ids: [items] int32 on the table's device: pages of `table.wide`, without duplicates.
         num_programs: number of Triton programs that share the work. None means 4 between host and
             device, and 2 per SM within a device.
     """
@@ -424,10 +430,11 @@ def constants_of(table: CodeTable, *, encodes: bool) -> dict[str, int]:
 
 
 def naive_encode(rows: Tensor, form: Format) -> tuple[Tensor, Tensor]:
-    """Convert rows of numbers to a stored format in plain PyTorch, as a reference for the kernel.
+    """Convert rows to a smaller number format in plain PyTorch, as a reference for the kernel.
 
-    `rows` is [..., row length]; the elements of a row share a scale. The result is the codes (int8,
-    or bf16 bits as int16) and the fp32 scales [...].
+    `rows` is [..., row length]; the elements of a row share a scale. The result is the codes, in
+    the shape of `rows`, and fp32 scales [...]. Codes are int8 (int8 or fp8 bits) or int16 (bf16
+    bits).
     """
     if form is Format.bf16:
         codes = rows.to(torch.bfloat16).view(torch.int16)
@@ -492,7 +499,7 @@ def naive_decode_buffer(table: CodeTable, buffer: int, src_ids: Tensor, dst_ids:
 
 
 def coded_of(items: Tensor, form: Format) -> Tensor:
-    """Convert items [items, ...] to a stored format; return their bytes [items, bytes] uint8.
+    """Convert items [items, ...] to a smaller number format; return bytes [items, bytes] uint8.
 
     The bytes of an item are the codes of its numbers, then the scales. There is no padding.
     """
@@ -505,7 +512,7 @@ def coded_of(items: Tensor, form: Format) -> Tensor:
 
 
 def wide_of(coded: Tensor, shape: Sequence[int], form: Format) -> Tensor:
-    """Convert items from their stored bytes [items, bytes] back to fp32 [items, *shape].
+    """Convert bytes [items, bytes] in a smaller number format back to fp32 items [items, *shape].
 
     Padding after the codes and scales of an item is ignored.
     """

@@ -38,7 +38,7 @@ FLIGHT_NS = 20_000  # a load latency so long that only loads limit the kernel
 class Report:
     """Properties of a kernel's machine code, such as registers and widths of loads.
 
-    Payload loads are those whose data is stored again. Index loads fetch ids and addresses.
+    Payload loads fetch the data to be copied. Index loads fetch ids and addresses.
     """
 
     name: str
@@ -97,9 +97,9 @@ def compile_case(case: Case) -> Report:
 
 
 def launched_by(name: str) -> list[Report]:
-    """Return one report on the machine code of each Triton kernel that the named code launches.
+    """Return a report on the machine code of each Triton kernel that the user's code launches.
 
-    `name` is `module:attribute`, or an entry point. No GPU is needed.
+    `name` is the name of the code: `module:attribute`, or an entry point. No GPU is needed.
 
     Raises:
         ValueError: the name is unknown, or the code declines all of the sample inputs.

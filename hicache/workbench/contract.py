@@ -84,7 +84,7 @@ def bound(
 
 
 def named(name: str) -> CopyKernel | OwnKernel:
-    """Return the kernel that is called `module:attribute`, or the entry point of that name.
+    """Import and return the kernel with the given name: `module:attribute`, or an entry point.
 
     If the name refers to a class, the result is an instance. The working directory is searched
     first.

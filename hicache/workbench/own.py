@@ -55,23 +55,29 @@ class OwnKernel(Protocol):
     sizes: Mapping[str, Sizes]
 
     def draw(self, random: Random) -> Sizes:
-        """Choose random sizes of a small test case, by name."""
+        """Choose random sizes for a small test case, and return them by name."""
 
     def make(self, sizes: Sizes, generator: torch.Generator) -> Arguments:
-        """Make all arguments of the kernel in host memory, including the output tensors."""
+        """Make all arguments of the kernel in host memory, including the output tensors.
+
+        The result maps names to tensors.
+        """
 
     def launch(self, **arguments: Tensor) -> object:
         """Launch the kernel on the current stream."""
 
     def oracle(self, **arguments: Tensor) -> Arguments:
-        """Compute the expected outputs in PyTorch, by name.
+        """Compute the expected outputs in PyTorch, and return them by name.
 
         The arguments are copies in host memory.
         """
 
 
 class Arena:
-    """The arguments of one kernel launch on a device, with guard bytes around each tensor."""
+    """The arguments of one kernel launch on a device, with guard bytes around each tensor.
+
+    Changed guard bytes reveal a write outside of a tensor.
+    """
 
     def __init__(self, arguments: Arguments, outputs: tuple[str, ...], device: torch.device):
         self._outputs = outputs

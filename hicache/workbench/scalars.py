@@ -15,7 +15,7 @@ WORD = 1 << 32
 
 
 class Scalars:
-    """The registers and predicates of a GPU warp whose values are known without running it.
+    """Registers and predicates of a GPU warp with values that a static analysis can compute.
 
     `assumed` holds predicates with unknown values, and the value that was assumed for each.
     """

@@ -152,9 +152,10 @@ def main_loop(instructions: list[Instruction], payload: set[int]) -> range:
 
 
 def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float) -> Steady | None:
-    """Simulate one warp of a copy kernel until its loop iterations repeat; return their rate.
+    """Simulate one warp of a copy kernel until its loop iterations repeat.
 
-    The result is None if the kernel copies no data.
+    The result describes these iterations: bandwidth, bytes in flight and more. It is None if the
+    kernel copies no data.
 
     Args:
         instructions: the machine code of the kernel.
@@ -163,7 +164,7 @@ def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float
             memory.
 
     Raises:
-        ValueError: the kernel uses TMA, which the model does not support.
+        ValueError: the kernel uses TMA, which the simulation does not support.
     """
     for instruction in instructions:
         if instruction.opcode.startswith(("UTMA", "UBLKCP", "TMA")):

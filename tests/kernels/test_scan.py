@@ -1,5 +1,7 @@
 """Recurrent scans: outputs, and the states and taps that are captured on the way."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -35,7 +37,7 @@ def run(launch, rule, device, cuts=(0, ROWS), ends=ENDS):
     taps, states, inputs, gates = (each.to(device) for each in (taps, states, inputs, gates))
     weights = ScanWeights(*(None if each is None else each.to(device) for each in weights))
     outputs = []
-    for first, end in zip(cuts, cuts[1:], strict=False):
+    for first, end in pairwise(cuts):
         its = [[n - first, slot] for n, slot in ends if first < n <= end and slot != 2]
         pairs = torch.tensor([*its, [end - first, 2]], dtype=torch.int32, device=device)
         rows = slice(first, end)
@@ -93,8 +95,7 @@ def test_a_planted_fault_is_far_outside_of_the_tolerance(fault, device, monkeypa
     monkeypatch.setitem(globals(), "case", lambda _: (pools, inputs, gates, weights))
     wrong = run(naive_scan, rule, torch.device("cpu"))
     with pytest.raises(AssertionError):
-        for one, other in zip(right, wrong, strict=True):
-            torch.testing.assert_close(one, other, **TOLERANCE)
+        torch.testing.assert_close(right, wrong, **TOLERANCE)
 
 
 def test_one_launch_writes_all_captures(device, monkeypatch):
@@ -114,5 +115,5 @@ def test_one_launch_writes_all_captures(device, monkeypatch):
 def test_states_that_the_kernel_cannot_keep_are_refused(device):
     (taps, states), inputs, gates, weights = case("ssd")
     ends = torch.tensor([[ROWS, 2]], dtype=torch.int32)
-    with pytest.raises(ValueError, match="fp32 states .* got .* torch.float64"):
+    with pytest.raises(ValueError, match=r"fp32 states .* got .* torch\.float64"):
         scan(taps, states.double(), 2, ends, inputs, gates, weights, start=0, block=BLOCK)

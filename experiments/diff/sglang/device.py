@@ -126,7 +126,7 @@ def component_type() -> Any:
 
 
 def count_copies(count: Callable[[object, str, int], None]) -> None:
-    """Make SGLang call `count` for each copy between host and device, instead of copying bytes.
+    """Make SGLang call `count` in place of each copy between host and device.
 
     The arguments of `count` are the host pool, `back_up` or `load_back`, and the number of indices.
     """

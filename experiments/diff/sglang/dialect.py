@@ -103,9 +103,9 @@ def release(cache: Any, req: Any) -> None:
 
 
 def leave_window(cache: Any, rows: Any, allocator: Any, req: Any, length: int) -> None:
-    """Free the sliding-window pages of a request that later tokens do not attend to.
+    """Free the sliding-window pages of a request that are no longer needed.
 
-    Tokens from position `length` on are later tokens.
+    Tokens from position `length` on do not attend to these pages.
     """
     if hasattr(cache, "evict_sliding_windows"):
         cache.evict_sliding_windows(req, length)

@@ -37,8 +37,9 @@ Items = list[Item]
 class TorchIo:
     """Runs the copies and storage calls of all engines, and is the clock of the run.
 
-    The clock shows real time while copies or storage calls are under way. Otherwise it jumps to the
-    next arrival of a request. So a trace of one hour takes only as long as its work.
+    The clock shows real time while copies or storage calls are under way. While none is under way,
+    the clock jumps to the next arrival of a request. So a trace of one hour takes only as long as
+    its work.
 
     Args:
         config: configuration of the storage tier.

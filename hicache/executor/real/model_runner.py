@@ -35,16 +35,16 @@ class CopyStreams(NamedTuple):
 
 
 class ModelRunner:
-    """Computes the steps of one engine on real memory, with copies beside the model.
+    """Computes the steps of one engine on real memory, while copies run in parallel.
 
     Args:
         model: computes the layers.
         pools: KV cache and Mamba states on device and host.
         streams: streams for copies into the device and out of the device.
-        verifier: records logits, to compare them with a run without a cache. None means no
-            recording.
+        verifier: records logits, to compare them with a run without a cache. None means that
+            nothing is recorded.
         allocators: allocators of the pools. If given, freed pages are overwritten with NaN, for
-            debugging.
+            debugging. None means that they are not.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ModelRunner:
         self.total_exposed_ns = self.total_copied_ns = 0  # of all steps
 
     def submit(self, work: LoadBack | BackUp | CopyState) -> None:
-        """Start a back-up from device to host now, or queue another copy for the next step."""
+        """Start a back-up (device to host) at once; queue any other copy for the next step."""
         if not isinstance(work, BackUp):
             self._pending.append(work)
             return
@@ -151,16 +151,11 @@ class ModelRunner:
         slot = req.sequence.working_slot
         if slot is not None and extend.start == 0:
             self.pools.clear_state(slot)
-        memory = self._memory(req, rows)
-        start = extend.start
-        cuts = dict(extend.saves)
-        for end in sorted({*cuts, extend.end}):
-            if end > start:
-                logits = self._model.forward(req.tokens, start, end, memory, ready=self._ready)
-                start = end
-            if end in cuts:
-                assert slot is not None
-                self.pools.copy_states(slot, cuts[end])
+        captures = [(length, int(slot[0])) for length, slot in extend.saves]
+        memory = self._memory(req, rows, captures)
+        logits = self._model.forward(
+            req.tokens, extend.start, extend.end, memory, ready=self._ready
+        )
         if extend.end == req.target_len and self._verifier is not None:
             self._verifier.saw(req, extend.end - 1, logits[-1])
 
@@ -174,12 +169,17 @@ class ModelRunner:
             assert sequence.working_slot is not None
             self._boundaries.append((sequence.working_slot, sequence.boundary_slot))
 
-    def _memory(self, req: RequestState, rows: dict[int, Row]) -> PagedKvView:
+    def _memory(
+        self,
+        req: RequestState,
+        rows: dict[int, Row],
+        captures: Sequence[tuple[int, int]] = (),
+    ) -> PagedKvView:
         sequence = req.sequence
         slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
         num_pages = sequence.num_pages
         tables = sequence.pages[FULL][:num_pages], sequence.pages[SWA][:num_pages]
-        return PagedKvView(self.pools, self._model.words, tables, slot, rows)
+        return PagedKvView(self.pools, self._model.words, tables, slot, rows, captures)
 
     def _ready(self, layer: int) -> None:
         event = self._due.pop(layer, None)

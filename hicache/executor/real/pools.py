@@ -40,8 +40,6 @@ class TorchPools:
     """
 
     def __init__(self, spec: PoolSpec) -> None:
-        if spec.model.window_restarts:
-            raise ValueError("model.window_restarts=true needs executor.kind=simulated")
         if spec.model.recurrent_heads % spec.tp:
             raise ValueError(
                 f"{spec.model.recurrent_heads} recurrent heads cannot be divided among "
@@ -72,7 +70,7 @@ class TorchPools:
         self.numbers = torch.arange(num_slots, dtype=torch.int32, device=spec.device)
 
     def load(self, arrivals: Sequence[Arrival]) -> None:
-        """Launch the copies of each arrival on every tensor-parallel rank.
+        """Copy pages and Mamba states into the device, with one launch per arrival and rank.
 
         Each launch adds 1 to the `landed` counter of a layer when the layer is complete.
         """

@@ -51,10 +51,10 @@ class PoolSpec:
 class RankPools:
     """The memory of one tensor-parallel rank, for KV pages and Mamba states.
 
-    On the device, `kv[kind]` is [layer, kv, page, token, head, dim]. `taps` and `states` hold one
-    tensor [slot, ...] per recurrent layer: convolution inputs and Mamba states. On the host,
-    `host[kind]` is [page or slot, bytes]. `layout` describes the bytes of a stored page. `stored`
-    converts pages between the formats of host and storage.
+    On the device, `kv[kind]` is [layer, kv, page, token, head, dim]. `taps` (convolution inputs)
+    and `states` (Mamba states) are lists of one tensor [slot, ...] per recurrent layer. On the
+    host, `host[kind]` is [page or slot, bytes]. `layout` describes the bytes of a stored page.
+    `stored` converts pages between the formats of host and storage.
     """
 
     def __init__(self, spec: PoolSpec, rank: int) -> None:
@@ -186,10 +186,9 @@ class RankPools:
             self._sums[kind][targets.long()] = sums
 
     def sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
-        """Return the checksums of pages or states on the host.
+        """Return the checksums of pages, or Mamba states, in host memory.
 
-        Each item is a kind and an id. Checksums are computed when the host page is written, if
-        possible.
+        Each of the `items` is a kind of page and a host page id.
         """
         found: dict[tuple[int, int], int] = {}
         for kind, slab in self.host.items():
@@ -220,8 +219,9 @@ class RankPools:
     def landed(self, items: Sequence[tuple[int, int]], buffers: Sequence[memoryview]) -> list[int]:
         """Store pages that were read from storage in the host pool; return their checksums.
 
-        `buffers` holds the bytes as read, and the checksums are those of the buffers. Each item is
-        a kind and an id on the host. Pages are converted if storage has another format.
+        Each of the `items` is a kind of page and a host page id. `buffers` holds the bytes as read,
+        and the checksums are those of the buffers. Pages are converted if storage has another
+        number format.
         """
         if not self.stored.is_own:
             return self.new_sums(items)

@@ -17,9 +17,9 @@ from hicache.models import PLAIN
 
 
 def smaller_format(name: str, dtype: torch.dtype) -> Format | None:
-    """Return the number format called `name`, if it takes fewer bytes than `dtype`.
+    """Return the number format called `name`, if it takes fewer bytes than `dtype`; else None.
 
-    Otherwise, and if `name` means unconverted numbers, return None.
+    The result is also None if `name` is `plain`, which means that numbers are not converted.
     """
     if name == PLAIN or Format[name].code_bytes >= dtype.itemsize:
         return None

@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 class StepTables:
-    """Builds the page tables of all sequences of a step, on the device."""
+    """Builds the page tables of all sequences in an engine step, on the device."""
 
     def __init__(self, pools: TorchPools, window_len: int) -> None:
         self._page_size = pools.page_size

@@ -29,9 +29,9 @@ ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 
 
 class TimingModel:
-    """A model that takes as long as the model that `config` describes; its results mean nothing.
+    """A model with random weights that takes as long as the model in `config`, for timing.
 
-    It has random weights and computes one sequence at a time.
+    The outputs mean nothing. The model computes one sequence at a time.
 
     Raises:
         ValueError: the model does not support a kind of layer.

@@ -47,6 +47,8 @@ class _Attributes(ctypes.Structure):
 def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
     """Split a copy of items between two pools into the longest contiguous memory copies.
 
+    An item is a page or a Mamba state.
+
     Args:
         table: the two pools, as described by `copy_table`.
         src_ids: [items] int32 in host memory. A pair with a negative id is skipped.

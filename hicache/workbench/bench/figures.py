@@ -39,7 +39,7 @@ def roofline_figure(session: Session) -> Any:
     """Plot each kernel's bandwidth over the transfer size, one panel per direction.
 
     A dotted line shows the roofline. Its flat part is the best bandwidth measured in that
-    direction. Its slope is that of the shortest time that our kernel needs for any transfer.
+    direction. On its sloped part, a transfer takes the shortest time measured for our kernel.
     """
     figure, panels = _panels()
     names = list(dict.fromkeys(cell.kernel for cell in session.cells))

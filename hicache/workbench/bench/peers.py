@@ -112,7 +112,7 @@ class _Bound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointerCopy:
-    """A copy kernel that gets lists of addresses, like kernels of vLLM and SGLang.
+    """A copy kernel that reads and writes at listed addresses, like some kernels of other engines.
 
     By default, `programs` Triton programs share the items. Each item is divided among `tiles`
     programs.
@@ -156,7 +156,8 @@ sglang_slots = PointerCopy(word=tl.int16, block=8192, num_warps=8, programs=528)
 def vllm_blocks(src: Buffers, dst: Buffers) -> CopyLaunch:
     """Prepare a kernel like vLLM's block copy, for copies within the device or into it.
 
-    vLLM copies to the host by batched memcpy, so that direction is declined.
+    Raises:
+        NotImplementedError: the copy goes from device to host; vLLM uses batched memcpy for that.
     """
     if src[0].is_cuda and not dst[0].is_cuda:
         raise NotImplementedError("vLLM copies to the host by batched memcpy alone")

@@ -16,7 +16,7 @@ from hicache.workbench.own import OwnKernel
 class Record:
     """The measured time of one launch.
 
-    `num_bytes` counts the bytes that arrive. A copy within the device also reads as many bytes.
+    `num_bytes` counts the bytes written. A copy within the device also reads as many bytes.
     """
 
     op: str
@@ -34,7 +34,7 @@ class Record:
 class Goal:
     """A performance target for the kernels, with the measured value.
 
-    `got` is the measured value, or NaN if there is none.
+    `got` is NaN if nothing was measured.
     """
 
     goal: str

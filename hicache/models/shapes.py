@@ -99,12 +99,14 @@ class Part:
         return bool(self.letter) and self.letter in word
 
     def page_bytes(self, page_size: int) -> int:
-        """Return the bytes that this part adds to one page of `page_size` tokens in one layer.
+        """Return the bytes that this extra cached data adds to one page in one layer.
 
-        If the part lies in the slots of Mamba states, return the bytes that it adds to a slot.
+        A page has `page_size` tokens. If the data lies in the slots of Mamba states, return the
+        bytes that it adds to a slot.
 
         Raises:
-            ValueError: `page_size` is not a multiple of the tokens of an entry.
+            ValueError: one entry of the data covers several tokens, and `page_size` is not a
+                multiple of them.
         """
         if self.rides_on == LayerKind.mamba.value:
             return int(self.entry_bytes)

@@ -20,7 +20,7 @@ def swa_budget_for_req(
     swa_host_hit_length: int = 0,
     max_new: int = 0,
 ) -> int:
-    """Return how many tokens of the sliding-window KV pool admission charges a request.
+    """Return how many tokens of sliding-window KV are reserved when a request is admitted.
 
     Let a be the smaller of `extend` and `chunk`. Let host be `swa_host_hit_length`, rounded up to
     whole pages. `form` names the formula:

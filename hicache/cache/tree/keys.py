@@ -31,8 +31,8 @@ Key = bytes | int
 class PageNames(Protocol):
     """Interface of an object that gives each page of a prompt a name.
 
-    Two pages have the same name if all tokens up to the ends of the pages are equal. `page_bytes`
-    is the number of bytes that one page takes in the result of `tokens`.
+    Two pages have the same name if all tokens up to the ends of the pages are equal. The
+    method `tokens` encodes a prompt in `page_bytes` bytes for each page.
     """
 
     page_bytes: int

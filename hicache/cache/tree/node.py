@@ -165,9 +165,9 @@ class MatchResult(NamedTuple):
 
     @property
     def branch_len(self) -> int | None:
-        """Return where a saved window or Mamba state would help later requests, in prompt tokens.
+        """Return the length of the cached full-attention KV if a request cannot resume there yet.
 
-        Up to there, full-attention KV is cached, but a request cannot resume there yet. Return None
-        if there is no such position.
+        The length is in prompt tokens. A window or Mamba state saved there would help later
+        requests. Return None if the request can resume after all cached KV.
         """
         return self.full_len if self.full_len > self.usable_len else None

@@ -28,7 +28,7 @@ NEUTRAL = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageOrigin:
-    """Everything except the tokens that determines the bytes of a tensor-parallel rank's KV pages.
+    """What determines the bytes of one tensor-parallel rank's KV pages, besides the tokens.
 
     Two runs may share stored pages if their origins are equal.
     """

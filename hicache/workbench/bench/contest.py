@@ -68,7 +68,7 @@ def programs(session: Session) -> None:
 
 
 def own_kernels(session: Session) -> None:
-    """Check the user's kernels that are not copies, and measure their bandwidth.
+    """Check the user's own kernels, except copy kernels, and measure their bandwidth.
 
     The result of a kernel is compared with the kernel's own reference function. The bytes of all
     arguments count once each. Without a GPU the sizes are small.

@@ -87,8 +87,8 @@ def explain(
 ) -> Explanation:
     """Find the request at which two compared caches begin to hold different pages of a prompt.
 
-    The prompt is that of `row`, a request for which the two caches gave different answers. Both caches are started again and
-    receive all requests up to this one.
+    The prompt is that of `row`, a request for which the two caches gave different answers. Both
+    caches are started again and receive all requests up to this one.
 
     Raises:
         SideError: one of the caches cannot continue.

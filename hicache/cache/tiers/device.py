@@ -27,19 +27,21 @@ class Device:
         residency = self._tree.residency
         return residency.resident[DEVICE][kind] - residency.protected[DEVICE][kind]
 
-    def allocate(
-        self, kind: int, count: int, demand: Demand = NO_DEMAND, *, spare: int = 0
-    ) -> PageIds | None:
-        """Allocate `count` ids or none; evict for `demand` where needed.
+    def allocate(self, kind: int, count: int, demand: Demand = NO_DEMAND) -> PageIds | None:
+        """Allocate `count` ids or none; evict for `demand` where needed."""
+        return self._pools[kind].allocate(count) if self.make_room(kind, count, demand) else None
+
+    def make_room(self, kind: int, count: int, demand: Demand, *, spare: int = 0) -> bool:
+        """Evict until `count` ids are free; False if that is impossible.
 
         `spare`: evict until this many more are free, as far as possible.
         """
         pool = self._pools[kind]
         if pool.num_free < count + spare:
             if pool.num_free + self.evictable(kind) < count:
-                return None  # evicting everything would not suffice
+                return False  # evicting everything would not suffice
             self.evict(kind, count + spare - pool.num_free, demand)
-        return pool.allocate(count)
+        return pool.num_free >= count
 
     def free(self, kind: int, page_ids: PageIds) -> None:
         self._pools[kind].free(page_ids)

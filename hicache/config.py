@@ -112,6 +112,13 @@ class HitAgreement(Enum):
     min_of_maxima = "min_of_maxima"
 
 
+class WindowHit(Enum):
+    """How a request that starts from a hit gets its sliding window."""
+
+    restore = "from the pages that the cache keeps"
+    replay = "by computing the window's tokens again"
+
+
 class Batching(Enum):
     """Whether prefill and decode share a step.
 
@@ -123,7 +130,7 @@ class Batching(Enum):
 
 
 class Arrivals(Enum):
-    """When a request of the workload arrives at the engine."""
+    """The rule that sets the arrival time of each request of a workload."""
 
     open = "open"  # at its time in the trace
     # at its time in the trace, but not before its session's previous turn is answered
@@ -523,6 +530,10 @@ class CacheConfig:
     checkpoints: str = knob("end_branch", one_of=CHECKPOINT_PLACEMENTS)
     # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
+    # How a request gets the sliding window before the end of its hit: restore (the cache keeps
+    # windows as it keeps full KV) or replay (no tier keeps windows, any full KV is a hit, and the
+    # request computes the hit's last window again, as vLLM does for DeepSeek-V4.1; simulated only).
+    window: WindowHit = WindowHit.restore
     # Prompt positions at which the sliding window is copied to the host, so that a later request
     # can resume there: the choices of `cache.checkpoints`. A model that also has Mamba states saves
     # windows where it saves states.
@@ -953,8 +964,14 @@ class ExperimentConfig:
                 f"got {self.executor.copy_path}"
             )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
-        if self.engine.explain and executor != "simulated":
-            raise ValueError(f"engine.explain=true needs executor.kind=simulated, got {executor}")
+        simulated = {
+            "engine.explain=true": self.engine.explain,
+            "cache.window=replay": self.cache.window is WindowHit.replay,
+            "model.window_restarts=true": self.model.window_restarts,
+        }
+        for setting in (each for each, is_set in simulated.items() if is_set):
+            if executor != "simulated":
+                raise ValueError(f"{setting} needs executor.kind=simulated, got {executor}")
         if ranks > 1 and executor != "simulated":
             raise ValueError(
                 f"parallel.ranks={ranks} needs executor.kind=simulated (the real executor splits "

@@ -7,6 +7,13 @@ from collections.abc import Mapping
 from typing import cast
 
 TIED: dict[str, object] = {"tie_word_embeddings": True}
+MAMBA: dict[str, object] = {
+    "mamba_n_heads": 128,
+    "mamba_d_state": 256,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
 # models whose files need no defaults
 AS_SAID = (
     "axk1 flex_olmo glm glm4 glm4_moe glm4_moe_lite granite granitemoe granitemoeshared helium "
@@ -66,6 +73,30 @@ KNOWN: dict[str, dict[str, object]] = {
     "cwm": {},
     "ernie4_5": {**TIED, "head_dim": 128},
     "exaone4": {},
+    "bamba": MAMBA,
+    "falcon_h1": MAMBA,
+    "granitemoehybrid": {**MAMBA, "num_local_experts": 8},
+    "jamba": {
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "attn_layer_period": 8,
+        "attn_layer_offset": 4,
+    },
+    "lfm2": {
+        **TIED,
+        "conv_L_cache": 3,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True,
+    },
+    "lfm2_moe": {**TIED, "conv_L_cache": 3, "num_dense_layers": 2},
+    "olmo_hybrid": {"full_attention_interval": 4, "linear_conv_kernel_dim": 4},
+    "bailing_hybrid": {"full_attention_interval": 6, "short_conv_kernel_size": 4},
     "gemma": {**TIED, "head_dim": 256},
     "gemma2": {
         **TIED,
@@ -84,6 +115,9 @@ REFUSED = {
     "phi4flash": "write model=phi4_mini_flash for Phi-4-mini-flash",
     "hymba": "write model=hymba_1b5 for Hymba-1.5B",
     "inkling_mm_model": "its convolutions in every layer are not modelled",
+    "lfm3": "its gated attention in windows beside short convolutions is not modelled",
+    "recurrent_gemma": "its gated linear recurrence is not modelled",
+    "zamba2": "its attention blocks, which layers share, are not modelled",
     "qwen4_exp": "its compressed index blocks and convolutions are not modelled",
     "gemma3n_text": "its per-layer embeddings and predictions of activations are not modelled",
     "minimax": "its lightning attention is not modelled",
@@ -175,7 +209,14 @@ class ConfigFile:
         return bool(self.values.get(name))
 
     def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """The integer under the first of `names` that the file has; `default` if it has none."""
+        """Return the integer under the first of `names` that the file has.
+
+        Return `default` if the file has none of them.
+
+        Raises:
+            ValueError: the file has none of them and `default` is None, or the value is not an
+                integer of at least `least`.
+        """
         name = next((name for name in names if name in self.values), None)
         if name is None:
             if default is None:
@@ -274,10 +315,10 @@ def _ratio_words(file: ConfigFile, num: int) -> list[str]:
 
 
 def index_layers(file: ConfigFile, num_layers: int) -> list[bool]:
-    """True for each layer that keeps index keys for sparse attention.
+    """Return for each layer whether it keeps index keys, which choose tokens for sparse attention.
 
-    A list of layers takes precedence over a schedule. Names and defaults are those of transformers
-    5.23 (`GlmMoeDsaConfig`).
+    If the file lists these layers, the list decides. Otherwise every n-th layer keeps them, with n
+    from the file. Missing numbers get the defaults of transformers 5.23.
     """
     if not file.has("index_head_dim") or file.kind == "deepseek_v4":
         return [False] * num_layers

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from hicache.models.compressed import compressed_parts, index_keys
 from hicache.models.config_file import ConfigFile, blocks_of, index_layers, layer_words
+from hicache.models.hybrids import complete, hybrid_words
 from hicache.models.plausible import check_shape
 from hicache.models.shapes import ModelConfig, tier_shares
 
@@ -26,7 +27,9 @@ class _Heads(NamedTuple):
 
 
 def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
-    """The shape of the model whose config.json is at `path`; `given` fields are kept.
+    """Read a model's config.json and return the model's shape.
+
+    `path` is the file or its folder. Fields in `given` replace those from the file.
 
     Raises:
         ValueError: there is no such file, the model type is unknown, or a number is impossible.
@@ -58,13 +61,16 @@ def _json_object(path: Path) -> dict[str, object]:
 
 
 def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> ModelConfig:
-    """The shape that a config.json describes; `given` fields are kept.
+    """Return the model's shape that the contents of a config.json describe.
+
+    Fields in `given` replace those from `config`.
 
     Raises:
         ValueError: the model type is unknown, or a number is impossible.
     """
     file = ConfigFile(config, f"model.from_hf: {given.get('source', 'config.json')}")
-    words = layer_words(file)
+    complete(file)
+    words = hybrid_words(file) or layer_words(file)
     indexed = index_layers(file, len(words))
     hidden = file.count("hidden_size")
     vocabulary = file.count("vocab_size") * hidden
@@ -75,7 +81,7 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
         "num_layers": len(words),
         "num_full_layers": sum("F" in word.upper() for word in words),
         "num_swa_layers": sum("S" in word.upper() for word in words),
-        "num_mamba_layers": words.count("M") + words.count("D"),
+        "num_mamba_layers": sum("M" in word or "D" in word for word in words),
         "hidden_size": hidden,
         "head_params": vocabulary,
         "embedding_params": (0 if file.has("tie_word_embeddings") else vocabulary)
@@ -101,10 +107,8 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
 
 
 def _marked(words: list[str], indexed: list[bool], *, shares: bool) -> list[str]:
-    """The layer words, with marks for sparse attention (t) and for index keys (I).
-
-    `shares`: layers without index keys reuse the choice of an earlier layer.
-    """
+    # marks sparse attention (t) and index keys (I); `shares`: layers without index keys reuse the
+    # choice of an earlier layer
     if not any(indexed):
         return words
     is_sparse = [shares or has for has in indexed]
@@ -138,8 +142,9 @@ def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dic
     def params(heads: _Heads, letter: str, *, has_values: bool) -> int:
         queries = heads.query * heads.head_dim * (2 if file.has("attn_output_gate") else 1)
         values = heads.kv * heads.value_dim if has_values else 0
-        kept = words.count(letter) * (heads.kv * heads.head_dim + values)
-        num = words.count(letter) + words.count(letter.lower())
+        num_kept = sum(letter in word for word in words)
+        kept = num_kept * (heads.kv * heads.head_dim + values)
+        num = num_kept + words.count(letter.lower())
         return hidden * (num * (queries + heads.query * heads.value_dim) + kept)
 
     found = {
@@ -216,10 +221,8 @@ def _latent_attention(file: ConfigFile, num_layers: int, num_index_layers: int) 
 
 
 def _compressed_attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
-    """Fields of DeepSeek-V4: a window of one latent vector, and compressed KV.
-
-    Each entry of 4 tokens needs two projections per token, because neighboring entries overlap.
-    """
+    # DeepSeek-V4: a window of one latent vector, and compressed KV. Each entry of 4 tokens needs
+    # two projections per token, because neighboring entries overlap
     hidden, query, dim = (file.count(x) for x in ("hidden_size", "num_attention_heads", "head_dim"))
     low, low_out = file.count("q_lora_rank"), file.count("o_lora_rank")
     index_dim, index_heads = file.count("index_head_dim"), file.count("index_n_heads")
@@ -242,13 +245,14 @@ def _compressed_attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
 def _recurrent(file: ConfigFile, words: list[str]) -> dict[str, int]:
     hidden = file.count("hidden_size")
     state_bytes = file.dtype_bytes("mamba_ssm_dtype", "mamba_ssm_cache_dtype", default="float32")
-    if "M" in words:
+    num_layers = sum("M" in word or "D" in word for word in words)
+    if any("M" in word for word in words):
         heads, head_dim = file.count("mamba_num_heads"), file.count("mamba_head_dim")
-        state, groups = file.count("ssm_state_size"), file.count("n_groups")
+        state, groups = file.count("ssm_state_size", least=0), file.count("n_groups", least=0)
         inner = heads * head_dim
         params = hidden * (2 * inner + 2 * groups * state + heads) + inner * hidden
         found = {"recurrent_groups": groups, "conv_taps": file.count("conv_kernel")}
-    elif file.kind == "kimi_linear":
+    elif num_layers and file.kind in ("kimi_linear", "bailing_hybrid"):
         group = file.group("linear_attn_config") if file.has("linear_attn_config") else file
         heads = group.count("num_heads", "linear_num_heads")
         head_dim = group.count("linear_head_dim", "head_dim")
@@ -277,7 +281,7 @@ def _recurrent(file: ConfigFile, words: list[str]) -> dict[str, int]:
         "recurrent_head_dim": head_dim,
         "recurrent_state_dim": state,
         "state_dtype_bytes": state_bytes,
-        "dense_params": (words.count("M") + words.count("D")) * params,
+        "dense_params": num_layers * file.count("recurrent_params", default=params),
     }
 
 

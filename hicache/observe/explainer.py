@@ -26,7 +26,7 @@ class Case:
 
     came_len: int = 0  # usable tokens at submission
     found_len: int = 0  # usable tokens at the last match
-    full_len: int = 0  # tokens of full KV that the tree held then
+    full_len: int = 0  # cached tokens then, whether or not they are usable
     match: MatchResult | None = None  # the match that the current admission uses
     missing: list[Span] = field(default_factory=list)  # from `found_len` to the last page boundary
     spans: tuple[list[Span], list[Span]] = field(default_factory=lambda: ([], []))
@@ -92,18 +92,28 @@ class Explainer(PageHistory):
         is_again = req.admitted_ns is not None
         assert case.match is not None
         spans, case.missing = case.missing, []
-        if cached_len < case.found_len:
-            spans.insert(0, Span(cached_len, case.found_len, self._unused(case)))
+        hits = (case.match.usable_len, case.match.device_prefix_len)
+        hit_len = next(
+            (each for each in hits if self._replay_start(each) == cached_len), cached_len
+        )
+        if hit_len < case.found_len:
+            spans.insert(0, Span(hit_len, case.found_len, self._unused(case)))
+        if cached_len < hit_len:
+            kind = self.kinds.replayed[0][0]
+            spans.insert(0, Span(cached_len, hit_len, "window_not_kept", kind))
         last_page = max((target_len - 1) // page * page, cached_len)
         if last_page < target_len - 1:
             spans.append(Span(last_page, target_len - 1, "page_rounding"))
         spans.append(Span(target_len - 1, target_len, "last_token"))
-        self.admit(req.request, req.tokens, cached_len // page)
+        self.admit(req.request, req.tokens, hit_len // page)
         case.match = None
         case.spans[is_again].extend(_own(span) if is_again else span for span in spans)
 
     def canceled(self, req: RequestState) -> None:
         self.forget(req.sequence)
+
+    def _replay_start(self, hit_len: int) -> int:
+        return self.kinds.replay_start(hit_len // self._page) * self._page
 
     def _unused(self, case: Case) -> str:
         match = case.match

@@ -74,7 +74,7 @@ def longest_match(held: Held, kinds: Kinds, tokens: bytes, max_len: int, namespa
         return all(
             any(prefixes[at] in held[tier][kind.number] for tier in tiers)
             for kind in kinds.all
-            if kind.rider_of is None
+            if kind.rider_of is None and not kind.is_replayed
             for at in needed(kind, end)
         )
 
@@ -87,7 +87,7 @@ def longest_match(held: Held, kinds: Kinds, tokens: bytes, max_len: int, namespa
         full += 1
     hits = [0] * kinds.size
     for kind in kinds.all:
-        if kind.rider_of is not None:
+        if kind.rider_of is not None or kind.is_replayed:
             continue
         for at in needed(kind, best):
             is_read = kind.extent is not Extent.path or at > device

@@ -283,7 +283,9 @@ class Walk:
         self.tree.release(lock)
         if acquired is None:
             return
-        wanted = match.device_prefix_len if acquired.load_back is None else match.usable_len
+        hit_len = match.device_prefix_len if acquired.load_back is None else match.usable_len
+        wanted = self.tree.kinds.replay_start(hit_len // self.page) * self.page
+        self.memory.began[actor.sequence] = acquired.cached_len
         loaded_len = -(-acquired.cached_len // self.page) * self.page  # with the last page
         assert acquired.cached_len == wanted or loaded_len == actor.prompt_len
         parts = acquired.device_len + acquired.host_len + acquired.storage_len

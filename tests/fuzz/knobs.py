@@ -186,6 +186,7 @@ KNOBS = (
     _or_preset("cache.backs_up_answers", *OFF_ON),
     _or_preset("cache.loads_last_page", *OFF_ON),
     _or_preset("cache.checkpoints", "end_branch", "end", "branch_or_end", "every"),
+    _each("cache.window", "restore", "replay"),
     _or_preset("cache.windows", "end_branch", "end", "branch_or_end", "every"),
     _or_preset("cache.storage_branches", *OFF_ON),
     _or_preset("compat.quirks.trims_windows", *OFF_ON),
@@ -316,6 +317,9 @@ BARRED = (
     (("storage.kind", "none"), ("parallel.ranks", "2")),
     (("storage.kind", "none"), ("parallel.ranks", "3")),
     (("storage.kind", "none"), ("workload.start", "warm_storage")),
+    (("kinds", "full_mamba"), ("cache.window", "replay")),
+    (("kinds", "all"), ("cache.window", "replay")),
+    (("kinds", "parts"), ("cache.window", "replay")),
 )
 
 # what no scenario sets: files, what only a trace has, arguments of a user's class, names

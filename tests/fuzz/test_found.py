@@ -9,6 +9,11 @@ from tests.fuzz.trial import try_choices
 
 # one law each, and what broke it
 FOUND = {
+    # a hit that was given up hid which full pages are cached
+    "what_a_given_up_hit_did_not_use_has_a_reason": (
+        {"kinds": "parts", "cache.page_size": "1", "pools.swa_device": "0.0"},
+        18,
+    ),
     # a run of decode steps that was planned before, and waited for a copy, began as it was
     "whoever_comes_while_a_step_is_held_is_looked_at_after_it": (
         {

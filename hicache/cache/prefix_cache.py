@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from hicache.cache.kinds import FULL
-from hicache.cache.pages import FreePages, PageIds, Pools, free
+from hicache.cache.pages import NO_PAGES, FreePages, PageIds, Pools, free
 from hicache.cache.tiers.device import Device
 from hicache.cache.tiers.host import Host
 from hicache.cache.tiers.storage_writes import StorageWriter
@@ -216,22 +216,18 @@ class PrefixCache:
         The call evicts other data if needed. Return False, and allocate nothing, if the device has
         too few pages.
         """
-        num_pages = -(-num_tokens // self.page_size)
-        count = num_pages - sequence.num_pages
+        count = -(-num_tokens // self.page_size) - sequence.num_pages
         if count <= 0:
             return True
-        demand = Demand(purpose, sequence.request_id)
-        allocated: list[tuple[int, PageIds]] = []
+        pools, spare = self.pools[DEVICE], self.quirks.spare_pages
         for kind in self.tree.kinds.paged:
-            page_ids = self.device.allocate(kind, count, demand, spare=self.quirks.spare_pages)
-            if page_ids is None:
-                for earlier, ids in allocated:
-                    self.device.free(earlier, ids)
-                return False
-            allocated.append((kind, page_ids))
-        for kind, page_ids in allocated:
-            sequence.pages[kind] += page_ids
-        sequence.num_pages = num_pages
+            if pools[kind].num_free < count + spare:
+                demand = Demand(purpose, sequence.request_id)
+                if not self.device.make_room(kind, count, demand, spare=spare):
+                    return False
+        for kind in self.tree.kinds.paged:
+            sequence.pages[kind] += pools[kind].allocate(count) or NO_PAGES
+        sequence.num_pages += count
         return True
 
     def leave_window(self, sequence: Sequence, length: int) -> None:

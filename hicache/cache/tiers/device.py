@@ -27,20 +27,25 @@ class Device:
         residency = self._tree.residency
         return residency.resident[DEVICE][kind] - residency.protected[DEVICE][kind]
 
-    def allocate(
-        self, kind: int, count: int, demand: Demand = NO_DEMAND, *, spare: int = 0
-    ) -> PageIds | None:
+    def allocate(self, kind: int, count: int, demand: Demand = NO_DEMAND) -> PageIds | None:
         """Allocate `count` device page ids of one kind of data; return None if there is no room.
 
         The call evicts other data if too few pages are free. `demand` names the request that needs
-        the pages. `spare` is a number of extra pages that should stay free afterwards, if possible.
+        the pages.
+        """
+        return self._pools[kind].allocate(count) if self.make_room(kind, count, demand) else None
+
+    def make_room(self, kind: int, count: int, demand: Demand, *, spare: int = 0) -> bool:
+        """Evict until `count` ids are free; return False if that is impossible.
+
+        `spare` is a number of extra pages that should stay free afterwards, if possible.
         """
         pool = self._pools[kind]
         if pool.num_free < count + spare:
             if pool.num_free + self.evictable(kind) < count:
-                return None  # evicting everything would not suffice
+                return False  # evicting everything would not suffice
             self.evict(kind, count + spare - pool.num_free, demand)
-        return pool.allocate(count)
+        return pool.num_free >= count
 
     def free(self, kind: int, page_ids: PageIds) -> None:
         self._pools[kind].free(page_ids)

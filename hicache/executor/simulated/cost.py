@@ -130,7 +130,9 @@ class CostModel:
         self._save_s = 2 * model.mamba_slot_bytes / tp / hardware.state_bandwidth.value
         self._layers_before = np.arange(self._num_layers, dtype=np.float64)
         self._mamba_before = _count_before("M" in word or "D" in word for word in model.layer_words)
-        self._layer_bytes = [np.array(model.layer_bytes(name, tp)) for name in model.kind_names]
+        self._layer_bytes = [
+            np.array(model.layer_bytes(name, tp), float) for name in model.kind_names
+        ]
 
     def forward_ns(
         self,
@@ -480,8 +482,9 @@ class _Attention:
         num_pairs = num_keys = squares = 0
         for start, end in extends:
             pairs = self._pairs(end) - self._pairs(start)
-            first = start - (start % self.reach if self.restarts else self.reach)
-            num_keys += end - max(first, 0) if self._is_window else end
+            num_keys += end
+            if self._is_window:
+                num_keys -= max(start - (start % self.reach if self.restarts else self.reach), 0)
             num_pairs += pairs
             squares += pairs * pairs
         rate = min(self._window_rate, self._rates.at(sqrt(2 * squares / num_pairs)))

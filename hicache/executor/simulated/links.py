@@ -132,12 +132,15 @@ class Links:
     def _share(self) -> None:
         # flows over the same links have equal rates, so the filling runs over routes, not flows
         flows = self._flows.values()
+        if not flows:
+            self._next_end_ns = None
+            return
         rates = self._rates_of(tuple(self._loads.items()))
         for flow in flows:
             # even if the rate stays equal: the remaining bytes must not depend on whether the
             # rate changed and returned between calls at one time
             flow.set_rate(rates[flow.route], self._now_ns)
-        self._next_end_ns = min([flow.finish_ns for flow in flows]) if flows else None
+        self._next_end_ns = min([flow.finish_ns for flow in flows])
 
     def _fair_rates(self, of_routes: _Loads) -> dict[_Route, float]:
         # bytes per second of a flow on each route, by progressive filling

@@ -24,6 +24,8 @@ class EndlessStore:
         self._stored: set[Key] = set()
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
+        if self._stored.isdisjoint(keys):  # most writes are new
+            return [False] * len(keys)
         return list(map(self._stored.__contains__, keys))
 
     def read(self, keys: Sequence[Key]) -> int:

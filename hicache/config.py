@@ -130,7 +130,7 @@ class Batching(Enum):
 
 
 class Arrivals(Enum):
-    """When a request of the workload arrives at the engine."""
+    """The rule that sets the arrival time of each request of a workload."""
 
     open = "open"  # at its time in the trace
     # at its time in the trace, but not before its session's previous turn is answered

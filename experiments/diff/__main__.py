@@ -27,7 +27,10 @@ from hicache.workload.workload import KINDS
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit for the change of one metric, such as `hits:-0.5%`."""
+    """A limit for how much one metric may change between two versions of a cache.
+
+    `hits:-0.5%` is exceeded if `hits` falls by 0.5% or more.
+    """
 
     metric: str
     percent: float
@@ -192,10 +195,10 @@ class Part:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> "Part":
-        """Choose pools and requests.
+        """Choose the requests and the pool sizes that the command-line options ask for.
 
         Raises:
-            SideError: the pools are invalid, or no request fits them.
+            SideError: the pool sizes are invalid, or no request fits into the pools.
         """
         pools = pools_for(
             options.workload,

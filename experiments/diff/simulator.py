@@ -38,9 +38,9 @@ SGLANG = "sglang_0_5_23"
 
 class SimulatorSide:
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
-        """Open an engine.
+        """Start our own simulator with the given pool sizes.
 
-        Options: `compat` (a preset in `conf/compat`), `eviction` and `write_policy` (as the knobs).
+        `options` may contain `compat` (a preset in `conf/compat`), `eviction` and `write_policy`.
         """
         self._pools, self._page = pools, pools.page_size
         self._eviction = options.get("eviction", "lru")
@@ -220,9 +220,9 @@ class SimulatorSide:
 
 
 class CountedIo:
-    """The engine's I/O: counts work, and reports back-ups `copy_delay` requests later.
+    """Counts the copies and storage calls of our simulator, and delays the reports of back-ups.
 
-    A back-up counts when it starts, as on the other side.
+    A back-up counts when it starts. It is reported as complete `pools.copy_delay` requests later.
     """
 
     def __init__(self, inner: Io, pools: Pools, tally: Tally) -> None:
@@ -318,10 +318,12 @@ class _Watch:
 
 
 def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
-    """Return the config of an engine with these pools, in which no outcome depends on time.
+    """Return the configuration of our simulator for these pools.
+
+    Cache hits do not depend on time with this configuration.
 
     Raises:
-        ValueError: no engine can have these pools.
+        ValueError: no configuration has pools of these sizes.
     """
     model = MODELS["+".join(name for name in pools.components if name != "full") or "full"]
     page, compat = pools.page_size, options.get("compat", SGLANG)

@@ -1,11 +1,9 @@
-"""The kinds of data that a model caches, and what a hit needs of each.
+"""The kinds of data that a model caches, and the data of each kind that a request needs to resume.
 
-A *kind* is what one sort of layers keeps of the tokens it has read. Two properties decide how the
-cache treats it: the extent that a hit needs, and the kind that it rides on. The tree, transfers,
-prefetches and checks iterate over the model's own list, `Kinds`.
-
-The cache identifies a kind by its number, which is its index in every list by kind and its mark in
-storage keys.
+A *kind* is what one sort of layers caches of the tokens: full-attention KV, sliding windows or
+Mamba states. Each kind has a number, which is its index in every list by kind. The number also
+selects the last byte of a storage key. The tree, copies, prefetches and checks iterate over the
+model's `Kinds`.
 """
 
 from collections.abc import Iterable
@@ -26,7 +24,12 @@ KEY_TAGS = b"fsm34567"
 
 
 class Extent(Enum):
-    """Which data of a kind a request needs to continue after a page boundary."""
+    """States which pages of a cached prefix a request needs to resume after the prefix.
+
+    The answer depends on the type of layer. Full attention needs all pages (`path`). A sliding
+    window needs the last pages (`window`). Chunked attention needs the pages of the current chunk
+    (`chunk`). Mamba layers need one state at the end of the prefix (`point`).
+    """
 
     path = "every page from the root to the boundary"
     window = "the last pages before the boundary; all of them if there are fewer"
@@ -36,17 +39,21 @@ class Extent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The pages before a boundary that a request needs to continue there.
+    """The last pages of a cached prefix that a request needs to resume after the prefix.
 
-    `num_pages`: the most pages; exactly those, or with `is_chunk` those since the last multiple of
-    `num_pages`.
+    For sliding-window attention, `is_chunk` is False: the last `num_pages` pages are needed. For
+    chunked attention, `is_chunk` is True: attention restarts every `num_pages` pages. Then the
+    pages since the last restart are needed.
     """
 
     num_pages: int
     is_chunk: bool = False
 
     def first(self, end: Position) -> Position:
-        """The first of these pages at boundary `end`; negative if a window has fewer pages."""
+        """Return the first page that a request needs to resume after a prefix of `end` pages.
+
+        The result is negative if the prefix is shorter than the sliding window.
+        """
         return end - (end % self.num_pages if self.is_chunk else self.num_pages)
 
 
@@ -56,17 +63,17 @@ _POINT = Window(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of cached data.
+    """One kind of data that a model caches, such as full-attention KV or Mamba states.
 
     Attributes:
-        name: used in counters, measures and messages.
-        number: index in lists by kind; unused for a rider.
-        extent: what a hit needs. A point counts slots, all others count pages.
-        window_len: tokens of a window or chunk; a chunk has whole pages.
-        is_replayed: True if no tier keeps the pages: a request computes its window again.
-        rider_of: name of the kind whose pages (or slots) also hold this kind's data. A rider has no
-            pool, page table or key of its own: its bytes are a part of each such page.
-        page_bytes: bytes of a page or a slot, over all devices of an engine.
+        name: the name in metrics and messages.
+        number: the index in lists by kind; unused if `rider_of` is set.
+        extent: which part of a prefix must be cached so that a request can resume there.
+        window_len: tokens in a sliding window or an attention chunk; 0 for other kinds.
+        is_replayed: True if no tier keeps the pages, and a request computes its window again.
+        rider_of: the name of another kind whose pages also contain this kind's data. None means
+            that this kind has pages of its own.
+        page_bytes: bytes of a page or Mamba state slot, summed over all devices of an engine.
     """
 
     name: str
@@ -79,28 +86,27 @@ class Kind:
 
 
 class Kinds:
-    """The kinds of one model.
+    """All kinds of data that one model caches, such as full-attention KV and Mamba states.
 
-    Full (number 0) is the only path, and all other kinds need it. There is at most one point: a
-    second kind with that extent must ride on the first.
+    Each kind has a number; full-attention KV is number 0, and the other kinds are useless without
+    it.
 
     Attributes:
         page_size: tokens per page.
-        size: length of a list by kind. Entries of numbers that the model lacks are unused.
-        numbers: kinds with a pool, ascending.
-        paged: those of them that count pages.
-        kept: those of `paged` that the tree keeps.
-        aux: those of them other than full.
-        windows: the kinds with a window or chunk that the tree keeps, each with its pages.
-        replayed: those that it does not keep.
-        window_lens: length in tokens, by kind.
-        points: the kind whose extent is a point, if there is one.
-        extents: what a stored prefix must end with, of every kind in `aux`.
-        lost_with: by kind, the kinds that an inner node loses together with it: itself, and with a
-            window that slides also the point.
-        names: by kind.
-        page_bytes: bytes of a page or slot with its riders, by kind.
-        units: tokens per page, or 1 for a point, by kind.
+        size: length of a list with one item per number. Items of unused numbers have no meaning.
+        numbers: kinds with a page pool of their own, ascending.
+        paged: kinds that are stored in pages, not in state slots.
+        kept: kinds of `paged` that the radix tree keeps.
+        aux: all `numbers` except full-attention KV.
+        windows: (number, pages) of each kept kind with a sliding window or attention chunk.
+        replayed: the same for the windows that are not kept but computed again.
+        window_lens: tokens of each sliding window or chunk, by number.
+        points: the number of the Mamba states; empty if the model has none.
+        extents: (number, pages) of those that the tree keeps: what a reusable prefix ends with.
+        lost_with: by number, the kinds that are evicted together from an inner tree node.
+        names: by number.
+        page_bytes: bytes of a page or state slot, by number.
+        units: tokens per page, or 1 for Mamba states, by number.
     """
 
     def __init__(self, kinds: Iterable[Kind], page_size: int) -> None:
@@ -143,7 +149,11 @@ class Kinds:
         return max(min([end, *(window.first(end) for _, window in self.replayed)]), 0)
 
     def node_end(self, start: int, end: int) -> int:
-        """Where a node of pages `[start, end)` must end, so that it has pages of one chunk."""
+        """Return the page at which a radix-tree node that starts at page `start` must end.
+
+        The result is `end`, or less if the model has chunked attention: a node must not cross the
+        boundary between two chunks.
+        """
         return min([end, *(start - start % pages + pages for pages in self._chunks)])
 
 
@@ -194,13 +204,13 @@ def named_kinds(
 def model_kinds(
     model: ModelConfig, page_size: int, tp: int, form: str = PLAIN, *, replays: bool = False
 ) -> Kinds:
-    """The kinds of a model whose engine has `tp` devices; with `replays` no window is kept.
+    """Return the kinds of data that `model` caches, with the bytes of a page of each kind.
 
-    `form` is the number format (`models.FORMATS`), which sets the bytes; model parts keep their
-    own.
+    `page_size` is in tokens. `tp` is the number of tensor-parallel devices. `form` is the number
+    format of cached values, such as fp8; "plain" keeps the model's own format.
 
     Raises:
-        ValueError: a page would hold a fraction of an entry of a model part, or two chunks.
+        ValueError: `page_size` does not fit the data of the model.
     """
     sizes = [
         coded_page_bytes(model, kind, page_size, form) * model.kv_copies(kind, tp)
@@ -233,14 +243,17 @@ def model_kinds(
 
 
 def lengths_with(present: Iterable[bool], window: Window, start: int = 0) -> list[int]:
-    """The lengths, in pages and ascending, after which a request can continue.
+    """Return the prefix lengths after which a request can resume, ascending.
 
-    `present`: which pages from page `start` on are present; the pages before them do not count.
+    `present[i]` is True if page `start + i` is cached. A request can resume after a prefix if the
+    last pages that the attention `window` spans are cached. Lengths are in pages from page `start`
+    on. Pages before `start` are not checked.
     """
     lengths, gap = [], 0  # `gap`: the last length whose own page is missing
     for length, is_there in enumerate(present, 1):
         if not is_there:
             gap = length
-        if gap <= max(window.first(start + length) - start, 0):
+        may_end = is_there or window.is_chunk
+        if not gap or (may_end and gap <= window.first(start + length) - start):
             lengths.append(length)
     return lengths

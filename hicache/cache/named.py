@@ -1,4 +1,4 @@
-"""Classes named as `module:Class`, and the values that their methods must return."""
+"""Loads classes that are named as `module:Class`, and defines what their methods must return."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -51,11 +51,14 @@ def built(
     arguments: tuple[object, ...],
     knobs: Mapping[str, float],
 ) -> Policy:
-    """Build an object of a class; a class without a constructor gets no `arguments`.
+    """Build a user's policy by calling `make(*arguments, **knobs)`.
+
+    If `make` is a class without a constructor of its own, the call leaves out `arguments`. `name`
+    is the policy's name in error messages.
 
     Raises:
-        ValueError: the class does not accept `knobs`.
-        PolicyError: its constructor failed.
+        ValueError: `make` does not accept the arguments.
+        PolicyError: `make` raised an exception.
     """
     try:
         if getattr(make, "__init__", None) is object.__init__:

@@ -1,7 +1,8 @@
-"""The cache controller: it owns the pools, takes decisions from the tree, and queues the copies.
+"""The cache controller: it owns the page pools, takes decisions from the radix tree, and queues
+copies.
 
-The controller appends each piece of work to `outbox`, in order. The engine passes it to the
-executor and reports a finished transfer with `complete`.
+The controller appends each piece of work to `outbox`, in order. The engine passes the work to the
+executor, and calls `complete` when a copy is finished.
 """
 
 from collections import Counter
@@ -31,7 +32,12 @@ from hicache.config import StorageConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquired:
-    """The prefix that a request reuses, in tokens, by the tier that held it."""
+    """The cached prefix that a request reuses, in tokens.
+
+    `cached_len` is the length of the whole prefix. It is the sum of three parts, by the tier that
+    held them: `device_len`, `host_len` and `storage_len`. `load_back` is the copy from host to
+    device that the request must wait for; None means that there is no copy.
+    """
 
     cached_len: int
     device_len: int
@@ -41,14 +47,17 @@ class Acquired:
 
 
 class PrefixCache:
-    """Caches prefixes on device and host, within fixed pools.
+    """Manages the cached prefixes of one engine on the device and host tiers.
+
+    The object only takes decisions and queues copies. The engine carries out the copies in
+    `outbox`.
 
     Args:
-        tree: the radix tree; `tree.knobs` and `tree.quirks` are the settings of the cache.
-        pools: page allocators by tier and kind.
-        storage: when and how host data is written to storage.
-        storage_queue_bytes: host bytes that pending storage writes may lock; None means there is no
-            storage.
+        tree: the radix tree of the cached prefixes.
+        pools: page allocators, by tier and kind of data.
+        storage: settings for writes from host to storage.
+        storage_queue_bytes: maximum bytes that may wait to be written to storage. None means that
+            there is no storage.
     """
 
     def __init__(
@@ -105,15 +114,19 @@ class PrefixCache:
         return self.pools[DEVICE][FULL].capacity
 
     def room(self, kind: int = FULL) -> int:
-        """Tokens (or slots) on the device that are free or evictable."""
+        """Return how many tokens of the device's page pool are free or can be evicted.
+
+        `kind` selects the pool. The pool of Mamba states counts state slots instead of tokens.
+        """
         return self.available_size(kind) + self.evictable_size(kind)
 
     # -- a request's life ----------------------------------------------------------------------
 
     def match(self, sequence: Sequence, prompt_len: int) -> MatchResult:
-        """Return the longest usable prefix, at most `prompt_len - 1` tokens.
+        """Find the longest cached prefix that a request can reuse, at most `prompt_len - 1` tokens.
 
-        May split nodes and updates recency, as `RadixTree.match` does.
+        The call may split nodes of the radix tree. It marks the nodes of the prefix as recently
+        used.
         """
         return self.tree.match(sequence.tokens, prompt_len - 1, sequence.namespace)
 
@@ -126,18 +139,21 @@ class PrefixCache:
         storage_start: int = 0,
         storage_end: int = 0,
     ) -> Acquired | None:
-        """Lock the matched path, allocate pages for the load-back, and give the request its slots.
+        """Give a request its cached prefix: lock the prefix, and queue a copy of its host part.
 
-        If the load-back gets no pages, the request starts at the device boundary instead. Returns
-        None if there are no state slots for the request, or no pages for a window that it computes
-        again; the request then holds nothing.
+        The copy brings the host part to the device. If the host part is too short or the device has
+        no room, the request reuses only the device part. The request also gets Mamba state slots if
+        the model needs them. Return None if no slots, or no pages for a window
+        that is computed again, are free; the request then holds nothing.
 
         Args:
-            sequence: the request's tokens; receives the lock, pages and slots.
-            match: the result of `match`.
-            prompt_len: tokens of the prompt; needed only for `loads_last_page`.
-            storage_start: first token that the request's own prefetch read.
-            storage_end: end of these tokens.
+            sequence: the tokens of the request. The call stores the lock, the pages and the slots
+                in it.
+            match: the cached prefix that `match` found for this request.
+            prompt_len: the length of the prompt in tokens. It matters only if
+                `cache.loads_last_page` is on.
+            storage_start: the first token that a prefetch for this request read from storage.
+            storage_end: the end of the tokens that this prefetch read.
         """
         load_back = None
         node = match.device_node
@@ -159,7 +175,7 @@ class PrefixCache:
             return None
         sequence.tree_pages = sequence.num_pages = node.end
         kinds = self.tree.kinds
-        sequence.starts = [node.end] * kinds.size
+        sequence.starts, sequence.left_page = [node.end] * kinds.size, -1
         pages: list[PageIds] = [[] for _ in range(kinds.size)]
         sequence.pages = pages
         for above in node.span():
@@ -195,9 +211,10 @@ class PrefixCache:
     def extend(
         self, sequence: Sequence, num_tokens: int, purpose: Purpose = Purpose.prefill
     ) -> bool:
-        """Allocate pages until the sequence can hold `num_tokens`, evicting where needed.
+        """Allocate device pages until the sequence has room for `num_tokens` tokens.
 
-        Returns False, and allocates nothing, if one kind has too few pages.
+        The call evicts other data if needed. Return False, and allocate nothing, if the device has
+        too few pages.
         """
         num_pages = -(-num_tokens // self.page_size)
         count = num_pages - sequence.num_pages
@@ -218,15 +235,16 @@ class PrefixCache:
         return True
 
     def leave_window(self, sequence: Sequence, length: int) -> None:
-        """Free the sequence's own window pages that no token from `length` on attends to.
+        """Free the sliding-window pages that only this sequence holds and no longer needs.
 
-        The sequence keeps one window before the last page boundary below `length`: an equal request
-        would start there, because it computes its last token again.
+        Tokens from position `length` on do not attend to the freed pages. The window before the
+        last page boundary below `length` is kept, because a repeated prompt would resume there.
         """
+        sequence.left_page = last_page = (length - 1) // self.page_size
         kinds = self.tree.kinds
         for kind, window in (*kinds.windows, *kinds.replayed):
             start = sequence.starts[kind]
-            end = min(window.first((length - 1) // self.page_size), sequence.num_pages)
+            end = min(window.first(last_page), sequence.num_pages)
             if end <= start:
                 continue
             first = sequence.own_start(kind, kinds)
@@ -239,10 +257,11 @@ class PrefixCache:
         return self.device.allocate(kind, 1, Demand(Purpose.slot, sequence.request_id))
 
     def publish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
-        """Insert the sequence's pages `[tree_pages, num_pages)` and its states into the tree.
+        """Insert a sequence's pages and Mamba states into the radix tree, up to page `num_pages`.
 
-        The sequence keeps reading these pages; its lock moves to their end. `is_answer` is True if
-        the prompt was published before.
+        Other requests can then reuse the pages. Pages that were inserted before stay as they are.
+        The sequence goes on reading all pages, and its lock grows to cover them. `is_answer` is
+        True if the new pages hold generated tokens.
         """
         tree = self.tree
         lock = sequence.lock
@@ -309,9 +328,11 @@ class PrefixCache:
     # -- what prefetch has brought -----------------------------------------------------------------
 
     def insert_host(self, anchor: Node, sequence: Sequence, pages: list[PageIds]) -> int:
-        """Insert staged host pages below `anchor`, with their windows and state.
+        """Insert host pages that were read from storage into the radix tree, after `anchor`.
 
-        Returns the number of full pages that the tree did not hold yet.
+        `pages` holds page ids by kind: full-attention KV, sliding windows and the Mamba state.
+        Return the number of full-attention pages that were new to the tree. The other pages are
+        freed.
         """
         actions: list[FreePages] = []
         node = insert_host(self.tree, anchor, sequence, pages, actions)

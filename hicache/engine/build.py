@@ -29,15 +29,15 @@ def build_engine(
     listener: Listener | None = None,
     requests: Sequence[Request] = (),
 ) -> Engine:
-    """Build one engine, or one rank of it.
+    """Build one serving engine, or one tensor-parallel rank of an engine.
 
     Args:
-        config: all knobs.
-        deployment: the devices, costs and pool sizes of the config.
-        runtime: the clock, storage and executors.
-        names: names of pages.
-        listener: receives the engine's events; None means no listener.
-        requests: the workload, for an oracle policy.
+        config: all settings of the run.
+        deployment: the step costs and the sizes of the memory pools.
+        runtime: the clock, storage and executors that the engine uses.
+        names: computes the names (hashes) of KV-cache pages from their tokens.
+        listener: receives the events of the cache and of requests; None means no listener.
+        requests: the whole workload, for a policy that knows the future.
     """
     rates = RateEstimator(num_engines=config.parallel.replicas)
     tree = RadixTree(
@@ -83,9 +83,10 @@ def _cache(
 
 
 def queue_bytes(config: ExperimentConfig, deployment: Deployment) -> int:
-    """The maximum bytes that wait to be written to storage.
+    """Return how many bytes may wait at a time to be written to storage.
 
-    The default is half of the host's memory; with `cache.unlimited` there is no limit.
+    `config.storage.write_queue_gib` sets the limit. If it is None, the limit is half of the host
+    tier's memory, or no limit if `config.cache.unlimited` is set.
     """
     if config.storage.write_queue_gib is not None:
         return int(config.storage.write_queue_gib * GIB)

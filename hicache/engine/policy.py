@@ -94,11 +94,21 @@ def policy_of(
     now_ns: Callable[[], int],
     requests: Sequence[Request] = (),
 ) -> SimpleNamespace:
-    """Build the policies that the config names; methods of `cache.policy` replace built-in ones.
+    """Build the policies that `config` names, as one object with a method for each decision.
+
+    The methods of the user's class, which `config.cache.policy` names, replace built-in ones.
+
+    Args:
+        config: all settings of the run.
+        deployment: the step costs and the sizes of the memory pools.
+        rates: measures how fast the engine computes and loads.
+        now_ns: returns the engine's time in ns.
+        requests: the whole workload, for a policy that knows the future.
 
     Raises:
-        ValueError: there is no such class, or it does not accept the arguments.
-        PolicyError: a user's class cannot be used.
+        ValueError: the user's class does not exist, does not accept its arguments, or has a method
+            that does not work with several ranks.
+        PolicyError: the user's class fails, or its methods are not those of a policy.
     """
     cache, world = config.cache, _world(config, deployment, rates, now_ns, requests)
     policy = presets(world)
@@ -123,14 +133,17 @@ def policy_of(
 
 
 def presets(world: World) -> SimpleNamespace:
-    """Return the methods and attributes of the built-in policies that `world.config` names."""
+    """Return the built-in policies that `world.config` names.
+
+    Each decision, such as eviction or routing, is a method or attribute of the returned object.
+    """
     config = world.config
     placement = config.cache.checkpoints if "mamba" in world.kinds else config.cache.windows
-    eviction = _built(EVICTIONS[config.cache.eviction], world)
-    order = _built(ORDERS[config.scheduler.order], world)
-    stop = _built(STOPS[config.prefetch.stop], world)
-    copies = _built(COPIES[config.cache.write_policy], world)
-    writes = Downward(copies, _built(WRITES[config.storage.write], world))
+    eviction = _made(EVICTIONS[config.cache.eviction], world)
+    order = _made(ORDERS[config.scheduler.order], world)
+    stop = _made(STOPS[config.prefetch.stop], world)
+    copies = _made(COPIES[config.cache.write_policy], world)
+    writes = Downward(copies, _made(WRITES[config.storage.write], world))
     methods = SimpleNamespace(
         moments=writes.moments,
         demotes=writes.demotes,
@@ -139,10 +152,10 @@ def presets(world: World) -> SimpleNamespace:
         waits=getattr(stop, "waits", True),
         may_stop=stop.may_stop,
         deadline_ns=getattr(stop, "deadline_ns", None),
-        checkpoints=_built(PLACEMENTS[placement], world).checkpoints,
+        checkpoints=_made(PLACEMENTS[placement], world).checkpoints,
         sort_key=order.sort_key,
         window_charge=NamedBudget(world).window_charge,
-        route=_built(ROUTERS[config.parallel.router], world).route,
+        route=_made(ROUTERS[config.parallel.router], world).route,
         has_entries=hasattr(eviction, "rank"),
     )
     if methods.has_entries:
@@ -150,8 +163,8 @@ def presets(world: World) -> SimpleNamespace:
     return methods
 
 
-def _built(make: Callable[..., Any], world: World) -> Any:
-    return built("", make, (world,), {})
+def _made(make: Any, world: World) -> Any:
+    return make() if make.__init__ is object.__init__ else make(world)
 
 
 def _either(own: Callable[..., Any], preset: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,13 +176,14 @@ def _either(own: Callable[..., Any], preset: Callable[..., Any]) -> Callable[...
 
 
 def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> SimpleNamespace:
-    """Build the class of `cache.policy`, with checks of each return value and exception.
+    """Build the user's policy class `name`, and return its policy methods as one object.
 
-    Returns the methods of `METHODS` that it defines, and nothing else.
+    The class is called with `world` and the keyword arguments `arguments`. Each returned method
+    raises an error if the user's method fails or returns a wrong value.
 
     Raises:
         ValueError: there is no such class, or it does not accept the arguments.
-        PolicyError: it cannot be built, defines none of the methods, or defines an unknown event.
+        PolicyError: the class fails, has no method of a policy, or handles an unknown event.
     """
     told, make = f"cache.policy={name}", STOCK.get(name) or loaded("cache.policy", name)
     names = ", ".join(METHODS)

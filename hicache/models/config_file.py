@@ -209,7 +209,14 @@ class ConfigFile:
         return bool(self.values.get(name))
 
     def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """The integer under the first of `names` that the file has; `default` if it has none."""
+        """Return the integer under the first of `names` that the file has.
+
+        Return `default` if the file has none of them.
+
+        Raises:
+            ValueError: the file has none of them and `default` is None, or the value is not an
+                integer of at least `least`.
+        """
         name = next((name for name in names if name in self.values), None)
         if name is None:
             if default is None:
@@ -308,10 +315,10 @@ def _ratio_words(file: ConfigFile, num: int) -> list[str]:
 
 
 def index_layers(file: ConfigFile, num_layers: int) -> list[bool]:
-    """True for each layer that keeps index keys for sparse attention.
+    """Return for each layer whether it keeps index keys, which choose tokens for sparse attention.
 
-    A list of layers takes precedence over a schedule. Names and defaults are those of transformers
-    5.23 (`GlmMoeDsaConfig`).
+    If the file lists these layers, the list decides. Otherwise every n-th layer keeps them, with n
+    from the file. Missing numbers get the defaults of transformers 5.23.
     """
     if not file.has("index_head_dim") or file.kind == "deepseek_v4":
         return [False] * num_layers

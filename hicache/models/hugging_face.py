@@ -27,7 +27,9 @@ class _Heads(NamedTuple):
 
 
 def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
-    """The shape of the model whose config.json is at `path`; `given` fields are kept.
+    """Read a model's config.json and return the model's shape.
+
+    `path` is the file or its folder. Fields in `given` replace those from the file.
 
     Raises:
         ValueError: there is no such file, the model type is unknown, or a number is impossible.
@@ -59,7 +61,9 @@ def _json_object(path: Path) -> dict[str, object]:
 
 
 def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> ModelConfig:
-    """The shape that a config.json describes; `given` fields are kept.
+    """Return the model's shape that the contents of a config.json describe.
+
+    Fields in `given` replace those from `config`.
 
     Raises:
         ValueError: the model type is unknown, or a number is impossible.
@@ -103,10 +107,8 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
 
 
 def _marked(words: list[str], indexed: list[bool], *, shares: bool) -> list[str]:
-    """The layer words, with marks for sparse attention (t) and for index keys (I).
-
-    `shares`: layers without index keys reuse the choice of an earlier layer.
-    """
+    # marks sparse attention (t) and index keys (I); `shares`: layers without index keys reuse the
+    # choice of an earlier layer
     if not any(indexed):
         return words
     is_sparse = [shares or has for has in indexed]
@@ -219,10 +221,8 @@ def _latent_attention(file: ConfigFile, num_layers: int, num_index_layers: int) 
 
 
 def _compressed_attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
-    """Fields of DeepSeek-V4: a window of one latent vector, and compressed KV.
-
-    Each entry of 4 tokens needs two projections per token, because neighboring entries overlap.
-    """
+    # DeepSeek-V4: a window of one latent vector, and compressed KV. Each entry of 4 tokens needs
+    # two projections per token, because neighboring entries overlap
     hidden, query, dim = (file.count(x) for x in ("hidden_size", "num_attention_heads", "head_dim"))
     low, low_out = file.count("q_lora_rank"), file.count("o_lora_rank")
     index_dim, index_heads = file.count("index_head_dim"), file.count("index_n_heads")

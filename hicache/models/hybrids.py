@@ -82,7 +82,10 @@ def _one_head_each(inner: int, state: int, taps: int) -> dict[str, object]:
 
 
 def hybrid_words(file: ConfigFile) -> list[str] | None:
-    """The words of the layers of a hybrid model; None for other models."""
+    """Return the kinds of each layer of a hybrid model as letters; None for other models.
+
+    F is full attention, and M is a Mamba layer: a layer `FM` has both.
+    """
     if file.kind not in (*MAMBA_2, *CONVOLUTIONS, "jamba"):
         return None
     num = file.count("num_hidden_layers")

@@ -76,7 +76,7 @@ class Explainer(PageHistory):
                 config=self._config,
                 names_evictions=self._names_evictions,
                 numbers=numbers[:seen],
-                full_end=case.full_len // page,
+                full_end=case.full_len // page,  # an admission may use less
                 start=first if is_again else case.came_len // page,
                 prefetch=None if is_again else req.prefetch,
                 declined="retracted" if is_again else req.declined,

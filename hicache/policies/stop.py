@@ -1,6 +1,7 @@
-"""Stop policies: when a request stops waiting for its prefetch.
+"""Stop policies: when a request stops waiting for its prefetch from storage.
 
-Complete pages always wait for their window and state, unless the policy never waits.
+Even when all pages are read, the request waits for their window and state, unless the policy never
+waits.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,10 @@ from hicache.policies.world import World
 
 
 class BestEffort:
-    """Never waits: the request runs with the pages that are read."""
+    """Never lets a request wait for its prefetch from storage.
+
+    The request runs with the pages that have been read so far.
+    """
 
     waits = False  # it is not called, and ranks do not vote
 
@@ -27,7 +31,10 @@ class WaitComplete:
 
 
 class Timeout:
-    """Waits until all pages are read, or for a base time plus a time per 1024 requested tokens."""
+    """Lets a request wait until its prefetch from storage is complete or a time limit ends.
+
+    The limit is a base time plus a time per 1,024 tokens of the prefetch.
+    """
 
     def __init__(self, world: World) -> None:
         config = world.config.prefetch
@@ -57,13 +64,11 @@ class Timeout:
 
 
 class Marginal:
-    """Waits while reading the missing pages costs the waiting requests less than computing them.
+    """Lets a request wait for its prefetch from storage while reading costs less than computing.
 
-    The expected read time comes from recent reads, after all earlier prefetches. The expected
-    compute time comes from recent steps; it counts once per waiting request, because computing
-    delays each of them. No request waits longer than computing would have cost, so a wrong estimate
-    at most doubles the cost. The comparison covers the pages after the longest restorable prefix so
-    far: all pages of a hybrid prefetch, unless `prefetch.commit=usable` keeps a part of it.
+    The costs are the expected times to read and to compute the missing pages, from recent rates.
+    The time to compute counts once per waiting request, because computing delays all of them. A
+    request stops waiting when the wait has cost as much as computing the whole prefetch.
     """
 
     def __init__(self, world: World) -> None:
@@ -89,12 +94,17 @@ class Marginal:
         return worth_ns is not None and load_ns > worth_ns
 
     def deadline_ns(self, prefetch: Prefetch) -> int | None:
-        """Time (ns) at which waiting has cost as much as recomputing the whole prefetch."""
+        """Return the time in nanoseconds at which a request should stop waiting for its prefetch.
+
+        Waiting has then cost as much as computing the whole prefetch. Return None before the first
+        compute rate was measured.
+        """
         worth_ns = self._worth_ns(prefetch, 0)
         return None if worth_ns is None else prefetch.enqueued_ns + round(worth_ns)
 
     def _worth_ns(self, prefetch: Prefetch, first_page: int) -> float | None:
-        # value (ns) of not computing the pages from `first_page` on
+        # value (ns) of not computing the pages from `first_page` on: those after the longest
+        # restorable prefix so far, so all of a hybrid prefetch without `prefetch.commit=usable`
         compute_ns = self._rates.compute_ns((prefetch.num_pages - first_page) * self._page)
         if compute_ns is None:
             return None

@@ -1,7 +1,7 @@
 """Write policies: `cache.write_policy` copies to the host, `storage.write` to storage.
 
-`moments`: those at which a policy is called; at others it copies nothing. In a run without entries
-it gets a node.
+`moments` names the moments at which a policy is called; at others, the policy copies nothing. In a
+run without entries, a policy gets a node.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,10 @@ from hicache.policies.world import World
 
 
 class WriteThrough:
-    """Copies to the host what is inserted; answers only with `cache.backs_up_answers`."""
+    """Copies data to the host as soon as it is inserted on the device.
+
+    Generated answers are copied only if the setting `cache.backs_up_answers` is on.
+    """
 
     moments = frozenset({INSERTED})
     least_uses = 0
@@ -27,7 +30,7 @@ class WriteThrough:
 
 
 class WriteThroughSelective(WriteThrough):
-    """Copies to the host what is inserted for the second time or was hit."""
+    # copies what is inserted for the second time or was hit
 
     least_uses = 2
 
@@ -40,7 +43,11 @@ class WriteBack:
 
 
 class WriteBackWatermark(WriteBack):
-    """Write-back that also copies insertions while the free share is below the watermark."""
+    """Copies data to the host before the data is evicted, and earlier if the device is nearly full.
+
+    New data is copied at once if the free share of its device pool is below
+    `cache.write_watermark`.
+    """
 
     moments = frozenset({INSERTED, EVICTED})
 
@@ -86,7 +93,7 @@ WRITES: dict[str, Callable[..., Any]] = {
 
 
 class Downward:
-    """The write policies of both knobs as one, by target."""
+    """Combines the write policies of two tiers: `copies` for the host, and `writes` for storage."""
 
     def __init__(self, copies: Any, writes: Any) -> None:
         self._policies = {"host": copies, "storage": writes}

@@ -62,7 +62,7 @@ SAID = (
     "workload/distinct_tokens",
 )
 # present only if they apply: reasons with engine.explain; a goodput search; pools with a capacity;
-# a real executor, hidden copies, and the effects of a lossy format
+# a real executor, hidden copies, and logits that were compared
 SOMETIMES = (
     *(f"{area}/{reason}_tokens" for area in ("computed", "recomputed") for reason in REASONS),
     "computed/window_missing_tokens",

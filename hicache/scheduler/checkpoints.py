@@ -15,22 +15,16 @@ class End:
 
 
 class EndBranch:
-    """The end of the prompt, and its branch point."""
-
     def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
         return [end] if branch is None else [branch, end]
 
 
 class BranchOrEnd:
-    """The branch point of the prompt, or its end if it has none."""
-
     def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
         return [end if branch is None else branch]
 
 
 class Every:
-    """The end, the branch point, and every `grid_tokens` tokens."""
-
     def __init__(self, world: World) -> None:
         self._grid_tokens = world.config.cache.checkpoint_tokens
 

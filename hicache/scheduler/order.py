@@ -22,10 +22,10 @@ class LongestPrefix:
 
 
 class ShortestRemaining:
-    """The least uncached work first, with aging.
+    """Ranks waiting requests by the prompt work that is not cached, the least first.
 
-    The key is the work in seconds plus `aging` times the submission time. The key of a request
-    never changes: waiting is credited as a penalty on later requests.
+    The rank is that work in seconds, plus the time of submission in seconds times `aging`. So a
+    long prompt gets ahead of short ones that are submitted much later.
     """
 
     def __init__(self, world: World) -> None:

@@ -29,10 +29,10 @@ MAX_JUMP = 256  # decode steps planned at once; the executor prices only those b
 
 
 class Scheduler:
-    """The queue and the running requests of one engine.
+    """Decides which requests of one engine run in the next step.
 
-    Invariant: a request is in exactly one of waiting, partial (a part of its prompt is computed)
-    and running (decoding).
+    Each request is either waiting, partial (a part of its prompt is computed) or running
+    (decoding).
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Scheduler:
         """Create the scheduler of one engine.
 
         Args:
-            cache: the cache that provides the pages.
-            prefetcher: starts reads from storage; None means there is no storage.
-            config: the `scheduler` knobs.
-            max_len: maximum context length of the model in tokens.
-            may_jump: several decode steps may be planned at once.
-            takes_decode_pages_first: pages are allocated before a step instead of after it, as real
-                memory requires.
+            cache: the KV cache that provides the pages.
+            prefetcher: reads pages from storage ahead of time; None means that there is no storage.
+            config: the settings of the scheduler.
+            max_len: maximum tokens of prompt and answer together.
+            may_jump: whether several decode steps may be planned at once.
+            takes_decode_pages_first: whether a decode step takes its pages before it starts, as
+                real memory requires; otherwise it takes them when it ends.
             listener: receives the events of requests; None means no listener.
         """
         self.cache = cache
@@ -87,9 +87,10 @@ class Scheduler:
     def submit(
         self, request: Request, now_ns: int, *, arrived_ns: int | None = None
     ) -> RequestState:
-        """Queue a request and start its prefetch, or reject it if it can never run.
+        """Queue a request and start its prefetch from storage, or reject it if it can never run.
 
-        `arrived_ns`: arrival time, if the request then waited for the end of a step.
+        `arrived_ns` is the arrival time in ns if the request then had to wait for the end of a
+        step. None means that it arrives at `now_ns`.
         """
         self._num_submitted += 1
         tokens = self.cache.tree.names.tokens(request)
@@ -117,9 +118,10 @@ class Scheduler:
         return req
 
     def abort(self, request_id: int, now_ns: int) -> RequestState | None:
-        """Remove a request in any state and free what it holds; None if there is no such request.
+        """Remove a request, whether it waits or runs, and free its memory.
 
-        Must not be called while a step runs that includes the request.
+        Return None if there is no such request. The method must not be called during a step that
+        computes the request.
         """
         req = self._take_out(request_id)
         if req is None:
@@ -157,7 +159,6 @@ class Scheduler:
 
     @property
     def has_backlog(self) -> bool:
-        """True if the last plan left out a request that does not wait for storage."""
         for _, req in self.waiting:  # noqa: SIM110
             if req.blocked_since_ns is None:
                 return True
@@ -165,7 +166,6 @@ class Scheduler:
 
     @property
     def has_finished(self) -> bool:
-        """True if finished requests are waiting to be collected by `take_ended`."""
         return bool(self._ended.finished)
 
     def take_ended(self) -> Outcome:
@@ -211,10 +211,8 @@ class Scheduler:
     # -- admission -----------------------------------------------------------------------------
 
     def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
-        """Consider the waiting requests in order, until one of them does not fit.
-
-        Returns what the remaining requests lack, except those that wait for storage.
-        """
+        # considers the waiting requests in order until one of them does not fit; returns what the
+        # rest lack, except those that wait for storage
         num_blocked = 0
         for entry in list(self.waiting):
             req = entry[1]
@@ -362,7 +360,7 @@ class Scheduler:
             self.cache.tree.entries.finished(req.request, outcome)
 
     def _is_final(self, batch: Batch) -> bool:
-        """True if waiting cannot help: nothing else runs, and no transfer or read is in flight."""
+        # waiting cannot help if nothing else runs and no transfer or read is in flight
         if batch.extends or self.running or self.partial is not None:
             return False
         return not self._may_get_room
@@ -541,12 +539,10 @@ class Scheduler:
         return self._admission.steps_deferred(self._defer, running, wanted)
 
     def _retract_one(self, batch: Batch) -> bool:
-        """Send the running request with the least computed answer back to the queue.
-
-        Returns False if nothing can decode now: the last request must wait, or was sent back as
-        well. The last request restarts where its answer ends, with a lock on that window alone, and
-        has gained at least one token; so the retractions end.
-        """
+        # sends the running request with the least computed answer back to the queue; returns False
+        # if nothing can decode now: the last request must wait, or was sent back as well. The last
+        # request restarts where its answer ends, with a lock on that window alone, and has gained
+        # at least one token; so the retractions end
         if len(self.running) == 1:
             if batch.extends or self.cache.in_flight:
                 return False
@@ -569,8 +565,7 @@ class Scheduler:
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
-        windows = (*cache.tree.kinds.windows, *cache.tree.kinds.replayed)
-        answer_pages = self._answer_pages
+        has_windows, answer_pages = bool(cache.tree.kinds.window_lens), self._answer_pages
         finished = []
         for req in reqs:
             sequence = req.sequence
@@ -579,9 +574,8 @@ class Scheduler:
             is_short = length > sequence.num_pages * page
             if is_short and not cache.extend(sequence, length, Purpose.decode):
                 raise AssertionError("a decode step was planned without free pages for it")
-            for kind, window in windows:
-                if window.first((length - 1) // page) > sequence.starts[kind]:
-                    cache.leave_window(sequence, length)
+            if has_windows and (length - 1) // page > sequence.left_page:
+                cache.leave_window(sequence, length)
             if not num_left:
                 finished.append(req)
             elif answer_pages and self._steps_to_publish(req) <= 0:

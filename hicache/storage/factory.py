@@ -155,11 +155,10 @@ def open_guarded_storage(
 ) -> GuardedStorage | None:
     """Open the storage engine of `config` for a real run; its failures become cache misses.
 
-    Redis and Mooncake limit the time of their calls themselves. Calls of slab, file and user
-    classes end after `config.deadline_s` seconds at most, because disks can block forever. With
-    injected faults, that deadline holds for every engine. `seed` determines the faults. If they
-    include corruption, this process keeps a digest of each page that it writes, to detect corrupt
-    pages. Pages of earlier processes are then misses. Return None if `config.kind` is `none`.
+    Every call of an engine on disk ends after at most `config.deadline_s` seconds, because a disk
+    can block forever. Redis and Mooncake have time limits of their own. `seed` determines the
+    injected faults. If these include corruption, only pages that this process wrote can be read: it
+    keeps their digests to detect corrupt pages. Return None if `config.kind` is `none`.
     """
     engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)
     if engine is None:

@@ -27,10 +27,11 @@ def load_mooncake(
     """Load a trace in Mooncake's format as requests in order of arrival, the first at time 0.
 
     Each line of the trace names the blocks of one prompt by ids. `block_tokens` is the number of
-    tokens per block; None means the only power of two that fits every line. A request continues the
-    earlier request that the trace names. If the trace names neither sessions nor parents, the
-    loader takes the latest earlier request whose full blocks are a prefix of the new prompt. That
-    prefix must have at least two blocks and more than `config.system_tokens` tokens.
+    tokens per block; None means that the loader infers it from prompt lengths and numbers of ids.
+    A request continues the earlier request that the trace names. If the trace names neither
+    sessions nor parents, the loader takes the latest earlier request whose full blocks are a prefix
+    of the new prompt. That prefix must have at least two blocks and more than
+    `config.system_tokens` tokens.
 
     Raises:
         TraceError: a line is malformed; the message names the file and the line.

@@ -86,11 +86,12 @@ def load_rows(
     """Convert parsed trace lines to requests in order of arrival, the first at time 0.
 
     `rows` may be in any order. `block_tokens` is the number of tokens per block. If it is None, the
-    number is taken from the rows. If the rows have none either, it is the only power of two that
-    fits them. The rows either all list the partial last block of a prompt, or all leave it out.
+    rows give it, or else it is inferred: the only power of two for which the prompt lengths agree
+    with the numbers of block ids. The rows either all list the partial last block of a prompt, or
+    all leave it out.
 
     Raises:
-        TraceError: no block size fits most rows, or a row does not fit the size of the others.
+        TraceError: no block size agrees with most rows, or one row contradicts the others.
     """
     found = from_first(path, rows)
     for row in found:

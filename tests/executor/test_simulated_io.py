@@ -90,11 +90,11 @@ class Read:
     def keys(self, kind: int, first: int, end: int) -> list[bytes]:
         return [bytes([97 + page]) for page in range(first, end)]
 
-    def first_page(self, window: Window, end: int) -> int:
-        return max(window.first(end), 0)
-
     def usable_pages(self, completed: int) -> int:
         return completed if completed == self.num_pages else 0
+
+    def first_page(self, window: Window, end: int) -> int:
+        return max(end - window.num_pages, 0)
 
     def sidecar_keys(self, end: int) -> list[bytes]:
         return [b"w"] * len(self.staged[SWA]) + [b"s"] * self.has_state

@@ -100,6 +100,11 @@ FOUND = {
         },
         35,
     ),
+    # the explanation of an admission without its hit took the tree's pages for missing
+    "a_hit_that_is_given_up_leaves_its_pages_in_the_tree": (
+        {"kinds": "parts", "cache.page_size": "1", "pools.swa_device": "0.0"},
+        18,
+    ),
 }
 
 

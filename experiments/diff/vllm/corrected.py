@@ -12,7 +12,7 @@ from typing import Any
 
 
 def correct(scheduler: Any) -> None:
-    """Replace two methods of this scheduler's parts; the package itself stays as it is."""
+    """Correct two known faults in this vLLM scheduler; the installed package stays unchanged."""
     _keep_one_of_equal_blocks(scheduler.kv_cache_manager.block_pool)
     if scheduler.connector is not None:
         _offer_every_block(scheduler.connector.connector_scheduler)
@@ -21,34 +21,18 @@ def correct(scheduler: Any) -> None:
 def _keep_one_of_equal_blocks(pool: Any) -> None:
     cache = pool.cache_full_blocks
 
-    def cache_once(
-        *,
-        request: Any,
-        blocks: list[Any],
-        num_cached_blocks: int,
-        num_full_blocks: int,
-        kv_cache_group_id: int,
-        block_mask: list[bool] | None = None,
-        **more: Any,
-    ) -> None:
-        is_new = block_mask or [True] * (num_full_blocks - num_cached_blocks)
-        for index in range(len(is_new)):
-            place = num_cached_blocks + index
-            equal = pool.get_cached_block(request.block_hashes[place], [kv_cache_group_id])
-            if is_new[index] and equal:
+    def cache_once(**call: Any) -> None:
+        blocks, first = call["blocks"], call["num_cached_blocks"]
+        is_new = call["block_mask"] or [True] * (call["num_full_blocks"] - first)
+        for place in range(first, first + len(is_new)):
+            block_hash = call["request"].block_hashes[place]
+            equal = pool.get_cached_block(block_hash, [call["kv_cache_group_id"]])
+            if is_new[place - first] and equal:
                 pool.touch(equal)
                 pool.free_blocks([blocks[place]])
                 blocks[place] = equal[0]
-                is_new[index] = False
-        cache(
-            request=request,
-            blocks=blocks,
-            num_cached_blocks=num_cached_blocks,
-            num_full_blocks=num_full_blocks,
-            kv_cache_group_id=kv_cache_group_id,
-            block_mask=is_new,
-            **more,
-        )
+                is_new[place - first] = False
+        cache(**{**call, "block_mask": is_new})
 
     pool.cache_full_blocks = cache_once
 

@@ -29,12 +29,10 @@ GROUP_BYTES = 4  # suffix of an offloaded block's key, after the hash
 
 class VllmSide:
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
-        """Start an empty cache.
+        """Start vLLM's scheduler with an empty cache and the given pool sizes.
 
-        Args:
-            pools: sizes.
-            options: `eviction` of the CPU tier is lru, arc, or `module:Class` (of recent releases);
-                `corrected` corrects two faults (`corrected.py`).
+        `options` may contain `eviction`, the eviction policy of the CPU tier: lru, arc, or
+        `module:Class`. If `options` contains `corrected`, two known faults of vLLM are corrected.
         """
         if options.get("core", "python") != "python":
             raise SideError(f"vllm {vllm.__version__} has no {options['core']} core")

@@ -1,8 +1,9 @@
 """Prefetch from storage to host: how much is read, when it may stop, and who owns the pages.
 
-A prefetch starts when its request is queued. The scheduler checks it each time it considers the
-request. The reader owns the staged pages until it has finished. If the request stops waiting, pages
-`[0, completed)` pass to the cache at once and the rest are freed when the reader has finished.
+A prefetch starts when its request is queued. The scheduler checks the prefetch each time it
+considers the request. The reader owns the host pages until it has finished. If the request stops
+waiting, the pages read so far pass to the cache at once. The other pages are freed when the reader
+has finished.
 """
 
 from collections import Counter
@@ -19,10 +20,10 @@ from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
 
 
 class Prefetcher:
-    """Starts, checks and settles the prefetches of one engine.
+    """Starts, watches and ends the reads of cached pages from storage to host in one engine.
 
-    Each staged page is either read, or discarded for a reason (`counters`). `cache.fates` counts
-    what happens to the pages that were read.
+    Each read serves one queued request. `host_tokens` is the size of the host tier in tokens; None
+    means unlimited. `rates` estimates how long reads take.
     """
 
     def __init__(
@@ -127,10 +128,11 @@ class Prefetcher:
         self.reads.append(prefetch)
 
     def can_terminate_prefetch(self, prefetch: Prefetch, now_ns: int) -> bool:
-        """True if the stop policy lets the request run without the rest of the prefetch.
+        """Return True if the stop policy lets the request run without the rest of its prefetch.
 
-        A complete prefetch still waits for its state and window (report 003), unless the policy
-        never waits or the quirk `await_sidecars` is off.
+        A prefetch may have read all its pages, but not yet its sliding window or Mamba state. The
+        request then goes on waiting, unless the policy never waits or the setting `await_sidecars`
+        is off. `now_ns` is the current time in nanoseconds.
         """
         if not self.policy.waits:
             return True
@@ -143,7 +145,10 @@ class Prefetcher:
         return not self._lets_go(prefetch, now_ns)
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
-        """The first time (ns) after the next deadline of a prefetch; None if there is none."""
+        """Return the time in nanoseconds at which the next prefetch exceeds its deadline.
+
+        Deadlines before `now_ns` do not count. Return None if no deadline is left.
+        """
         if self.policy.deadline_ns is None:
             return None
         earliest: int | None = None
@@ -155,10 +160,12 @@ class Prefetcher:
         return earliest
 
     def check(self, request_id: int, now_ns: int) -> bool:
-        """True if the scheduler may consider the request now; stops its prefetch if it may stop.
+        """Return True if a request need not wait any longer for its prefetch from storage.
 
-        If a part of a hybrid prefetch will be kept, the request waits until the window and state of
-        that part are read as well.
+        The call stops the prefetch if the stop policy allows it. With sliding windows or Mamba
+        states, the part that was read is useless without the window and state at its end. The
+        request then waits until the window and state are read as well. `now_ns` is the current time
+        in nanoseconds.
         """
         prefetch = self.active.get(request_id)
         if prefetch is None or prefetch.is_settled:
@@ -237,7 +244,8 @@ class Prefetcher:
         self.counters[f"prefetch/declined_{reason}_tokens"] += num_pages * self._page
 
     def _stage(self, prefetch: Prefetch) -> bool:
-        """Allocate host pages, cut to the free ones (reports 000-002); all of them or none."""
+        # allocate host pages, all of them or none; `config.cut` may shorten the prefetch to what
+        # fits
         demand = Demand(Purpose.prefetch, prefetch.request_id)
         room, config = self.cache.host, self.config
         wanted = prefetch.num_pages
@@ -297,7 +305,7 @@ class Prefetcher:
     def _terminate(self, prefetch: Prefetch) -> None:
         self._count_stop(prefetch)
         if prefetch.is_complete and prefetch.has_sidecars and not prefetch.is_read:
-            # report 003: the pages are read, but not yet the window and state that make them usable
+            # the pages are read, but not yet the window and state that make them usable
             self.counters["prefetch/terminated_without_sidecars_count"] += 1
         if prefetch.phase is Phase.asking:
             self._revoke(prefetch, "terminated")

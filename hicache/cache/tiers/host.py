@@ -1,4 +1,4 @@
-"""The host tier: its pages and slots, eviction, and back-ups from the device."""
+"""The host tier: allocates pages and state slots, evicts, and copies from the device."""
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, joined
@@ -11,9 +11,9 @@ from hicache.cache.tree.radix_tree import Plan, RadixTree
 
 
 class Host:
-    """Allocates host pages (or slots), evicts, and queues back-ups.
+    """Manages the host tier: allocates pages, evicts data, and queues copies from the device.
 
-    Copies without free pages are dropped and counted.
+    If the host has no room for a copy, the copy is dropped and counted.
     """
 
     def __init__(
@@ -68,9 +68,12 @@ class Host:
     def save_path(
         self, node: Node, request_id: int | None = None, *, is_answer: bool = False
     ) -> None:
-        """Copy the uncopied part of a locked path, up to the deepest node that the policy admits.
+        """Copy a new cached prefix from the device to the host, if the write policy wants the copy.
 
-        `request_id`: the request that published the path.
+        The prefix ends at `node` and must be locked. The copy ends at the deepest node that the
+        policy accepts. It leaves out data that the host holds already. `request_id` names the
+        request that inserted the prefix. `is_answer` is True if the new pages hold generated
+        tokens.
         """
         if INSERTED not in self._tree.policy.moments["host"]:
             return
@@ -86,7 +89,12 @@ class Host:
             self._back_up(plan, request_id, is_fence=False)
 
     def save_victim(self, victim: Node, kind: int, request_id: int | None) -> None:
-        """Copy what the eviction of a kind would lose; the next step waits for the copy."""
+        """Copy data to the host before an eviction drops the data from the device.
+
+        The eviction chose the data of `kind` at the node `victim`; a leaf loses its data of other
+        kinds as well. Data that the write policy does not want is not copied. The next step of the
+        engine waits for the copy. `request_id` names the request that needs the space.
+        """
         device, host = victim.held
         plan: Plan = [[] for _ in device]
         lost = self._tree.lost(victim, DEVICE, kind)

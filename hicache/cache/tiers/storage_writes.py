@@ -1,4 +1,4 @@
-"""Writes from host to storage: which pages, when, and how many bytes may be queued."""
+"""Writes from host to storage: which pages are written, when, and how many bytes may wait."""
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
@@ -10,9 +10,10 @@ from hicache.config import StorageConfig, Tiering
 
 
 class StorageWriter:
-    """Queues writes from host to storage.
+    """Queues writes of cached pages from host to storage.
 
-    Invariant: `queued_bytes` is the sum of its unfinished writes, at most `queue_bytes`.
+    `queued_bytes` counts the bytes of unfinished writes. A write that would raise this number above
+    `queue_bytes` is dropped.
     """
 
     def __init__(
@@ -56,9 +57,11 @@ class StorageWriter:
             self._write_nodes(leaving, is_given_away=True)
 
     def on_read(self, nodes: list[Node], last: Node, pages: list[PageIds]) -> None:
-        """Mark full pages of `nodes`, windows before `last.end` and the state there as stored.
+        """Record that storage holds the data that was just read from there.
 
-        Exclusive storage deletes them instead.
+        The host has read the full-attention pages of `nodes`. It has also read window pages and a
+        Mamba state at the end of `last`. Exclusive storage must not keep data that the host has
+        read; the call then queues a deletion.
         """
         read = _items(
             nodes,

@@ -1,8 +1,8 @@
-"""Which data is copied from a tier to the tier below.
+"""Decides which data is copied from a tier to the tier below.
 
-A policy is called at four moments. `inserted`: a request has published a path on the device.
+A write policy is called at four moments. `inserted`: a request has inserted a prefix on the device.
 `copied`: a copy has reached the host. `hit`: a request starts from data of the host. `evicted`: the
-data is about to leave its tier. Device data may be copied when it is inserted or evicted; host data
+data is about to leave its tier. Device data may be copied when it is inserted or evicted. Host data
 may be written to storage when it is copied, hit or evicted.
 """
 
@@ -17,9 +17,12 @@ PATHS = (("device", "host"), ("host", "storage"))  # by source
 
 
 class Load(NamedTuple):
-    """The state of source and target at the moment of a decision.
+    """Holds the facts on which a write policy decides whether data is copied to the tier below.
 
-    `moment`: one of `MOMENTS`. `is_answer`: True if the inserted data belongs to an answer.
+    `moment` is "inserted", "copied", "hit" or "evicted": what happens to the data. `kind` is the
+    kind of data. `source` is the tier that holds it: 0 for the device, 1 for the host. `writes` is
+    given for copies to storage: the bytes that wait to be written, and their limit. `is_answer` is
+    True if the data belongs to generated tokens.
     """
 
     moment: str
@@ -31,20 +34,23 @@ class Load(NamedTuple):
 
     @property
     def source_free(self) -> float:
-        """Free share of the source's pool of this kind; 1 if the pool is unlimited."""
+        """Return the free share of the page pool from which data would be copied, from 0 to 1.
+
+        The share of an unlimited pool is 1.
+        """
         pool = self.bookings.pools[self.source][self.kind]
         return 1.0 if pool.capacity is None else pool.num_free / max(pool.capacity, 1)
 
     @property
     def target_free_bytes(self) -> int:
-        """Bytes that the target can take before it must evict or drop something."""
+        """Return how many bytes the target tier can take without evicting or dropping data."""
         if self.writes is not None:
             return self.writes[1] - self.writes[0]
         return self.bookings.pools[HOST][self.kind].num_free * self.bookings.page_bytes[self.kind]
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of unfinished copies to the target."""
+        """Return the bytes of all unfinished copies to the target tier."""
         if self.writes is not None:
             return self.writes[0]
         copies = [each for each in self.bookings.in_flight if isinstance(each, BackUp)]
@@ -52,6 +58,9 @@ class Load(NamedTuple):
 
 
 def admits(tree: RadixTree, node: Node, load: Load) -> bool:
-    """True if the policy copies the node's data of `load.kind` to the tier below `load.source`."""
+    """Return True if the write policy wants a node's data copied to the next slower tier.
+
+    `load` names the kind of data and the tier that holds the data now.
+    """
     entry = node.entries.get(load.kind, node)  # a run without entries shows the node
     return bool(tree.policy.admit(entry, *PATHS[load.source], load))

@@ -35,10 +35,16 @@ class CopyStreams(NamedTuple):
 
 
 class ModelRunner:
-    """The real memory of one engine, and the model that uses it.
+    """Computes the steps of one engine on real memory, while copies run in parallel.
 
     Args:
-        allocators: given in debug runs, which poison freed pages.
+        model: computes the layers.
+        pools: KV cache and Mamba states on device and host.
+        streams: streams for copies into the device and out of the device.
+        verifier: records logits, to compare them with a run without a cache. None means that
+            nothing is recorded.
+        allocators: allocators of the pools. If given, freed pages are overwritten with NaN, for
+            debugging. None means that they are not.
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class ModelRunner:
         self.total_exposed_ns = self.total_copied_ns = 0  # of all steps
 
     def submit(self, work: LoadBack | BackUp | CopyState) -> None:
-        """Start a back-up now; queue a copy into the device for the next step."""
+        """Start a back-up (device to host) at once; queue any other copy for the next step."""
         if not isinstance(work, BackUp):
             self._pending.append(work)
             return
@@ -94,7 +100,10 @@ class ModelRunner:
                 self._events[work] = event
 
     def is_done(self, work: LoadBack | BackUp) -> bool:
-        """True if a copy is done; then also forget it."""
+        """Return True if a copy is complete.
+
+        A copy that was reported as complete is forgotten, so a second call returns False.
+        """
         event = self._events.get(work)
         if event is None or not event.is_done():
             return False
@@ -142,16 +151,11 @@ class ModelRunner:
         slot = req.sequence.working_slot
         if slot is not None and extend.start == 0:
             self.pools.clear_state(slot)
-        memory = self._memory(req, rows)
-        start = extend.start
-        cuts = dict(extend.saves)
-        for end in sorted({*cuts, extend.end}):
-            if end > start:
-                logits = self._model.forward(req.tokens, start, end, memory, ready=self._ready)
-                start = end
-            if end in cuts:
-                assert slot is not None
-                self.pools.copy_states(slot, cuts[end])
+        captures = [(length, int(slot[0])) for length, slot in extend.saves]
+        memory = self._memory(req, rows, captures)
+        logits = self._model.forward(
+            req.tokens, extend.start, extend.end, memory, ready=self._ready
+        )
         if extend.end == req.target_len and self._verifier is not None:
             self._verifier.saw(req, extend.end - 1, logits[-1])
 
@@ -165,12 +169,17 @@ class ModelRunner:
             assert sequence.working_slot is not None
             self._boundaries.append((sequence.working_slot, sequence.boundary_slot))
 
-    def _memory(self, req: RequestState, rows: dict[int, Row]) -> PagedKvView:
+    def _memory(
+        self,
+        req: RequestState,
+        rows: dict[int, Row],
+        captures: Sequence[tuple[int, int]] = (),
+    ) -> PagedKvView:
         sequence = req.sequence
         slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
         num_pages = sequence.num_pages
         tables = [page_ids[:num_pages] for page_ids in sequence.pages]
-        return PagedKvView(self.pools, self._model.words, tables, slot, rows)
+        return PagedKvView(self.pools, self._model.words, tables, slot, rows, captures)
 
     def _ready(self, layer: int) -> None:
         event = self._due.pop(layer, None)
@@ -201,10 +210,10 @@ class ModelRunner:
 
 
 def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
-    """Merge copies into the device into as few launches as their order allows.
+    """Merge pending copies into the device into as few launches as possible.
 
-    Copies of one kind share a launch until one of them writes what another one reads or writes, or
-    a copy of states within the device comes between them.
+    The result has the effect of running the copies one by one in the given order. So two copies get
+    separate launches if one writes a page that the other reads or writes.
     """
     arrivals: list[tuple[bool, dict[int, list[Move]]]] = []
     read: set[tuple[int, int]] = set()  # by the last of them: (kind, id on the device)

@@ -11,6 +11,7 @@ from hicache.cache.pages import PageIds
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import RankPools
 from hicache.executor.real.tables import Row
+from hicache.kernels.scan import ScanWeights
 
 
 class HoleError(RuntimeError):
@@ -18,15 +19,19 @@ class HoleError(RuntimeError):
 
 
 class PagedKvView:
-    """The KV pages of a sequence, through a page table, and the state in its working slot.
+    """Reads and writes the KV pages and the Mamba state of one sequence.
 
-    Heads are split over ranks; reads concatenate them.
+    Heads are divided among tensor-parallel ranks. Reads concatenate the heads of all ranks.
 
     Args:
-        words: kind of every layer, as in `ModelConfig.layer_words`.
-        tables: by kind, page ids by page of the sequence; -1 is a hole.
-        slot: the working slot; None means that the model has no states.
-        rows: the same ids on the device, by kind; None means that they are not there yet.
+        pools: memory of all ranks.
+        words: a string for each layer, as in `ModelConfig.layer_words`.
+        tables: by kind, page ids of the sequence in order. -1 means that the page is missing.
+        slot: slot of the sequence's Mamba state. -1 means that the model has no such state.
+        rows: the page ids on the device, by kind of attention. None means that they are copied to
+            the device now.
+        captures: lengths in tokens, ascending, at which a forward pass copies the Mamba state into
+            another slot.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class PagedKvView:
         tables: Sequence[PageIds],
         slot: int,
         rows: dict[int, Row] | None = None,
+        captures: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._pools = pools
         kinds = pools.ranks[0].letters.items()
@@ -49,9 +55,13 @@ class PagedKvView:
             for kind in set(self._kinds) - (rows or {}).keys()
         } | (rows or {})
         self._slot = slot
+        self._captures = captures
 
     def write_tokens(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values [token, head, dim] of the tokens from `start` on, in one launch."""
+        """Write keys and values [token, head, dim] of one layer into the pages of the sequence.
+
+        The first token has position `start`.
+        """
         end = start + len(keys)
         table, tiles = self._tile(layer, start, start // self._pools.page_size, end)
         for rank, pool in self._layers(layer):
@@ -62,9 +72,11 @@ class PagedKvView:
     def attend(
         self, layer: int, queries: Tensor, start: int, end: int, *, window_len: int, sinks: Tensor
     ) -> Tensor:
-        """Attend from rows [row, head, dim], of tokens from `start` on, to tokens below `end`.
+        """Compute attention from `queries` to the cached keys and values of a layer.
 
-        Rows of tokens from `end` on are undefined. `window_len` 0 means no window.
+        `queries` is [row, head, dim]. The first row has position `start`. Rows at position `end` or
+        later are padding, and their results are undefined. `window_len` is in tokens; 0 means no
+        sliding window. `sinks` holds the score of an attention sink for each head.
         """
         seen = max(start - window_len + 1, 0) if window_len else 0
         table, tiles = self._tile(layer, start, seen // self._pools.page_size, end)
@@ -106,11 +118,6 @@ class PagedKvView:
             yield rank, rank.layers[kind][holder]
 
     def _tile(self, layer: int, start: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return the page table of a layer and the tile of rows from `start` to `end`.
-
-        Raises:
-            HoleError: a page between `first` and the page of the last row is missing.
-        """
         kind, size = self._kinds[layer], self._pools.page_size
         self._page_ids(kind, first, -(-end // size))
         row = self._rows[kind]
@@ -118,7 +125,10 @@ class PagedKvView:
         return row.ids[None], tile.to(row.ids.device)
 
     def read_kv(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return copies of keys and values [token, head, dim] of pages [first, end)."""
+        """Return copies of the keys and values [token, head, dim] of a layer, for whole pages.
+
+        The pages are those with index `first` to `end - 1` in the sequence.
+        """
         kind, holder = self._kinds[layer], self._pools.holders[layer]
         self._page_ids(kind, first, end)
         ids = self._rows[kind].pages(first, end)
@@ -128,7 +138,11 @@ class PagedKvView:
         return keys, values
 
     def read_state(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return taps [head, tap, channel] and state [head, state, dim] after the last token."""
+        """Return the recurrent state of a layer after the sequence's last token.
+
+        The first tensor holds the last inputs of the convolution, [head, tap, channel]. The second
+        tensor is the Mamba state, [head, state, dim].
+        """
         slots = []
         for rank, holder, ids in self._slots(layer):
             self._pools.plane.copy_items(rank.slot_reads[holder], ids, self._pools.numbers[:1])
@@ -137,10 +151,41 @@ class PagedKvView:
         return torch.cat([each[0] for each in taps]), torch.cat([each[0] for each in states])
 
     def write_state(self, layer: int, taps: Tensor, state: Tensor) -> None:
+        """Write the state into the working slot, and into the slots of all `captures`."""
         for rank, holder, ids in self._slots(layer):
             for own, each in zip(rank.slots[holder], (taps, state), strict=True):
                 own[0] = each[rank.recurrent_heads]
-            self._pools.plane.copy_items(rank.slot_writes[holder], self._pools.numbers[:1], ids)
+            plane, zero = self._pools.plane, self._pools.numbers[:1]
+            for slot in (ids, *(self._pools.numbers[slot:][:1] for _, slot in self._captures)):
+                plane.copy_items(rank.slot_writes[holder], zero, slot)
+
+    def scan(
+        self, layer: int, inputs: Tensor, gates: Tensor, weights: ScanWeights, start: int
+    ) -> Tensor:
+        """Compute tokens from `start` on, from the working slot and into it; capture on the way.
+
+        Arguments and result as for `kernels.scan.scan`, with the heads of all ranks.
+        """
+        captures = [(end - start, slot) for end, slot in self._captures]
+        ends = torch.tensor([*captures, (len(inputs), self._slot)], dtype=torch.int32)
+        ends = ends.to(self._pools.device)
+        outputs = []
+        for rank in self._pools.ranks:
+            holder, heads = self._pools.holders[layer], rank.recurrent_heads
+            outputs.append(
+                self._pools.plane.scan(
+                    rank.taps[holder],
+                    rank.states[holder],
+                    self._slot,
+                    ends,
+                    inputs[:, heads],
+                    gates[..., heads],
+                    weights.part(heads),
+                    start=start,
+                    block=self._pools.page_size,
+                )
+            )
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _slots(self, layer: int) -> Iterator[tuple[RankPools, int, Tensor]]:
         ids = self._pools.numbers[self._slot :][:1]

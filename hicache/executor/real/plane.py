@@ -9,6 +9,7 @@ from torch import Tensor
 from hicache.kernels import copy, load, reference, transcode
 from hicache.kernels.append import append, naive_append
 from hicache.kernels.attend import attend, naive_attend
+from hicache.kernels.scan import naive_scan, scan
 
 
 class Plane(NamedTuple):
@@ -18,6 +19,7 @@ class Plane(NamedTuple):
     load_items: Callable[..., None]
     append: Callable[..., None]
     attend: Callable[..., Tensor]
+    scan: Callable[..., Tensor]
 
     def wrapped(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> "Plane":
         return Plane(*map(wrap, self))
@@ -30,6 +32,7 @@ TRITON = Plane(
     load.load_items,
     append,
     attend,
+    scan,
 )
 REFERENCE = Plane(
     reference.copy_items,
@@ -38,11 +41,15 @@ REFERENCE = Plane(
     load.naive_load_items,
     naive_append,
     naive_attend,
+    naive_scan,
 )
 
 
 def interpreted() -> Plane:
-    """The kernels in Triton's interpreter, serialized by a lock because it has global state."""
+    """Return the copy and attention kernels, run by Triton's interpreter on the CPU.
+
+    The interpreter has global state, so a lock allows only one launch at a time.
+    """
     lock = Lock()
 
     def locked(launch: Callable[..., Any]) -> Callable[..., Any]:

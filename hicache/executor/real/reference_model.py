@@ -24,19 +24,23 @@ from torch.nn import functional
 
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.rank_pools import DTYPES, index_part
+from hicache.kernels.scan import ScanWeights
 from hicache.models import ModelConfig
 
 ROPE_BASE = 10_000.0
 EPSILON = 1e-6
 SLOWEST, FASTEST = 0.002, 0.05  # decay of a state per token: memories last 20 to 500 tokens
-Inputs = Sequence[Tensor]  # of a scan: values, keys and queries [row, head, ...]
 
 
 class ReferenceModel:
-    """The layers of `config` with weights drawn from `seed`.
+    """A small language model with random weights, for checking that cached pages are right.
+
+    Its layers have the kinds and sizes that `config` describes. The logits of a token are
+    bit-identical for any split of the sequence into chunks. So different logits reveal a wrong
+    page.
 
     Raises:
-        ValueError: a layer kind or a number of heads that this model does not support.
+        ValueError: the model does not support a kind of layer or a number of heads.
     """
 
     def __init__(
@@ -72,18 +76,20 @@ class ReferenceModel:
         logits_from: int | None = None,
         ready: Callable[[int], None] = lambda layer: None,
     ) -> Tensor:
-        """Compute tokens `[start, end)` of a sequence, whose memory holds all before `start`.
+        """Compute the tokens from `start` to `end` (excluded) of a sequence; return logits.
 
         Args:
-            tokens: the sequence, packed int32.
-            start: first token; need not be a multiple of the page size.
-            end: likewise.
-            memory: read, and extended by the new tokens.
-            logits_from: first token whose logits are returned; None means the last token.
-            ready: called before each layer; returns when the layer's memory may be read.
+            tokens: all tokens of the sequence as packed int32.
+            start: position of the first token to compute.
+            end: position after the last token to compute.
+            memory: cached pages and states of all tokens before `start`. The new tokens are added.
+            logits_from: position of the first token whose logits are returned. None means only the
+                last token.
+            ready: called with the index of each layer before that layer is computed. The call
+                returns when the layer's cached pages may be read.
 
         Returns:
-            [end - logits_from, vocabulary].
+            [tokens from `logits_from` to `end`, vocabulary].
         """
         first_wanted = end - 1 if logits_from is None else logits_from
         size = self.page_size
@@ -94,11 +100,16 @@ class ReferenceModel:
         hidden = [self._embed(tokens, block) for block in blocks]
         for layer, word in enumerate(self.words):
             ready(layer)
-            mix = self._scan if word in "MD" else self._choose if "I" in word else self._attend
-            for number, block in enumerate(blocks):
-                x = hidden[number]
-                x = x + mix(layer, _normed(x), block, memory)
-                hidden[number] = x + self._mlp(layer, _normed(x))
+            if word in "MD":
+                mixed = self._scan(layer, list(map(_normed, hidden)), blocks, memory)
+            else:
+                mix = self._choose if "I" in word else self._attend
+                mixed = [
+                    mix(layer, _normed(x), block, memory)
+                    for x, block in zip(hidden, blocks, strict=True)
+                ]
+            hidden = [x + each for x, each in zip(hidden, mixed, strict=True)]
+            hidden = [x + self._mlp(layer, _normed(x)) for x in hidden]
         wanted = [
             (_normed(x) @ self._head)[
                 max(block.rows.start, first_wanted - block.page * size) : block.rows.stop
@@ -185,33 +196,33 @@ class ReferenceModel:
         mixed = torch.einsum("hrt,thd->rhd", scores[..., :-1], values)
         return rearrange(mixed, "row head dim -> row (head dim)") @ weights["out"]
 
-    def _scan(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
-        config, weights, rows = self.config, self._layers[layer], block.rows
+    def _scan(
+        self, layer: int, parts: Sequence[Tensor], blocks: "Sequence[_Block]", memory: PagedKvView
+    ) -> list[Tensor]:
+        config, weights = self.config, self._layers[layer]
         heads, dim = config.recurrent_heads, config.recurrent_head_dim
-        state_dim = config.recurrent_state_dim
-        projected = x @ weights["in"]
-        width = heads * (dim + 2 * state_dim)
-        inputs = rearrange(
-            projected[:, :width], "row (head channel) -> row head channel", head=heads
+        width = heads * (dim + 2 * config.recurrent_state_dim)
+        projected = [x @ weights["in"] for x in parts]
+        tokens = torch.cat([x[block.rows] for x, block in zip(projected, blocks, strict=True)])
+        rows = "row (head channel) -> row head channel"
+        inputs = rearrange(tokens[:, :width], rows, head=heads)
+        gates = rearrange(
+            tokens[:, width + heads * dim :], "row (gate head) -> row gate head", head=heads
         )
-        z, gates = projected[:, width : width + heads * dim], projected[:, width + heads * dim :]
-        taps, state = memory.read_state(layer)
-        # the last inputs before the page, then the page's inputs, one per row
-        num_taps = taps.shape[1]
-        line = inputs.new_zeros(num_taps + self.page_size, *inputs.shape[1:])
-        line[rows.start : rows.start + num_taps] = taps.transpose(0, 1)
-        line[rows.start + num_taps : rows.stop + num_taps] = inputs[rows]
-        mixed = line[: self.page_size] * weights["conv"][0]
-        for tap in range(1, num_taps + 1):
-            mixed = mixed + line[tap : tap + self.page_size] * weights["conv"][tap]
-        mixed = functional.silu(mixed).to(state.dtype)
-        parts = torch.split(mixed, [dim, state_dim, state_dim], dim=-1)
-        scan = _mamba if self.words[layer] == "M" else _delta
-        outputs, state = scan(weights, gates.to(state.dtype), parts, state, rows)
-        last = line[rows.stop : rows.stop + num_taps]
-        memory.write_state(layer, last.transpose(0, 1), state)
-        outputs = rearrange(_normed(outputs).to(x.dtype), "row head dim -> row (head dim)")
-        return (outputs * functional.silu(z)) @ weights["out"]
+        skip = weights["skip"] if self.words[layer] == "M" else None
+        scan = ScanWeights(weights["conv"], weights["decay"], skip)
+        start = first = blocks[0].page * self.page_size + blocks[0].rows.start
+        scanned = memory.scan(layer, inputs, gates, scan, start)
+        mixed = []
+        for x, block in zip(projected, blocks, strict=True):
+            end = block.page * self.page_size + block.rows.stop
+            outputs = scanned.new_zeros(self.page_size, heads, dim)
+            outputs[block.rows] = scanned[first - start : end - start]
+            first = end
+            outputs = rearrange(_normed(outputs).to(x.dtype), "row head dim -> row (head dim)")
+            z = x[:, width : width + heads * dim]
+            mixed.append((outputs * functional.silu(z)) @ weights["out"])
+        return mixed
 
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
         weights = self._layers[layer]
@@ -221,7 +232,7 @@ class ReferenceModel:
     # -- weights -------------------------------------------------------------------------------
 
     def _draw(self, *shape: int, scale: float | None = None) -> Tensor:
-        """Draw normal numbers; without `scale`, a matrix preserves the norm of its input."""
+        # without `scale`, a matrix preserves the norm of its input
         numbers = torch.randn(*shape, generator=self._generator, dtype=torch.float64)
         return (numbers * (shape[0] ** -0.5 if scale is None else scale)).to(
             self.device, self.dtype
@@ -270,39 +281,6 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     even, odd = x[..., ::2], x[..., 1::2]
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
     return rearrange(turned, "row head dim two -> row head (dim two)")
-
-
-def _mamba(
-    weights: dict[str, Tensor], gates: Tensor, inputs: Inputs, state: Tensor, rows: slice
-) -> tuple[Tensor, Tensor]:
-    """Mamba-2: the state decays by a scalar per head and adds an outer product."""
-    values, keys, queries = inputs
-    delta = functional.softplus(gates)
-    decay = torch.exp(-weights["decay"] * delta)[..., None, None]
-    added = keys[..., None] * (delta[..., None] * values)[..., None, :]
-    states = list(torch.zeros_like(added))
-    for row in range(rows.start, rows.stop):
-        states[row] = state = torch.addcmul(added[row], decay[row], state)
-    outputs = (queries[..., None] * torch.stack(states)).sum(-2)
-    return outputs + weights["skip"][:, None] * values, state
-
-
-def _delta(
-    weights: dict[str, Tensor], gates: Tensor, inputs: Inputs, state: Tensor, rows: slice
-) -> tuple[Tensor, Tensor]:
-    """Gated delta rule: move the state's output for a key towards the value."""
-    values, keys, queries = inputs
-    keys = functional.normalize(keys, dim=-1)[..., None]
-    queries = functional.normalize(queries, dim=-1)[..., None]
-    strength, gate = gates.chunk(2, dim=-1)
-    strength = torch.sigmoid(strength)[..., None]
-    decay = torch.exp(-weights["decay"] * functional.softplus(gate))[..., None, None]
-    states = list(torch.zeros_like(keys * values[..., None, :]))
-    for row in range(rows.start, rows.stop):
-        state = decay[row] * state
-        error = values[row] - (keys[row] * state).sum(-2)
-        states[row] = state = torch.addcmul(state, keys[row], (strength[row] * error)[:, None])
-    return (queries * torch.stack(states)).sum(-2), state
 
 
 def _refuse_unknown(config: ModelConfig) -> None:

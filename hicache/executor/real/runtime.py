@@ -27,7 +27,7 @@ from hicache.storage.factory import GuardedStorage, open_guarded_storage
 
 
 class TorchRuntime:
-    """The shared parts of a real run, and its executors.
+    """Builds a run on real memory: storage, the model, and one executor per engine.
 
     Raises:
         ValueError: the model or the machine does not support the configuration.
@@ -116,7 +116,7 @@ class TorchRuntime:
         if self._verifier is not None:
             verdict = self._verifier.verify()
             notes.append(str(verdict))
-            measures |= verdict.measures(is_lossy=self._config.is_lossy)
+            measures |= verdict.measures()
         return notes, measures
 
     def _make_model(self, config: ExperimentConfig) -> Model:

@@ -16,12 +16,14 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Verdict(NamedTuple):
-    """How many of the compared requests have logits bit-equal to a cold start's.
+    """The result of comparing logits from a run with a cache to logits without a cache.
 
     Attributes:
-        num_tokens: rows of logits compared.
-        num_agree: rows with the same largest logit (greedy agreement).
-        error: largest difference of a logit, in standard deviations of its row.
+        num_equal: requests whose logits are equal bit for bit.
+        num_checked: requests compared.
+        num_tokens: tokens whose logits were compared.
+        num_agree: tokens for which both runs have the same largest logit.
+        error: largest difference of a logit, in standard deviations of the token's logits.
     """
 
     num_equal: int
@@ -39,21 +41,19 @@ class Verdict(NamedTuple):
             f"{self.error:.3g} standard deviations"
         )
 
-    def measures(self, *, is_lossy: bool) -> dict[str, float]:
-        measures: dict[str, float] = {
+    def measures(self) -> dict[str, float]:
+        return {
             "verify/checked_count": self.num_checked,
             "verify/unequal_count": self.num_checked - self.num_equal,
+            "verify/greedy_agreement": self.num_agree / max(self.num_tokens, 1),
+            "verify/logit_error_max": self.error,
         }
-        if is_lossy:
-            measures["verify/greedy_agreement"] = self.num_agree / max(self.num_tokens, 1)
-            measures["verify/logit_error_max"] = self.error
-        return measures
 
 
 class Verifier:
     """Records the logits of every answer, and recomputes them without a cache.
 
-    The recompute has its own pages, on one rank, and processes each sequence in one chunk.
+    The recomputation processes each sequence in one chunk on one rank, in pages of its own.
     """
 
     def __init__(self, model: ReferenceModel, plane: Plane = REFERENCE) -> None:

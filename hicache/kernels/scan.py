@@ -1,0 +1,321 @@
+"""Recurrent scan of new tokens: convolution, state update, and capture of states into slots.
+
+One launch computes any number of tokens of a sequence. It reads the state from a slot and writes
+states into slots, after each length that the caller names. So a prefill need not end at a
+checkpoint. A token's result does not depend on where a launch begins or ends: each program walks
+the tokens of its heads one by one, with the state in registers.
+
+The convolution covers K inputs; a slot keeps the last K - 1 of them (*taps*) beside the state.
+
+Sizes: R tokens, H heads of D values, N keys, K taps of the convolution, P slots, E ends.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+DELTA, SSD = (tl.constexpr(number) for number in range(2))  # `RULE` of the kernel
+
+
+class ScanWeights(NamedTuple):
+    """Weights of a layer; with `skip`, the rule is that of Mamba-2, else the gated delta rule."""
+
+    conv: Tensor  # [K, H, D + 2 · N]
+    decay: Tensor  # [H] fp32
+    skip: Tensor | None  # [H] fp32
+
+    def part(self, heads: slice | Tensor) -> "ScanWeights":
+        skip = None if self.skip is None else self.skip[heads]
+        return ScanWeights(self.conv[:, heads], self.decay[heads], skip)
+
+
+@triton.jit
+def _input(
+    inputs_ptr, taps_ptr, row, head, channel, row_stride,
+    TAPS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Load one input [heads, channels]; inputs before the launch's first are taps of the slot."""
+    here = tl.where(row >= 0, CHANNELS, 0)
+    where = head[:, None] * CHANNELS + channel[None, :]
+    new = tl.load(inputs_ptr + row.to(tl.int64) * row_stride + where, channel[None, :] < here, 0.0)
+    where = (head[:, None] * TAPS + row + TAPS) * CHANNELS + channel[None, :]
+    old = tl.load(taps_ptr + where, channel[None, :] >= here, 0.0)
+    return new.to(tl.float32) + old.to(tl.float32)
+
+
+@triton.jit
+def _convolved(
+    inputs_ptr, taps_ptr, conv_ptr, row, head, channel, row_stride, conv_stride,
+    TAPS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    where = conv_ptr + head[:, None] * CHANNELS + channel[None, :]
+    first = _input(inputs_ptr, taps_ptr, row - TAPS, head, channel, row_stride, TAPS, CHANNELS)
+    mixed = first * tl.load(where)
+    for tap in tl.static_range(1, TAPS + 1):
+        each = _input(
+            inputs_ptr, taps_ptr, row - TAPS + tap, head, channel, row_stride, TAPS, CHANNELS
+        )
+        mixed += each * tl.load(where + tap * conv_stride)
+    return mixed / (1.0 + tl.exp(-mixed))
+
+
+@triton.jit
+def _softplus(x):
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def _unit(x):
+    return x / tl.maximum(tl.sqrt(tl.sum(x * x, axis=1)), 1e-12)[:, None]
+
+
+@triton.jit(do_not_specialize=["row_stride", "gate_stride", "num_ends"])
+def _scan_kernel(
+    taps_ptr,  # [P, H, K - 1, D + 2 N]
+    state_ptr,  # [P, H, N, D] fp32
+    ends_ptr,  # [E, 2]: tokens after which to write, and the slot; the first slot is read
+    inputs_ptr,  # [R, H, D + 2 N]
+    gates_ptr,  # [R, G, H]; SSD has one gate, the delta rule two
+    conv_ptr,  # [K, H, D + 2 N]
+    decay_ptr,  # [H]
+    skip_ptr,  # [H]
+    out_ptr,  # [R, H, D]
+    source,  # slot that holds the state before the first token
+    row_stride,
+    gate_stride,  # from token to token
+    head_stride,  # from gate to gate
+    conv_stride,
+    taps_slot_stride,
+    state_slot_stride,
+    num_ends,  # E
+    RULE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,  # H
+    HEADS: tl.constexpr,  # of a program
+    KEYS: tl.constexpr,  # N
+    DIM: tl.constexpr,  # D
+    TAPS: tl.constexpr,  # K - 1
+):
+    channels: tl.constexpr = DIM + 2 * KEYS
+    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    dim, key = tl.arange(0, DIM), tl.arange(0, KEYS)
+    source = source.to(tl.int64)
+    taps_from = taps_ptr + source * taps_slot_stride
+    place = (head[:, None, None] * KEYS + key[None, :, None]) * DIM + dim[None, None, :]
+    state = tl.load(state_ptr + source * state_slot_stride + place)
+    decay = tl.load(decay_ptr + head)
+    row, end_of = tl.zeros((), tl.int32), 0
+    while end_of < num_ends:
+        end = tl.load(ends_ptr + end_of * 2)
+        while row < end:
+            values = _convolved(
+                inputs_ptr, taps_from, conv_ptr, row, head, dim, row_stride, conv_stride,
+                TAPS, channels,
+            )  # fmt: skip
+            keys = _convolved(
+                inputs_ptr, taps_from, conv_ptr, row, head, DIM + key, row_stride, conv_stride,
+                TAPS, channels,
+            )  # fmt: skip
+            queries = _convolved(
+                inputs_ptr, taps_from, conv_ptr, row, head, DIM + KEYS + key, row_stride,
+                conv_stride, TAPS, channels,
+            )  # fmt: skip
+            gates = gates_ptr + row.to(tl.int64) * gate_stride + head
+            gate = tl.load(gates).to(tl.float32)
+            if RULE == SSD:
+                delta = _softplus(gate)
+                added = delta[:, None] * values
+                state = state * tl.exp(-decay * delta)[:, None, None]
+            else:
+                keys, queries = _unit(keys), _unit(queries)
+                faded = _softplus(tl.load(gates + head_stride).to(tl.float32))
+                state = state * tl.exp(-decay * faded)[:, None, None]
+                error = values - tl.sum(keys[:, :, None] * state, axis=1)
+                added = error / (1.0 + tl.exp(-gate))[:, None]
+            state += keys[:, :, None] * added[:, None, :]
+            out = tl.sum(queries[:, :, None] * state, axis=1)
+            if RULE == SSD:
+                out += tl.load(skip_ptr + head)[:, None] * values
+            where = row.to(tl.int64) * (NUM_HEADS * DIM) + head[:, None] * DIM + dim[None, :]
+            tl.store(out_ptr + where, out)
+            row += 1
+        slot = tl.load(ends_ptr + end_of * 2 + 1).to(tl.int64)
+        for tap in tl.static_range(TAPS):  # ascending: the slot may be the one that is read
+            for part in tl.static_range(3):
+                channel = dim if part == 0 else DIM + (part - 1) * KEYS + key
+                each = _input(
+                    inputs_ptr, taps_from, row - TAPS + tap, head, channel, row_stride,
+                    TAPS, channels,
+                )  # fmt: skip
+                tl.debug_barrier()  # all threads have read
+                where = (head[:, None] * TAPS + tap) * channels + channel[None, :]
+                to = taps_ptr + slot * taps_slot_stride + where
+                tl.store(to, each.to(taps_ptr.dtype.element_ty))
+        tl.store(state_ptr + slot * state_slot_stride + place, state)
+        end_of += 1
+
+
+def scan(
+    taps: Tensor,
+    states: Tensor,
+    source: int,
+    ends: Tensor,
+    inputs: Tensor,
+    gates: Tensor,
+    weights: ScanWeights,
+    *,
+    start: int,
+    block: int,
+) -> Tensor:
+    """Compute the tokens of a sequence from a state, and write states into slots.
+
+        scan(taps, states, slot, torch.tensor([[len(inputs), slot]]).int(), inputs, gates, weights,
+             start=position, block=page_size)
+
+    Args:
+        taps: [P, H, K - 1, D + 2 · N], a pool of slots; any distance between slots.
+        states: [P, H, N, D] fp32, likewise.
+        source: slot that holds taps and state before the first token.
+        ends: [E, 2] int32 on the device: a number of tokens, ascending, and the slot that gets taps
+            and state after as many. A last pair of R and `source` lets the sequence go on.
+        inputs: [R, H, D + 2 · N]: values, keys and queries before the convolution.
+        gates: [R, 1, H], or [R, 2, H] for the delta rule: strength and decay.
+        weights: D and N are powers of two.
+        start: position of the first token; only the reference needs it.
+        block: as `start`: tokens that the reference computes in one shape.
+
+    Returns:
+        [R, H, D] fp32.
+
+    Raises:
+        ValueError: states are not fp32, or a size is not a power of two.
+    """
+    num_rows, num_heads, channels = inputs.shape
+    keys, dim = states.shape[2:]
+    if states.dtype != torch.float32 or keys & (keys - 1) or dim & (dim - 1):
+        got = f"{tuple(states.shape)} {states.dtype}"
+        raise ValueError(f"fp32 states with powers of two as sizes wanted, got {got}")
+    if inputs.stride()[1:] != (channels, 1) or weights.conv.stride()[1:] != (channels, 1):
+        raise ValueError("inputs and convolution must be contiguous but for the first axis")
+    out = torch.empty(num_rows, num_heads, dim, dtype=torch.float32, device=states.device)
+    # the interpreter pays for each operation, so there one program has all heads
+    heads = num_heads if triton.knobs.runtime.interpret else 1
+    with torch.cuda.device_of(states):
+        _scan_kernel[(num_heads // heads,)](
+            taps,
+            states,
+            ends,
+            inputs,
+            gates,
+            weights.conv,
+            weights.decay,
+            weights.skip,
+            out,
+            source,
+            inputs.stride(0),
+            gates.stride(0),
+            gates.stride(1),
+            weights.conv.stride(0),
+            taps.stride(0),
+            states.stride(0),
+            len(ends),
+            RULE=(DELTA if weights.skip is None else SSD).value,
+            NUM_HEADS=num_heads,
+            HEADS=heads,
+            KEYS=keys,
+            DIM=dim,
+            TAPS=taps.shape[2],
+            num_warps=8,
+        )
+    return out
+
+
+def naive_scan(
+    taps: Tensor,
+    states: Tensor,
+    source: int,
+    ends: Tensor,
+    inputs: Tensor,
+    gates: Tensor,
+    weights: ScanWeights,
+    *,
+    start: int,
+    block: int,
+) -> Tensor:
+    """PyTorch reference for `scan`; a token's bits depend only on its place in its block.
+
+    Blocks are those of the sequence: the first begins at position 0. Rows of a block that are not
+    among the tokens are padding.
+    """
+    line = torch.cat([taps[source].transpose(0, 1), inputs])  # [K - 1 + R, H, channels]
+    state, num_taps, num_rows = states[source], taps.shape[2], len(inputs)
+    num_heads = len(state)
+    if num_heads == 1:  # twice: torch rounds otherwise if there is one head
+        line, gates, state = line.repeat(1, 2, 1), gates.repeat(1, 1, 2), state.repeat(2, 1, 1)
+        weights = weights.part(torch.tensor([0, 0], device=line.device))
+    saves = [(int(end), int(slot)) for end, slot in ends.tolist()]
+    outputs = []
+    for first in range(start // block * block, start + num_rows, block):
+        rows = slice(max(start - first, 0), min(start + num_rows - first, block))
+        begin = first + rows.start - start  # index of the first token among the inputs
+        padded = line.new_zeros(num_taps + block, *line.shape[1:])
+        padded[rows.start : rows.stop + num_taps] = line[begin:][
+            : rows.stop - rows.start + num_taps
+        ]
+        mixed = padded[:block] * weights.conv[0]
+        for tap in range(1, num_taps + 1):
+            mixed = mixed + padded[tap : tap + block] * weights.conv[tap]
+        strengths = gates.new_zeros(block, *gates.shape[1:])
+        strengths[rows] = gates[begin:][: rows.stop - rows.start]
+        parts = torch.split(functional.silu(mixed).to(state.dtype), _sizes(states), dim=-1)
+        rule = _delta if weights.skip is None else _ssd
+        of_rows, after = rule(weights, strengths.to(state.dtype), parts, state, rows)
+        state = after[rows.stop - 1]
+        outputs.append(of_rows[rows, :num_heads])
+        for end, slot in saves:
+            if begin < end <= begin + rows.stop - rows.start:
+                states[slot] = after[rows.start + end - begin - 1][:num_heads]
+    for end, slot in saves:
+        taps[slot] = line[end : end + num_taps, :num_heads].transpose(0, 1)
+    return torch.cat(outputs)
+
+
+def _sizes(states: Tensor) -> list[int]:
+    keys, dim = states.shape[2:]
+    return [dim, keys, keys]
+
+
+def _ssd(
+    weights: ScanWeights, gates: Tensor, inputs: tuple[Tensor, ...], state: Tensor, rows: slice
+) -> tuple[Tensor, list[Tensor]]:
+    """Mamba-2: the state decays by a scalar per head and adds an outer product."""
+    values, keys, queries = inputs
+    assert weights.skip is not None
+    delta = functional.softplus(gates[:, 0])
+    decay = torch.exp(-weights.decay * delta)[..., None, None]
+    added = keys[..., None] * (delta[..., None] * values)[..., None, :]
+    states = list(torch.zeros_like(added))
+    for row in range(rows.start, rows.stop):
+        states[row] = state = torch.addcmul(added[row], decay[row], state)
+    outputs = (queries[..., None] * torch.stack(states)).sum(-2)
+    return outputs + weights.skip[:, None] * values, states
+
+
+def _delta(
+    weights: ScanWeights, gates: Tensor, inputs: tuple[Tensor, ...], state: Tensor, rows: slice
+) -> tuple[Tensor, list[Tensor]]:
+    """Gated delta rule: move the state's output for a key towards the value."""
+    values, keys, queries = inputs
+    keys = functional.normalize(keys, dim=-1)[..., None]
+    queries = functional.normalize(queries, dim=-1)[..., None]
+    strength = torch.sigmoid(gates[:, 0])[..., None]
+    decay = torch.exp(-weights.decay * functional.softplus(gates[:, 1]))[..., None, None]
+    states = list(torch.zeros_like(keys * values[..., None, :]))
+    for row in range(rows.start, rows.stop):
+        state = decay[row] * state
+        error = values[row] - (keys[row] * state).sum(-2)
+        states[row] = state = torch.addcmul(state, keys[row], (strength[row] * error)[:, None])
+    return (queries * torch.stack(states)).sum(-2), states

@@ -72,7 +72,7 @@ def test_a_hole_behind_the_window_is_not_read():
 
 
 def test_a_layer_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match="layers F, S, M and D, got '-'"):
+    with pytest.raises(ValueError, match="layers F, S, M, D, FtI, got '-'"):
         ReferenceModel(tiny("F -", PAGE), page_size=PAGE)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.kinds import MAMBA
 from hicache.cache.pages import PageIds, Pools, joined
 from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, Move
 from hicache.cache.tree.node import TIERS
@@ -178,7 +178,7 @@ class ModelRunner:
         sequence = req.sequence
         slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
         num_pages = sequence.num_pages
-        tables = sequence.pages[FULL][:num_pages], sequence.pages[SWA][:num_pages]
+        tables = [page_ids[:num_pages] for page_ids in sequence.pages]
         return PagedKvView(self.pools, self._model.words, tables, slot, rows, captures)
 
     def _ready(self, layer: int) -> None:

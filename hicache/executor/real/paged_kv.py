@@ -6,7 +6,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from hicache.cache.kinds import FULL, SWA
+from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import RankPools
@@ -25,10 +25,8 @@ class PagedKvView:
 
     Args:
         pools: memory of all ranks.
-        words: a string for each layer: `S` for a sliding window, `F` for full attention, another
-            one for a recurrent layer.
-        tables: page ids of the sequence in order, for full attention and for sliding windows. -1
-            means that the page is missing.
+        words: a string for each layer, as in `ModelConfig.layer_words`.
+        tables: by kind, page ids of the sequence in order. -1 means that the page is missing.
         slot: slot of the sequence's Mamba state. -1 means that the model has no such state.
         rows: the page ids on the device, by kind of attention. None means that they are copied to
             the device now.
@@ -40,18 +38,22 @@ class PagedKvView:
         self,
         pools: TorchPools,
         words: tuple[str, ...],
-        tables: tuple[PageIds, PageIds],
+        tables: Sequence[PageIds],
         slot: int,
         rows: dict[int, Row] | None = None,
         captures: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._pools = pools
-        self._kinds = [SWA if word == "S" else FULL for word in words]
+        kinds = pools.ranks[0].letters.items()
+        self._kinds = [
+            next((kind for kind, letter in kinds if letter in word), FULL) for word in words
+        ]
+        self._index_layers = [layer for layer, word in enumerate(words) if "I" in word]
         self._tables = tables
-        self._rows = rows or {
+        self._rows = {
             kind: Row(torch.tensor(tables[kind], dtype=torch.int32).to(pools.device).clamp(0), 0)
-            for kind in (FULL, SWA)
-        }
+            for kind in set(self._kinds) - (rows or {}).keys()
+        } | (rows or {})
         self._slot = slot
         self._captures = captures
 
@@ -93,6 +95,22 @@ class PagedKvView:
             for (_, pool), query, sink in parts
         ]
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
+
+    def write_index(self, layer: int, start: int, keys: Tensor) -> None:
+        """Write the index keys [token, dim] of the tokens from `start` on, on every rank."""
+        size, end = self._pools.page_size, start + len(keys)
+        tokens = torch.arange(start, end, device=keys.device)
+        self._page_ids(FULL, start // size, -(-end // size))
+        pages = self._rows[FULL].ids[tokens // size].long()
+        for rank in self._pools.ranks:
+            rank.index[self._index_layers.index(layer)][pages, tokens % size] = keys
+
+    def read_index(self, layer: int, end: int) -> Tensor:
+        """Return copies of the index keys [token, dim] of pages [0, end), from the last rank."""
+        self._page_ids(FULL, 0, end)
+        held = self._pools.ranks[-1].index[self._index_layers.index(layer)]
+        keys: Tensor = held[self._rows[FULL].ids[:end].long()].flatten(0, 1)
+        return keys
 
     def _layers(self, layer: int) -> Iterator[tuple[RankPools, Tensor]]:
         kind, holder = self._kinds[layer], self._pools.holders[layer]

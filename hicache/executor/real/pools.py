@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import Move
 from hicache.cache.tree.node import DEVICE, HOST
-from hicache.executor.real.rank_pools import PoolSpec, RankPools, count_of, there
+from hicache.executor.real.rank_pools import PoolSpec, RankPools, count_of, kv_letters, there
 from hicache.kernels import send_ids, warm_up
 from hicache.kernels.load import load_items, load_of, wait_for_layer
 from hicache.models import ModelConfig
@@ -116,6 +116,8 @@ class TorchPools:
                     part[index] = torch.nan
             elif tier == DEVICE and kind in rank.kv:
                 rank.kv[kind][:, :, index] = torch.nan
+                for keys in rank.index if kind == FULL else ():
+                    keys[index] = torch.nan
 
 
 def _int32(page_ids: PageIds) -> Tensor:
@@ -124,13 +126,14 @@ def _int32(page_ids: PageIds) -> Tensor:
 
 def _holders(config: ModelConfig) -> list[int]:
     # by layer: its index among the layers of its kind
-    seen = dict.fromkeys((FULL, SWA, MAMBA), 0)
+    letters = kv_letters(config)
+    seen = dict.fromkeys((*letters, MAMBA), 0)
     holders = []
     for word in config.layer_words:
         if word == "-":
             holders.append(-1)
             continue
-        kind = FULL if "F" in word else SWA if "S" in word else MAMBA
+        kind = next((kind for kind, letter in letters.items() if letter in word), MAMBA)
         holders.append(seen[kind])
         seen[kind] += 1
     return holders

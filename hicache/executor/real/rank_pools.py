@@ -21,8 +21,8 @@ from hicache.executor.real.transfers import Buffer, Transfer
 from hicache.kernels import CopyTable, copy_table, layer_first_buffers
 from hicache.kernels.load import LoadBuffer, LoadTable, load_table
 from hicache.models import PLAIN, ModelConfig
+from hicache.models.shapes import Part
 
-KV_LETTERS = {FULL: "F", SWA: "S"}
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 Counts = Sequence[int | None]  # items by kind
@@ -51,24 +51,27 @@ class PoolSpec:
 class RankPools:
     """The memory of one tensor-parallel rank, for KV pages and Mamba states.
 
-    On the device, `kv[kind]` is [layer, kv, page, token, head, dim]. `taps` (convolution inputs)
-    and `states` (Mamba states) are lists of one tensor [slot, ...] per recurrent layer. On the
-    host, `host[kind]` is [page or slot, bytes]. `layout` describes the bytes of a stored page.
-    `stored` converts pages between the formats of host and storage.
+    On the device, `kv[kind]` is [layer, kv, page, token, head, dim]. `index`, the index keys in the
+    pages of full, is a list by layer of [page, token, dim]. `taps` (convolution inputs) and
+    `states` (Mamba states) are lists of one tensor [slot, ...] per recurrent layer. On the host,
+    `host[kind]` is [page or slot, bytes]. `layout` describes the bytes of a stored page. `stored`
+    converts pages between the formats of host and storage.
     """
 
     def __init__(self, spec: PoolSpec, rank: int) -> None:
         config = spec.model
         self._spec = spec
         self.kv: dict[int, Tensor] = {}
+        self.index: list[Tensor] = []
         self.taps: list[Tensor] = []
         self.states: list[Tensor] = []
         self.host: dict[int, Tensor] = {}
-        self.heads = {kind: _heads(config, kind, rank, spec.tp) for kind in (FULL, SWA)}
+        self.letters = kv_letters(config)
+        self.heads = {kind: _heads(config, kind, rank, spec.tp) for kind in self.letters}
         share = config.recurrent_heads // spec.tp
         self.recurrent_heads = slice(rank * share, (rank + 1) * share)
         self._buffers = buffers = dict[int, list[Buffer]]()
-        for kind, letter in KV_LETTERS.items():
+        for kind, letter in self.letters.items():
             layers = [layer for layer, word in enumerate(config.layer_words) if letter in word]
             if layers:
                 buffers[kind] = self._make_pages(kind, layers)
@@ -101,13 +104,16 @@ class RankPools:
         page_shape = (spec.page_size, *_head_shape(spec.model, kind, self.heads[kind]))
         shape = (len(layers), 2, count_of(spec.device_counts, kind), *page_shape)
         self.kv[kind] = kv = torch.zeros(shape, dtype=dtype, device=spec.device)
-        return self._make_host(
-            kind,
-            [
-                (layers[place // 2], each, True)
-                for place, each in enumerate(layer_first_buffers(kv))
-            ],
-        )
+        parts = [
+            (layers[place // 2], each, True) for place, each in enumerate(layer_first_buffers(kv))
+        ]
+        part = index_part(spec.model)
+        for layer in layers if kind == FULL else ():
+            if part is not None and part.is_in(spec.model.layer_words[layer]):
+                keys = kv.new_zeros(shape[2], spec.page_size, part.dim)
+                self.index.append(keys)
+                parts.append((layer, keys, False))
+        return self._make_host(kind, parts)
 
     def _make_states(self) -> list[Buffer]:
         spec, config = self._spec, self._spec.model
@@ -232,6 +238,19 @@ class RankPools:
 
     def payload(self, kind: int, page_id: int) -> memoryview:
         return memoryview(self._bytes[kind][page_id])
+
+
+def index_part(config: ModelConfig) -> Part | None:
+    """The index keys in the pages of full, which every rank keeps."""
+    return next((part for part in config.parts if not part.window_len), None)
+
+
+def kv_letters(config: ModelConfig) -> dict[int, str]:
+    """By kind with pages, the letter of its layers; `ModelConfig.kind_names` numbers the kinds."""
+    windows = {
+        config.kind_names.index(part.name): part.letter for part in config.parts if part.window_len
+    }
+    return {FULL: "F", SWA: "S", **windows}
 
 
 def there(table: Table | None) -> Table:

@@ -1,6 +1,7 @@
 """A small hybrid language model whose logits change with every wrong page and every wrong state.
 
-Full attention with sinks, sliding-window attention, Mamba-2 (https://arxiv.org/abs/2405.21060) and
+Full attention with sinks, attention to the tokens that index keys choose, sliding-window attention
+with windows of several lengths, Mamba-2 (https://arxiv.org/abs/2405.21060) and
 the gated delta rule (https://arxiv.org/abs/2412.06464), with random weights.
 
 Logits are bit-identical however a sequence is cut: every operation runs on one page of tokens, in
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hicache.executor.real.paged_kv import PagedKvView
-from hicache.executor.real.rank_pools import DTYPES
+from hicache.executor.real.rank_pools import DTYPES, index_part
 from hicache.kernels.scan import ScanWeights
 from hicache.models import ModelConfig
 
@@ -57,6 +58,9 @@ class ReferenceModel:
         size = config.hidden_size
         self._embedding = self._draw(self.vocab_size, size, scale=1.0)
         self._head = self._draw(size, self.vocab_size)
+        self._index = index_part(config)
+        windows = {part.letter: part.window_len for part in config.parts if part.window_len}
+        self._windows = {"S": config.window_len, **windows}
         self._layers = [self._layer_weights(word) for word in self.words]
         dims = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=self.device)
         self._frequencies = ROPE_BASE ** (-dims / config.head_dim)
@@ -96,13 +100,14 @@ class ReferenceModel:
         hidden = [self._embed(tokens, block) for block in blocks]
         for layer, word in enumerate(self.words):
             ready(layer)
-            if word in "FS":
+            if word in "MD":
+                mixed = self._scan(layer, list(map(_normed, hidden)), blocks, memory)
+            else:
+                mix = self._choose if "I" in word else self._attend
                 mixed = [
-                    self._attend(layer, _normed(x), block, memory)
+                    mix(layer, _normed(x), block, memory)
                     for x, block in zip(hidden, blocks, strict=True)
                 ]
-            else:
-                mixed = self._scan(layer, list(map(_normed, hidden)), blocks, memory)
             hidden = [x + each for x, each in zip(hidden, mixed, strict=True)]
             hidden = [x + self._mlp(layer, _normed(x)) for x in hidden]
         wanted = [
@@ -135,25 +140,60 @@ class ReferenceModel:
         return self._embedding[torch.from_numpy(ids).to(self.device)]
 
     def _attend(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
-        config, weights, word = self.config, self._layers[layer], self.words[layer]
-        heads, kv_heads, rows = config.num_query_heads, config.num_kv_heads, block.rows
-        projected = rearrange(
-            x @ weights["qkv"], "row (head dim) -> row head dim", head=heads + 2 * kv_heads
-        )
-        turned = _rotate(projected[:, : heads + kv_heads], block.rotation)
-        queries, keys, values = turned[:, :heads], turned[:, heads:], projected[:, -kv_heads:]
-        memory.write_tokens(
-            layer, block.page * self.page_size + rows.start, keys[rows], values[rows]
-        )
+        weights, rows = self._layers[layer], block.rows
+        queries = self._project(layer, x, block, memory)
         first = block.page * self.page_size
         mixed = memory.attend(
             layer,
             queries,
             first,
             first + rows.stop,
-            window_len=config.window_len if word == "S" else 0,
+            window_len=self._windows.get(self.words[layer], 0),
             sinks=weights["sink"],
         )
+        return rearrange(mixed, "row head dim -> row (head dim)") @ weights["out"]
+
+    def _project(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
+        # writes keys and values, and returns the queries [row, head, dim]
+        config, weights, rows = self.config, self._layers[layer], block.rows
+        heads, kv_heads = config.num_query_heads, config.num_kv_heads
+        projected = rearrange(
+            x @ weights["qkv"], "row (head dim) -> row head dim", head=heads + 2 * kv_heads
+        )
+        turned = _rotate(projected[:, : heads + kv_heads], block.rotation)
+        keys, values = turned[:, heads:], projected[:, -kv_heads:]
+        memory.write_tokens(
+            layer, block.page * self.page_size + rows.start, keys[rows], values[rows]
+        )
+        return turned[:, :heads]
+
+    def _choose(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
+        """Attention to the `top_tokens` tokens whose index keys fit a token best."""
+        config, weights, rows, size = self.config, self._layers[layer], block.rows, self.page_size
+        first, end = block.page * size, (block.page + 1) * size
+        queries = self._project(layer, x, block, memory)
+        memory.write_index(layer, first + rows.start, (x @ weights["index_key"])[rows])
+        held = torch.arange(end, device=self.device) < first + rows.stop
+        keys, values = (
+            torch.where(held[:, None, None], each, 0)
+            for each in memory.read_kv(layer, 0, block.page + 1)
+        )
+        index = torch.where(held[:, None], memory.read_index(layer, block.page + 1), 0)
+        fits = rearrange(
+            x @ weights["index_query"], "row (head dim) -> row head dim", dim=index.shape[1]
+        )
+        fits = torch.einsum("rhd,td->rht", fits, index).relu().sum(1)
+        positions = torch.arange(first, end, device=self.device)
+        is_after = torch.arange(end, device=self.device) > positions[:, None]
+        fits = fits.masked_fill(is_after, -torch.inf)
+        chosen = fits.topk(min(config.top_tokens, end)).indices
+        mask = torch.ones_like(is_after).scatter(1, chosen, value=False) | is_after
+        shared = config.num_query_heads // config.num_kv_heads
+        keys, values = (each.repeat_interleave(shared, 1) for each in (keys, values))
+        scores = torch.einsum("rhd,thd->hrt", queries, keys) * config.head_dim**-0.5
+        sinks = weights["sink"][:, None, None].expand(-1, size, 1)
+        scores = torch.cat((scores.masked_fill(mask, -torch.inf), sinks), -1).softmax(-1)
+        mixed = torch.einsum("hrt,thd->rhd", scores[..., :-1], values)
         return rearrange(mixed, "row head dim -> row (head dim)") @ weights["out"]
 
     def _scan(
@@ -202,8 +242,12 @@ class ReferenceModel:
         config = self.config
         size = config.hidden_size
         weights = {"up": self._draw(size, 4 * size), "down": self._draw(2 * size, size)}
-        if word in "FS":
+        if word not in "MD":
             heads, dim = config.num_query_heads, config.head_dim
+            if self._index is not None and self._index.is_in(word):
+                width = self._index.query_heads * self._index.dim
+                weights["index_query"] = self._draw(size, width)
+                weights["index_key"] = self._draw(size, self._index.dim)
             return weights | {
                 "qkv": self._draw(size, (heads + 2 * config.num_kv_heads) * dim),
                 "sink": self._draw(heads, scale=1.0),
@@ -240,17 +284,23 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _refuse_unknown(config: ModelConfig) -> None:
+    windows = [part for part in config.parts if part.window_len]
+    known = ("F", "S", "M", "D", "FtI", *(part.letter for part in windows))
     for word in config.layer_words:
-        if word not in ("F", "S", "M", "D"):
+        if word not in known:
             raise ValueError(
-                f"model {config.name}: executor.model=exact supports layers F, S, M and D, got "
-                f"{word!r}"
+                f"model {config.name}: executor.model=exact supports layers {', '.join(known)}, "
+                f"got {word!r}"
             )
     sizes = (config.latent_dim, config.value_dim, config.swa_num_kv_heads, config.swa_head_dim)
-    if any(sizes) or config.parts:
+    heads = {(part.heads, part.dim, part.element_bytes) for part in windows}
+    heads -= {(config.num_kv_heads, 2 * config.head_dim, config.kv_dtype_bytes)}
+    others = [part for part in config.parts if not part.window_len]
+    index = [(part.letter, part.rides_on, part.tokens, part.scale_bytes) for part in others]
+    if any(sizes) or heads or index not in ([], [("I", "full", 1, 0)]):
         raise ValueError(
             f"model {config.name}: executor.model=exact needs the same number and size of heads in "
-            "all attention layers, and no parts"
+            "all attention layers, and no parts but other windows and one of index keys (I)"
         )
     if config.kv_dtype_bytes not in DTYPES or config.conv_dtype_bytes != config.kv_dtype_bytes:
         raise ValueError(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.kinds import MAMBA
 from hicache.cache.tree.node import DEVICE
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.plane import REFERENCE, Plane
@@ -71,22 +71,22 @@ class Verifier:
         page_size = self._model.page_size
         longest = max(max(answers) for _, answers in self._seen.values()) + 1
         num_pages = -(-longest // page_size)
+        num_kinds = len(self._model.config.kind_names)
         spec = PoolSpec(
             model=self._model.config,
             page_size=page_size,
-            device_counts=(num_pages, num_pages, 1),
-            host_counts=(0, 0, 0),
+            device_counts=[1 if kind == MAMBA else num_pages for kind in range(num_kinds)],
+            host_counts=[0] * num_kinds,
             device=self._model.device,
             plane=self._plane,
         )
         pools = TorchPools(spec)
         pages = list(range(num_pages))
-        memory = PagedKvView(pools, self._model.words, (pages, pages), 0)
+        memory = PagedKvView(pools, self._model.words, [pages] * num_kinds, 0)
         verdict = Verdict(0, len(self._seen))
         for tokens, answers in self._seen.values():
-            for kind in (FULL, SWA):
-                pools.poison(DEVICE, kind, pages)
-            pools.poison(DEVICE, MAMBA, pages[:1])
+            for kind in range(num_kinds):
+                pools.poison(DEVICE, kind, pages[:1] if kind == MAMBA else pages)
             pools.clear_state(pages[:1])
             first, end = min(answers), max(answers) + 1
             cold = self._model.forward(tokens, 0, end, memory, logits_from=first)

@@ -79,11 +79,20 @@ def fit_to(log: Log, config: ExperimentConfig) -> Fit:
 
 
 def least_squares(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return [K] non-negative coefficients with the least sum of squared relative errors.
+    """Fit non-negative coefficients x, so that `rows @ x` approximates `seconds`.
 
-    Errors are relative to the fit, which takes several rounds. With errors relative to the
-    measurement, slow steps would count less than fast ones, and the fit would be too fast.
+    The fit minimizes the sum of the squared relative errors, where each error is divided by the
+    fitted value.
+
+    Args:
+        rows: [N, K], the quantities that determine each time.
+        seconds: [N], the measured times.
+
+    Returns:
+        [K], the coefficients.
     """
+    # errors relative to the measurement would weigh slow steps less than fast ones, and the fit
+    # would be too fast; so each round scales by the fit of the one before
     scale = seconds
     found = np.zeros(rows.shape[1])
     for _ in range(ROUNDS):
@@ -101,7 +110,6 @@ def least_squares(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> ND
 
 
 def line(calls: Sequence[Call], page_bytes: int) -> tuple[float, float]:
-    """Fit seconds per call and bytes per second to the measured calls."""
     if not calls:
         return 0.0, FREE
     rows = np.array([[1.0, call.num_pages] for call in calls])

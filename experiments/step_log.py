@@ -25,10 +25,16 @@ from hicache.scheduler.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Half-open intervals extended, contexts decoded, states saved, and seconds.
+    """The work and the duration of one forward pass.
 
-    `between_s`: time of the engine's thread between the previous step and this one. Polling during
-    a wait counts as waiting.
+    Attributes:
+        extends: for each prefilling request, the first computed position of its prompt and the
+            position after the last.
+        context_lens: for each decoding request, the length of its context in tokens.
+        num_saves: the number of Mamba states that were saved.
+        seconds: the duration of the pass.
+        between_s: how long the engine's thread worked between the previous pass and this one. Time
+            in which it waited does not count.
     """
 
     extends: tuple[tuple[int, int], ...]
@@ -52,21 +58,26 @@ class Log:
     queries: list[Call] = field(default_factory=list)
 
     def add(self, other: "Log") -> None:
-        """Append another run, except its first steps, which warm up caches."""
-        self.steps += other.steps[2:]
+        self.steps += other.steps[2:]  # the first steps warm up caches
         self.reads += other.reads
         self.writes += other.writes
         self.queries += other.queries
 
 
 def features(step: Step, model: ModelConfig, tile: int) -> NDArray[np.float64]:
-    """Return the [6] quantities in which the cost model's step time is linear.
+    """Return the six quantities that determine the modelled duration of a forward pass.
 
-    They are (if no rate is infinite): 1; tokens multiplied with the dense matrices in whole tiles,
-    plus the head's at its share of them; (query, key) pairs over all layers; states decoded or
-    copied; keys that decoding reads over all layers; sequences extended.
+    The modelled duration is a linear function of these quantities:
+
+    - the constant 1;
+    - tokens that pass through the dense layers, rounded up to tiles of `tile` tokens;
+    - (query, key) pairs in the attention of prefilling requests, summed over all layers;
+    - Mamba states that were updated by decoding or saved;
+    - keys that decoding requests read, summed over all layers;
+    - the number of prefilling requests.
     """
     tiles = sum(-(-end // tile) - start // tile for start, end in step.extends)
+    # the head's matrix counts as its share of the dense parameters, for one token of a sequence
     tokens = (tiles + len(step.context_lens)) * tile
     sequences = len(step.extends) + len(step.context_lens)
     pairs = keys = 0
@@ -92,8 +103,6 @@ def _pairs(num_queries: int, window: int | None) -> int:
 
 
 class _Pause:
-    """Time of the engine's thread between two steps, without a sleep between them."""
-
     def __init__(self, now_s: float) -> None:
         self.begin(now_s)
 
@@ -113,7 +122,11 @@ class _Pause:
 
 @contextmanager
 def measured() -> Iterator[Log]:
-    """Context in which real executors fill this log and their clock excludes other processes."""
+    """Context manager that logs the forward passes and storage calls of real runs.
+
+    A real run executes a model instead of simulating it. Time in which other processes use the
+    processor is excluded from the log and from the clock of the run.
+    """
     log = Log()
     forward = TorchExecutor.forward
     pause = _Pause(time.thread_time())

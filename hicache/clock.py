@@ -11,19 +11,22 @@ def to_ns(seconds: float) -> int:
 
 
 class Clock(Protocol):
-    """Gives the time to the engine, and lets it wait."""
+    """Interface of the clock by which the serving engine reads the time and waits."""
 
     def now(self) -> int:
-        """Nanoseconds since the run began."""
+        """Return the time in nanoseconds since the run began."""
         ...
 
     def wait_until(self, time_ns: int) -> None:
-        """Return at `time_ns` or later; at once if that has passed."""
+        """Wait until `time_ns`; return at once if that time has passed.
+
+        `time_ns` counts nanoseconds since the run began.
+        """
         ...
 
 
 class SimulatedClock:
-    """Jumps to the next event."""
+    """A clock for simulated time: it never sleeps, but jumps to the time that is waited for."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -37,7 +40,7 @@ class SimulatedClock:
 
 
 class WallClock:
-    """The machine's monotonic clock."""
+    """A clock that counts real time from its creation, and sleeps in order to wait."""
 
     def __init__(self) -> None:
         self._start = time.monotonic_ns()
@@ -52,7 +55,7 @@ class WallClock:
 
 
 class Stall:
-    """Accumulates the simulated time that calls took, until it is charged to the caller."""
+    """Adds up simulated durations in nanoseconds, until `take` returns the sum and resets it."""
 
     def __init__(self) -> None:
         self._pending_ns = 0

@@ -16,7 +16,7 @@ from typing import Any
 from hicache.models import FORMATS, PLAIN, HardwareConfig, LayerKind, ModelConfig
 from hicache.models.plausible import check_machine, check_shape
 
-# storages and policies of ours, by the knob that names them; module:Class names one of the user's
+# storages and policies of ours, by the knob that names them
 STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
@@ -27,7 +27,6 @@ WRITE_POLICIES = (
     "write_back",
     "write_back_watermark",
 )
-DEMOTING = WRITE_POLICIES[2:]  # copies are made when the device evicts
 STORAGE_WRITES = ("on_back_up", "selective", "on_host_eviction")
 CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
@@ -40,9 +39,9 @@ BENCHES = "workload.kind=multi_turn,shared_prefix"
 BLOCKS = "workload.kind=trace,mooncake_conversation,mooncake_synthetic,mooncake_toolagent"
 TRACED = BLOCKS + ",weka_agentic"
 YOURS = "workload.kind=trace"
-TIMED = "prefetch.stop=timeout,module:Class"
-AGED = "scheduler.order=shortest_remaining,module:Class"
-GRID = "cache.checkpoints=every,module:Class or cache.windows=every,module:Class"
+TIMED = "prefetch.stop=timeout"
+AGED = "scheduler.order=shortest_remaining"
+GRID = "cache.checkpoints=every or cache.windows=every"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
@@ -50,14 +49,17 @@ MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
 class Tiering(Enum):
-    """Whether a page may be on the host and in storage at the same time."""
+    """Whether a page may be in host memory and in storage at the same time."""
 
     inclusive = "inclusive"  # it may
     exclusive = "exclusive"  # storage drops a page once the host has read it
 
 
 class CutPolicy(Enum):
-    """What happens to a prefetch that does not fit in host memory."""
+    """What happens to a prefetch that does not fit in host memory.
+
+    A prefetch reads pages from storage into host memory before a request runs.
+    """
 
     abandon = "abandon"  # it is dropped
     fit = "fit"  # it is cut to the whole pages that fit
@@ -66,21 +68,32 @@ class CutPolicy(Enum):
 
 
 class StageAt(Enum):
-    """When a prefetch allocates its host pages."""
+    """When a prefetch allocates its host pages.
+
+    Host pages lie in host memory. A prefetch reads pages from storage into them before a request
+    runs.
+    """
 
     enqueue = "enqueue"  # when the request is queued, for all of the prompt that is not cached
     hit = "hit"  # when storage has answered, for the pages that it has
 
 
 class DeadlineFrom(Enum):
-    """When the time limit of prefetch.stop=timeout starts to count."""
+    """When the time limit of prefetch.stop=timeout starts to count.
+
+    With that setting, a queued request waits a limited time for its pages from storage.
+    """
 
     enqueue = "enqueue"  # when the request is queued
     first_poll = "first_poll"  # when the scheduler first considers the request
 
 
 class CommitPolicy(Enum):
-    """What is kept of an incomplete prefetch if the model has windows or states."""
+    """What is kept of an incomplete prefetch if the model has sliding windows or Mamba states.
+
+    A prefetch (a read from storage into host memory) is incomplete if it stops before its last
+    page.
+    """
 
     all_or_nothing = "all_or_nothing"  # nothing
     # the longest prefix that can be restored, whose window and state are read before the request
@@ -89,22 +102,35 @@ class CommitPolicy(Enum):
 
 
 class HitAgreement(Enum):
-    """Which storage hit the ranks of an engine agree on if their storages differ."""
+    """Which storage hit the ranks of an engine agree on if their storages differ.
+
+    A storage hit is the length of the prompt's prefix that a rank finds in its own storage.
+    """
 
     restorable = "restorable"  # the longest prefix that every rank can restore
     # the minimum of the ranks' longest hits, which some rank may be unable to restore
     min_of_maxima = "min_of_maxima"
 
 
+class WindowHit(Enum):
+    """How a request that starts from a hit gets its sliding window."""
+
+    restore = "from the pages that the cache keeps"
+    replay = "by computing the window's tokens again"
+
+
 class Batching(Enum):
-    """Whether prefill and decode share a step."""
+    """Whether prefill and decode share a step.
+
+    A step is one forward pass of the model over a batch.
+    """
 
     prefill_first = "prefill_first"  # a step that computes prompt tokens decodes nothing
     mixed = "mixed"  # one step does both
 
 
 class Arrivals(Enum):
-    """When a request arrives."""
+    """The rule that sets the arrival time of each request of a workload."""
 
     open = "open"  # at its time in the trace
     # at its time in the trace, but not before its session's previous turn is answered
@@ -147,24 +173,27 @@ def knob(
     one_of: tuple[str, ...] | None = None,
     only: str | None = None,
 ) -> Any:
-    """Return a dataclass field with the limits that `check_limits` enforces.
+    """Return a dataclass field for a setting, with limits that `check_limits` enforces.
 
-    None is always allowed where the type allows it. `least` and `most` are inclusive bounds,
-    `above` is an exclusive one. `ours` are the built-in policies; a user's class as `module:Class`
-    is allowed, too. `one_of` are the only values. `only` tells where the knob has an effect:
-    `group.other_knob=VALUE,VALUE`, or several of these joined by ` or `.
+    `least` and `most` are inclusive bounds; `above` is an exclusive lower bound. `ours` lists the
+    built-in names; a user's class, written `module:Class`, is allowed as well. `one_of` lists the
+    only allowed values. None is allowed if the type of the field allows it. `only` names the
+    settings with which this setting has an effect. It is `group.setting=VALUE,VALUE`, or several of
+    these joined by ` or `.
     """
     limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
     return field(default=default, metadata={**limits, "only": only})
 
 
 def share(default: float | None) -> Any:
-    """A knob between 0 and 1."""
+    """Return a dataclass field for a setting between 0 and 1, both included."""
     return knob(default, least=0, most=1)
 
 
 def check_limits(group: str, config: Any) -> None:
-    """Check each knob of a group against its limits.
+    """Check that each setting in `config` lies within the limits of its dataclass field.
+
+    `group` is the name of the group of settings, for error messages.
 
     Raises:
         ValueError: a value is outside its limits.
@@ -179,7 +208,9 @@ def check_limits(group: str, config: Any) -> None:
 
 def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     if limits["one_of"] is not None and value not in limits["one_of"]:
-        raise ValueError(f"{name} must be one of {', '.join(limits['one_of'])}, got {value!r}")
+        ours = ", ".join(limits["one_of"])
+        hint = "; a class of your own goes in cache.policy" if ":" in str(value) else ""
+        raise ValueError(f"{name} must be one of {ours}, got {value!r}{hint}")
     if limits["ours"] is not None and value not in limits["ours"] and ":" not in value:
         ours = ", ".join(limits["ours"])
         raise ValueError(f"{name} must be one of {ours} or module:Class, got {value!r}")
@@ -195,7 +226,11 @@ def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 
 def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str]:
-    """The knobs that have no effect in this configuration, with the setting that each needs."""
+    """Return the settings that have no effect in `config`, each with the setting that it needs.
+
+    For example, `storage.write_hits` needs `storage.write=selective`. Callers give only `config`;
+    the other parameters are for the recursion into groups of settings.
+    """
     found: dict[str, str] = {}
     of_group = GROUPS.get(prefix.partition(".")[0])
     for item in fields(config):
@@ -221,7 +256,7 @@ def _has_value(value: object, allowed: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError if `name` would put a run's files outside `outputs/`."""
+    """Raise ValueError if a run of this name would write files outside the folder `outputs/`."""
     parts = PurePath(name).parts
     if not parts or PurePath(name).is_absolute() or ".." in parts:
         raise ValueError(f"name must be a relative path without `..`, below outputs/, got {name!r}")
@@ -333,18 +368,25 @@ class WorkloadConfig:
 
     @property
     def is_timed(self) -> bool:
-        """True if requests arrive at times of their own, and not after an answer."""
+        """True if requests have arrival times; False if each waits for an earlier answer."""
         waits = self.has_rounds or (self.kind == "shared_prefix" and self.drain)
         return self.arrivals is not Arrivals.closed and not waits
 
     @property
     def has_rounds(self) -> bool:
-        """True if clients ask in rounds, each request after the answer to the one before."""
+        """True if clients ask in rounds, as in the workload `multi_turn`.
+
+        A client then sends each request after the answer to its previous request.
+        """
         return self.kind == "multi_turn"
 
     @property
     def stage_ends_s(self) -> tuple[float, ...]:
-        """Times in seconds at which the load stages end in the trace; empty without stages."""
+        """The end of each load stage, in seconds from the start of the workload.
+
+        A load stage is a period with a fixed request rate. The tuple is empty if there are no
+        stages.
+        """
         if self.kind != "shared_prefix" or self.windows is not None:
             return ()
         stage_s = self.stage_s * self.time_scale
@@ -355,8 +397,9 @@ class WorkloadConfig:
 class ParallelConfig:
     """How one engine is spread over devices, and how many engines there are.
 
-    `tp` is the parallelism of the cost model. `ranks` simulates an engine whose ranks each have a
-    radix tree and a storage of their own and must agree on every hit.
+    `tp` is the tensor-parallel size, on which the simulated times depend. If `ranks` is above 1,
+    each rank of an engine has its own radix tree and its own storage. All ranks must then agree on
+    every cache hit.
     """
 
     # Tensor-parallel size: devices per engine. None means the model's default (`model.default_tp`).
@@ -385,7 +428,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
-    """The radix tree and its device and host tiers."""
+    """The prefix cache: its radix tree, its device tier and its host tier."""
 
     page_size: int = 64  # Tokens per KV page, the unit of allocation and transfer; a power of two.
     # Device memory for the cache in GiB, summed over all devices of an engine. None means all
@@ -451,11 +494,8 @@ class CacheConfig:
     policy: str = knob("none", ours=("none", *STOCK_POLICIES))
     # Keyword arguments passed to the class of `cache.policy`.
     policy_args: dict[str, float] = field(default_factory=dict)
-    # Policy that decides which tree node a full device or host tier evicts first: a built-in one,
-    # or your own class as module:Class.
-    eviction: str = knob("lru", ours=EVICTION_POLICIES)
-    # Keyword arguments passed to the class of the eviction policy.
-    eviction_args: dict[str, float] = field(default_factory=dict)
+    # Policy that decides which tree node a full device or host tier evicts first.
+    eviction: str = knob("lru", one_of=EVICTION_POLICIES)
     # When device pages are copied to the host: write_through (when they are inserted into the
     # tree), write_through_selective (when a later request hits or inserts them), write_back (when
     # they are evicted from the device) or write_back_watermark (as write_back, and when they are
@@ -485,19 +525,19 @@ class CacheConfig:
     # Prompt positions at which a Mamba state is saved: end (the last page boundary of the prompt),
     # end_branch (the end, and where the prompt diverges from a cached one), branch_or_end (where it
     # diverges; the end if it does not), every (as end_branch, and every `cache.checkpoint_tokens`
-    # tokens), or your own class as module:Class. The cache holds a prompt up to the last position
+    # tokens). The cache holds a prompt up to the last position
     # once it is computed, and the rest of it once its answer is complete.
-    checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
-    # Keyword arguments passed to the class that places Mamba states.
-    checkpoints_args: dict[str, float] = field(default_factory=dict)
+    checkpoints: str = knob("end_branch", one_of=CHECKPOINT_PLACEMENTS)
     # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
+    # How a request gets the sliding window before the end of its hit: restore (the cache keeps
+    # windows as it keeps full KV) or replay (no tier keeps windows, any full KV is a hit, and the
+    # request computes the hit's last window again, as vLLM does for DeepSeek-V4.1; simulated only).
+    window: WindowHit = WindowHit.restore
     # Prompt positions at which the sliding window is copied to the host, so that a later request
     # can resume there: the choices of `cache.checkpoints`. A model that also has Mamba states saves
     # windows where it saves states.
-    windows: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
-    # Keyword arguments passed to the class that places windows.
-    windows_args: dict[str, float] = field(default_factory=dict)
+    windows: str = knob("end_branch", one_of=CHECKPOINT_PLACEMENTS)
     # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
     # and no window or state to resume there. False looks at device and host alone, as SGLang does.
     storage_branches: bool = True
@@ -526,11 +566,11 @@ class PrefetchConfig:
 
     # How long a queued request waits for its prefetch from storage: best_effort (not at all),
     # wait_complete (until all pages are read), timeout (up to a limit that grows with the length of
-    # the prefetch), marginal (as long as waiting is expected to cost less than recomputing), or as
-    # your own class says (module:Class).
-    stop: str = knob("timeout", ours=STOP_POLICIES)
-    # Keyword arguments passed to the class of the stop policy.
-    stop_args: dict[str, float] = field(default_factory=dict)
+    # the prefetch) or marginal (as long as waiting is expected to cost less than recomputing).
+    stop: str = knob("timeout", one_of=STOP_POLICIES)
+    # Seconds of waiting that prefetch.stop=marginal takes for a second of computing while no other
+    # request waits. None means 2, or 1 if several engines share the storage.
+    patience: float | None = knob(None, above=0, only="prefetch.stop=marginal")
     # Minimum length in tokens of a prefetch: nothing is read if fewer tokens are missing from the
     # cache, or if storage has fewer of them. 256 is SGLang's default.
     threshold: int = knob(256, least=1)
@@ -554,10 +594,9 @@ class PrefetchConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuirksConfig:
-    """What other engines do that costs hits, time or memory, reproduced for comparison.
+    """Inefficiencies of other serving engines that a run can reproduce for comparison.
 
-    The defaults are right; the presets of `compat` and the experiments on the change reports set
-    these.
+    They cost hits, time or memory. The defaults reproduce none of them.
     """
 
     # When a match ends inside a tree node and splits it, also refresh the recency of the part that
@@ -600,7 +639,10 @@ class QuirksConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompatConfig:
-    """Whose choices a run makes: `compat=NAME` sets those of a report or of another engine."""
+    """Which serving engine's choices a run makes, such as SGLang's or vLLM's.
+
+    `compat=NAME` on the command line sets them all.
+    """
 
     quirks: QuirksConfig = field(default_factory=QuirksConfig)
 
@@ -610,11 +652,8 @@ class SchedulerConfig:
     """Which request runs next, and how much one step computes."""
 
     # Order in which waiting requests are considered: fcfs (by arrival), longest_prefix (longest
-    # cached prefix first), shortest_remaining (least prefill work first, with aging), or your own
-    # class as module:Class.
-    order: str = knob("fcfs", ours=SERVICE_ORDERS)
-    # Keyword arguments passed to the class that `scheduler.order` names.
-    order_args: dict[str, float] = field(default_factory=dict)
+    # cached prefix first) or shortest_remaining (least prefill work first, with aging).
+    order: str = knob("fcfs", one_of=SERVICE_ORDERS)
     # Time in seconds that the server spends on each request besides the scheduler and the GPU:
     # HTTP, tokenization, detokenization. It delays a request and does not occupy the engine.
     server_s: float = knob(0.0, least=0)
@@ -629,11 +668,8 @@ class SchedulerConfig:
     # How many tokens of the sliding-window pool admission charges a request: reports (the larger of
     # its chunk and the window, plus window tokens loaded back from the host), no_host_term (without
     # those loaded back, so that prefill can run out of memory), double (those loaded back twice,
-    # for comparison), sglang_0_5_23 (the formula of that release), or your own class as
-    # module:Class.
-    swa_budget: str = knob("reports", ours=SWA_BUDGETS)
-    # Keyword arguments passed to the class of the window budget.
-    swa_budget_args: dict[str, float] = field(default_factory=dict)
+    # for comparison) or sglang_0_5_23 (the formula of that release).
+    swa_budget: str = knob("reports", one_of=SWA_BUDGETS)
     # Seconds of prefill work subtracted from a request's rank for each second that it has waited,
     # so that long prompts are not starved.
     aging: float = knob(0.1, least=0, only=AGED)
@@ -654,7 +690,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultsConfig:
-    """Faults injected into storage calls, whichever engine it is."""
+    """Faults that a run injects into the calls of its storage engine."""
 
     preset: str = "none"  # Name of this set of faults, shown in tables.
     # Extra delay of each storage call: the median in milliseconds of the log-normal distribution
@@ -689,13 +725,13 @@ class FaultsConfig:
 
     @property
     def is_harmless(self) -> bool:
-        """True if no fault is configured."""
+        """True if these settings inject no fault."""
         rates = (self.error_rate, self.missing_rate, self.short_rate, self.corrupt_rate)
         is_gone = self.gone_from_s is not None
         return not (self.delay_ms or any(rates) or self.full_rate or is_gone)
 
     def is_gone(self, now_s: float) -> bool:
-        """True if every storage call fails at `now_s` seconds."""
+        """Return True if all storage calls fail at `now_s` seconds after the start of the run."""
         if self.gone_from_s is None:
             return False
         end_s = inf if self.gone_for_s is None else self.gone_from_s + self.gone_for_s
@@ -704,9 +740,10 @@ class FaultsConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageConfig:
-    """The third tier: its engine, its capacity and its speed in simulated time.
+    """The storage tier below device and host memory: its engine, capacity and simulated speed.
 
-    `tiering=exclusive` needs `write=on_host_eviction`.
+    With `tiering=exclusive`, a page leaves storage when the host has read it. That setting needs
+    `write=on_host_eviction`.
     """
 
     # Storage engine of the third tier: none, memory, slab (page slots in large local files), file
@@ -772,7 +809,7 @@ class StorageConfig:
 
 
 class RealModel(Enum):
-    """Which model the real executor runs."""
+    """Which model a run on real memory (executor.kind=torch) computes."""
 
     exact = "exact"  # a small reference model whose logits do not depend on caching or chunking
     # the matrix sizes of the configured model with random weights, for timing only
@@ -781,7 +818,7 @@ class RealModel(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutorConfig:
-    """What executes a step: the cost model, or a real model on real memory."""
+    """What executes the steps of a run: a cost model that simulates time, or a real model."""
 
     # What executes a step: simulated (a cost model; no GPU needed) or torch (a real model and real
     # memory).
@@ -811,7 +848,7 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """The serving loop."""
+    """Options of the serving loop: its speed, its explanations and its checks."""
 
     # Simulate several consecutive decode steps at once, which is faster and gives the same results.
     jump: bool = True
@@ -824,7 +861,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackerConfig:
-    """Where metrics go, besides the files that every run writes."""
+    """Where a run reports its metrics, besides the files that it always writes."""
 
     wandb_mode: WandbMode = WandbMode.offline
     project: str = "hicache"  # Name of the Weights & Biases project.
@@ -836,9 +873,11 @@ class TrackerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoodputConfig:
-    """Goodput: the highest request rate at which enough requests meet their latency limits.
+    """Goodput: the highest request rate at which a given share of requests meets the latency
+    limits.
 
-    It is measured by replaying the workload at several rates after the run itself.
+    After the run itself, the workload is replayed at several request rates to find that rate. The
+    limits are `ttft_s` and `tpot_s`, both in seconds.
     """
 
     # Number of request rates at which the workload is replayed to find the goodput. 0 means that
@@ -925,8 +964,14 @@ class ExperimentConfig:
                 f"got {self.executor.copy_path}"
             )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
-        if self.engine.explain and executor != "simulated":
-            raise ValueError(f"engine.explain=true needs executor.kind=simulated, got {executor}")
+        simulated = {
+            "engine.explain=true": self.engine.explain,
+            "cache.window=replay": self.cache.window is WindowHit.replay,
+            "model.window_restarts=true": self.model.window_restarts,
+        }
+        for setting in (each for each, is_set in simulated.items() if is_set):
+            if executor != "simulated":
+                raise ValueError(f"{setting} needs executor.kind=simulated, got {executor}")
         if ranks > 1 and executor != "simulated":
             raise ValueError(
                 f"parallel.ranks={ranks} needs executor.kind=simulated (the real executor splits "
@@ -939,15 +984,22 @@ class ExperimentConfig:
 
     @property
     def storage_format(self) -> str:
-        """Number format of pages in storage: `storage.format`, or that of the host."""
+        """The number format of pages in storage, such as `plain` or `fp8`.
+
+        It is `storage.format`, or the format of pages on the host if that is None.
+        """
         return self.storage.format or self.cache.host_format
 
     @property
     def is_lossy(self) -> bool:
-        """True if data comes back changed from the host or storage."""
+        """True if KV or states come back from the host or from storage with changed values."""
         return self.storage_format != PLAIN
 
     @property
     def tp(self) -> int:
-        """Devices per engine: `parallel.tp`, or the model's default up to the machine's devices."""
+        """The tensor-parallel size: the number of devices per engine.
+
+        If `parallel.tp` is None, it is the model's default, but at most the number of devices of
+        the machine.
+        """
         return self.parallel.tp or min(self.model.default_tp, self.hardware.num_devices)

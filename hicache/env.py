@@ -18,7 +18,10 @@ VARIABLES = ("HICACHE_DATA", "WANDB_MODE", "WANDB_BASE_URL", "TRITON_INTERPRET")
 
 
 def describe_environment() -> dict[str, str]:
-    """Name and value of each item that a bug report or a result should include."""
+    """Return the facts about this machine that a bug report should contain, by name.
+
+    Examples are the versions of Python and of packages, the GPUs, and environment variables.
+    """
     found = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -12,10 +12,9 @@ from hicache.config import ExperimentConfig, StartState
 from hicache.engine.build import build_engine
 from hicache.engine.deployment import Deployment, deploy, describe
 from hicache.engine.loop import Engine, serve
-from hicache.engine.policy import OwnRouter
 from hicache.engine.ports import Io
 from hicache.engine.ranks.lockstep import RankedEngine
-from hicache.engine.routing import ROUTERS
+from hicache.engine.routing import router_of
 from hicache.engine.simulated_runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.cost import CostModel
@@ -34,10 +33,10 @@ from hicache.workload.workload import Workload, load_workload, repeat_sessions, 
 
 
 def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
-    """Build one engine of `config` and its runtime, for a program that steps it by hand.
+    """Build one serving engine and its runtime, for a program that runs the engine itself.
 
-    The program calls `hicache.engine.loop.serve` as often as it needs, and closes the runtime.
-    Pages are named by digests, so requests need not be known beforehand.
+    The program calls `hicache.engine.loop.serve` as often as it needs, and closes the runtime. The
+    program need not know all requests in advance.
 
     Raises:
         ValueError: a setting cannot be used; the message names it.
@@ -55,13 +54,13 @@ def run(
     progress: Callable[[Progress], None] | None = None,
     timeline: Timeline | None = None,
 ) -> Result:
-    """Run `config` and return the results.
+    """Run the experiment that `config` describes, and return its results.
 
     Args:
         config: the settings of the run.
-        workload: replaces the configured workload; None means the configured one.
-        progress: called with the progress of the run.
-        timeline: records the events of the run.
+        workload: the requests to replay; None means the workload that `config` names.
+        progress: a function that is called with the progress of the run; None means no calls.
+        timeline: an object that records the events of the run; None means no recording.
 
     Raises:
         ValueError: a setting cannot be used; the message names it.
@@ -206,17 +205,13 @@ def _serve(
         feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)
     elif config.workload.drain and config.workload.kind == "shared_prefix":
         feeder = StageFeeder(workload.requests, config.workload)
-    router = ROUTERS[config.parallel.router]()
-    policy = engines[0].cache.tree.policy
-    if policy is not None and hasattr(policy, "route"):
-        router = OwnRouter(policy.route, router)
     try:
         serve(
             engines,
             feeder,
             clock=runtime.clock,
             io=io,
-            router=router,
+            route=router_of(engines),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
             server_ns=to_ns(config.scheduler.server_s),

@@ -14,10 +14,10 @@ TOKEN_BYTES = 4  # a token id is a little-endian int32
 
 @dataclass(slots=True)
 class TokenSpans:
-    """A sequence of token ids, as runs of consecutive ids.
+    """A sequence of token ids, stored as K runs of consecutive ids.
 
-    `starts`: [K] int32, first id of each run. `counts`: [K] int32, each at least 1. `len()` counts
-    tokens, not runs.
+    `starts`: [K] int32, the first id of each run. `counts`: [K] int32, the number of ids in each
+    run, at least 1. `len()` returns the number of tokens, not of runs.
     """
 
     starts: NDArray[np.int32]
@@ -31,7 +31,7 @@ class TokenSpans:
         return self._len
 
     def to_bytes(self) -> bytes:
-        """The ids as packed little-endian int32, `4 * len(self)` bytes. O(tokens)."""
+        """Return all token ids as packed little-endian int32, 4 bytes per token."""
         # an arange per run takes a third of the time of gathering all ids at once
         return b"".join(
             np.arange(start, start + count, dtype="<i4").data
@@ -44,14 +44,17 @@ EMPTY_SPANS = TokenSpans(np.empty(0, np.int32), np.empty(0, np.int32))
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """One prompt, and the answer that the trace recorded for it.
+    """One request to the serving engine: a prompt, and the answer that the engine will produce.
 
-    `output` holds the ids of the answer. A replay knows them beforehand and inserts them in the
-    cache as they are decoded. `session_id` derives from the session's first request, so it is the
-    same under every seed. Ids are in order of arrival. `arrival_ns` is the time in the trace. Under
-    causal and closed arrivals, a request with a `parent_id` waits for that request's answer and for
-    the answers of `joins`, the last requests of its finished sub-agents. Under closed arrivals it
-    also waits for `think_ns` after the last of these answers.
+    `prompt` and `output` are the token ids of the prompt and of the answer. Request ids are in
+    order of arrival. `arrival_ns` is the arrival time in the trace, in nanoseconds. `session_id`
+    does not depend on the random seed of the run. `parent_id` is the id of the previous turn of the
+    session. For the first request of a sub-agent, it is the request that started the sub-agent.
+    None means that there is no parent. `joins` are the ids of the last requests of sub-agents whose
+    results this request uses.
+
+    With causal or closed arrivals, a request waits for the answers to its parent and to `joins`.
+    With closed arrivals, it then also waits for the think time of `think_ns` nanoseconds.
     """
 
     id: int

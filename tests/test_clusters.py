@@ -27,21 +27,16 @@ POLICY = f"""
 import os, pathlib, signal
 
 class Mortal:
-    waits = uses_clock = False
-
-    def __init__(self, config, page_size, rates):
+    def __init__(self, world):
         folder = pathlib.Path(os.environ["FOLDER"])
         with (folder / "begun").open("a") as file:
-            file.write(f"{{config.threshold}}\\n")
-        if config.threshold == {DEADLY} and not (folder / "killed").exists():
+            file.write(f"{{world.config.prefetch.threshold}}\\n")
+        if world.config.prefetch.threshold == {DEADLY} and not (folder / "killed").exists():
             (folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
     def may_stop(self, prefetch, now_ns):
         return True
-
-    def deadline_ns(self, prefetch):
-        return None
 """
 
 
@@ -61,7 +56,7 @@ def run(hicache: Path, folder: Path, launcher: str) -> subprocess.CompletedProce
     (folder / "mortal.py").write_text(POLICY)
     variables = {"PYTHONPATH": str(folder), "FOLDER": str(folder), "WANDB_MODE": "disabled"}
     command = [hicache, "run", "-m", f"hydra/launcher={launcher}", *LAUNCHERS[launcher], *GRID]
-    command += ["name=grid", "prefetch.stop=mortal:Mortal", "workload.limit=5"]
+    command += ["name=grid", "cache.policy=mortal:Mortal", "workload.limit=5"]
     return subprocess.run(
         [*command, "hydra.sweep.dir=sweep"],
         cwd=folder,

@@ -13,9 +13,7 @@ from hicache import experiment
 from hicache.cache import invariants
 from hicache.cache.checked import PolicyError
 from hicache.cache.pages import Pools
-from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree.entry import Entry
 from hicache.cache.tree.node import MatchResult, Node
@@ -26,21 +24,18 @@ from hicache.config import (
     EVICTION_POLICIES,
     SERVICE_ORDERS,
     STOP_POLICIES,
-    SWA_BUDGETS,
     ExperimentConfig,
-    PrefetchConfig,
-    SchedulerConfig,
 )
 from hicache.engine.build import queue_bytes
 from hicache.engine.deployment import deploy
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.experiment import run
 from hicache.models import GIB
-from hicache.policies.eviction import POLICIES as EVICTIONS
+from hicache.policies.eviction import EVICTIONS
+from hicache.policies.stop import STOPS
 from hicache.policies.world import World
 from hicache.results.metrics import Progress, Result, Row, Status, summarize
 from hicache.results.verdict import is_overloaded
-from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.order import ORDERS
 from hicache.scheduler.request_state import RequestState
@@ -69,12 +64,6 @@ class Weighted:
 class FirstPages:
     """A stop policy somebody else wrote: an eighth of the pages will do, or 0.2 s of waiting."""
 
-    waits = True
-    uses_clock = True
-
-    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
-        pass
-
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
         is_enough = prefetch.completed_pages * 8 >= prefetch.asked_pages
         return is_enough or prefetch.is_complete or now_ns > self.deadline_ns(prefetch)
@@ -83,11 +72,18 @@ class FirstPages:
         return prefetch.enqueued_ns + SECOND_NS // 5
 
 
-class NeverAsked:
-    """No stop policy: it lacks what it would be asked."""
+class OldWay:
+    """A policy of an earlier release."""
 
-    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
-        pass
+    def priority(self, node: object) -> tuple[float, ...]:
+        return (1.0,)
+
+
+class Deadline:
+    """A deadline of no stop policy."""
+
+    def deadline_ns(self, prefetch: Prefetch) -> int:
+        return 0
 
 
 def config_of(*overrides: str) -> ExperimentConfig:
@@ -197,7 +193,7 @@ def test_under_open_arrivals_nobody_is_taken_along_by_those_who_give_up() -> Non
 
 def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
     small = ["model=tiny_hybrid", "cache.device_gib=0.01", "cache.host_gib=0.01"]
-    own = run(config_of(*small, "cache.eviction=tests.test_experiment:ShortestFirst"))
+    own = run(config_of(*small, "cache.policy=tests.test_experiment:ShortestFirst"))
     lru = run(config_of(*small))
     assert len(own.records) == 60
     assert summary_of(own) != summary_of(lru)
@@ -205,13 +201,13 @@ def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
 
 @pytest.mark.parametrize("name", ["nonsense", "no.such:Thing", "tests.test_experiment:NoSuch"])
 def test_a_policy_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"cache\.eviction"):
-        run(config_of("model=tiny_hybrid", f"cache.eviction={name}"))
+    with pytest.raises(ValueError, match=r"cache\.policy"):
+        run(config_of("model=tiny_hybrid", f"cache.policy={name}"))
 
 
 def test_a_policy_that_is_not_a_class_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"cache\.eviction"):
-        run(config_of("model=tiny_hybrid", "cache.eviction=tests.test_experiment:MODELS"))
+    with pytest.raises(ValueError, match=r"cache\.policy"):
+        run(config_of("model=tiny_hybrid", "cache.policy=tests.test_experiment:MODELS"))
 
 
 SLOW_STORAGE = (
@@ -230,23 +226,33 @@ SLOW_STORAGE = (
 def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(
     ranks: int, others: Sequence[str]
 ) -> None:
-    stops = ("tests.test_experiment:FirstPages", *others)
+    stops = [f"prefetch.stop={each}" for each in others]
     own, *ours = (
-        run(config_of(*SLOW_STORAGE, f"parallel.ranks={ranks}", f"prefetch.stop={stop}"))
-        for stop in stops
+        run(config_of(*SLOW_STORAGE, f"parallel.ranks={ranks}", each))
+        for each in ("cache.policy=tests.test_experiment:FirstPages", *stops)
     )
     assert own.measures["prefetch/terminated_count"] > 0
     assert summary_of(own) not in [summary_of(each) for each in ours]
 
 
-def test_a_stop_policy_that_answers_nothing_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"prefetch\.stop=.* lacks waits, uses_clock, may_stop"):
-        run(config_of("model=tiny_hybrid", "prefetch.stop=tests.test_experiment:NeverAsked"))
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "OldWay",
+            r"OldWay: priority is now rank\(entry, tier, kind\); the methods are on_insert, ",
+        ),
+        ("Deadline", "Deadline has deadline_ns without may_stop"),
+    ],
+)
+def test_a_policy_that_would_never_be_asked_is_refused(name: str, told: str) -> None:
+    with pytest.raises(PolicyError, match=told):
+        run(config_of("model=tiny_hybrid", f"cache.policy={__name__}:{name}"))
 
 
 def test_a_policy_has_knobs_of_its_own() -> None:
     small = ("model=llama3_8b", "cache.device_gib=4", "cache.host_gib=8", "workload.limit=200")
-    own = ("cache.eviction=tests.test_experiment:Weighted", "cache.eviction_args.length_weight=")
+    own = ("cache.policy=tests.test_experiment:Weighted", "cache.policy_args.length_weight=")
     lru, weighted = (run(config_of(*small, own[0], own[1] + weight)) for weight in ("0", "9"))
     assert summary_of(lru) == summary_of(run(config_of(*small)))
     assert summary_of(weighted) != summary_of(lru)
@@ -255,9 +261,6 @@ def test_a_policy_has_knobs_of_its_own() -> None:
 class LastFirst:
     """A service order somebody else wrote: who came last is served first."""
 
-    def __init__(self, config: SchedulerConfig, estimate_s: object) -> None:
-        pass
-
     def sort_key(self, req: RequestState, match: MatchResult) -> float:
         return -req.number
 
@@ -265,53 +268,36 @@ class LastFirst:
 class Generous:
     """A window budget somebody else wrote: a page, whatever is asked for."""
 
-    def tokens(self, *, page: int, **_: object) -> int:
+    def window_charge(self, *, page: int, **_: object) -> int:
         return page
 
 
 class Middle:
     """A placement somebody else wrote: half way, to the token."""
 
-    def __init__(self, page_size: int, grid_tokens: int, share: float = 0.5) -> None:
+    def __init__(self, world: World, share: float = 0.5) -> None:
         self._share = share
 
-    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
         return [start + round((end - start) * self._share)]
 
 
 @pytest.mark.parametrize(
-    ("knob", "name", "rest"),
+    ("name", "rest"),
     [
-        ("scheduler.order", "LastFirst", "model=llama3_8b workload.session_rate=5 parallel.tp=1"),
-        ("scheduler.swa_budget", "Generous", "model=gemma3_27b cache.swa_device_share=0.02"),
-        (
-            "scheduler.swa_budget",
-            "Generous",
-            "model=gemma3_27b cache.swa_device_share=0.02 scheduler.chunk_tokens=512",
-        ),
-        ("cache.checkpoints", "Middle", "model=qwen3_next_80b cache.checkpoints_args.share=0.25"),
+        ("LastFirst", "model=llama3_8b workload.session_rate=5 parallel.tp=1"),
+        ("Generous", "model=gemma3_27b cache.swa_device_share=0.02"),
+        ("Generous", "model=gemma3_27b cache.swa_device_share=0.02 scheduler.chunk_tokens=512"),
+        ("Middle", "model=qwen3_next_80b cache.policy_args.share=0.25"),
     ],
 )
-def test_what_the_scheduler_decides_may_be_a_class_of_ones_own(
-    knob: str, name: str, rest: str
-) -> None:
+def test_what_the_scheduler_decides_may_be_a_class_of_ones_own(name: str, rest: str) -> None:
     overrides = [*rest.split(), "workload.limit=12"]
     checked = (*overrides, "engine.check_invariants=true")
-    own = run(config_of(*checked, f"{knob}=tests.test_experiment:{name}"))
+    own = run(config_of(*checked, f"cache.policy=tests.test_experiment:{name}"))
     assert len(own.records) == 12
     defaults = [each for each in overrides if "_args" not in each]
     assert summary_of(own) != summary_of(run(config_of(*defaults)))
-
-
-@pytest.mark.parametrize(
-    "knob",
-    ["cache.eviction", "cache.checkpoints", "scheduler.order", "scheduler.swa_budget"],
-)
-def test_a_policy_is_named_right_or_refused(knob: str) -> None:
-    with pytest.raises(ValueError, match=rf"{knob} must be one of .* or module:Class, got 'mine'"):
-        config_of(f"{knob}=mine")
-    with pytest.raises(ValueError, match=f"{knob}=no.such:Thing cannot be loaded"):
-        run(config_of("model=tiny_hybrid", f"{knob}=no.such:Thing"))
 
 
 def pools_asked_for(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> list[dict[str, bool]]:
@@ -396,6 +382,7 @@ def test_reads_are_held_back_by_their_share_of_a_host_that_has_an_end(
         ("parallel.router", "sticky, round_robin, prefix_load, scored"),
         ("executor.kind", "simulated, torch"),
         ("executor.copy_path", "kernel, copy_engine, staged"),
+        ("scheduler.swa_budget", "no_host_term, reports, double, sglang_0_5_23"),
     ],
 )
 def test_what_can_only_be_ours_is_named_right_or_refused(knob: str, ours: str) -> None:
@@ -403,10 +390,10 @@ def test_what_can_only_be_ours_is_named_right_or_refused(knob: str, ours: str) -
         config_of(f"{knob}=mine")
 
 
-@pytest.mark.parametrize("knob", ["cache.eviction", "prefetch.stop"])
-def test_a_knob_that_a_policy_has_not_is_refused(knob: str) -> None:
-    with pytest.raises(ValueError, match=f"{knob}=.* cannot be built"):
-        run(config_of("model=tiny_hybrid", knob + "_args={patience:2}"))
+def test_an_argument_that_a_policy_has_not_is_refused() -> None:
+    own = f"cache.policy={__name__}:Weighted"
+    with pytest.raises(ValueError, match=r"cache\.policy=.* cannot be built"):
+        run(config_of("model=tiny_hybrid", own, "cache.policy_args={patience:2}"))
 
 
 def test_a_queue_that_never_empties_is_overload_whatever_the_gpu_does() -> None:
@@ -447,11 +434,10 @@ def test_marginal_waits_where_storage_is_faster_than_computing(gbps: float, like
 @pytest.mark.parametrize(
     ("names", "policies"),
     [
-        (STOP_POLICIES, stop.POLICIES),
+        (STOP_POLICIES, STOPS),
         (EVICTION_POLICIES, EVICTIONS),
         (CHECKPOINT_PLACEMENTS, PLACEMENTS),
         (SERVICE_ORDERS, ORDERS),
-        (SWA_BUDGETS, FORMS),
     ],
 )
 def test_the_config_knows_the_names_of_the_policies_there_are(

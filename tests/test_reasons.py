@@ -127,6 +127,14 @@ def test_what_is_beside_the_last_token_on_its_page_is_rounding() -> None:
     assert record.computed_for == {"first_seen": PAGE, "page_rounding": 35, "last_token": 1}
 
 
+def test_a_hit_without_windows_computes_its_last_window_again() -> None:
+    requests = [request(0, 0, (0, 8193)), request(1, 60, (0, 4096), (50_000, 1025))]
+    told = ("model=gemma3_27b", "workload.arrivals=open", "storage=none", "cache.window=replay")
+    record = runs.run(runs.workload(requests), EXPLAIN, *told).records[1]
+    assert record.computed_for == {"window_not_kept": 1024, "first_seen": 1024, "last_token": 1}
+    assert (record.device_hit_len, record.window_missing_len) == (4096 - 1024, 1024)
+
+
 @pytest.mark.parametrize(
     ("model", "chunk_tokens", "reason"),
     [("qwen3_next_80b", 8192, "state_not_kept"), ("gemma3_27b", 2048, "window_not_kept")],

@@ -70,7 +70,7 @@ def sweep(directory: Path, num_workers: int) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         [
             *(sys.executable, "-m", "experiments.run", "-m", "hydra/launcher=joblib", *TINY),
-            *("cache.eviction=my_policies:Mine,fifo", "hydra.sweep.dir=sweep"),
+            *("cache.policy=none,my_policies:Mine", "cache.eviction=fifo", "hydra.sweep.dir=sweep"),
             f"hydra.launcher.n_jobs={num_workers}",
         ],
         cwd=directory,
@@ -87,8 +87,8 @@ def side_by_side(directory) -> str:
 
 
 def test_jobs_of_a_sweep_run_side_by_side(directory, side_by_side):
-    jobs = ("0_eviction=my_policies_Mine", "1_eviction=fifo")
-    mine, fifo = (directory / "sweep" / job / "summary.json" for job in jobs)
+    jobs = ("0_policy=none", "1_policy=my_policies_Mine")
+    fifo, mine = (directory / "sweep" / job / "summary.json" for job in jobs)
     assert mine.read_text() == fifo.read_text()
     assert f"{jobs[0]} (1 of 2)  →  token hit rate" in side_by_side
     assert "already finished" not in side_by_side
@@ -97,5 +97,5 @@ def test_jobs_of_a_sweep_run_side_by_side(directory, side_by_side):
 @pytest.mark.soak
 def test_jobs_of_such_a_sweep_are_not_made_twice(directory, side_by_side):
     printed = sweep(directory, num_workers=1).stdout
-    assert "0_eviction=my_policies_Mine (1 of 2)  →  already finished" in printed
-    assert "1_eviction=fifo (2 of 2)  →  already finished" in printed
+    assert "1_policy=my_policies_Mine (2 of 2)  →  already finished" in printed
+    assert "0_policy=none (1 of 2)  →  already finished" in printed

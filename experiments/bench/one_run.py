@@ -1,6 +1,6 @@
-"""One run in its own process: its cost and its summary, as JSON.
+"""Execute one run in its own process, and print its cost and its metrics as JSON.
 
-The file runs by path, with the first checkout on the module path.
+The program is started by its file name. `PYTHONPATH` decides which checkout of hicache it runs.
 """
 
 import json

@@ -2,11 +2,11 @@
 
     python -m experiments.bench.replay --against COMMIT workload=mooncake_conversation
 
-Reports processor seconds of whole runs, including reading the trace, in alternating pairs. A first
-run of this checkout is cold, and caches the parsed trace and the page numbers for the others. The
-arguments after the options go to both sides and must mean the same there: spell out the knobs whose
-defaults have changed since. Exits with 1 if a key in both summaries differs in a byte, and with 2
-if a run fails.
+The program runs this checkout and COMMIT in alternation. It reports the processor seconds of whole
+runs, including the time to read the trace. A first run of this checkout fills the caches of the
+parsed trace and of the page numbers. Settings after the options go to both versions, and must mean
+the same in both: spell out those whose defaults have changed since COMMIT. The exit code is 1 if a
+metric of both summaries differs in a byte, and 2 if a run fails.
 """
 
 import argparse
@@ -79,11 +79,6 @@ def one_run(root: Path, overrides: list[str], environment: dict[str, str]) -> To
 
 
 def output_of(command: list[str], **options: Any) -> bytes:
-    """Return the output of a process; errors of the process go to stderr.
-
-    Raises:
-        ValueError: the process failed.
-    """
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False, **options)
     if done.returncode:
         raise ValueError(
@@ -94,7 +89,6 @@ def output_of(command: list[str], **options: Any) -> bytes:
 
 
 def differences(before: dict[str, float], now: dict[str, float]) -> list[str]:
-    """Return the keys in both whose values differ in a byte."""
     both = sorted(before.keys() & now.keys())
     return [key for key in both if json.dumps(before[key]) != json.dumps(now[key])]
 

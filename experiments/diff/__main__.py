@@ -27,7 +27,10 @@ from hicache.workload.workload import KINDS
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit for the change of one metric, such as `hits:-0.5%`."""
+    """A limit for how much one metric may change between two versions of a cache.
+
+    `hits:-0.5%` is exceeded if `hits` falls by 0.5% or more.
+    """
 
     metric: str
     percent: float
@@ -62,7 +65,6 @@ METRICS = ("hits", *(f"{tier}_hits" for tier in TIERS), *AREAS)
 
 
 def main() -> None:
-    """Compare and report; exit with 1 if a --fail-on limit is broken, with 2 on failure."""
     options = parse(sys.argv[1:])
     try:
         sys.exit(run(options))
@@ -110,6 +112,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--eviction", help="eviction policy of head: one of the engine's, or module:Class"
     )
     parser.add_argument(
+        "--corrected", action="store_true", help="correct two faults of vLLM (docs/validity.md)"
+    )
+    parser.add_argument(
         "--model", help="model whose KV sizes convert tokens to bytes, a name in conf/model"
     )
     parser.add_argument(
@@ -145,6 +150,10 @@ def run(options: argparse.Namespace) -> int:
         "compat": engine.compat,
         "write_policy": options.write_policy,
     }
+    if options.corrected:
+        if options.engine != "vllm":
+            raise SideError(f"--corrected is for --engine vllm, got {options.engine}")
+        settings["corrected"] = "yes"
     evicting = settings | ({"eviction": options.eviction} if options.eviction else {})
     launches = (
         replace(prepare(engine, options.base), options=settings),
@@ -180,18 +189,16 @@ def edges_of(options: argparse.Namespace) -> list[argparse.Namespace]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One workload that both sides are compared on."""
-
     options: argparse.Namespace
     pools: Pools
     requests: Sequence[Request]
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> "Part":
-        """Choose pools and requests.
+        """Choose the requests and the pool sizes that the command-line options ask for.
 
         Raises:
-            SideError: the pools are invalid, or no request fits them.
+            SideError: the pool sizes are invalid, or no request fits into the pools.
         """
         pools = pools_for(
             options.workload,

@@ -25,10 +25,10 @@ class Asked(Protocol):
 
 
 class StoppedError(SideError):
-    """A side, or both, cannot continue.
+    """Raised when one or both of the compared caches cannot continue.
 
     Attributes:
-        sides: `base`, `head` or both.
+        sides: names of the caches that stopped: `base`, `head` or both.
     """
 
     def __init__(self, errors: Mapping[str, SideError]) -> None:
@@ -37,7 +37,10 @@ class StoppedError(SideError):
 
 
 class Kind(Enum):
-    """How the answers to one request differ: the first that applies."""
+    """How the answers of two compared caches, named base and head, differ for one request.
+
+    If several kinds apply, the first one in this list counts.
+    """
 
     fewer = "head hits fewer tokens"
     more = "head hits more tokens"
@@ -88,9 +91,11 @@ class Row:
 
     @property
     def changes(self) -> dict[str, tuple[int, int]]:
-        """All numbers that differ, as (base, head), by `moved/full/read` or `held/swa/host`.
+        """Return all numbers that differ between two compared caches, as (base, head).
 
-        Parts of the state that only one side reports are left out.
+        For example, `moved/full/read` is the tokens of full-attention KV that were read from
+        storage. `held/swa/host` is the sliding-window tokens that the host tier holds. Numbers that
+        only one cache reports are left out.
         """
         base, head = (numbers_of(each) for each in (self.base, self.head))
         both = self.base.state.keys() & self.head.state.keys()
@@ -124,14 +129,16 @@ def numbers_of(outcome: Outcome) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All requests, with both sides' descriptions of themselves.
+    """The answers of two compared caches, named base and head, to the same requests.
 
     Attributes:
-        base, head: by `engine` and `version`.
-        pools: of both sides.
-        rows: one per request.
-        failure: why a side could not continue after the last row; None if both finished.
-        stopped: the sides that could not continue: `base`, `head` or both.
+        base: description of the base cache, with `engine` and `version`.
+        head: description of the head cache.
+        pools: pool sizes of both caches.
+        rows: one row per request, with the answers of both caches.
+        failure: the reason why a cache could not continue after the last row. None means that both
+            caches answered all requests.
+        stopped: names of the caches that could not continue: `base`, `head` or both.
     """
 
     base: dict[str, str]
@@ -163,7 +170,6 @@ class Comparison:
         return sum(row.prompt_len for row in self.rows)
 
     def totals(self, side: str) -> dict[str, int]:
-        """Return sums of `base` or `head` over all requests, and what it holds at the end."""
         total: Counter[str] = Counter()
         outcomes: list[Outcome] = [getattr(row, side) for row in self.rows]
         for outcome in outcomes:
@@ -189,13 +195,13 @@ def compare(
     *,
     until_first: bool = False,
 ) -> Comparison:
-    """Run the requests through both sides at the same time.
+    """Send the same requests to two caches at the same time, and compare their answers.
 
-    At any time `pools.num_running` requests hold their pages. With `until_first`, the comparison
-    ends at the first request whose hits differ.
+    At any time, the latest `pools.num_running` requests keep their pages locked. With
+    `until_first`, the comparison ends at the first request whose cache hits differ.
 
     Raises:
-        SideError: a side cannot be opened.
+        SideError: one of the caches cannot be started.
     """
     with ExitStack() as stack:
         sides = open_sides(stack, pools, launches, logs)
@@ -250,10 +256,12 @@ class Driver:
         self._aborts = pools.is_eventful and all("matches" in about for about in self.about)
 
     def next_row(self) -> Row:
-        """Send the next request, after finishing the requests that are due.
+        """Send the next request to both compared caches; return their answers.
+
+        Earlier requests are finished first, if enough requests have arrived since.
 
         Raises:
-            StoppedError: a side cannot continue, or both.
+            StoppedError: one or both of the caches cannot continue.
         """
         number, self._next = self._next, self._next + 1
         request = self._requests[number]

@@ -6,10 +6,10 @@ from experiments.diff.protocol import Hits, Outcome, Pools, Span
 
 
 def admission_word(chunk_tokens: int | None, asked_tokens: int) -> str:
-    """Name the decision of admission.
+    """Return a name for a scheduler's decision whether to admit a request.
 
-    `chunk_tokens`: how many of the `asked_tokens` the first step may compute; None means that the
-    request is deferred.
+    Of the `asked_tokens` to prefill, the first step may compute `chunk_tokens`. None means that the
+    request must wait.
     """
     if chunk_tokens is None:
         return "deferred"
@@ -17,7 +17,7 @@ def admission_word(chunk_tokens: int | None, asked_tokens: int) -> str:
 
 
 class Tally:
-    """Counts of events since the last answer."""
+    """Counts copies and evictions of a cache between two requests."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -39,15 +39,16 @@ class Tally:
         admission: str | None,
         state: dict[str, int] | None = None,
     ) -> Outcome:
-        """Return the answer for one request, and reset the counts.
+        """Return the answer to one request, and set all counts to zero.
 
         Args:
-            hits: of full KV.
-            held: what each tier holds now.
-            swa_loaded: tokens of its window that only the host held.
-            states_loaded: 1 if only the host held its state.
-            admission: see `Outcome`.
-            state: see `Outcome`; None means that the side reports none.
+            hits: hit tokens of full-attention KV, by tier.
+            held: tokens, or Mamba states, that the cache holds now, by kind and tier.
+            swa_loaded: tokens of the request's sliding window that had to be loaded from the host.
+            states_loaded: 1 if the request's Mamba state had to be loaded from the host, else 0.
+            admission: the scheduler's decision in words. None means that the scheduler was not
+                asked.
+            state: further numbers that describe the cache. None means that there are none.
         """
         pools, usable = self._pools, sum(hits)
         page = pools.page_size
@@ -73,9 +74,10 @@ class Tally:
 
 
 def joined(pages: list[Span], page_size: int, name: str) -> list[Span]:
-    """Convert spans of pages to spans of tokens, with adjacent ones joined.
+    """Convert ranges of pages to ranges of tokens, and join adjacent ranges.
 
-    For `mamba/...`, return the last token of each span.
+    If `name` begins with `mamba`, each range stands for one Mamba state. The result is then the
+    last token of each range.
     """
     if name.startswith("mamba"):
         return [(end * page_size - 1, end * page_size) for _, end in pages]

@@ -35,17 +35,17 @@ SHARED_PTH = f"import os, sys; sys.path.append(os.environ.get('{TORCH_VARIABLE}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What any release of an engine's cache needs to run.
+    """An engine whose cache can be compared, with what its releases need to run.
 
     Attributes:
-        package: name on the index, and of the import.
-        module: the module with `open_side`.
-        requirements: packages of the shared environment; none of them requires torch.
-        alone: packages of the shared environment that are installed without dependencies.
-        sources: folder of the package in a checkout.
-        python_only: True if a release's compiled files are not unpacked.
-        has_storage: True if it has a tier below the host.
-        compat: the preset in `conf/compat` that imitates it.
+        package: name of the Python package.
+        module: our module that drives the engine's cache.
+        requirements: packages to install for the engine. None of them requires torch.
+        alone: packages to install without their dependencies.
+        sources: folders of a source checkout that may contain the package.
+        python_only: True if only the Python files of a release are used, without compiled ones.
+        has_storage: True if the cache has a storage tier below host memory.
+        compat: name of our preset in `conf/compat` that imitates the engine.
     """
 
     package: str
@@ -110,10 +110,13 @@ class Launch:
 
 
 def prepare(engine: Engine, spec: str) -> Launch:
-    """Return the launch of `spec`: a release, a checkout, a wheel, or `hicache`.
+    """Return how to start the cache that `spec` names.
+
+    `spec` is a release, a source checkout, a wheel, or `hicache` for our own simulator. Releases
+    are downloaded if needed.
 
     Raises:
-        SideError: it cannot be downloaded or found.
+        SideError: the cache cannot be found or downloaded.
     """
     if spec == OURS:
         return Launch(name=OURS, interpreter=sys.executable, module="experiments.diff.simulator")
@@ -132,10 +135,12 @@ def _cache_of(engine: Engine) -> Path:
 
 
 def files_of(engine: Engine, spec: str) -> tuple[Path, str]:
-    """Return the folder of the package of `spec`, downloaded if needed, and its name.
+    """Return the folder that contains an engine's package, and a name for the version.
+
+    `spec` is a release, a source checkout or a wheel. Releases are downloaded if needed.
 
     Raises:
-        SideError: it cannot be downloaded or found.
+        SideError: the package cannot be found or downloaded.
     """
     package, path, cache = engine.package, Path(spec).expanduser(), _cache_of(engine)
     if path.suffix == ".whl" and path.is_file():
@@ -234,9 +239,9 @@ def say(text: str) -> None:
 
 
 def environment_of(launch: Launch) -> dict[str, str]:
-    """Return the environment variables of a side's process.
+    """Return the environment variables for the process that runs a compared cache.
 
-    They fix the order of sets, on which vLLM's decisions depended until 0.30.
+    The variables make the order of Python sets the same in each run.
     """
     own = {
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -25,12 +25,12 @@ SHOWN = 4  # spans, requests or numbers in one sentence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """The request at which two sides began to hold different parts of one prompt.
+    """The request at which two compared caches began to hold different parts of one prompt.
 
     Attributes:
-        row: the request and both answers.
-        before: what both held before it.
-        after: what base and head held after it.
+        row: the request, with the answers of both caches.
+        before: the parts of the prompt that both caches held before the request.
+        after: the parts that the base cache and the head cache held after the request.
     """
 
     row: Row
@@ -40,14 +40,14 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlyOne:
-    """Pages of one place, such as `full/host`, that only one of the sides holds.
+    """KV pages, or Mamba states, that only one of two compared caches holds.
 
     Attributes:
-        place: kind and tier.
-        is_base: True if base holds them, False if head does.
-        amount: in tokens or states.
-        pages: by the first request that contains them, their page indices in it; pages that no
-            request contains are left out.
+        place: kind of KV cache and tier, such as `full/host`.
+        is_base: True if the base cache holds the pages, False if the head cache does.
+        amount: number of tokens, or of Mamba states.
+        pages: by request number, the indices of these pages in the request. A page is listed only
+            under the first request that contains the page.
     """
 
     place: str
@@ -58,14 +58,17 @@ class OnlyOne:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The first request that differs, with its causes.
+    """The reasons why two compared caches, named base and head, answer a request differently.
 
     Attributes:
-        row: the request and both answers.
-        last_use: the latest earlier request with the same first page; None if there is none.
-        held: what base and head held of its prompt before it came.
-        parting: None if both held the same part of it until it came.
-        only: what one side only holds after it; empty if a side does not report what it holds.
+        row: the request, with the answers of both caches.
+        last_use: number of the latest earlier request with the same first page. None means that
+            there is none.
+        held: the parts of the request's prompt that each cache held before the request.
+        parting: the earlier request at which these parts began to differ. None means that they were
+            equal.
+        only: pages that only one cache holds after the request. Empty if a cache cannot list its
+            pages.
     """
 
     row: Row
@@ -82,10 +85,13 @@ def explain(
     launches: tuple[Launch, Launch],
     logs: Path,
 ) -> Explanation:
-    """Run both sides up to `row` and find where they begin to differ.
+    """Find the request at which two compared caches begin to hold different pages of a prompt.
+
+    The prompt is that of `row`, a request for which the two caches gave different answers. Both
+    caches are started again and receive all requests up to this one.
 
     Raises:
-        SideError: a side cannot continue.
+        SideError: one of the caches cannot continue.
     """
     prompt = token_ids(requests[row.number])[: requests[row.number].prompt_len]
     page = pools.page_size
@@ -123,12 +129,12 @@ def held_by_one(
     requests: Sequence[Request],
     pools: Pools,
 ) -> tuple[OnlyOne, ...]:
-    """Return what only one side holds.
+    """Return the pages that only one of two compared caches holds.
 
     Args:
-        contents: names of the pages that base and head hold, by `full/device`.
-        requests: in the order in which they come.
-        pools: of both sides.
+        contents: for each cache, hashes of its pages by kind and tier, such as `full/device`.
+        requests: the requests that the caches have received, in order.
+        pools: pool sizes of both caches.
     """
     first: dict[int, tuple[int, int]] = {}  # by page name: first request with the page, index in it
     for number, request in enumerate(requests):

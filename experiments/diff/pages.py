@@ -10,12 +10,14 @@ NAME_BYTES = 8
 
 
 def page_names(tokens: Tokens, page_size: int, before: int = 0) -> list[int]:
-    """Return [P] names of the whole pages of `tokens`; each depends on all tokens up to its end.
+    """Return a hash for each full page of `tokens`.
+
+    A hash depends on the tokens of its page and on all tokens before the page.
 
     Args:
-        tokens: [T] ids.
-        page_size: tokens of a page.
-        before: name of the preceding page; 0 means that there is none.
+        tokens: token ids, one axis.
+        page_size: tokens per page.
+        before: hash of the page before the first one. 0 means that there is none.
     """
     names = []
     for start in range(0, len(tokens) - page_size + 1, page_size):
@@ -26,13 +28,13 @@ def page_names(tokens: Tokens, page_size: int, before: int = 0) -> list[int]:
 
 
 class NodeView(NamedTuple):
-    """One node of a side's tree.
+    """One node of the radix tree of a compared cache.
 
     Attributes:
-        names: of its pages.
-        held: the places, such as `full/device`, where the node has data.
-        locks: number of locks by place; a lock of full KV on the device counts on every node of its
-            path.
+        names: hashes of the node's pages.
+        held: kinds and tiers, such as `full/device`, in which the node has data.
+        locks: number of locks by kind and tier. A lock of full-attention KV on the device also
+            counts on every ancestor.
     """
 
     names: Sequence[int]
@@ -57,7 +59,10 @@ def state_of(nodes: Iterable[NodeView], pools: Pools) -> dict[str, int]:
 
 
 def contents_of(nodes: Iterable[NodeView]) -> dict[str, list[int]]:
-    """Return names of held pages by place; a state has the name of the page before it."""
+    """Return the hashes of the pages held by radix-tree nodes, by kind and tier.
+
+    A Mamba state has the hash of the last page before it.
+    """
     found: dict[str, list[int]] = {}
     for node in nodes:
         for place in node.held:

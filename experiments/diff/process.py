@@ -20,9 +20,10 @@ Answer = TypeVar("Answer")
 
 
 class SideProcess:
-    """A side in its own process; a context manager that ends the process.
+    """Runs one of the compared caches in its own process; a context manager that ends the process.
 
-    `ask` and `take_outcome` are separate so that two sides can work at the same time.
+    `ask` sends a question without waiting. `take_outcome` waits for the answer. So two caches can
+    work at the same time.
     """
 
     def __init__(self, launch: Launch, pools: Pools, log: Path) -> None:

@@ -31,7 +31,7 @@ Call = tuple[object, ...]  # a method of `Side` and its arguments
 
 
 class SideError(Exception):
-    """A side cannot continue; one sentence says why."""
+    """Raised when a compared cache cannot start or continue; the message gives the reason."""
 
 
 class Hits(NamedTuple):
@@ -42,7 +42,10 @@ class Hits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """Capacity of each tier; storage, if there is any, never fills."""
+    """Sizes of the memory pools of a compared cache, and how its requests run.
+
+    A storage tier, if there is one, has unlimited capacity.
+    """
 
     page_size: int = 64
     device_tokens: int
@@ -84,17 +87,19 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The hits of one request, and the cache's events since the last answer.
+    """The answer of a compared cache to one request.
+
+    In names such as `full/device`, the first word is the kind of KV cache: `full` (full attention),
+    `swa` (sliding window) or `mamba` (Mamba states). The second word is a tier.
 
     Attributes:
-        counts: `hit/swa/host` of this request's window or state; `moved/full/read` and
-            `evicted/mamba/device` since the last answer.
-        held: what each tier holds now, by `full/device`.
-        admission: the decision of the engine's own admission, in words; None means not asked.
-        state: further state of the cache, compared if both sides report it:
-            `locked/full/device`, tokens or states of all nodes times their locks;
-            `free/full/device`, free space of the allocator; `pages/full/device`, the sum of the
-            names of the pages held (`experiments.diff.pages`), modulo 2**64.
+        hits: hit tokens of full-attention KV, by tier.
+        counts: copies and evictions since the previous answer, such as `moved/full/read` and
+            `evicted/mamba/device`. A name such as `hit/swa/host` counts hits of this request.
+        held: tokens, or Mamba states, that the cache holds now, by kind and tier.
+        admission: the scheduler's decision in words. None means that the scheduler was not asked.
+        state: further numbers by kind and tier. `locked/...` is the sum of tokens times locks over
+            all tree nodes. `free/...` is free space. `pages/...` is a checksum of all pages held.
     """
 
     hits: Hits
@@ -105,31 +110,44 @@ class Outcome:
 
 
 class Side(Protocol):
-    """One of the two caches."""
-
     def about(self) -> dict[str, str]: ...
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
-        """Admit a request and prefill it."""
+        """Admit a request and prefill its prompt; return cache hits and other counts.
+
+        The prompt is the first `prompt_len` tokens. The rest of `tokens` is the answer. `number`
+        identifies the request until it is finished.
+        """
         ...
 
     def match(self, tokens: Tokens) -> None:
-        """Match a prompt and abort it; only for sides whose `about` has `matches`."""
+        """Look up a prompt in the cache, then abort the request.
+
+        The method is optional. A cache with this method has a key `matches` in the result of
+        `about()`.
+        """
         ...
 
     def finish(self, number: int) -> None:
-        """Finish the answer of a request."""
+        """Decode the rest of a request's answer, and release the request's pages.
+
+        `number` is the number that the request was admitted with.
+        """
         ...
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
-        """Return the held `[start, end)` of these tokens, by `full/device`; changes nothing.
+        """Return the ranges of these tokens that the cache holds, without changing the cache.
 
-        A state is the span `(end - 1, end)` of the last token that it has read.
+        Ranges are grouped by kind and tier, such as `full/device`, and exclude their end. A Mamba
+        state counts as the range of the last token that it has read.
         """
         ...
 
     def contents(self) -> dict[str, list[int]]:
-        """Return names of all held pages, by `full/device`; only if the state has `pages/...`."""
+        """Return hashes of all pages that the cache holds.
+
+        Pages are grouped by kind and tier, such as `full/device`.
+        """
         ...
 
     def close(self) -> None: ...

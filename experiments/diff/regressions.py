@@ -36,19 +36,20 @@ SHOWN = 3  # amounts in a row of the table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """One line of the release, and its replacement.
+    """A one-line change of a copy of SGLang, to test whether the comparison reports the change.
 
     Attributes:
-        name: what it does.
-        file: path below `sglang/srt`.
-        line: text in that file.
-        instead: the replacement.
-        place: index among equal texts, from 0.
-        kind: of attention, in the comparison.
-        write_policy: of both sides.
-        copies: `instant` or `delayed:N`.
-        equivalent: a proof that the edit changes nothing; empty means it must be reported.
-        is_fault: False for a refactoring.
+        name: description of the change.
+        file: path of the file below `sglang/srt`.
+        line: text to replace.
+        instead: the new text.
+        place: which occurrence of the text to replace, from 0.
+        kind: kinds of attention in the compared caches.
+        write_policy: write policy of both caches.
+        copies: `instant`, or `delayed:N` if a copy completes N requests later.
+        equivalent: a proof that the change has no effect. Empty means that the change must be
+            reported.
+        is_fault: False if the change is a refactoring, which must not be reported.
     """
 
     name: str
@@ -74,7 +75,6 @@ def edits(path: Path = FAULTS) -> list[Edit]:
 
 
 def main() -> None:
-    """Try each edit and print a line for it; exit with 1 if one is judged wrongly."""
     parser = parser_of("python -m experiments.diff.regressions", __doc__)
     parser.add_argument("--requests", type=int, default=edges.COUNT)
     parser.add_argument("--workload", default=edges.NAME)
@@ -132,7 +132,7 @@ def compared(
 
 
 class Remembered:
-    """A side that computes each answer once, and replays the answers in later comparisons."""
+    """Asks a compared cache each question once, and replays the answers in later comparisons."""
 
     def __init__(self, side: SideProcess) -> None:
         self._side, self._about = side, side.about()
@@ -162,10 +162,10 @@ class Remembered:
 
 @contextmanager
 def edited_by(edit: Edit, copy: Path) -> Iterator[None]:
-    """Make the edit in the copy, and revert it on exit.
+    """Make a change in the copy of SGLang in the folder `copy`, and undo the change on exit.
 
     Raises:
-        SideError: the release has no such line.
+        SideError: the copy does not contain the text to replace.
     """
     path = copy / FOLDER / edit.file
     whole = path.read_text()

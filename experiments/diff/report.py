@@ -124,7 +124,6 @@ def _told(row: Row, names: tuple[str, str]) -> str:
 
 
 def names_of(comparison: Comparison) -> tuple[str, str]:
-    """Return distinct names of base and head, even for the same release."""
     names = [
         f"{about['engine']} {about['version']}" + _options_of(about)
         for about in (comparison.base, comparison.head)

@@ -31,16 +31,16 @@ MODELS = {
 
 
 def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list[Request]:
-    """Return the first `count` requests of a workload that fit into `max_len`, by arrival.
+    """Return the first requests of a workload, without those longer than `max_len`.
 
     Args:
-        kind: `edges`, or a kind of `hicache.workload`.
+        kind: name of the workload.
         count: maximum number of requests.
-        max_len: tokens of prompt and answer together.
-        path: the file of a trace; None means to search for it.
+        max_len: maximum tokens of prompt and answer together.
+        path: path of the trace file. None means to search for the file.
 
     Raises:
-        SideError: no request fits.
+        SideError: all requests are too long.
     """
     every: Sequence[Request]
     if kind == edges.NAME:
@@ -62,12 +62,14 @@ def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list
 def pools_for(
     kind: str, components: str, changes: str, copies: str, *, has_storage: bool = True
 ) -> Pools:
-    """Return the pools that suit a workload, changed by `--pools` and `--copies`.
+    """Return pool sizes that suit a workload.
 
-    `has_storage`: True if the engine has a storage tier.
+    `changes` overrides sizes, as in `device_tokens=262144,host_tokens=0`. `copies` is `instant`, or
+    `delayed:N` if a copy completes N requests later. `has_storage` is True if the engine has a
+    storage tier.
 
     Raises:
-        SideError: an unknown name or an invalid number.
+        SideError: a name is unknown, or a number is invalid.
     """
     pools = ROOMS.get(kind, ROOM)
     if "swa" in components:
@@ -105,10 +107,10 @@ def pools_for(
 
 
 def bytes_of(model: str, component: str) -> dict[str, int]:
-    """Return the bytes of a token of KV, of a token of window KV, and of a state of a model.
+    """Return the bytes per token of full-attention and sliding-window KV, and per Mamba state.
 
     Raises:
-        SideError: `conf/model` has no such model, or it has no such layers.
+        SideError: there is no file for the model in `conf/model`, or the model has no such layers.
     """
     path = CONF / "model" / f"{model}.yaml"
     if not path.is_file():

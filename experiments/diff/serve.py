@@ -10,7 +10,6 @@ from experiments.diff.protocol import Pools, Side, SideError
 
 
 def main(module: str, wire: str) -> None:
-    """Serve the side of a module on an open pipe; printed text goes to the log."""
     serve(module, Connection(int(wire)))
     os._exit(0)  # engines leave threads behind that wait for ever
 

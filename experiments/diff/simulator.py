@@ -27,7 +27,6 @@ from hicache.clock import Clock
 from hicache.config import ExperimentConfig
 from hicache.engine.loop import serve
 from hicache.engine.ports import Io
-from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import Delivery
 from hicache.experiment import build
 from hicache.request import TOKEN_BYTES, Request, TokenSpans
@@ -39,9 +38,9 @@ SGLANG = "sglang_0_5_23"
 
 class SimulatorSide:
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
-        """Open an engine.
+        """Start our own simulator with the given pool sizes.
 
-        Options: `compat` (a preset in `conf/compat`), `eviction` and `write_policy` (as the knobs).
+        `options` may contain `compat` (a preset in `conf/compat`), `eviction` and `write_policy`.
         """
         self._pools, self._page = pools, pools.page_size
         self._eviction = options.get("eviction", "lru")
@@ -102,7 +101,6 @@ class SimulatorSide:
         )
 
     def finish(self, number: int) -> None:
-        """Decode the rest of a request's answer, and serve until all copies are done."""
         req, is_short = self._running.pop(number)
         scheduler = self.engine.scheduler
         if is_short:
@@ -158,7 +156,7 @@ class SimulatorSide:
                 watch,
                 clock=self._runtime.clock,
                 io=self._io,
-                router=RoundRobin(),
+                route=lambda request: 0,
                 observer=watch,
             )
         except RuntimeError as error:  # the scheduler defers it for ever
@@ -222,9 +220,9 @@ class SimulatorSide:
 
 
 class CountedIo:
-    """The engine's I/O: counts work, and reports back-ups `copy_delay` requests later.
+    """Counts the copies and storage calls of our simulator, and delays the reports of back-ups.
 
-    A back-up counts when it starts, as on the other side.
+    A back-up counts when it starts. It is reported as complete `pools.copy_delay` requests later.
     """
 
     def __init__(self, inner: Io, pools: Pools, tally: Tally) -> None:
@@ -278,8 +276,8 @@ class CountedIo:
             return
         self._moved(FULL, "read", done.completed_pages)
         end = done.restored_pages
-        for kind, pages in done.needs:
-            self._moved(kind, "read", min(end, pages))
+        for kind, window in done.needs:
+            self._moved(kind, "read", end - done.first_page(window, end))
 
     def _moved(self, kind: int, how: str, num_pages: int) -> None:
         name = KIND_NAMES[kind]
@@ -320,19 +318,23 @@ class _Watch:
 
 
 def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
-    """Return the config of an engine with these pools, in which no outcome depends on time.
+    """Return the configuration of our simulator for these pools.
+
+    Cache hits do not depend on time with this configuration.
 
     Raises:
-        ValueError: no engine can have these pools.
+        ValueError: no configuration has pools of these sizes.
     """
     model = MODELS["+".join(name for name in pools.components if name != "full") or "full"]
     page, compat = pools.page_size, options.get("compat", SGLANG)
+    eviction = options.get("eviction", "lru")
     # SGLang's host pools have one more page (or state) than requested
     more = int(compat == SGLANG and pools.host_tokens > 0)
     values: dict[str, object] = {
         "model.max_len": pools.max_len + page,
         "cache.page_size": page,
-        "cache.eviction": options.get("eviction", "lru"),
+        "cache.eviction": "lru" if ":" in eviction else eviction,
+        "cache.policy": eviction if ":" in eviction else "none",
         "cache.write_policy": options.get("write_policy", "write_through"),
         "cache.device_gib": "null",
         "cache.device_tokens": pools.device_tokens,

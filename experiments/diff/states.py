@@ -10,7 +10,10 @@ State = SimpleNamespace  # `drawn` sets its fields
 
 
 def drawn(random: Random) -> State:
-    """Draw a request and the free space, in tokens except `swa_pages`."""
+    """Return a random request and random amounts of free space, for tests of admission.
+
+    All amounts are in tokens, except `swa_pages`, which counts sliding-window pages.
+    """
     page, window = random.choice(PAGES), random.choice(WINDOWS)
     swa_pages = random.randint(1, 400)
     return SimpleNamespace(

@@ -1,1 +1,1 @@
-"""Programs for a machine with a GPU: one script, and what it calls."""
+"""Programs for a machine with a GPU: the script `gpu.sh`, and what it calls."""

@@ -1,14 +1,14 @@
-"""Predictions of the static model for one program of each copy kernel, against measurements.
+"""Compare the predicted speed of one Triton program of each copy kernel with measurements.
 
 python -m experiments.gpu.predictions > experiments/results/predictions_triton_3_9_0.json   (before)
 python -m hicache.workbench.bench --op programs --json bench.json              (on a GPU)
 python -m experiments.gpu.predictions --bench bench.json                     (after; anywhere)
 
-Predictions are stored by the version of triton whose machine code they describe, and a bench is
-compared with those of its own version. The model has latency and issue of instructions, but no
-bandwidth, and a link limits its rates. So a measured rate below the prediction may be due to the
-link; any other large deviation refutes the model. Spearman's rank correlation says whether the
-model orders the variants correctly (1 for the same order, 0 for no relation).
+Predictions are stored by the version of Triton that compiled the kernels. A benchmark is compared
+with the predictions for its own version. The static model knows the latency and the issue of
+instructions, but no bandwidth. A rate measured below the prediction may therefore be due to the
+link. Any other large deviation refutes the model. Spearman's rank correlation says whether the
+model orders the kernels correctly (1 for the same order, 0 for no relation).
 """
 
 import argparse
@@ -47,10 +47,13 @@ def predicted() -> list[dict[str, Any]]:
 
 
 def stored_for(bench: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the predictions for the machine code of this bench.
+    """Return the stored predictions that belong to the Triton version of a benchmark.
+
+    Predictions are the modelled speeds of copy kernels. `bench` is the JSON output of the kernel
+    benchmark.
 
     Raises:
-        ValueError: there are none for its version of triton.
+        ValueError: there are no predictions for this version of Triton.
     """
     found = re.search(r"triton (\d+)\.(\d+)\.(\d+)", bench["machine"])
     path = RESULTS / f"predictions_triton_{'_'.join(found.groups() if found else '?')}.json"
@@ -63,10 +66,13 @@ def stored_for(bench: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def compared(entries: list[dict[str, Any]], bench: dict[str, Any]) -> pd.DataFrame:
-    """Return a row per direction, kernel and shape: predicted and measured GB/s, and their ratio.
+    """Return a table of predicted and measured speeds of copy kernels, in GB/s.
+
+    Each row is one kernel, one copy direction and one page layout, launched as a single Triton
+    program. `entries` are the predictions, and `bench` is the JSON output of the kernel benchmark.
 
     Raises:
-        ValueError: the bench measured no single programs.
+        ValueError: the benchmark did not measure single programs.
     """
     rates = {(entry["kernel"], entry["shape"]): entry["gb_per_s"] for entry in entries}
     rows = []

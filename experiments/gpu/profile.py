@@ -1,11 +1,12 @@
-"""A machine's own rates, from what the kernel bench measured there, as lines of conf/hardware.
+"""Print the entries of a hardware profile that the kernel benchmark measured on a machine.
 
 python -m hicache.workbench.bench --json bench.json          (on the machine)
 python -m experiments.gpu.profile bench.json               (anywhere)
 
-Prints the entries that the bench can turn from modelled into measured: the link, our kernels across
-it by piece size with the profile's number of programs, the rate of one program, and the cost of a
-concurrent copy to a matrix product. Paste them over those of the profile.
+The entries are the bandwidth of the link, the speed of our copy kernels by size of a contiguous
+piece, the speed of one Triton program, and the slowdown of a matrix product by a concurrent copy.
+The kernels count only with the number of programs that the profile launches. Paste the entries over
+those of the profile.
 """
 
 import argparse
@@ -37,10 +38,17 @@ def main() -> None:
 
 
 def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
-    """Return the measured entries; `launched`: the profile's `copy_kernel`.
+    """Convert the output of the kernel benchmark to entries of a hardware profile.
+
+    For example, one entry is the measured PCIe bandwidth.
+
+    Args:
+        bench: the JSON output of the benchmark.
+        launched: settings of the copy kernel from the profile, such as how many Triton programs it
+            launches.
 
     Raises:
-        ValueError: nothing was timed, or not with the executor's number of programs.
+        ValueError: the benchmark ran without a GPU, or not with this number of Triton programs.
     """
     programs = launched["link_programs"]
     source = f"hicache.workbench.bench on {bench['machine']}"

@@ -1,10 +1,11 @@
-"""SGLang's own copy kernels with their imports, in a folder small enough to carry to a GPU.
+"""Copy SGLang's own copy kernels and their imports to a folder small enough to carry to a GPU.
 
     python -m experiments.gpu.sglang_kernels DIR [--release 0.5.23]
     SGLANG=DIR experiments/gpu/gpu.sh kernels
 
-The packages import all of SGLang, so here they are empty. One helper that the kernels call is
-replaced. The kernels are built on first use, by nvcc and ninja, through apache-tvm-ffi.
+The original `__init__.py` files import all of SGLang, so those in the folder are empty. One helper
+that the kernels call is replaced. The kernels are built on first use, by nvcc and ninja, through
+apache-tvm-ffi.
 """
 
 import argparse
@@ -43,10 +44,10 @@ def main() -> int:
 
 
 def take(package: Path, folder: Path) -> None:
-    """Copy the kernels out of a package.
+    """Copy the KV copy kernels of SGLang from its package to a folder.
 
     Raises:
-        FileNotFoundError: the release keeps them elsewhere.
+        FileNotFoundError: this release of SGLang has the kernels in other files.
     """
     for name in TAKEN:
         source, target = package / name, folder / name

@@ -4,11 +4,12 @@ python -m experiments.studies.board                              missing runs, t
 python -m experiments.studies.board none oracle mine:Policy      other rows; a class is a row
 python -m experiments.studies.board --windows 0 --jobs 4
 
-The cells are the grid of `experiment=leaderboard`. Runs are kept, with their overrides, as lines of
-`outputs/leaderboard/DIGEST.jsonl`, where DIGEST is that of hicache's sources, and are not repeated.
-For each cell the table has the token hit rate, the mean over windows of its difference to LRU in
-the same window, the smallest and largest difference, and the share of the oracle's gain over LRU.
-Ranks in a cell are by token hit rate, without the oracle. `figure.png` shows the differences.
+A cell is one combination of workload, model and host size in `experiment=leaderboard`. Finished
+runs are kept in `outputs/leaderboard/DIGEST.jsonl` and not repeated. DIGEST is a digest of
+hicache's sources. For each cell, the table shows the token hit rate of each policy, and its
+difference to LRU in the same window (part of the trace): the mean, the smallest and the largest. It
+also shows the share of the oracle's gain over LRU. Policies in a cell are ranked by token hit rate,
+without the oracle. `figure.png` shows the differences.
 """
 
 import argparse
@@ -121,12 +122,19 @@ def _by_cell(runs: Runs) -> Iterator[tuple[Cell, dict[str, list[Mapping[str, flo
 
 
 def gains_of(row: Row, rows: Mapping[str, Row]) -> list[float]:
-    """Return the token hit rate less that of LRU, window by window."""
     return [ours[HITS] - base[HITS] for ours, base in zip(row, rows[LRU], strict=True)]
 
 
 def reached(row: Row, rows: Mapping[str, Row]) -> float | None:
-    """Return the share of the oracle's gain over LRU in hits; None if there is no gain."""
+    """Return what fraction of the oracle's gain over LRU an eviction policy reaches.
+
+    The oracle is the policy that knows future requests. The gain of a policy is its mean token hit
+    rate minus that of LRU. None means that the oracle gains nothing.
+
+    Args:
+        row: the metrics of the policy in each part of the trace.
+        rows: the metrics of every policy, including LRU and the oracle, by name of the policy.
+    """
     low, high, ours = (mean(each[HITS] for each in of) for of in (rows[LRU], rows[ORACLE], row))
     return (ours - low) / (high - low) if high > low else None
 

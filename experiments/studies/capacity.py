@@ -1,11 +1,11 @@
-"""The token hit rate that a workload gives at every capacity, without simulating time.
+"""The token hit rate that a workload gives at every cache capacity, without simulating time.
 
 python -m experiments.studies.capacity
 python -m experiments.studies.capacity model=qwen3_next_80b cache.checkpoints=every
 
-One pass over the requests (`hicache.workload.oracle`) gives LRU's curve. For a model with full
-attention only, Belady's MIN gives an upper bound at the capacities of the table. The curve is that
-of one tier: the hit rate of a hierarchy whose largest tier has this size.
+One pass over the requests gives the hit rate of LRU as a function of capacity. For a model with
+full attention only, Belady's MIN gives an upper bound at the capacities of the table. The cache has
+one tier: its hit rate is that of a hierarchy whose largest tier has this capacity.
 """
 
 import sys
@@ -42,8 +42,6 @@ PUBLISHED_TOKENS = (3_000_000, 50_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Curves of one workload and model. `token_bytes`: of full KV only."""
-
     curve: Curve
     bound: float
     bounds: Sequence[float | None]  # MIN's at CAPACITIES_GIB
@@ -65,7 +63,6 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
 
 
 def placement(config: ExperimentConfig, sizes: Sequence[int]) -> CheckpointRule | None:
-    """Return where the model's prefixes can be continued; None means anywhere."""
     if not sizes[SWA] and not sizes[MAMBA]:
         return None
     cache = config.cache

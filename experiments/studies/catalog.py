@@ -1,11 +1,12 @@
-"""A sequence's bytes, by model: ours against the catalog of `kvcache-simulator`.
+"""Compare the KV cache bytes of a sequence, by model, with the catalog of `kvcache-simulator`.
 
 python -m venv /tmp/kvsim && /tmp/kvsim/bin/pip install kvcache-simulator==0.1.3
 python -m experiments.studies.catalog /tmp/kvsim/bin/python
 
-Ours come from the config.json in `model_configs.json`, each with its source. The catalog's come
-from the package, which runs in its own environment. KV and index keys are bf16, recurrent states
-have the precision of the config.json. Draft models are left out.
+Our bytes follow from the config.json of each model in `model_configs.json`, which also names the
+source. The bytes of the catalog come from the package, which runs in its own environment. KV and
+index keys are bf16. Recurrent states have the precision of the config.json. Draft models are left
+out.
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""Hits of LRU and Belady on a Mooncake trace: ours against `kvcache-simulator`, token by token.
+"""Compare the hits of LRU and Belady on a Mooncake trace with those of `kvcache-simulator`.
 
 python -m experiments.studies.catalog_hits PYTHON TRACE
 
-PYTHON has the package (see `experiments.studies.catalog`). Both sides take block ids literally,
-keep only the prompt's blocks, touch the last block of a prompt first, and count the last half of
-the requests. The model is Llama-3.1-8B, at 64 MiB per block. Budgets that the first half does not
-fill are left out.
+PYTHON is an interpreter that has the package (see `experiments.studies.catalog`). Both programs
+take the block ids of the trace literally and keep only the prompt's blocks. Both touch the last
+block of a prompt first, and count the last half of the requests. Hits are compared token by token.
+The model is Llama-3.1-8B, with 64 MiB per block. Capacities that the first half does not fill are
+left out.
 """
 
 import argparse
@@ -54,7 +55,6 @@ def main() -> int:
 
 
 def literal_visits(rows: Sequence[tuple[int, Sequence[int]]]) -> Visits:
-    """Convert (prompt length, block ids); equal ids after equal ids are one page."""
     numbers: dict[tuple[int, int], int] = {}
     visits = []
     for prompt_len, ids in rows:

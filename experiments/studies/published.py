@@ -3,10 +3,10 @@
 python -m experiments.studies.published           all cases
 python -m experiments.studies.published A E       two of them
 
-A case is a file of `experiments/published/`: the settings of its runs, the facts that the
-publication leaves open with the values considered for each, and the published points. Runs are kept
-in `outputs/published/runs`, by configuration and code, and are not repeated. `outputs/published/`
-gets one figure and one page of tables (docs/published.md).
+A case is a file of `experiments/published/`. It has the settings of its runs and the published
+values. It also lists the facts that the publication leaves open, with the values considered for
+each. Runs are kept in `outputs/published/runs`, by configuration and code, and are not repeated.
+`outputs/published/` gets one figure and one page of tables (docs/published.md).
 """
 
 import argparse
@@ -54,7 +54,11 @@ class Series:
 
     @property
     def error(self) -> float:
-        """Mean absolute error: a difference for measures in `POINTS`, else in percent."""
+        """Return the mean absolute error of the simulated against the published values.
+
+        Errors of hit rates are in percentage points, and errors of hit counts in requests. All
+        other errors are in percent.
+        """
         ours, theirs = np.array(self.ours), np.array(self.theirs)
         if self.measure in POINTS:
             return float(np.abs(ours - theirs).mean())
@@ -194,9 +198,14 @@ def knee(values: Sequence[float]) -> int:
 
 
 def ranking(lines: Sequence[Series]) -> tuple[int, int]:
-    """Count pairs of arms in the published order, and in the other, over the whole axis.
+    """Count how often the simulation ranks two configurations as a publication does.
 
-    Pairs whose published values differ by 5 % or less do not count.
+    Each line has the published and the simulated values of one configuration. Two configurations
+    are compared at each point of the x-axis. Published values that differ by 5 % or less are
+    skipped.
+
+    Returns:
+        The number of comparisons with the published order, and the number with the opposite order.
     """
     same = other = 0
     for one, two in combinations(lines, 2):
@@ -212,7 +221,13 @@ def ranking(lines: Sequence[Series]) -> tuple[int, int]:
 
 
 def gain_errors(lines: Sequence[Series]) -> list[float]:
-    """Percent by which each arm's mean over the first arm's differs from the published ratio."""
+    """Return, in percent, the simulation error of each gain over the first configuration.
+
+    Each line has the values of one configuration. The gain of a configuration is its mean value
+    divided by that of the first configuration. The error is the difference between the simulated
+    and the published gain, relative to the published gain. The result has no entry for the first
+    configuration.
+    """
 
     def gain(one: Sequence[float], first: Sequence[float]) -> float:
         return float(np.mean(one) / np.mean(first))

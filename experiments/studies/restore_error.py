@@ -1,11 +1,12 @@
-"""Error of logits against a cold start, after a lossy round trip of pages and states to the host.
+"""Error of logits after pages and states made a lossy round trip from the device to the host.
 
     python -m experiments.studies.restore_error
 
-Each cell computes a prompt, moves the items of some kinds to the host and back, and computes what
-follows. `moves` counts round trips in a row; `turns` counts round trips with a page of tokens in
-between. It prints the mean over prompts of the largest difference of a logit (in standard
-deviations of its row) with its range, and the share of tokens whose largest logit stays the same.
+The program computes a prompt, moves pages or states to the host and back, and computes what
+follows. It compares the logits with those of a run without round trips. `moves` counts round trips
+in a row; `turns` counts round trips with a page of tokens in between. A cell of the table shows the
+largest difference of a logit, in standard deviations of its row: mean and range over prompts. It
+also shows the share of tokens whose largest logit stays the same.
 """
 
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""The prefix cache: a radix tree that decides, and a controller that queues the work."""
+"""The prefix cache: a radix tree takes the decisions, and a controller queues the copies."""

@@ -1,4 +1,4 @@
-"""Checked calls of a user's class: its arguments are read-only, its return values checked."""
+"""Calls a user's policy class with read-only arguments, and checks the values that it returns."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -9,9 +9,10 @@ from typing import Any
 
 
 class PolicyError(RuntimeError):
-    """A user's class failed or returned a wrong value; the message names the class and the call.
+    """Raised when a user's policy class fails or returns a wrong value.
 
-    `place` is the line of the class in the form of a traceback, if no exception shows it.
+    The message names the class and the call. `place` shows the source line of the class, as a
+    traceback would. It is empty if the original exception shows that line.
     """
 
     def __init__(self, told: str, place: str = "") -> None:
@@ -21,10 +22,11 @@ class PolicyError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a method must return, or the value that an attribute must have.
+    """Describes which values a method of a user's policy class may return.
 
-    `shows`: the arguments could be changed, so the method gets them as `shown`. `is_list`: the
-    method may return any iterable.
+    `wanted` describes the allowed values in words, for error messages. `fits` returns True for an
+    allowed value. If `shows` is True, the method gets read-only versions of its arguments. If
+    `is_list` is True, the method may return any iterable, which is then converted to a list.
     """
 
     wanted: str
@@ -38,7 +40,10 @@ def told(error: BaseException) -> str:
 
 
 class ReadOnly:
-    """A read-only view of an hicache object, and of the objects reached through it."""
+    """Wraps an object so that a user's policy can read the object but not change it.
+
+    Objects, lists and dictionaries that are read through the wrapper are read-only as well.
+    """
 
     __slots__ = ("_of",)
 
@@ -62,7 +67,11 @@ class ReadOnly:
 
 
 def shown(thing: Any) -> Any:
-    """Return `thing` as a policy sees it: a `ReadOnly` view or a copy of what it could change."""
+    """Return `thing` in a form that a user's policy cannot change.
+
+    Lists and sets become tuples, and dictionaries become read-only mappings. Objects of this
+    package are wrapped in a read-only view. Other values are returned unchanged.
+    """
     if isinstance(thing, list | set):
         return tuple(thing)
     if isinstance(thing, dict):
@@ -73,10 +82,13 @@ def shown(thing: Any) -> Any:
 
 
 def checked(name: str, policy: object, wants: Mapping[str, Answer]) -> SimpleNamespace:
-    """Return the wanted attributes of a policy, with methods that check each call.
+    """Return an object with those attributes of a user's policy that `wants` names.
+
+    Each method of the result calls the policy's method and checks the value that it returns. `name`
+    is the policy's name in error messages.
 
     Raises:
-        PolicyError: an attribute has a wrong value. The methods raise it as well.
+        PolicyError: an attribute has a wrong value. The methods of the result raise it as well.
     """
     found: dict[str, object] = {}
     for attribute, answer in wants.items():
@@ -128,7 +140,7 @@ def _unfit(answer: Answer, given: object, call: str, place: object) -> PolicyErr
 
 
 def is_inside(error: BaseException) -> bool:
-    """True if the exception was raised inside the called function, not by the call itself."""
+    # a failed call itself, with wrong arguments for example, has a traceback of one frame
     return error.__traceback__ is not None and error.__traceback__.tb_next is not None
 
 

@@ -1,8 +1,8 @@
-"""The invariants ("laws") of the cache, checked by recomputing everything from the tree.
+"""Checks that the cache is consistent, by recomputing everything from the radix tree.
 
-Law numbers in messages: 1 sidecars need full, 2 no node is empty, 3 a prefix is held whole, 4 locks
-nest, 5 pages are conserved, 6 queues equal their definitions, 7 transfers name live and locked
-nodes, 9 each prefetched page has one fate.
+Messages number the invariants ("laws"). 1: windows and states need full-attention KV. 2: no node is
+empty. 3: a prefix is held whole. 4: locks nest. 5: pages are conserved. 6: queues equal their
+definitions. 7: copies name nodes that exist and are locked. 9: each prefetched page has one fate.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ ByKind = tuple[list[list[PageIds]], ...]  # by tier and kind
 
 
 class BrokenLawError(AssertionError):
-    """The cache is in a state that breaks one of its laws."""
+    """Raised when a check finds that the state of the KV cache is inconsistent."""
 
 
 def check(
@@ -32,13 +32,17 @@ def check(
     sequences: Iterable[Sequence],
     loose_slots: Iterable[PageIds] = (),
 ) -> None:
-    """Check every law. O(nodes + pages).
+    """Check that the state of the KV cache is consistent. O(nodes + pages).
 
     Args:
-        cache: the tree, pools and transfers in flight.
-        prefetcher: staged pages.
-        sequences: all sequences that hold pages.
-        loose_slots: state slots that the current step will fill.
+        cache: the cache, with its radix tree, page pools and unfinished copies.
+        prefetcher: the running reads from storage to host; None if there is no storage.
+        sequences: all running requests that hold cache pages.
+        loose_slots: Mamba state slots that the current step will fill, and that no request holds
+            yet.
+
+    Raises:
+        BrokenLawError: the state is inconsistent.
     """
     tree = cache.tree
     survey = _Survey(tree)
@@ -73,14 +77,14 @@ class _Survey:
 
     def count(self, node: Node) -> None:
         self.nodes.append(node)
-        device = node.held[DEVICE]
+        device, num_pages, points = node.held[DEVICE], node.num_pages, self._kinds.points
         for tier in TIERS:
             held, locks = node.held[tier], node.locks[tier]
             for kind in self._kinds.numbers:
                 page_ids = held[kind]
                 if page_ids is None:
                     continue
-                wanted = self._kinds.count(kind, node.num_pages)
+                wanted = 1 if kind in points else num_pages
                 if len(page_ids) != wanted:
                     _break(5, f"{node} holds {len(page_ids)} page ids instead of {wanted}")
                 self.page_ids[tier][kind].append(page_ids)
@@ -175,8 +179,9 @@ def _check_locks(tree: RadixTree, survey: _Survey) -> None:
             _break(4, f"{node} has fewer locks than locked children")
         num_ending[node] = own + sum(num_ending[child] for child in children)
         locks = node.locks[DEVICE]
-        for kind, _ in tree.kinds.windows:
-            if not own <= locks[kind] <= num_ending[node]:
+        for kind, window in tree.kinds.windows:
+            least = own if window.first(node.end) < node.end else 0
+            if not least <= locks[kind] <= num_ending[node]:
                 _break(4, f"{node} has window locks that do not match its full locks")
         for kind in tree.kinds.points:
             if locks[kind] != own:
@@ -230,9 +235,9 @@ def _check_pages(
 ) -> None:
     device, kinds = held[DEVICE], cache.tree.kinds
     for sequence in sequences:
-        first, end = sequence.tree_pages, sequence.num_pages
-        for kind in kinds.paged if first < end else ():
-            own = max(first, sequence.starts[kind])
+        end = sequence.num_pages
+        for kind in kinds.paged if end else ():
+            own = sequence.own_start(kind, kinds)
             device[kind].append(sequence.pages[kind][own:end])
         slots = (
             sequence.working_slot,
@@ -255,8 +260,8 @@ def _check_pages(
             if len(owned) != sum(map(len, held[tier][kind])):
                 ((page_id, _),) = Counter(chain.from_iterable(held[tier][kind])).most_common(1)
                 _break(5, f"page {page_id} of {name} has two owners")
-            taken = cache.pools[tier][kind].taken
-            if taken != owned:
+            if not cache.pools[tier][kind].are_taken(owned):
+                taken = cache.pools[tier][kind].taken
                 what = f"{len(taken)} pages of {name} are allocated and {len(owned)} owned"
                 _break(5, f"{what}; they differ in {sorted(taken ^ owned)}")
 

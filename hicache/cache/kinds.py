@@ -1,77 +1,112 @@
-"""The kinds of data that a model caches, and what a hit needs of each.
+"""The kinds of data that a model caches, and the data of each kind that a request needs to resume.
 
-A *kind* is what one sort of layers keeps of the tokens it has read. Two properties decide how the
-cache treats it: the extent that a hit needs, and the kind that it rides on. The tree, transfers,
-prefetches and checks iterate over the model's own list, `Kinds`.
-
-The cache identifies a kind by its number, which is its index in every list by kind and its mark in
-storage keys.
+A *kind* is what one sort of layers caches of the tokens: full-attention KV, sliding windows or
+Mamba states. Each kind has a number, which is its index in every list by kind. The number also
+selects the last byte of a storage key. The tree, copies, prefetches and checks iterate over the
+model's `Kinds`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hicache.models import PLAIN, LayerKind, ModelConfig, coded_page_bytes
 
 FULL, SWA, MAMBA = range(3)
+Position = TypeVar("Position", int, NDArray[np.int64])
 KIND_NAMES = ("full", "swa", "mamba")  # by number; other kinds have higher numbers
 # by number: the last byte of a page's key in storage
 KEY_TAGS = b"fsm34567"
-Extents = tuple[tuple[int, int], ...]  # (number of a kind, pages)
 
 
 class Extent(Enum):
-    """Which data of a kind a request needs to continue after a page boundary."""
+    """States which pages of a cached prefix a request needs to resume after the prefix.
+
+    The answer depends on the type of layer. Full attention needs all pages (`path`). A sliding
+    window needs the last pages (`window`). Chunked attention needs the pages of the current chunk
+    (`chunk`). Mamba layers need one state at the end of the prefix (`point`).
+    """
 
     path = "every page from the root to the boundary"
     window = "the last pages before the boundary; all of them if there are fewer"
+    chunk = "the pages since the last multiple of the window's length; none at a multiple"
     point = "the boundary itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The last pages of a cached prefix that a request needs to resume after the prefix.
+
+    For sliding-window attention, `is_chunk` is False: the last `num_pages` pages are needed. For
+    chunked attention, `is_chunk` is True: attention restarts every `num_pages` pages. Then the
+    pages since the last restart are needed.
+    """
+
+    num_pages: int
+    is_chunk: bool = False
+
+    def first(self, end: Position) -> Position:
+        """Return the first page that a request needs to resume after a prefix of `end` pages.
+
+        The result is negative if the prefix is shorter than the sliding window.
+        """
+        return end - (end % self.num_pages if self.is_chunk else self.num_pages)
+
+
+Extents = tuple[tuple[int, Window], ...]  # by number of a kind
+_POINT = Window(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of cached data.
+    """One kind of data that a model caches, such as full-attention KV or Mamba states.
 
     Attributes:
-        name: used in counters, measures and messages.
-        number: index in lists by kind; unused for a rider.
-        extent: what a hit needs. Path and window count pages, a point counts slots.
-        window_len: tokens of a window.
-        rider_of: name of the kind whose pages (or slots) also hold this kind's data. A rider has no
-            pool, page table or key of its own: its bytes are a part of each such page.
-        page_bytes: bytes of a page or a slot, over all devices of an engine.
+        name: the name in metrics and messages.
+        number: the index in lists by kind; unused if `rider_of` is set.
+        extent: which part of a prefix must be cached so that a request can resume there.
+        window_len: tokens in a sliding window or an attention chunk; 0 for other kinds.
+        is_replayed: True if no tier keeps the pages, and a request computes its window again.
+        rider_of: the name of another kind whose pages also contain this kind's data. None means
+            that this kind has pages of its own.
+        page_bytes: bytes of a page or Mamba state slot, summed over all devices of an engine.
     """
 
     name: str
     number: int = -1
     extent: Extent = Extent.path
     window_len: int = 0
+    is_replayed: bool = False
     rider_of: str | None = None
     page_bytes: int = 1
 
 
 class Kinds:
-    """The kinds of one model.
+    """All kinds of data that one model caches, such as full-attention KV and Mamba states.
 
-    Full (number 0) is the only path, and all other kinds need it. There is at most one point: a
-    second kind with that extent must ride on the first.
+    Each kind has a number; full-attention KV is number 0, and the other kinds are useless without
+    it.
 
     Attributes:
         page_size: tokens per page.
-        size: length of a list by kind. Entries of numbers that the model lacks are unused.
-        numbers: kinds with a pool, ascending.
-        paged: those of them that count pages.
-        aux: those of them other than full.
-        windows: (kind, window length in pages) of the kinds with a window.
-        window_lens: window length in tokens, by kind.
-        points: the kind whose extent is a point, if there is one.
-        extents: (kind, pages) that a stored prefix must end with, of every kind in `aux`.
-        lost_with: by kind, the kinds that an inner node loses together with it: itself, and with a
-            window also the point.
-        names: by kind.
-        page_bytes: bytes of a page or slot with its riders, by kind.
-        units: tokens per page, or 1 for a point, by kind.
+        size: length of a list with one item per number. Items of unused numbers have no meaning.
+        numbers: kinds with a page pool of their own, ascending.
+        paged: kinds that are stored in pages, not in state slots.
+        kept: kinds of `paged` that the radix tree keeps.
+        aux: all `numbers` except full-attention KV.
+        windows: (number, pages) of each kept kind with a sliding window or attention chunk.
+        replayed: the same for the windows that are not kept but computed again.
+        window_lens: tokens of each sliding window or chunk, by number.
+        points: the number of the Mamba states; empty if the model has none.
+        extents: (number, pages) of those that the tree keeps: what a reusable prefix ends with.
+        lost_with: by number, the kinds that are evicted together from an inner tree node.
+        names: by number.
+        page_bytes: bytes of a page or state slot, by number.
+        units: tokens per page, or 1 for Mamba states, by number.
     """
 
     def __init__(self, kinds: Iterable[Kind], page_size: int) -> None:
@@ -79,19 +114,23 @@ class Kinds:
         self.all = tuple(kinds)
         own = {kind.number: kind for kind in self.all if kind.rider_of is None}
         of = {extent: [n for n in sorted(own) if own[n].extent is extent] for extent in Extent}
-        _refuse_unless_possible(self.all, own, of)
+        _refuse_unless_possible(self.all, own, of, page_size)
         self.size = max(len(KIND_NAMES), *(number + 1 for number in own))
         self.numbers = tuple(sorted(own))
         self.aux = self.numbers[1:]
-        self.paged = (FULL, *of[Extent.window])
+        in_windows = sorted(of[Extent.window] + of[Extent.chunk])
+        self.paged = (FULL, *in_windows)
         self.points = tuple(of[Extent.point])
-        self.window_lens = {number: own[number].window_len for number in of[Extent.window]}
-        self.windows: Extents = tuple(
-            (number, -(-length // page_size)) for number, length in self.window_lens.items()
-        )
-        self.extents: Extents = (*self.windows, *((number, 1) for number in self.points))
+        self.window_lens = {number: own[number].window_len for number in in_windows}
+        pages = {number: -(-length // page_size) for number, length in self.window_lens.items()}
+        windows = [(n, Window(pages[n], own[n].extent is Extent.chunk)) for n in in_windows]
+        self.replayed: Extents = tuple(each for each in windows if own[each[0]].is_replayed)
+        self.windows: Extents = tuple(each for each in windows if each not in self.replayed)
+        self.kept = (FULL, *(number for number, _ in self.windows))
+        self._chunks = [window.num_pages for _, window in self.windows if window.is_chunk]
+        self.extents: Extents = (*self.windows, *((number, _POINT) for number in self.points))
         self.lost_with = [self.numbers, *((number,) for number in range(1, self.size))]
-        for number in self.window_lens:
+        for number in of[Extent.window]:
             self.lost_with[number] = (number, *self.points)
         self.units = [1 if number in self.points else page_size for number in range(self.size)]
         self.names = [*KIND_NAMES, *([""] * (self.size - len(KIND_NAMES)))]
@@ -105,9 +144,21 @@ class Kinds:
     def count(self, kind: int, num_pages: int) -> int:
         return 1 if kind in self.points else num_pages
 
+    def replay_start(self, end: int) -> int:
+        """The page at which a request with a hit of `end` pages starts to compute."""
+        return max(min([end, *(window.first(end) for _, window in self.replayed)]), 0)
+
+    def node_end(self, start: int, end: int) -> int:
+        """Return the page at which a radix-tree node that starts at page `start` must end.
+
+        The result is `end`, or less if the model has chunked attention: a node must not cross the
+        boundary between two chunks.
+        """
+        return min([end, *(start - start % pages + pages for pages in self._chunks)])
+
 
 def _refuse_unless_possible(
-    kinds: tuple[Kind, ...], own: dict[int, Kind], of: dict[Extent, list[int]]
+    kinds: tuple[Kind, ...], own: dict[int, Kind], of: dict[Extent, list[int]], page_size: int
 ) -> None:
     names = {kind.name for kind in own.values()}
     riders = [kind for kind in kinds if kind.rider_of is not None]
@@ -122,8 +173,16 @@ def _refuse_unless_possible(
         raise ValueError(f"a second point must ride on the first, got {of[Extent.point]}")
     if min(own) < 0 or max(own) >= len(KEY_TAGS):
         raise ValueError(f"numbers must lie in [0, {len(KEY_TAGS)}), got {sorted(own)}")
-    if not all(own[number].window_len > 0 for number in of[Extent.window]):
+    if not all(own[number].window_len > 0 for number in of[Extent.window] + of[Extent.chunk]):
         raise ValueError(f"a window must have tokens: {kinds}")
+    if of[Extent.point] and any(kind.is_replayed for kind in kinds):
+        raise ValueError("cache.window=replay needs a model without states, which it would repeat")
+    for number in of[Extent.chunk]:
+        if own[number].window_len % page_size:
+            raise ValueError(
+                f"cache.page_size must divide the chunks of {own[number].name}, "
+                f"{own[number].window_len} tokens, got {page_size}"
+            )
 
 
 def named_kinds(
@@ -142,48 +201,59 @@ def named_kinds(
     return Kinds(kinds, page_size)
 
 
-def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) -> Kinds:
-    """The kinds of a model whose engine has `tp` devices.
+def model_kinds(
+    model: ModelConfig, page_size: int, tp: int, form: str = PLAIN, *, replays: bool = False
+) -> Kinds:
+    """Return the kinds of data that `model` caches, with the bytes of a page of each kind.
 
-    `form` is the number format (`models.FORMATS`), which sets the bytes; model parts keep their
-    own.
+    `page_size` is in tokens. `tp` is the number of tensor-parallel devices. `form` is the number
+    format of cached values, such as fp8; "plain" keeps the model's own format.
 
     Raises:
-        ValueError: a page would hold a fraction of an entry of a model part.
+        ValueError: `page_size` does not fit the data of the model.
     """
     sizes = [
         coded_page_bytes(model, kind, page_size, form) * model.kv_copies(kind, tp)
         for kind in LayerKind
     ]
-    kinds = named_kinds(
+    named = named_kinds(
         page_size,
         window_len=model.window_len if sizes[SWA] else 0,
         has_states=sizes[MAMBA] > 0,
         page_bytes=sizes,
     )
-    parts = [
+    extent = Extent.chunk if model.window_restarts else Extent.window
+    kinds = [
+        replace(kind, extent=extent, is_replayed=replays) if kind.number == SWA else kind
+        for kind in named.all
+    ]
+    kinds += [
         Kind(
             name=part.name,
             number=model.kind_names.index(part.name) if part.window_len else -1,
             extent=Extent.window if part.window_len else Extent.path,
             window_len=part.window_len,
+            is_replayed=replays and part.window_len > 0,
             rider_of=None if part.window_len else part.rides_on,
             page_bytes=model.part_page_bytes(part, page_size, tp),
         )
         for part in model.parts
     ]
-    return Kinds([*kinds.all, *parts], page_size) if parts else kinds
+    return Kinds(kinds, page_size)
 
 
-def lengths_with(present: Iterable[bool], num_pages: int) -> list[int]:
-    """The prefix lengths, in pages and ascending, whose last `num_pages` pages are present.
+def lengths_with(present: Iterable[bool], window: Window, start: int = 0) -> list[int]:
+    """Return the prefix lengths after which a request can resume, ascending.
 
-    A shorter prefix needs all its pages.
+    `present[i]` is True if page `start + i` is cached. A request can resume after a prefix if the
+    last pages that the attention `window` spans are cached. Lengths are in pages from page `start`
+    on. Pages before `start` are not checked.
     """
     lengths, gap = [], 0  # `gap`: the last length whose own page is missing
     for length, is_there in enumerate(present, 1):
         if not is_there:
             gap = length
-        elif length - gap >= min(length, num_pages):
+        may_end = is_there or window.is_chunk
+        if not gap or (may_end and gap <= window.first(start + length) - start):
             lengths.append(length)
     return lengths

@@ -1,7 +1,4 @@
-"""Policies by name: a built-in one, or the user's own class as `module:Class`.
-
-The return values and exceptions of a user's class are checked. Its arguments are read-only.
-"""
+"""Loads classes that are named as `module:Class`, and defines what their methods must return."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -11,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hicache.cache.checked import Answer, PolicyError, checked, is_inside, place_of, told
+from hicache.cache.checked import Answer, PolicyError, is_inside, told
 
 Policy = TypeVar("Policy")
 
@@ -39,39 +36,6 @@ LENGTHS = Answer(
 )
 
 
-def make_policy(
-    knob: str,
-    name: str,
-    ours: Mapping[str, Callable[..., Policy]],
-    *arguments: object,
-    wants: Mapping[str, Answer],
-    knobs: Mapping[str, float] | None = None,
-) -> Policy:
-    """Build the policy that a knob names.
-
-    Args:
-        knob: the name of the knob, for error messages.
-        name: a key of `ours`, or `module:Class`.
-        ours: the built-in policies by name.
-        arguments: positional arguments of every policy of this knob.
-        wants: the methods and attributes that a user's class must have, and the values they may
-            have.
-        knobs: keyword arguments for this policy.
-
-    Raises:
-        ValueError: there is no such policy, or it does not accept `knobs`.
-        PolicyError: a user's class cannot be built, or lacks an attribute.
-    """
-    make = ours.get(name) or loaded(knob, name)
-    policy: Policy = built(f"{knob}={name}", make, arguments, knobs or {})
-    if name in ours:
-        return policy
-    missing = [each for each in wants if not hasattr(policy, each)]
-    if missing:
-        raise PolicyError(f"{knob}={name} lacks {', '.join(missing)}", place_of(make))
-    return checked(f"{knob}={name}", policy, wants)  # type: ignore[return-value]
-
-
 def loaded(knob: str, name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     try:
@@ -87,11 +51,14 @@ def built(
     arguments: tuple[object, ...],
     knobs: Mapping[str, float],
 ) -> Policy:
-    """Build an object of a class; a class without a constructor gets no `arguments`.
+    """Build a user's policy by calling `make(*arguments, **knobs)`.
+
+    If `make` is a class without a constructor of its own, the call leaves out `arguments`. `name`
+    is the policy's name in error messages.
 
     Raises:
-        ValueError: the class does not accept `knobs`.
-        PolicyError: its constructor failed.
+        ValueError: `make` does not accept the arguments.
+        PolicyError: `make` raised an exception.
     """
     try:
         if getattr(make, "__init__", None) is object.__init__:

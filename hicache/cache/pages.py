@@ -1,4 +1,4 @@
-"""Allocators of page ids (or state slots), one per pool."""
+"""Allocators of page ids or Mamba state slots, one per pool."""
 
 import zlib
 from array import array
@@ -11,11 +11,11 @@ NO_PAGES: PageIds = []  # shared; must not be changed
 
 
 class PageAllocator:
-    """Allocates the ids of one pool.
+    """Allocates the page ids of one pool of KV-cache pages.
 
-    Every id in [0, capacity) is either free or taken. With `capacity=None` the pool never fills:
-    the allocator creates ids on demand. `num_free` is the number of ids that `allocate` can still
-    return, a very large number if the pool never fills.
+    Each id from 0 to `capacity - 1` is either free or allocated. `capacity=None` means that the
+    pool is unlimited. `num_free` is the number of ids that are still free; for an unlimited pool,
+    it is a very large number. If `is_checked` is True, the allocator detects double frees.
     """
 
     def __init__(self, capacity: int | None, *, is_checked: bool = True) -> None:
@@ -31,13 +31,21 @@ class PageAllocator:
 
     @property
     def taken(self) -> set[int]:
-        """The taken ids; must not be changed. O(ids ever allocated) if `is_checked` is False."""
+        # must not be changed; O(ids ever allocated) if ids are not checked
         if self._out is not None:
             return self._out
         return set(range(self._next_new)).difference(self._returned)
 
+    def are_taken(self, page_ids: set[int]) -> bool:
+        """Return True if the allocated ids are exactly `page_ids`."""
+        if self._out is not None:
+            return self._out == page_ids
+        is_new = max(page_ids, default=-1) >= self._next_new
+        is_free = is_new or not page_ids.isdisjoint(self._returned)
+        return len(page_ids) == self.num_taken and not is_free
+
     def allocate(self, count: int) -> PageIds | None:
-        """Take `count` ids; None, and nothing taken, if fewer are free. O(count)."""
+        """Allocate `count` page ids; return None, and allocate nothing, if fewer ids are free."""
         if count > self.num_free:
             return None
         self.num_free -= count
@@ -53,10 +61,11 @@ class PageAllocator:
         return page_ids
 
     def free(self, page_ids: PageIds) -> None:
-        """Return ids to the pool. O(len(page_ids)).
+        """Return page ids to the pool, so that they can be allocated again.
 
         Raises:
-            ValueError: an id is not taken, as in a double free; only with `is_checked`.
+            ValueError: an id is not allocated, as in a double free. An allocator that was built
+                with `is_checked=False` does not detect this.
         """
         if self._out is not None:
             _take_back(self._out, page_ids)
@@ -78,7 +87,11 @@ Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and kind
 
 
 class FreePages(NamedTuple):
-    """Ids to return to the pool of one kind on one tier."""
+    """Page ids to return to one page pool.
+
+    `tier` and `kind` select the pool. `tier` is 0 for the device and 1 for the host. `kind` is the
+    index of a kind of cached data, such as full-attention KV or Mamba states.
+    """
 
     tier: int
     kind: int
@@ -91,9 +104,10 @@ def free(actions: Iterable[FreePages], pools: Pools) -> None:
 
 
 class TracedAllocator(PageAllocator):
-    """An allocator that keeps a running digest of all ids that were allocated or freed.
+    """A page allocator that keeps a checksum of all ids that it has allocated or freed.
 
-    Every decision of a tree moves ids, so ranks whose decisions differ have different digests.
+    The checksum is `traffic`. The ranks of an engine must make equal caching decisions. Different
+    checksums show that their decisions differ.
     """
 
     def __init__(self, capacity: int | None, *, is_checked: bool = True) -> None:

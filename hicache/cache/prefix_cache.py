@@ -1,7 +1,8 @@
-"""The cache controller: it owns the pools, takes decisions from the tree, and queues the copies.
+"""The cache controller: it owns the page pools, takes decisions from the radix tree, and queues
+copies.
 
-The controller appends each piece of work to `outbox`, in order. The engine passes it to the
-executor and reports a finished transfer with `complete`.
+The controller appends each piece of work to `outbox`, in order. The engine passes the work to the
+executor, and calls `complete` when a copy is finished.
 """
 
 from collections import Counter
@@ -21,7 +22,6 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tiers.writes import COPIES, Writes
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.node import DEVICE, MatchResult, Node
@@ -32,7 +32,12 @@ from hicache.config import StorageConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquired:
-    """The prefix that a request reuses, in tokens, by the tier that held it."""
+    """The cached prefix that a request reuses, in tokens.
+
+    `cached_len` is the length of the whole prefix. It is the sum of three parts, by the tier that
+    held them: `device_len`, `host_len` and `storage_len`. `load_back` is the copy from host to
+    device that the request must wait for; None means that there is no copy.
+    """
 
     cached_len: int
     device_len: int
@@ -42,14 +47,17 @@ class Acquired:
 
 
 class PrefixCache:
-    """Caches prefixes on device and host, within fixed pools.
+    """Manages the cached prefixes of one engine on the device and host tiers.
+
+    The object only takes decisions and queues copies. The engine carries out the copies in
+    `outbox`.
 
     Args:
-        tree: the radix tree; `tree.knobs` and `tree.quirks` are the settings of the cache.
-        pools: page allocators by tier and kind.
-        storage: when and how host data is written to storage.
-        storage_queue_bytes: host bytes that pending storage writes may lock; None means there is no
-            storage.
+        tree: the radix tree of the cached prefixes.
+        pools: page allocators, by tier and kind of data.
+        storage: settings for writes from host to storage.
+        storage_queue_bytes: maximum bytes that may wait to be written to storage. None means that
+            there is no storage.
     """
 
     def __init__(
@@ -64,7 +72,7 @@ class PrefixCache:
         self.pools = pools
         self.page_size = tree.page_size
         self._units = tree.kinds.units
-        self.knobs = knobs = tree.knobs
+        self.knobs = tree.knobs
         self.quirks = tree.quirks
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
@@ -76,8 +84,7 @@ class PrefixCache:
                 tree, self._bookings, storage or StorageConfig(), queue_bytes=storage_queue_bytes
             )
         # each tier makes room with the help of the tier below it
-        copies = Writes(COPIES[knobs.write_policy](knobs), tree.admit, "device", "host")
-        self.host = Host(tree, self._bookings, self._writer, copies)
+        self.host = Host(tree, self._bookings, self._writer)
         self.device = Device(tree, self._bookings, self.host if tree.demotes else None)
 
     # -- what is to be carried out -------------------------------------------------------------
@@ -107,15 +114,19 @@ class PrefixCache:
         return self.pools[DEVICE][FULL].capacity
 
     def room(self, kind: int = FULL) -> int:
-        """Tokens (or slots) on the device that are free or evictable."""
+        """Return how many tokens of the device's page pool are free or can be evicted.
+
+        `kind` selects the pool. The pool of Mamba states counts state slots instead of tokens.
+        """
         return self.available_size(kind) + self.evictable_size(kind)
 
     # -- a request's life ----------------------------------------------------------------------
 
     def match(self, sequence: Sequence, prompt_len: int) -> MatchResult:
-        """Return the longest usable prefix, at most `prompt_len - 1` tokens.
+        """Find the longest cached prefix that a request can reuse, at most `prompt_len - 1` tokens.
 
-        May split nodes and updates recency, as `RadixTree.match` does.
+        The call may split nodes of the radix tree. It marks the nodes of the prefix as recently
+        used.
         """
         return self.tree.match(sequence.tokens, prompt_len - 1, sequence.namespace)
 
@@ -128,17 +139,21 @@ class PrefixCache:
         storage_start: int = 0,
         storage_end: int = 0,
     ) -> Acquired | None:
-        """Lock the matched path, allocate pages for the load-back, and give the request its slots.
+        """Give a request its cached prefix: lock the prefix, and queue a copy of its host part.
 
-        If the load-back gets no pages, the request starts at the device boundary instead. Returns
-        None if there are no state slots for the request; the request then holds nothing.
+        The copy brings the host part to the device. If the host part is too short or the device has
+        no room, the request reuses only the device part. The request also gets Mamba state slots if
+        the model needs them. Return None if no slots, or no pages for a window
+        that is computed again, are free; the request then holds nothing.
 
         Args:
-            sequence: the request's tokens; receives the lock, pages and slots.
-            match: the result of `match`.
-            prompt_len: tokens of the prompt; needed only for `loads_last_page`.
-            storage_start: first token that the request's own prefetch read.
-            storage_end: end of these tokens.
+            sequence: the tokens of the request. The call stores the lock, the pages and the slots
+                in it.
+            match: the cached prefix that `match` found for this request.
+            prompt_len: the length of the prompt in tokens. It matters only if
+                `cache.loads_last_page` is on.
+            storage_start: the first token that a prefetch for this request read from storage.
+            storage_end: the end of the tokens that this prefetch read.
         """
         load_back = None
         node = match.device_node
@@ -160,7 +175,7 @@ class PrefixCache:
             return None
         sequence.tree_pages = sequence.num_pages = node.end
         kinds = self.tree.kinds
-        sequence.starts = [node.end] * kinds.size
+        sequence.starts, sequence.left_page = [node.end] * kinds.size, -1
         pages: list[PageIds] = [[] for _ in range(kinds.size)]
         sequence.pages = pages
         for above in node.span():
@@ -168,20 +183,26 @@ class PrefixCache:
             for kind in kinds.paged:
                 pages[kind] += device[kind] or [-1] * above.num_pages
             above.hit_count += 1
+        if not self._take_replayed(sequence):
+            self.abandon(sequence)
+            return None
         if self.tree.entries is not None:
             self.tree.entries.started(node, sequence)
         if self._writer is not None:
             self._writer.on_hit(node)
         size = self.page_size
         on_device, on_host, from_storage = held_before
-        cached_len, host_len = node.end * size, on_host * size
+        cached = kinds.replay_start(node.end)
+        from_storage = min(from_storage, max(cached - on_device - on_host, 0))
+        on_host = min(on_host, max(cached - on_device, 0))
+        cached_len, host_len = cached * size, on_host * size
         if self.knobs.loads_last_page and cached_len + size == prompt_len:
             last = self.device.load_last(node, sequence, load_back)
             if last is not None:
                 load_back, cached_len, host_len = last, prompt_len - 1, host_len + size - 1
         return Acquired(
             cached_len=cached_len,
-            device_len=on_device * size,
+            device_len=min(on_device * size, cached_len),
             host_len=host_len,
             storage_len=from_storage * size,
             load_back=load_back,
@@ -190,9 +211,10 @@ class PrefixCache:
     def extend(
         self, sequence: Sequence, num_tokens: int, purpose: Purpose = Purpose.prefill
     ) -> bool:
-        """Allocate pages until the sequence can hold `num_tokens`, evicting where needed.
+        """Allocate device pages until the sequence has room for `num_tokens` tokens.
 
-        Returns False, and allocates nothing, if one kind has too few pages.
+        The call evicts other data if needed. Return False, and allocate nothing, if the device has
+        too few pages.
         """
         num_pages = -(-num_tokens // self.page_size)
         count = num_pages - sequence.num_pages
@@ -213,17 +235,19 @@ class PrefixCache:
         return True
 
     def leave_window(self, sequence: Sequence, length: int) -> None:
-        """Free the sequence's own window pages that no token from `length` on attends to.
+        """Free the sliding-window pages that only this sequence holds and no longer needs.
 
-        The sequence keeps one window before the last page boundary below `length`: an equal request
-        would start there, because it computes its last token again.
+        Tokens from position `length` on do not attend to the freed pages. The window before the
+        last page boundary below `length` is kept, because a repeated prompt would resume there.
         """
-        for kind, pages in self.tree.kinds.windows:
+        sequence.left_page = last_page = (length - 1) // self.page_size
+        kinds = self.tree.kinds
+        for kind, window in (*kinds.windows, *kinds.replayed):
             start = sequence.starts[kind]
-            end = min((length - 1) // self.page_size - pages, sequence.num_pages)
+            end = min(window.first(last_page), sequence.num_pages)
             if end <= start:
                 continue
-            first = max(start, sequence.tree_pages)
+            first = sequence.own_start(kind, kinds)
             if end > first:
                 self.pools[DEVICE][kind].free(sequence.pages[kind][first:end])
             sequence.starts[kind] = end
@@ -233,10 +257,11 @@ class PrefixCache:
         return self.device.allocate(kind, 1, Demand(Purpose.slot, sequence.request_id))
 
     def publish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
-        """Insert the sequence's pages `[tree_pages, num_pages)` and its states into the tree.
+        """Insert a sequence's pages and Mamba states into the radix tree, up to page `num_pages`.
 
-        The sequence keeps reading these pages; its lock moves to their end. `is_answer` is True if
-        the prompt was published before.
+        Other requests can then reuse the pages. Pages that were inserted before stay as they are.
+        The sequence goes on reading all pages, and its lock grows to cover them. `is_answer` is
+        True if the new pages hold generated tokens.
         """
         tree = self.tree
         lock = sequence.lock
@@ -245,10 +270,10 @@ class PrefixCache:
         first = sequence.tree_pages
         kinds = tree.kinds
         cuts = {num_pages, *sequence.states}
-        for kind, pages in kinds.windows:
+        for kind, window in kinds.windows:
             cuts.add(sequence.starts[kind])
-            if num_pages - pages > sequence.starts[kind] + 1:
-                cuts.add(num_pages - pages)  # so that one lock covers one window
+            if window.first(num_pages) > sequence.starts[kind] + 1:
+                cuts.add(window.first(num_pages))  # so that one lock covers one window
         actions: list[FreePages] = []
         for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
             node = insert(tree, node, sequence, cut, actions)
@@ -273,10 +298,9 @@ class PrefixCache:
         first, end = sequence.tree_pages, sequence.num_pages
         if self.tree.listener is not None:
             self.tree.listener.abandoned(sequence, first, end)
-        if first < end:
-            for kind in self.tree.kinds.paged:
-                own = max(first, sequence.starts[kind])
-                self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
+        for kind in self.tree.kinds.paged if end else ():
+            own = sequence.own_start(kind, self.tree.kinds)
+            self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
         slots = (sequence.working_slot, sequence.boundary_slot, sequence.spare_slots)
         for slot in (*slots, *sequence.states.values()):
             if slot is not None:
@@ -304,9 +328,11 @@ class PrefixCache:
     # -- what prefetch has brought -----------------------------------------------------------------
 
     def insert_host(self, anchor: Node, sequence: Sequence, pages: list[PageIds]) -> int:
-        """Insert staged host pages below `anchor`, with their windows and state.
+        """Insert host pages that were read from storage into the radix tree, after `anchor`.
 
-        Returns the number of full pages that the tree did not hold yet.
+        `pages` holds page ids by kind: full-attention KV, sliding windows and the Mamba state.
+        Return the number of full-attention pages that were new to the tree. The other pages are
+        freed.
         """
         actions: list[FreePages] = []
         node = insert_host(self.tree, anchor, sequence, pages, actions)
@@ -341,6 +367,19 @@ class PrefixCache:
                 self.device.load_again(load_back, sequence.working_slot)
             elif state is not None:
                 self.outbox.append(CopyState(source=state, target=sequence.working_slot))
+        return True
+
+    def _take_replayed(self, sequence: Sequence) -> bool:
+        # allocate the window pages of the tokens that the request computes again
+        kinds, end = self.tree.kinds, sequence.num_pages
+        first = kinds.replay_start(end)
+        for kind, _ in kinds.replayed:
+            demand = Demand(Purpose.prefill, sequence.request_id)
+            page_ids = self.device.allocate(kind, end - first, demand)
+            if page_ids is None:
+                return False
+            sequence.pages[kind][first:] = page_ids
+            sequence.starts[kind] = first
         return True
 
     def _release_lock(self, sequence: Sequence) -> None:

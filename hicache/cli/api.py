@@ -2,7 +2,7 @@
 
 A run from Python writes the same directory as `hicache run`, but W&B is off unless
 `tracker.wandb_mode` is among the overrides. `requests`, `table`, `plot` and `compare` need the
-extra [analysis].
+optional dependencies `hicache[analysis]`.
 """
 
 import json
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache import experiment
-from hicache.cli.check_policy import knob_of_class
 from hicache.cli.grid import choices_of, jobs_of, name_of, varied
 from hicache.cli.job import run_job
 from hicache.cli.progress import ProgressBar
@@ -34,38 +33,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, read from its directory.
+    """One finished run of an experiment, with its results read from a directory.
 
     Attributes:
-        path: the directory of the run.
+        path: the directory that holds the result files of the run.
     """
 
     path: Path
 
     @cached_property
     def summary(self) -> dict[str, float]:
-        """Return the metrics of the whole run, by the keys of docs/metrics.md."""
+        """Return the metrics of the whole run, by name, such as `cache/token_hit_rate`.
+
+        docs/metrics.md explains every metric.
+        """
         stored: dict[str, float] = json.loads((self.path / "summary.json").read_text())
         return stored
 
     @cached_property
     def requests(self) -> "pd.DataFrame":
-        """Return one row per request: times in ns, lengths in tokens."""
+        """Return a table with one row per request. Times are in ns, lengths in tokens."""
         return read_requests(self.path)
 
     @property
     def verdict(self) -> list[str]:
-        """Return one sentence for each reason to doubt the numbers; empty if there is none."""
+        """Return one sentence for each reason to distrust the results, such as an overloaded GPU.
+
+        The list is empty if no such reason was found.
+        """
         return [each.sentence for each in objections([self.summary])]
 
     def explain(self, *, request: int | None = None, slowest: int = 1) -> str:
-        """Describe what a request waited for and why its tokens were computed.
+        """Explain in words what a request waited for, and why it missed the KV cache.
 
-        Replays the run, which takes about twice as long as the run did.
+        The method simulates the run again, which takes about twice as long as the original run.
 
         Args:
-            request: the id of a request; None means the slowest requests.
-            slowest: how many requests to describe, those with the longest time to first token.
+            request: the id of the request to explain. None means the slowest requests.
+            slowest: how many of the slowest requests to explain. It is used only if `request` is
+                None. The slowest requests are those with the longest time to first token.
         """
         from hicache.cli.explain.command import lines
         from hicache.cli.explain.rerun import rerun
@@ -75,7 +81,7 @@ class Run:
         return "\n".join(lines(rerun(self.path), chosen, count, is_trace=False)).strip()
 
     def plot(self) -> "Figure":
-        """Draw the origin of the prompt tokens over time, and the queue length."""
+        """Plot the hit rate of each cache tier over time, and the waiting and running requests."""
         from hicache.results.report import draw_tokens  # matplotlib takes a second to import
 
         lines = (self.path / "metrics.jsonl").read_text().splitlines()
@@ -84,11 +90,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The finished runs of a sweep.
+    """The finished runs of a sweep, which tries every combination of some settings.
 
     Attributes:
-        path: the directory, which holds one directory per run and the summary of the sweep.
-        runs: the runs in the order of the grid.
+        path: the directory of the sweep. It holds summary files, and one directory per run.
+        runs: the finished runs, in the order of the combinations.
     """
 
     path: Path
@@ -96,7 +102,7 @@ class Sweep:
 
     @property
     def table(self) -> "pd.DataFrame":
-        """Return one row per configuration: its settings and its metrics."""
+        """Return a table with one row per configuration: its settings and its metrics."""
         return compare(self.path)
 
 
@@ -106,29 +112,34 @@ def run(
     policy_args: Mapping[str, object] | None = None,
     out_dir: str | Path | None = None,
 ) -> Run:
-    """Run one experiment.
+    """Run one experiment and return its results.
 
     Args:
-        overrides: settings as on the command line: `"model=llama3_8b"`, `"workload.limit=500"`.
-        policy: your policy class; its methods determine which knob it fills.
-        policy_args: keyword arguments for the policy class.
-        out_dir: a new directory for the run; None means one below `outputs/`.
+        overrides: settings in the form `group.name=value`, for example `"workload.limit=500"`.
+        policy: your own policy class, for `cache.policy`.
+        policy_args: keyword arguments for the constructor of `policy`.
+        out_dir: the directory for the results. None means a new directory below `outputs/`.
 
     Raises:
-        ValueError: a knob is unknown or has an invalid value.
+        ValueError: a setting is unknown or has an invalid value, or `out_dir` holds a finished run.
     """
     config = config_of(*_untracked(overrides), *_choice_of(policy, policy_args))
     return _run(config, _new_dir(config, out_dir))
 
 
 def sweep(*overrides: str, out_dir: str | Path | None = None) -> Sweep:
-    """Run every combination of the values that overrides list: `"cache.host_gib=32,64"`.
+    """Run one experiment for every combination of the listed values.
 
-    Makes the runs one after another in this process. Prints the table of the sweep if the extra
-    [analysis] is installed.
+    For example, `"cache.host_gib=32,64"` lists two values of one setting. The experiments run one
+    after another in this process. The function prints a table of the results if the optional
+    dependencies `hicache[analysis]` are installed.
+
+    Args:
+        overrides: settings in the form `group.name=value` or `group.name=value,value`.
+        out_dir: the directory for all results. None means a new directory below `outputs/`.
 
     Raises:
-        ValueError: a knob is unknown or has an invalid value.
+        ValueError: a setting is unknown or has an invalid value.
     """
     choices = choices_of(_untracked(overrides))
     jobs = jobs_of(choices)
@@ -141,7 +152,7 @@ def sweep(*overrides: str, out_dir: str | Path | None = None) -> Sweep:
 
 
 def load(path: str | Path) -> Run | Sweep:
-    """Read a run or a sweep from its directory.
+    """Read the results of a finished run or of a sweep from its directory.
 
     Raises:
         FileNotFoundError: the directory holds no finished run.
@@ -159,15 +170,18 @@ def compare(
     where: Sequence[str] = (),
     baseline: str | Path | Run | Sweep | None = None,
 ) -> "pd.DataFrame":
-    """Compare runs or sweeps: one row per configuration.
+    """Return a table that compares runs or sweeps, with one row per configuration.
 
     Args:
-        paths: directories, or results of `run`, `sweep` and `load`.
-        paired: True compares request by request, over the requests that both sides finished.
-        metrics: keys of `summary.json`.
-        where: conditions that the runs must fulfill: `"cache.eviction=lru,slru"`.
-        baseline: the runs to compare with: a condition, or one of `paths`; None means the runs with
-            the first value of the first setting that is a choice.
+        paths: directories of results, or objects returned by `run`, `sweep` and `load`.
+        paired: True compares the configurations request by request. Only requests that finished
+            under both of the compared configurations count.
+        metrics: names of the metrics to show, such as `request/ttft_s_mean`.
+        where: conditions such as `"cache.eviction=lru,slru"`. Only runs that meet all of them
+            count.
+        baseline: the runs that all others are compared with, given as a condition or as one of
+            `paths`. None chooses a baseline: the runs with the first value of the first setting
+            that differs and is not a number.
     """
     from hicache.cli.tables.comparison import table_of
     from hicache.cli.tables.paired_table import compare_pairs, table_of_pairs
@@ -209,6 +223,7 @@ def _untracked(overrides: Sequence[str]) -> list[str]:
 def _choice_of(policy: type | None, arguments: Mapping[str, object] | None) -> list[str]:
     if policy is None:
         return []
-    knob = knob_of_class(policy)
-    told = [f"{knob}={policy.__module__}:{policy.__qualname__}"]
-    return told + [f"+{knob}_args.{name}={value}" for name, value in (arguments or {}).items()]
+    told = [f"cache.policy={policy.__module__}:{policy.__qualname__}"]
+    return told + [
+        f"+cache.policy_args.{name}={value}" for name, value in (arguments or {}).items()
+    ]

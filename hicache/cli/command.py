@@ -1,4 +1,4 @@
-"""Shared by all programs: usage from a docstring, and errors in one sentence."""
+"""Helpers for all programs: an argument parser, and error messages of one sentence."""
 
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -9,7 +9,6 @@ from hicache.cli.job import report_error
 
 
 def parser_of(program: str, usage: str | None) -> ArgumentParser:
-    """Return a parser for `program`; `--help` prints `usage`, a docstring, without reflowing it."""
     return ArgumentParser(
         prog=program,
         description=usage,
@@ -19,7 +18,6 @@ def parser_of(program: str, usage: str | None) -> ArgumentParser:
 
 @contextmanager
 def in_one_sentence() -> Iterator[None]:
-    """Print an error in one sentence and exit; Hydra would only warn of a callback's error."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The terminal, and tables on it that never cut off text."""
+"""The console to print to, and a function that prints a table without cutting off text."""
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -13,7 +13,11 @@ def console() -> Console:
 
 
 def show_table(terminal: Console, table: Table, *, wraps: bool = False) -> None:
-    """Print a table at its full width; if `wraps`, break lines (not words) to fit a terminal."""
+    """Print a table without cutting off text.
+
+    The table keeps its full width, even if the terminal is narrower. If `wraps` is True, long cells
+    are broken between words to fit the terminal.
+    """
     size = Measurement.get(terminal, terminal.options.update(width=10_000), table)
     is_narrow = wraps and terminal.is_terminal
     width = max(terminal.width, size.minimum) if is_narrow else size.maximum

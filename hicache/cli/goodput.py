@@ -3,12 +3,13 @@
 hicache run experiment=goodput
 hicache run goodput.num_rates=16 goodput.ttft_s=1 prefetch.stop=best_effort
 
-A request is in time if its TTFT and its mean time per further token are. The workload is replayed
-at rates that grow by a constant factor. To change the rate, `replay` leaves sessions out, or
-repeats them with tokens of their own; it does not stretch time. Every session of one rate is also
-part of every higher rate. The share in time is made monotone over the rates (isotonic regression,
-weighted by requests), and the rate at which it falls below the objective is interpolated. One
-replay gives no interval: for that, use windows (`hicache compare --paired`).
+A request is in time if its TTFT and its mean time per further token meet their limits. The workload
+is replayed at rates that grow by a constant factor. For a lower rate, the program leaves sessions
+out. For a higher rate, it repeats sessions with new tokens. It does not stretch time. Every session
+of one rate is also part of every higher rate. The share in time is made monotone over the rates by
+isotonic regression, weighted by requests. The goodput is interpolated between the two rates around
+the wanted share. One replay gives no confidence interval: for that, use windows
+(`hicache compare --paired`).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +30,6 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """The results at all R rates, in rising order: [R] each."""
-
     rates: Floats  # requests per second
     in_time: Floats  # number of requests served in time
     served: Floats  # number of requests served
@@ -39,9 +38,11 @@ class Ladder:
         return np.asarray(self.in_time / self.served)
 
     def goodput(self, share: float) -> float:
-        """Return the rate (requests per second) at which the share in time crosses `share`.
+        """Return the highest request rate at which at least `share` of the requests are in time.
 
-        0 if the share is too low even at the lowest rate; the highest rate if it is never too low.
+        Rates are in requests per second. `share` is a fraction from 0 to 1. A request is in time if
+        it meets its limits on TTFT and on time per output token. The result is 0 if even the lowest
+        tried rate misses `share`. It is the highest tried rate if no tried rate misses `share`.
         """
         return crossing(self.rates, falling(self.shares(), self.served), share)
 
@@ -62,10 +63,12 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
 
 
 def climb(config: ExperimentConfig) -> Ladder:
-    """Replay the workload at every rate, from the lowest.
+    """Replay the workload at several request rates, and count the requests served in time.
+
+    A request is in time if it meets its limits on TTFT and on time per output token.
 
     Raises:
-        ValueError: the workload has no fixed arrival times.
+        ValueError: the arrivals depend on earlier answers, so the request rate cannot be changed.
     """
     if not config.workload.is_timed:
         raise ValueError(
@@ -106,7 +109,11 @@ def is_in_time(record: RequestRecord, wanted: GoodputConfig) -> bool:
 
 
 def falling(shares: Floats, weights: Floats) -> Floats:
-    """Return the nearest non-rising shares in weighted least squares (pool adjacent violators)."""
+    """Return the sequence that never rises and is closest to `shares`.
+
+    Closeness is the sum of squared differences, weighted by `weights`. This is isotonic regression,
+    computed by pooling adjacent violators.
+    """
     pools: list[tuple[float, float, int]] = []  # (mean, weight, number of rates)
     for share, weight in zip(shares.tolist(), weights.tolist(), strict=True):
         pool = (share, weight, 1)

@@ -39,7 +39,6 @@ def jobs_of(choices: dict[str, list[str]]) -> list[list[str]]:
 
 
 def choices_of_sweep(config: DictConfig) -> dict[str, list[str]]:
-    """Return the choices of a composed sweep: from `hydra.sweeper.params` and the command line."""
     params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     return choices_of([*params, *config.hydra.overrides.task])
 
@@ -75,7 +74,6 @@ def find_jobs(directory: Path) -> dict[int, Path]:
 
 
 def subdir(*, _root_: Any) -> str:
-    """Return the job's directory relative to its sweep, for `hydra.sweep.subdir`."""
     hydra = _root_.hydra
     directory, number = Path(hydra.sweep.dir), int(hydra.job.num)
     begun = find_jobs(directory).get(number)

@@ -61,12 +61,19 @@ def run_job(
     bar: ProgressBar,
     show: Callable[[Outcome], None],
 ) -> Outcome:
-    """Run `config`, write all results into `out_dir`, and then call `show`.
+    """Execute one experiment and write its result files into `out_dir`.
 
-    `show` is called even if some results cannot be written.
+    Args:
+        run: the function that executes an experiment.
+        config: the settings of the experiment.
+        out_dir: the directory for the result files.
+        group, name, tags: labels of the experiment in Weights & Biases (W&B).
+        bar: the progress bar to update.
+        show: called with the results at the end, even if some files could not be written.
 
     Raises:
-        ValueError: the run has no results, or lacks memory.
+        ValueError: no request was measured, or memory ran out.
+        OSError: a result file cannot be written.
     """
     started = time.perf_counter()
     loaded = set(sys.modules)
@@ -144,11 +151,9 @@ def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], N
 
 
 def _forget_modules(config: ExperimentConfig, loaded: set[str]) -> None:
-    """Unload the modules of the user's policies and their siblings, except those in `loaded`.
-
-    The next job of this process imports them again, so no state in them reaches it.
-    """
-    names = {name.partition(":")[0] for _, name in provenance.policies_of(config) if ":" in name}
+    # A policy module may hold state. The next job in this process must not see it, so the user's
+    # policy modules and those in the same folders are imported again.
+    names = {name.partition(":")[0] for name in provenance.own_classes(config).values()}
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names - loaded]
     folders = {Path(file).parent for file in files if file}
     for name in set(sys.modules) - loaded:
@@ -170,7 +175,11 @@ def as_yaml(config: ExperimentConfig) -> str:
 
 
 def report_error(error: Exception, out_dir: Path | None = None) -> int:
-    """Report an error to the user, and return the exit code: 2 for bad input, 1 for a bug."""
+    """Print an error to stderr, write it to `error.txt` in `out_dir`, and return the exit code.
+
+    The exit code is 2 if the user's input is wrong, and 1 if the program has a bug. None as
+    `out_dir` means that no file is written.
+    """
     is_input = isinstance(error, BAD_INPUT) or _missing_package(error) is not None
     if os.environ.get("HICACHE_TRACEBACK") == "1" or not is_input:
         text = "".join(traceback.format_exception(error)).rstrip()

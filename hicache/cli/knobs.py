@@ -1,4 +1,4 @@
-"""Every knob with its default, its limits and its meaning, for `--help` and docs/knobs.md.
+"""Every setting (knob) with its default, limits and meaning, for `--help` and docs/knobs.md.
 
 python -m hicache.cli.knobs > docs/knobs.md
 
@@ -37,7 +37,10 @@ class Knob:
 
 
 def help_of(groups: Sequence[str]) -> str:
-    """Return the text of `--help`: the knobs of `groups`, or the list of groups if it is empty.
+    """Return the `--help` text for some groups of settings, such as `cache` and `storage`.
+
+    The text lists each setting of these groups with its default and its meaning. If `groups` is
+    empty, the text lists the names of all groups.
 
     Raises:
         ValueError: a group does not exist.
@@ -182,7 +185,6 @@ def _choices(item: Field[object]) -> str:
 
 @cache
 def comments_of(kind: type) -> dict[str, str]:
-    """Return the comment above or after each assignment in the body of a class."""
     source = textwrap.dedent(inspect.getsource(kind))
     lines = source.splitlines()
     found: dict[str, str] = {}

@@ -8,6 +8,7 @@ from hicache.cli.job import report_error
 COMMANDS = {
     "run": ("hicache.cli.run", "run one experiment, or a sweep of them"),
     "compare": ("hicache.cli.compare", "compare stored runs or sweeps"),
+    "size": ("hicache.cli.size", "find how much host memory a workload can use"),
     "validate": ("hicache.cli.validate", "compare a run with the log of a server"),
     "calibrate": ("hicache.cli.calibrate", "find a server's constant from its log"),
     "explain": ("hicache.cli.explain.command", "explain the slowest requests of a run"),

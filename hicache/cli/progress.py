@@ -59,10 +59,15 @@ class ProgressBar:
 
 
 class JobWatch:
-    """Prints a line for each job of a sweep as it ends, and draws one bar over all jobs.
+    """Shows the progress of a sweep, which consists of many runs called jobs.
 
-    A thread of the command's own process scans the job directories, so this works with every
-    launcher. `line` describes a finished job, given its directory.
+    A line is printed when a job ends, and one progress bar covers all jobs. A thread looks for new
+    files in the directories of the jobs, so jobs may run in any process.
+
+    Args:
+        directory: the directory of the sweep, with one directory per job.
+        num_jobs: the number of jobs in the sweep.
+        line: returns the text to print about a finished job, given the directory of the job.
     """
 
     def __init__(self, directory: Path, num_jobs: int, line: Callable[[Path], str]) -> None:

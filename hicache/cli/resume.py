@@ -33,8 +33,6 @@ from hicache.results.verdict import STAGE
 
 
 class UsedDirectories(Callback):
-    """Refuses a directory that cannot be created, or that holds something else."""
-
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         with in_one_sentence():
             check_name(config.name)
@@ -64,10 +62,10 @@ class UsedDirectories(Callback):
 
 
 def refuse_other(config: ExperimentConfig, directory: Path) -> None:
-    """Check that the directory holds no finished run of another configuration.
+    """Raise an error if the directory holds a finished run whose settings differ from `config`.
 
     Raises:
-        ValueError: it does.
+        ValueError: the directory holds such a run.
     """
     if not is_finished(directory):
         return
@@ -81,11 +79,6 @@ def refuse_other(config: ExperimentConfig, directory: Path) -> None:
 
 
 def refuse_unknown(metrics: Iterable[str]) -> None:
-    """Check the metric names before the run.
-
-    Raises:
-        ValueError: no summary has such a metric.
-    """
     for metric in metrics:
         if re.sub(f"^{STAGE}\\d+/", "", metric) not in KNOWN:
             near = difflib.get_close_matches(metric, KNOWN, n=3)
@@ -104,12 +97,13 @@ class BusyError(ValueError):
 
 
 def lock(directory: Path) -> int | None:
-    """Lock the directory against other runs until the caller closes the returned descriptor.
+    """Lock a directory, so that no other process starts a run in it.
 
-    Return None if the file system cannot lock directories.
+    Return an open file descriptor; to unlock the directory, close the descriptor. Return None if
+    the file system cannot lock directories.
 
     Raises:
-        BusyError: another process runs in it.
+        BusyError: another process has locked the directory.
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:

@@ -41,7 +41,7 @@ schema.register()
 
 @hydra.main(version_base="1.3", config_path=str(schema.CONF), config_name="config")
 def compose_and_run(cfg: DictConfig) -> int:
-    """Run one job. In a sweep, return the exit code so that the other jobs still run."""
+    # a job of a sweep returns its exit code instead of exiting, so that the other jobs still run
     out_dir = Path(HydraConfig.get().runtime.output_dir)
     is_job = HydraConfig.get().mode is RunMode.MULTIRUN
     held = None
@@ -64,10 +64,14 @@ def compose_and_run(cfg: DictConfig) -> int:
 
 
 def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]:
-    """Run `cfg` unless `out_dir` already holds this run; return the summary.
+    """Run an experiment, unless `out_dir` already holds its results, and return its metrics.
 
-    Prints the results of a single run. For a sweep, the process that started it prints a line per
-    job.
+    Stored results count only if the code and the input files have not changed since.
+
+    Args:
+        cfg: the settings of the experiment.
+        out_dir: the directory for the results.
+        is_job: True if the run belongs to a sweep. The results are then not printed.
     """
     overrides = HydraConfig.get().overrides.task
     if is_job:
@@ -109,10 +113,10 @@ def show(outcome: Outcome) -> None:
 
 
 def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
-    """Return a note for each override that has no effect.
+    """Return a sentence for each setting in `overrides` that has no effect.
 
     Raises:
-        ValueError: an override without effect names a trace file or a machine.
+        ValueError: the path of a trace file has no effect, or only the name of the hardware is set.
     """
     typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
     needs = {key: where for key, where in inert_knobs(config).items() if key in typed}
@@ -165,7 +169,6 @@ def show_help(groups: Sequence[str]) -> int:
 
 
 def unfinished_run() -> Path | None:
-    """Return the directory of a single run that has begun and has no result yet; None otherwise."""
     if not HydraConfig.initialized() or HydraConfig.get().mode is RunMode.MULTIRUN:
         return None
     out_dir = Path(HydraConfig.get().run.dir)

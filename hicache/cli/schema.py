@@ -44,13 +44,14 @@ OF_LAUNCHERS = {
 
 @cache
 def config_of(*overrides: str) -> ExperimentConfig:
-    """Return the config of `hicache run OVERRIDES`.
+    """Return the settings that the command `hicache run OVERRIDES` would use.
 
-    Hydra composes once for each choice of files, which is slow; values are set in a copy.
+    Each override has the form `group.name=value`. Settings without an override have their default.
 
     Raises:
-        ValueError: a knob is unknown, lacks a required value or has an invalid one.
+        ValueError: a setting is unknown, required but missing, or has an invalid value.
     """
+    # composing is slow, so do it once for each choice of files, and set values in a copy
     told = OverridesParser.create().parse_overrides(with_implied(overrides))
     values = [each for each in told if _is_value(each)]
     files = [str(each.input_line) for each in told if each not in values]
@@ -109,15 +110,17 @@ def register() -> None:
 
 
 def without_passwords(overrides: Sequence[str]) -> list[str]:
-    """Hide the passwords of storage.root in overrides, since Hydra writes overrides to files."""
+    # Hydra writes overrides to files
     return [hide(each) if re.match(r"\+*storage\.root=", each) else each for each in overrides]
 
 
 def refuse_written_password(cfg: DictConfig) -> None:
-    """Check that no YAML file contains a server's password, since Hydra would write it again.
+    """Raise an error if a YAML file with settings contains the password of a storage server.
+
+    Hydra would copy the password into the directories of results.
 
     Raises:
-        ValueError: a file contains one.
+        ValueError: the setting `storage.root` contains a password.
     """
     stored: Any = OmegaConf.to_container(cfg.storage, resolve=False)
     root = str(stored["root"])
@@ -129,10 +132,10 @@ def refuse_written_password(cfg: DictConfig) -> None:
 
 
 def to_config(cfg: DictConfig) -> ExperimentConfig:
-    """Return the frozen dataclasses of a composed config.
+    """Check the settings that Hydra composed, and convert them to frozen dataclasses.
 
     Raises:
-        ValueError: a knob is unknown, lacks a required value or has an invalid one.
+        ValueError: a setting is unknown, required but missing, or has an invalid value.
     """
     _override_curves(cfg)
     _derive_model(cfg)
@@ -143,11 +146,11 @@ def to_config(cfg: DictConfig) -> ExperimentConfig:
 
 
 def stored_config(file: Path) -> ExperimentConfig:
-    """Read the config of a run from its `config.yaml`.
+    """Read the settings of a stored run from its file `config.yaml`.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: it names a knob that no longer exists.
+        ValueError: the file has a setting that this version of the program does not know.
     """
     if not file.exists():
         raise FileNotFoundError(f"{file.parent} is not a run directory: it has no {file.name}")

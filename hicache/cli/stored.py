@@ -18,11 +18,6 @@ def is_finished(out_dir: Path) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in the file.
-
-    Raises:
-        ValueError: the file holds anything else.
-    """
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -33,11 +28,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, wanted: type[Config]) -> Config:
-    """Return the mapping or list (`wanted`) in the YAML file.
-
-    Raises:
-        ValueError: the file holds anything else.
-    """
     try:
         found = OmegaConf.load(path)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

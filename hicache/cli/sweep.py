@@ -1,7 +1,7 @@
 """A whole sweep: progress while it runs; one table, one figure and summary files at its end.
 
-Hydra calls `SweepProgress` in the process that started the sweep. It reads the state of jobs only
-from their directories, so any process on any machine may run a job.
+Hydra calls `SweepProgress` in the process that started the sweep. The callback reads the state of
+jobs only from their directories, so any process on any machine may run a job.
 """
 
 import os
@@ -37,14 +37,16 @@ _WATCHES: list[JobWatch] = []  # not an attribute: launchers pickle callbacks, b
 
 
 class SweepProgress(Callback):
-    """Watches the jobs of a sweep, sums them up, and ends the program with 1 if any job failed."""
+    """Hydra callback that shows the progress of a sweep, and prints its results at the end.
+
+    The callback ends the program with exit code 1 if any run of the sweep failed.
+    """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         num_jobs = len(jobs_of(choices_of_sweep(config)))
         _WATCHES.append(JobWatch(Path(config.hydra.sweep.dir).absolute(), num_jobs, line_of))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Print the table and, as the last line, the directory of the sweep."""
         watch = _WATCHES.pop()
         watch.stop()
         jobs = watch.jobs()
@@ -69,7 +71,10 @@ class SweepProgress(Callback):
 
 
 def end_early(why: str) -> bool:
-    """Sum up the sweep that this process started, and print `why` it ends early; False if none."""
+    """Print the results of an interrupted sweep, and the reason `why` it ended early.
+
+    Return False if this process has not started a sweep.
+    """
     if not _WATCHES:
         return False
     watch = _WATCHES.pop()
@@ -86,9 +91,16 @@ def end_early(why: str) -> bool:
 
 
 def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> None:
-    """Print the table of finished jobs, and write `sweep.csv`, `.json`, `.png` and `.pdf`.
+    """Print a table of the finished runs of a sweep, and write summary files.
 
-    Without pandas, print a note instead.
+    The files are `sweep.csv`, `sweep.json`, `sweep.png` and `sweep.pdf` in `directory`. Figures are
+    written only if the runs differ in their settings. If pandas is missing, the function only
+    prints a note.
+
+    Args:
+        directory: the directory of the sweep.
+        jobs: the directories of the finished runs.
+        title: a heading for the table and for the figures.
     """
     if find_spec("pandas") is None:
         sys.stderr.write(f"no table of the sweep: {missing('pandas')}\n")

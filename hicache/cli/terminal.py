@@ -175,7 +175,6 @@ def _reasons(summary: Mapping[str, float]) -> str:
 
 
 def _shares(summary: Mapping[str, float], key: str, names: Iterable[str]) -> str:
-    """Format a key's values for these names, which fill its placeholder, as shares of their sum."""
     parts = {name: summary[key.format(name)] for name in names}
     total = sum(parts.values())
     told = [

@@ -4,21 +4,19 @@ import sys
 from collections.abc import Sequence
 
 from hicache.cache import invariants
-from hicache.cache.named import LENGTHS, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import CacheConfig, ExperimentConfig
+from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
-from hicache.engine.policy import OwnPlacement, policy_of
+from hicache.engine.policy import policy_of
 from hicache.engine.simulated_runtime import Runtime
 from hicache.models import GIB
 from hicache.request import Request
-from hicache.scheduler.checkpoints import PLACEMENTS, Placement
 from hicache.scheduler.events import Listener
 from hicache.scheduler.scheduler import Scheduler
 
@@ -31,25 +29,21 @@ def build_engine(
     listener: Listener | None = None,
     requests: Sequence[Request] = (),
 ) -> Engine:
-    """Build one engine, or one rank of it.
+    """Build one serving engine, or one tensor-parallel rank of an engine.
 
     Args:
-        config: all knobs.
-        deployment: the devices, costs and pool sizes of the config.
-        runtime: the clock, storage and executors.
-        names: names of pages.
-        listener: receives the engine's events; None means no listener.
-        requests: the workload, for an oracle policy.
+        config: all settings of the run.
+        deployment: the step costs and the sizes of the memory pools.
+        runtime: the clock, storage and executors that the engine uses.
+        names: computes the names (hashes) of KV-cache pages from their tokens.
+        listener: receives the events of the cache and of requests; None means no listener.
+        requests: the whole workload, for a policy that knows the future.
     """
     rates = RateEstimator(num_engines=config.parallel.replicas)
-    policy = None
-    knobs = config.cache
-    if (knobs.policy, knobs.eviction) != ("none", "lru") or knobs.eviction_args:
-        policy = policy_of(config, deployment, rates, runtime.clock.now, requests)
     tree = RadixTree(
         kinds=deployment.host_kinds,
         names=names,
-        policy=policy,
+        policy=policy_of(config, deployment, rates, runtime.clock.now, requests),
         knobs=config.cache,
         quirks=config.compat.quirks,
         listener=listener,
@@ -61,21 +55,14 @@ def build_engine(
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens, rates)
     is_real = config.executor.kind != "simulated"
-    has_states = bool(tree.kinds.points)
-    placement = _placement(config.cache, has_states=has_states)
-    choose = getattr(policy, "checkpoints", None)
-    if choose is not None:
-        placement = OwnPlacement(choose, "mamba" if has_states else "swa", placement)
     scheduler = Scheduler(
         cache,
         prefetcher,
         config.scheduler,
         max_len=config.model.max_len,
-        checkpoints=placement,
         # with trimmed leaves, several steps at once would cut leaves at other pages
         may_jump=config.engine.jump and not (is_real or config.cache.trims_leaves),
         takes_decode_pages_first=is_real,
-        estimate_s=deployment.cost.prefill_s,
         listener=listener,
     )
     check = check_laws if config.engine.check_invariants else None
@@ -95,25 +82,11 @@ def _cache(
     return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)
 
 
-def _placement(knobs: CacheConfig, *, has_states: bool) -> Placement:
-    named, args = knobs.windows, knobs.windows_args
-    if has_states:
-        named, args = knobs.checkpoints, knobs.checkpoints_args
-    return make_policy(
-        "cache.checkpoints" if has_states else "cache.windows",
-        named,
-        PLACEMENTS,
-        knobs.page_size,
-        knobs.checkpoint_tokens,
-        wants={"lengths": LENGTHS},
-        knobs=args,
-    )
-
-
 def queue_bytes(config: ExperimentConfig, deployment: Deployment) -> int:
-    """The maximum bytes that wait to be written to storage.
+    """Return how many bytes may wait at a time to be written to storage.
 
-    The default is half of the host's memory; with `cache.unlimited` there is no limit.
+    `config.storage.write_queue_gib` sets the limit. If it is None, the limit is half of the host
+    tier's memory, or no limit if `config.cache.unlimited` is set.
     """
     if config.storage.write_queue_gib is not None:
         return int(config.storage.write_queue_gib * GIB)

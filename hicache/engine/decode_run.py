@@ -7,59 +7,58 @@ from hicache.executor.completions import StepEnds
 
 
 class DecodeRun:
-    """The steps of one batch, from its forward until the engine has committed the last of them.
+    """Tracks the steps of one running batch, and which of them the engine has committed.
 
-    A batch of decodes may hold many steps; a batch with prompts holds one. The engine changes only
-    at step ends, so it may commit many steps at once: at the end of the run, at the first step end
-    after an event (`cut`), or when a reader needs its state (`take`). The executor prices steps
-    only up to the next event (`look_on`).
+    To commit a step is to apply its results to the scheduler and the cache. A batch of decodes may
+    have many steps; a batch with prompts has one. The engine may commit many steps at once if
+    nothing else happens in between.
 
     Attributes:
-        num_taken: steps that the engine has committed.
+        num_taken: number of steps that the engine has committed.
+        num_priced: number of steps whose end times are known, from the first step on.
+        end_ns: end time (ns) of the last step whose end time is known.
     """
 
     def __init__(self, ends: StepEnds, num_steps: int, now_ns: int) -> None:
         self.num_taken = 0
         self._ends = ends
         self._last = num_steps - 1
-        self._horizon = min(ends.look(now_ns), self._last)  # the last priced step
+        self._price_to(min(ends.look(now_ns), self._last))
         self._written: list[tuple[int, StorageWrite]] = []  # (step in which it ended, write)
-
-    @property
-    def end_ns(self) -> int:
-        return self._ends.known[self._horizon]
 
     @property
     def ends_ns(self) -> list[int]:
         self._ends.look(None)
         return self._ends.known[self.num_taken : self._last + 1]
 
-    @property
-    def num_priced(self) -> int:
-        return self._horizon + 1
-
     def cut(self, now_ns: int) -> bool:
-        """End the run with the first step that ends at `now_ns` or later; True if this cuts it."""
+        """End this run of decode steps with the first step that ends at `now_ns` or later.
+
+        Return True if this removes steps from the run.
+        """
         last, self._last = self._last, self._step_at(now_ns)
-        self._horizon = self._last
+        self._price_to(self._last)
         return self._last != last
 
     def look_on(self, until_ns: int | None, deadline_ns: int | None) -> bool:
-        """Price more steps, unless a deadline has passed by the end of those priced.
+        """Compute the end times of more decode steps, if they are needed.
 
         Args:
-            until_ns: time of the next event; None if there is none.
-            deadline_ns: next prefetch deadline of a waiting request.
+            until_ns: time of the next event, such as an arrival; None if no event is known. Steps
+                after this time are not needed yet.
+            deadline_ns: next time at which a queued request stops waiting for storage; None if
+                there is no such time.
 
         Returns:
-            False if there was no step to price, or a deadline has passed.
+            True if the end times of more steps are now known. False if all were known already, or
+                if the deadline is not after the last known one.
         """
         end_ns = self.end_ns
         if self._horizon == self._last or (deadline_ns is not None and deadline_ns <= end_ns):
             return False
         if until_ns is not None:
             until_ns = max(until_ns, end_ns + 1)  # an event at a step end cuts no run
-        self._horizon = min(self._ends.look(until_ns), self._last)
+        self._price_to(min(self._ends.look(until_ns), self._last))
         return True
 
     def note_write(self, write: StorageWrite, now_ns: int) -> None:
@@ -69,15 +68,20 @@ class DecodeRun:
         return self.take(self._step_at(now_ns))
 
     def take(self, end: int) -> Iterator[tuple[int, int, StorageWrite | None]]:
-        """Commit the steps before number `end`.
+        """Yield, in groups, the steps before number `end`, for the engine to apply their results.
 
         Yields:
-            The number of steps, the end (ns) of the last, and the write that ended in it, if any.
+            The number of steps in the group, the end of its last step in ns, and the storage write
+                that finished during the last step. The write is None if there was none.
         """
         while self._written and self._written[0][0] < end:
             step, write = self._written.pop(0)
             yield self._advance(step + 1), self._ends.known[step], write
         yield self._advance(end), self._ends.known[end - 1], None
+
+    def _price_to(self, step: int) -> None:
+        self._horizon = step
+        self.num_priced, self.end_ns = step + 1, self._ends.known[step]
 
     def _advance(self, end: int) -> int:
         num_steps, self.num_taken = end - self.num_taken, end

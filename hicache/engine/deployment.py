@@ -4,21 +4,26 @@ from dataclasses import dataclass, replace
 
 from hicache.cache.kinds import Kinds, model_kinds
 from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule
-from hicache.config import ExperimentConfig
+from hicache.config import ExperimentConfig, WindowHit
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, PLAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """One model on the devices of one engine.
+    """One model on the devices of one serving engine, with step costs and memory sizes.
+
+    The kinds of cached data are full-attention KV, sliding-window KV and Mamba states.
 
     Attributes:
-        kinds: what is cached, with the bytes of a page or slot on the device.
-        host_kinds: the same, with the bytes in the host's format.
-        storage_kinds: the same, with the bytes in storage's format.
-        device: pool sizes of the device.
-        host: pool sizes of the host.
+        tp: tensor-parallel size, in devices.
+        cost: predicts the duration of a step.
+        kinds: the kinds of data that the model caches, with their bytes per page or state on the
+            device.
+        host_kinds: the same kinds, with their bytes in the host tier's number format.
+        storage_kinds: the same kinds, with their bytes in the storage tier's number format.
+        device: sizes of the memory pools on the device.
+        host: sizes of the memory pools on the host.
     """
 
     tp: int
@@ -31,14 +36,15 @@ class Deployment:
 
 
 def deploy(config: ExperimentConfig) -> Deployment:
-    """The deployment that a config describes.
+    """Return the deployment that `config` describes: step costs, page sizes and memory pools.
 
     Raises:
-        ValueError: a pool is too small for one request.
+        ValueError: a memory pool is too small for one request.
     """
     cost = CostModel(config.model, config.hardware, tp=config.tp, ep=config.parallel.ep)
+    replays = config.cache.window is WindowHit.replay
     kinds, host_kinds, storage_kinds = (
-        model_kinds(config.model, config.cache.page_size, config.tp, form)
+        model_kinds(config.model, config.cache.page_size, config.tp, form, replays=replays)
         for form in (PLAIN, config.cache.host_format, config.storage_format)
     )
     cache, free_bytes = config.cache, cost.free_device_bytes

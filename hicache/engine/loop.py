@@ -8,7 +8,6 @@ result is the same as with single steps.
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
-from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -24,7 +23,10 @@ from hicache.workload.feeder import Release, Releases
 
 
 class Engine:
-    """One scheduler, its cache and its executor."""
+    """One serving engine: a scheduler, a KV cache and an executor that runs the steps.
+
+    Requests that arrive and copies that finish during a step take effect at the end of the step.
+    """
 
     def __init__(
         self,
@@ -52,16 +54,15 @@ class Engine:
         self._backlog_ns = 0
         self._backlog_since_ns: int | None = None  # when the last plan left a request out
         # a partial read may let a waiting request run
-        self._follows_reads = prefetcher is not None and prefetcher.stop.waits
+        self._follows_reads = prefetcher is not None and prefetcher.policy.waits
         self._listener = cache.tree.listener
 
     # -- what happens to it --------------------------------------------------------------------
 
     def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
-        """Accept a request; it is queued when the current step ends.
+        """Accept a request; the request is queued when the current step ends.
 
-        `came_ns`: arrival time if it is earlier than `now_ns`, because real steps are not
-        interrupted.
+        `came_ns` is the arrival time in ns if it is earlier than `now_ns`; None means `now_ns`.
         """
         self._arrived.append((now_ns if came_ns is None else came_ns, request))
         # counts up to the last arrival: the time to drain the rest says nothing about the load
@@ -74,9 +75,10 @@ class Engine:
         self.interrupt(now_ns)
 
     def deliver(self, done: Reported | Prefetch, now_ns: int) -> bool:
-        """Report finished work or a part of a read, for the end of the current step.
+        """Tell the engine that a copy or storage operation has finished or made progress.
 
-        Returns False if it cannot have an effect yet, so that the engine need not wake.
+        The report takes effect at the end of the current step. Return False if the engine need not
+        wake, because the report cannot change anything yet.
         """
         run = self._run
         if run is not None and isinstance(done, StorageWrite) and self._may_write_beside:
@@ -91,18 +93,16 @@ class Engine:
 
     @property
     def _may_write_beside(self) -> bool:
-        """True if a finished storage write does not change the current run.
-
-        It only makes room for other writes and lets host pages be evicted.
-        """
+        # such a write only makes room for other writes and lets host pages be evicted
         if self.extending or self._delivered:
             return False
         return not self.cache.tree.demotes
 
     def catch_up(self, now_ns: int) -> None:
-        """Commit the steps of the current run that ended before now, so that a reader sees them.
+        """Commit the decode steps of the current run that ended before `now_ns`.
 
-        The run continues, and its result is the same.
+        To commit a step is to apply its results to the scheduler and the cache. Without this call,
+        the engine commits a run of several steps only at its end. The run continues unchanged.
         """
         if self._run is None:
             return
@@ -122,7 +122,11 @@ class Engine:
         return None if self._run is None else self._run.end_ns
 
     def next_wake_ns(self, now_ns: int) -> int | None:
-        """Time (ns) at which this engine must wake by itself; None if it need not."""
+        """Return the time (ns) at which the engine must wake even if nothing arrives.
+
+        This is the end of a step, or the time at which a queued request stops waiting for storage.
+        None means that there is no such time.
+        """
         scheduler, run = self.scheduler, self._run
         end = None if run is None else run.end_ns
         deadline = scheduler.next_deadline_ns(now_ns) if scheduler.waiting else None
@@ -155,10 +159,10 @@ class Engine:
     # -- what it does --------------------------------------------------------------------------
 
     def wake(self, now_ns: int) -> Outcome:
-        """End the step that ends now, apply the events, and begin the next step.
+        """End the step that ends now, apply arrivals and finished work, and begin the next step.
 
-        If the current step ends later, it becomes the last of its run. Returns the requests that
-        ended.
+        Return the requests that ended. If the current step is still running at `now_ns`, only
+        cancel the planned decode steps after it.
         """
         outcome, run = NOTHING, self._run
         was_held = self._batch is not None and run is None
@@ -205,10 +209,8 @@ class Engine:
         return NOTHING  # the next plan may end more requests
 
     def _only_gained_room(self) -> bool:
-        """True if only finished copies cut the run, so that the rest of it can continue as planned.
-
-        Not under write_back, where the next step may need the pages that they free.
-        """
+        # True if only finished copies cut the run: the rest of it can continue as planned, except
+        # under write_back, where the next step may need the pages that they free
         scheduler = self.scheduler
         if self._arrived or self._aborted or scheduler.waiting or scheduler.partial:
             return False
@@ -251,7 +253,10 @@ class Engine:
                 req.shared_ns += computing_ns - own_ns
 
     def backlog_ns(self, now_ns: int) -> int:
-        """Time (ns) up to now during which a request that did not wait for storage was left out."""
+        """Return the total time (ns), up to `now_ns`, in which some ready request was not running.
+
+        A queued request is ready if it does not wait for a read from storage.
+        """
         since_ns = now_ns if self._backlog_since_ns is None else self._backlog_since_ns
         return self._backlog_ns + max(now_ns - since_ns, 0)
 
@@ -298,13 +303,16 @@ class Engine:
 
 
 class ClientTimeouts:
-    """When clients time out on requests without an answer.
+    """Decides when clients give up on requests that have no complete answer yet.
 
-    Holds unanswered requests only: the timeout of an answered one has no effect.
+    A request that has ended is removed, so its timeout has no effect.
     """
 
     def __init__(self, patience_ns: Mapping[int, int]) -> None:
-        """`patience_ns`: timeout from the arrival, by request id; other clients wait forever."""
+        """Set the client timeouts: `patience_ns` maps request ids to ns after arrival.
+
+        Clients of requests that are not in `patience_ns` never give up.
+        """
         self._patience_ns = patience_ns
         self._line: list[tuple[int, int]] = []  # (time, request id)
         self._engines: dict[int, int] = {}  # by unanswered request
@@ -336,26 +344,34 @@ class ClientTimeouts:
         self.next_ns = self._line[0][0] if self._line else None
 
 
-class Router(Protocol):
-    def route(self, request: Request, engines: Sequence[Engine]) -> int: ...
-
-
 def serve(
     engines: Sequence[Engine],
     feeder: Releases,
     *,
     clock: Clock,
     io: Io,
-    router: Router,
+    route: Callable[[Request], int],
     observer: Observer,
     patience_ns: Mapping[int, int] | None = None,
     server_ns: int = 0,
 ) -> None:
-    """Serve all requests, until nothing is in flight.
+    """Run the engines until all requests have ended and no copy is in flight.
 
-    At equal times, copies finish first, then requests arrive, then clients time out, then steps
-    end. `patience_ns`: timeouts as for `ClientTimeouts`; None means no timeouts. `server_ns`: time
-    from the release of a request until it reaches its engine.
+    Events at the same time take effect in this order: finished copies, arriving requests, client
+    timeouts, ends of steps.
+
+    Args:
+        engines: the engines that share the clock and the I/O.
+        feeder: decides when each request is released.
+        clock: the simulated or real time.
+        io: the copies and storage operations of all engines.
+        route: returns the index in `engines` of the engine that serves a request.
+        observer: records the results.
+        patience_ns: client timeouts in ns after arrival, by request id; None means no timeouts.
+        server_ns: time in ns from the release of a request until it reaches its engine.
+
+    Raises:
+        RuntimeError: requests are left, but no event is pending.
     """
     coming = _Coming(feeder.initial(), server_ns)
     wakes = [engine.next_wake_ns(clock.now()) for engine in engines]
@@ -386,7 +402,7 @@ def serve(
                 if engines[number].deliver(done, now):
                     touched.append(number)
         if outside is not None and outside <= now:
-            touched += _hand_in(now, coming, timeouts, engines, router)
+            touched += _hand_in(now, coming, timeouts, engines, route)
         for number in sorted(set(touched)) if len(touched) > 1 else touched:
             engine = engines[number]
             outcome = engine.wake(now)
@@ -411,13 +427,13 @@ def _hand_in(
     coming: "_Coming",
     timeouts: ClientTimeouts,
     engines: Sequence[Engine],
-    router: Router,
+    route: Callable[[Request], int],
 ) -> list[int]:
     touched: list[int] = []
     for due, request in coming.until(now_ns):
         for engine in engines:
             engine.catch_up(now_ns)  # a router or an explanation may read any engine's state
-        number = router.route(request, engines)
+        number = route(request)
         engines[number].submit(request, now_ns, came_ns=due)
         timeouts.arrived(request, number, due)
         touched.append(number)
@@ -442,12 +458,9 @@ def _earlier(moment: int | None, other: int | None) -> int | None:
     return moment
 
 
+# requests that were released and have not arrived, by time and order of release; they arrive
+# `late_ns` after their release
 class _Coming:
-    """Requests that were released and have not arrived, by time and order of release.
-
-    They arrive `late_ns` after their release.
-    """
-
     def __init__(self, releases: Iterable[Release], late_ns: int) -> None:
         self._late_ns = late_ns
         self.next_ns: int | None = None

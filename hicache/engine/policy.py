@@ -1,11 +1,11 @@
-"""The user's own policy: the methods that it may define, and the values that they return."""
+"""The policy of an engine: the methods of a user's class, and built-in ones for the rest."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
-from hicache.cache.checked import Answer, PolicyError, checked
+from hicache.cache.checked import Answer, PolicyError, checked, place_of
 from hicache.cache.named import (
     FLAG,
     LENGTHS,
@@ -16,25 +16,28 @@ from hicache.cache.named import (
     built,
     is_number,
     loaded,
-    make_policy,
 )
-from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefetch.rates import RateEstimator
+from hicache.cache.tiers.writes import MOMENTS
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment
-from hicache.engine.loop import Engine, Router
-from hicache.engine.routing import Replica
-from hicache.policies.eviction import POLICIES
+from hicache.engine.routing import ROUTERS
+from hicache.policies.eviction import EVICTIONS
 from hicache.policies.stock import STOCK
+from hicache.policies.stop import STOPS
 from hicache.policies.world import World
+from hicache.policies.writes import COPIES, WRITES, Downward
 from hicache.request import Request
-from hicache.scheduler.checkpoints import Placement
+from hicache.scheduler.budget import NamedBudget
+from hicache.scheduler.checkpoints import PLACEMENTS
+from hicache.scheduler.order import ORDERS
 
 
 def _is_rank(value: object) -> bool:
-    if type(value) is float or type(value) is int:
-        return -inf < value < inf
-    return value is None or is_number(value) or RANKING.fits(value)
+    for each in value if type(value) is tuple else (value,):
+        if type(each) not in (float, int) or not -inf < each < inf:  # numbers of other types
+            return value is None or is_number(value) or RANKING.fits(value)
+    return value != ()
 
 
 ANYTHING = Answer("anything", lambda value: True, shows=False)
@@ -45,7 +48,7 @@ METHODS = {
     "on_split": ANYTHING,  # (entry, first): `first` is the new entry of its first pages
     "on_evict": ANYTHING,  # (entry, tier, why): it left the tier; demoted, evicted or lost
     "on_finish": ANYTHING,  # (request, outcome): finished, rejected or aborted
-    # (entry, tier, kind): the smallest is evicted first; None keeps the default order, which is LRU
+    # (entry, tier, kind): the smallest is evicted first; None leaves it to `cache.eviction`
     "rank": Answer("a finite number, a tuple of them, or None", _is_rank, shows=False),
     # (tier, kind, need, queue): the entry of the queue to evict for `need` pages (or states); None
     # leaves it to the ranks
@@ -59,13 +62,28 @@ METHODS = {
     "prefetch": Answer("None or a whole number of tokens", lambda v: v is None or TOKENS.fits(v)),
     "may_stop": FLAG,  # (prefetch, now_ns): True to run the request with the pages read so far
     "deadline_ns": MOMENT,  # (prefetch): time at which `may_stop` changes; None means never
-    # (kind, start, end, branch): prompt lengths at which a window or state is kept; None leaves it
-    # to `cache.windows` or `cache.checkpoints`
+    # (kind, start, end, branch): prompt lengths at which a window or state is kept, in any order.
+    # They are rounded down to pages; those outside (start, end] are dropped. `start`: tokens that
+    # need not be computed. `end`: the last page boundary. `branch`: where the prompt leaves an edge
+    # that has no state or window there. None leaves it to `cache.windows` or `cache.checkpoints`
     "checkpoints": Answer(
         "a list of whole numbers or None", lambda v: v is None or LENGTHS.fits(v), shows=False
     ),
     "sort_key": NUMBER,  # (req, match): rank of a waiting request, smallest first
+    # (*, extend, chunk, window, page, swa_host_hit_length, max_new): tokens that a request is
+    # charged in a window pool (`hicache.scheduler.budget`); must not fall as `extend` and `chunk`
+    # grow, because admission finds the longest chunk that fits by bisection
+    "window_charge": TOKENS,
+    # (request, engines): number of the engine that serves it; None leaves it to `parallel.router`
     "route": Answer("None or the number of an engine", lambda v: v is None or TOKENS.fits(v)),
+}
+# where None leaves the decision to the built-in policy
+SHARED = ("rank", "admit", "checkpoints", "route")
+# methods of earlier releases, with those that replace them
+RENAMED = {
+    "priority": "rank(entry, tier, kind)",
+    "lengths": "checkpoints(kind, start, end, branch)",
+    "tokens": "window_charge(*, extend, chunk, window, page, swa_host_hit_length, max_new)",
 }
 
 
@@ -76,58 +94,122 @@ def policy_of(
     now_ns: Callable[[], int],
     requests: Sequence[Request] = (),
 ) -> SimpleNamespace:
-    """Build the policies that the config names; methods of `cache.policy` replace built-in ones.
+    """Build the policies that `config` names, as one object with a method for each decision.
+
+    The methods of the user's class, which `config.cache.policy` names, replace built-in ones.
+
+    Args:
+        config: all settings of the run.
+        deployment: the step costs and the sizes of the memory pools.
+        rates: measures how fast the engine computes and loads.
+        now_ns: returns the engine's time in ns.
+        requests: the whole workload, for a policy that knows the future.
 
     Raises:
-        ValueError: there is no such class, or it does not accept the arguments.
-        PolicyError: a user's class cannot be used.
+        ValueError: the user's class does not exist, does not accept its arguments, or has a method
+            that does not work with several ranks.
+        PolicyError: the user's class fails, or its methods are not those of a policy.
     """
     cache, world = config.cache, _world(config, deployment, rates, now_ns, requests)
-    methods = SimpleNamespace()
-    if cache.eviction != "lru" or cache.eviction_args:
-        wants = {"rank": METHODS["rank"]}
-        name, knobs = cache.eviction, cache.eviction_args
-        preset: Any = make_policy("cache.eviction", name, POLICIES, world, wants=wants, knobs=knobs)
-        methods.rank = preset.rank
-    if cache.policy != "none":
-        vars(methods).update(vars(own_policy(cache.policy, world, cache.policy_args)))
-    if hasattr(methods, "prefetch"):
-        methods.prefetch = _with_load(methods.prefetch, rates, cache.page_size)
-    if config.parallel.ranks > 1 and hasattr(methods, "prefetch"):
+    policy = presets(world)
+    if cache.policy == "none":
+        return policy
+    own = own_policy(cache.policy, world, cache.policy_args)
+    if config.parallel.ranks > 1 and hasattr(own, "prefetch"):
         raise ValueError(
             f"cache.policy={cache.policy} has a method prefetch, which needs parallel.ranks=1, got "
             f"{config.parallel.ranks}: ranks measure different rates and must read alike"
         )
+    if hasattr(own, "may_stop"):
+        policy.waits, policy.deadline_ns = True, None
+    if hasattr(own, "admit"):
+        policy.moments = dict.fromkeys(policy.moments, frozenset(MOMENTS))
+        own.demotes = policy.demotes or getattr(own, "demotes", False)
+    for name in SHARED:
+        if hasattr(own, name) and hasattr(policy, name):
+            setattr(own, name, _either(getattr(own, name), getattr(policy, name)))
+    vars(policy).update(vars(own), has_entries=True)
+    return policy
+
+
+def presets(world: World) -> SimpleNamespace:
+    """Return the built-in policies that `world.config` names.
+
+    Each decision, such as eviction or routing, is a method or attribute of the returned object.
+    """
+    config = world.config
+    placement = config.cache.checkpoints if "mamba" in world.kinds else config.cache.windows
+    eviction = _made(EVICTIONS[config.cache.eviction], world)
+    order = _made(ORDERS[config.scheduler.order], world)
+    stop = _made(STOPS[config.prefetch.stop], world)
+    copies = _made(COPIES[config.cache.write_policy], world)
+    writes = Downward(copies, _made(WRITES[config.storage.write], world))
+    methods = SimpleNamespace(
+        moments=writes.moments,
+        demotes=writes.demotes,
+        admit=writes.admit,
+        prefetch=None,
+        waits=getattr(stop, "waits", True),
+        may_stop=stop.may_stop,
+        deadline_ns=getattr(stop, "deadline_ns", None),
+        checkpoints=_made(PLACEMENTS[placement], world).checkpoints,
+        sort_key=order.sort_key,
+        window_charge=NamedBudget(world).window_charge,
+        route=_made(ROUTERS[config.parallel.router], world).route,
+        has_entries=hasattr(eviction, "rank"),
+    )
+    if methods.has_entries:
+        methods.rank = eviction.rank
     return methods
 
 
-def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> SimpleNamespace:
-    """Build the class of `cache.policy`, with checks of each return value and exception.
+def _made(make: Any, world: World) -> Any:
+    return make() if make.__init__ is object.__init__ else make(world)
 
-    Returns the methods of `METHODS` that it defines, and nothing else.
+
+def _either(own: Callable[..., Any], preset: Callable[..., Any]) -> Callable[..., Any]:
+    def decided(*arguments: object) -> Any:
+        given = own(*arguments)
+        return preset(*arguments) if given is None else given
+
+    return decided
+
+
+def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> SimpleNamespace:
+    """Build the user's policy class `name`, and return its policy methods as one object.
+
+    The class is called with `world` and the keyword arguments `arguments`. Each returned method
+    raises an error if the user's method fails or returns a wrong value.
 
     Raises:
         ValueError: there is no such class, or it does not accept the arguments.
-        PolicyError: it cannot be built, defines none of the methods, or defines an unknown event.
+        PolicyError: the class fails, has no method of a policy, or handles an unknown event.
     """
-    told = f"cache.policy={name}"
-    policy: object = built(
-        told, STOCK.get(name) or loaded("cache.policy", name), (world,), arguments
-    )
+    told, make = f"cache.policy={name}", STOCK.get(name) or loaded("cache.policy", name)
+    names = ", ".join(METHODS)
+    old = [f"{each} is now {RENAMED[each]}" for each in RENAMED if hasattr(make, each)]
+    if old and not any(hasattr(make, each) for each in METHODS):
+        raise PolicyError(f"{told}: {', '.join(old)}; the methods are {names}", place_of(make))
+    try:
+        policy: object = built(told, make, (world,), arguments)
+    except ValueError as error:
+        raise ValueError(f"{error}; it gets a World and cache.policy_args") from error
     wanted = {
         each: answer
         for each, answer in METHODS.items()
         if callable(getattr(policy, each, None)) or (each == "demotes" and hasattr(policy, each))
     }
     unknown = [each for each in dir(policy) if each.startswith("on_") and each not in METHODS]
-    if unknown or not wanted:
-        fault = f"has an unknown event {unknown[0]}" if unknown else "has no method of a policy"
-        raise PolicyError(f"{told} {fault}: the methods are {', '.join(METHODS)}")
-    methods = checked(told, policy, wanted)
-    if "may_stop" in wanted:
-        methods.waits, methods.uses_clock = True, "deadline_ns" in wanted
-        methods.deadline_ns = getattr(methods, "deadline_ns", lambda prefetch: None)
-    return methods
+    fault = ""
+    if unknown:
+        fault = f"has an unknown event {unknown[0]}"
+    elif "deadline_ns" in wanted and "may_stop" not in wanted:
+        fault = "has deadline_ns without may_stop"
+    elif not wanted:
+        fault = "has no method of a policy"
+    if fault:
+        raise PolicyError(f"{told} {fault}: the methods are {names}", place_of(type(policy)))
+    return checked(told, policy, wanted)
 
 
 def _world(
@@ -159,65 +241,3 @@ def _world(
         config=config,
         requests=requests,
     )
-
-
-class ReadLoad(NamedTuple):
-    """The load when a policy decides how much to read; times are None before the first measurement.
-
-    `queued_tokens`: tokens that reads for other requests still have to read. `num_waiting`:
-    requests in the queue.
-    """
-
-    queued_tokens: int
-    num_waiting: int
-    read_ns: float | None  # per token
-    compute_ns: float | None  # per token
-
-
-def _with_load(
-    choose: Callable[..., int | None], rates: RateEstimator, page: int
-) -> Callable[..., int | None]:
-    def chosen(request: Request, held: int, restorable: list[int]) -> int | None:
-        reading = [each for each in rates.active.values() if each.phase is Phase.reading]
-        load = ReadLoad(
-            queued_tokens=page * sum(p.num_pages - p.completed_pages for p in reading),
-            num_waiting=rates.num_waiting,
-            read_ns=None if rates.page_ns is None else rates.page_ns / page,
-            compute_ns=rates.compute_ns(1),
-        )
-        return choose(request, held, restorable, load)
-
-    return chosen
-
-
-class OwnPlacement:
-    """The lengths that the user's policy returns; None means those of a built-in placement."""
-
-    def __init__(
-        self, choose: Callable[..., list[int] | None], kind: str, default: Placement
-    ) -> None:
-        self._choose = choose
-        self._kind = kind
-        self._default = default
-
-    def lengths(self, start: int, end: int, branch: int | None) -> Iterable[int]:
-        chosen = self._choose(self._kind, start, end, branch)
-        return self._default.lengths(start, end, branch) if chosen is None else chosen
-
-
-class OwnRouter:
-    """Routes by the first engine's user policy; None means by a built-in router."""
-
-    def __init__(self, choose: Callable[..., int | None], default: Router) -> None:
-        self._choose = choose
-        self._default = default
-
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        number = self._choose(request, [Replica(each) for each in engines])
-        if number is None:
-            return self._default.route(request, engines)
-        if number >= len(engines):
-            raise PolicyError(
-                f"cache.policy: route must return a number below {len(engines)}, got {number}"
-            )
-        return int(number)

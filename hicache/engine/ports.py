@@ -13,43 +13,57 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Executor(Protocol):
-    """The forward pass, copies and storage I/O of one engine.
+    """Carries out the forward passes, copies and storage operations of one engine.
 
-    Finished work is reported to the engine's `deliver`. Nothing blocks the engine, except `forward`
-    of a real executor.
+    The engine's method `deliver` is called when a copy or storage operation has finished. No method
+    of the executor blocks, except `forward` if it computes on a real device.
     """
 
     @property
     def is_fenced(self) -> bool:
-        """True while a copy is in flight whose source pages are already free."""
+        """True while the engine's next step must wait for a copy from device to host.
+
+        The copy still reads device pages that were already freed, and the step may overwrite them.
+        """
         ...
 
     def submit(self, work: Work, now_ns: int) -> None: ...
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
-        """Start to ask storage which pages it has; sets `restorable`."""
+        """Start to ask storage which pages of the prefetch it has.
+
+        The answer arrives later. It sets `prefetch.restorable`, the prefix lengths in pages that
+        storage can restore.
+        """
         ...
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        """Start to read into the staged pages, in batches, until all are read or it is stopped."""
+        """Start to read the pages of the prefetch from storage into host memory, in batches.
+
+        The read goes on until all pages are read, a page is missing, or the prefetch is stopped.
+        """
         ...
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun: ...
 
 
 class Io(Protocol):
-    """The copy links and storages that engines share."""
+    """Runs the copies and storage operations of several engines, on links shared by all of them."""
 
     def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
-        """Time (ns) of the next event; None if there is none.
+        """Return the time (ns) of the next I/O event; None if no event is pending.
 
-        Simulated time may pass up to `limit_ns`, as long as no engine gets a report. Events at
-        `limit_ns` are left to `advance`.
+        In simulated time, the method first processes events before `limit_ns` and moves `clock`,
+        until some work is complete. Events at `limit_ns` or later wait for a call of `advance`. If
+        `limit_ns` is None, there is no limit.
         """
         ...
 
     def advance(self, now_ns: int) -> list[Delivery]:
-        """Apply all events up to now; return the finished works, each with its engine."""
+        """Process all I/O events up to `now_ns`; return the work that has finished.
+
+        Each element of the result is a pair: the index of the engine, and its finished work.
+        """
         ...
 
 
@@ -57,13 +71,14 @@ class Observer(Protocol):
     """Records the results of a run."""
 
     def next_look_ns(self) -> int | None:
-        """Next time (ns) at which `at` must be called, before any event of that time."""
+        """Return the next time (ns) at which `at` must be called; None if there is no such time."""
         ...
 
     def at(self, now_ns: int) -> None:
-        """The time has reached `next_look_ns` or the end of the run.
+        """Record the state of the run at `now_ns`.
 
-        No event of this time has been reported yet.
+        The serving loop calls this method at the time that `next_look_ns` has returned, before it
+        reports the events of that time. It also calls the method at the end of the run.
         """
         ...
 
@@ -72,11 +87,19 @@ class Observer(Protocol):
     def rejected(
         self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
-        """A request can never run, nor can `followers`, the requests that wait for its answer."""
+        """Record a request that can never run.
+
+        `followers` are the requests that wait for the answer to this request. They are dropped as
+        well.
+        """
         ...
 
     def aborted(
         self, req: RequestState, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
-        """A client gave up on a request, and so on `followers`, which wait for its answer."""
+        """Record a request whose client gave up.
+
+        `followers` are the requests that wait for the answer to this request. They are dropped as
+        well.
+        """
         ...

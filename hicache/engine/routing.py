@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from hicache.engine.loop import Engine, Router
+from hicache.cache.checked import PolicyError
+from hicache.engine.loop import Engine
 from hicache.request import Request
 
 
 class Replica:
-    """What a router sees of an engine."""
+    """Shows a router the load and the cached prefixes of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -23,72 +24,105 @@ class Replica:
 
     @property
     def free_share(self) -> float:
-        """Share of the device's full KV pool that no request holds; 1 if it is unlimited."""
+        """Return the fraction of the device's full-attention KV pool that no request holds.
+
+        The fraction is 1 if the pool is unlimited.
+        """
         cache = self._engine.cache
         capacity = cache.device_pages
         return 1.0 if capacity is None else cache.room() / (capacity * cache.page_size)
 
     def held_tokens(self, request: Request, *, on_device: bool = False) -> int:
-        """Usable prompt tokens that device and host hold, or the device alone."""
+        """Return how many prompt tokens of `request` this engine could take from its cache.
+
+        Tokens on device and host count. With `on_device`, only tokens on the device count.
+        """
         tree = self._engine.cache.tree
         tokens, max_len = tree.names.tokens(request), request.prompt_len - 1
         return tree.usable_len(tokens, max_len, request.namespace, on_device=on_device)
 
 
+def router_of(engines: Sequence[Engine]) -> Callable[[Request], int]:
+    """Return the function that picks the engine for a request, as an index into `engines`.
+
+    The policy of the first engine makes the choice. The function raises PolicyError if the policy
+    returns an index that is too large.
+    """
+    policy, replicas = engines[0].cache.tree.policy, [Replica(each) for each in engines]
+
+    def route(request: Request) -> int:
+        number: int = policy.route(request, replicas)
+        if number >= len(replicas):
+            raise PolicyError(
+                f"cache.policy: route must return a number below {len(replicas)}, got {number}"
+            )
+        return int(number)
+
+    return route
+
+
 class RoundRobin:
-    def __init__(self) -> None:
+    def __init__(self, world: object) -> None:
         self._turns = count()
 
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+    def route(self, request: Request, engines: Sequence[Replica]) -> int:
         return next(self._turns) % len(engines)
 
 
 class Sticky:
-    """A session stays on its first engine; new sessions go to the engines in turn."""
+    """Routes all requests of a session to one engine; new sessions go to the engines in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: object) -> None:
         self._homes: dict[int, int] = {}
 
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+    def route(self, request: Request, engines: Sequence[Replica]) -> int:
         return self._homes.setdefault(request.session_id, len(self._homes) % len(engines))
 
 
 class PrefixLoad:
-    """The longest cached prefix among engines at most `slack` requests above the least busy."""
+    """Routes a request to the engine whose cache holds the longest prefix of its prompt.
 
-    def __init__(self, *, slack: int = 8) -> None:
-        self._slack = slack
+    Only some engines are considered: those with at most `slack` requests more than the engine with
+    the fewest requests. Among engines with equal prefixes, the one with fewer requests wins.
+    """
 
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+    slack = 8
+
+    def route(self, request: Request, engines: Sequence[Replica]) -> int:
         loads = [each.num_requests for each in engines]
 
         def merit(number: int) -> tuple[int, int, int]:
-            return Replica(engines[number]).held_tokens(request), -loads[number], -number
+            return engines[number].held_tokens(request), -loads[number], -number
 
-        near = [each for each in range(len(engines)) if loads[each] <= min(loads) + self._slack]
+        near = [each for each in range(len(engines)) if loads[each] <= min(loads) + self.slack]
         return max(near, key=merit)
 
 
 class Scored:
-    """The highest weighted sum of scores from 0 to 1, with llm-d's scores and weights.
+    """Routes a request to the engine with the highest weighted sum of four scores.
 
-    The scores are: queue length, 0 for the longest and 1 for the shortest (weight 2); the share of
-    full KV memory that no request holds (2); the share of the prompt that the device holds (1); the
-    share that device or host hold (1). The weights are those of llm-d's guide tiered-prefix-cache
-    of June 2026. Among equal engines, the least recently chosen wins.
+    Each score lies between 0 and 1:
+
+    - queue, with weight 2: 1 for the engine with the fewest waiting requests, 0 for the one with
+      the most;
+    - free memory, with weight 2: the fraction of the full-attention KV pool that no request holds;
+    - device hit, with weight 1: the fraction of the prompt that the device holds;
+    - cache hit, with weight 1: the fraction of the prompt that the device or the host holds.
+
+    The scores and weights are those of the guide "tiered-prefix-cache" of llm-d (June 2026). Among
+    equal engines, the least recently chosen one wins.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, world: object) -> None:
         self._turns = count(1)
         self._chosen: dict[int, int] = {}  # turn of the last choice, by engine
 
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        replicas = [Replica(each) for each in engines]
-        queues = [each.num_waiting for each in replicas]
+    def route(self, request: Request, engines: Sequence[Replica]) -> int:
+        queues = [each.num_waiting for each in engines]
         spread = max(queues) - min(queues)
 
         def score(number: int) -> tuple[float, int]:
-            replica = replicas[number]
+            replica = engines[number]
             queue = (max(queues) - queues[number]) / spread if spread else 1.0
             held = replica.held_tokens(request) + replica.held_tokens(request, on_device=True)
             total = 2 * queue + 2 * replica.free_share + held / request.prompt_len
@@ -99,7 +133,7 @@ class Scored:
         return best
 
 
-ROUTERS: dict[str, Callable[[], Router]] = {
+ROUTERS: dict[str, Callable[..., object]] = {
     "sticky": Sticky,
     "round_robin": RoundRobin,
     "prefix_load": PrefixLoad,

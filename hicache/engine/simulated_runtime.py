@@ -92,7 +92,9 @@ class SimulatedRuntime:
 
 
 def make_runtime(config: ExperimentConfig, deployment: Deployment) -> Runtime:
-    """The runtime that a config describes.
+    """Return the clock, copy links, storage and executors of a run.
+
+    The runtime is simulated, unless `config.executor.kind` is "torch".
 
     Raises:
         ValueError: the configured storage cannot be used.
@@ -152,7 +154,7 @@ def _load_shares(deployment: Deployment) -> list[float]:
 
 
 def _copy_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, float]:
-    """Bytes/s of an engine's links; its devices copy in parallel."""
+    # bytes/s of an engine's links; its devices copy in parallel
     model, hardware, tp = config.model, config.hardware, deployment.tp
     is_coded = config.cache.host_format != PLAIN
     layer_page = model.full_layer_token_bytes * config.cache.page_size
@@ -179,12 +181,12 @@ def _copy_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, f
 
 
 def _slowdown(config: ExperimentConfig) -> float:
-    """Factor by which copies slow computing; a staged copy uses no SMs and does not."""
+    # factor by which copies slow computing; a staged copy uses no SMs and does not
     is_staged = config.executor.copy_path == CopyPath.staged.value
     return 1.0 if is_staged else config.hardware.copy_slowdown.value
 
 
 def _shared_load_rate(rates: Mapping[str, float]) -> float:
-    """Bytes/s to the device during a back-up: a fair share of the rate of both directions."""
+    # bytes/s to the device during a back-up: a fair share of the rate of both directions
     both = rates.get("both_ways", inf)
     return min(rates["to_device"], max(both / 2, both - rates["to_host"]))

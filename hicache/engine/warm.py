@@ -11,9 +11,11 @@ from hicache.request import Request
 
 
 def warm_storage(storage: KeyStore, requests: Iterable[Request], tree: RadixTree) -> None:
-    """Store all pages of every prompt and answer, with the windows and states at both ends.
+    """Write the keys of all pages of the requests' prompts and answers to `storage`.
 
-    Only keys are stored, as in any simulated run. The tree gives the keys and does not change.
+    This includes the sliding windows and Mamba states at the end of each prompt and answer. Page
+    contents are not stored, because a simulated run does not need them. `tree` only serves to
+    compute the keys.
     """
     names, page_size = tree.names, tree.page_size
     for request in requests:
@@ -30,5 +32,5 @@ def pages_left(request: Request, kinds: Kinds) -> Iterator[tuple[int, slice]]:
     lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
     yield kinds.numbers[0], slice(lengths[1] // kinds.page_size)
     for end in {length // kinds.page_size for length in lengths} - {0}:
-        for kind, pages in kinds.extents:
-            yield kind, slice(max(end - pages, 0), end)
+        for kind, window in kinds.extents:
+            yield kind, slice(max(window.first(end), 0), end)

@@ -11,7 +11,10 @@ Delivery = tuple[int, Reported | Prefetch]  # the engine's number, and the compl
 
 
 class StepEnds:
-    """Rising end times (ns) of a batch's steps, computed on demand; `known` holds those so far."""
+    """The end times (ns) of the steps of one batch, computed only as far as needed.
+
+    `known` holds the end times computed so far, in ascending order.
+    """
 
     def __init__(self, blocks: Iterable[list[int]]) -> None:
         self.known: list[int] = []
@@ -22,9 +25,10 @@ class StepEnds:
         return self.known[step]
 
     def look(self, until_ns: int | None) -> int:
-        """Compute ends until one is at `until_ns` or later; return the index of the last known one.
+        """Compute end times of steps until one is at `until_ns` or later; None computes all.
 
-        Computes at least one end. None means all of them.
+        At least one end time is computed. Return the index of the last step whose end time is
+        known.
         """
         known = self.known
         while not known or until_ns is None or known[-1] < until_ns:
@@ -39,7 +43,11 @@ class StepEnds:
 
 
 class StepRun(NamedTuple):
-    """A running batch: the end of each step, and the time (ns) that it waited for copies."""
+    """The times of a batch that has started.
+
+    `ends` holds the end time of each step. `load_stall_ns` is the time in ns for which the batch
+    waits for KV to be loaded from host to device.
+    """
 
     ends: StepEnds
     load_stall_ns: int

@@ -20,10 +20,12 @@ Item = tuple[int, int]  # (kind, host page id)
 
 @dataclass(slots=True)
 class Load:
-    """Read pages into the host. `found` is the number of leading pages found without a gap.
+    """One batch of pages to read from storage into host memory.
 
-    `restores`: 0 for full pages; for a window or a state, the length of the prefix (in pages of the
-    prefetch) that it completes.
+    `keys` are the storage keys of the pages, and `parts` the host pages to fill: pairs (kind of
+    data, page ids). The executor sets `found` to the number of pages before the first missing one.
+    `restores` is 0 for full-attention KV. For sliding windows and Mamba states, it is the length in
+    pages of the prefix that becomes usable with them.
     """
 
     keys: Items[Key]
@@ -52,12 +54,15 @@ class Store:
 
 
 def read_script(prefetch: Prefetch, batch_pages: int) -> Iterator[Load]:
-    """Read pages in batches until one is missing, then the windows and states that they can use.
+    """Yield the batches of pages that a prefetch reads from storage, one after another.
 
-    `Prefetch.stop_pages` ends the batches early. Once the prefetch is settled, the script stops
-    after the current batch. Another thread may settle it during the read, so the staged pages are
-    copied at the call.
+    The caller reads each batch and sets its `found` before it asks for the next one. Full-attention
+    pages come first, at most `batch_pages` at a time, until one is missing. Then one batch has the
+    sliding windows and Mamba states that the pages read so far need. When `prefetch.stop_pages` is
+    set, no more full-attention pages follow. When `prefetch.is_settled` is true, nothing more
+    follows.
     """
+    # another thread may settle the prefetch during the read: copy the staged pages at the call
     return _loads(prefetch, list(prefetch.staged), prefetch.num_pages, batch_pages)
 
 
@@ -78,12 +83,14 @@ def _loads(
             break
     end = prefetch.stop_pages or prefetch.usable_pages(completed)
     if end and prefetch.has_sidecars and not prefetch.is_settled:
-        sidecars = [(kind, staged[kind][: min(pages, end)]) for kind, pages in prefetch.needs]
+        sidecars = [
+            (kind, staged[kind][: end - prefetch.first_page(window, end)])
+            for kind, window in prefetch.needs
+        ]
         yield Load(prefetch.sidecar_keys(end), sidecars, restores=end)
 
 
 def write_script(work: StorageWrite, batch_pages: int) -> Iterator[Ask | Store]:
-    """Write the pages that storage lacks, in batches; a batch is visible once written."""
     ask = Ask(work.keys)
     yield ask
     keys: Items[Key] = work.keys

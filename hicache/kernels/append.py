@@ -51,18 +51,22 @@ def _append_kernel(
 
 
 def append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Write keys and values of new tokens into pages.
+    """Write the keys and values of new tokens into the pages of a paged KV cache.
+
+    The new tokens come in tiles. A tile is a run of consecutive tokens of one sequence, one per
+    row:
 
         append(pool, table, torch.tensor([[position, 0, len(keys[0]), 0]]).int(), keys, values)
 
     Args:
-        pool: [2, P, T, H, D], keys and values of one layer; pages need not be adjacent.
-        table: [B, C] int32, page ids of each tile's sequence. A sequence's first page ids may be
-            left out; the tile's last field counts them.
-        tiles: [B, 4] int32: position of the first row, first row and end row to write, and the
-            index in the sequence of the page in column 0 of the table.
-        keys: [B, R, H, D] of the tokens at `position + row`; rows need not be adjacent.
-        values: as `keys`.
+        pool: [2, pages, page_size, kv_heads, head_dim], the keys and values of one layer. Pages
+            need not be adjacent in memory.
+        table: [tiles, columns] int32, the page ids of each tile's sequence. The first page ids of a
+            sequence may be left out.
+        tiles: [tiles, 4] int32. The fields are the position of row 0 in the sequence, the first row
+            to write, the end of the rows to write, and the number of page ids left out.
+        keys: [tiles, rows, kv_heads, head_dim]. Rows need not be adjacent in memory.
+        values: the values, in the same shape as `keys`.
     """
     num_tiles, num_rows, heads, dim = keys.shape
     with torch.cuda.device_of(pool):
@@ -86,7 +90,7 @@ def append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Ten
 
 
 def naive_append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Tensor) -> None:
-    """PyTorch reference for `append`."""
+    """Write keys and values into pages in plain PyTorch, as a reference for the `append` kernel."""
     for row_of, (position, start, end, first), *both in zip(
         table, tiles.tolist(), keys, values, strict=True
     ):

@@ -181,22 +181,29 @@ def attend(
     window_len: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention from tiles of query rows to the pages of their sequences.
+    """Compute causal attention from query rows to the paged KV cache of their sequences.
+
+    The queries come in tiles. A tile is a run of consecutive tokens of one sequence, one per row:
 
         attend(pool, table, torch.tensor([[position, 0, 1, 0]]).int(), query, end=position + 1)
 
     Args:
-        pool: [2, P, T, H, D], keys and values of one layer; T is a power of two, D at least 16.
-        table: [B, C] int32 page ids, as for `append`.
-        tiles: [B, 4] int32, as for `append`; the pages must hold all tokens before
-            `position + end row`.
-        queries: [B, R, HQ, D], contiguous; R is a power of two, or below 16.
-        end: the largest `position + end row` of all tiles, computed on the host.
-        window_len: tokens that a row attends to, including itself; 0 means all before it.
-        sinks: [HQ] fp32, an extra score per head in the denominator of the softmax.
+        pool: [2, pages, page_size, kv_heads, head_dim], the keys and values of one layer. The page
+            size must be a power of two, and the head dimension at least 16.
+        table: [tiles, columns] int32, the page ids of each tile's sequence. The first page ids of a
+            sequence may be left out.
+        tiles: [tiles, 4] int32. The fields are the position of row 0 in the sequence, the first
+            valid row, the end of the valid rows, and the number of page ids left out. The pages
+            must hold every token before the end of the valid rows.
+        queries: [tiles, rows, query_heads, head_dim], contiguous. The number of rows is a power of
+            two, or less than 16.
+        end: the largest sequence position, over all tiles, at which the valid rows of a tile end.
+        window_len: number of tokens that a row attends to, itself included. 0 means no window.
+        sinks: [query_heads] fp32, attention sinks: an extra score per head in the softmax's
+            denominator. None means no sinks.
 
     Returns:
-        [B, R, HQ, D]; rows outside of [first row, end row) are undefined.
+        [tiles, rows, query_heads, head_dim]. Rows that are not valid are undefined.
     """
     num_tiles, num_rows, query_heads, dim = queries.shape
     num_splits, num_places = triton.cdiv(end, SPLIT), num_tiles * num_rows * query_heads
@@ -264,10 +271,9 @@ def naive_attend(
     window_len: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """PyTorch reference for `attend`; a row's bits depend only on its place in its tile.
+    """Compute causal attention in plain PyTorch, as a reference for the kernel `attend`.
 
-    Each tile reads whole pages, from the first page that one of its rows attends to, to the page of
-    its last row.
+    The bits of a tile's result do not depend on the rest of the batch.
     """
     size, dim = pool.shape[2], pool.shape[4]
     num_rows, query_heads = queries.shape[1:3]

@@ -26,7 +26,6 @@ class Sides(Protocol):
 
 
 def check_form(ids: Tensor, *, name: str, device: torch.device) -> None:
-    """Raise ValueError unless ids are [G] int32, contiguous, on `device`."""
     check_tensor(ids, name=name)
     if ids.dtype != torch.int32:
         raise ValueError(f"{name} must be int32, got {ids.dtype}")
@@ -49,7 +48,11 @@ def check_copy_form(src_ids: Tensor, dst_ids: Tensor, *, device: torch.device) -
 
 
 def check_copy_ids(table: Sides, src_ids: Tensor, dst_ids: Tensor) -> None:
-    """Raise ValueError for ids out of range, duplicate targets, or targets that are sources."""
+    """Raise ValueError if pages must not be copied from the ids `src_ids` to the ids `dst_ids`.
+
+    An id must not be out of range, and a target id must not occur twice. If source and target are
+    the same pool, no id may be both a source and a target. Negative ids are skipped.
+    """
     check_range(src_ids, name="source ids", limit=table.num_src_items)
     check_range(dst_ids, name="target ids", limit=table.num_dst_items)
     moved = (src_ids >= 0) & (dst_ids >= 0)

@@ -45,10 +45,8 @@ def _lines(
     TOGETHER: tl.constexpr,
     LINES: tl.constexpr,
 ):
-    """Return for each line of a tile: source, target, number of words, item and piece.
-
-    A line has no words if it is beyond the last one, or if either id of its item is a hole.
-    """
+    # A line is one piece of one item. It has no words beyond the last line, and where either id is
+    # < 0
     line = tile * LINES + tl.arange(0, LINES)
     exists = line < num_lines
     item_of_buffer = line // TOGETHER
@@ -71,12 +69,9 @@ def _lines(
 
 @triton.jit
 def _read(src, words, STEPS: tl.constexpr, WIDTH: tl.constexpr):
-    """Load the words of each line: STEPS blocks of [LINES, WIDTH].
-
-    Each step reads a part of all lines, so a thread holds one or two lines' addresses instead of
-    one for each access. The steps are separate blocks, not an axis of one, because triton 3.6 and
-    3.9 distribute such an axis to threads in different orders.
-    """
+    # Each step reads a part of all lines, so a thread holds one or two lines' addresses, not one
+    # for each access. The steps are separate blocks, not an axis of one, because triton 3.6 and 3.9
+    # distribute such an axis to threads in different orders
     tile = ()
     for step in tl.static_range(STEPS):
         word = step * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -95,7 +90,7 @@ def _write(dst, words, tile, STEPS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _mix(x):
-    """Hash a 64-bit word; a bijection in which every input bit affects every output bit."""
+    # a bijection in which every input bit affects every output bit
     x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCD
     x = (x ^ (x >> 29)) * 0xC4CEB9FE1A85EC53
     return x ^ (x >> 32)
@@ -156,18 +151,20 @@ def copy_items(
     num_programs: int | None = None,
     sums: Tensor | None = None,
 ) -> None:
-    """Launch the copy of items `src_ids` of the source to items `dst_ids` of the target.
+    """Launch a copy of the items `src_ids` of one pool to the items `dst_ids` of another.
 
-    Without items the launch loads the kernel and moves nothing.
+    An item is a page, a token row or a Mamba slot. If `src_ids` is empty, the call only loads the
+    kernel.
 
     Args:
-        table: the two pools and the pieces of an item.
-        src_ids: [G] int32 on the table's device. Duplicates are allowed; a negative id is a hole.
-        dst_ids: [G] int32 likewise, without duplicates.
-        num_programs: number of programs that share the work; None means few across a link, else
-            many.
-        sums: [G] int64 on the table's device; the kernel adds the checksum of each item. None means
-            no checksums.
+        table: the two pools, as described by `copy_table`.
+        src_ids: [items] int32 on the table's device. Duplicates are allowed. A pair with a negative
+            id is skipped.
+        dst_ids: [items] int32 on the table's device, without duplicates.
+        num_programs: number of Triton programs that share the work. None means 4 between host and
+            device, and 2 per SM within a device.
+        sums: [items] int64 on the table's device, to which the kernel adds each item's checksum.
+            None means that no checksums are computed.
     """
     num_items = src_ids.shape[0]
     num_lines, num_tiles = lines_and_tiles_of(table, num_items)
@@ -190,7 +187,11 @@ def copy_items(
 def copy_items_with_checksum(
     table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> Tensor:
-    """Copy, and return [G] int64, the checksum of each item (0 for a hole)."""
+    """Launch a copy of items between two pools, and return the checksum of each item.
+
+    The arguments are those of `copy_items`. The result is [items] int64; an item whose source or
+    target id is negative is skipped and has checksum 0.
+    """
     sums = torch.zeros(len(src_ids), dtype=torch.int64, device=table.device)
     copy_items(table, src_ids, dst_ids, num_programs=num_programs, sums=sums)
     return sums
@@ -222,7 +223,11 @@ class Places(Protocol):
 
 
 def programs_of(table: Places, num_tiles: int, wanted: int | None) -> int:
-    """Return the grid size: `wanted`, or few across a link; at most one program per tile."""
+    """Return how many Triton programs to launch for `num_tiles` units of work.
+
+    The result is `wanted`, but at most one program per tile. If `wanted` is None, the limit is 4
+    programs between host and device, and 2 per SM within a device.
+    """
     if wanted is not None and wanted < 1:
         raise ValueError(f"at least one program wanted, got {wanted}")
     if wanted is None:

@@ -84,18 +84,23 @@ def _window_table_kernel(
 def page_table(
     page_ids: Tensor, spans: Tensor, request_spans: Tensor, *, num_columns: int, hole: int = 0
 ) -> Tensor:
-    """Concatenate the pages of each request's spans into one row of a page table.
+    """Build one page table row per request from spans of page ids, such as those of tree nodes.
+
+    A row holds the pages of the request's spans, one span after the other.
 
     Args:
-        page_ids: [any] int32, the page ids of tree nodes in any order; -1 is a hole.
-        spans: [S, 2] int32: offset in `page_ids`, number of pages. Requests that share pages need
-            one span each.
-        request_spans: [B + 1] int32: request b owns spans [request_spans[b], request_spans[b+1]).
-        num_columns: C; pages beyond it are dropped.
-        hole: value for holes and for columns after the last page (a page safe to read).
+        page_ids: int32, one axis of any length: page ids that the spans point into. -1 means that
+            there is no page.
+        spans: [spans, 2] int32: offset in `page_ids` and number of pages. Each span belongs to one
+            request.
+        request_spans: [requests + 1] int32. Request b has the spans from `request_spans[b]` to
+            `request_spans[b + 1]`, end excluded.
+        num_columns: columns of the result. Pages beyond them are dropped.
+        hole: page id to write where there is no page, and after a request's last page. It must be
+            safe to read.
 
     Returns:
-        [B, C] int32.
+        [requests, num_columns] int32.
     """
     num_requests = request_spans.shape[0] - 1
     table = torch.empty(num_requests, num_columns, dtype=torch.int32, device=page_ids.device)
@@ -117,19 +122,22 @@ def window_table(
     window_len: int,
     hole: int = 0,
 ) -> Tensor:
-    """Translate the pages of each request's last `window_len` tokens from full to SWA page ids.
+    """Build page tables of sliding-window (SWA) layers from page tables of full-attention layers.
+
+    Each row covers the last `window_len` tokens of a request.
 
     Args:
-        page_table: [B, C] int32, full page ids by page of the sequence.
-        seq_lens: [B] int32, tokens.
-        full_to_swa: [P] int32, SWA page of each full page; -1 if it has none.
-        page_size: tokens.
-        window_len: tokens.
-        hole: value for pages without SWA data, and for columns after the last page.
+        page_table: [requests, columns] int32, full-attention page ids, in the order of the
+            sequence.
+        seq_lens: [requests] int32, tokens of each request.
+        full_to_swa: [pages] int32, the SWA page id for each full-attention page id; -1 means none.
+        page_size: tokens per page.
+        window_len: tokens of the window.
+        hole: page id to write where there is no SWA page, and after a request's last page.
 
     Returns:
-        [B, W] int32, W = `window_pages(window_len, page_size)`; column 0 is page
-        `max(seq_len - window_len, 0) // page_size` of the sequence.
+        [requests, `window_pages(window_len, page_size)`] int32. Column 0 is the page that holds the
+        window's first token.
     """
     num_requests, num_columns = page_table.shape
     num_pages = window_pages(window_len, page_size)
@@ -153,5 +161,5 @@ def window_table(
 
 
 def window_pages(window_len: int, page_size: int) -> int:
-    """Return the most pages that `window_len` consecutive tokens can touch."""
+    """Return the largest number of pages that `window_len` consecutive tokens can touch."""
     return (window_len + page_size - 2) // page_size + 1

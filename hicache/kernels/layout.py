@@ -12,18 +12,28 @@ from torch import Tensor
 
 
 def layer_first_buffers(slab: Tensor) -> tuple[Tensor, ...]:
-    """[layer, kv, page, token, head, dim] → layer·kv views [page, token, head, dim]."""
+    """Return one view [page, token, head, dim] per layer and per K or V of a layer-first pool.
+
+    `slab`, the memory of the pool, is [layer, kv, page, token, head, dim].
+    """
     buffers = rearrange(slab, "layer kv page token head dim -> (layer kv) page token head dim")
     return buffers.unbind(0)
 
 
 def page_first_buffers(slab: Tensor) -> tuple[Tensor, ...]:
-    """[page, layer, kv, token, head, dim] → layer·kv views [page, token, head, dim]."""
+    """Return one view [page, token, head, dim] per layer and per K or V of a page-first pool.
+
+    `slab`, the memory of the pool, is [page, layer, kv, token, head, dim].
+    """
     buffers = rearrange(slab, "page layer kv token head dim -> (layer kv) page token head dim")
     return buffers.unbind(0)
 
 
 def token_buffers(slab: Tensor) -> tuple[Tensor, ...]:
-    """[layer, kv, page, token, head, dim] → layer·kv views [page·token, head, dim] of rows."""
+    """Return one view [page · token, head, dim] per layer and per K or V of a layer-first pool.
+
+    `slab`, the memory of the pool, is [layer, kv, page, token, head, dim]. The first axis of a view
+    counts tokens, so single tokens can be copied.
+    """
     buffers = rearrange(slab, "layer kv page token head dim -> (layer kv) (page token) head dim")
     return buffers.unbind(0)

@@ -23,7 +23,11 @@ def copy_items(
     dst_ids: Tensor,
     num_programs: int | None = None,
 ) -> None:
-    """`ops.copy_pages` over `copy_table(src, dst)`."""
+    """Copy the items `src_ids` of the buffers `src` to the items `dst_ids` of the buffers `dst`.
+
+    An item is one index of a buffer's first axis, such as a page. The operator is
+    `torch.ops.hicache.copy_items`, for compiled and exported programs.
+    """
     ops.copy_pages(copy_table(src, dst), src_ids, dst_ids, num_programs=num_programs)
 
 
@@ -35,7 +39,11 @@ def copy_items_with_checksum(
     dst_ids: Tensor,
     num_programs: int | None = None,
 ) -> Tensor:
-    """`ops.copy_pages_with_checksum` over `copy_table(src, dst)`."""
+    """Copy items between the buffers `src` and `dst`, and return the checksum of each item.
+
+    An item is one index of a buffer's first axis, such as a page. The operator is
+    `torch.ops.hicache.copy_items_with_checksum`, for compiled and exported programs.
+    """
     table = copy_table(src, dst)
     return ops.copy_pages_with_checksum(table, src_ids, dst_ids, num_programs=num_programs)
 

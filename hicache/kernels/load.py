@@ -43,7 +43,7 @@ PART_FIELDS = 7
 
 
 class LoadBuffer(NamedTuple):
-    """A buffer of one layer: items of `source` go to items of `target`."""
+    """One layer's tensor in a host pool, and the device tensor that its pages are loaded into."""
 
     layer: int
     kind: int  # buffers of one kind share ids
@@ -63,7 +63,11 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LoadTable:
-    """All buffers of a load-back, and the parts in which a launch visits them."""
+    """Describes all buffers of a load-back: a launch that copies KV cache from host to device.
+
+    `parts` divides the buffers by layer, kind of cache and number format. A launch copies the parts
+    in the order of the layers.
+    """
 
     plain: CopyTable | None
     coded: tuple[CodeTable, ...]
@@ -75,17 +79,19 @@ class LoadTable:
 
     @property
     def device(self) -> torch.device:
-        """The device that copies."""
         return self.addresses.device
 
     @property
     def crosses_link(self) -> bool:
-        """True if bytes move between host and device."""
         return (self.plain or self.coded[0]).crosses_link
 
 
 class Load(NamedTuple):
-    """The moves of one launch, on the device that copies."""
+    """The ids of all pages and Mamba states that one launch loads from host to device.
+
+    The tensors are in device memory. `src_ids` and `dst_ids` hold one kind of cache after the
+    other.
+    """
 
     parts: Tensor  # [S, PART_FIELDS] int32
     src_ids: Tensor  # [all G] int32, kind after kind
@@ -94,10 +100,10 @@ class Load(NamedTuple):
 
 
 def load_table(buffers: Sequence[LoadBuffer], num_layers: int) -> LoadTable:
-    """Describe the load-back of these buffers into `num_layers` layers.
+    """Describe how the given buffers are loaded back from host to device, layer by layer.
 
     Raises:
-        ValueError: `copy_table` or `code_table` refuses the buffers.
+        ValueError: the copy kernels do not support the shapes, strides or memory of the buffers.
     """
     order = sorted(buffers, key=lambda each: (each.layer, each.kind))
     plain = [each for each in order if each.form is None]
@@ -142,7 +148,6 @@ def _pieces_of(table: CopyTable) -> list[int]:
 
 
 def _parts(buffers: Sequence[LoadBuffer], counts: Sequence[int], form: int) -> list[_Part]:
-    """Return the parts of a table's buffers, which have `counts` pieces."""
     parts, place, first = list[_Part](), 0, 0
     for (layer, kind), same in groupby(buffers, lambda each: (each.layer, each.kind)):
         span = range(place, place + len(list(same)))
@@ -160,15 +165,19 @@ class _Sides(NamedTuple):
 
 
 def load_of(table: LoadTable, moves: Mapping[int, tuple[Tensor, Tensor]]) -> Load:
-    """Check the ids of a load-back and send them, with its parts, in one pinned copy.
+    """Check the ids of a load-back (a copy from host to device), and send them to the device.
+
+    All ids are sent in one copy.
 
     Args:
-        table: the pools. Another table of pools with as many buffers of the same shapes may use the
-            result, too.
-        moves: by kind, source and target ids, [G] int32 in host memory, without holes.
+        table: the buffers to copy. The result also serves any other table with as many buffers of
+            the same shapes.
+        moves: for each kind of cache, source ids and target ids. Both are [items] int32 in host
+            memory and not negative.
 
     Raises:
-        ValueError: ids of the wrong form or with wrong values.
+        ValueError: an id is out of range, a target occurs twice, or a tensor has a wrong shape,
+            dtype or device.
     """
     spans, first = dict[int, tuple[int, int]](), 0
     for kind, (src_ids, dst_ids) in moves.items():
@@ -288,14 +297,18 @@ def _wait_kernel(counters_ptr, layer, num_launches):
 def load_items(
     table: LoadTable, load: Load, counters: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """Launch a load-back; when a layer has landed, its counter is one higher.
+    """Launch a load-back: copy KV cache into the device, with a counter for each layer.
+
+    The kernel copies layer after layer. It adds 1 to a layer's counter when the layer is complete.
 
     Args:
-        table: the pools.
-        load: what to move, from `load_of`.
-        counters: [L, 2] int32 on the table's device, zeros at first: programs of the current launch
-            that have written their part of the layer, and launches whose part has landed.
-        num_programs: as for `copy.copy_items`.
+        table: the buffers to copy.
+        load: the items to copy, as returned by `load_of`.
+        counters: [layers, 2] int32 on the table's device, initially zero. `counters[i, 1]` counts
+            the launches that have completed layer i. `counters[i, 0]` is scratch space of the
+            kernel.
+        num_programs: number of Triton programs that share the work. None means 4 between host and
+            device, and 2 per SM within a device.
     """
     arguments, constants = launch_arguments(table, load, counters)
     with torch.cuda.device_of(counters):
@@ -325,7 +338,10 @@ def launch_arguments(
 
 
 def wait_for_layer(counters: Tensor, layer: int, num_launches: int) -> None:
-    """Make the current stream wait until so many launches have brought their part of a layer."""
+    """Make the current stream wait until `num_launches` load-backs have completed a layer.
+
+    `counters` is the tensor that these load-backs were launched with.
+    """
     with torch.cuda.device_of(counters):
         _wait_kernel[(1,)](counters, layer, num_launches, num_warps=1)
 
@@ -338,7 +354,10 @@ def naive_load_items(
     num_programs: int | None = None,
     layers: range | None = None,
 ) -> None:
-    """PyTorch reference for `load_items`, of all layers or of some; `num_programs` is ignored."""
+    """Load KV cache into the device in plain PyTorch, as a reference for the kernel `load_items`.
+
+    `layers` limits the load to these layers; None means all. `num_programs` is ignored.
+    """
     for part, (counter, *_, first, num_items, _) in zip(
         table.parts, load.parts.tolist(), strict=True
     ):

@@ -34,24 +34,25 @@ def copy_pages(
     debug: bool = False,
     trusted: bool = False,
 ) -> None:
-    """Copy pages between two pools, all buffers of the table in one launch.
+    """Copy pages between two pools in one launch.
 
-    An item is whatever the first axis of the table's buffers counts: pages, token rows or Mamba
-    slots. A table from a pool to itself gives copy-on-write: no id may be source and target at
-    once.
+    A page is one index of the first axis of the pools' buffers. Token rows and Mamba slots are
+    copied in the same way. A table from a pool to itself gives copy-on-write.
 
     Args:
-        table: the pair of pools.
-        src_page_ids: [G] int32; duplicates are allowed; a negative id is a hole and is skipped.
-        dst_page_ids: [G] int32, without duplicates; holes likewise.
-        num_programs: number of programs that share the work (about as many SMs are busy). None
-            means 4 across a link, 2 per SM within a device.
-        debug: check the values of ids on a device, which waits for it. Ids in host memory are
-            always checked, and sent before the launch.
-        trusted: skip all checks; the ids must come from `send_ids`.
+        table: the two pools, as described by `copy_table`.
+        src_page_ids: [pages] int32. Duplicates are allowed. A pair with a negative id is skipped.
+        dst_page_ids: [pages] int32, without duplicates. Within one pool, no id may be both a source
+            and a target.
+        num_programs: number of Triton programs that share the work; about as many SMs are busy.
+            None means 4 between host and device, and 2 per SM within a device.
+        debug: also check the values of ids in device memory, which waits for the device. Ids in
+            host memory are always checked.
+        trusted: skip all checks. The ids must come from `send_ids`.
 
     Raises:
-        TypeError, ValueError: ids of the wrong form or, if checked, with wrong values.
+        TypeError: the ids are not tensors.
+        ValueError: a tensor of ids has a wrong shape, dtype or device, or a checked id is invalid.
     """
     ids = src_page_ids, dst_page_ids
     if not trusted:
@@ -69,10 +70,10 @@ def copy_pages_with_checksum(
     debug: bool = False,
     trusted: bool = False,
 ) -> Tensor:
-    """Copy pages and return [G] int64, the checksum of each page (see `copy`).
+    """Copy pages between two pools, and return the checksum of each page as [pages] int64.
 
-    Equal content gives equal checksums in every layout if the tables list the buffers in the same
-    order. Arguments as `copy_pages`.
+    The arguments are those of `copy_pages`. A checksum depends on the content of a page, not on the
+    layout of the pool. It does depend on the order in which the table lists the buffers.
     """
     ids = src_page_ids, dst_page_ids
     if not trusted:
@@ -83,13 +84,15 @@ def copy_pages_with_checksum(
 
 
 def send_ids(*pairs: tuple[Sides, Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Check the ids of several transfers and send them to the device in one pinned copy.
+    """Check the page ids of several transfers, and send them to the device in one copy.
 
-    The result can be used with `trusted=True` for each rank whose pools have as many items.
+    The results are source and target ids on the device, in the order of `pairs`. They can be passed
+    to `copy_pages` with `trusted=True`. They also fit another tensor-parallel rank, if its pools
+    have as many pages.
 
     Args:
-        pairs: a table with source ids and target ids, [G] int32 in host memory. All tables are on
-            one device.
+        pairs: for each transfer, the two pools, the source ids and the target ids. Ids are [pages]
+            int32 in host memory. All transfers use the same device.
     """
     host = torch.device("cpu")
     for table, src_ids, dst_ids in pairs:
@@ -102,7 +105,7 @@ def send_ids(*pairs: tuple[Sides, Tensor, Tensor]) -> list[tuple[Tensor, Tensor]
 
 
 def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Send one-dimensional tensors of one dtype to a device in one pinned copy."""
+    """Send one-dimensional tensors of one dtype to a device, all in one copy from pinned memory."""
     if device.type == "cpu" or not parts:
         return list(parts)
     lengths = [len(part) for part in parts]
@@ -112,10 +115,10 @@ def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def warm_up(*tables: CopyTable, page_size: int) -> None:
-    """Compile and load the kernels of copies over these tables and of page tables.
+    """Compile and load all kernels that copy pages of these tables or build page tables.
 
-    Each kernel is launched once over nothing, so that no launch while serving waits for the
-    compiler or the driver. On a CPU this does nothing.
+    No launch during serving then waits for the compiler or the driver. Tables whose pools are all
+    in host memory need no kernels.
     """
     _launch_over_nothing([t for t in tables if t.device.type != "cpu"], page_size=page_size)
 
@@ -129,7 +132,25 @@ def page_table(
     hole: int = 0,
     debug: bool = False,
 ) -> Tensor:
-    """Build page tables from node spans; see `index.page_table`. `debug` as for `copy_pages`."""
+    """Build one page table row per request from spans of page ids, such as those of tree nodes.
+
+    A row holds the pages of the request's spans, one span after the other.
+
+    Args:
+        page_ids: int32, one axis of any length: page ids that the spans point into. -1 means that
+            there is no page.
+        spans: [spans, 2] int32: offset in `page_ids` and number of pages. Each span belongs to one
+            request.
+        request_spans: [requests + 1] int32. Request b has the spans from `request_spans[b]` to
+            `request_spans[b + 1]`, end excluded.
+        num_columns: columns of the result. Pages beyond them are dropped.
+        hole: page id to write where there is no page, and after a request's last page. It must be
+            safe to read.
+        debug: also check values in device memory, which waits for the device.
+
+    Returns:
+        [requests, num_columns] int32.
+    """
     device = page_ids.device
     check_form(page_ids, name="page ids", device=device)
     check_form(request_spans, name="request spans", device=device)
@@ -160,7 +181,25 @@ def window_table(
     hole: int = 0,
     debug: bool = False,
 ) -> Tensor:
-    """Build the window's page tables; see `index.window_table`. `debug` as for `copy_pages`."""
+    """Build page tables of sliding-window (SWA) layers from page tables of full-attention layers.
+
+    Each row covers the last `window_len` tokens of a request.
+
+    Args:
+        page_table: [requests, columns] int32, full-attention page ids, in the order of the
+            sequence.
+        seq_lens: [requests] int32, tokens of each request.
+        full_to_swa: [pages] int32, the SWA page id for each full-attention page id; -1 means none.
+        page_size: tokens per page.
+        window_len: tokens of the window.
+        hole: page id to write where there is no SWA page, and after a request's last page. It must
+            be safe to read.
+        debug: also check values in device memory, which waits for the device.
+
+    Returns:
+        [requests, columns] int32, with as many columns as a window can touch pages. Column 0 is the
+        page that holds the window's first token.
+    """
     device = page_table.device
     if page_table.dim() != 2 or not page_table.is_contiguous():
         raise ValueError(f"page table must be [B, C] contiguous, got {tuple(page_table.shape)}")

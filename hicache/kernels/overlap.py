@@ -12,7 +12,12 @@ from torch import Tensor
 
 
 class Progressions(NamedTuple):
-    """[N] int64 each: intervals [start + i·stride, start + i·stride + size), i < num_items."""
+    """Sets of equally long memory intervals at equal distances; each field is [sets] int64.
+
+    Interval i of a set begins at byte `start + i * stride` and has `size` bytes. A set has
+    `num_items` intervals. `is_target` is 1 if a transfer writes these bytes, and 0 if the transfer
+    reads them.
+    """
 
     start: Tensor
     stride: Tensor
@@ -22,10 +27,10 @@ class Progressions(NamedTuple):
 
 
 def first_overlap(progressions: Progressions) -> tuple[int, int] | None:
-    """Return two progressions that share a byte, at least one of them a target; None if none do.
+    """Return the indices of two sets of memory intervals that share a byte; None if there are none.
 
-    Progressions whose ranges overlap must have one stride and be disjoint modulo it. Two with
-    different strides in one range count as overlapping, even if they share no byte.
+    At least one of the two sets is written by a transfer. Two sets with different strides count as
+    overlapping if their address ranges overlap.
     """
     order = torch.argsort(progressions.start)
     sorted_ = Progressions(*(column[order] for column in progressions))
@@ -62,10 +67,7 @@ def first_overlap(progressions: Progressions) -> tuple[int, int] | None:
 def _modulo(
     start: Tensor, size: Tensor, period: Tensor, group: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return low and high end of each interval modulo its group's period, and its index.
-
-    The result is sorted by the low end. An interval that crosses the period is split in two.
-    """
+    # sorted by the low end; an interval that crosses the period is split in two
     first = start % period
     beyond = torch.nonzero(first + size > period).flatten()
     owner = torch.cat([torch.arange(len(start)), beyond])

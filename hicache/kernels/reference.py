@@ -22,7 +22,10 @@ MIX_2 = 0xC4CEB9FE1A85EC53 - (1 << 64)
 def copy_items(
     table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """Reference for `copy.copy_items`; `num_programs` is ignored."""
+    """Copy items between two pools in plain PyTorch, as a reference for the Triton kernel.
+
+    `num_programs` is ignored.
+    """
     sources, targets, _ = _moved(src_ids, dst_ids)
     for src, dst in zip(table.src, table.dst, strict=True):
         dst.index_copy_(0, targets, src.index_select(0, sources))
@@ -31,7 +34,6 @@ def copy_items(
 def copy_items_with_checksum(
     table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> Tensor:
-    """Reference for `copy.copy_items_with_checksum`."""
     copy_items(table, src_ids, dst_ids)
     sources, _, moved = _moved(src_ids, dst_ids)
     sums = torch.zeros(len(src_ids), dtype=torch.int64)
@@ -41,13 +43,16 @@ def copy_items_with_checksum(
 
 
 def checksums(items: Tensor) -> Tensor:
-    """Return the checksums of items in host memory, equal to those of copies of the same bytes.
+    """Return the checksum of each item in host memory, where an item is a page or a Mamba state.
+
+    The results equal the checksums that the copy kernels return for the same bytes.
 
     Args:
-        items: [G, W] int64, the words of each item, all buffers concatenated.
+        items: [items, words] int64, the content of each item as 8-byte words. The buffers of a pool
+            are concatenated.
 
     Returns:
-        [G] int64.
+        [items] int64.
     """
     salt = _salt(items.shape[1])
     return torch.tensor([int(_mix(item ^ salt).sum()) for item in items], dtype=torch.int64)
@@ -61,7 +66,6 @@ def _salt(num_words: int) -> Tensor:
 def page_table(
     page_ids: Tensor, spans: Tensor, request_spans: Tensor, *, num_columns: int, hole: int = 0
 ) -> Tensor:
-    """Reference for `index.page_table`."""
     bounds = request_spans.tolist()
     table = torch.full((len(bounds) - 1, num_columns), hole, dtype=torch.int32)
     for row, first, last in zip(table, bounds[:-1], bounds[1:], strict=True):
@@ -80,7 +84,6 @@ def window_table(
     window_len: int,
     hole: int = 0,
 ) -> Tensor:
-    """Reference for `index.window_table`."""
     num_requests, num_columns = page_table.shape
     num_pages = window_pages(window_len, page_size)
     window = torch.full((num_requests, num_pages), -1, dtype=torch.int32)

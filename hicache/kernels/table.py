@@ -30,15 +30,16 @@ TILE_WORDS = 8192  # 64 KiB: 16 warps × 128 bytes per thread
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CopyTable:
-    """Buffers of a source and of a target pool, and the pieces that each item is split into.
+    """Describes a pair of pools once, so that items (such as pages) can be copied many times.
 
-    `pieces` is [NP, 6] int64 on the device that copies: source and target address in bytes, source
-    and target stride between items in words, words of the piece, and index of its first word in the
-    item (all buffers concatenated).
+    `src` and `dst` are the buffers of the two pools, one tensor [items, ...] per layer and K or V.
+    A kernel copies an item in `pieces`, which are contiguous in both pools.
     """
 
     src: tuple[Tensor, ...]  # NB × [P, *rows, words] int64, the same rows on both sides
     dst: tuple[Tensor, ...]
+    # [NP, 6] int64 on the device that copies: source and target address in bytes, source and target
+    # stride between items in words, words of the piece, index of its first word in the item
     pieces: Tensor
     rows: Tensor  # [rows, 5] int64 on the host, in bytes: addresses, item strides, size
     piece_words: int  # words of the widest piece, a power of two
@@ -47,12 +48,11 @@ class CopyTable:
 
     @property
     def device(self) -> torch.device:
-        """The device that copies: the CUDA device if one of the pools is on one."""
+        """Return the device that copies: the CUDA device if one of the pools is on one."""
         return self.pieces.device
 
     @property
     def crosses_link(self) -> bool:
-        """True if bytes move between host and device."""
         return self.src[0].device != self.dst[0].device
 
     @property
@@ -65,17 +65,15 @@ class CopyTable:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one item over all buffers."""
+        """Return the bytes of one item, such as a page, summed over all buffers."""
         return WORD_BYTES * sum(buffer.shape[1:].numel() for buffer in self.src)
 
     def reversed(self) -> "CopyTable":
-        """Return the table with source and target swapped."""
+        """Return the table for copies in the opposite direction."""
         return copy_table(self.dst, self.src)
 
 
 class _Axis(NamedTuple):
-    """An axis of an item that both sides have: its length, and its stride on each side in bytes."""
-
     length: int
     src_stride: int
     dst_stride: int
@@ -106,16 +104,18 @@ _plans: dict[_Places, _Plan] = {}
 
 
 def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
-    """Describe the copy from `src` to `dst`, two pools with the same buffers.
+    """Describe the copy from the pool `src` to the pool `dst`.
+
+    A pool is a list of buffers. The first axis of a buffer counts items, such as pages, token rows
+    or Mamba slots.
 
     Args:
-        src: NB tensors [P, ...] of any dtype, on one device or in pinned host memory.
-        dst: as `src`. Items of buffer b have equally many bytes on both sides, in the same order.
-            Source and target may share whole rows, as when a pool is copied to itself, as long as
-            no id is a source and a target at once.
+        src: tensors [items, ...] of any dtype, on one device or in pinned host memory.
+        dst: one tensor for each tensor of `src`. An item has the same bytes in the same order in
+            both tensors. `src` and `dst` may be the same pool.
 
     Raises:
-        ValueError: the pools do not meet the kernels' requirements; the message says which.
+        ValueError: the kernels do not support the pools; the message names the reason.
     """
     if len(src) != len(dst) or not src:
         raise ValueError(f"as many source as target buffers wanted, got {len(src)} and {len(dst)}")
@@ -219,11 +219,8 @@ def _refuse_bad_buffer(buffer: _Geometry) -> None:
 
 
 def _common_axes(src: _Geometry, dst: _Geometry, *, index: int) -> list[_Axis]:
-    """Return the axes of an item, outermost first, split so that each has one stride per side.
-
-    The last axis is the row, contiguous on both sides. Shapes may differ as long as both sides list
-    the bytes in the same order.
-    """
+    # outermost first, split so that each has one stride per side; the last is the row, contiguous
+    # on both sides. Shapes may differ as long as both sides list the bytes in the same order
     sizes = [math.prod(buffer.shape[1:]) * buffer.size for buffer in (src, dst)]
     if sizes[0] != sizes[1]:
         raise ValueError(
@@ -253,7 +250,7 @@ def _common_axes(src: _Geometry, dst: _Geometry, *, index: int) -> list[_Axis]:
 
 
 def _axes_of(buffer: _Geometry) -> list[tuple[int, int]]:
-    """Return (length, stride) of an item's axes, outermost first; contiguous axes are merged."""
+    # (length, stride), outermost first; contiguous axes are merged
     axes = [(buffer.size, 1)]
     for length, stride in zip(buffer.shape[:0:-1], buffer.strides[:0:-1], strict=True):
         inner_length, inner_stride = axes[-1]
@@ -277,14 +274,8 @@ def _as_words(buffer: Tensor, axes: tuple[_Axis, ...], *, side: int) -> Tensor:
 
 
 def _piece_words(rows: Sequence[tuple[int, int]]) -> int:
-    """Return the widest power of two that wastes at most 1/8 of its lanes, else the least wasteful.
-
-    With a piece narrower than a tile, a tile covers several lines. Pieces are at least a full burst
-    of the link wide, unless the rows are narrower.
-
-    Args:
-        rows: number of rows of an item in each buffer, and words of each row.
-    """
+    # the widest power of two that wastes at most 1/8 of its lanes, else the least wasteful; at
+    # least a full burst of the link, unless the rows are narrower
 
     def efficiency(width: int) -> float:
         lanes = sum(count * -(-words // width) * width for count, words in rows)
@@ -296,7 +287,6 @@ def _piece_words(rows: Sequence[tuple[int, int]]) -> int:
 
 
 def _rows(src: _Geometry, dst: _Geometry, axes: Sequence[_Axis]) -> Tensor:
-    """Return [rows, 5]: the rows of a buffer's first item, in the order of its axes."""
     addresses = torch.tensor([[src.address], [dst.address]])
     for length, *strides in axes[:-1]:
         steps = torch.arange(length) * torch.tensor(strides)[:, None]
@@ -323,10 +313,7 @@ def _pieces(rows: Tensor, piece_words: int, first_place: int) -> Tensor:
 def _refuse_overlaps(
     rows: Sequence[Tensor], src: Sequence[_Geometry], dst: Sequence[_Geometry], is_shared: Tensor
 ) -> None:
-    """Raise ValueError if a target shares a byte with another target or with a source.
-
-    Rows that are identical in source and target (`is_shared`) are exempt: there, the ids decide.
-    """
+    # identical rows in source and target (`is_shared`) may overlap: there, the ids decide
     every = torch.cat(list(rows))
     number = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(each) for each in rows]))
     owners, columns = [], []

@@ -46,7 +46,7 @@ INT8, FP8, BF16 = (tl.constexpr(number) for number in range(3))  # `FORM` of the
 
 
 class Format(Enum):
-    """Number format of coded items."""
+    """A number format in which KV pages and Mamba states are stored in fewer bytes."""
 
     int8 = INT8.value
     fp8 = FP8.value
@@ -58,17 +58,22 @@ class Format(Enum):
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of one row's scale; 0 if the format has no scales."""
         return 0 if self is Format.bf16 else SCALE_BYTES
 
 
 def row_len(num_elements: int) -> int:
-    """Return how many elements of a last axis of this length share a scale."""
+    """Return how many consecutive elements of a tensor share one quantization scale.
+
+    `num_elements` is the length of the tensor's last axis.
+    """
     return min(num_elements & -num_elements, MAX_DIM)
 
 
 def coded_bytes(shape: Sequence[int], form: Format) -> int:
-    """Return the bytes of a coded item of a buffer whose wide items have this shape."""
+    """Return how many bytes a page or state of this shape takes in the number format `form`.
+
+    The result includes scales and padding.
+    """
     num_elements = torch.Size(shape).numel()
     num_rows = num_elements // row_len(shape[-1])
     num_bytes = num_elements * form.code_bytes + num_rows * form.scale_bytes
@@ -77,15 +82,16 @@ def coded_bytes(shape: Sequence[int], form: Format) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CodeTable:
-    """Buffers of a wide and of a coded pool, and the pieces that each item is split into.
+    """Describes how items are converted between a pool of bf16 or fp32 and a pool of fewer bytes.
 
-    `pieces` is [NP, 3] int64 on the device that converts: addresses in bytes of the first wide row,
-    of its codes and of its scale.
+    An item is a page or a Mamba state. `wide` holds the original numbers, and `coded` the bytes of
+    the smaller number format. A kernel converts an item in `pieces`.
     """
 
     wide: tuple[Tensor, ...]  # NB × [P, ..., last] bf16 or fp32
     coded: tuple[Tensor, ...]  # NB × [HP, coded bytes] uint8
     form: Format
+    # [NP, 3] int64 on the device that converts: addresses of first wide row, codes, scale
     pieces: Tensor
     rows: int  # ROWS, a power of two
     dim: int  # DIM
@@ -102,17 +108,17 @@ class CodeTable:
 
 
 def code_table(wide: Sequence[Tensor], coded: Sequence[Tensor], form: Format) -> CodeTable:
-    """Describe how items of `wide` are encoded into `coded`, and decoded back.
+    """Describe the conversion between a pool of bf16 or fp32 numbers and a pool of fewer bytes.
 
     Args:
-        wide: NB tensors [P, ..., last] of bf16 or fp32, equal in shape and strides. All axes but
+        wide: tensors [items, ..., last] of bf16 or fp32, equal in shape and strides. All axes but
             the last may have any order and any stride.
-        coded: NB tensors [HP, `coded_bytes`] uint8 with equal strides; pinned, if a device
-            converts them in host memory.
-        form: int8, fp8, or (for fp32) bf16.
+        coded: one uint8 tensor [items, `coded_bytes(...)`] for each tensor of `wide`, with equal
+            strides. Host memory must be pinned if a GPU converts.
+        form: the smaller number format: int8 or fp8, or bf16 if `wide` is fp32.
 
     Raises:
-        ValueError: the pools do not meet the kernel's requirements; the message says which.
+        ValueError: the kernels do not support the pools; the message names the reason.
     """
     if len(wide) != len(coded) or not wide:
         raise ValueError(f"as many wide as coded buffers wanted, got {len(wide)} and {len(coded)}")
@@ -177,7 +183,6 @@ def _runs(place: _Geometry) -> tuple[Tensor, int]:
 
 
 def _refuse_overlaps(sides: Sequence[Sequence[_Geometry]], starts: Tensor, run_bytes: int) -> None:
-    """Raise ValueError if buffers share a byte with each other or within themselves."""
     names, columns = [], []
     for places, offsets, size in zip(
         sides,
@@ -207,11 +212,9 @@ def _rows(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Return for each row of a tile: its piece's addresses, its item's ids, its index in the piece.
-
-    If a piece fills a tile, the tile has one piece, and its ids are scalars. Else pieces of several
-    items share the tile. Rows beyond the last have negative ids.
-    """
+    # Per row of a tile: addresses of its piece, ids of its item, index in the piece. If a piece
+    # fills a tile, the tile has one piece, and its ids are scalars. Else pieces of several items
+    # share the tile. Rows beyond the last have negative ids
     if ROWS >= TILE:
         line = tile // (ROWS // TILE)
         row = tile % (ROWS // TILE) * TILE + tl.arange(0, TILE)
@@ -231,11 +234,8 @@ def _rows(
 
 @triton.jit
 def _encoded(bits, FORM: tl.constexpr):
-    """Return codes [TILE, DIM] and scales [TILE], as bits, of rows given as fp32 bits.
-
-    Only integer operations and products with powers of two: the interpreter's own conversions round
-    differently from a GPU's.
-    """
+    # Only integer operations and products with powers of two: the interpreter's own conversions
+    # round differently from a GPU's
     magnitude = bits & 0x7FFFFFFF
     largest = tl.minimum(tl.max(magnitude, axis=1), 0x7F800000)
     if FORM == BF16:
@@ -362,13 +362,15 @@ def _transcode_kernel(
 def encode_items(
     table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """Launch the encoding of wide items `src_ids` into coded items `dst_ids`.
+    """Launch the conversion of pages or states from bf16 or fp32 to a smaller number format.
 
     Args:
-        table: the two pools and their format.
-        src_ids: [G] int32 on the table's device. Duplicates are allowed; a negative id is a hole.
-        dst_ids: [G] int32 likewise, without duplicates.
-        num_programs: as for `copy.copy_items`.
+        table: the two pools and the number format, as described by `code_table`.
+        src_ids: [items] int32 on the table's device: pages of `table.wide`. Duplicates are allowed.
+            A pair with a negative id is skipped.
+        dst_ids: [items] int32 on the table's device: pages of `table.coded`, without duplicates.
+        num_programs: number of Triton programs that share the work. None means 4 between host and
+            device, and 2 per SM within a device.
     """
     _launch(table, src_ids, dst_ids, num_programs, encodes=True)
 
@@ -376,7 +378,16 @@ def encode_items(
 def decode_items(
     table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """Launch the decoding of coded items `src_ids` into wide items `dst_ids`, as `encode_items`."""
+    """Launch the conversion of pages or states from a smaller number format back to bf16 or fp32.
+
+    Args:
+        table: the two pools and the number format, as described by `code_table`.
+        src_ids: [items] int32 on the table's device: pages of `table.coded`. Duplicates are
+            allowed. A pair with a negative id is skipped.
+        dst_ids: [items] int32 on the table's device: pages of `table.wide`, without duplicates.
+        num_programs: number of Triton programs that share the work. None means 4 between host and
+            device, and 2 per SM within a device.
+    """
     _launch(table, src_ids, dst_ids, num_programs, encodes=False)
 
 
@@ -419,7 +430,12 @@ def constants_of(table: CodeTable, *, encodes: bool) -> dict[str, int]:
 
 
 def naive_encode(rows: Tensor, form: Format) -> tuple[Tensor, Tensor]:
-    """PyTorch reference: codes (int8, or bf16 as int16) and fp32 scales of rows [..., DIM]."""
+    """Convert rows to a smaller number format in plain PyTorch, as a reference for the kernel.
+
+    `rows` is [..., row length]; the elements of a row share a scale. The result is the codes, in
+    the shape of `rows`, and fp32 scales [...]. Codes are int8 (int8 or fp8 bits) or int16 (bf16
+    bits).
+    """
     if form is Format.bf16:
         codes = rows.to(torch.bfloat16).view(torch.int16)
         return torch.where(rows.isnan(), 0x7FC0, codes), torch.zeros(rows.shape[:-1])
@@ -445,7 +461,10 @@ def naive_encode(rows: Tensor, form: Format) -> tuple[Tensor, Tensor]:
 
 
 def naive_decode(codes: Tensor, scales: Tensor, form: Format) -> Tensor:
-    """PyTorch reference: fp32 rows [..., DIM] of codes and scales."""
+    """Convert `codes` back to fp32 rows in plain PyTorch, as a reference for the kernel.
+
+    `codes` is [..., row length], and `scales` is [...]: one fp32 scale per row.
+    """
     if form is Format.bf16:
         return codes.view(torch.bfloat16).float()
     values = codes if form is Format.int8 else codes.view(torch.float8_e4m3fn)
@@ -455,7 +474,6 @@ def naive_decode(codes: Tensor, scales: Tensor, form: Format) -> Tensor:
 def naive_encode_items(
     table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """PyTorch reference for `encode_items`; `num_programs` is ignored."""
     moved = (src_ids >= 0) & (dst_ids >= 0)
     if not bool(moved.any()):
         return
@@ -467,7 +485,6 @@ def naive_encode_items(
 def naive_decode_items(
     table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
-    """PyTorch reference for `decode_items`; `num_programs` is ignored."""
     moved = (src_ids >= 0) & (dst_ids >= 0)
     if not bool(moved.any()):
         return
@@ -482,7 +499,10 @@ def naive_decode_buffer(table: CodeTable, buffer: int, src_ids: Tensor, dst_ids:
 
 
 def coded_of(items: Tensor, form: Format) -> Tensor:
-    """Return the bytes [G, n] uint8 of items [G, ..., last] in a format, without padding."""
+    """Convert items [items, ...] to a smaller number format; return bytes [items, bytes] uint8.
+
+    The bytes of an item are the codes of its numbers, then the scales. There is no padding.
+    """
     rows = items.flatten(1).unflatten(1, (-1, row_len(items.shape[-1])))
     codes, scales = naive_encode(rows.float(), form)
     parts = [codes.flatten(1).view(torch.uint8)]
@@ -492,7 +512,10 @@ def coded_of(items: Tensor, form: Format) -> Tensor:
 
 
 def wide_of(coded: Tensor, shape: Sequence[int], form: Format) -> Tensor:
-    """Return the items [G, *shape] fp32 of coded bytes [G, n] uint8; padding is ignored."""
+    """Convert bytes [items, bytes] in a smaller number format back to fp32 items [items, *shape].
+
+    Padding after the codes and scales of an item is ignored.
+    """
     end = torch.Size(shape).numel() * form.code_bytes
     codes = coded[:, :end].contiguous().view(torch.int16 if form is Format.bf16 else torch.int8)
     codes = codes.unflatten(1, (-1, row_len(shape[-1])))

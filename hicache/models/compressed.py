@@ -7,9 +7,11 @@ STATE_TOKENS = 128  # a compressor keeps its state at multiples of the longest e
 
 
 def index_keys(file: ConfigFile, element_bytes: float) -> dict[str, object]:
-    """Fields of a model whose I layers keep index keys, in the dtype of its KV.
+    """Return the `ModelConfig` fields `parts` and `top_tokens` of a model with sparse attention.
 
-    The index keys choose tokens, or blocks of tokens.
+    `parts` describes the cached index keys, which choose the tokens that a query attends to.
+    `top_tokens` is the number of chosen tokens per query. `file` is the model's config.json.
+    `element_bytes` is the size of one element of an index key.
     """
     if "index_topk_blocks" in file.values:
         top = file.count("index_topk_blocks") * file.count("index_block_size")
@@ -27,10 +29,16 @@ def index_keys(file: ConfigFile, element_bytes: float) -> dict[str, object]:
 
 
 def compressed_parts(file: ConfigFile, element_bytes: float) -> tuple[Part, ...]:
-    """DeepSeek-V4's entries of 4 tokens (C) with index keys and of 128 (H), and compressor states.
+    """Return what DeepSeek-V4 caches besides its sliding windows.
 
-    An entry of 4 tokens also depends on the 4 tokens before it. The state keeps a projection of
-    these tokens and its gate in fp32, for the entry and its index key.
+    `ModelConfig.pattern` gives each layer its letters:
+
+    - Layers with C cache one compressed KV entry per 4 tokens, and an index key for each entry.
+    - Layers with H cache one compressed KV entry per 128 tokens.
+    - Layers with C also cache a state of the compressor, because their entries overlap.
+
+    `file` is the model's config.json. `element_bytes` is the size of one element of an entry or of
+    an index key.
     """
     heads, dim = file.count("num_attention_heads"), file.count("head_dim")
     index_dim, index_heads = file.count("index_head_dim"), file.count("index_n_heads")
@@ -48,6 +56,8 @@ def compressed_parts(file: ConfigFile, element_bytes: float) -> tuple[Part, ...]
             query_dim=index_dim,
         ),
         Part(name="c128", letter="H", dim=dim, tokens=128, **both),  # type: ignore[arg-type]
+        # an entry of 4 tokens also depends on the 4 before it: their projection and its gate in
+        # fp32, for the entry and its index key
         Part(
             name="compressor",
             rides_on="swa",

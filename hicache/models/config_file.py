@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from typing import cast
 
 TIED: dict[str, object] = {"tie_word_embeddings": True}
+MAMBA: dict[str, object] = {
+    "mamba_n_heads": 128,
+    "mamba_d_state": 256,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
 # models whose files need no defaults
 AS_SAID = (
-    *("axk1", "flex_olmo", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granite", "granitemoe"),
-    *("granitemoeshared", "helium", "hy_v3", "hyperclovax", "internlm3", "ministral3", "olmo"),
-    *("olmo2", "olmoe", "phi3", "phimoe", "qwen2_moe", "seed_oss", "solar_open", "stablelm"),
+    "axk1 flex_olmo glm glm4 glm4_moe glm4_moe_lite granite granitemoe granitemoeshared helium "
+    "hy_v3 hyperclovax internlm3 mimo_v2 ministral3 olmo olmo2 olmoe phi3 phimoe qwen2_moe "
+    "seed_oss solar_open stablelm"
 )
 # by model_type of the text model: the defaults of its class in the transformers package (5.23), for
 # fields that the file lacks
@@ -53,6 +60,12 @@ KNOWN: dict[str, dict[str, object]] = {
     "deepseek_v32": {"index_topk": 2048},
     "deepseek_v4": {},
     "kimi_k2": {},
+    "llama4_text": {
+        "attention_chunk_size": 8192,
+        "no_rope_layer_interval": 4,
+        "interleave_moe_layer_step": 1,
+        "n_shared_experts": 1,
+    },
     "kimi_linear": {"max_position_embeddings": 1048576, "linear_conv_kernel_dim": 4},
     "glm_moe_dsa": {"index_topk": 2048},
     "nemotron_h": {},
@@ -60,6 +73,30 @@ KNOWN: dict[str, dict[str, object]] = {
     "cwm": {},
     "ernie4_5": {**TIED, "head_dim": 128},
     "exaone4": {},
+    "bamba": MAMBA,
+    "falcon_h1": MAMBA,
+    "granitemoehybrid": {**MAMBA, "num_local_experts": 8},
+    "jamba": {
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "attn_layer_period": 8,
+        "attn_layer_offset": 4,
+    },
+    "lfm2": {
+        **TIED,
+        "conv_L_cache": 3,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True,
+    },
+    "lfm2_moe": {**TIED, "conv_L_cache": 3, "num_dense_layers": 2},
+    "olmo_hybrid": {"full_attention_interval": 4, "linear_conv_kernel_dim": 4},
+    "bailing_hybrid": {"full_attention_interval": 6, "short_conv_kernel_size": 4},
     "gemma": {**TIED, "head_dim": 256},
     "gemma2": {
         **TIED,
@@ -71,14 +108,16 @@ KNOWN: dict[str, dict[str, object]] = {
     "step3p5": {},
     "step3p7": {},
     "youtu": TIED,
-    **{kind: {} for kind in AS_SAID},
+    **{kind: {} for kind in AS_SAID.split()},
 }
 # models that are refused, with the reason
 REFUSED = {
-    "llama4_text": "its attention in chunks needs a window that begins at a multiple of its length",
     "phi4flash": "write model=phi4_mini_flash for Phi-4-mini-flash",
     "hymba": "write model=hymba_1b5 for Hymba-1.5B",
     "inkling_mm_model": "its convolutions in every layer are not modelled",
+    "lfm3": "its gated attention in windows beside short convolutions is not modelled",
+    "recurrent_gemma": "its gated linear recurrence is not modelled",
+    "zamba2": "its attention blocks, which layers share, are not modelled",
     "qwen4_exp": "its compressed index blocks and convolutions are not modelled",
     "gemma3n_text": "its per-layer embeddings and predictions of activations are not modelled",
     "minimax": "its lightning attention is not modelled",
@@ -102,11 +141,18 @@ LAYER_WORDS: dict[str, dict[object, str]] = {
         "indexed_attention": "F",
         "minimax_m3_sparse": "F",
         "sliding_attention": "S",
+        "chunked_attention": "S",
         "linear_attention": "D",
         "compressed_sparse_attention": "SC",
         "heavily_compressed_attention": "SH",
     },
     "hybrid_layer_pattern": {0: "F", 1: "S"},
+}
+# fields that say which layers have full attention, and the word of the layers between them
+EVERY = {
+    "full_attention_interval": "D",
+    "sliding_window_pattern": "S",
+    "no_rope_layer_interval": "S",
 }
 # fields that list the layers with index keys of their own; the other layers reuse the choice of the
 # layer before them
@@ -130,8 +176,6 @@ SPARSE_NAMES = {
 
 
 class ConfigFile:
-    """The text part of one config.json, with checked access to its numbers."""
-
     def __init__(self, config: Mapping[str, object], where: str) -> None:
         text = config.get("text_config", config)
         if not isinstance(text, Mapping):
@@ -165,7 +209,14 @@ class ConfigFile:
         return bool(self.values.get(name))
 
     def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """The integer under the first of `names` that the file has; `default` if it has none."""
+        """Return the integer under the first of `names` that the file has.
+
+        Return `default` if the file has none of them.
+
+        Raises:
+            ValueError: the file has none of them and `default` is None, or the value is not an
+                integer of at least `least`.
+        """
         name = next((name for name in names if name in self.values), None)
         if name is None:
             if default is None:
@@ -238,9 +289,11 @@ def _own_words(file: ConfigFile) -> list[str]:
                 f"{unknown[0]!r}"
             )
         return [letters[entry] for entry in said]
+    if file.kind == "llama4_text" and file.has("no_rope_layers"):  # 1: in chunks, with rope
+        return ["S" if entry else "F" for entry in file.each_layer("no_rope_layers", num)]
     if file.kind == "nemotron_h":
         raise ValueError(f"{file.where}: hybrid_override_pattern or layers_block_type is missing")
-    for name, letter in (("full_attention_interval", "D"), ("sliding_window_pattern", "S")):
+    for name, letter in EVERY.items():
         if name in file.values:
             every = file.count(name)
             return [letter if layer % every else "F" for layer in range(1, num + 1)]
@@ -262,10 +315,10 @@ def _ratio_words(file: ConfigFile, num: int) -> list[str]:
 
 
 def index_layers(file: ConfigFile, num_layers: int) -> list[bool]:
-    """True for each layer that keeps index keys for sparse attention.
+    """Return for each layer whether it keeps index keys, which choose tokens for sparse attention.
 
-    A list of layers takes precedence over a schedule. Names and defaults are those of transformers
-    5.23 (`GlmMoeDsaConfig`).
+    If the file lists these layers, the list decides. Otherwise every n-th layer keeps them, with n
+    from the file. Missing numbers get the defaults of transformers 5.23.
     """
     if not file.has("index_head_dim") or file.kind == "deepseek_v4":
         return [False] * num_layers

@@ -14,9 +14,10 @@ MAX_ROW = 256
 
 
 def coded_page_bytes(model: ModelConfig, kind: LayerKind, page_size: int, form: str) -> int:
-    """Bytes of a page of a kind in a format; for mamba, of one slot.
+    """Return the bytes of one cached page of `page_size` tokens in the number format `form`.
 
-    Data that would not shrink, and convolution taps, keep the model's own format.
+    For the kind mamba, return the bytes of one state. Convolution inputs, and data that `form`
+    would not make smaller, keep the model's own format.
     """
 
     def row_bytes(length: int, element_bytes: int = model.kv_dtype_bytes) -> int:

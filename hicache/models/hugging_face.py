@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from hicache.models.compressed import compressed_parts, index_keys
 from hicache.models.config_file import ConfigFile, blocks_of, index_layers, layer_words
+from hicache.models.hybrids import complete, hybrid_words
 from hicache.models.plausible import check_shape
 from hicache.models.shapes import ModelConfig, tier_shares
 
@@ -26,7 +27,9 @@ class _Heads(NamedTuple):
 
 
 def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
-    """The shape of the model whose config.json is at `path`; `given` fields are kept.
+    """Read a model's config.json and return the model's shape.
+
+    `path` is the file or its folder. Fields in `given` replace those from the file.
 
     Raises:
         ValueError: there is no such file, the model type is unknown, or a number is impossible.
@@ -58,13 +61,16 @@ def _json_object(path: Path) -> dict[str, object]:
 
 
 def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> ModelConfig:
-    """The shape that a config.json describes; `given` fields are kept.
+    """Return the model's shape that the contents of a config.json describe.
+
+    Fields in `given` replace those from `config`.
 
     Raises:
         ValueError: the model type is unknown, or a number is impossible.
     """
     file = ConfigFile(config, f"model.from_hf: {given.get('source', 'config.json')}")
-    words = layer_words(file)
+    complete(file)
+    words = hybrid_words(file) or layer_words(file)
     indexed = index_layers(file, len(words))
     hidden = file.count("hidden_size")
     vocabulary = file.count("vocab_size") * hidden
@@ -75,7 +81,7 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
         "num_layers": len(words),
         "num_full_layers": sum("F" in word.upper() for word in words),
         "num_swa_layers": sum("S" in word.upper() for word in words),
-        "num_mamba_layers": words.count("M") + words.count("D"),
+        "num_mamba_layers": sum("M" in word or "D" in word for word in words),
         "hidden_size": hidden,
         "head_params": vocabulary,
         "embedding_params": (0 if file.has("tie_word_embeddings") else vocabulary)
@@ -101,10 +107,8 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
 
 
 def _marked(words: list[str], indexed: list[bool], *, shares: bool) -> list[str]:
-    """The layer words, with marks for sparse attention (t) and for index keys (I).
-
-    `shares`: layers without index keys reuse the choice of an earlier layer.
-    """
+    # marks sparse attention (t) and index keys (I); `shares`: layers without index keys reuse the
+    # choice of an earlier layer
     if not any(indexed):
         return words
     is_sparse = [shares or has for has in indexed]
@@ -138,8 +142,9 @@ def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dic
     def params(heads: _Heads, letter: str, *, has_values: bool) -> int:
         queries = heads.query * heads.head_dim * (2 if file.has("attn_output_gate") else 1)
         values = heads.kv * heads.value_dim if has_values else 0
-        kept = words.count(letter) * (heads.kv * heads.head_dim + values)
-        num = words.count(letter) + words.count(letter.lower())
+        num_kept = sum(letter in word for word in words)
+        kept = num_kept * (heads.kv * heads.head_dim + values)
+        num = num_kept + words.count(letter.lower())
         return hidden * (num * (queries + heads.query * heads.value_dim) + kept)
 
     found = {
@@ -151,7 +156,8 @@ def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dic
         + params(swa, "S", has_values=True),
     }
     if "S" in words:
-        found["window_len"] = file.count("sliding_window")
+        restarts = found["window_restarts"] = file.kind == "llama4_text"
+        found["window_len"] = file.count("attention_chunk_size" if restarts else "sliding_window")
         found["swa_num_query_heads"] = 0 if swa.query == full.query else swa.query
         found["swa_num_kv_heads"] = 0 if swa.kv == full.kv else swa.kv
         found["swa_head_dim"] = 0 if swa[2:] == full[2:] else swa.head_dim
@@ -215,10 +221,8 @@ def _latent_attention(file: ConfigFile, num_layers: int, num_index_layers: int) 
 
 
 def _compressed_attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
-    """Fields of DeepSeek-V4: a window of one latent vector, and compressed KV.
-
-    Each entry of 4 tokens needs two projections per token, because neighboring entries overlap.
-    """
+    # DeepSeek-V4: a window of one latent vector, and compressed KV. Each entry of 4 tokens needs
+    # two projections per token, because neighboring entries overlap
     hidden, query, dim = (file.count(x) for x in ("hidden_size", "num_attention_heads", "head_dim"))
     low, low_out = file.count("q_lora_rank"), file.count("o_lora_rank")
     index_dim, index_heads = file.count("index_head_dim"), file.count("index_n_heads")
@@ -241,13 +245,14 @@ def _compressed_attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
 def _recurrent(file: ConfigFile, words: list[str]) -> dict[str, int]:
     hidden = file.count("hidden_size")
     state_bytes = file.dtype_bytes("mamba_ssm_dtype", "mamba_ssm_cache_dtype", default="float32")
-    if "M" in words:
+    num_layers = sum("M" in word or "D" in word for word in words)
+    if any("M" in word for word in words):
         heads, head_dim = file.count("mamba_num_heads"), file.count("mamba_head_dim")
-        state, groups = file.count("ssm_state_size"), file.count("n_groups")
+        state, groups = file.count("ssm_state_size", least=0), file.count("n_groups", least=0)
         inner = heads * head_dim
         params = hidden * (2 * inner + 2 * groups * state + heads) + inner * hidden
         found = {"recurrent_groups": groups, "conv_taps": file.count("conv_kernel")}
-    elif file.kind == "kimi_linear":
+    elif num_layers and file.kind in ("kimi_linear", "bailing_hybrid"):
         group = file.group("linear_attn_config") if file.has("linear_attn_config") else file
         heads = group.count("num_heads", "linear_num_heads")
         head_dim = group.count("linear_head_dim", "head_dim")
@@ -276,7 +281,7 @@ def _recurrent(file: ConfigFile, words: list[str]) -> dict[str, int]:
         "recurrent_head_dim": head_dim,
         "recurrent_state_dim": state,
         "state_dtype_bytes": state_bytes,
-        "dense_params": (words.count("M") + words.count("D")) * params,
+        "dense_params": num_layers * file.count("recurrent_params", default=params),
     }
 
 
@@ -291,7 +296,7 @@ def _mlp(file: ConfigFile, words: list[str]) -> dict[str, int]:
         mlp_layers = len(words)
     dense = 0
     if mlp_layers:
-        width = file.count("dense_intermediate_size", "intermediate_size")
+        width = file.count("dense_intermediate_size", "intermediate_size_mlp", "intermediate_size")
         if file.has("use_double_wide_mlp"):  # layers that read the KV of earlier layers
             mlp_layers += file.count("num_kv_shared_layers", default=0, least=0)
         dense += mlp_layers * matrices * hidden * width
@@ -340,7 +345,12 @@ def _moe_layers(file: ConfigFile, words: list[str]) -> int:
     dense = file.values.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise ValueError(f"{file.where}: mlp_only_layers must be a list, got {dense!r}")
-    step = file.count("decoder_sparse_step", "moe_layer_freq", default=1)
+    listed = file.values.get("moe_layers")
+    if isinstance(listed, list):
+        return len(listed)
+    step = file.count(
+        "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", default=1
+    )
     first = file.count("first_k_dense_replace", default=0, least=0)
     return sum(layer not in dense and (layer + 1) % step == 0 for layer in range(first, len(words)))
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RateTable:
-    """A rate that depends on a size: linear between points, constant outside them.
+    """A rate per second as a function of a size.
 
-    `status` is measured or modelled; `source` says where the numbers are from.
+    `rate[i]` is the rate at `size[i]`. Between these sizes the rate is linear, and outside it is
+    constant. `status` is "measured" or "modelled". `source` says where the numbers are from.
     """
 
     size: tuple[float, ...] = ()
@@ -35,8 +36,6 @@ class RateTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One number about a machine, with its source."""
-
     value: float = 0.0
     source: str = "???"
     status: str = "modelled"
@@ -52,9 +51,10 @@ def _check_status(what: str, status: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyKernelConfig:
-    """How the copy kernel between host and device is launched, and how fast each program is.
+    """The settings and speeds of the GPU kernel that copies pages between host and device.
 
-    The real executor launches `link_programs`; the simulation multiplies them with the rate of one.
+    A real run launches `link_programs` programs (thread blocks) per copy. The simulation multiplies
+    `link_programs` by the rate of one program.
     """
 
     # Number of programs (thread blocks) that one copy between host and device launches. None means

@@ -19,10 +19,13 @@ COLUMNS = ("curve", "size", "rate")
 
 
 def read_table(path: Path) -> dict[str, RateTable | Figure]:
-    """The curves and figures of the table, by their names in `HardwareConfig`.
+    """Read a CSV table of the user's own measurements of a machine.
+
+    Return rate curves and single numbers by their field names in `HardwareConfig`.
 
     Raises:
-        ValueError: with file and line, if a row names no curve or has no valid number.
+        ValueError: the file is missing or empty, or a row is wrong. For a row, the message has file
+            and line.
     """
     if not path.is_file():
         raise ValueError(f"hardware.table: file {path} does not exist")

@@ -21,7 +21,7 @@ LEAST = {
 
 
 def check_machine(hardware: HardwareConfig) -> None:
-    """Check each number of a machine.
+    """Check that the numbers of a machine are plausible.
 
     Raises:
         ValueError: a number is out of bounds; the message has the bound.
@@ -47,7 +47,7 @@ def check_machine(hardware: HardwareConfig) -> None:
 
 
 def check_shape(model: ModelConfig) -> None:
-    """Check the numbers of a model against each other.
+    """Check that the numbers of a model are plausible and fit each other.
 
     Raises:
         ValueError: a number is out of bounds; the message has the bounds.
@@ -87,7 +87,6 @@ def check_shape(model: ModelConfig) -> None:
 
 
 def _attention_params(model: ModelConfig) -> int:
-    """A lower bound on the parameters of the attention layers."""
     value_dim = model.value_dim or model.head_dim
     words = "".join(model.layer_words)
     out = model.hidden_size * model.num_query_heads * value_dim

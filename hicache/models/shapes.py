@@ -13,8 +13,6 @@ GIB = 1 << 30
 
 
 class LayerKind(Enum):
-    """The data that one sort of layers keeps of the tokens it has read."""
-
     full = "full"
     swa = "swa"
     mamba = "mamba"
@@ -34,26 +32,30 @@ _OTHER_LETTERS = "t-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Additional data that some layers cache: index keys, compressed KV, another window.
+    """Additional data that some layers cache: index keys, compressed KV or another window.
 
-    A part lies in the pages (or slots) of the kind on which it rides; a part with a window is a
-    kind of its own. One entry covers `tokens` tokens; in a state slot there is one entry per slot.
+    The data consists of entries, each for `tokens` tokens. They lie in the pages (or state slots)
+    of a kind of cached data: full-attention KV, sliding-window KV or Mamba states. Each state slot
+    holds one entry. A part with a window has pages of its own.
 
     Attributes:
         name: used in messages.
-        rides_on: full, swa or mamba, or the part with a window in whose pages it lies.
-        window_len: window length in tokens of a part that is a kind of its own; 0 for a rider.
-        device_share, host_share: for a window, the fractions of the tiers' memory.
-        letter: the letter in `ModelConfig.pattern` of the layers that keep it.
-        num_layers: layers outside the pattern that keep it.
+        rides_on: whose pages hold the entries: full, swa, mamba, or the name of a part with a
+            window.
+        window_len: length in tokens of the part's own window; 0 means that it has none.
+        device_share, host_share: for a part with a window, its fraction of the tier's memory.
+        letter: the letter in `ModelConfig.pattern` of the layers that keep the part.
+        num_layers: number of layers outside the pattern that keep the part.
         dim: elements of an entry, per head.
-        tokens: tokens that share an entry.
+        tokens: tokens per entry.
         element_bytes: bytes of an element.
         scale_bytes: additional bytes of an entry, per head.
-        heads: heads that tensor parallelism divides. 0: every device keeps the only one.
-        query_heads: heads of the attention that reads it. 0: nothing is computed.
-        query_dim: elements that each of these heads multiplies per entry.
-        top: maximum entries that a query reads. 0: all.
+        heads: number of heads, which tensor parallelism divides among devices. 0 means a single
+            head, of which every device has a copy.
+        query_heads: query heads of the attention that reads the part. 0 means that no attention
+            time is counted.
+        query_dim: elements that a query head multiplies for each entry.
+        top: maximum number of entries that a query reads. 0 means all.
     """
 
     name: str = "???"
@@ -97,10 +99,14 @@ class Part:
         return bool(self.letter) and self.letter in word
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of one layer's part of a page, or of a slot.
+        """Return the bytes that this extra cached data adds to one page in one layer.
+
+        A page has `page_size` tokens. If the data lies in the slots of Mamba states, return the
+        bytes that it adds to a slot.
 
         Raises:
-            ValueError: a page would hold a fraction of an entry.
+            ValueError: one entry of the data covers several tokens, and `page_size` is not a
+                multiple of them.
         """
         if self.rides_on == LayerKind.mamba.value:
             return int(self.entry_bytes)
@@ -112,7 +118,10 @@ class Part:
         return page_size // self.tokens * int(self.entry_bytes)
 
     def copies(self, tp: int) -> int:
-        """Number of devices, of the `tp` of an engine, that hold the same heads."""
+        """Return how many of the `tp` devices of an engine hold a copy of the same head.
+
+        If the part has a single head, which is not divided, all `tp` devices hold a copy.
+        """
         return max(1, tp // self.heads) if self.heads else tp
 
 
@@ -134,6 +143,8 @@ class ModelConfig:
     max_len: int = 131072
     # Sliding-window length in tokens. 0 means that the model has no sliding-window layers.
     window_len: int = 0
+    # True if a window begins at the last multiple of `model.window_len` (chunked attention).
+    window_restarts: bool = False
     # Type of each layer, one word per layer from the first on, repeated up to `model.num_layers`: F
     # full attention, S sliding window, f or s the same with the KV of an earlier layer, M Mamba, D
     # delta rule, - MLP only; two letters run side by side. Ft attends to
@@ -297,7 +308,6 @@ class ModelConfig:
         )
 
     def num_holders(self, kind: LayerKind) -> int:
-        """Number of layers that keep their own data of this kind."""
         letters = "".join(self.layer_words)
         if kind is LayerKind.full:
             return self.num_full_layers - letters.count("f")
@@ -312,7 +322,7 @@ class ModelConfig:
 
     @property
     def kind_names(self) -> tuple[str, ...]:
-        """Names of the kinds by number: full, swa and mamba, then the windows of parts."""
+        # the index of a name is the number of its kind
         windows = (part.name for part in self.parts if part.window_len)
         return (*(kind.value for kind in LayerKind), *windows)
 
@@ -332,9 +342,12 @@ class ModelConfig:
         return self.layer_state_bytes(word) if kind == LayerKind.mamba.value else 0
 
     def layer_bytes(self, kind: str, tp: int) -> list[float]:
-        """Bytes [L] per token (or state) of a kind in each layer, over `tp` devices.
+        """Return [L] the bytes that each layer caches per token, summed over `tp` devices.
 
-        Parts are included; those of layers outside the pattern count for the last layer.
+        `kind` is the name of the cached data: full, swa (sliding window), mamba, or a name in
+        `parts`. For mamba, the bytes are those of a state. Index keys and other data of `parts`
+        count for the kind in whose pages they lie. Data of layers outside the layer pattern counts
+        for the last layer.
         """
         found = [float(self._own_layer_bytes(kind, word, tp)) for word in self.layer_words]
         for part in self.parts:
@@ -346,9 +359,11 @@ class ModelConfig:
         return found
 
     def bytes_of(self, num_tokens: int) -> dict[str, float]:
-        """Bytes of a sequence of `num_tokens`, by kind and part; incomplete entries do not count.
+        """Return the bytes that the model caches for a sequence of `num_tokens` tokens, by name.
 
-        A window counts its tokens only; its pages may hold more.
+        The names are those of the layer kinds and of `parts`. Compressed entries that are not
+        complete do not count. A sliding window counts its tokens only, although its pages may hold
+        more.
         """
         found: dict[str, float] = {}
         for kind in self.kinds:
@@ -363,6 +378,8 @@ class ModelConfig:
     def _held_tokens(self, kind: str, num_tokens: int) -> int:
         lens = {part.name: part.window_len for part in self.parts}
         window_len = lens.get(kind, self.window_len if kind == LayerKind.swa.value else 0)
+        if kind == LayerKind.swa.value and self.window_restarts:
+            return num_tokens % window_len
         return min(num_tokens, window_len or num_tokens)
 
     @property
@@ -393,10 +410,10 @@ class ModelConfig:
         return sum(self.layer_state_bytes(word) for word in self.layer_words)
 
     def layer_state_bytes(self, word: str) -> int:
-        """Bytes of the convolution taps and the state of a layer with this word.
+        """Return the bytes of the recurrent state and the convolution inputs of one layer.
 
-        The convolution covers the heads' inputs, and B and C (`M`) or queries and keys (`D`). It
-        keeps `conv_taps - 1` inputs of each.
+        `word` describes the layer: M stands for Mamba and D for the delta rule. Other layers have 0
+        bytes. The convolution keeps its last `conv_taps - 1` inputs.
         """
         if "M" in word:
             groups = self.recurrent_groups
@@ -410,7 +427,10 @@ class ModelConfig:
         return taps + inner * self.recurrent_state_dim * self.state_dtype_bytes
 
     def page_bytes(self, kind: LayerKind, page_size: int) -> int:
-        """Bytes of one page of `page_size` tokens of a kind; for mamba, of one slot."""
+        """Return the bytes of one page of `page_size` tokens, over all layers of the kind.
+
+        For Mamba layers, return the bytes of one state.
+        """
         if kind is LayerKind.full:
             return page_size * self.num_holders(kind) * self.full_layer_token_bytes
         if kind is LayerKind.swa:
@@ -433,7 +453,11 @@ class ModelConfig:
         return self.dense_params + self.head_params + self.embedding_params + experts
 
     def kv_copies(self, kind: LayerKind, tp: int) -> int:
-        """Devices of `tp` that hold the same KV: all with MLA, several if heads are fewer."""
+        """Return how many of the `tp` devices hold a copy of the same KV.
+
+        With MLA, every device has a copy. Otherwise there are several copies if the model has fewer
+        KV heads than devices.
+        """
         if kind is LayerKind.mamba:
             return 1
         if self.latent_dim if kind is LayerKind.full else self.swa_latent_dim:
@@ -461,9 +485,10 @@ def describe(model: ModelConfig) -> str:
 
 
 def least_tp(model: ModelConfig, hardware: HardwareConfig) -> int:
-    """The smallest power of two of devices that leaves a quarter of memory for the cache.
+    """Return the smallest tensor-parallel size that leaves a quarter of memory for the KV cache.
 
-    Memory for activations is subtracted first. If the machine has too few devices, all of them.
+    Only powers of two are considered. Memory for activations is subtracted first. If no power of
+    two up to the number of devices suffices, return the largest one.
     """
     free_bytes = hardware.device_memory_bytes.value - hardware.activation_bytes.value
     devices = 1
@@ -473,21 +498,24 @@ def least_tp(model: ModelConfig, hardware: HardwareConfig) -> int:
 
 
 def tier_shares(model: ModelConfig) -> dict[str, float]:
-    """The shares of each tier for windows and states, by field name.
+    """Return the fraction of memory to reserve for sliding windows and for Mamba states.
 
-    The host is divided by the needs of a cached request of Mooncake's conversation trace: 7,900 new
-    tokens, a window, 0.85 states. The device is divided halfway between that and the needs of a
-    running request: 12,200 tokens, a window and half a chunk, 2 states.
+    The keys are field names of `ModelConfig`, such as `swa_host_share`. The host's memory is
+    divided in the proportions that a cached request needs in Mooncake's conversation trace. The
+    device's memory is divided halfway between these proportions and those of a running request.
     """
 
     bytes_each = (model.full_token_bytes, model.swa_token_bytes, model.mamba_slot_bytes)
+    window = model.window_len / (2 if model.window_restarts else 1)
 
     def shares(*counts: float) -> list[float]:
         parts = [count * size for count, size in zip(counts, bytes_each, strict=True)]
         return [part / sum(parts) for part in parts[1:]]
 
-    host = shares(7900, model.window_len, 0.85)
-    running = shares(12200, model.window_len + 4096, 2)
+    # new tokens, a window (half full if it restarts) and states of a cached request of that trace
+    host = shares(7900, window, 0.85)
+    # tokens, a window and half a chunk, and states of a running request
+    running = shares(12200, window + 4096, 2)
     device = [sum(both) / 2 for both in zip(host, running, strict=True)]
     return {
         f"{kind}_{tier}_share": round(value, 2)

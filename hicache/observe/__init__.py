@@ -1,1 +1,1 @@
-"""Records why a run computes tokens, and a timeline of all its events."""
+"""Records why requests of a run compute tokens instead of hitting the cache, and all events."""

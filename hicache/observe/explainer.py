@@ -1,4 +1,4 @@
-"""A listener that gives every computed token of one engine a reason."""
+"""Finds the reason why each token that one engine computes was not a cache hit."""
 
 from dataclasses import dataclass, field
 
@@ -13,23 +13,31 @@ from hicache.scheduler.request_state import RequestState
 
 @dataclass(slots=True)
 class Case:
-    """The reasons why one request computes its tokens.
+    """The reasons why one request had to compute prompt tokens.
 
-    `spans`: two lists, for its first admission and for those after retractions.
+    Attributes:
+        came_len: tokens in the cache that the request could use when it was submitted.
+        found_len: tokens in the cache that it could use at the last lookup.
+        match: the result of the lookup for the current admission.
+        missing: reasons why tokens after `found_len` were not in the cache.
+        spans: two lists of token ranges with reasons. The first list is for the first admission.
+            The second list is for tokens computed again after the request was preempted.
     """
 
     came_len: int = 0  # usable tokens at submission
     found_len: int = 0  # usable tokens at the last match
+    full_len: int = 0  # cached tokens then, whether or not they are usable
     match: MatchResult | None = None  # the match that the current admission uses
     missing: list[Span] = field(default_factory=list)  # from `found_len` to the last page boundary
     spans: tuple[list[Span], list[Span]] = field(default_factory=lambda: ([], []))
 
 
 class Explainer(PageHistory):
-    """Keeps the history of the pages, and uses it to explain each admission.
+    """Follows the cache of one engine, and finds out why requests had to compute tokens.
 
-    `cases`: the submitted requests by id. Engines may share one; the caller may remove a request
-    that has ended.
+    Attributes:
+        cases: the reasons, by request id. Several engines may share this dictionary. The caller may
+            remove the entry of a request that has ended.
     """
 
     def __init__(
@@ -51,7 +59,7 @@ class Explainer(PageHistory):
         case = self.cases.get(req.request.id)
         if case is None:
             case = self.cases[req.request.id] = Case(came_len=match.usable_len)
-        case.found_len = match.usable_len
+        case.found_len, case.full_len = match.usable_len, match.full_len
 
     def starting(self, req: RequestState, match: MatchResult) -> None:
         case, page = self.cases[req.request.id], self._page
@@ -68,7 +76,7 @@ class Explainer(PageHistory):
                 config=self._config,
                 names_evictions=self._names_evictions,
                 numbers=numbers[:seen],
-                full_end=match.full_len // page,
+                full_end=case.full_len // page,  # an admission may use less
                 start=first if is_again else case.came_len // page,
                 prefetch=None if is_again else req.prefetch,
                 declined="retracted" if is_again else req.declined,
@@ -84,18 +92,28 @@ class Explainer(PageHistory):
         is_again = req.admitted_ns is not None
         assert case.match is not None
         spans, case.missing = case.missing, []
-        if cached_len < case.found_len:
-            spans.insert(0, Span(cached_len, case.found_len, self._unused(case)))
+        hits = (case.match.usable_len, case.match.device_prefix_len)
+        hit_len = next(
+            (each for each in hits if self._replay_start(each) == cached_len), cached_len
+        )
+        if hit_len < case.found_len:
+            spans.insert(0, Span(hit_len, case.found_len, self._unused(case)))
+        if cached_len < hit_len:
+            kind = self.kinds.replayed[0][0]
+            spans.insert(0, Span(cached_len, hit_len, "window_not_kept", kind))
         last_page = max((target_len - 1) // page * page, cached_len)
         if last_page < target_len - 1:
             spans.append(Span(last_page, target_len - 1, "page_rounding"))
         spans.append(Span(target_len - 1, target_len, "last_token"))
-        self.admit(req.request, req.tokens, cached_len // page)
+        self.admit(req.request, req.tokens, hit_len // page)
         case.match = None
         case.spans[is_again].extend(_own(span) if is_again else span for span in spans)
 
     def canceled(self, req: RequestState) -> None:
         self.forget(req.sequence)
+
+    def _replay_start(self, hit_len: int) -> int:
+        return self.kinds.replay_start(hit_len // self._page) * self._page
 
     def _unused(self, case: Case) -> str:
         match = case.match

@@ -1,7 +1,8 @@
-"""The history of every page of a workload: where it was held, how it was lost, what storage has.
+"""The history of every cache page: which tiers held it, and how it was evicted.
 
-A page's number stands for all tokens up to the page's end, so equal numbers mean equal prefixes.
-Numbers rise along a prefix. In simulated runs the cache itself uses these numbers as page names.
+A page has a number that stands for all tokens up to the end of the page. Equal numbers therefore
+mean equal prefixes. Numbers rise along a prefix. In simulated runs, the cache itself uses these
+numbers as the names of pages.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,11 +24,12 @@ PageNumbers = NDArray[np.int32]
 
 
 class Stored:
-    """The progress of a page, a window page or a state to storage.
+    """Codes for the progress of a page on its way to storage, such as `under_way` or `written`.
 
-    Plain integers, since every access to a table would convert enum members.
+    A page here holds full-attention KV, sliding-window KV or a Mamba state.
     """
 
+    # plain integers, since every access to a table would convert enum members
     never: Final = 0  # no write of it was queued
     dropped: Final = 1  # the write queue was full
     under_way: Final = 2
@@ -42,10 +44,14 @@ UNOWNED, THROWN_AWAY = 0, -1  # of `PageHistory.owners`; other values are a requ
 
 
 class PageRegistry:
-    """The pages known to all engines that share a storage.
+    """Records which cache pages exist, and which are in the storage that several engines share.
 
-    `is_seen`: the page was in an admitted request, or storage reported it. `stored` and
-    `written_ns` (the time when the write ended): by kind and page number.
+    Attributes:
+        num_pages: the number of different pages in the workload.
+        is_seen: [num_pages], True if an earlier request had the page, or if storage reported it.
+        stored: [num_pages] for each kind of page, how far the page is on its way to storage. Kinds
+            are full-attention KV, sliding-window KV and Mamba states.
+        written_ns: [num_pages] for each kind of page, when the write to storage ended.
     """
 
     def __init__(self, pages: Mapping[int, TokenSpans], num_kinds: int = len(KIND_NAMES)) -> None:
@@ -64,10 +70,13 @@ class PageRegistry:
 
 
 class PageHistory:
-    """The marks and the last loss of every page on one engine, by kind and page number.
+    """Records for each cache page of one engine which tiers hold it, and how it was last evicted.
 
-    It implements `CacheListener`. `owners` holds the admitted request that computes a page and has
-    not published it yet.
+    The cache calls one method for each event, such as an eviction.
+
+    Attributes:
+        owners: [num_pages], one plus the id of the request that computes the page now. The value is
+            0 if there is no such request, and -1 if the computed page was thrown away.
     """
 
     def __init__(self, registry: PageRegistry, kinds: Kinds) -> None:
@@ -112,15 +121,17 @@ class PageHistory:
             self.owners[self._own(sequence, first, end)] = THROWN_AWAY
 
     def found(self, sequence: Sequence, start: int, restorable: Items[int], needs: Extents) -> None:
-        """Record what storage has of a prefix, unless it is already known."""
+        # what storage has of a prefix
         numbers = sequence_pages(sequence, 0, start + restorable[-1])
         if self.registry.stored[FULL][numbers[-1]] == Stored.written:
             return  # always the case in a run that filled its storage itself
         ends = start + np.array(restorable)
         self._find(numbers[start:], FULL)
-        for kind, pages in needs:
-            for back in range(1, pages + 1):
-                self._find(numbers[np.maximum(ends - back, start)], kind)
+        for kind, window in needs:
+            firsts = window.first(ends)
+            for back in range(1, window.num_pages + 1):
+                pages = (ends - back)[ends - back >= firsts]
+                self._find(numbers[np.maximum(pages, start)], kind)
 
     def write_queued(self, keys: Iterable[Key]) -> None:
         self._store(keys, Stored.under_way)
@@ -145,7 +156,10 @@ class PageHistory:
             self.owners[place] = request.id + 1
 
     def forget(self, sequence: Sequence) -> None:
-        """End a request early; pages that it did not compute and no tier holds become unseen."""
+        """Record that the request of this sequence was canceled.
+
+        Pages of the request that never reached the cache are treated as never seen.
+        """
         mine = self._own(sequence, 0, None)
         self.owners[mine] = UNOWNED
         is_known = (self.marks[FULL][mine] > 0) | (
@@ -190,7 +204,6 @@ def numbers_in(names: bytes) -> PageNumbers:
 
 
 def sequence_pages(sequence: Sequence, first: int, end: int | None) -> PageNumbers:
-    """Return the numbers of the sequence's pages `[first, end)`; None means all that follow."""
     stop = None if end is None else end * NUMBER_BYTES
     return numbers_in(sequence.tokens[first * NUMBER_BYTES : stop])
 
@@ -213,6 +226,6 @@ def num_leading(flags: NDArray[np.bool_]) -> int:
 
 
 def place_of(numbers: PageNumbers) -> slice | PageNumbers:
-    """Return an index of pages in a table: a slice, which is faster, if they are consecutive."""
+    # a slice is a faster index
     first, last = numbers.item(0), numbers.item(-1)
     return slice(first, last + 1) if last - first == len(numbers) - 1 else numbers

@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from hicache.cache.kinds import FULL
+from hicache.cache.kinds import FULL, Window
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.config import ExperimentConfig
 from hicache.observe.history import (
@@ -52,12 +52,21 @@ BY_STORED = np.array(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingPages:
-    """Explains the missing pages of one request, among those seen before. Positions are pages.
+    """Explains why pages of a prompt are not in the cache although earlier requests had them.
 
-    `names_evictions`: whether spans list the time and cause of evictions. `numbers`: the numbers of
-    these pages, in order. `full_end`: end of the full pages in the tree. `start`: start of its
-    prefetch; the request did not query storage before it. `prefetch`: the request's prefetch; None
-    if it had none, for the reason `declined`.
+    Positions in the prompt are counted in pages.
+
+    Attributes:
+        history: where each page was held, and how it was evicted.
+        config: the settings of the run.
+        names_evictions: True if the explanation lists the time and the cause of evictions.
+        numbers: the number of each page, in the order of the prompt. Equal numbers mean equal
+            prefixes.
+        full_end: the end of the full-attention KV that the radix tree holds for this prompt.
+        start: the first page of the prefetch from storage. Earlier pages were not looked up in
+            storage.
+        prefetch: the prefetch from storage for this request, or None if there was none.
+        declined: the reason if there was no prefetch, otherwise None.
     """
 
     history: PageHistory
@@ -70,7 +79,11 @@ class MissingPages:
     declined: str | None
 
     def spans(self, first: int) -> list[Span]:
-        """Return a reason for every page from `first` on, the end of the usable prefix."""
+        """Return the reasons why the prompt had to be computed from page `first` on.
+
+        `first` is the end of the prefix that the request could use from the cache. Each result is a
+        range of tokens with one reason.
+        """
         end = len(self.numbers)
         if self.config.storage.kind == "none":
             return self._merged(self._stories(first, end, asks_storage=False))
@@ -85,15 +98,15 @@ class MissingPages:
     # -- what storage could have restored ------------------------------------------------------
 
     def _restorable_end(self, within: int | None = None) -> int:
-        """Return the deepest boundary fully written to storage, within the first `within` pages."""
+        # the deepest page end up to which storage has all that a prefix needs
         start = self.start
         numbers = self.numbers[start:within]
         stored = self.history.registry.stored
         leads = num_leading(stored[FULL][numbers] == Stored.written)
         numbers = numbers[:leads]
         flags = np.ones(leads, bool)
-        for kind, pages in self.history.kinds.extents:
-            flags &= _has_last(stored[kind][numbers] == Stored.written, pages)
+        for kind, window in self.history.kinds.extents:
+            flags &= _has_last(stored[kind][numbers] == Stored.written, window, start)
         end = start + _last(flags)
         prefetch = self.prefetch
         if within is None and prefetch is not None and prefetch.restorable:
@@ -147,11 +160,12 @@ class MissingPages:
         parts = []
         if first < among:
             came = [registry.written_ns[FULL][numbers[:1]]]
-            for kind, pages in self.history.kinds.extents:
-                came.append(registry.written_ns[kind][numbers[-pages:]])
+            for kind, window in self.history.kinds.extents:
+                last = numbers[max(window.first(among) - first, 0) :]
+                came.append(registry.written_ns[kind][last])
             answered_ns = prefetch.answered_ns
             assert answered_ns is not None
-            is_late = max(int(each.max()) for each in came) >= answered_ns
+            is_late = max(int(each.max()) for each in came if len(each)) >= answered_ns
             parts.append(
                 (first, among, CODES["write_pending" if is_late else "storage_lost"], FULL)
             )
@@ -161,7 +175,6 @@ class MissingPages:
     # -- what it could not ---------------------------------------------------------------------
 
     def _stories(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
-        """Explain lost pages; for pages that are held, explain their window or state."""
         if first >= end:
             return []
         held = min(self.full_end, end)
@@ -197,9 +210,9 @@ class MissingPages:
             return parts
         if self.history.kinds.windows:
             windows = np.ones(end, bool)
-            for kind, pages in self.history.kinds.windows:
+            for kind, window in self.history.kinds.windows:
                 is_there = self._is_there(kind, 0, end, asks_storage=asks_storage)
-                windows &= _has_last(is_there | self._was_there(kind, 0, end), pages)
+                windows &= _has_last(is_there | self._was_there(kind, 0, end), window, 0)
             kept = first + _last(windows[first:])
             parts = [(kept, end, CODES["window_not_kept"], self.history.kinds.windows[0][0])]
             if first < kept:
@@ -208,12 +221,11 @@ class MissingPages:
         return [(first, end, *self._obstacle(end, asks_storage=asks_storage))]
 
     def _obstacle(self, boundary: int, *, asks_storage: bool) -> tuple[int, int]:
-        """Explain why a boundary is unusable although its full pages, and any state, are held."""
-        for kind, pages in self.history.kinds.windows:
-            window = max(boundary - pages, 0)
-            is_there = self._is_there(kind, window, boundary, asks_storage=asks_storage)
+        for kind, window in self.history.kinds.windows:
+            edge = max(window.first(boundary), 0)
+            is_there = self._is_there(kind, edge, boundary, asks_storage=asks_storage)
             if not is_there.all():
-                place = window + num_leading(is_there)
+                place = edge + num_leading(is_there)
                 if not self._was_there(kind, place, place + 1)[0]:
                     return CODES["window_not_kept"], kind
                 story = self._story(kind, place, place + 1, asks_storage=asks_storage)
@@ -222,7 +234,8 @@ class MissingPages:
         stored = self.history.registry.stored
         places = [(FULL, min(self.start, boundary - 1))]
         places += [
-            (kind, max(boundary - pages, self.start)) for kind, pages in self.history.kinds.windows
+            (kind, max(window.first(boundary), self.start))
+            for kind, window in self.history.kinds.windows
         ]
         places += [(kind, boundary - 1) for kind in self.history.kinds.points]
         for kind, first in places:
@@ -237,7 +250,6 @@ class MissingPages:
         )
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
-        """Return how each page of a kind was lost; `NONE` for pages that storage has."""
         history, numbers = self.history, self.numbers[first:end]
         marks = history.marks[kind][numbers]
         codes: Codes = LOST_FOR[history.lost_for[kind][numbers]]
@@ -295,9 +307,9 @@ def _last(flags: Flags) -> int:
     return int(places[-1]) + 1 if len(places) else 0
 
 
-def _has_last(flags: Flags, num_pages: int) -> Flags:
-    # true at each page that ends a run of `num_pages` true flags, or of all flags so far
-    places = np.arange(len(flags))
-    last_gap = np.maximum.accumulate(np.where(flags, -1, places))
-    runs: Flags = places - last_gap >= np.minimum(places + 1, num_pages)
-    return runs & flags
+def _has_last(flags: Flags, window: Window, start: int) -> Flags:
+    # of each page from `start` on: true if a request can continue after it
+    ends = np.arange(1, len(flags) + 1)
+    gaps = np.maximum.accumulate(np.where(flags, 0, ends))
+    has: Flags = gaps <= np.maximum(window.first(start + ends) - start, 0)
+    return has

@@ -1,10 +1,10 @@
-"""Every reason for which a token is computed.
+"""Every reason for which a token is computed instead of being a cache hit.
 
-The reason is the last event that could have saved the token. A token in no earlier request is
-`first_seen`. For all others storage comes last: if storage could have restored the token, the
-reason says why the prefetch did not. Otherwise it says why the token was not in storage or, without
-storage, why it left the host or the device. If the full pages are held but their window or state is
-not, the reason is that of the window or the state.
+The reason is the last event that could have saved the token. A token that no earlier request had is
+`first_seen`. If storage could have restored the token, the reason says why the prefetch did not.
+Otherwise the reason says why the token was not in storage. Without storage, it says why the token
+left the host or the device. A prefix may lack only its sliding window or its Mamba state. Then the
+reason is that of the window or of the state.
 """
 
 from typing import NamedTuple
@@ -45,18 +45,21 @@ REASONS = {
 
 
 class Eviction(NamedTuple):
-    """A loss of pages: when, for which request, and how many pages."""
-
     when_ns: int
     request_id: int
     num_pages: int
 
 
 class Span(NamedTuple):
-    """Tokens `[start, end)` of a prompt, and why they are computed.
+    """A range of prompt tokens, and the reason why they had to be computed.
 
-    `kind`: the number of the missing kind, full by default. `evictions`: how it was last lost, if
-    the explainer names evictions.
+    Attributes:
+        start, end: the range: the first token, and the token after the last.
+        reason: a key of `REASONS`, such as `evicted_host_for_prefetch`.
+        kind: what the cache lacked: 0 means full-attention KV, 1 sliding-window KV, 2 a Mamba
+            state.
+        evictions: when and for which request the pages of these tokens were last evicted. It is
+            empty if evictions are not recorded.
     """
 
     start: int

@@ -1,7 +1,7 @@
-"""All events of a run with their times, for the description of a request or for a trace.
+"""All events of a run with their times, from which a request is explained or a trace is drawn.
 
-A timeline receives the events of the serving loop. It makes a run slower, but changes no decision.
-Use it with `engine.jump=false`, so that every step ends at its planned time.
+Recording makes a run slower, but changes no decision. Use it with `engine.jump=false`, so that
+every step ends at its planned time.
 """
 
 from dataclasses import dataclass, field
@@ -22,19 +22,28 @@ KINDS = {LoadBack: "load-back", BackUp: "back-up", StorageWrite: "storage write"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One forward pass. `extends`: (request, first token, end) of prompts; `decodes`: their ids."""
-
     engine: int
     start_ns: int
     end_ns: int
-    extends: tuple[tuple[int, int, int], ...]
-    decodes: tuple[int, ...]
+    extends: tuple[tuple[int, int, int], ...]  # (request, first token, end) of each prompt
+    decodes: tuple[int, ...]  # requests
     load_stall_ns: int
 
 
 @dataclass(slots=True, kw_only=True)
 class Transfer:
-    """A copy, a query or a read, from its submission to the time when the engine saw its end."""
+    """A copy between cache tiers, or a storage query, with its start and end.
+
+    Attributes:
+        kind: what happened, such as `back-up` (device to host) or `storage read`.
+        engine: the number of the engine.
+        start_ns: when the engine submitted the transfer.
+        end_ns: when the engine learned that the transfer had ended. None means that it has not
+            ended.
+        request_id: the request of a storage query or read. None for other transfers.
+        num_bytes: the size of a copy. None for a storage query or read.
+        num_pages: the number of pages of a storage query or read. None for other transfers.
+    """
 
     kind: str
     engine: int
@@ -47,7 +56,16 @@ class Transfer:
 
 @dataclass(slots=True)
 class Timeline:
-    """Events in order of time. `turns`: by engine, when its queue began to wait, and for what."""
+    """Collects the events of a run in order of time, to explain or to plot them.
+
+    Attributes:
+        steps: the forward passes of all engines.
+        transfers: the copies between cache tiers and the storage queries.
+        lives: the final state of each request, by request id.
+        cases: why each request had to compute tokens, by request id.
+        turns: what the queue of each engine waited for, and since when, by engine.
+        open: the transfers that have not ended.
+    """
 
     steps: list[Step] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)

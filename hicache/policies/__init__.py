@@ -1,1 +1,1 @@
-"""Built-in policies, and the information that every policy is built with."""
+"""Built-in policies, and the information that every policy gets about its engine."""

@@ -1,7 +1,7 @@
-"""Eviction policies written for other caches, run in this one, and the other way round.
+"""Runs eviction policies of other caches in this one, and policies of this one in SGLang.
 
-Each adapter needs only the methods that the other project's interface has; none of their packages
-is imported. To run a class of theirs, name it in a module of your own:
+Each adapter needs only the methods of the other project's interface; none of their packages is
+imported. To run a class of another project, name it in a module of your own:
 
     from functools import partial
     from lmcache.v1.storage_backend.cache_policy.mru import MRUCachePolicy
@@ -18,16 +18,17 @@ from hicache.policies.world import World
 
 
 class FromSGLang:
-    """An `EvictionStrategy` of SGLang as a policy: the lowest `get_priority(node)` goes first.
+    """Runs an `EvictionStrategy` of SGLang as an eviction policy of this package.
 
-    As in SGLang all leaves are ranked anew for each eviction, so a priority may also fall.
+    `make` creates the strategy. The radix-tree leaf with the lowest `get_priority(node)` is evicted
+    first. As in SGLang, all leaves are ranked anew at each eviction. The strategy ranks
+    full-attention KV only; sliding windows and Mamba states keep LRU order.
     """
 
     def __init__(self, make: Callable[[], Any], world: World | None) -> None:
         self._strategy = make()
 
     def victim(self, tier: str, kind: str, need: int, queue: Evictable) -> Entry | None:
-        """Return the leaf of the lowest priority; None for windows and states, which keep LRU."""
         return min(queue, key=self._priority, default=None) if kind == "full" else None
 
     def _priority(self, entry: Entry) -> Any:
@@ -42,7 +43,10 @@ class FromSGLang:
 
 
 class ToSGLang:
-    """A policy with `rank` as an `EvictionStrategy` of SGLang."""
+    """Wraps an eviction policy of this package as an `EvictionStrategy` of SGLang.
+
+    The policy must have a method `rank`.
+    """
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
@@ -59,7 +63,10 @@ class ToSGLang:
 
 
 class FromLMCache:
-    """A `BaseCachePolicy` of LMCache, with one instance for each pool (`PerPool`)."""
+    """Runs a `BaseCachePolicy` of LMCache as the eviction policy of one page pool.
+
+    `make` creates the LMCache policy.
+    """
 
     def __init__(self, make: Callable[[], Any], world: World | None, capacity: float) -> None:
         self._policy = make()
@@ -89,10 +96,10 @@ class FromLMCache:
 
 
 class FromVllm:
-    """A `CachePolicy` of vLLM's offloading, with one instance for each pool (`PerPool`).
+    """Runs a `CachePolicy` of vLLM's KV offloading as the eviction policy of one page pool.
 
-    `chunk(number)` makes a chunk that is not in use, `context()` a request's context; both are
-    classes of vLLM (`ChunkStatus`, `ReqContext`).
+    `make(capacity)` creates the vLLM policy. `chunk(number)` creates an unused `ChunkStatus` of
+    vLLM. `context()` creates a `ReqContext` of vLLM.
     """
 
     def __init__(
@@ -122,7 +129,7 @@ class FromVllm:
         self._policy.on_store_miss([b"%d" % key for key in keys], self._context())
 
     def split(self, entry: Entry, first: Entry) -> None:
-        """Insert the outer part, whose content has a name of its own now, and the inner part."""
+        # the entry has a new key now, that of its last pages
         self.evict(entry)
         self.insert(first)
         self.insert(entry)

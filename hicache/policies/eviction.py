@@ -1,51 +1,57 @@
-"""Built-in eviction policies. They rank the full KV of leaves; windows and states keep LRU.
+"""Built-in eviction policies. They rank the full KV of leaves; windows and states keep LRU order.
 
-A leaf's rank should only grow while it waits: `rank` is called again when the leaf is about to be
-evicted, and an earlier fall has no effect. The number of calls depends on how many steps are taken
-at once, so a policy that draws random numbers should draw once per entry.
+A leaf's rank should only grow while the leaf waits. `rank` is called again when the leaf is about
+to be evicted, and an earlier fall has no effect. The number of calls depends on how many steps are
+taken at once, so a policy that draws random numbers should draw once per entry.
 """
 
 from collections.abc import Callable
 from hashlib import blake2b
 
 from hicache.cache.tree.entry import Entry
+from hicache.policies.world import World
 
 Rank = tuple[float, ...] | None
 
 
 class Lru:
-    """The node used longest ago first; the default order of every kind."""
+    """Evicts the least recently used data first; this is the cache's default order."""
 
 
 class Lfu:
-    """The node used least often first; ties by last use."""
+    """Evicts the least frequently used radix-tree nodes first.
+
+    Of nodes with equally many uses, the least recently used is evicted first.
+    """
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
         return (entry.uses, entry.used) if kind == "full" else None
 
 
 class Slru:
-    """Nodes used once before nodes used again; within each segment, by last use."""
+    """Evicts radix-tree nodes that were used once before nodes that were used again.
+
+    Within each of the two groups, the least recently used node is evicted first.
+    """
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
         return (float(entry.uses >= 2), entry.used) if kind == "full" else None
 
 
 class Fifo:
-    """The oldest node first."""
-
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
         return (entry.created,) if kind == "full" else None
 
 
 class Random:
-    """Random order: the baseline for other policies.
+    """Evicts radix-tree nodes in random order, as a baseline for other policies.
 
-    An entry's number depends on its creation and place, so a new entry gets another one.
+    The order depends only on the seed of the run and on the nodes. A node that is cached anew gets
+    a new random number.
     """
 
-    def __init__(self, world: object, *, seed: float = 0) -> None:
-        self._seed = seed
+    def __init__(self, world: World) -> None:
+        self._seed = world.seed
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
         if kind != "full":
@@ -54,7 +60,7 @@ class Random:
         return (float(int.from_bytes(blake2b(name, digest_size=6).digest(), "little")),)
 
 
-POLICIES: dict[str, Callable[..., object]] = {
+EVICTIONS: dict[str, Callable[..., object]] = {
     "lru": Lru,
     "lfu": Lfu,
     "slru": Slru,

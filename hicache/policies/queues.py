@@ -1,7 +1,8 @@
 """Eviction policies made of queues: SLRU, S3-FIFO, ARC and LeCaR.
 
-Each policy has one instance per pool; `PerPool` passes it the events of its tier and kind. An entry
-that is in use when its turn comes goes to the end of its queue. Sizes are pages or states.
+Each policy has one instance per pool. `PerPool` passes the events of a tier and kind to the
+instance. An entry that is in use when its turn comes goes to the end of its queue. Sizes are pages
+or states.
 """
 
 from collections import OrderedDict
@@ -16,14 +17,14 @@ from hicache.request import Request
 
 
 class PerPool:
-    """One instance of a policy per pool.
+    """Builds one instance of an eviction policy per page pool, and passes cache events to it.
 
-    A policy has `insert`, `hit`, `split` and `evict` for entries, and `miss` for the keys of pages
-    that a request did not find. It chooses by `victim` or `rank`.
+    `make(world, capacity, **knobs)` builds the instance of a pool. The capacity is in pages; `inf`
+    means unlimited. Each instance chooses what to evict by its method `victim` or its method
+    `rank`.
     """
 
     def __init__(self, make: Callable[..., Any], world: World, **knobs: float) -> None:
-        """`make(world, capacity, **knobs)` builds a pool's instance; inf means unlimited."""
         self._pools = {
             (tier, kind): make(world, inf if capacity is None else capacity, **knobs)
             for tier, kinds in world.capacity.items()
@@ -62,7 +63,7 @@ class PerPool:
 
 
 class Line:
-    """A queue of entries or keys with their sizes; `size` is the sum of the sizes."""
+    """A queue of cache entries or keys with their sizes; `size` is the sum of the sizes."""
 
     def __init__(self) -> None:
         self.items: OrderedDict[Any, int] = OrderedDict()
@@ -101,11 +102,11 @@ def _split(lines: Iterable[Line], entry: Entry, first: Entry) -> None:
 
 
 class Slru:
-    """Segmented LRU: a hit moves an entry up by one of several segments.
+    """Segmented LRU: a queue of several segments, in which a hit moves an entry up by one segment.
 
     Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (1994), with
-    the four equal segments of libCacheSim. A full segment passes its least recently used entry to
-    the one below. The victim is the least recently used entry of the lowest segment.
+    four equal segments as in libCacheSim. A full segment passes its least recently used entry to
+    the segment below. The victim is the least recently used entry of the lowest segment.
     """
 
     def __init__(self, world: World | None, capacity: float, *, segments: float = 4) -> None:
@@ -143,13 +144,13 @@ class Slru:
 
 
 class S3Fifo:
-    """Three FIFO queues: a small one, a main one, and the ghosts of what left the small one.
+    """S3-FIFO eviction: a small queue, a main queue, and a ghost queue of evicted keys.
 
-    Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023). A new entry goes to
-    the small queue (`small` of the capacity), or to the main one if it is a ghost. At the end of
-    the small queue an entry with `moves` hits moves to the main queue; others are evicted. The
-    main queue is a clock: an entry of frequency f > 0 goes round again with min(f, 3) - 1. As in
-    libCacheSim, until the first eviction the main queue takes what the small one has no room for.
+    Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023). New data enters the
+    small queue, or the main queue if its key is a ghost. Data at the end of the small queue moves
+    to the main queue if it had `moves` hits. Otherwise it is evicted, and its key becomes a ghost.
+    Data at the end of the main queue is evicted if it had no recent hits. `small` and `ghosts` are
+    shares of the capacity.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class S3Fifo:
     def insert(self, entry: Entry) -> None:
         self._freq[entry] = 0
         key = entry.key
+        # as in libCacheSim, the main queue takes the overflow until the first eviction
         is_full = not self._has_evicted and self._small.size >= self._small_limit
         line = self._main if is_full or key in self._back else self._small
         self._back.discard(key)
@@ -209,23 +211,24 @@ class S3Fifo:
         while (entry := self._main.first(queue)) is not None:
             if not self._freq[entry]:
                 return entry
-            self._freq[entry] = min(self._freq[entry], 3) - 1
+            self._freq[entry] = min(self._freq[entry], 3) - 1  # a clock
             self._main.put(entry, entry.count)
         return self._small.first(queue)
 
 
 class Arc:
-    """Two LRU queues, of entries used once and used again, whose share adapts to ghost hits.
+    """ARC eviction: two LRU queues, for data used once and for data used again.
 
-    Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). `once` and
-    `again` are T1 and T2 of the paper, the ghosts of both B1 and B2. A request that misses a ghost
-    of T1 raises T1's target p by max(|B2| / |B1|, 1); a ghost of T2 lowers it by the inverse.
+    Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). The policy
+    remembers the keys of data that a queue has evicted, as ghosts of the queue. If a request misses
+    data whose key is a ghost, the target size of that queue grows. The two target sizes add up to
+    the capacity.
     """
 
     def __init__(self, world: World | None, capacity: float) -> None:
         self._capacity = capacity
-        self._target = 0.0
-        self._once, self._again = Line(), Line()
+        self._target = 0.0  # of T1
+        self._once, self._again = Line(), Line()  # T1 and T2 of the paper, their ghosts B1 and B2
         self._once_ghosts, self._again_ghosts = Line(), Line()
         self._back: set[int] = set()
         self._is_again = False  # the last ghost was one of T2
@@ -283,11 +286,11 @@ class Arc:
 
 
 class LeCaR:
-    """Chooses LRU or LFU at random for each eviction, and learns the weights of the two.
+    """LeCaR eviction: chooses LRU or LFU at random for each eviction, and learns their weights.
 
-    Vietri et al., "Driving cache replacement with ML-based LeCaR" (HotStorage 2018). What either
-    evicted is a ghost of it. A miss of a ghost that was evicted t requests ago multiplies the
-    weight of the other by exp(`rate` d^t), with d = 0.005^(1 / capacity).
+    Vietri et al., "Driving cache replacement with ML-based LeCaR" (HotStorage 2018). If a request
+    needs data that LRU evicted, the weight of LFU rises, and vice versa. The weight is multiplied
+    by exp(`rate` * d^t) if the eviction was t requests ago, with d = 0.005^(1 / capacity).
     """
 
     def __init__(self, world: World | None, capacity: float, *, rate: float = 0.45) -> None:
@@ -343,6 +346,6 @@ class LeCaR:
         return (self._uses[entry], entry.used)
 
     def victim(self, queue: Container[Entry]) -> Entry | None:
-        """The victim of LRU; None leaves the choice to the ranks, which are those of LFU."""
+        # the victim of LRU; None leaves the choice to the ranks, which are those of LFU
         self._chooser = "lru" if self._rng.random() < self._weight["lru"] else "lfu"
         return self._line.first(queue) if self._chooser == "lru" else None

@@ -1,18 +1,19 @@
-"""Eviction of Mamba states by what they save."""
+"""Eviction of Mamba states by the computation that they save."""
 
 from hicache.cache.tree.entry import Entry
 from hicache.policies.world import World
 
 
 class FlopAwareStates:
-    """Ranks states by last use and by the FLOPs per byte that they save; other kinds keep LRU.
+    """Ranks Mamba states for eviction by their last use and by the FLOPs per byte that they save.
 
-    A state saves the computation of the tokens since the state before it. A hit needs their pages
-    too, so their bytes count.
+    A state saves the FLOPs of the tokens since the state before it. The bytes include the KV pages
+    of these tokens, because a hit needs the pages too. `alpha` weights the saved FLOPs against the
+    last use. Other kinds of data keep LRU order.
     """
 
     def __init__(self, world: World, *, alpha: float = 1.0) -> None:
-        """`alpha` x 1,000 uses of the cache are worth the FLOPs per byte of a first page."""
+        # `alpha` x 1,000 uses of the cache are worth the FLOPs per byte of a first page
         self._world = world
         self._page_bytes = world.unit_bytes["host"]["full"]
         self._scale = alpha * 1000 * self._page_bytes / world.flops(0, world.page_size)

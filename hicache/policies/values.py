@@ -19,18 +19,18 @@ FAR_NS = 1 << 60  # later than every known time
 
 
 def _flops_per_byte(world: World, entry: Entry, start: int) -> float:
-    """The FLOPs that an entry saves per byte, for a prompt that is computed up to token `start`."""
+    # the FLOPs that an entry saves per byte, for a prompt that is computed up to token `start`
     return world.flops(start, entry.end) / max(entry.bytes, 1)
 
 
 class Gdsf:
-    """Greedy-Dual-Size-Frequency: uses x cost / size, on a floor that rises with each victim.
+    """Greedy-Dual-Size-Frequency eviction: evicts the entry of the lowest value first.
 
     Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy"
-    (1998). Each use sets the value of an entry to the floor of its pool, plus uses times the FLOPs
-    to compute it per byte, in units of the first page of a prompt. The floor is the value of the
-    last victim. Ties go by last use. A KV cache evicts before it inserts; libCacheSim inserts at
-    the former floor and may evict the new entry at once.
+    (1998). Each use sets the value of an entry to floor + uses * saved FLOPs / bytes. A hit saves
+    these FLOPs. The floor is the value of the last entry evicted from the same page pool. Entries
+    without recent uses thus fall behind. Of equal values, the least recently used entry is evicted
+    first.
     """
 
     def __init__(self, world: World | None, capacity: float) -> None:
@@ -54,6 +54,7 @@ class Gdsf:
         self._values[first] = self._values[entry]
 
     def evict(self, entry: Entry) -> None:
+        # libCacheSim inserts at the former floor; a KV cache evicts before it inserts
         self._floor = max(self._floor, self._values.pop(entry))
 
     def rank(self, entry: Entry) -> tuple[float, ...]:
@@ -61,13 +62,13 @@ class Gdsf:
 
 
 class Lowest:
-    """Finds the evictable entry with the lowest score, where all scores may change at an event.
+    """Finds the entry with the lowest score among the entries that may be evicted.
 
-    After `forget` it scores all entries of a pool once, and then returns one after the other.
+    `scores` computes the scores of a list of entries. The scores are then stored; `forget` drops
+    them when they have changed.
     """
 
     def __init__(self, scores: Callable[[list[Entry]], Iterable[tuple[float, ...]]]) -> None:
-        """`scores`: the scores of entries of one pool; the smallest goes first."""
         self._scores = scores
         self._heaps: dict[tuple[str, str], list[tuple[tuple[float, ...], int, Entry]]] = {}
 
@@ -93,12 +94,12 @@ class Lowest:
 
 
 class Marconi:
-    """Recency plus `alpha` times the FLOPs that an entry saves per byte, each scaled to [0, 1].
+    """Ranks cached data for eviction by recency, plus `alpha` times the saved FLOPs per byte.
 
-    Pan et al., "Marconi: prefix caching for the era of hybrid LLMs" (MLSys 2025), from the paper:
-    recency is 1 / (now - last use); a state saves the FLOPs from the state above it, a page those
-    of its own tokens. The paper tunes `alpha` by a replay; it also admits states only at the end
-    of a request and at branches, as `cache.checkpoints=branch_or_end` does.
+    Pan et al., "Marconi: prefix caching for the era of hybrid LLMs" (MLSys 2025), written from the
+    paper. Both terms are scaled to [0, 1]. Recency is 1 / (now - last use). A hit on a page saves
+    the FLOPs of the page's tokens. A hit on a Mamba state saves the FLOPs of all tokens since the
+    state before it. The paper tunes `alpha` by a replay; here `alpha` is fixed.
     """
 
     def __init__(self, world: World, *, alpha: float = 1.0) -> None:
@@ -117,7 +118,7 @@ class Marconi:
         self._lowest.forget()
 
     def on_evict(self, entry: Entry, tier: str, why: str) -> None:
-        """Drop all scores: the entry above may be evictable now, and the range of values shifts."""
+        # the entry above may be evictable now, and the range of values shifts
         self._lowest.forget()
 
     def victim(self, tier: str, kind: str, need: int, queue: Evictable) -> Entry | None:
@@ -149,12 +150,11 @@ def _scaled(values: list[float]) -> list[float]:
 
 
 class Hints:
-    """LRU that keeps what a tool call will return to: its last use counts as later by `ttl`.
+    """LRU eviction that keeps data longer if a tool call is expected to return to the data.
 
-    After Continuum (Li et al., 2025), which locks the KV of a turn that ends in a tool call for a
-    time to live. Here, a turn whose `stop_reason` is tool_use adds `ttl` uses of the cache to the
-    last use of its entries. The unit is uses because ranks of an engine have clocks of their own,
-    but equal uses.
+    The data of a conversation turn that ends in a tool call counts as used `ttl` uses later. `ttl`
+    counts uses of the cache, not seconds, because the ranks of an engine have different clocks. The
+    idea is from Continuum (Li et al., 2025), which locks the KV cache of such a turn for some time.
     """
 
     def __init__(self, world: World, *, ttl: float = 500) -> None:
@@ -169,7 +169,7 @@ class Hints:
         entry.state = request.id
 
     def on_insert(self, entry: Entry, tier: str) -> None:
-        """Give the entry to the turn that computed it, or to the owner of the entry above."""
+        # the entry belongs to the turn that computed it, or to the owner of the entry above
         above = entry.parent
         owner = self._asker.pop(entry.key, None)
         if owner is not None:
@@ -189,18 +189,15 @@ class Hints:
 
 
 class Belady:
-    """Evicts the entry that is needed furthest in the future: a bound, not a policy.
+    """Evicts the data that is needed furthest in the future; a reference point, not a real policy.
 
-    Belady, "A study of replacement algorithms for a virtual-storage computer" (1966). The next use
-    of an entry is the next request that has its first page (for a state, its last page), has not
-    started, and arrives after the warm-up. Requests count in order of arrival. Closed arrivals
-    depend on the run: there, a session continues `think_ns` after each request, counted from its
-    last start, and sessions that have not begun come last. Of entries needed at the same time, the
-    deeper goes first. With equal pages of full attention on one tier and arrivals that do not
-    depend on the run, no policy without bypass hits more; elsewhere it is a reference.
+    Belady, "A study of replacement algorithms for a virtual-storage computer" (1966). The policy
+    knows all requests of the workload beforehand. Requests that arrive during the warm-up do not
+    count as uses. With full attention on one tier and fixed arrival times, no policy that inserts
+    all data gets more hits. In other cases, another policy may get more.
 
     Raises:
-        ValueError: `parallel.ranks` is above 1, where clocks of ranks differ.
+        ValueError: the engine has several ranks, because their clocks differ.
     """
 
     def __init__(self, world: World) -> None:
@@ -257,11 +254,17 @@ class Belady:
         return self._lowest.of(tier, kind, queue)
 
     def next_use(self, key: int) -> float:
-        """When this content is next needed: a request's place, or ns if closed; inf for never."""
+        """Return when the content with the number `key` is needed next; infinity means never.
+
+        The result is the place of a request in the order of arrival. With closed arrivals, it is a
+        time in nanoseconds.
+        """
         uses = self._uses.get(key, [])
         left = (place for place in uses[bisect_left(uses, self._low) :] if not self._started[place])
         if not self._is_closed:
             return next(left, inf)
+        # a session continues `think_ns` after each request, counted from its last start; sessions
+        # that have not begun come last
         shifts, sessions = self._shift_ns, self._sessions
         return min(
             (self._due_ns[place] + shifts.get(sessions[place], FAR_NS) for place in left),
@@ -280,4 +283,5 @@ class Belady:
         self._lowest.forget()
 
     def _scores(self, entries: list[Entry]) -> Iterable[tuple[float, ...]]:
+        # of entries needed at the same time, the deeper goes first
         return [(-self.next_use(entry.key), -entry.end) for entry in entries]

@@ -10,21 +10,30 @@ from hicache.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The engine of a policy, read-only. Each engine, and each rank of it, has its own policy.
+    """What a policy knows about its engine; read-only.
+
+    Each engine has a policy object of its own. If an engine has several ranks, each rank has one.
 
     Attributes:
         page_size: tokens per page.
         seed: seed of the run, for policies that draw random numbers.
-        kinds: the kinds of the model, out of full, swa and mamba.
-        capacity: by tier and kind, pages (or states) of the pool; None means unlimited.
-        unit_bytes: by tier and kind, bytes of a page (or state).
-        window_tokens: by kind, the length of a sliding window.
-        flops: FLOPs to compute the tokens [start, end) of a prompt, summed over all devices.
-        seconds: time to compute these tokens alone, by the simulator's cost model.
-        rates: measured rates: `compute_ns(num_tokens)`, `load_ns(prefetch)`.
-        now_ns: the engine's clock. Clocks of ranks differ, but ranks must decide alike.
+        kinds: names of the kinds of data that the model caches, such as "full" (full-attention KV),
+            "swa" (sliding window) and "mamba".
+        capacity: by tier and kind, the pages (or Mamba states) that fit in the pool. None means
+            unlimited.
+        unit_bytes: by tier and kind, the bytes of a page (or Mamba state).
+        window_tokens: by kind, the tokens in a sliding window.
+        flops: function that returns the FLOPs to compute the tokens [start, end) of a prompt,
+            summed over all devices.
+        seconds: function that returns the time in seconds to compute the tokens [start, end) alone,
+            as the simulator estimates it.
+        rates: measured rates; `compute_ns(num_tokens)` and `load_ns(prefetch)` return times in
+            nanoseconds.
+        now_ns: function that returns the time of the engine in nanoseconds. Clocks of ranks differ,
+            but ranks must decide alike.
         config: all settings of the run.
-        requests: the workload in order of arrival, so also the future; only for an oracle.
+        requests: the whole workload in order of arrival, also the future. Only an oracle may use
+            it.
     """
 
     page_size: int

@@ -1,4 +1,7 @@
-"""Every key of `summary.json`. The set is fixed: a count of something that never happened is 0."""
+"""Lists every key of `summary.json`, the file with the metrics of a run.
+
+The keys do not depend on what happens in a run: an event that never happens has a count of 0.
+"""
 
 from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tree.node import TIER_NAMES, TIERS

@@ -1,4 +1,4 @@
-"""The measures of a whole run besides its requests: its load, and the totals of its counters."""
+"""Metrics of a whole run that do not follow from its requests, such as GPU load and counts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -90,9 +90,11 @@ def cold_load(requests: Sequence[Request], cost: CostModel, num_engines: int) ->
 def working_set(
     requests: Sequence[Request], deployment: Deployment, page_size: int
 ) -> dict[str, float]:
-    """Return the distinct tokens of the workload, and the share of their KV that fits the host.
+    """Return the number of distinct tokens in a workload, and what part of them the host can hold.
 
-    Equal tokens of two namespaces count twice, since neither namespace hits the other's pages.
+    The part, `load/host_over_working_set`, is the capacity of the host cache in tokens divided by
+    the number of distinct tokens. It is absent if the host cache has no limit. Equal tokens in two
+    namespaces, such as two tenants, count twice, since namespaces share no KV cache.
     """
     parts: dict[str, list[TokenSpans]] = {}
     for each in requests:
@@ -125,7 +127,6 @@ def _utilisation(
 def _storage_load(
     storage: StorageConfig, counters: Mapping[str, int], span_s: float
 ) -> dict[str, float]:
-    """Return bytes moved per second over the storage's rates; a shared rate counts all bytes."""
     read, write = (counters[f"transfer/storage_{side}_bytes"] for side in ("read", "write"))
     shared = 0.0
     if storage.shared_gbps is not None:

@@ -1,9 +1,9 @@
-"""The measurements of a run: one record per request, one row per interval, one flat summary.
+"""The measurements of a run: one record per request, one row per time interval, and one summary.
 
-The engine makes `RequestRecord`s and `Row`s and counts everything that concerns no single request.
-`summarize` turns them into the summary and checks the sums: every prompt token is counted exactly
-once, the parts of each time to first token cover it without a gap, and every page read from storage
-has one fate.
+The engine makes each `RequestRecord` and each `Row`, and counts events that belong to no request.
+`summarize` turns them into a summary, which maps names of metrics to numbers. It also checks sums.
+Every prompt token is counted once. The parts of each time to first token cover it without a gap.
+Every page read from storage is counted once by its fate, such as used or evicted unused.
 """
 
 from collections import Counter
@@ -61,15 +61,23 @@ class Status(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """The outcome of one request.
+    """The outcome, timing and cache hits of one request.
 
-    `arrival_ns` is the submission time; under causal and closed arrivals it is later than in the
-    trace. The four hit and computed lengths are fixed at the first admission and sum to
-    `prompt_len`; `recomputed_len` counts what a retraction computes again. The four parts of the
-    time to first token sum to `first_token_ns - arrival_ns`; for a request aborted without a token,
-    to `finish_ns - arrival_ns`. `finish_ns` is the time of its last token, or of its abort; None
-    for a rejected request. A request dropped together with its parent arrives and ends at its
-    earliest possible arrival.
+    A field that ends in `_ns` is in nanoseconds, and a field that ends in `_len` is in tokens. The
+    times are counted from the start of the run.
+
+    Attributes:
+        arrival_ns: when the request was submitted. This may be later than in the trace, since the
+            request may wait for the answer to the previous turn of its session.
+        finish_ns: when the last token was generated, or when the request was aborted. None if the
+            request was rejected.
+        device_hit_len, host_hit_len, storage_hit_len: prompt tokens found in each cache tier when
+            the request was first admitted.
+        computed_len: all other prompt tokens. The four lengths sum to `prompt_len`.
+        recomputed_len: tokens computed again after the request was retracted, that is, preempted
+            for lack of memory.
+        queue_ns, storage_wait_ns, load_back_ns, prefill_ns: the parts of the time to first token.
+            They sum to the time from arrival to first token, or to an earlier abort.
     """
 
     id: int
@@ -110,10 +118,16 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The events of one interval that ended at `time_s`, and the state at its end.
+    """Measurements of one time interval of a run.
 
-    Tokens are those of requests first admitted in the interval. `gauges` are further keys of
-    `metrics.jsonl`, as `area/name_unit`: for example the occupied share of each pool.
+    Attributes:
+        time_s: the end of the interval, in seconds since the start of the run.
+        device_hit_tokens, host_hit_tokens, storage_hit_tokens, computed_tokens: prompt tokens that
+            were found in each cache tier, or computed. They belong to the requests first admitted
+            in the interval.
+        finished_count: requests that finished in the interval.
+        waiting_count, running_count: requests that wait or run at the end of the interval.
+        gauges: more measurements by name, such as the used fraction of each memory pool.
     """
 
     time_s: float
@@ -142,7 +156,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of a run; `row` is set if an interval has just ended."""
+    """How far a run has come: how many requests are done, and the time in the run.
+
+    `row` has the measurements of a time interval that has just ended. None means that no interval
+    has just ended.
+    """
 
     done_count: int  # requests finished, rejected or aborted
     total_count: int
@@ -152,11 +170,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of a run.
+    """The results of a run.
 
-    `records` are the counted requests: those of the warm-up are left out, here and in `measures`.
-    `measures` holds at least `REQUIRED_MEASURES`, under the keys of the summary. `notes` are
-    sentences for the reader, such as capacities after rounding.
+    Attributes:
+        records: one record per request. Requests of the warm-up are left out.
+        measures: metrics of the whole run that do not follow from the records, by name. The warm-up
+            does not count.
+        wall_s: how long the run took, in seconds of real time.
+        notes: sentences for the user, such as how capacities were rounded.
     """
 
     records: Sequence[RequestRecord]
@@ -168,14 +189,19 @@ class Result:
 def summarize(
     records: Sequence[RequestRecord], measures: Mapping[str, float]
 ) -> dict[str, float | int]:
-    """Return the flat summary of a run, sorted by key, byte-identical for equal runs.
+    """Return all metrics of a run, by name.
 
-    Hit and computed tokens are those of finished requests; all tokens of a rejected or aborted
-    request count as rejected or aborted. Percentiles are nearest-rank: the value of some request.
-    TPOT is (finish - first token) / (answer - 1), over answers of at least two tokens.
+    Hit and computed tokens are counted for finished requests only. The prompt tokens of other
+    requests count as rejected or aborted. Percentiles are nearest-rank, so each is the value of one
+    request. TPOT is the time per output token after the first. Names are sorted, and equal runs
+    give equal bytes when written to a file.
+
+    Args:
+        records: one record per request.
+        measures: metrics of the whole run that do not follow from the records.
 
     Raises:
-        AssertionError: tokens, times or pages do not add up, or a required measure is missing.
+        AssertionError: tokens, times or pages do not add up, or a required metric is missing.
     """
     missing = [key for key in REQUIRED_MEASURES if key not in measures]
     assert not missing, f"measures lack {', '.join(missing)}"
@@ -201,7 +227,11 @@ def summarize(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the least value with at least `percent` % of values at or below it; 0 if empty."""
+    """Return the nearest-rank percentile of the values, or 0 if there are none.
+
+    `percent` is between 0 and 100. The result is the smallest value that is at least as large as
+    `percent` % of the values.
+    """
     if not values:
         return 0.0
     rank = -(-len(values) * percent // 100)  # ceil
@@ -209,10 +239,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def check_pages(measures: Mapping[str, float]) -> None:
-    """Check law 9 for the pages read from storage.
+    """Check that all pages read from storage are accounted for.
+
+    Each page counts once by its fate. For example, a request used the page, or it was evicted
+    unused.
 
     Raises:
-        AssertionError: their fates do not sum to the pages read.
+        AssertionError: the counts of all fates do not sum to the number of pages read.
     """
     fates = {fate: measures[f"prefetch/{fate}_pages"] for fate in FATES}
     assert sum(fates.values()) == measures["prefetch/read_pages"], (
@@ -222,10 +255,11 @@ def check_pages(measures: Mapping[str, float]) -> None:
 
 
 def check(record: RequestRecord) -> None:
-    """Check law 9 for one request.
+    """Check that the token counts and the waiting times of a request add up.
 
     Raises:
-        AssertionError: its tokens or the parts of its time to first token do not add up.
+        AssertionError: hit and computed tokens do not sum to the prompt length, or the parts of the
+            time to first token do not sum to that time.
     """
     split = (
         record.device_hit_len + record.host_hit_len + record.storage_hit_len + record.computed_len
@@ -299,7 +333,6 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
 
 
 def _sample(finished: Sequence[RequestRecord]) -> dict[str, float | int]:
-    """Return the number of sessions, and the share of the start-up in requests and TTFT."""
     sessions = Counter(record.session_id for record in finished)
     began_ns = min((record.arrival_ns for record in finished), default=0)
     early = [record for record in finished if record.arrival_ns < began_ns + START_UP_NS]

@@ -23,7 +23,11 @@ PROGRESS_EVERY = 100  # requests between two progress reports
 
 
 class Stage(NamedTuple):
-    """A part of the load with its own rate, or a round, and the counters of that part."""
+    """A stage of a workload, and the event counts of that stage.
+
+    Workloads with stages change their request rate at the start of each stage. In a multi-turn
+    benchmark, each stage is one round, in which every client sends one request.
+    """
 
     number: int  # number from 1
     start_ns: int
@@ -45,20 +49,23 @@ class Recorder:
         stage_of: Mapping[int, int] | None = None,
         rounds: Mapping[int, int] | None = None,
     ) -> None:
-        """Watch the engines.
+        """Start to record the results of a run, one record per request.
 
         Args:
-            engines: the engines whose counters are summed.
-            config: the config of the run.
-            num_requests: number of requests in the workload.
-            progress: called after each interval and every `PROGRESS_EVERY` requests; None means
-                no reports.
-            counters: counters to add to those of the engines.
-            cases: the reasons for computed tokens, by request id; removed when the request ends.
-            timeline: gets every request that has ended.
-            stage_of: in a closed loop with stages, the stage of each request by its id, from 0;
-                None for any other load.
-            rounds: the round of each request by its id, from 0; None if no request follows another.
+            engines: the engines that serve the requests.
+            config: the settings of the run.
+            num_requests: the number of requests in the workload.
+            progress: called with the progress after each time interval and every `PROGRESS_EVERY`
+                requests. None means that progress is not reported.
+            counters: event counts to add to those of the engines.
+            cases: why requests missed the cache, by request id. The recorder removes the entry of a
+                request that ends.
+            timeline: receives the final state of each request. None means that no final states are
+                kept.
+            stage_of: the stage of each request by its id, from 0, if each stage starts at the end
+                of the previous stage. None for all other workloads.
+            rounds: how many turns of its session precede each request, by request id. None means
+                that no request has a previous turn.
         """
         self.records: list[RequestRecord] = []
         self._engines = engines
@@ -98,7 +105,6 @@ class Recorder:
         return min(self._next_row_ns, self._warm_ns or self._next_row_ns, *ends_ns)
 
     def at(self, now_ns: int) -> None:
-        """Close the intervals that ended up to `now_ns`, with the state at their ends."""
         while (moment := self.next_look_ns()) <= now_ns:
             for engine in self._engines:
                 engine.catch_up(moment)
@@ -119,14 +125,17 @@ class Recorder:
         self._close_row(self.now_ns)
 
     def totals(self) -> Counter[str]:
-        """Counters since the warm-up; unused prefetched pages count as if the run ended now."""
         totals = self._all_counters()
         totals.update(self._fates_now())
         totals.subtract(self._uncounted)
         return totals
 
     def stages(self) -> list[Stage]:
-        """Return the stages of the load, each with its counters; the warm-up belongs to none."""
+        """Return the stages of the workload with their event counts.
+
+        A workload with stages changes its request rate at the start of each stage. Stages that
+        begin during the warm-up are left out.
+        """
         at_ends = [*self._at_stage_ends]
         while len(at_ends) < len(self._stage_ends_ns):  # the run ended before these stages
             at_ends.append(self._counters_at(self.now_ns))

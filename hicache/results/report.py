@@ -77,9 +77,10 @@ def write_report(
     config: ExperimentConfig,
     records: Sequence[RequestRecord],
 ) -> Path:
-    """Write `tokens.png`, `ttft.png` and `report.html`, which holds both; return the page's path.
+    """Write the figures and the HTML page of a run into its directory, and return the page's path.
 
-    Reads `metrics.jsonl` and `config.yaml` from `run_dir`.
+    The files are `tokens.png`, `ttft.png` and `report.html`. The directory must already hold
+    `metrics.jsonl` and `config.yaml`.
     """
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     found = objections([summary])
@@ -133,15 +134,21 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def make_literal(figure: Figure) -> None:
-    """Make a figure draw all its text unchanged: matplotlib may read a name as a formula."""
+    # matplotlib may read a name as a formula
     for text in figure.findobj(Text):
         text.set_parse_math(False)
 
 
 def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: str = "") -> Figure:
-    """Draw the origin of the prompt tokens admitted in each interval, and the queue below.
+    """Plot the hit rate of each cache tier over time, and the request queue.
 
-    If intervals are merged, `waiting` is the longest queue at one of their ends.
+    Long runs have too many time intervals for one plot, so neighboring intervals are merged. The
+    plot then shows the longest queue of each merged interval.
+
+    Args:
+        rows: measurements of time intervals, in the form of the lines of `metrics.jsonl`.
+        run: the name of the run, for the title.
+        verdict: reasons to distrust the results, for the title.
     """
     figure = Figure(figsize=SIZE, layout="constrained")
     _name(figure, run, verdict)
@@ -179,7 +186,6 @@ def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: 
 
 
 def draw_ttft(records: Sequence[RequestRecord], *, run: str = "", verdict: str = "") -> Figure:
-    """Draw the distribution of the TTFT and its parts; below, the TTFT against prompt length."""
     figure = Figure(figsize=SIZE, layout="constrained")
     _name(figure, run, verdict)
     top, bottom = figure.subplots(2, 1)
@@ -306,7 +312,6 @@ def _reasons(summary: Mapping[str, float]) -> list[tuple[str, float, float]]:
 
 
 def _slowest(records: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:
-    """Yield the requests with the longest TTFT, each with the parts that took a tenth or more."""
     finished = [record for record in records if record.ttft_ns is not None]
     for record in sorted(finished, key=lambda each: (-(each.ttft_ns or 0), each.id))[:NUM_SLOWEST]:
         ttft_ns = record.ttft_ns or 0

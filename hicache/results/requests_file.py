@@ -43,10 +43,10 @@ def write_requests(out_dir: Path, records: Sequence[RequestRecord]) -> Path:
 
 
 def read_requests(run_dir: Path) -> "pd.DataFrame":
-    """Read the requests of a run, one row each.
+    """Return a table of the requests of a stored run, one row per request.
 
     Raises:
-        FileNotFoundError: the run has neither file.
+        FileNotFoundError: the directory holds neither `requests.parquet` nor `requests.csv.gz`.
     """
     import pandas as pd
 

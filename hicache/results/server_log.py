@@ -44,7 +44,17 @@ MEASURES: dict[str, Callable[["pd.DataFrame"], float]] = {
 
 
 def measure(frame: "pd.DataFrame", name: str, *, by: str | None = None) -> dict[int, float]:
-    """Return a measure of finished requests per value of column `by`; None means all, under 0."""
+    """Compute a metric, such as the mean TTFT, over the finished requests of a table.
+
+    Args:
+        frame: a table with one row per request.
+        name: the metric, a key of `MEASURES`.
+        by: a column to group the requests by. None means one group of all requests.
+
+    Returns:
+        The metric of each group, by the group's value in the column. The only key is 0 if `by` is
+            None.
+    """
     finished = frame[frame["status"] == "finished"]
     if by is None:
         return {0: MEASURES[name](finished)}
@@ -53,13 +63,14 @@ def measure(frame: "pd.DataFrame", name: str, *, by: str | None = None) -> dict[
 
 
 def read_measured(path: Path) -> "pd.DataFrame":
-    """Read a server's log, one JSON object per request, as a table of requests.
+    """Read the log of a real server as a table with one row per request.
 
-    Keys: `arrival`, `ttft` and `latency` in seconds, `prompt` and `output` in tokens, and, if
-    known, `device_hit`, `host_hit` and `storage_hit` in tokens. Rows are in order of arrival.
+    Each line of the log is a JSON object about one request. The keys `arrival`, `ttft` and
+    `latency` are in seconds. The keys `prompt` and `output` are in tokens, and so are the optional
+    keys `device_hit`, `host_hit` and `storage_hit`. The table is sorted by arrival.
 
     Raises:
-        ValueError: a line is not a JSON object, or lacks a key.
+        ValueError: a line is not a JSON object or lacks a key, or the log is empty.
     """
     import pandas as pd
 
@@ -88,11 +99,13 @@ def read_measured(path: Path) -> "pd.DataFrame":
 
 
 def compare_measured(simulated: "pd.DataFrame", measured: "pd.DataFrame") -> "pd.DataFrame":
-    """Compare a run with a log: each measure of both, and the error of the simulated one.
+    """Compare a simulated run with the log of a real server, and return the simulation errors.
 
-    Errors are in percentage points for hits and in percent otherwise. If both tables have the same
-    length, their requests are paired by arrival, and the last row is the median error of their
-    TTFT.
+    Each argument is a table with one row per request. The result has one row per metric, such as
+    the mean TTFT, with the measured value, the simulated value and the error. The error of the hit
+    rate is in percentage points; other errors are in percent. If both tables have equally many
+    finished requests, the requests are paired by order of arrival. A last row then gives the median
+    TTFT error of the pairs.
     """
     import pandas as pd
 

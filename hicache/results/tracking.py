@@ -36,10 +36,11 @@ TERMINATED = 143  # exit code of a process that SIGTERM ended: 128 + 15
 
 @dataclass
 class Tracker:
-    """Writes `metrics.jsonl` and `summary.json` in `out_dir`, and logs to W&B if configured.
+    """Writes the metrics of a run to files, and optionally to Weights & Biases (W&B).
 
-    A context manager. While it is open, SIGTERM ends the program through `sys.exit`, so that W&B
-    marks a preempted run as failed and not as running forever.
+    The files are `metrics.jsonl` and `summary.json` in `out_dir`. Use the tracker as a context
+    manager. While it is open, SIGTERM raises `SystemExit`, so that W&B learns that the run has
+    failed.
     """
 
     out_dir: Path
@@ -107,9 +108,10 @@ class Tracker:
 
 
 def track_sweep(directory: Path, tracker: TrackerConfig, group: str) -> None:
-    """Record a sweep with a `sweep.csv` as one W&B run in the group of its jobs.
+    """Upload the results of a sweep to Weights & Biases (W&B) as one run.
 
-    A continued sweep writes to the same W&B run again.
+    The upload joins the W&B group `group`, as do the runs of the sweep. A second call for the same
+    directory updates the first upload. Nothing happens if the directory has no `sweep.csv`.
     """
     if not (directory / "sweep.csv").is_file():
         return
@@ -142,7 +144,6 @@ def _attach(run: "wandb.Run", paths: Sequence[Path]) -> None:
 
 
 def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
-    """Open a W&B run, offline if the server cannot be used; None if W&B is off or not installed."""
     mode = tracker.wandb_mode
     if mode is WandbMode.disabled:
         return None
@@ -193,7 +194,10 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
-    """Write the whole file or nothing: sorted keys, exact floats, equal bytes for equal values."""
+    """Write a JSON file completely, or leave the old file unchanged.
+
+    Keys are sorted, so equal values give equal bytes.
+    """
     text = json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
     unfinished = path.with_name(f".{path.name}.part")
     try:

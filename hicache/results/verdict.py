@@ -1,7 +1,8 @@
-"""The verdict: conditions under which the numbers of a run mislead, and those that hold in a run.
+"""The verdict on a run: whether its results are misleading, for example because of an overload.
 
-The verdict depends only on `summary.json`, so stored and new runs are judged alike. `SURVIVORS`
-needs several runs to compare. docs/verdict.md gives the origin of each threshold.
+The verdict depends only on `summary.json`, so stored and new runs are judged alike. Only the
+condition `SURVIVORS` needs several runs to compare. docs/verdict.md gives the origin of each
+threshold.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +19,16 @@ STAGE = "stage_"  # prefix of the keys of one stage of a load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A condition under which numbers mislead.
+    """A rule that detects misleading results, such as those of an overloaded GPU.
 
-    `number` returns the number to report if the condition holds in a run, otherwise None. `phrase`
-    has a placeholder `{}` for that number; `means` states the consequence.
+    Attributes:
+        name: a short name of the rule.
+        threshold: the limit that `number` compares with.
+        number: a function of the metrics of a run and the threshold. It returns a number to report
+            if the results are misleading, otherwise None.
+        phrase: a description of the problem, in which `{}` stands for the number.
+        means: the consequence of the problem for the results.
+        is_share: True if the number is a fraction, which is shown in percent.
     """
 
     name: str
@@ -41,7 +48,12 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objection:
-    """A condition that holds in at least one of several runs, and its number in each of those."""
+    """A reason to distrust the results of one or more runs, such as an overloaded GPU.
+
+    Attributes:
+        condition: the rule that detected the problem.
+        low, high: the lowest and the highest number that the rule returned for these runs.
+    """
 
     condition: Condition
     low: float
@@ -76,9 +88,11 @@ def in_short(found: Sequence[Objection]) -> str:
 
 
 def stages(summary: Summary) -> dict[int, Summary]:
-    """Return the part of a summary for each stage of the load, by number; empty without stages.
+    """Return the metrics of each stage of a workload, by the number of the stage.
 
-    The keys are those of a whole run, so that a stage is judged like a run.
+    A workload with stages changes its request rate at the start of each stage. The metrics of a
+    stage have the same names as those of a whole run. The result is empty if the workload has no
+    stages.
     """
     parts: dict[int, dict[str, float]] = {}
     for key, value in summary.items():
@@ -141,6 +155,14 @@ def _dropped_writes(summary: Summary, threshold: float) -> float | None:
     return _above(dropped / wanted, threshold) if dropped else None
 
 
+def _inert_host(summary: Summary, threshold: float) -> float | None:
+    prompts = summary.get("request/prompt_tokens")
+    if not prompts or not summary.get("transfer/back_up_bytes"):
+        return None
+    share = sum(summary[f"cache/{tier}_hit_tokens"] for tier in ("host", "storage")) / prompts
+    return share if share < threshold else None
+
+
 def _start_up(summary: Summary, threshold: float) -> float | None:
     waiting = summary.get("request/start_up_ttft_share", 0.0)
     requests = summary.get("request/start_up_share", 0.0)
@@ -148,7 +170,6 @@ def _start_up(summary: Summary, threshold: float) -> float | None:
 
 
 def _busiest(summary: Summary, rhos: Sequence[str]) -> float | None:
-    """Return the highest of these ρ; with stages, that of the busiest stage."""
     parts = list(stages(summary).values()) or [summary]
     return max(
         (part[_rho(rho)] for part in parts for rho in rhos if _rho(rho) in part), default=None
@@ -218,6 +239,14 @@ CONDITIONS = (
         number=_dropped_writes,
         phrase="{} of the writes to storage dropped",
         means="storage lacks pages that the policies chose to write (storage.write_queue_gib)",
+    ),
+    Condition(
+        name="inert host",
+        threshold=0.001,
+        number=_inert_host,
+        phrase="inert host tier: pages are backed up, but {} of the prompt tokens hit them",
+        means="back-ups use the link and save nothing (cache.host_gib is too small, or prefixes "
+        "come back while the device still holds them)",
     ),
     Condition(
         name="start-up",

@@ -4,11 +4,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
-from hicache.cache.named import TOKENS, make_policy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import SchedulerConfig
-from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
+from hicache.scheduler.budget import NewTokenRatio, StepBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.request_state import RequestState
 
@@ -22,9 +21,9 @@ class Asking(Protocol):
 
 
 class Admission:
-    """Decides whether requests fit in the pools, and reserves room for them.
+    """Decides whether a request fits in the memory pools, and reserves room for it.
 
-    All sizes are tokens; states count slots.
+    KV is counted in tokens, and Mamba states in slots of one state each.
     """
 
     def __init__(self, cache: PrefixCache, config: SchedulerConfig) -> None:
@@ -33,13 +32,7 @@ class Admission:
             floor=min(config.new_token_ratio_floor, config.new_token_ratio),
             decay_steps=config.new_token_ratio_decay_steps,
         )
-        self._swa_budget: SwaBudget = make_policy(
-            "scheduler.swa_budget",
-            config.swa_budget,
-            FORMS,
-            wants={"tokens": TOKENS},
-            knobs=config.swa_budget_args,
-        )
+        self._policy = cache.tree.policy
         self._cache = cache
         self._config = config
         self._page = cache.page_size
@@ -54,10 +47,12 @@ class Admission:
         room = cache.room()
         if needed >= room - budget.reserved_tokens:
             return Defer(Reason.tokens, stands=True, needed=needed, room=room)
-        for kind, _ in cache.tree.kinds.windows:
+        # of windows also the pages of tokens that are computed again
+        windows = req.target_len - cache.tree.kinds.replay_start(match.usable_len // page) * page
+        for kind in cache.tree.kinds.window_lens:
             remaining = cache.room(kind) - budget.reserved_windows.get(kind, 0)
             host_hit = match.host_hits[kind]
-            needed = self._charge(kind, ceil_page(extend, page), max_new, chunk, host_hit)
+            needed = self._charge(kind, ceil_page(windows, page), max_new, chunk, host_hit)
             if needed >= remaining:
                 capacity = cache.pools[DEVICE][kind].capacity
                 # a temporary shortage is waited out; a chunk that can never fit is cut
@@ -77,7 +72,7 @@ class Admission:
         max_new = min(req.remaining_output, self._config.clip_new_tokens)
         is_whole = chunk_end == req.target_len
         budget.reserved_tokens += req.target_len - chunk_end + page + (max_new if is_whole else 0)
-        for kind, _ in self._cache.tree.kinds.windows:
+        for kind in self._cache.tree.kinds.window_lens:
             taken = ceil_page(chunk_end - req.kv_len, page)
             extend = ceil_page(req.extend_len, page)
             needed = self._charge(kind, extend, max_new, budget.chunk_tokens, 0)
@@ -95,12 +90,12 @@ class Admission:
         return reserved
 
     def steps_deferred(self, defer: Defer, running: Sequence[RequestState], wanted: int) -> int:
-        """How many decode steps, at most `wanted`, may pass before the request is checked again.
+        """Return how many decode steps may pass before a request that did not fit is checked again.
 
-        Pools change only when a decoding request fills a page; until then a deferral stands. A
-        deferral for tokens also ends when the tokens reserved for answers have shrunk enough. It
-        outlasts filled pages that were free, because they only add to the shortage, unless windows
-        may be the shortage before a path is locked. Every other change interrupts the run of steps.
+        `defer` is the decision about that request, and `running` are the requests that decode. The
+        result lies between 1 and `wanted`. The decision can change when a running request needs a
+        new page. If the request lacked tokens, it can also change because fewer tokens are reserved
+        for answers with each step.
         """
         if not defer.stands:
             return 1
@@ -108,7 +103,9 @@ class Admission:
             return wanted
         steps = steps_in_page(running, self._page, wanted)
         if defer.reason is Reason.tokens:
-            if not (defer.is_second and self._cache.tree.kinds.windows):
+            # filled pages that were free only add to the shortage, unless windows may be the
+            # shortage before a path is locked
+            if not (defer.is_second and self._cache.tree.kinds.window_lens):
                 steps = steps_in_free_pages(self._cache, running, wanted)
 
             def fits(later: int) -> bool:
@@ -137,11 +134,9 @@ class Admission:
     def _fitting_chunk(
         self, kind: int, remaining: int, max_new: int, chunk: int, host_hit: int
     ) -> int:
-        """The longest chunk whose charge is at most `remaining`: whole pages, or all of `chunk`.
-
-        The charge is that of an empty chunk plus what the chunk adds to a full window; 0 if no page
-        fits.
-        """
+        # the longest chunk whose charge is at most `remaining`: whole pages, or all of `chunk`; 0
+        # if no page fits. The charge is that of an empty chunk plus what the chunk adds to a full
+        # window
         page, window = self._page, self._cache.tree.kinds.window_lens[kind]
 
         def charge(tokens: int) -> int:
@@ -157,7 +152,7 @@ class Admission:
         return min(chunk, fits * page)
 
     def _charge(self, kind: int, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
-        return self._swa_budget.tokens(
+        charge: int = self._policy.window_charge(
             extend=extend,
             chunk=chunk,
             window=self._cache.tree.kinds.window_lens[kind],
@@ -165,19 +160,22 @@ class Admission:
             swa_host_hit_length=host_hit,
             max_new=max_new,
         )
+        return charge
 
 
 def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:
-    """How many steps, at most `wanted`, the pools certainly have pages for.
+    """Return for how many decode steps the memory pools have pages for all running requests.
 
-    Under write_back a victim is copied before the next step, and pages that leave a window
-    meanwhile do not count. In both cases several steps use free pages only.
+    The result is a safe estimate between 0 and `wanted`. 0 means that there may be too few pages
+    even for one step.
     """
     page, kinds = cache.page_size, cache.tree.kinds.paged
     # an upper bound for any lengths
     most = len(running) * (wanted // page + 1) + cache.quirks.spare_pages
     if min([cache.available_size(kind) for kind in kinds]) >= most * page:
         return wanted
+    # several steps use free pages only where a victim is copied before the next step (write_back)
+    # or where pages that leave a window do not count
     for kind in kinds:
         if kind not in cache.tree.kinds.aux and not cache.tree.demotes:
             continue
@@ -199,13 +197,19 @@ def pages_for(running: Sequence[RequestState], page_size: int, num_steps: int) -
 
 
 def steps_in_page(running: Sequence[RequestState], page_size: int, wanted: int) -> int:
-    """Steps, in [1, `wanted`], until the first request has filled a page."""
+    """Return the number of decode steps until the first of the running requests fills a page.
+
+    The result is at least 1 and at most `wanted`.
+    """
     left = min([-req.kv_len % page_size for req in running])
     return max(min(wanted, left), 1)
 
 
 def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:
-    """How many steps, in [1, `wanted`], certainly evict nothing."""
+    """Return how many decode steps the running requests can take in free pages, without eviction.
+
+    The result is at least 1, even if the first step must evict, and at most `wanted`.
+    """
     page = cache.page_size
     free = min([cache.available_size(kind) for kind in cache.tree.kinds.paged]) // page
     free -= cache.quirks.spare_pages

@@ -10,7 +10,11 @@ from hicache.scheduler.request_state import RequestState
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Tokens `[start, end)` of a request, and the (length, slot) of each state to capture."""
+    """A chunk of one request to compute: its tokens from `start` to just before `end`.
+
+    `saves` lists the Mamba states to save while the chunk is computed. Each is a pair: the prefix
+    length in tokens, and the state slot that receives the state.
+    """
 
     req: RequestState
     start: int
@@ -20,7 +24,10 @@ class Extend:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """What one step computes. `num_steps` > 1 only without extends."""
+    """What one step computes: prompt chunks, decodes, and loads of KV from host to device.
+
+    `num_steps` is the number of consecutive decode steps. It is 1 if the batch has prompt chunks.
+    """
 
     extends: list[Extend] = field(default_factory=list)
     decodes: list[RequestState] = field(default_factory=list)
@@ -30,7 +37,7 @@ class Batch:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """Requests that have ended; rejected ones with the reason."""
+    """The requests that ended: finished, rejected with the reason, or aborted by the client."""
 
     finished: list[RequestState] = field(default_factory=list)
     rejected: list[tuple[RequestState, str]] = field(default_factory=list)

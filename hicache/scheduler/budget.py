@@ -1,15 +1,9 @@
-"""The arithmetic of admission: what a request may cost, in tokens.
+"""The arithmetic of admission: how many tokens of memory a request may cost."""
 
-E extend tokens, C chunk tokens left in this step, W window, P page, M new tokens reserved, h window
-tokens to load back from the host.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-from hicache.config import SWA_BUDGETS
+from hicache.policies.world import World
 
 
 def ceil_page(tokens: int, page_size: int) -> int:
@@ -26,12 +20,26 @@ def swa_budget_for_req(
     swa_host_hit_length: int = 0,
     max_new: int = 0,
 ) -> int:
-    """Window-pool tokens charged to a request.
+    """Return how many tokens of sliding-window KV are reserved when a request is admitted.
 
-    `reports`: max(min(E, C), W) + P, plus ceil(h) if pages will be loaded back (report 004, sglang
-    PR 27391). `no_host_term`: the formula before that fix. `double`: h is charged twice, to measure
-    the cost of that error. `sglang_0_5_23`: max(a − W, 0) + min(E + M, W) + P + ceil(h) with a =
-    min(E, C) (sglang PR 32379).
+    Let a be the smaller of `extend` and `chunk`. Let host be `swa_host_hit_length`, rounded up to
+    whole pages. `form` names the formula:
+
+    - `no_host_term`: max(a, window) + page;
+    - `reports`: max(a, window) + page + host, as in SGLang since its pull request 27391;
+    - `double`: max(a, window) + page + 2 * host, to measure the effect of counting host twice;
+    - `sglang_0_5_23`: max(a - window, 0) + min(extend + max_new, window) + page + host, as in
+      SGLang since its pull request 32379.
+
+    Args:
+        form: the name of the formula.
+        extend: tokens of the request that must be computed.
+        chunk: tokens that the current step can still compute; None means no limit.
+        window: length of the sliding window in tokens.
+        page: tokens per page.
+        swa_host_hit_length: window tokens to load from host to device; 0 once device pages are
+            allocated for them.
+        max_new: answer tokens for which memory is reserved.
     """
     allocated = extend if chunk is None else min(extend, chunk)
     host = ceil_page(swa_host_hit_length, page)
@@ -43,43 +51,19 @@ def swa_budget_for_req(
     return base + (2 * host if form == "double" else host)
 
 
-class SwaBudget(Protocol):
-    """The charge of a request to the window pool; its class is built without positional arguments.
-
-    A charge must not fall as `extend` and `chunk` grow: admission finds the longest chunk that a
-    small pool can hold by bisection.
-    """
-
-    def tokens(
-        self,
-        *,
-        extend: int,
-        chunk: int | None,
-        window: int,
-        page: int,
-        swa_host_hit_length: int,
-        max_new: int,
-    ) -> int:
-        """The charge in tokens; the arguments are E, C, W, P, h and M of this module.
-
-        `swa_host_hit_length` is 0 after admission, because those pages are allocated by then.
-        """
-        ...
-
-
 class NamedBudget:
-    def __init__(self, form: str) -> None:
-        self.tokens = partial(swa_budget_for_req, form)
-
-
-FORMS: dict[str, Callable[..., SwaBudget]] = {
-    form: partial(NamedBudget, form) for form in SWA_BUDGETS
-}
+    def __init__(self, world: World) -> None:
+        self.window_charge = partial(swa_budget_for_req, world.config.scheduler.swa_budget)
 
 
 @dataclass(slots=True, kw_only=True)
 class StepBudget:
-    """What one step may still reserve; pages that were taken show in the pools instead."""
+    """What one step may still compute, and the memory that is already reserved for requests.
+
+    `chunk_tokens`: prompt tokens that the step may still compute. `reserved_tokens`: full-attention
+    KV tokens that are reserved, but not allocated yet. `reserved_windows`: the same for each kind
+    of sliding window, in tokens.
+    """
 
     chunk_tokens: int  # extend tokens left
     reserved_tokens: float  # full tokens reserved and not yet taken
@@ -87,10 +71,10 @@ class StepBudget:
 
 
 class NewTokenRatio:
-    """The share of the outstanding answer tokens that is reserved.
+    """Computes the fraction of future answer tokens for which admission reserves memory.
 
-    The share falls from `first` to `floor` over `decay_steps` decode steps, and rises at a
-    retraction. It depends on the number of steps, so several steps at once give the same share.
+    The fraction falls linearly from `first` to `floor` over `decay_steps` decode steps. It rises
+    when memory runs out and a running request is sent back to the queue (a retraction).
     """
 
     def __init__(self, *, first: float, floor: float, decay_steps: int) -> None:
@@ -110,6 +94,11 @@ class NewTokenRatio:
         self._steps += num_steps
 
     def retracted(self, decoded: int, max_new: int, running: int) -> None:
-        """Restart from what the running requests have needed so far (sglang's rule)."""
+        """Set the reserved fraction of answer tokens anew after a retraction, by SGLang's formula.
+
+        A retraction sends a running request back to the queue, for lack of memory. `running` is the
+        number of requests that still run. Together they have decoded `decoded` of at most `max_new`
+        answer tokens.
+        """
         self._base = max(self._floor, min(1.0, (decoded + 20 * running) / (max_new + 1)))
         self._steps = 0

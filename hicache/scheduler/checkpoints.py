@@ -1,75 +1,40 @@
-"""Checkpoints: where a prompt's states and windows are kept, and the slots of captured states.
+"""Checkpoints: where a prompt's states and windows are kept, and the slots of captured states."""
 
-A placement is a class with `lengths`. Its constructor takes the tokens per page and per grid step.
-"""
-
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
 
 from hicache.cache.pages import PageIds
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import MatchResult
+from hicache.policies.world import World
 from hicache.scheduler.request_state import RequestState
 
 
-class Placement(Protocol):
-    """Chooses the prompt lengths at which a state (or a window) is worth keeping."""
-
-    def lengths(self, start: int, end: int, branch: int | None) -> Iterable[int]:
-        """Return prompt lengths in any order.
-
-        The caller rounds them down to pages and drops those outside `(start, end]`.
-
-        Args:
-            start: tokens that need not be computed.
-            end: the prompt's last page boundary.
-            branch: where the prompt leaves an edge that has no state (or window) there; None if it
-                leaves no such edge.
-        """
-        ...
-
-
 class End:
-    def __init__(self, page_size: int, grid_tokens: int) -> None:
-        pass
-
-    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
         return [end]
 
 
 class EndBranch:
-    """The end of the prompt, and its branch point."""
-
-    def __init__(self, page_size: int, grid_tokens: int) -> None:
-        pass
-
-    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
         return [end] if branch is None else [branch, end]
 
 
 class BranchOrEnd:
-    """The branch point of the prompt, or its end if it has none."""
-
-    def __init__(self, page_size: int, grid_tokens: int) -> None:
-        pass
-
-    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
         return [end if branch is None else branch]
 
 
 class Every:
-    """The end, the branch point, and every `grid_tokens` tokens."""
+    def __init__(self, world: World) -> None:
+        self._grid_tokens = world.config.cache.checkpoint_tokens
 
-    def __init__(self, page_size: int, grid_tokens: int) -> None:
-        self._grid_tokens = grid_tokens
-
-    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
         grid = self._grid_tokens
         ends = [end] if branch is None else [branch, end]
         return [*range(start // grid * grid + grid, end, grid), *ends]
 
 
-PLACEMENTS: dict[str, Callable[..., Placement]] = {
+PLACEMENTS: dict[str, Callable[..., object]] = {
     "end": End,
     "end_branch": EndBranch,
     "branch_or_end": BranchOrEnd,
@@ -78,9 +43,10 @@ PLACEMENTS: dict[str, Callable[..., Placement]] = {
 
 
 class CheckpointSaver:
-    def __init__(self, cache: PrefixCache, placement: Placement) -> None:
+    def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._placement = placement
+        self._policy = cache.tree.policy
+        self._kind = "mamba" if cache.tree.kinds.points else "swa"
 
     def place(self, req: RequestState, match: MatchResult) -> None:
         kinds, end, last = self._cache.tree.kinds, req.target_len, self._last(req)
@@ -94,7 +60,7 @@ class CheckpointSaver:
     def _lengths(self, req: RequestState, match: MatchResult) -> list[int]:
         # ascending, and only at pages that the request computes
         page, last = self._cache.page_size, self._last(req)
-        placed = self._placement.lengths(req.kv_len, last, match.branch_len)
+        placed = self._policy.checkpoints(self._kind, req.kv_len, last, match.branch_len)
         lengths = {length // page * page for length in placed}
         return sorted(length for length in lengths if req.kv_len < length <= last)
 

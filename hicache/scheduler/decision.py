@@ -5,7 +5,10 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a request does not run now; counted as `scheduler/deferred_<reason>_count`."""
+    """Why a waiting request does not run now.
+
+    The counter `scheduler/deferred_<reason>_count` counts the requests of each reason.
+    """
 
     running = "running"  # `scheduler.max_running` requests run
     tokens = "tokens"
@@ -17,17 +20,19 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Run the request now, with a first chunk of at most `chunk_tokens`."""
+    """The decision to run a request now, with a first chunk of at most `chunk_tokens` tokens."""
 
     chunk_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Do not run the request now. For reason `tokens`, `needed` >= `room` - reserved tokens.
+    """The decision that a waiting request does not run now, with the reason.
 
-    `stands`: the decision stays the same while the pools do not change. `is_second`: the request
-    fitted until its own path was locked.
+    `stands` is True if the decision stays the same while no memory is freed or taken. `is_second`
+    is True if the request fitted before its cached prefix was locked against eviction. For the
+    reason `tokens`, `needed` is the KV tokens that the request needs, and `room` those that are
+    free or can be evicted.
     """
 
     reason: Reason
@@ -39,7 +44,7 @@ class Defer:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Never run the request; `why` is a sentence."""
+    """The decision never to run a request; `why` is the reason as a sentence."""
 
     why: str
 

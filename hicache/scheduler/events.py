@@ -8,22 +8,28 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Listener(CacheListener, Protocol):
-    """Receives the events of one engine: those of its cache and of its requests."""
+    """Receives the events of one serving engine: those of its cache and those of its requests."""
 
     def matched(self, req: RequestState, match: MatchResult) -> None:
-        """The request was matched: at its submission, and at each admission decision."""
+        """Called after the cache was searched for the prompt of a request; `match` is the result.
+
+        The search happens when the request is submitted, and each time the scheduler considers it.
+        """
         ...
 
     def starting(self, req: RequestState, match: MatchResult) -> None:
-        """The request is about to acquire what `match` found.
+        """Called just before a request takes the cached prefix that `match` describes.
 
-        The admission may still fail; then the event is repeated later. `match` may be shorter than
-        the last one that `matched` reported.
+        The request may still fail to start; this event then comes again later. The prefix may be
+        shorter than the one that `matched` reported, if only the shorter one leaves enough memory.
         """
         ...
 
     def admitted(self, req: RequestState) -> None:
-        """The request starts at `req.cached_len`; `admitted_ns` is None at its first admission."""
+        """Called when a request starts to run, with `req.cached_len` tokens from the cache.
+
+        `req.admitted_ns` is None if the request starts for the first time.
+        """
         ...
 
     def canceled(self, req: RequestState) -> None: ...

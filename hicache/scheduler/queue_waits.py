@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Cause(StrEnum):
-    """What a request that does not wait for storage waits for; a deferral has its reason's name."""
+    """What a queued request waits for, other than a read from storage."""
 
     step = "step"
     chunk = "chunk"
@@ -38,7 +38,11 @@ STEP = _PLACES[Cause.step]
 
 
 class Shortage(NamedTuple):
-    """What the queued requests lack; `first` is the id of the request that did not fit."""
+    """Why the queued requests do not run.
+
+    `first` is the id of the first request that could not start. It is None if the cause does not
+    concern a single request.
+    """
 
     cause: Cause
     first: int | None = None
@@ -53,7 +57,12 @@ class Turn(NamedTuple):
 
 
 class QueueWaits:
-    """Accumulated wait of the queue in ns, by cause."""
+    """Adds up the waiting time of an engine's queue in ns, by cause.
+
+    At each moment, all queued requests wait for the same cause, except those that wait for storage.
+    So one sum per cause serves all requests. The waiting time of a request is the sums at the end
+    of its wait minus the sums at the beginning.
+    """
 
     def __init__(self) -> None:
         self.turns: list[Turn] | None = None  # recorded only if a list is set
@@ -70,7 +79,7 @@ class QueueWaits:
         self._lacks = lacks
 
     def mark(self, now_ns: int) -> Mark:
-        """Snapshot of the accumulated wait by cause, in ns."""
+        """Return a copy of the sums of waiting time up to `now_ns`, in ns, one for each cause."""
         if now_ns != self._since_ns:
             self.turn(now_ns, self._lacks)
         return self._spent.copy()

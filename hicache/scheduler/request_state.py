@@ -8,11 +8,11 @@ from hicache.scheduler.queue_waits import CAUSES, Mark
 
 
 class RequestState:
-    """One request from its submission to its last token.
+    """The progress of one request in an engine, from its submission to its last token.
 
-    Token intervals: `[0, cached_len)` came from the cache at the last admission, `[cached_len,
-    kv_len)` was computed since, `[kv_len, target_len)` must still be extended. Decoding begins when
-    `kv_len` reaches `target_len`.
+    The first `cached_len` tokens came from the cache when the request last started. The tokens up
+    to `kv_len` were computed since then. The tokens from `kv_len` up to `target_len` must be
+    computed before the request decodes.
     """
 
     def __init__(self, request: Request, tokens: bytes, number: int, now_ns: int) -> None:
@@ -70,7 +70,12 @@ class RequestState:
         self.queue_mark = mark
 
     def end_queue(self, mark: Mark) -> None:
-        """Stop charging queue time; no effect if the request is not queued."""
+        """Stop counting queue time for this request.
+
+        The time since the request was queued is added to `queue_ns`, by cause. `mark` holds the
+        queue's sums of waiting time at this moment, in ns for each cause. The call has no effect if
+        the request is not queued.
+        """
         if self.queue_mark is not None:
             parts = zip(self.queue_ns, self.queue_mark, mark, strict=True)
             self.queue_ns = [spent + now - since for spent, since, now in parts]

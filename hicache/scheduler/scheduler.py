@@ -6,11 +6,9 @@ change between the two, so the executor may cut a run of decode steps short.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import replace
-from typing import Any
 
-from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.events import Purpose
@@ -20,10 +18,9 @@ from hicache.request import Request
 from hicache.scheduler.admission import Admission, must_evict, steps_with_pages
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
-from hicache.scheduler.checkpoints import CheckpointSaver, Placement
+from hicache.scheduler.checkpoints import CheckpointSaver
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.events import Listener
-from hicache.scheduler.order import ORDERS, ServiceOrder
 from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, STEP, Cause, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
@@ -32,10 +29,10 @@ MAX_JUMP = 256  # decode steps planned at once; the executor prices only those b
 
 
 class Scheduler:
-    """The queue and the running requests of one engine.
+    """Decides which requests of one engine run in the next step.
 
-    Invariant: a request is in exactly one of waiting, partial (a part of its prompt is computed)
-    and running (decoding).
+    Each request is either waiting, partial (a part of its prompt is computed) or running
+    (decoding).
     """
 
     def __init__(
@@ -45,24 +42,20 @@ class Scheduler:
         config: SchedulerConfig,
         *,
         max_len: int,
-        checkpoints: Placement,
         may_jump: bool,
         takes_decode_pages_first: bool = False,
-        estimate_s: Callable[[int, int], float] | None = None,
         listener: Listener | None = None,
     ) -> None:
         """Create the scheduler of one engine.
 
         Args:
-            cache: the cache that provides the pages.
-            prefetcher: starts reads from storage; None means there is no storage.
-            config: the `scheduler` knobs.
-            max_len: maximum context length of the model in tokens.
-            checkpoints: where states are kept, or windows if the model has no states.
-            may_jump: several decode steps may be planned at once.
-            takes_decode_pages_first: pages are allocated before a step instead of after it, as real
-                memory requires.
-            estimate_s: seconds to compute a prompt, by its (cached, prompt) tokens.
+            cache: the KV cache that provides the pages.
+            prefetcher: reads pages from storage ahead of time; None means that there is no storage.
+            config: the settings of the scheduler.
+            max_len: maximum tokens of prompt and answer together.
+            may_jump: whether several decode steps may be planned at once.
+            takes_decode_pages_first: whether a decode step takes its pages before it starts, as
+                real memory requires; otherwise it takes them when it ends.
             listener: receives the events of requests; None means no listener.
         """
         self.cache = cache
@@ -77,19 +70,7 @@ class Scheduler:
         self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = CheckpointSaver(cache, checkpoints)
-        own: Any = cache.tree.policy
-        self._order: ServiceOrder = own
-        if not hasattr(own, "sort_key"):
-            self._order = make_policy(
-                "scheduler.order",
-                config.order,
-                ORDERS,
-                config,
-                estimate_s,
-                wants={"sort_key": NUMBER},
-                knobs=config.order_args,
-            )
+        self._checkpoints = CheckpointSaver(cache)
         self._max_jump = MAX_JUMP if may_jump else 1
         has_states = bool(cache.tree.kinds.points)
         self._answer_pages = None if has_states else cache.knobs.answer_pages
@@ -106,9 +87,10 @@ class Scheduler:
     def submit(
         self, request: Request, now_ns: int, *, arrived_ns: int | None = None
     ) -> RequestState:
-        """Queue a request and start its prefetch, or reject it if it can never run.
+        """Queue a request and start its prefetch from storage, or reject it if it can never run.
 
-        `arrived_ns`: arrival time, if the request then waited for the end of a step.
+        `arrived_ns` is the arrival time in ns if the request then had to wait for the end of a
+        step. None means that it arrives at `now_ns`.
         """
         self._num_submitted += 1
         tokens = self.cache.tree.names.tokens(request)
@@ -128,7 +110,7 @@ class Scheduler:
             if prefetch is not None:
                 start = prefetch.start_page * self._page
                 req.prefetched = (start, start + prefetch.num_pages * self._page)
-        req.place = (self._order.sort_key(req, match), req.number)
+        req.place = (self.cache.tree.policy.sort_key(req, match), req.number)
         req.looked_ns = now_ns
         req.queue_ns[STEP] = now_ns - came_ns
         req.begin_queue(self.queue_waits.mark(now_ns))
@@ -136,9 +118,10 @@ class Scheduler:
         return req
 
     def abort(self, request_id: int, now_ns: int) -> RequestState | None:
-        """Remove a request in any state and free what it holds; None if there is no such request.
+        """Remove a request, whether it waits or runs, and free its memory.
 
-        Must not be called while a step runs that includes the request.
+        Return None if there is no such request. The method must not be called during a step that
+        computes the request.
         """
         req = self._take_out(request_id)
         if req is None:
@@ -176,7 +159,6 @@ class Scheduler:
 
     @property
     def has_backlog(self) -> bool:
-        """True if the last plan left out a request that does not wait for storage."""
         for _, req in self.waiting:  # noqa: SIM110
             if req.blocked_since_ns is None:
                 return True
@@ -184,7 +166,6 @@ class Scheduler:
 
     @property
     def has_finished(self) -> bool:
-        """True if finished requests are waiting to be collected by `take_ended`."""
         return bool(self._ended.finished)
 
     def take_ended(self) -> Outcome:
@@ -230,10 +211,8 @@ class Scheduler:
     # -- admission -----------------------------------------------------------------------------
 
     def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
-        """Consider the waiting requests in order, until one of them does not fit.
-
-        Returns what the remaining requests lack, except those that wait for storage.
-        """
+        # considers the waiting requests in order until one of them does not fit; returns what the
+        # rest lack, except those that wait for storage
         num_blocked = 0
         for entry in list(self.waiting):
             req = entry[1]
@@ -381,7 +360,7 @@ class Scheduler:
             self.cache.tree.entries.finished(req.request, outcome)
 
     def _is_final(self, batch: Batch) -> bool:
-        """True if waiting cannot help: nothing else runs, and no transfer or read is in flight."""
+        # waiting cannot help if nothing else runs and no transfer or read is in flight
         if batch.extends or self.running or self.partial is not None:
             return False
         return not self._may_get_room
@@ -467,7 +446,7 @@ class Scheduler:
 
     def _continue_partial(self, req: RequestState, batch: Batch, budget: StepBudget) -> None:
         chunk = budget.chunk_tokens
-        for kind, _ in self.cache.tree.kinds.windows:
+        for kind in self.cache.tree.kinds.window_lens:
             chunk = min(chunk, self.cache.room(kind) - self._page)
         chunk_end = self._chunk_end(req, max(chunk, self._page))
         if not self.cache.extend(req.sequence, chunk_end):
@@ -560,12 +539,10 @@ class Scheduler:
         return self._admission.steps_deferred(self._defer, running, wanted)
 
     def _retract_one(self, batch: Batch) -> bool:
-        """Send the running request with the least computed answer back to the queue.
-
-        Returns False if nothing can decode now: the last request must wait, or was sent back as
-        well. The last request restarts where its answer ends, with a lock on that window alone, and
-        has gained at least one token; so the retractions end.
-        """
+        # sends the running request with the least computed answer back to the queue; returns False
+        # if nothing can decode now: the last request must wait, or was sent back as well. The last
+        # request restarts where its answer ends, with a lock on that window alone, and has gained
+        # at least one token; so the retractions end
         if len(self.running) == 1:
             if batch.extends or self.cache.in_flight:
                 return False
@@ -588,21 +565,21 @@ class Scheduler:
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
-        windows = cache.tree.kinds.windows
+        has_windows, answer_pages = bool(cache.tree.kinds.window_lens), self._answer_pages
         finished = []
         for req in reqs:
+            sequence = req.sequence
             req.kv_len = length = req.kv_len + num_steps
-            req.remaining_output -= num_steps
-            is_short = length > req.sequence.num_pages * page
-            if is_short and not cache.extend(req.sequence, length, Purpose.decode):
+            req.remaining_output = num_left = req.remaining_output - num_steps
+            is_short = length > sequence.num_pages * page
+            if is_short and not cache.extend(sequence, length, Purpose.decode):
                 raise AssertionError("a decode step was planned without free pages for it")
-            for kind, pages in windows:
-                if (length - 1) // page - pages > req.sequence.starts[kind]:
-                    cache.leave_window(req.sequence, length)
-            if not req.remaining_output:
+            if has_windows and (length - 1) // page > sequence.left_page:
+                cache.leave_window(sequence, length)
+            if not num_left:
                 finished.append(req)
-            elif self._answer_pages and self._steps_to_publish(req) <= 0:
-                cache.publish(req.sequence, length // page, is_answer=True)
+            elif answer_pages and self._steps_to_publish(req) <= 0:
+                cache.publish(sequence, length // page, is_answer=True)
         for req in finished:
             self.running.remove(req)
             self._finish(req)

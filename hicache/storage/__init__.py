@@ -1,1 +1,1 @@
-"""Storage engines: the third tier. Nothing here imports torch."""
+"""Storage engines: the tier of the cache below device and host memory."""

@@ -15,12 +15,19 @@ KEY_BYTES = DIGEST_BYTES + 1
 
 
 class StorageError(RuntimeError):
-    """The engine cannot be reached or opened. A missing or damaged page is a miss, not an error."""
+    """Raised when a storage engine cannot be opened or reached.
+
+    A missing or damaged page raises no error: it is a cache miss.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
 class StorageStats:
-    """A copy of an engine's counters: what it holds now, and how many pages it found damaged."""
+    """A snapshot of the counters of one storage engine.
+
+    `stored_pages` and `stored_bytes` are what the engine holds now. `damaged_pages` counts the
+    pages whose checksum was found to be wrong.
+    """
 
     stored_pages: int = 0
     stored_bytes: int = 0
@@ -28,35 +35,47 @@ class StorageStats:
 
 
 class Storage(Protocol):
-    """Pages by key. Every call may block, may come from any thread, and moves a whole batch."""
+    """Interface of a storage engine, which stores KV-cache pages as bytes under keys.
+
+    A key is a 16-byte digest of a page and of all tokens before the page, followed by one byte.
+    That byte is the kind of page, such as full-attention KV or Mamba state. Each call handles a
+    batch of pages. Calls may block, and may come from any thread.
+    """
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return for each key whether it is stored now. A later `read` can still miss."""
+        """Return one flag per key: True if the storage engine now holds a page under the key.
+
+        A later `read` can still miss, because the page may be evicted in the meantime.
+        """
         ...
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill `buffers[i]` with the page of `keys[i]`.
+        """Copy the stored page of each `keys[i]` into `buffers[i]`; return one flag per page.
 
-        Return False for each page that is missing, damaged or of another length; its buffer is then
-        undefined.
+        The flag is False if the page is missing, is damaged, or has another length than its buffer.
+        The contents of the buffer are then undefined.
         """
         ...
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store `buffers[i]` under `keys[i]`. After True, every process sees the whole page.
+        """Store the bytes of each `buffers[i]` under `keys[i]`; return one flag per page.
 
-        Return True for a key that exists already, whose page stays; False for a page without room.
+        True means that every process can now read the whole page. If the key is stored already, its
+        page stays unchanged and the flag is True. False means that there is no room for the page.
         """
         ...
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Remove the pages; missing keys are ignored."""
+        """Delete the pages stored under `keys`, and ignore keys that are not stored."""
         ...
 
     def stats(self) -> StorageStats:
-        """Return the counters so far."""
+        """Return the current counters of the storage engine."""
         ...
 
     def close(self) -> None:
-        """Release all resources. The caller must not use the engine afterwards."""
+        """Release all resources of the storage engine.
+
+        The caller must not use the engine afterwards.
+        """
         ...

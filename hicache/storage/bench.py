@@ -1,8 +1,9 @@
-"""How fast each engine moves pages, relative to plain files: python -m hicache.storage.bench.
+"""Measures how fast storage engines move pages: python -m hicache.storage.bench.
 
-The reference is one file, written and read in order, one page per call, with the same buffers in
-the same round. Rounds alternate between engine and reference, and each ratio is a median over
-rounds: absolute speeds drift on a shared machine, ratios much less. Reads come from the page cache.
+The reference is a plain file that is written and read in order, one page per call. The engine and
+the file take turns with the same buffers, and each ratio is a median over these rounds. On a shared
+machine absolute speeds drift, and ratios much less. Reads come from the operating system's page
+cache.
 """
 
 import argparse

@@ -8,10 +8,10 @@ PAGE_DIGEST_BYTES = 16
 
 
 def page_hasher(namespace: bytes, key: bytes, length: int) -> xxh3_128:
-    """Return an XXH3 (128 bits) hasher, seeded with the page's namespace, key and length in bytes.
+    """Return an XXH3 hasher (128 bits) for the bytes of one stored page.
 
-    The digest differs for a whole page that lies under another key or namespace, and for a page
-    that was cut short. Hashing runs at memory speed, and faster while the bytes are in the cache.
+    The hasher is seeded with `namespace`, `key` and `length` (in bytes). So the digest of a page is
+    wrong if the page lies under another key or namespace, or is cut short.
     """
     return xxh3_128(seed=_seed(namespace, key, length))
 
@@ -25,5 +25,4 @@ def _seed(namespace: bytes, key: bytes, length: int) -> int:
 
 
 def namespace_name(namespace: str) -> str:
-    """Return a name of 32 hex digits (16 bytes of BLAKE2b) for directories and remote keys."""
     return blake2b(namespace.encode(), digest_size=16).hexdigest()

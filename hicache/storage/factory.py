@@ -38,13 +38,14 @@ ASKED = (
 def open_storage(
     config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int] | None
 ) -> Storage | None:
-    """Open the engine of `config.kind`; None for the kind without storage.
+    """Open the storage engine that `config.kind` names; return None if the kind is `none`.
 
-    A `module:Class` gets the arguments of slab and file. `config.root` is a directory for slab and
-    file, a URL for redis, and the master's HOST:PORT for mooncake, where `config.capacity_gib` is
-    the memory that this process adds to the store. `page_bytes` gives the page size of each kind
-    (the last byte of a key); the engine charges that size even if the payload is a stand-in. None
-    charges the payload's length.
+    `config.root` is a directory for the kinds slab and file, a URL for redis, and the master's
+    HOST:PORT for mooncake. For mooncake, `config.capacity_gib` is the memory that this process
+    lends to the store. A user's class (`module:Class`) is called with `config.root`, `namespace`,
+    `capacity_bytes` and `page_bytes`. `page_bytes` maps a kind of page (the last byte of a key) to
+    the size in bytes that is counted for a page. None means that each page counts with its own
+    length.
 
     Raises:
         ValueError: the configuration is invalid.
@@ -107,9 +108,10 @@ def _class_of(kind: str) -> Callable[..., Storage]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardedStorage:
-    """An engine behind its faults and a breaker; callers use `storage`.
+    """A storage engine behind a circuit breaker, and behind injected faults if there are any.
 
-    With a clock that does not sleep, `stall` collects the time that calls would have taken.
+    Callers use `storage`, the circuit breaker; its calls never raise `StorageError`. In a
+    simulation, `stall` adds up the delays that the injected faults would cause.
     """
 
     engine: Storage
@@ -119,9 +121,10 @@ class GuardedStorage:
     scratch: Path | None = None  # a directory that only this simulation uses
 
     def counts(self) -> dict[str, int]:
-        """Return failed and skipped calls, damaged pages, and injected faults by name.
+        """Return counters of storage failures by metric name.
 
-        Damaged pages are those that the engine had counted when it was closed.
+        They count failed calls, calls skipped by the circuit breaker, damaged pages, and injected
+        faults. The number of damaged pages is that of the last `stats` or `close` call.
         """
         counts = {
             "storage/damaged_pages": self.storage.last_stats.damaged_pages,
@@ -150,12 +153,12 @@ def open_guarded_storage(
     clock: Clock,
     seed: int = 0,
 ) -> GuardedStorage | None:
-    """Open the engine for real execution: its faults are misses, and its calls end in time.
+    """Open the storage engine of `config` for a real run; its failures become cache misses.
 
-    Redis and Mooncake have deadlines of their own. Disks can block forever, so calls of slab, file
-    and user classes get `config.deadline_s`, and so do those of any engine with faults. `seed`
-    drives the faults. If the faults include corruption, this process takes a digest of each page
-    that it writes, to detect corruption on the way; pages of earlier processes are then misses.
+    Every call of an engine on disk ends after at most `config.deadline_s` seconds, because a disk
+    can block forever. Redis and Mooncake have time limits of their own. `seed` determines the
+    injected faults. If these include corruption, only pages that this process wrote can be read: it
+    keeps their digests to detect corrupt pages. Return None if `config.kind` is `none`.
     """
     engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)
     if engine is None:
@@ -174,10 +177,12 @@ def open_guarded_storage(
 def open_simulated_storage(
     config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int], clock: Clock, seed: int
 ) -> GuardedStorage | None:
-    """Open an empty store of the configured engine, behind a breaker and faults drawn from `seed`.
+    """Open an empty storage engine for a simulation, behind a circuit breaker and faults.
 
-    Slab and file get a directory of their own below `config.root`, all others a namespace. `forget`
-    leaves neither files nor keys behind, so equal runs give equal results on every engine.
+    `seed` determines the injected faults. Slab and file use a new directory below `config.root`.
+    Redis, mooncake and user classes use a new namespace. The result's `forget` method deletes this
+    directory, or the keys of the namespace in Redis or Mooncake. So equal simulations give equal
+    results on every engine. Return None if `config.kind` is `none`.
     """
     scratch = None
     if config.kind in ("slab", "file"):

@@ -21,10 +21,12 @@ def mask(text: str) -> str:
 
 
 def hide(text: str) -> str:
-    """Mask the text, and keep the password in the environment, where `reveal` finds it.
+    """Replace the password in all URLs of `text` by `***`, and remember the password.
+
+    The environment variable HICACHE_STORAGE_PASSWORD then holds the password, for `reveal`.
 
     Raises:
-        ValueError: the URLs in the text have different passwords.
+        ValueError: the URLs in `text` have different passwords.
     """
     found = {unquote(password) for _, password in _IN_URL.findall(text)} - {MASK}
     if len(found) > 1:
@@ -35,10 +37,14 @@ def hide(text: str) -> str:
 
 
 def reveal(url: str) -> str:
-    """Restore a masked URL's password, or add the configured password to a URL without one.
+    """Return `url` with its password filled in, if the URL has none or hides it as `***`.
+
+    The password comes from the environment variable HICACHE_STORAGE_PASSWORD, or from the file that
+    HICACHE_STORAGE_PASSWORD_FILE names. A URL without a password stays unchanged if neither
+    variable is set.
 
     Raises:
-        ValueError: the URL is masked and its password is unknown.
+        ValueError: the URL hides its password, and no password is configured.
         OSError: the password file cannot be read.
     """
     scheme, _, rest = url.partition("://")
@@ -56,7 +62,6 @@ def reveal(url: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """Mask the known password wherever the message contains it."""
     password = os.environ.get(PASSWORD)
     for form in (password, password and quote(password, safe="")):
         if form:

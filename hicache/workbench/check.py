@@ -46,7 +46,10 @@ LIMITATIONS = (NotImplementedError, AttributeError, TypeError)  # if raised by t
 
 @dataclass(kw_only=True, slots=True)
 class Verdict:
-    """The result of all cases, with the first fault of each kind."""
+    """The result of checking a kernel on many random cases.
+
+    `faults` holds the first fault of each kind, such as a missing or a wrong byte.
+    """
 
     num_right: int = 0
     num_wrong: int = 0
@@ -60,7 +63,11 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """0 if the kernel passes, 3 if it could not be run, 1 if it is wrong or takes no case."""
+        """Return the exit code of the check, for use by scripts.
+
+        0 means that the kernel passed, and 1 that the kernel is wrong or supports none of the
+        cases. 3 means that Triton's interpreter could not run the kernel.
+        """
         if self.faults:
             return 1
         return 3 if self.unchecked else 0 if self.num_right else 1
@@ -92,13 +99,13 @@ def check(
     device: torch.device = CPU,
     told: Callable[[str], object] = lambda _: None,
 ) -> Verdict:
-    """Check a copy kernel on random transfers.
+    """Check a copy kernel on random transfers between random pools.
 
     Args:
-        kernel: the user's kernel.
-        num_cases: number of random pairs of pools, each with a few launches.
-        seed: seed of the cases.
-        device: where the kernel runs.
+        kernel: the kernel to check.
+        num_cases: number of pairs of pools. There are a few launches per pair.
+        seed: seed of the random cases.
+        device: device that the kernel runs on.
         told: called with the name of each case before the case runs.
     """
     verdict = Verdict()
@@ -132,7 +139,15 @@ def check_own(
     device: torch.device = CPU,
     told: Callable[[str], object] = lambda _: None,
 ) -> Verdict:
-    """Check a kernel against its own oracle. Arguments as for `check`."""
+    """Check a kernel that is not a copy, by comparing its results with its reference function.
+
+    Args:
+        kernel: the kernel with its reference function, `kernel.oracle`.
+        num_cases: number of cases.
+        seed: seed of the random cases.
+        device: device that the kernel runs on.
+        told: called with the description of each case before the case runs.
+    """
     verdict = Verdict()
     for number in range(num_cases):
         sizes = kernel.draw(Random(f"{seed}/{number}"))
@@ -194,7 +209,7 @@ def _where(error: BaseException) -> str:
 
 
 def _is_limitation(error: Exception) -> bool:
-    """True if the interpreter, not the user's code, failed on an operation."""
+    # true if the interpreter, not the user's code, failed on an operation
     cause = error.__cause__
     if not isinstance(error, InterpreterError) or not isinstance(cause, LIMITATIONS):
         return False
@@ -225,7 +240,6 @@ def _programs_in_order(*, backwards: bool) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the kernel named on the command line, in a separate process that may crash."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _options(given)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))

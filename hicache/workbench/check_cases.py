@@ -28,7 +28,10 @@ DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.int64)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Layout of pages in a slab: axes from outer to inner, extra heads, and padding."""
+    """A memory layout of a pool of KV pages.
+
+    `axes` lists the axes from the outermost to the innermost.
+    """
 
     axes: str
     other_heads: int = 0  # further heads in the slab; the pool is its first slice
@@ -47,7 +50,10 @@ LAYOUTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pool:
-    """Buffers in an arena. `arena` is all of the memory in bytes, including guards."""
+    """A pool of pages or states for testing copy kernels, with guard bytes around the pool.
+
+    The pool consists of `buffers`. They are views of `arena`, which also contains the guard bytes.
+    """
 
     arena: Tensor
     buffers: tuple[Tensor, ...]
@@ -80,12 +86,12 @@ class Case:
 
 
 def cases(num_cases: int, seed: int, *, device: torch.device = CPU) -> Iterator[Case]:
-    """Yield random cases, the same for the same seed.
+    """Yield random test cases for copy kernels; the same `seed` gives the same cases.
 
     Args:
-        num_cases: number of cases; the first ones cover all pairs of layouts.
-        seed: seed of the draws.
-        device: where pools are; with a GPU, one or neither of a case's pools is in pinned host
+        num_cases: number of cases. The first ones cover all pairs of layouts.
+        seed: seed of the random choices.
+        device: device of the pools. If it is a GPU, one pool of some cases is in pinned host
             memory.
     """
     pairs = [(src, dst) for src in LAYOUTS for dst in LAYOUTS]

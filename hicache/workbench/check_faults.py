@@ -19,7 +19,10 @@ class Fault:
 
 @dataclass
 class Seen:
-    """Memory before and after one launch. All arenas are in host memory."""
+    """The memory of two pools before and after a launch of a copy kernel.
+
+    All tensors are in host memory. The class compares the result with a right copy.
+    """
 
     case: Case
     each: Round
@@ -75,7 +78,7 @@ class Seen:
         return found
 
     def _all_bytes_of(self, other: Tensor) -> Tensor:
-        """[words] True where each byte of a word is right or equals that of `other`."""
+        # true for a word if each of its bytes is right or equals that of `other`
         same = (self.got == other) | (self.got == self.want)
         return same.view(-1, WORD_BYTES).all(1)
 
@@ -117,7 +120,6 @@ def _moved(each: Round) -> tuple[list[int], list[int]]:
 
 
 def _holder(pool: Pool, byte: int) -> tuple[int, int] | None:
-    """Return the buffer and the item that contain a byte of the arena; None for a guard or gap."""
     mark = torch.zeros(len(pool.arena), dtype=torch.uint8)
     for number, buffer in enumerate(pool.twin(mark).buffers):
         for item in range(buffer.shape[0]):

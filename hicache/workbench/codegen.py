@@ -36,9 +36,9 @@ FLIGHT_NS = 20_000  # a load latency so long that only loads limit the kernel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Properties of a case's machine code.
+    """Properties of a kernel's machine code, such as registers and widths of loads.
 
-    Payload is the loads whose data is stored, and all stores; other loads fetch ids and addresses.
+    Payload loads fetch the data to be copied. Index loads fetch ids and addresses.
     """
 
     name: str
@@ -97,10 +97,12 @@ def compile_case(case: Case) -> Report:
 
 
 def launched_by(name: str) -> list[Report]:
-    """Report on the machine code of the user's kernel, once for each kernel that it launches.
+    """Return a report on the machine code of each Triton kernel that the user's code launches.
+
+    `name` is the name of the code: `module:attribute`, or an entry point. No GPU is needed.
 
     Raises:
-        ValueError: the name is unknown, or the kernel takes none of the pools.
+        ValueError: the name is unknown, or the code declines all of the sample inputs.
     """
     kernel = named(name)
     if isinstance(kernel, OwnKernel):
@@ -187,7 +189,6 @@ def read_sass(name: str, sass: str, usage: str, *, num_warps: int, shared_bytes:
 
 
 def main() -> int:
-    """Print the report; return 1 if a limit is broken."""
     parser = argparse.ArgumentParser(description="Machine code of the kernels, without a GPU.")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--kernel", help="describe module:name, a kernel of one's own")

@@ -38,25 +38,31 @@ DECLINED = (ValueError, NotImplementedError)
 
 
 class CopyLaunch(Protocol):
-    """Copies items between the two pools it was made for, on the current stream."""
+    """A function that copies items between two fixed pools, on the current stream.
+
+    An item is a page, a token row or a Mamba slot.
+    """
 
     def __call__(
         self, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
     ) -> object:
-        """Copy.
+        """Copy the items `src_ids` of the source pool to the items `dst_ids` of the target pool.
 
         Args:
-            src_ids: [G] int32 on the device that copies. Duplicates are allowed; < 0 is a hole.
-            dst_ids: [G] int32 likewise, without duplicates.
-            num_programs: number of programs that share the work, if the kernel lets callers choose.
+            src_ids: [items] int32 on the copying device. Duplicates are allowed. A pair with a
+                negative id is skipped.
+            dst_ids: [items] int32 on the copying device, without duplicates.
+            num_programs: number of programs that share the work. None means the kernel's choice. A
+                kernel may ignore the number.
         """
 
 
 class CopyKernel(Protocol):
-    """Prepares copies from one pool to another."""
-
     def __call__(self, src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyLaunch:
-        """Prepare once for a pair of pools, each a list of as many buffers [items, ...]."""
+        """Prepare copies from the pool `src` to the pool `dst`; return the function that copies.
+
+        A pool is a list of buffers [items, ...]. Both pools have the same number of buffers.
+        """
 
 
 def ours(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyLaunch:
@@ -66,7 +72,10 @@ def ours(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyLaunch:
 def bound(
     launch: CopyLaunch, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> Callable[[], object]:
-    """Return the launch for these ids, after the work that is done once per list of ids."""
+    """Return a function without arguments that copies the items `src_ids` to the items `dst_ids`.
+
+    Work that the host does once per list of ids is done now, if the kernel supports that.
+    """
     bind = getattr(launch, "bind", None)
     if bind is None:
         return partial(launch, src_ids, dst_ids, num_programs=num_programs)
@@ -75,10 +84,10 @@ def bound(
 
 
 def named(name: str) -> CopyKernel | OwnKernel:
-    """Return the kernel called `module:attribute`, or the entry point of that name.
+    """Import and return the kernel with the given name: `module:attribute`, or an entry point.
 
-    A class is instantiated: a kernel with its own oracle (`own`). Modules are found as `python`
-    finds them, in the working directory first.
+    If the name refers to a class, the result is an instance. The working directory is searched
+    first.
 
     Raises:
         ValueError: the name is unknown, or its object cannot be called.

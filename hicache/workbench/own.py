@@ -42,7 +42,12 @@ Arguments = dict[str, Tensor]
 
 @runtime_checkable
 class OwnKernel(Protocol):
-    """A kernel with its oracle."""
+    """Interface of a kernel that can be tested: the kernel, its inputs and a reference function.
+
+    `outputs` names the arguments that the kernel writes. `rtol` and `atol` are the tolerances; if
+    both are 0, results must be equal bit for bit. `sizes` are the sizes at which the kernel is
+    timed.
+    """
 
     outputs: tuple[str, ...]
     rtol: float
@@ -50,20 +55,29 @@ class OwnKernel(Protocol):
     sizes: Mapping[str, Sizes]
 
     def draw(self, random: Random) -> Sizes:
-        """Draw the sizes of a small case."""
+        """Choose random sizes for a small test case, and return them by name."""
 
     def make(self, sizes: Sizes, generator: torch.Generator) -> Arguments:
-        """Make all arguments in host memory, including the outputs."""
+        """Make all arguments of the kernel in host memory, including the output tensors.
+
+        The result maps names to tensors.
+        """
 
     def launch(self, **arguments: Tensor) -> object:
         """Launch the kernel on the current stream."""
 
     def oracle(self, **arguments: Tensor) -> Arguments:
-        """Compute the expected outputs. Arguments are copies in host memory."""
+        """Compute the expected outputs in PyTorch, and return them by name.
+
+        The arguments are copies in host memory.
+        """
 
 
 class Arena:
-    """The arguments of one launch on a device, each between guards."""
+    """The arguments of one kernel launch on a device, with guard bytes around each tensor.
+
+    Changed guard bytes reveal a write outside of a tensor.
+    """
 
     def __init__(self, arguments: Arguments, outputs: tuple[str, ...], device: torch.device):
         self._outputs = outputs
@@ -105,17 +119,18 @@ def faults_of(
     device: torch.device = CPU,
     orders: Mapping[bool, AbstractContextManager[object]],
 ) -> Iterator[Fault]:
-    """Yield the faults of a kernel at one size.
+    """Compare a kernel with its reference function at the given sizes; yield each fault found.
 
     Args:
-        kernel: the kernel with its oracle.
-        sizes: the sizes of the case.
-        seed: seed of the case's content.
-        device: where the kernel runs.
-        orders: contexts in which programs run forwards (False) and backwards (True).
+        kernel: the kernel with its reference function, `kernel.oracle`.
+        sizes: sizes of the arguments, by name.
+        seed: seed of the arguments' content.
+        device: device that the kernel runs on.
+        orders: contexts to launch the kernel in. In the context of the key True, the interpreter
+            runs Triton programs in reverse order.
 
     Raises:
-        ValueError: the oracle does not return the outputs.
+        ValueError: the reference function does not return exactly the kernel's outputs.
     """
     case = ", ".join(f"{name} {value}" for name, value in sizes.items())
     arguments = kernel.make(sizes, torch.Generator().manual_seed(seed))

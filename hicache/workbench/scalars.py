@@ -15,9 +15,9 @@ WORD = 1 << 32
 
 
 class Scalars:
-    """Registers and predicates with known values.
+    """Registers and predicates of a GPU warp with values that a static analysis can compute.
 
-    `assumed` holds unknown predicates that an access was assumed to satisfy.
+    `assumed` holds predicates with unknown values, and the value that was assumed for each.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,17 @@ class Scalars:
         self.assumed: dict[str, bool] = {}
 
     def holds(self, predicate: str) -> bool | None:
-        """Value of `P0` or `!P0`; None if unknown, True for an empty predicate."""
+        """Return the value of a predicate such as `P0` or `!P0`; None if the value is unknown.
+
+        An empty string stands for an instruction without a predicate, and gives True.
+        """
         if not predicate:
             return True
         value = self._predicates.get(predicate.lstrip("!"))
         return None if value is None else value != predicate.startswith("!")
 
     def assume(self, predicate: str) -> bool:
-        """True if an access with this predicate counts: its opposite was not assumed before."""
+        # of two accesses with opposite unknown predicates, only the first counts
         known = self.holds(predicate)
         if known is not None:
             return known
@@ -41,7 +44,10 @@ class Scalars:
         return self.assumed.setdefault(name, wanted) == wanted
 
     def step(self, opcode: str, operands: list[str], targets: list[str], *, guard: str) -> None:
-        """Execute one instruction. `targets`: the registers that it writes."""
+        """Execute one machine instruction on the known values.
+
+        `targets` are the registers that the instruction writes, and `guard` is its predicate.
+        """
         if self.holds(guard) is False:
             return
         operation, *modifiers = opcode.split(".")

@@ -71,7 +71,10 @@ class Steady(NamedTuple):
 
 
 def bits_of(opcode: str) -> int:
-    """Width of an access in bits: `LDG.E.EF.128` → 128; 32 if the opcode has no width."""
+    """Return the width in bits of a memory access: 128 for the opcode `LDG.E.EF.128`.
+
+    The width is 32 if the opcode names none.
+    """
     return next((BITS[part] for part in opcode.split(".") if part in BITS), 32)
 
 
@@ -130,7 +133,11 @@ def payload_of(instructions: list[Instruction]) -> set[int]:
 
 
 def main_loop(instructions: list[Instruction], payload: set[int]) -> range:
-    """Return the widest loop with the most payload loads; the whole kernel if it has no loop."""
+    """Return the instructions of the loop with the most payload loads, as a range of indices.
+
+    `payload` holds the indices of the loads that fetch the data to be copied. A kernel without a
+    loop gives the whole kernel.
+    """
     loops = [
         range(instruction.target, place + 1)
         for place, instruction in enumerate(instructions)
@@ -145,15 +152,19 @@ def main_loop(instructions: list[Instruction], payload: set[int]) -> range:
 
 
 def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float) -> Steady | None:
-    """Run a warp until its iterations repeat; None if the kernel moves no payload.
+    """Simulate one warp of a copy kernel until its loop iterations repeat.
+
+    The result describes these iterations: bandwidth, bytes in flight and more. It is None if the
+    kernel copies no data.
 
     Args:
-        instructions: the kernel.
-        num_warps: warps of a program.
-        payload_ns: latency of a payload load: 700 from the device, 1300 across a link.
+        instructions: the machine code of the kernel.
+        num_warps: warps per Triton program.
+        payload_ns: latency of a load in nanoseconds, such as 700 from device and 1300 from host
+            memory.
 
     Raises:
-        ValueError: bytes move without registers and shared memory (TMA).
+        ValueError: the kernel uses TMA, which the simulation does not support.
     """
     for instruction in instructions:
         if instruction.opcode.startswith(("UTMA", "UBLKCP", "TMA")):
@@ -217,8 +228,7 @@ def programs_of_sm(*, registers: int, num_warps: int, shared_bytes: int) -> int:
 
 
 class _Warp:
-    """A warp in the model. Invariant: `cycle` never falls; landed loads are forgotten."""
-
+    # `cycle` never falls; landed loads are forgotten
     def __init__(
         self, instructions: list[Instruction], payload: set[int], payload_ns: float, *, share: int
     ) -> None:
@@ -242,10 +252,8 @@ class _Warp:
         return sum(size for _, size in self._flight)
 
     def walk(self, places: range) -> int:
-        """Issue these instructions once, with inner loops repeated; return the number issued.
-
-        A branch with an unknown condition is not taken.
-        """
+        # issues the instructions once, with inner loops repeated; a branch with an unknown
+        # condition is not taken. Returns the number of instructions issued
         place, count = places.start, 0
         while place in places:
             instruction = self._instructions[place]
@@ -329,7 +337,7 @@ def _successors(instructions: list[Instruction], place: int) -> list[int]:
 def _after(
     instruction: Instruction, place: int, state: dict[str, int]
 ) -> tuple[dict[str, int], int]:
-    """Return which loads each register's data comes from after an instruction, and those stored."""
+    # after the instruction: which loads each register's data comes from; and those stored by it
     opcode, operands = instruction.opcode, _operands(instruction.text)
     width = max(bits_of(opcode), 32) // 32
     if opcode.startswith("STG"):
@@ -388,7 +396,7 @@ def _union(state: dict[str, int], registers: list[str]) -> int:
 def _with(
     state: dict[str, int], registers: list[str], loads: int, *, keeps: bool
 ) -> dict[str, int]:
-    """Return the state after a write; a predicated write `keeps` the old loads too."""
+    # a predicated write `keeps` the old loads too
     state = dict(state)
     for register in registers:
         state[register] = loads | (state.get(register, 0) if keeps else 0)

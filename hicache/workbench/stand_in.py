@@ -26,9 +26,10 @@ class Loaded(NamedTuple):
 
 
 class StandIn(DriverBase):  # type: ignore[misc] # triton is not typed
-    """A Triton driver with one sm_90 device.
+    """A fake Triton driver with one sm_90 GPU, so that kernels compile on machines without one.
 
-    `loaded` holds every launched kernel once; `num_launches` counts launches.
+    Launches do nothing. `loaded` holds each kernel that was compiled for a launch, and
+    `num_launches` counts launches.
     """
 
     def __init__(self) -> None:
@@ -77,10 +78,10 @@ class StandIn(DriverBase):  # type: ignore[misc] # triton is not typed
 
 
 def stand_in() -> StandIn:
-    """Make the stand-in the driver of this process.
+    """Make Triton use a fake driver with one sm_90 GPU in this process; return the driver.
 
     Raises:
-        RuntimeError: TRITON_INTERPRET is set.
+        RuntimeError: TRITON_INTERPRET is set, so Triton would not compile.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise RuntimeError("TRITON_INTERPRET is set, and leaves nothing to compile: unset it")

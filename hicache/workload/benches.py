@@ -15,7 +15,6 @@ from hicache.workload.turns import Turn, to_requests
 
 
 def multi_turn(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Return `num_sessions` clients of `rounds` requests; `RoundFeeder` sets release times."""
     del seed  # only the gaps are random, and the feeder draws them
     turns: list[Turn] = []
     fresh = 0
@@ -35,7 +34,11 @@ def multi_turn(config: WorkloadConfig, *, seed: int) -> list[Request]:
 
 
 def shared_prefix(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Repeat all prompts in an order drawn once, as a Poisson process in each stage."""
+    """Return requests whose prompts come in groups; all prompts of a group share a prefix.
+
+    The prompts follow one another in a random order that is drawn once and repeated. In each load
+    stage the requests arrive as a Poisson process, at the rate of the stage.
+    """
     rng = np.random.default_rng(seed)
     num_prompts = config.groups * config.group_prompts
     order = rng.permutation(num_prompts).tolist()

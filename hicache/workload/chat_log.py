@@ -35,11 +35,14 @@ Encode = Callable[[str], Sequence[int | str]]
 
 
 def load_chat_log(path: Path, config: WorkloadConfig) -> list[Request]:
-    """Return the requests in order of arrival; the first arrives at 0.
+    """Load a text log of chats or prompts as requests in order of arrival.
+
+    Each line of the log is a JSON object that holds the text of one request. The first request
+    arrives at time 0.
 
     Raises:
-        TraceError: a line is malformed; the message gives file and line number.
-        ValueError: the tokenizer does not exist.
+        TraceError: a line is malformed; the message names the file and the line.
+        ValueError: the tokenizer that `config` names cannot be loaded.
     """
     histories: dict[str, _History] = {}
     rows = from_first(path, _rows(path, _encoder(config.tokenizer), histories))
@@ -65,29 +68,23 @@ def _hugging_face(name: str) -> Encode:
 
 
 class _History(NamedTuple):
-    """Keyed hashes that find the request that another one continues, each over a whole prefix.
-
-    `asked` covers the whole prompt, `answered` the prompt and its answer. `turns` has both for each
-    message of the assistant in the prompt, the last message first.
-    """
-
-    asked: bytes
-    answered: bytes
+    # keyed hashes of the whole text up to a place, which find the request that another continues
+    asked: bytes  # up to the end of the prompt
+    answered: bytes  # up to the end of its answer
+    # both for each message of the assistant in the prompt, the last message first
     turns: list[tuple[bytes, bytes]]
 
 
 def _name_parents(rows: Sequence[Row], histories: Mapping[str, _History]) -> None:
-    """Name each row; its parent is the latest row that shares the most messages with it.
-
-    A parent whose answer is repeated exactly takes precedence: logs often keep the reasoning in an
-    answer, which clients leave out of the next prompt.
-    """
     latest: dict[bytes, int] = {}
     for index, row in enumerate(rows):
         row.name = index
         history = histories.get(row.where)
         if history is None:
             continue
+        # The parent is the latest row that shares the most messages with this row. A parent whose
+        # answer is repeated exactly takes precedence: logs often keep the reasoning in an answer,
+        # which clients leave out of the next prompt.
         known = (latest.get(key) for asked, answered in history.turns for key in (answered, asked))
         row.parent = next((parent for parent in known if parent is not None), None)
         latest[history.asked] = latest[history.answered] = index
@@ -195,7 +192,6 @@ def _messages(record: Record, where: str) -> list[Record]:
 
 
 def _answer(record: Record, messages: list[Record], where: str) -> str | None:
-    """Return the answer's text; a last message of the assistant is removed from `messages`."""
     choices = record.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     message = first.get("message") if isinstance(first, dict) else None

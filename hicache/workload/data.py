@@ -15,10 +15,10 @@ READ_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A trace, and where to find it.
+    """Describes where to find a trace on disk, and how to get the trace if it is missing.
 
-    `names` are files or folders that a data directory may hold, in order of preference. A trace
-    with `url` and `sha256` can be downloaded; otherwise `obtain` says how to get it.
+    `names` lists files or folders that a data directory may hold, the preferred one first. A trace
+    with `url` and `sha256` can be downloaded. `obtain` tells the user how to get the trace by hand.
     """
 
     kind: str
@@ -69,15 +69,17 @@ TRACES = {source.kind: source for source in SOURCES}
 
 
 def find_trace(source: Source, *, path: str | None, data_dir: str | None) -> Path:
-    """Return the trace at `path`, or else the first one found.
+    """Return the path of a trace on disk; download the trace if it is not there.
 
-    Searches, in this order, `data_dir`, the directory in HICACHE_DATA, and the per-user cache;
-    downloads the trace to that cache if its URL is known.
+    If `path` is given, the function returns it unchanged. If `path` is None, the function searches
+    `data_dir`, then the directory in the environment variable HICACHE_DATA, then the user's cache
+    directory. If the trace is in none of them and has a known URL, it is downloaded to the cache
+    directory.
 
     Raises:
-        FileNotFoundError: the trace, or `data_dir`, does not exist; the message lists the searched
-            places and says how to get the trace.
-        ValueError: the download has another SHA-256, or the path is a pipe or a device.
+        FileNotFoundError: the trace or `data_dir` does not exist. The message says how to get
+            the trace.
+        ValueError: the download has a wrong SHA-256, or `path` is a pipe or a device.
     """
     found = _find(source, path=path, data_dir=data_dir)
     if not (found.is_file() or found.is_dir()):

@@ -32,36 +32,39 @@ LONGEST_PAUSE_NS = 60 * SECOND_NS  # longest pause between two blocks of one req
 
 
 def load_dynamo(path: Path, config: WorkloadConfig) -> list[Request]:
-    """Return the requests of a Dynamo request trace (`DYN_REQUEST_TRACE=1`).
+    """Load a request trace of NVIDIA Dynamo (`DYN_REQUEST_TRACE=1`) as requests.
 
-    Reads the `request_end` records with their `replay` part. A session with a `parent_session_id`
-    belongs to a sub-agent; the times determine where its parent starts and joins it.
+    The loader uses the `request_end` records, which need a `replay` part. A session with a
+    `parent_session_id` is a sub-agent of that session. The recorded times determine which request
+    started the sub-agent, and which request waits for the sub-agent's last answer.
 
     Raises:
-        TraceError: a line is malformed; the message gives file and line number.
+        TraceError: a line is malformed; the message names the file and the line.
     """
     return load_rows(path, _dynamo_rows(path), config)
 
 
 def load_lmcache(path: Path, config: WorkloadConfig) -> list[Request]:
-    """Return the requests of LMCache's log of lookups (`--lookup-hash-log-dir`).
+    """Load LMCache's log of cache lookups (`--lookup-hash-log-dir`) as requests.
 
-    The log has no answers: each gets the length `config.answer_tokens`.
+    The log does not record answers, so every answer gets a length of `config.answer_tokens` tokens.
 
     Raises:
-        TraceError: a line is malformed; the message gives file and line number.
+        TraceError: a line is malformed; the message names the file and the line.
     """
     return load_rows(path, _lmcache_rows(path, config.answer_tokens), config)
 
 
 def load_kv_events(path: Path, config: WorkloadConfig) -> list[Request]:
-    """Return the requests that stored the blocks of a recording of KV events.
+    """Load a recording of the KV events of vLLM or SGLang as requests.
 
-    A line is one batch: the time in seconds and the list of events. Events do not name requests;
-    `_Growing` says how they are grouped into requests.
+    Each line of the file is one batch of events: the time in seconds, and the list of events.
+    Events name stored blocks, but not requests. So the loader groups blocks into one request if
+    each block continues the one before it within a minute. Prompts that were fully cached appear in
+    no event, and so in no request.
 
     Raises:
-        TraceError: a line is malformed; the message gives file and line number.
+        TraceError: a line is malformed; the message names the file and the line.
     """
     return load_rows(path, _event_rows(path, config.answer_tokens), config)
 
@@ -124,13 +127,7 @@ class _Stored(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class _Growing:
-    """A request that may still get blocks.
-
-    Blocks that continue the request within a minute belong to it: to the prompt while they come
-    faster than decoding, then to the answer. Once the answer has begun, an event with several
-    blocks belongs to the next turn. A prompt that was fully cached appears in no event.
-    """
-
+    # a request that may still get blocks; a prompt that was fully cached appears in no event
     row: Row
     blocks: list[Name]
     grown_ns: int
@@ -139,9 +136,11 @@ class _Growing:
     def takes(self, stored: _Stored, now_ns: int) -> bool:
         passed_ns = now_ns - self.grown_ns
         num_new = len(stored.blocks)
+        # once the answer has begun, an event with several blocks belongs to the next turn
         if passed_ns > LONGEST_PAUSE_NS or (self.num_answer and num_new > 1):
             return False
         num_prefilled = PREFILL_TOKENS_PER_S * passed_ns / SECOND_NS / stored.block_tokens
+        # to the prompt while blocks come faster than decoding, then to the answer
         if self.num_answer or num_new <= num_prefilled:
             self.num_answer += num_new
         self.blocks += stored.blocks

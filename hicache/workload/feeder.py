@@ -1,7 +1,8 @@
 """Decides when each request of a workload is released to the engine.
 
-Times are nanoseconds since the start of the run. A root is a request without a parent. The tree of
-a root holds all its descendants: its session, and the sub-agents that the session started.
+All times are nanoseconds since the start of the run. A root is a request that waits for no other.
+The tree of a root holds all requests that wait for it, directly or not: its session, and the
+sub-agents that the session started.
 """
 
 from collections import deque
@@ -16,10 +17,11 @@ Release = tuple[int, Request]  # (nanoseconds, request)
 
 
 class Dropped(NamedTuple):
-    """The consequences of a request that will never be answered.
+    """The consequences of a request that was rejected or aborted, and so gets no answer.
 
-    `requests`: its descendants, which wait for its answer and are dropped too; empty under open
-    arrivals. `released`: requests that start in the freed places (closed arrivals only).
+    `requests` would have waited for that answer, so they are dropped as well. With open arrivals,
+    requests wait for no answer and the list is empty. `released` are pairs (time in ns, request):
+    the requests that can start now because fewer others are active.
     """
 
     requests: list[Request]
@@ -27,25 +29,26 @@ class Dropped(NamedTuple):
 
 
 class Releases(Protocol):
-    """The interface of feeders; see `Feeder`."""
-
     def initial(self) -> list[Release]: ...
     def on_answered(self, request_id: int, now_ns: int) -> list[Release]: ...
     def on_dropped(self, request_id: int, now_ns: int) -> Dropped: ...
 
 
 class Feeder:
-    """Releases every request once: at its arrival time, or after its parent's answer.
+    """Decides when each request of a workload is released to the serving engine.
 
-    A request that joins sub-agents waits for their last answers as well as for its parent's.
+    The workload's setting `arrivals` determines the time of a release:
 
-    - `open`: at its arrival, independent of earlier requests.
-    - `causal`: at its arrival, but never before its parent's answer.
-    - `closed`: `think_ns` after its parent's answer. Trees start in order of arrival: `concurrency`
-      of them from time 0 on, `stagger_s` apart, and one more whenever a tree is settled.
+    - `open`: the request's arrival time in the trace.
+    - `causal`: the arrival time, or the answer to the request's parent if that comes later. The
+      parent is the previous turn of the session, or the request that started a sub-agent.
+    - `closed`: `think_ns` nanoseconds after the answer to the parent. `concurrency` sessions are
+      active at once, and a new session starts when one ends. The first sessions start `stagger_s`
+      seconds apart.
 
-    A request is settled when it is answered or dropped; the caller may settle it only once. All
-    lists are ordered by time and then by request id, so that equal runs get equal lists.
+    With causal and closed arrivals, a request also waits for the last answers of the sub-agents
+    whose results it uses. The caller reports each request once, as answered or as dropped. Lists of
+    releases are ordered by time, and then by request id.
     """
 
     def __init__(self, requests: Sequence[Request], config: WorkloadConfig) -> None:
@@ -78,7 +81,10 @@ class Feeder:
         self._stagger_ns = to_ns(config.stagger_s)
 
     def initial(self) -> list[Release]:
-        """Return the releases that do not depend on the engine; to be called once, first."""
+        """Return the first requests to release, each with its time in ns.
+
+        These requests wait for no answer. The caller calls this method once, before all others.
+        """
         if self._mode is Arrivals.closed:
             trees = enumerate(self._start_trees(0))
             return [(place * self._stagger_ns, request) for place, (_, request) in trees]
@@ -88,7 +94,10 @@ class Feeder:
         return _in_order(released)
 
     def on_answered(self, request_id: int, now_ns: int) -> list[Release]:
-        """Return the requests that this answer releases, none of them before `now_ns`."""
+        """Return the requests that the answer to `request_id` releases, each with its time in ns.
+
+        `now_ns` is the time of the answer. No request is released earlier.
+        """
         self._settle(request_id)
         released: list[Release] = []
         for child in self._children.get(request_id, ()):
@@ -102,7 +111,11 @@ class Feeder:
         return _in_order(released + self._start_trees(now_ns))
 
     def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
-        """Drop a rejected or aborted request, and all requests that wait for its answer."""
+        """Drop a rejected or aborted request, and all requests that wait for its answer.
+
+        Return those waiting requests, and the requests that can start at `now_ns` because a session
+        has ended.
+        """
         self._settle(request_id)
         gone: list[Request] = []
         line = deque(() if self._mode is Arrivals.open else self._children.get(request_id, ()))

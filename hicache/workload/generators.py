@@ -20,10 +20,11 @@ from hicache.workload.turns import Turn, to_requests
 
 
 class Quantiles:
-    """A distribution through measured points, interpolated in the logarithm of the value.
+    """A distribution of positive numbers to draw from, given by its quantiles.
 
-    `shares` rise from 0 to 1; `values` are positive and do not fall. The first and last value bound
-    all draws.
+    `values[i]` is the quantile at the probability `shares[i]`; `shares` rise from 0 to 1. Between
+    two quantiles, the logarithm of the value is interpolated linearly. All draws lie between the
+    first and the last value.
     """
 
     def __init__(self, shares: Sequence[float], values: Sequence[float]) -> None:
@@ -90,7 +91,6 @@ AGENTS_EVERY = 5  # chosen: in `builtin`, every fifth session is an agent
 
 
 def chat(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Return conversations: a long first prompt, few turns, minutes between them."""
     draft = _Draft(config, seed)
     system = draft.new_ids(CHAT_SYSTEM_TOKENS)
     for start_s in draft.session_starts():
@@ -99,7 +99,6 @@ def chat(config: WorkloadConfig, *, seed: int) -> list[Request]:
 
 
 def agents(config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Return coding agents: a shared prompt, many turns seconds apart, shortened contexts."""
     draft = _Draft(config, seed)
     shared = draft.new_ids(AGENT_SHARED_TOKENS)
     for start_s in draft.session_starts():
@@ -160,8 +159,6 @@ def _add_agent(draft: "_Draft", shared: Runs, start_s: float) -> None:
 
 
 class _Draft:
-    """The turns drawn so far, and the sources of new token ids and random numbers."""
-
     def __init__(self, config: WorkloadConfig, seed: int) -> None:
         self.config = config
         self.rng = np.random.default_rng((seed, 0))

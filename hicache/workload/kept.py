@@ -23,7 +23,11 @@ FILES_KEPT = 64
 
 
 def kept(make: Callable[[], Arrays], *made_of: bytes) -> Arrays:
-    """Return `make()`, or its stored result for equal `made_of` and equal code of this package."""
+    """Return the arrays that `make` computes, or read them from the user's cache folder.
+
+    `made_of` holds all data that determines the arrays. A copy in the folder is used only if that
+    data and the source code of this package have not changed. A new result is stored in the folder.
+    """
     folder = Path(os_cache("hicache")) / "made"
     sources = [file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))]
     hasher = xxh3_128(np.__version__.encode())

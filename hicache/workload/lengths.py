@@ -25,10 +25,12 @@ COLUMNS = {
 
 
 def load_lengths(path: Path, config: WorkloadConfig) -> list[Request]:
-    """Return the requests in order of arrival; the first arrives at 0.
+    """Load a CSV table of prompt and answer lengths as requests in order of arrival.
+
+    The table also has a column of times. The first request arrives at time 0.
 
     Raises:
-        TraceError: a row is malformed; the message gives file and line number.
+        TraceError: a row is malformed; the message names the file and the line.
     """
     rows = from_first(path, _rows(path))
     return rows_to_requests(rows, config, block_tokens=1)
@@ -77,7 +79,7 @@ def _places(path: Path, header: Sequence[str]) -> dict[str, str]:
 
 
 def column_names(header: Sequence[str]) -> str:
-    """Return the header for an error message, unless it may be private text instead of names."""
+    # the header may be private text instead of names, and must then not be in an error message
     names = [name for name in header if re.fullmatch(r"[\w .-]{1,40}", name)]
     return ", ".join(names) if len(names) == len(header) > 0 else "no comma-separated names"
 

@@ -24,14 +24,17 @@ BLOCK_TOKENS = 512
 def load_mooncake(
     path: Path, config: WorkloadConfig, *, block_tokens: int | None = BLOCK_TOKENS
 ) -> list[Request]:
-    """Return the requests of the trace in order of arrival; the first arrives at 0. O(blocks).
+    """Load a trace in Mooncake's format as requests in order of arrival, the first at time 0.
 
-    The parent of a request is the one it names, or else the latest earlier request whose full
-    blocks (at least two, and more than `config.system_tokens`) are a prefix of its own. If
-    `block_tokens` is None, the loader uses the only power of two that fits every line.
+    Each line of the trace names the blocks of one prompt by ids. `block_tokens` is the number of
+    tokens per block; None means that the loader infers it from prompt lengths and numbers of ids.
+    A request continues the earlier request that the trace names. If the trace names neither
+    sessions nor parents, the loader takes the latest earlier request whose full blocks are a prefix
+    of the new prompt. That prefix must have at least two blocks and more than
+    `config.system_tokens` tokens.
 
     Raises:
-        TraceError: a line is malformed; the message gives file and line number.
+        TraceError: a line is malformed; the message names the file and the line.
     """
     return load_rows(path, _rows(path), config, block_tokens=block_tokens)
 

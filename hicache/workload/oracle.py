@@ -30,11 +30,12 @@ NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The pages that one request reads and writes.
+    """The KV-cache pages that one request reads and writes.
 
-    `chain`: [G] ids of its whole pages in order; equal ids mean equal prefixes. `reach`: how many
-    of them it may hit. `prompt_pages`: how many are whole at the end of the prompt, where prefill
-    ends.
+    `chain`: [G] ids of all whole pages of prompt and answer in order. Two pages have the same id if
+    all tokens up to the ends of the pages are equal. `reach`: the number of leading pages that can
+    be hits; at least one prompt token is always computed. `prompt_pages`: the number of whole pages
+    in the prompt. `prompt_len`: the prompt's length in tokens.
     """
 
     chain: Ids
@@ -45,9 +46,11 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visits:
-    """All visits of a workload, in order; page ids lie in [0, num_pages).
+    """The KV-cache pages of all requests of a workload, in order of arrival.
 
-    `first_counted`: the first visit whose tokens and hits are counted.
+    Page ids lie between 0 and `num_pages - 1`. `page_size` is the number of tokens per page.
+    Requests before the index `first_counted` use the cache, but their tokens and hits are not
+    counted.
     """
 
     visits: Sequence[Visit]
@@ -67,11 +70,13 @@ class Visits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRule:
-    """Where a hybrid model can resume a prefix, and which bytes that needs besides full KV.
+    """Says after which pages a hybrid model saves a checkpoint for later requests.
 
-    Every request makes a checkpoint at the last whole page of its prompt and of its answer.
-    `branch`: also where its prompt diverges from known prompts. `every`: also each `every` pages; 0
-    means none. `num_bytes`: size of the state and the window of one checkpoint.
+    A checkpoint is the Mamba state and the sliding window that a later request needs to resume
+    there. It takes `num_bytes` bytes besides the full-attention KV. Each request saves a checkpoint
+    at the last whole page of its prompt and of its answer. With `branch`, a request also saves one
+    where its prompt diverges from earlier prompts. If `every` is not 0, a request also saves one
+    after each `every` pages.
     """
 
     num_bytes: int
@@ -81,7 +86,11 @@ class CheckpointRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Hits at every capacity: `hit_tokens[i]` from `capacity_bytes[i]` on; both rise."""
+    """The number of tokens that a cache hits, as a function of its capacity.
+
+    A cache of `capacity_bytes[i]` bytes hits `hit_tokens[i]` tokens. Both arrays rise.
+    `prompt_tokens` is the number of tokens in all prompts.
+    """
 
     capacity_bytes: Ids
     hit_tokens: Ids
@@ -97,7 +106,11 @@ class Curve:
 
 
 def visits_of(requests: Sequence[Request], page_size: int) -> Visits:
-    """Number the pages of every request; a number stands for all tokens up to the page's end."""
+    """Return the pages that each request reads and writes, as page ids.
+
+    Two pages have the same id if all tokens up to the ends of the pages are equal. `page_size` is
+    in tokens.
+    """
     numbers = page_numbers(requests, page_size)
     visits = []
     for request in requests:
@@ -123,12 +136,14 @@ def infinite(visits: Visits) -> int:
 def lru_curve(
     visits: Visits, *, page_bytes: int, checkpoints: CheckpointRule | None = None
 ) -> Curve:
-    """Return LRU's hits at every capacity, in one pass. O(pages read and written).
+    """Return the hits of an LRU cache at every capacity, in one pass over the requests.
 
-    All objects ever used lie on a stack, the last used on top; a cache of C bytes holds the top C
-    bytes (Mattson 1970). A request puts its pages on top with the deepest page lowest, so no page
-    outlives its prefix, and puts each checkpoint right below its page.
+    `page_bytes` is the size of a page. `checkpoints` says where a hybrid model saves states and
+    windows; None means a model with full attention only.
     """
+    # All objects ever used lie on a stack, the last used on top; a cache of C bytes holds the top C
+    # bytes (Mattson 1970). A request puts its pages on top with the deepest page lowest, so no page
+    # outlives its prefix, and puts each checkpoint right below its page.
     stack = _Stack(visits, 0 if checkpoints is None else checkpoints.num_bytes, page_bytes)
     gains: list[tuple[int, int]] = []  # (capacity in bytes from which on, additional tokens)
     known = np.zeros(visits.num_pages, bool)
@@ -156,14 +171,17 @@ def lru_curve(
 
 
 def min_hits(visits: Visits, capacity_pages: int) -> int:
-    """Return the tokens that Belady's MIN hits with `capacity_pages` pages: no cache hits more.
+    """Return the number of tokens that Belady's optimal cache of `capacity_pages` pages hits.
 
-    Valid for a model with only full attention and equal pages. A page is kept from one request that
-    has it until the next one, if that one reads it, or is not kept at all (bypass). Dropping the
-    page needed furthest in the future keeps the most such intervals. A page that the next request
-    brings again without reading it has no value until then. Of pages needed at the same time the
-    deeper one is dropped, so a page is only read together with its whole prefix.
+    No cache of this capacity hits more tokens. This holds for models with full attention only,
+    where all pages have the same size. The cache knows the future, and may choose not to keep a
+    page at all.
     """
+    # A page is kept from one request that has it until the next one, if that one reads it, or is
+    # not kept at all. Dropping the page needed furthest in the future keeps the most such
+    # intervals. A page that the next request brings again without reading it has no value until
+    # then. Of pages needed at the same time the deeper one is dropped, so a page is only read
+    # together with its whole prefix.
     held: dict[int, tuple[int, int]] = {}  # by page: its key in the heap
     heap: list[tuple[int, int, int]] = []  # (-next use, -depth, page)
     hits = 0
@@ -217,7 +235,7 @@ def _gains(stack: "_Stack", read: Ids, depths: Ids, page_size: int) -> list[tupl
 
 
 def _places(stack: "_Stack", visit: Visit, hit: int, checkpoints: CheckpointRule) -> Ids:
-    """Return [K] pages of the visit's chain after which a checkpoint is used or made."""
+    # pages of the chain after which a checkpoint is used or made
     chain = visit.chain
     places = {visit.prompt_pages, len(chain)}
     used = stack.checkpointed[chain[:hit]].nonzero()[0]
@@ -233,12 +251,6 @@ def _places(stack: "_Stack", visit: Visit, hit: int, checkpoints: CheckpointRule
 
 
 class _Stack:
-    """Pages and checkpoints in the order of their last use, and the bytes above each.
-
-    The checkpoint after a page has the id `num_pages` + page. Every use takes the next place in
-    `_weight` and leaves the earlier place empty; sums over blocks of places make depths cheap.
-    """
-
     def __init__(self, visits: Visits, checkpoint_bytes: int, page_bytes: int) -> None:
         self.num_pages = visits.num_pages
         self.checkpointed = np.zeros(visits.num_pages, bool)
@@ -246,13 +258,16 @@ class _Stack:
         self._page_bytes = page_bytes
         uses = sum(len(visit.chain) for visit in visits.visits)
         size = uses * (2 if checkpoint_bytes else 1) + BLOCK
+        # every use takes the next place on top and leaves the earlier place empty
         self._weight = np.zeros(-(-size // BLOCK) * BLOCK, np.int64)
+        # sums over blocks of places make depths cheap
         self._sums = np.zeros(len(self._weight) // BLOCK, np.int64)
+        # of pages, then of checkpoints: the one after page p has the id num_pages + p
         self._place = np.full(2 * visits.num_pages, -1, np.int64)
         self._top = 0
 
     def depths(self, objects: Ids) -> Ids:
-        """Return [K] bytes from the top of the stack to the end of each object."""
+        # bytes from the top of the stack to the end of each object
         places = self._place[objects]
         if not len(places):
             return places

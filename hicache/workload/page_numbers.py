@@ -46,18 +46,14 @@ def _numbered(requests: Sequence[Request], page_size: int) -> Arrays:
 
 
 class _Numbering:
-    """The numbers assigned so far.
-
-    Each run of new numbers is a path in the prefix tree. If a request continues a page with the
-    contents of the next page on the path, it gets that page's number. `_begins` maps the page
-    before a path and the first contents to the path's start. The contents of a page stand for its
-    own tokens: the first id if the ids are consecutive, else a negative number.
-    """
-
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
+        # Each run of new numbers is a path in the prefix tree. If a request continues a page with
+        # the contents of the next page on the path, it gets that page's number. By the page before
+        # a path and its first contents: the path's start.
         self._begins: dict[tuple[int, int], int] = {}
         self._ends: list[int] = []  # ends of the runs, rising
+        # by page: its first id if its ids are consecutive, else a negative number
         self._contents = np.empty(1024, np.int64)
         self._namespaces: dict[str, int] = {}
         # contents of pages whose ids are not consecutive

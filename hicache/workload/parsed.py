@@ -14,7 +14,6 @@ from hicache.workload.kept import Arrays, kept
 def load_parsed(
     path: Path, parse: Callable[[], list[Request]], limit: int | None, *settings: object
 ) -> list[Request]:
-    """Return the first `limit` requests of `parse()`, or of its result stored for `settings`."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     contents = [file.read_bytes() for file in files if file.is_file()]
     arrays = kept(lambda: _packed(parse()), repr(settings).encode(), *contents)

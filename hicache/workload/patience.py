@@ -11,10 +11,11 @@ from hicache.request import Request
 def patience_of(
     requests: Iterable[Request], config: WorkloadConfig, *, seed: int
 ) -> dict[int, int]:
-    """Return by request id the patience in ns after arrival, for requests that may be canceled.
+    """Return how long clients wait before they cancel, in ns after arrival, by request id.
 
-    Drawn for each request independently: with a smaller share fewer requests are canceled, at the
-    same times.
+    Only requests that may be canceled are in the dict; `config.abort_share` is their fraction. Each
+    request is drawn on its own. So a smaller fraction leaves requests out, and does not change the
+    others.
     """
     patience_ns: dict[int, int] = {}
     if not config.abort_share:

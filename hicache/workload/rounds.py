@@ -21,17 +21,21 @@ from hicache.workload.feeder import Dropped, Release
 
 
 def stage_at(arrival_ns: int, config: WorkloadConfig) -> int:
-    """Return the stage in which a request arrives, from 0.
+    """Return the index of the load stage in which a request arrives.
 
-    The last stage has no end, since a jitter may move its last requests beyond the planned end.
+    A load stage is a period with a fixed request rate. Arrivals after the planned end of the last
+    stage count as part of it.
     """
+    # the last stage has no end: a jitter may move its last requests beyond the planned end
     return bisect_right([to_ns(end_s) for end_s in config.stage_ends_s[:-1]], arrival_ns)
 
 
 def stages_of(requests: Sequence[Request], config: WorkloadConfig) -> dict[int, int]:
-    """Return by request id the stage of a closed loop, from 0: its round, or the stage of its rate.
+    """Return the index of the load stage of each request, from 0, by request id.
 
-    Empty if the load has no stages, or if the stages end at fixed times.
+    If clients ask in rounds, the stage of a request is its round. If the workload is a sequence of
+    request rates, the stage is the index of the rate. The dict is empty if the rates change at
+    fixed times, or if the load has no stages.
     """
     if config.has_rounds:
         return rounds_of(requests)
@@ -49,8 +53,6 @@ def rounds_of(requests: Sequence[Request]) -> dict[int, int]:
 
 
 class RoundFeeder:
-    """Releases every request once, and those of a session one after another. See `Feeder`."""
-
     def __init__(self, requests: Sequence[Request], config: WorkloadConfig, *, seed: int) -> None:
         self._rng = np.random.default_rng((seed, 2))
         gaps = np.random.default_rng((seed, 3)).exponential(1 / config.request_rate, len(requests))
@@ -116,9 +118,11 @@ class RoundFeeder:
 
 
 class StageFeeder:
-    """Releases every request once, at its time in its stage. See `Feeder`.
+    """Decides when requests are released to the serving engine, one load stage after another.
 
-    A stage starts at its planned time, or later when all earlier requests have ended.
+    A load stage is a period with a fixed request rate. A stage starts at its planned time, but not
+    before all requests of the earlier stages have ended. If a stage starts late, all its requests
+    are delayed equally.
     """
 
     def __init__(self, requests: Sequence[Request], config: WorkloadConfig) -> None:

@@ -29,13 +29,14 @@ Name = int | str
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One checked line of a trace.
+    """One line of a trace, parsed and checked.
 
-    `where` is the prefix of error messages. `blocks` names the blocks of the prompt; tokens after
-    them are new. `session` names a conversation, whose requests follow one another in time; `name`
-    and `parent` name this request and the one that it continues; `spawner` names the session that
-    started this one. `answer_ns` is the duration of the answer, 0 if unknown. `block_tokens` is the
-    size of a block, None if unknown.
+    `where` names the file and the line for error messages. `blocks` lists the names of the prompt's
+    token blocks; prompt tokens after the last block occur in no other prompt. `block_tokens` is the
+    number of tokens per block, None if unknown. `session` names the conversation; its requests
+    follow one another in time. `name` identifies this request, and `parent` the request that this
+    one continues. `spawner` names the session that started this session as a sub-agent. `answer_ns`
+    is the duration of the answer in ns, 0 if unknown.
     """
 
     where: str
@@ -53,10 +54,10 @@ class Row:
 
 
 def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
-    """Return the rows in order of arrival, with times relative to the first.
+    """Return `rows` in order of arrival, with the first arrival as time 0.
 
     Raises:
-        TraceError: there is no row, or a time must have another unit.
+        TraceError: there are no rows, or the unit of a time seems to be wrong.
     """
     found = sorted(rows, key=lambda row: row.arrival_ns)
     if not found:
@@ -82,14 +83,15 @@ def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
 def load_rows(
     path: Path, rows: Iterable[Row], config: WorkloadConfig, *, block_tokens: int | None = None
 ) -> list[Request]:
-    """Return the requests of rows in any order; the first arrives at 0. O(blocks).
+    """Convert parsed trace lines to requests in order of arrival, the first at time 0.
 
-    If `block_tokens` is None, the size is the one in the rows, or else the only power of two that
-    fits them. Either all rows name the last partial block of their prompt, or none does.
+    `rows` may be in any order. `block_tokens` is the number of tokens per block. If it is None, the
+    rows give it, or else it is inferred: the only power of two for which the prompt lengths agree
+    with the numbers of block ids. The rows either all list the partial last block of a prompt, or
+    all leave it out.
 
     Raises:
-        TraceError: a row differs from most rows (the message names the first such row), or no size
-            fits most rows.
+        TraceError: no block size agrees with most rows, or one row contradicts the others.
     """
     found = from_first(path, rows)
     for row in found:
@@ -135,13 +137,15 @@ def _block_size(path: Path, rows: Sequence[Row], block_tokens: int | None) -> in
 def rows_to_requests(
     rows: Sequence[Row], config: WorkloadConfig, *, block_tokens: int
 ) -> list[Request]:
-    """Return the requests of rows that are in order of arrival. O(blocks).
+    """Convert parsed trace lines to requests; `rows` are in order of arrival.
 
-    The think time of closed arrivals is the time since the last awaited answer, at most
-    `config.think_cap_s`. If the trace has no answer times, it is the time between the two arrivals,
-    an upper bound. A prompt is no parent if its full blocks end within `config.system_tokens`, or
-    if more than `MOST_BRANCHES` different blocks follow it: many requests then begin with it
-    without its answer.
+    `block_tokens` is the number of tokens per block. If the trace does not name the previous turn
+    of a request, the function finds it by the shared prefix. A prompt is no previous turn if it is
+    not longer than `config.system_tokens`. A prompt is also no previous turn if more than
+    `MOST_BRANCHES` (16) different blocks follow it in later prompts: it is then a system prompt or
+    a document. The think time of a request is the time since the previous answer. If the trace has
+    no answer times, it is the time since the previous arrival. It is at most `config.think_cap_s`
+    seconds.
 
     Raises:
         TraceError: a line names a parent that is not before it, or there are too many tokens.
@@ -190,7 +194,6 @@ def rows_to_requests(
 
 
 def _block_numbers(rows: Sequence[Row], block_tokens: int) -> list[list[int]]:
-    """Number the blocks: with the trace's own integers if small, else in order of appearance."""
     most = INT32_IDS // block_tokens
     if all(type(block) is int and 0 <= block < most for row in rows for block in row.blocks):
         return [[int(block) for block in row.blocks] for row in rows]

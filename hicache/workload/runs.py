@@ -30,7 +30,11 @@ def extend_runs(runs: Runs, more: Iterable[tuple[int, int]]) -> None:
 
 
 def cut_runs(runs: Runs, begin: int, end: int) -> Runs:
-    """Return the ids at positions [begin, end), fewer if `runs` ends earlier."""
+    """Return the part of the token sequence `runs` from position `begin` to just before `end`.
+
+    `runs` holds pairs (first id, number of consecutive ids). The result is shorter if `runs` ends
+    before `end`.
+    """
     piece: Runs = []
     if begin >= end:
         return piece

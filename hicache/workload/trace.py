@@ -13,24 +13,28 @@ Record = dict[str, object]
 
 
 class TraceError(ValueError):
-    """An unreadable trace; the message names the file and, if known, the line."""
+    """Raised when a trace cannot be read; the message names the file and, if known, the line."""
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Record]]:
-    """Yield (line number from 1, JSON object) of every line that is not blank.
+    """Yield the number and the JSON object of each line of a file; skip blank lines.
+
+    Line numbers start at 1. The file may be gzipped (`.gz`).
 
     Raises:
-        TraceError: a line is not a JSON object, or the file is not text or a damaged gzip file.
+        TraceError: a line is not a JSON object, or the file is a damaged gzip file.
     """
     for line, value in read_lines(path):
         yield line, _object(value, f"{path}, line {line}")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, object]]:
-    """Yield (line number from 1, JSON value) of every line that is not blank.
+    """Yield the number and the JSON value of each line of a file; skip blank lines.
+
+    Line numbers start at 1. The file may be gzipped (`.gz`).
 
     Raises:
-        TraceError: a line is not JSON, or the file is not text or a damaged gzip file.
+        TraceError: a line is not JSON, or the file is a damaged gzip file.
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
         number = 0
@@ -88,7 +92,6 @@ def text(record: Record, name: str, *, where: str) -> str:
 
 
 def date_ns(date: str) -> int:
-    """Convert an ISO date to nanoseconds of Unix time; without a zone it is UTC."""
     when = datetime.fromisoformat(date)
     return round(when.replace(tzinfo=when.tzinfo or UTC).timestamp() * 1e6) * 1000
 

@@ -21,12 +21,13 @@ INT32_IDS = 2**31
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """One request of a trace. A turn's name is its index in one list, parents before children.
+    """One request of a trace, before the tokens that the trace does not record are added.
 
-    `prompt` holds the ids that the trace names, at most `prompt_len` of them; [0, full_len) are
-    those of full blocks. `waits_for` are the turns whose answers this one waits for: its parent
-    first, then the last turns of sub-agents that it joins. `continues` is the turn whose full
-    blocks are all a prefix of this one's: usually the parent, None after a change of context.
+    Turns are identified by their index in a list. `prompt` holds the token ids that the trace
+    names, at most `prompt_len` of them. Its first `full_len` ids fill whole blocks. `waits_for`
+    lists the turns whose answers this turn waits for. The first is the parent (the previous turn),
+    and the others are the last turns of sub-agents whose results this turn uses. `continues` is the
+    turn whose full blocks are a prefix of this prompt, usually the parent; None if there is none.
     `session` is the first turn of the same session.
     """
 
@@ -50,12 +51,13 @@ class Call(NamedTuple):
 
 
 def predecessors(calls: Sequence[Call], spawners: Mapping[Hashable, Hashable]) -> list[list[int]]:
-    """Return for each call, in order of start, the indices of the calls whose answers it waits for.
+    """Return for each call the indices of the earlier calls whose answers it waits for.
 
-    A call waits for the previous one in its session. `spawners` names the session that started a
-    sub-agent's session. The sub-agent's first call waits for the latest earlier call of that
-    session. The first call of that session after all answers of the sub-agent waits for the last of
-    these.
+    A call is a request with its start and its end; `calls` are in order of start. A call waits for
+    the previous call of its session. `spawners` maps the session of a sub-agent to the session that
+    started the sub-agent (the starting session). The first call of a sub-agent waits for the latest
+    earlier call of the starting session. When all answers of the sub-agent are there, the next call
+    of the starting session waits for the last of them.
     """
     waits: list[list[int]] = [[] for _ in calls]
     members: dict[Hashable, list[int]] = {}
@@ -77,9 +79,13 @@ def predecessors(calls: Sequence[Call], spawners: Mapping[Hashable, Hashable]) -
 
 
 def to_requests(turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens) -> list[Request]:
-    """Return the requests in order of arrival, numbered from 0.
+    """Convert the turns of a trace to requests in order of arrival, with request ids from 0.
 
-    Ids from `first_fresh` on belong to no block; answers that no later prompt repeats get such ids.
+    Token ids from `first_fresh` on occur in no block of the trace. Answers that no later prompt
+    repeats get such ids.
+
+    Raises:
+        TraceError: the trace needs more token ids than an int32 can hold.
     """
     completed, ids_end = _complete(turns, first_fresh=first_fresh, tokens=tokens)
     if ids_end > INT32_IDS:

@@ -28,15 +28,16 @@ LEAST_SHARED_BLOCKS = 2
 
 
 def load_weka(path: Path, config: WorkloadConfig, *, seed: int) -> list[Request]:
-    """Return the requests of a file or a folder of sessions in order of arrival.
+    """Load recorded coding-agent sessions as requests in order of arrival.
 
-    Sessions have no start time: `seed` determines their order and start times, a Poisson process of
-    `config.session_rate` per second. Within a session the times are the trace's. But pauses longer
-    than `config.think_cap_s`, in which no request of the session or its sub-agents runs, are cut to
-    that length.
+    `path` is a file or a folder in the format of WEKA's kv-cache-tester or of AgentX. The sessions
+    have no recorded start times, so `seed` draws the order and the start times. Sessions start as a
+    Poisson process of `config.session_rate` per second. Within a session the recorded times are
+    kept, but pauses are cut to `config.think_cap_s` seconds. A pause is a time in which no request
+    of the session or its sub-agents runs.
 
     Raises:
-        TraceError: a session is malformed; the message gives file and line number.
+        TraceError: a session is malformed; the message names the file and the line.
     """
     sessions = list(read_sessions(path))
     if not sessions:
@@ -149,13 +150,10 @@ class _Reader:
 
 
 def _origin_s(agent: Record, at_s: float, where: str) -> float:
-    """Return the origin of the times in a sub-agent's requests, in seconds.
-
-    In AgentX corpora this is the session's start, as for the entry's own `t`. In kv-cache-tester it
-    is the spawn, and the entry's `t` is the sub-agent's end: in 42 of the 44 entries that have a
-    duration, in two thirds of its traces, `t - duration_ms` is at most 1.1 s after the answer that
-    spawned the sub-agent.
-    """
+    # The origin of the times in a sub-agent's requests. In AgentX corpora this is the session's
+    # start, as for the entry's own `t`. In kv-cache-tester it is the spawn, and the entry's `t` is
+    # the sub-agent's end: in 42 of the 44 entries that have a duration, in two thirds of its
+    # traces, `t - duration_ms` is at most 1.1 s after the answer that spawned the sub-agent.
     begins_s = min((number(each, "t", where=where) for each in nested(agent, where)), default=at_s)
     if begins_s >= at_s / 2:
         return 0.0
@@ -164,7 +162,6 @@ def _origin_s(agent: Record, at_s: float, where: str) -> float:
 
 
 def _block_runs(record: Record, previous: Runs, where: str) -> Runs:
-    """Return block ids as runs: the first `keep` of the previous request, then those in `new`."""
     keep = integer(record, "keep", least=0, where=where)
     new = record.get("new")
     if not isinstance(new, list) or len(new) % 2 or not all(type(value) is int for value in new):

@@ -33,9 +33,11 @@ def nested(stream: Record, where: str) -> list[Record]:
 
 
 def read_sessions(source: Path) -> Iterator[tuple[str, Record]]:
-    """Yield (where, packed session) for the sessions of a folder or a file.
+    """Yield the packed sessions of a file or folder, each with its path and line number.
 
-    Packed sessions pass unchanged; of several raw recordings of one session only one passes.
+    In a packed session, a request lists only the block ids that the previous request does not have.
+    A session that is packed already stays unchanged. If several raw sessions record the same
+    session, only the longest one is yielded.
 
     Raises:
         TraceError: a file holds no session.
@@ -103,7 +105,6 @@ def _signature(session: Record, where: str) -> tuple[tuple[object, object], ...]
 
 
 def write_packed(sessions: Iterable[tuple[str, Record]], path: Path) -> int:
-    """Write sessions to a gzipped file, byte-identical for equal sessions; return their number."""
     count = 0
     # neither time nor name in the gzip header
     with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as out:

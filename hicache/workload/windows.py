@@ -15,7 +15,12 @@ from hicache.request import Request
 
 
 def cut_window(requests: Sequence[Request], config: WorkloadConfig) -> list[Request]:
-    """Return the requests of `config.window` and of its warm-up, ids unchanged, from time 0 on.
+    """Return the requests of one window of a workload, with their ids unchanged.
+
+    The workload is cut into `config.windows` windows; `config.window` is the index of the one to
+    return. With fixed arrival times, a window is a time interval. The result then starts at time 0
+    with the warm-up before the window. If requests wait for answers, a window is a set of whole
+    sessions.
 
     Raises:
         ValueError: the window holds no request.
@@ -44,12 +49,14 @@ def cut_window(requests: Sequence[Request], config: WorkloadConfig) -> list[Requ
 
 
 def trees(requests: Sequence[Request]) -> dict[int, int]:
-    """Return by request id its root session: its own, or the one that spawned its sub-agent.
+    """Return the root session of each request, by request id.
 
-    Turns of one session stay together even if their parents are not among the requests.
+    The root session of a sub-agent's request is the session that started the sub-agent, directly or
+    not. The root session of any other request is its own session.
     """
     tree_of: dict[int, int] = {}
     for request in requests:
+        # turns of one session stay together even if their parents are not among the requests
         parent = request.parent_id
         tree_of[request.id] = request.session_id if parent is None else tree_of[parent]
     return tree_of

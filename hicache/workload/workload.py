@@ -50,8 +50,6 @@ NAME_BITS = 40  # 10,000 sessions collide in 1 of 20,000 traces; a float holds i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests in order of arrival, with ids 0, 1, ... in that order."""
-
     name: str
     requests: Sequence[Request]
     notes: tuple[str, ...] = ()
@@ -71,13 +69,14 @@ class Workload:
 
 
 def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:
-    """Load or generate the workload of `config`, scale its times, and cut it to limit and window.
+    """Load or generate the requests of the workload that `config` names.
 
-    Parents arrive before their children, so a limit never separates a request from its parent. The
-    caller applies `config.load` and `config.arrivals`: see `sample_sessions` and `Feeder`.
+    The function also scales arrival times, and cuts the workload to `config.limit` requests and to
+    one window. The limit never separates a request from the earlier request that it waits for. The
+    function does not apply `config.load` (which removes or repeats sessions) or `config.arrivals`.
 
     Raises:
-        ValueError: an unknown kind, or an unreadable trace (`TraceError`).
+        ValueError: the kind of workload is unknown, or the trace is unreadable (`TraceError`).
         FileNotFoundError: the trace does not exist.
     """
     kind = config.kind
@@ -140,7 +139,9 @@ def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> lis
 
 
 def form_of(path: Path) -> str:
-    """Detect the format of a user's trace: one of `FORMS`, or a table of lengths.
+    """Return the format of a user's trace file or folder, such as `chats` or `lengths`.
+
+    The format follows from the file's name and the fields of its first line.
 
     Raises:
         TraceError: the format is unknown.
@@ -183,7 +184,6 @@ def _with_session_names(requests: Sequence[Request]) -> list[Request]:
 def _end_sessions(
     requests: Sequence[Request], max_context: int
 ) -> tuple[list[Request], tuple[str, ...]]:
-    """End each session before its first request above `max_context`; add notes on the loss."""
     ended: set[int] = set()
     kept: list[Request] = []
     kept_ids: set[int | None] = {None}
@@ -208,10 +208,11 @@ def _end_sessions(
 
 
 def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> list[Request]:
-    """Delay each session with its sub-agents by a time drawn from `[0, jitter_s)`; renumber.
+    """Delay the start of each session by a random time of less than `jitter_s` seconds.
 
-    Mooncake's clock ticks every 3 s, so a dozen requests share one arrival time. The jitter spreads
-    them, and gives equivalent workloads for different seeds.
+    Sub-agents are delayed by the same time as the session that started them. The jitter spreads the
+    requests of traces with a coarse clock, where many arrive at the same time. The requests get new
+    ids in order of arrival.
     """
     generator = np.random.default_rng(seed)
     tree_of = trees(requests)
@@ -223,7 +224,6 @@ def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> li
 
 
 def _within(requests: Sequence[Request], seed: int) -> list[Request]:
-    """Delay each session by up to `COPY_SPREAD_S`, or start it early if it would end too late."""
     tree_of = trees(requests)
     end_ns = requests[-1].arrival_ns + 1
     generator = np.random.default_rng(seed)
@@ -250,10 +250,10 @@ def _shifted(
 
 
 def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
-    """Return the workload with `share` of its sessions, at least one, and new ids.
+    """Return a workload with a random share of the sessions, at least one session.
 
-    Sub-agents stay with the session that started them. For one workload and seed, a larger share
-    contains every session of a smaller one.
+    `share` is above 0 and at most 1. Sub-agents stay with the session that started them. With the
+    same seed, a larger share contains all sessions of a smaller share. The requests get new ids.
     """
     if not 0 < share <= 1:
         raise ValueError(
@@ -269,15 +269,15 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
 
 
 def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
-    """Return the workload `times` times (at least 1): copies of all sessions with new tokens.
+    """Return a workload that repeats each session, with `times` times the request rate.
 
-    Sessions of one copy share tokens as the originals do; sessions of different copies share none.
-    Each copied session starts within `COPY_SPREAD_S` after its original, or early in the workload
-    if it would otherwise end after it. So the request rate is `times` the original's. A fractional
-    copy draws its sessions.
+    `times` is at least 1. For a fraction, one more copy of some sessions is drawn at random. Every
+    copy of the workload has tokens of its own: prompts share prefixes within a copy, but not
+    between copies. A repeated session starts within 60 s (`COPY_SPREAD_S`) after its original. A
+    session that would then end after the workload starts near the beginning of the workload.
 
     Raises:
-        ValueError: the token ids exceed int32.
+        ValueError: the workload needs more token ids than an int32 can hold.
     """
     parts = [workload] * int(times)
     if times > int(times):
@@ -315,10 +315,7 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
 
 
 def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
-    """Return the ids divisible by `stride`, divided by it; at least one id.
-
-    The choice depends only on the id, so equal prefixes stay equal.
-    """
+    # the choice depends only on the id, so equal prefixes stay equal
     firsts = -(-spans.starts // stride)
     counts = (spans.starts + spans.counts - 1) // stride - firsts + 1
     kept = counts > 0
@@ -330,10 +327,7 @@ def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
 def _renumbered(
     requests: Sequence[Request], arrivals_ns: Mapping[int, int] | None = None
 ) -> list[Request]:
-    """Renumber requests; `arrivals_ns` has new arrivals by old id, None keeps them.
-
-    A parent that is not among the requests counts as answered.
-    """
+    # a parent that is not among the requests counts as answered
     ids = {request.id: new_id for new_id, request in enumerate(requests)}
     return [
         Request(  # `replace` takes three times as long

@@ -6,8 +6,9 @@ page that is given away, overwritten or swapped too early shows as a wrong paylo
 """
 
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
-from hicache.cache.kinds import KEY_TAGS
+from hicache.cache.kinds import KEY_TAGS, Extent
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -52,6 +53,8 @@ class GhostMemory:
         for kind in kinds.all:
             self._page_bytes[names[kind.rider_of or kind.name]] += kind.page_bytes
         self._page = tree.page_size
+        # where each sequence began to compute
+        self.began: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._copies: dict[object, list[tuple[int, int, int, Payload]]] = {}
         self._written: dict[StorageWrite, list[Payload]] = {}
 
@@ -116,11 +119,13 @@ class GhostMemory:
         self.check_readable(sequence, start)
         page = self._page
         first = start // page
-        if first < sequence.tree_pages:
+        if first < sequence.tree_pages and not self._kinds.replayed:
             raise WrongPageError(f"page {first} of a sequence is the tree's and is written")
         for index in range(first, -(-end // page)):
             payload = self._payload(sequence, min((index + 1) * page, end))
             for kind in self._kinds.paged:
+                if kind in self._kinds.kept and index < sequence.tree_pages:
+                    continue  # a token that is computed again keeps its KV in the tree
                 self.pages[DEVICE][kind][int(sequence.pages[kind][index])] = payload
         if self._kinds.points:
             assert sequence.working_slot is not None
@@ -138,10 +143,14 @@ class GhostMemory:
         end = -(-length // page)
         firsts = dict.fromkeys(self._kinds.paged, 0)
         firsts |= {
-            kind.number: max(length - kind.window_len + 1, 0)
+            kind.number: length // kind.window_len * kind.window_len
+            if kind.extent is Extent.chunk
+            else max(length - kind.window_len + 1, 0)
             for kind in self._kinds.all
             if kind.window_len
         }
+        for kind, _ in self._kinds.replayed:  # tokens that are computed again see none before
+            firsts[kind] = max(firsts[kind], self.began.get(sequence, 0))
         for kind, first in firsts.items():
             for index in range(first // page, end):
                 page_id = int(sequence.pages[kind][index])

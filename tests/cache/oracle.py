@@ -1,7 +1,8 @@
 """The naive cache that tests trust: no tree, no nodes, a dictionary of prefixes.
 
 `Held[tier][kind]` maps a prefix of whole pages to the id of the page (or slot) that stands at its
-end. Every question is answered page by page from DESIGN's definition of a usable boundary.
+end. Every question is answered page by page, from the definition of a usable boundary in
+docs/concepts.md.
 """
 
 from typing import NamedTuple
@@ -64,6 +65,8 @@ def longest_match(held: Held, kinds: Kinds, tokens: bytes, max_len: int, namespa
     def needed(kind: Kind, end: int) -> range:
         if kind.extent is Extent.path:
             return range(1, end + 1)
+        if kind.extent is Extent.chunk:
+            return range(end * page // kind.window_len * kind.window_len // page + 1, end + 1)
         length = page if kind.extent is Extent.point else kind.window_len
         return range(max(end - -(-length // page), 0) + 1, end + 1)
 
@@ -71,7 +74,7 @@ def longest_match(held: Held, kinds: Kinds, tokens: bytes, max_len: int, namespa
         return all(
             any(prefixes[at] in held[tier][kind.number] for tier in tiers)
             for kind in kinds.all
-            if kind.rider_of is None
+            if kind.rider_of is None and not kind.is_replayed
             for at in needed(kind, end)
         )
 
@@ -84,7 +87,7 @@ def longest_match(held: Held, kinds: Kinds, tokens: bytes, max_len: int, namespa
         full += 1
     hits = [0] * kinds.size
     for kind in kinds.all:
-        if kind.rider_of is not None:
+        if kind.rider_of is not None or kind.is_replayed:
             continue
         for at in needed(kind, best):
             is_read = kind.extent is not Extent.path or at > device

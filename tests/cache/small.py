@@ -1,12 +1,14 @@
 """Caches small enough to say what is in them, and the shortest way to put something there."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from hicache.cache.kinds import FULL, Kinds, named_kinds
-from hicache.cache.named import built
 from hicache.cache.pages import PageAllocator, Pools
+from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.eviction import Ranking, by_last_use
@@ -14,8 +16,15 @@ from hicache.cache.tree.keys import Digests
 from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import CacheConfig, QuirksConfig, StorageConfig
-from hicache.policies.eviction import POLICIES
+from hicache.config import (
+    CacheConfig,
+    ParallelConfig,
+    PrefetchConfig,
+    QuirksConfig,
+    SchedulerConfig,
+    StorageConfig,
+)
+from hicache.engine.policy import METHODS, presets
 
 PAGE = 4
 
@@ -33,6 +42,39 @@ def make_pools(device: Counts, host: Counts, kind: type[PageAllocator] = PageAll
     return [kind(count) for count in device], [kind(count) for count in host]
 
 
+def world_of(kinds: Kinds | None = None, **groups: Any) -> Any:
+    """What a built-in policy asks of a world with these groups of settings; a token takes 1 ms."""
+    kinds = kinds or named_kinds(PAGE)
+    config = SimpleNamespace(
+        cache=CacheConfig(),
+        prefetch=PrefetchConfig(),
+        scheduler=SchedulerConfig(),
+        storage=StorageConfig(),
+        parallel=ParallelConfig(),
+    )
+    rates, seed = groups.pop("rates", RateEstimator()), groups.pop("seed", 0)
+    vars(config).update(groups)
+    return SimpleNamespace(
+        config=config,
+        page_size=kinds.page_size,
+        kinds=[kinds.names[kind] for kind in kinds.numbers],
+        rates=rates,
+        seconds=lambda cached, total: (total - cached) * 1e-3,
+        seed=seed,
+    )
+
+
+def prefetcher_of(
+    cache: PrefixCache, config: PrefetchConfig, host_tokens: int | None = None
+) -> Prefetcher:
+    """A prefetcher with the stop policy of `config`, if no policy of one's own has one."""
+    rates, policy = RateEstimator(), cache.tree.policy
+    new = presets(world_of(cache.tree.kinds, prefetch=config, rates=rates))
+    if not getattr(policy, "stops_itself", False):
+        policy.waits, policy.may_stop, policy.deadline_ns = new.waits, new.may_stop, new.deadline_ns
+    return Prefetcher(cache, config, host_tokens, rates)
+
+
 def make_cache(
     pools: Pools | None = None,
     *,
@@ -47,21 +89,30 @@ def make_cache(
     storage: StorageConfig | None = None,
     storage_queue_bytes: int | None = None,
     quirks: QuirksConfig | None = None,
+    scheduler: SchedulerConfig | None = None,
     **knobs: Any,
 ) -> PrefixCache:
     """A cache of these pools, or of new ones; by default its pages weigh one byte each.
 
-    `knobs`: settings of the cache.
+    `policy`: methods in place of those of the built-in policies. `knobs`: settings of the cache.
     """
-    tree = RadixTree(
-        kinds=kinds
-        or named_kinds(
-            page_size, window_len=window_len, has_states=has_states, page_bytes=page_bytes
-        ),
-        policy=policy,
-        knobs=CacheConfig(**knobs),
-        quirks=quirks,
+    kinds = kinds or named_kinds(
+        page_size, window_len=window_len, has_states=has_states, page_bytes=page_bytes
     )
+    config = CacheConfig(**{"page_size": kinds.page_size, **knobs})
+    methods = presets(
+        world_of(
+            kinds,
+            cache=config,
+            storage=storage or StorageConfig(),
+            scheduler=scheduler or SchedulerConfig(),
+        )
+    )
+    own = {name: getattr(policy, name) for name in METHODS if hasattr(policy, name)}
+    vars(methods).update(own, stops_itself="may_stop" in own)
+    if policy is not None:
+        methods.has_entries = True
+    tree = RadixTree(kinds=kinds, policy=methods, knobs=config, quirks=quirks)
     pools = pools or make_pools(device, host)
     return PrefixCache(tree, pools, storage, storage_queue_bytes=storage_queue_bytes)
 
@@ -118,12 +169,8 @@ def node_at(cache: PrefixCache, end: int) -> Node:
     return node
 
 
-def eviction_of(name: str, **knobs: float) -> object:
-    """A built-in eviction policy."""
-    return built(name, POLICIES[name], (None,), knobs)
-
-
-def ranking_of(policy: str, **knobs: float) -> Ranking:
+def ranking_of(policy: str, seed: int = 0) -> Ranking:
     """The order in which a built-in eviction policy takes leaves of the host that have entries."""
-    entries = Entries(eviction_of(policy, **knobs), named_kinds(PAGE), Digests(PAGE))
+    methods = presets(world_of(cache=CacheConfig(eviction=policy), seed=seed))
+    entries = Entries(methods, named_kinds(PAGE), Digests(PAGE))
     return entries.ranking(HOST, FULL, by_last_use(FULL))

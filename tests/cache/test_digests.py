@@ -6,7 +6,6 @@ import pytest
 
 from hicache.cache import invariants
 from hicache.cache.kinds import FULL, MAMBA, SWA
-from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
@@ -22,6 +21,7 @@ from tests.cache.small import (
     complete_all,
     evict_all,
     make_cache,
+    prefetcher_of,
     run_request,
     tokens_of,
 )
@@ -71,7 +71,7 @@ def test_digests_are_of_62_bits() -> None:
 def test_whole_trees_are_compared_in_the_first_step_and_every_so_many_after_it() -> None:
     caches = cache_of(), cache_of()
     agreements = [
-        RankAgreement(cache, Prefetcher(cache, PrefetchConfig(), None), whole_digest_every=3)
+        RankAgreement(cache, prefetcher_of(cache, PrefetchConfig(), None), whole_digest_every=3)
         for cache in caches
     ]
 
@@ -135,7 +135,7 @@ def test_room_for_states_is_counted_in_slots_and_other_room_in_tokens() -> None:
 
 def test_every_prefetch_that_starts_is_counted() -> None:
     cache = make_cache(device=ROOMY, host=ROOMY, storage_queue_bytes=100)
-    prefetcher = Prefetcher(cache, PrefetchConfig(threshold=PAGE), None)
+    prefetcher = prefetcher_of(cache, PrefetchConfig(threshold=PAGE), None)
     for number in range(3):
         sequence = Sequence(tokens_of(17, 100 * number))
         match = cache.match(sequence, 17)
@@ -146,7 +146,7 @@ def test_every_prefetch_that_starts_is_counted() -> None:
 @pytest.mark.parametrize(("held", "restorable"), [(0, []), (1, [1]), (3, [1, 2, 3])])
 def test_pages_that_lead_without_a_gap_can_be_restored(held: int, restorable: list[int]) -> None:
     cache = make_cache(device=ROOMY, host=ROOMY, storage_queue_bytes=100)
-    prefetcher = Prefetcher(cache, PrefetchConfig(threshold=PAGE), None)
+    prefetcher = prefetcher_of(cache, PrefetchConfig(threshold=PAGE), None)
     sequence = Sequence(tokens_of(21))
     prefetch = prefetcher.prefetch_from_storage(0, sequence, cache.match(sequence, 21), 21, 0)
     assert prefetch is not None
@@ -155,7 +155,7 @@ def test_pages_that_lead_without_a_gap_can_be_restored(held: int, restorable: li
 
 def test_a_prompt_too_short_to_ask_for_is_counted_with_its_tokens() -> None:
     cache = make_cache(device=ROOMY, host=ROOMY, storage_queue_bytes=100)
-    prefetcher = Prefetcher(cache, PrefetchConfig(threshold=4 * PAGE), None)
+    prefetcher = prefetcher_of(cache, PrefetchConfig(threshold=4 * PAGE), None)
     sequence = Sequence(tokens_of(13))
     match = cache.match(sequence, 13)
     assert prefetcher.prefetch_from_storage(0, sequence, match, 13, 0) is None
@@ -205,7 +205,7 @@ def test_digests_are_known_of_the_pages_that_storage_was_asked_for(
 
 def test_digests_that_storage_was_asked_with_become_those_of_nodes() -> None:
     cache = make_cache(device=ROOMY, host=ROOMY, storage_queue_bytes=0)
-    prefetcher = Prefetcher(cache, PrefetchConfig(threshold=PAGE), None)
+    prefetcher = prefetcher_of(cache, PrefetchConfig(threshold=PAGE), None)
     sequence = Sequence(tokens_of(17))
     prefetch = prefetcher.prefetch_from_storage(0, sequence, cache.match(sequence, 17), 17, 0)
     assert prefetch is not None
@@ -222,6 +222,6 @@ def test_a_prefetch_that_finds_all_its_room_is_not_cut() -> None:
     config = PrefetchConfig(threshold=PAGE, stage_at=StageAt.enqueue)
     sequence = Sequence(tokens_of(17))
     match = cache.match(sequence, 17)
-    Prefetcher(cache, config, None).prefetch_from_storage(0, sequence, match, 17, 0)
+    prefetcher_of(cache, config, None).prefetch_from_storage(0, sequence, match, 17, 0)
     assert cache.counters["prefetch/staged_pages"] == 4
     assert cache.counters["prefetch/cut_count"] == 0

@@ -9,8 +9,8 @@ from hicache.cache.kinds import FULL, SWA
 from hicache.cache.tree.eviction import VictimQueue, by_last_use
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import QuirksConfig
-from hicache.policies.eviction import POLICIES, Random
+from hicache.config import EVICTION_POLICIES, QuirksConfig
+from hicache.policies.eviction import Random
 from tests.cache.small import (
     complete_all,
     evict_all,
@@ -22,13 +22,13 @@ from tests.cache.small import (
 
 
 def leaves(count: int) -> list[Node]:
-    cache = make_cache(device=(200, 0, 0), host=(0, 0, 0), policy=POLICIES["lru"]())
+    cache = make_cache(device=(200, 0, 0), host=(0, 0, 0), eviction="fifo")
     for number in range(count):
         run_request(cache, tokens_of(8, 1000 * number), 8)
     return list(cache.tree.root("").children.values())
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(EVICTION_POLICIES))
 def test_every_leaf_goes_once(policy: str) -> None:
     queue = VictimQueue(ranking_of(policy))
     nodes = leaves(30)

@@ -1,4 +1,4 @@
-"""Kinds that no model here has yet: a rider of full, and a window of another length.
+"""Kinds of one test: the usual three, a rider of full, a window of another length, and chunks.
 
 A kind is data, so that the cache takes both without a change. Random walks, with splits, aborts and
 three tiers, are compared with the naive cache, which reads each kind's extent page by page.
@@ -26,7 +26,11 @@ OTHERS = (
     Kind(name="wide", number=WIDE, extent=Extent.window, window_len=13, page_bytes=2),
     KEYS,
 )
+CHUNKS = Kind(name="chunk", number=4, extent=Extent.chunk, window_len=12, page_bytes=4)
+REPLAYED = tuple(replace(kind, is_replayed=True) for kind in (OTHERS[0], OTHERS[2], CHUNKS))
 SUBSETS = list(chain.from_iterable(combinations(OTHERS, size) for size in range(5)))
+SUBSETS += [(CHUNKS, *some) for some in SUBSETS if KEYS not in some]
+SUBSETS += [REPLAYED[:1], REPLAYED[1:], REPLAYED]
 
 
 def kinds_of(others: tuple[Kind, ...], page_size: int = 4) -> Kinds:
@@ -38,7 +42,7 @@ def setting_of(seed: int, others: tuple[Kind, ...], num_operations: int) -> Sett
     drawn = random_setting(seed, num_operations=num_operations)
     rng = Random(f"kinds {seed}")
     kinds = kinds_of(others)
-    windows = dict(kinds.windows)
+    windows = {kind: window.num_pages for kind, window in (*kinds.windows, *kinds.replayed)}
     sizes = []
     for kind in range(kinds.size):
         least = {FULL: 8, MAMBA: 4}.get(kind, windows.get(kind, 0) + 2)
@@ -61,7 +65,7 @@ def test_a_walk_of_any_kinds_says_what_the_naive_cache_says(others: tuple[Kind, 
 @pytest.mark.soak
 @pytest.mark.parametrize("others", SUBSETS, ids=lambda each: "+".join(k.name for k in each))
 def test_many_walks_of_any_kinds_say_what_the_naive_cache_says(others: tuple[Kind, ...]) -> None:
-    for seed in range(25):  # of 16 subsets: 100,000 operations
+    for seed in range(25):  # of 27 subsets: 170,000 operations
         Walk(setting_of(seed, others, num_operations=250)).run()
 
 
@@ -84,6 +88,22 @@ def test_a_hit_needs_both_windows() -> None:
     assert cache.device.evict(WIDE, 5)
     assert cache.match(again, 33).usable_len == 0
     assert any(flatten(cache.tree)[DEVICE][SWA])
+
+
+def test_a_window_that_is_not_kept_is_computed_again_before_the_end_of_any_hit() -> None:
+    cache = make_cache(kinds=kinds_of(REPLAYED[:1]), device=(20, 20), host=(20, 0))
+    run_request(cache, tokens_of(32), 32)
+    assert cache.available_size(SWA) == 20 * 4
+    for tokens, started in ((33, 24), (18, 8), (7, 0)):
+        sequence = Sequence(tokens_of(tokens))
+        match = cache.match(sequence, tokens)
+        assert match.usable_len == (tokens - 1) // 4 * 4
+        acquired = cache.acquire(sequence, match)
+        assert acquired is not None
+        assert (acquired.cached_len, acquired.device_len) == (started, started)
+        assert len(sequence.pages[SWA]) == match.usable_len // 4
+        assert cache.available_size(SWA) == 20 * 4 - (match.usable_len - started)
+        cache.abandon(sequence)
 
 
 def test_a_second_window_is_loaded_back_by_itself() -> None:
@@ -119,6 +139,8 @@ def test_a_rider_moves_with_the_pages_of_its_kind_and_has_no_pool() -> None:
         ((OTHERS[0], replace(OTHERS[0], window_len=9)), "one name or number"),
         ((OTHERS[0], replace(OTHERS[2], number=SWA)), "one name or number"),
         ((replace(OTHERS[0], window_len=0),), "a window must have tokens"),
+        ((REPLAYED[0], OTHERS[1]), "replay needs a model without states"),
+        ((replace(CHUNKS, window_len=10),), "divide the chunks of chunk, 10 tokens, got 4"),
         ((replace(OTHERS[2], number=8),), r"numbers must lie in \[0, 8\), got \[0, 8\]"),
     ],
 )

@@ -11,13 +11,20 @@ from hicache.cache.invariants import BrokenLawError
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import FreePages, free
 from hicache.cache.prefetch.prefetch import Phase
-from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig, StageAt
-from tests.cache.small import complete_all, evict_all, make_cache, node_at, run_request, tokens_of
+from tests.cache.small import (
+    complete_all,
+    evict_all,
+    make_cache,
+    node_at,
+    prefetcher_of,
+    run_request,
+    tokens_of,
+)
 
 
 class World:
@@ -37,7 +44,7 @@ class World:
             write_policy=write_policy,
         )
         config = PrefetchConfig(threshold=4, stage_at=StageAt.enqueue)
-        self.prefetcher = Prefetcher(self.cache, config, 1000)
+        self.prefetcher = prefetcher_of(self.cache, config, 1000)
         self.sequences: list[Sequence] = []
         run_request(self.cache, tokens_of(16), 16, state_ends=(2,))
         run_request(self.cache, tokens_of(8) + tokens_of(8, first=90), 16)

@@ -9,7 +9,6 @@ import pytest
 from hicache.cache import invariants
 from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tiers.transfer import FATES
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.sequence import Sequence
@@ -20,7 +19,15 @@ from hicache.config import (
     QuirksConfig,
     StageAt,
 )
-from tests.cache.small import PAGE, complete_all, evict_all, make_cache, run_request, tokens_of
+from tests.cache.small import (
+    PAGE,
+    complete_all,
+    evict_all,
+    make_cache,
+    prefetcher_of,
+    run_request,
+    tokens_of,
+)
 
 EARLY = PrefetchConfig(threshold=2 * PAGE, stage_at=StageAt.enqueue, stop="best_effort")
 LATE = PrefetchConfig(threshold=2 * PAGE, stage_at=StageAt.hit, stop="best_effort")
@@ -47,7 +54,7 @@ class Story:
             load_back_threshold=0,
             quirks=QuirksConfig(evicts_whole=evicts_whole),
         )
-        self.prefetcher = Prefetcher(self.cache, config, host_tokens)
+        self.prefetcher = prefetcher_of(self.cache, config, host_tokens)
 
     def ask(self, num_pages: int, number: int = 0) -> Prefetch | None:
         """For so many pages, and a token that is left to compute."""

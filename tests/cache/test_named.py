@@ -7,8 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hicache.cache.checked import PolicyError
-from hicache.cache.named import FLAG, LENGTHS, MOMENT, NUMBER, RANKING, TOKENS, make_policy
+from hicache.cache.checked import PolicyError, checked
+from hicache.cache.named import FLAG, LENGTHS, MOMENT, NUMBER, RANKING, TOKENS, built
 from hicache.cache.tree.node import Node
 
 ANSWERS = {
@@ -35,7 +35,7 @@ class Answers:
 
 def asked(method, given):
     """What comes of a class that gives this."""
-    policy = make_policy("knob", f"{__name__}:Answers", {}, given, wants={method: ANSWERS[method]})
+    policy = checked("knob=Answers", Answers(given), {method: ANSWERS[method]})
     return getattr(policy, method)(1, page=2)
 
 
@@ -70,7 +70,7 @@ def test_an_answer_that_means_nothing_is_refused_with_question_and_answer(method
     with pytest.raises(PolicyError) as refused:
         asked(method, given)
     told = str(refused.value)
-    assert told.startswith(f"knob={__name__}:Answers: {method}(1, page=2): expected ")
+    assert told.startswith(f"knob=Answers: {method}(1, page=2): expected ")
     assert told.endswith(f", got {given!r}")
 
 
@@ -104,8 +104,8 @@ class Raises:
 
 
 def test_an_exception_in_the_middle_names_the_class_and_the_question():
-    policy = make_policy("order", f"{__name__}:Raises", {}, wants={"rank": NUMBER})
-    with pytest.raises(PolicyError, match=r"order=.*:Raises: rank\(7\) raised KeyError: 7") as told:
+    policy = checked("order=Raises", Raises(), {"rank": NUMBER})
+    with pytest.raises(PolicyError, match=r"order=Raises: rank\(7\) raised KeyError: 7") as told:
         policy.rank(7)
     assert isinstance(told.value.__cause__, KeyError)
 
@@ -122,14 +122,14 @@ class Confused:
 
 def test_a_class_that_breaks_while_it_is_built_is_told_from_one_that_is_built_wrongly():
     with pytest.raises(PolicyError, match=r"cannot be built: TypeError: object of type 'int'"):
-        make_policy("order", f"{__name__}:Confused", {}, wants={})
+        built("order", Confused, (), {})
     with pytest.raises(ValueError, match=r"cannot be built: .* takes 1 positional argument"):
-        make_policy("order", f"{__name__}:Confused", {}, 7, wants={})
+        built("order", Confused, (7,), {})
 
 
 def test_a_class_that_cannot_be_built_says_why():
     with pytest.raises(PolicyError, match=r"cannot be built: RuntimeError: no such file"):
-        make_policy("order", f"{__name__}:Fails", {}, wants={})
+        built("order", Fails, (), {})
 
 
 class Meddles:
@@ -152,7 +152,7 @@ class Meddles:
     ],
 )
 def test_a_class_that_changes_what_it_is_shown_ends_the_run(meddle):
-    policy = make_policy("eviction", f"{__name__}:Meddles", {}, meddle, wants={"priority": RANKING})
+    policy = checked("eviction", Meddles(meddle), {"priority": RANKING})
     with pytest.raises(PolicyError, match=r"must not change|does not support item assignment"):
         policy.priority(Node(Node(None, b"", 0, 0), b"", 0, 0))
 
@@ -163,9 +163,4 @@ class Waits:
 
 def test_an_attribute_is_checked_when_the_policy_is_built():
     with pytest.raises(PolicyError, match=r"waits: expected True or False, got 'yes'"):
-        make_policy("stop", f"{__name__}:Waits", {}, wants={"waits": FLAG})
-
-
-def test_a_class_without_what_is_asked_for_is_refused():
-    with pytest.raises(PolicyError, match="lacks priority"):
-        make_policy("eviction", f"{__name__}:Waits", {}, wants={"priority": RANKING})
+        checked("stop", Waits(), {"waits": FLAG})

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from hicache.cache import invariants
-from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, MAMBA, SWA, Window
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tree.node import DEVICE, HOST
@@ -20,6 +20,7 @@ from hicache.config import (
     QuirksConfig,
     StageAt,
 )
+from tests.cache import small
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of
 
 P = 64
@@ -43,7 +44,7 @@ def prefetcher_of(
         page_size=page_size,
         storage_queue_bytes=100,
     )
-    return Prefetcher(cache, config, occupied_of)
+    return small.prefetcher_of(cache, config, occupied_of)
 
 
 def start(prefetcher: Prefetcher, num_tokens: int, request_id: int = 0) -> Prefetch | None:
@@ -168,7 +169,9 @@ def test_a_listener_gets_what_storage_reports_with_the_kinds_that_it_includes() 
     assert prefetch is not None
     prefetch.restorable = [4, 8]
     prefetcher.on_queried(prefetch, 7)
-    listener.found.assert_called_once_with(prefetch.sequence, 0, [4, 8], ((SWA, 2), (MAMBA, 1)))
+    listener.found.assert_called_once_with(
+        prefetch.sequence, 0, [4, 8], ((SWA, Window(2)), (MAMBA, Window(1)))
+    )
     assert prefetch.answered_ns == 7
 
 
@@ -235,7 +238,7 @@ def test_the_deadline_counts_what_was_asked_for_and_not_what_the_cut_left() -> N
     prefetch = start(prefetcher, 4096)
     assert prefetch is not None
     assert prefetch.num_pages == 16
-    assert prefetcher.stop.deadline_ns(prefetch) == 2 * SECOND_NS
+    assert prefetcher.policy.deadline_ns(prefetch) == 2 * SECOND_NS
 
 
 def test_best_effort_stops_at_once() -> None:
@@ -400,7 +403,10 @@ def test_an_abort_while_the_state_of_a_part_is_read_gives_everything_back() -> N
 
 def restorable(*found: list[int], window_pages: int = 0, has_state: bool = False) -> list[int]:
     _, prefetch = running(PrefetchConfig(), has_states=True)
-    windows, states = [(SWA, window_pages)] * (window_pages > 0), [(MAMBA, 1)] * has_state
+    windows, states = (
+        [(SWA, Window(window_pages))] * (window_pages > 0),
+        [(MAMBA, Window(1))] * has_state,
+    )
     shaped = replace(prefetch, needs=(*windows, *states))
     answers = iter([[bool(each) for each in part] for part in found])
     return shaped.ask(lambda keys: next(answers))
@@ -434,7 +440,7 @@ def test_no_anchor_off_the_host_is_built_upon() -> None:
 @pytest.mark.parametrize("stop", ["wait_complete", "best_effort"])
 def test_a_request_is_blocked_while_its_prefetch_is_waited_for(stop: str) -> None:
     cache = make_cache(device=(16, 0, 0), host=(16, 0, 0), storage_queue_bytes=100)
-    prefetcher = Prefetcher(cache, PrefetchConfig(threshold=4, stop=stop), 64)
+    prefetcher = small.prefetcher_of(cache, PrefetchConfig(threshold=4, stop=stop), 64)
     sequence = Sequence(tokens_of(16))
     assert not prefetcher.is_blocking(0, 0)
     prefetch = prefetcher.prefetch_from_storage(0, sequence, cache.match(sequence, 16), 16, 0)

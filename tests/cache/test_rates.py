@@ -2,12 +2,12 @@
 
 import pytest
 
-from hicache.cache.kinds import MAMBA
+from hicache.cache.kinds import MAMBA, Window
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator, RecentRate
-from hicache.cache.prefetch.stop import Marginal
 from hicache.config import PrefetchConfig
-from tests.cache.small import PAGE, make_cache
+from hicache.policies.stop import Marginal
+from tests.cache.small import PAGE, make_cache, world_of
 
 CACHE = make_cache(device=(8, 0, 0), host=(8, 0, 0))
 
@@ -24,7 +24,7 @@ def prefetch_of(num_pages: int, *, completed: int = 0, has_state: bool = False) 
         num_pages=num_pages,
         names=[],
         enqueued_ns=0,
-        needs=((MAMBA, 1),) if has_state else (),
+        needs=((MAMBA, Window(1)),) if has_state else (),
         staged=[[], [], []],
     )
     prefetch.restorable = [num_pages]
@@ -39,8 +39,8 @@ def was_read(rates: RateEstimator, num_pages: int, began_ns: int, ended_ns: int)
     rates.was_read(prefetch)
 
 
-def marginal(rates: RateEstimator) -> Marginal:
-    return Marginal(PrefetchConfig(), PAGE, rates, patience=1)
+def marginal(rates: RateEstimator, patience: float | None = 1) -> Marginal:
+    return Marginal(world_of(rates=rates, prefetch=PrefetchConfig(patience=patience)))
 
 
 def test_a_rate_nobody_has_seen_is_unknown() -> None:
@@ -143,10 +143,7 @@ def test_patience_is_what_computing_counts_for() -> None:
     rates = RateEstimator({})
     was_read(rates, 10, 0, 80)
     rates.was_computed(100, 150)
-    verdicts = [
-        Marginal(PrefetchConfig(), PAGE, rates, patience=patience).may_stop(prefetch_of(5), 0)
-        for patience in (1.3, 1.4)
-    ]
+    verdicts = [marginal(rates, patience).may_stop(prefetch_of(5), 0) for patience in (1.3, 1.4)]
     assert verdicts == [True, False]
 
 
@@ -172,5 +169,5 @@ def test_saving_gpu_time_justifies_no_longer_read_from_shared_storage(
     rates = RateEstimator({}, num_engines)
     was_read(rates, 10, 0, 80)
     rates.was_computed(100, 150)
-    policy = Marginal(PrefetchConfig(), PAGE, rates)
+    policy = marginal(rates, None)
     assert policy.may_stop(prefetch_of(5), 0) is may_stop  # 40 ns to read, 30 to compute

@@ -10,7 +10,6 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.config import QuirksConfig
 from tests.cache.small import (
     complete_all,
-    eviction_of,
     make_cache,
     ranking_of,
     run_request,
@@ -60,7 +59,7 @@ def next_victim(cache: PrefixCache) -> Node | None:
 def test_a_policy_lets_this_one_of_three_go_first(
     policy: str, changes: dict[int, dict[str, int]], goes_first: int
 ) -> None:
-    cache = cache_of(100, 200, 300, policy=eviction_of("lru"))
+    cache = cache_of(100, 200, 300, eviction="fifo")
     nodes = {number: node_of(cache, 100 * number) for number in (1, 2, 3)}
     for number, node in nodes.items():
         node.tick = node.created = number

@@ -2,7 +2,6 @@
 
 from hicache.cache import invariants
 from hicache.cache.kinds import FULL, MAMBA, SWA
-from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
@@ -13,6 +12,7 @@ from tests.cache.small import (
     evict_all,
     make_cache,
     node_at,
+    prefetcher_of,
     run_request,
     tokens_of,
 )
@@ -20,7 +20,7 @@ from tests.cache.small import (
 
 def test_an_abort_before_the_answer_of_storage_is_taken_in_leaves_nothing_staged() -> None:
     cache = make_cache(device=(16, 0, 0), host=(16, 0, 0), storage_queue_bytes=100)
-    prefetcher = Prefetcher(cache, PrefetchConfig(threshold=4, stage_at=StageAt.enqueue), 64)
+    prefetcher = prefetcher_of(cache, PrefetchConfig(threshold=4, stage_at=StageAt.enqueue), 64)
     sequence = Sequence(tokens_of(16))
     match = cache.match(sequence, 16)
     prefetch = prefetcher.prefetch_from_storage(0, sequence, match, 16, 0)
@@ -34,7 +34,7 @@ def test_an_abort_before_the_answer_of_storage_is_taken_in_leaves_nothing_staged
 def test_a_timeout_before_the_answer_of_storage_is_taken_in_leaves_nothing_staged() -> None:
     cache = make_cache(device=(16, 0, 0), host=(16, 0, 0), storage_queue_bytes=100)
     config = PrefetchConfig(threshold=4, stage_at=StageAt.enqueue, stop="best_effort")
-    prefetcher = Prefetcher(cache, config, 64)
+    prefetcher = prefetcher_of(cache, config, 64)
     sequence = Sequence(tokens_of(16))
     prefetch = prefetcher.prefetch_from_storage(0, sequence, cache.match(sequence, 16), 16, 0)
     assert prefetch is not None

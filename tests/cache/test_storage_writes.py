@@ -10,7 +10,8 @@ from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig, Tiering
-from tests.cache.small import PAGE, complete_all, evict_all, run_request, tokens_of
+from hicache.engine.policy import presets
+from tests.cache.small import PAGE, complete_all, evict_all, run_request, tokens_of, world_of
 
 PAGE_BYTES = (100, 10, 1)
 
@@ -21,7 +22,8 @@ def cache_of(
     """Pools of 40 pages on both tiers, and a storage."""
     window_len = 2 * PAGE if has_sidecars else 0
     kinds = named_kinds(PAGE, window_len=window_len, has_states=has_sidecars, page_bytes=PAGE_BYTES)
-    tree = RadixTree(kinds=kinds)
+    policy = presets(world_of(kinds, storage=StorageConfig(**how)))  # type: ignore[arg-type]
+    tree = RadixTree(kinds=kinds, policy=policy)
     pools = tuple([PageAllocator(40) for _ in PAGE_BYTES] for _ in range(2))
     storage = StorageConfig(**how)  # type: ignore[arg-type]
     return PrefixCache(tree, pools, storage, storage_queue_bytes=queue_bytes)  # type: ignore[arg-type]

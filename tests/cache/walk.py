@@ -15,13 +15,13 @@ import numpy as np
 from hicache.cache import invariants
 from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tiers.transfer import CopyState, StorageDelete
 from hicache.cache.tree.keys import chain_seed, page_digests
 from hicache.cache.tree.node import TIERS, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
+    EVICTION_POLICIES,
     STOP_POLICIES,
     STORAGE_WRITES,
     WRITE_POLICIES,
@@ -35,11 +35,10 @@ from hicache.config import (
     Tiering,
 )
 from hicache.executor.storage_script import Load, read_script
-from hicache.policies.eviction import POLICIES
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match
 from tests.cache.portrait import portrait
-from tests.cache.small import evict_all, eviction_of, make_cache
+from tests.cache.small import evict_all, make_cache, prefetcher_of
 
 
 class WrongMatchError(AssertionError):
@@ -90,7 +89,7 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
             deadline_from=rng.choice(list(DeadlineFrom)),
             occupied_share=rng.choice([0.5, 1.0, 1.0]),
         ),
-        eviction=rng.choice(sorted(POLICIES)),
+        eviction=rng.choice(sorted(EVICTION_POLICIES)),
         cache={
             **pools,
             "page_size": page,
@@ -130,12 +129,12 @@ class Walk:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.rng = Random(setting.seed + 1)
-        self.cache = make_cache(policy=eviction_of(setting.eviction), **setting.cache)
+        self.cache = make_cache(eviction=setting.eviction, **setting.cache)
         self.tree = self.cache.tree
         self.page = self.tree.page_size
         self.device_pages = setting.cache["device"][FULL]
         host_tokens = setting.cache["host"][FULL] * self.page
-        self.prefetcher = Prefetcher(self.cache, setting.prefetch, host_tokens)
+        self.prefetcher = prefetcher_of(self.cache, setting.prefetch, host_tokens)
         self.memory = GhostMemory(self.tree)
         self.waiting: list[Actor] = []
         self.running: list[Actor] = []
@@ -284,7 +283,9 @@ class Walk:
         self.tree.release(lock)
         if acquired is None:
             return
-        wanted = match.device_prefix_len if acquired.load_back is None else match.usable_len
+        hit_len = match.device_prefix_len if acquired.load_back is None else match.usable_len
+        wanted = self.tree.kinds.replay_start(hit_len // self.page) * self.page
+        self.memory.began[actor.sequence] = acquired.cached_len
         loaded_len = -(-acquired.cached_len // self.page) * self.page  # with the last page
         assert acquired.cached_len == wanted or loaded_len == actor.prompt_len
         parts = acquired.device_len + acquired.host_len + acquired.storage_len

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
+from experiments.diff import edges
 from experiments.diff.compare import Comparison, Kind, compare
 from experiments.diff.engines import ENGINES, prepare
 from experiments.diff.rooms import chosen, pools_for
@@ -37,6 +38,15 @@ def test_ours_decides_as_vllm_does(tmp_path: Path) -> None:
     assert found.failure is None
     assert found.totals("base")["hit/full/host"] > 0
     assert found.kinds == {Kind.equal: 40}
+
+
+def test_with_two_faults_corrected_hits_and_copies_of_all_edges_are_equal(tmp_path: Path) -> None:
+    pools = pools_for(edges.NAME, "full", "", "instant", has_storage=False)
+    options = {"compat": ENGINE.compat, "corrected": "yes"}
+    base, head = (replace(prepare(ENGINE, side), options=options) for side in ["0.33.0", "hicache"])
+    found = compare(edges.edges(), pools, (base, head), tmp_path)
+    assert found.failure is None
+    assert set(found.kinds) <= {Kind.equal, Kind.evicted, Kind.held}
 
 
 @pytest.mark.parametrize("component", ["full", "swa", "mamba"])

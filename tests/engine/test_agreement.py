@@ -9,13 +9,13 @@ import pytest
 from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
 from hicache.cache.pages import TracedAllocator
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, LoadBack
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import HitAgreement, PrefetchConfig
+from hicache.engine.policy import presets
 from hicache.engine.ranks.agreement import (
     RankAgreement,
     RanksDivergedError,
@@ -26,6 +26,7 @@ from hicache.engine.ranks.agreement import (
     traffic_digest,
     tree_digest,
 )
+from tests.cache.small import prefetcher_of, world_of
 
 PAGE = 4
 SECOND = 1_000_000_000
@@ -89,7 +90,7 @@ class Rank:
         whole_digest_every: int = 1,
     ) -> None:
         kinds = named_kinds(PAGE, window_len=window_len, has_states=has_states)
-        tree = RadixTree(kinds=kinds)
+        tree = RadixTree(kinds=kinds, policy=presets(world_of(kinds)))
         pools = tuple([TracedAllocator(num_pages) for _ in range(kinds.size)] for _ in range(2))
         self.cache = PrefixCache(
             tree,
@@ -99,7 +100,7 @@ class Rank:
         config = PrefetchConfig(
             stop=stop, threshold=PAGE, timeout_base_s=1.0, timeout_per_ki_token_s=0
         )
-        self.prefetcher = Prefetcher(self.cache, config, host_tokens=None)
+        self.prefetcher = prefetcher_of(self.cache, config)
         self.agreement = RankAgreement(
             self.cache, self.prefetcher, whole_digest_every=whole_digest_every
         )

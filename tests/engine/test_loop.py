@@ -10,7 +10,6 @@ from hicache.clock import SECOND_NS, SimulatedClock
 from hicache.config import PrefetchConfig, SchedulerConfig
 from hicache.engine.decode_run import DecodeRun
 from hicache.engine.loop import Engine, serve
-from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepEnds
 from hicache.scheduler.batch import NOTHING, Outcome
 from tests.engine.test_lockstep import STEP_NS, Hand
@@ -332,7 +331,7 @@ def test_an_engine_whose_steps_are_looked_at_further_is_woken_at_the_end_of_thes
         events_alone,
         clock=SimulatedClock(),
         io=events_alone,
-        router=RoundRobin(),
+        route=lambda request: 0,
         observer=events_alone,
     )
     assert woken == [0, 200]
@@ -356,7 +355,7 @@ def test_engines_that_nothing_will_wake_are_an_error() -> None:
             still,
             clock=SimulatedClock(),
             io=still,
-            router=RoundRobin(),
+            route=lambda request: 0,
             observer=still,
         )
 

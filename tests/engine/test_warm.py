@@ -6,9 +6,11 @@ import pytest
 from hicache.cache.kinds import named_kinds
 from hicache.cache.tree.keys import Numbers, chain_seed, page_digests
 from hicache.cache.tree.radix_tree import RadixTree
+from hicache.engine.policy import presets
 from hicache.engine.warm import warm_storage
 from hicache.observe.history import PageRegistry, Stored
 from hicache.request import Request, TokenSpans
+from tests.cache.small import world_of
 
 PAGE = 4
 
@@ -47,7 +49,7 @@ def warmed(
         namespace=namespace,
     )
     kinds = named_kinds(PAGE, window_len=window_pages * PAGE, has_states=has_states)
-    tree = RadixTree(kinds=kinds)
+    tree = RadixTree(kinds=kinds, policy=presets(world_of(kinds)))
     warm_storage(kept, [request], tree)  # type: ignore[arg-type]
     assert not tree.roots
     return kept

@@ -9,6 +9,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,7 +33,6 @@ from hicache.config import (
     WorkloadConfig,
 )
 from hicache.engine.loop import Engine, serve
-from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepRun
 from hicache.executor.real.copy_streams import CudaStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
@@ -173,13 +173,13 @@ def run_mix(
         engine = engine_of(plot, executor, checks=True, kind=AbortingEngine, pools=pages)
         engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), abort_share, seen)
         engines.append(engine)
-    watch = Watch()
+    watch, turns = Watch(), count()
     serve(
         engines,
         Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
         clock=SimulatedClock(),
         io=io,
-        router=RoundRobin(),
+        route=lambda request: next(turns) % len(engines),
         observer=watch,
     )
     _count_ends(watch, seen)

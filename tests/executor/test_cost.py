@@ -116,6 +116,20 @@ def test_sliding_attention_costs_the_pairs_inside_the_window() -> None:
     assert cost.forward_ns([(20, 100)], NO_CONTEXT).total_ns == round(flops * 1e-3)
 
 
+def test_attention_in_chunks_costs_the_pairs_since_the_last_multiple() -> None:
+    fields = {"pattern": "S", "num_full_layers": 0, "num_swa_layers": 4, "window_len": 30}
+    shape = small(**fields, window_restarts=True)
+    cost = CostModel(shape, plain(attention_d64=1e12), tp=1)
+    pairs = sum(position % 30 + 1 for position in range(20, 100))
+    flops = 4 * pairs * 8 * (64 + 64) * 2
+    assert cost.forward_ns([(20, 100)], NO_CONTEXT).total_ns == round(flops * 1e-3)
+    reading, key_bytes = CostModel(shape, plain(decode_bandwidth=1e9), tp=1), 4 * 4 * 2 * 64 * 2
+    for length, num_keys in ((30, 30), (31, 1), (100, 10)):
+        assert reading.forward_ns([], contexts(length)).total_ns == num_keys * key_bytes
+        extend = reading.forward_ns([(length - 1, length)], NO_CONTEXT)
+        assert extend.total_ns == num_keys * key_bytes
+
+
 def test_decoding_reads_every_context_and_at_most_a_window() -> None:
     shape = small(pattern="F S", num_full_layers=2, num_swa_layers=2, window_len=50)
     cost = CostModel(shape, plain(decode_bandwidth=1e9), tp=1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, MAMBA, SWA, Window
 from hicache.cache.tiers.transfer import (
     BackUp,
     CopyState,
@@ -74,7 +74,7 @@ class Read:
     def __init__(self, num_pages: int, *, windows: int = 0, has_state: bool = False) -> None:
         self.num_pages = num_pages
         self.has_state = has_state
-        self.needs = ((SWA, windows), (MAMBA, 1))
+        self.needs = ((SWA, Window(windows)), (MAMBA, Window(1)))
         self.has_sidecars = bool(windows or has_state)
         self.staged = [
             np.arange(count, dtype=np.int32) for count in (num_pages, windows, has_state)
@@ -92,6 +92,9 @@ class Read:
 
     def usable_pages(self, completed: int) -> int:
         return completed if completed == self.num_pages else 0
+
+    def first_page(self, window: Window, end: int) -> int:
+        return max(end - window.num_pages, 0)
 
     def sidecar_keys(self, end: int) -> list[bytes]:
         return [b"w"] * len(self.staged[SWA]) + [b"s"] * self.has_state

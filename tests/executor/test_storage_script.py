@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, MAMBA, SWA, Window
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.tiers.transfer import StorageWrite
@@ -89,7 +89,7 @@ def prefetch_of(num_pages):
         num_pages=num_pages,
         names=DIGESTS,
         enqueued_ns=0,
-        needs=((SWA, 3), (MAMBA, 1)),
+        needs=((SWA, Window(3)), (MAMBA, Window(1))),
         staged=[
             np.arange(num_pages, dtype=np.int32),
             np.arange(min(3, num_pages), dtype=np.int32),

@@ -15,9 +15,9 @@ from hicache.cli.schema import config_of
 
 SMALL = (*TIGHT, *POOLS["tiny_hybrid"], "workload.limit=12", "engine.check_invariants=false")
 
-# a good class for each knob, in a form that can be broken; what it must give; what it is shown
+# a good class for each decision, in a form that can be broken
 CLASSES = {
-    "cache.eviction": """
+    "rank": """
 class Mine:
     asked = 0
 
@@ -25,124 +25,112 @@ class Mine:
         self.asked += 1
         return (entry.used,)
 """,
-    "cache.checkpoints": """
+    "checkpoints": """
 class Mine:
     asked = 0
 
-    def __init__(self, page_size, grid_tokens):
-        pass
-
-    def lengths(self, start, end, branch):
+    def checkpoints(self, kind, start, end, branch):
         self.asked += 1
         return [end]
 """,
-    "prefetch.stop": """
+    "may_stop": """
 class Mine:
     asked = 0
-    waits = True
-    uses_clock = False
-
-    def __init__(self, config, page_size, rates):
-        pass
 
     def may_stop(self, prefetch, now_ns):
         self.asked += 1
         return prefetch.is_complete
-
-    def deadline_ns(self, prefetch):
-        return None
 """,
-    "scheduler.order": """
+    "sort_key": """
 class Mine:
     asked = 0
 
-    def __init__(self, config, estimate_s):
+    def __init__(self, world):
         pass
 
     def sort_key(self, req, match):
         self.asked += 1
         return req.number
 """,
-    "scheduler.swa_budget": """
+    "window_charge": """
 class Mine:
     asked = 0
 
-    def tokens(self, *, extend, chunk, window, page, swa_host_hit_length, max_new):
+    def window_charge(self, *, extend, chunk, window, page, swa_host_hit_length, max_new):
         self.asked += 1
         return extend + page
 """,
 }
-METHODS = {
-    "cache.eviction": ("rank", "expected a finite number, a tuple of them, or None, got "),
-    "cache.checkpoints": ("lengths", "expected a list of whole numbers, got "),
-    "prefetch.stop": ("may_stop", "expected True or False, got "),
-    "scheduler.order": ("sort_key", "expected a finite number, got "),
-    "scheduler.swa_budget": ("tokens", "expected a whole number of tokens, got "),
+# what each must return
+MUST = {
+    "rank": "expected a finite number, a tuple of them, or None, got ",
+    "checkpoints": "expected a list of whole numbers or None, got ",
+    "may_stop": "expected True or False, got ",
+    "sort_key": "expected a finite number, got ",
+    "window_charge": "expected a whole number of tokens, got ",
 }
 CHANGED = "cannot be set: a policy must not change "
 
 
-# by what is wrong: the knob, what of its class is replaced by what, the sentence
+# by what is wrong: the method, what of its class is replaced by what, the sentence
 BROKEN: dict[str, tuple[str, str, str, str]] = {}
 COUNT = "self.asked += 1"
-for knob, (method, must) in METHODS.items():
+for method, must in MUST.items():
     for what, given, shown in (
-        ("gives a string", "'abc'", "['a', 'b', 'c']" if method == "lengths" else "'abc'"),
+        ("gives a string", "'abc'", "'abc'"),
         ("gives nothing", "None", "None"),
         ("gives NaN", "float('nan')", "nan"),
         ("gives an object", "object()", "<object object at "),
     ):
-        if (method, given) == ("rank", "None"):
-            continue  # the default order
-        BROKEN[f"{knob} {what}"] = (knob, COUNT, f"return {given}", must + shown)
-    BROKEN[f"{knob} has another method"] = (knob, f"def {method}", "def other", f"lacks {method}")
+        if given == "None" and "None" in must:
+            continue  # the built-in policy decides
+        BROKEN[f"{method} {what}"] = (method, COUNT, f"return {given}", must + shown)
+    lacks = "has no method of a policy: the methods are on_insert, "
+    BROKEN[f"{method} is named otherwise"] = (method, f"def {method}", "def other", lacks)
     fails = f"{COUNT}\n        1 // (3 - self.asked)"
     raised = "raised ZeroDivisionError: integer division or modulo by zero"
-    BROKEN[f"{knob} fails in the middle"] = (knob, COUNT, fails, raised)
-for what, knob, meddles in (
-    ("a prefetch", "prefetch.stop", "prefetch.completed_pages = 99"),
-    ("a request", "scheduler.order", "req.remaining_output = 99"),
-):
-    BROKEN[f"{knob} changes {what}"] = (knob, COUNT, meddles, CHANGED)
+    BROKEN[f"{method} fails in the middle"] = (method, COUNT, fails, raised)
 BROKEN |= {
-    "cache.eviction changes the time of an entry": (
-        "cache.eviction",
+    "may_stop changes a prefetch": ("may_stop", COUNT, "prefetch.completed_pages = 99", CHANGED),
+    "sort_key changes a request": ("sort_key", COUNT, "req.remaining_output = 99", CHANGED),
+    "rank changes the time of an entry": (
+        "rank",
         COUNT,
         "entry.used += 1",
         "property 'used' of 'Entry' object has no setter",
     ),
     "an attribute of another type": (
-        "prefetch.stop",
-        "waits = True",
-        "waits = 'sometimes'",
-        "waits: expected True or False, got 'sometimes'",
+        "rank",
+        "asked = 0",
+        "asked = 0\n    demotes = 'sometimes'",
+        "demotes: expected True or False, got 'sometimes'",
     ),
     "a method of another signature": (
-        "scheduler.order",
+        "sort_key",
         "sort_key(self, req, match)",
         "sort_key(self, req)",
         "raised TypeError: Mine.sort_key() takes 2 positional arguments but 3 were given",
     ),
     "a constructor that fails": (
-        "scheduler.order",
+        "sort_key",
         "pass",
-        "self.limit = 1 + config.order",
-        "cannot be built: TypeError: unsupported operand type(s) for +: 'int' and 'str'",
+        "self.limit = 1 + world",
+        "cannot be built: TypeError: unsupported operand type(s) for +: 'int' and 'World'",
     ),
 }
 
 
 @pytest.fixture
-def ended(tmp_path, monkeypatch) -> Callable[[str, str], tuple[int, str, str]]:
-    """Runs with a class of this source for a knob: how it ends, what is left, and the file."""
+def ended(tmp_path, monkeypatch) -> Callable[[str], tuple[int, str, str]]:
+    """Runs with a class of this source: how it ends, what is left, and the file."""
 
-    def end(knob: str, source: str) -> tuple[int, str, str]:
+    def end(source: str) -> tuple[int, str, str]:
         file = tmp_path / "users_own.py"
         file.write_text(source)
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "users_own", raising=False)
         try:
-            experiment.run(config_of(*SMALL, f"{knob}=users_own:Mine"))
+            experiment.run(config_of(*SMALL, "cache.policy=users_own:Mine"))
         except Exception as error:
             return report_error(error, tmp_path), (tmp_path / "error.txt").read_text(), str(file)
         return 0, "", str(file)
@@ -152,24 +140,24 @@ def ended(tmp_path, monkeypatch) -> Callable[[str, str], tuple[int, str, str]]:
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_class_that_breaks_its_word_ends_the_run(what, ended, capsys):
-    knob, good, bad, sentence = BROKEN[what]
-    assert CLASSES[knob].count(good) == 1
-    code, told, file = ended(knob, CLASSES[knob].replace(good, bad))
+    method, good, bad, sentence = BROKEN[what]
+    assert CLASSES[method].count(good) == 1
+    code, told, file = ended(CLASSES[method].replace(good, bad))
     assert code == 1
     *lines, last = told.splitlines()
-    assert last.startswith(f"{knob}=users_own:Mine")
+    assert last.startswith("cache.policy=users_own:Mine")
     assert sentence in last
     assert any(f'File "{file}", line ' in line for line in lines)
     assert capsys.readouterr().err == told
 
 
-@pytest.mark.parametrize("knob", CLASSES)
-def test_the_classes_are_good_before_they_are_broken(knob, ended):
-    assert ended(knob, CLASSES[knob])[:2] == (0, "")
+@pytest.mark.parametrize("method", CLASSES)
+def test_the_classes_are_good_before_they_are_broken(method, ended):
+    assert ended(CLASSES[method])[:2] == (0, "")
 
 
 def test_what_is_typed_wrong_is_one_sentence_and_no_fault_of_the_class(ended):
-    source = CLASSES["scheduler.order"].replace("config, estimate_s", "config")
-    code, told, _ = ended("scheduler.order", source)
+    source = CLASSES["sort_key"].replace("self, world", "self")
+    code, told, _ = ended(source)
     assert (code, told.count("\n")) == (2, 1)
-    assert "scheduler.order=users_own:Mine cannot be built: " in told
+    assert "cache.policy=users_own:Mine cannot be built: " in told

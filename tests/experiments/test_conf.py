@@ -78,7 +78,7 @@ def test_every_experiment_asks_a_question_and_carries_its_name(path):
     [
         ("workload=agents", "storage=slab", "cache.eviction=fifo", "arm=cut_on", "seed=3"),
         ("compat=sglang_0_5_23", "prefetch.stage_at=enqueue", "name='a b'"),
-        ("storage.faults={error_rate: 0.1}", "prefetch.stop_args={patience: 2}", "hydra.job.num=1"),
+        ("storage.faults={error_rate: 0.1}", "cache.policy_args={patience: 2}", "hydra.job.num=1"),
     ],
 )
 def test_setting_values_in_what_was_composed_before_comes_to_the_same(overrides):
@@ -188,7 +188,7 @@ def test_a_missing_value_names_its_knob():
 
 
 def test_a_stop_policy_that_there_is_not_is_refused_before_anything_runs():
-    told = f"prefetch.stop must be one of {', '.join(STOP_POLICIES)} or module:Class"
+    told = f"prefetch.stop must be one of {', '.join(STOP_POLICIES)}"
     with pytest.raises(ValueError, match=re.escape(f"{told}, got 'never'")):
         load("prefetch.stop=never")
 

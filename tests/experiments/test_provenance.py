@@ -38,9 +38,9 @@ def test_versions_and_code_are_named(tmp_path):
 
 
 def test_a_policy_of_the_users_own_has_its_file_and_digest(tmp_path, my_policies):
-    config = ExperimentConfig(cache=CacheConfig(eviction="provenance_policies:Mine"))
+    config = ExperimentConfig(cache=CacheConfig(policy="provenance_policies:Mine"))
     assert written(config, tmp_path)["policies"] == {
-        "cache.eviction": {
+        "cache.policy": {
             "class": "provenance_policies:Mine",
             "file": str(my_policies),
             "imports": {},
@@ -49,17 +49,7 @@ def test_a_policy_of_the_users_own_has_its_file_and_digest(tmp_path, my_policies
     }
 
 
-KNOBS = (
-    "workload.tokenizer",
-    "storage.kind",
-    "cache.checkpoints",
-    "cache.windows",
-    "cache.eviction",
-    "cache.policy",
-    "prefetch.stop",
-    "scheduler.order",
-    "scheduler.swa_budget",
-)
+KNOBS = ("workload.tokenizer", "storage.kind", "cache.policy")
 
 
 def finished(config, out_dir) -> None:
@@ -116,19 +106,19 @@ def test_a_run_is_another_one_when_a_module_has_changed_that_a_class_imports(
     helper.write_text("import json, numpy\nweight = 1\n")
     my_policies.write_text(f"{importing}\n")
     provenance._source.cache_clear()
-    config, out_dir = with_own("scheduler.order"), tmp_path / "out"
+    config, out_dir = with_own("cache.policy"), tmp_path / "out"
     finished(config, out_dir)
     helper.write_text("import json, numpy\nweight = 2\n")
     provenance._source.cache_clear()
-    assert resume.changes(config, out_dir) == ["scheduler.order"]
+    assert resume.changes(config, out_dir) == ["cache.policy"]
 
 
 def test_a_class_whose_module_has_gone_is_not_taken_for_the_one_that_was_run(tmp_path, my_policies):
-    config = with_own("scheduler.order")
+    config = with_own("cache.policy")
     finished(config, tmp_path / "out")
     my_policies.unlink()
     provenance._source.cache_clear()
-    assert resume.changes(config, tmp_path / "out") == ["scheduler.order"]
+    assert resume.changes(config, tmp_path / "out") == ["cache.policy"]
 
 
 def test_what_is_installed_is_no_part_of_a_class(my_policies):
@@ -184,13 +174,9 @@ def test_a_trace_that_is_a_folder_is_told_by_its_files(tmp_path, traced):
     assert resume.changes(config, tmp_path / "out") == ["workload"]
 
 
-def test_every_knob_that_may_name_a_class_is_known_here():
-    assert dict(provenance.policies_of(with_own("workload.tokenizer"))).keys() == set(KNOBS)
-
-
 def test_a_policy_that_is_nowhere_is_left_for_the_run_to_refuse(tmp_path):
-    config = ExperimentConfig(cache=CacheConfig(eviction="nowhere_to_be_found:Mine"))
-    assert written(config, tmp_path)["policies"]["cache.eviction"] == {
+    config = ExperimentConfig(cache=CacheConfig(policy="nowhere_to_be_found:Mine"))
+    assert written(config, tmp_path)["policies"]["cache.policy"] == {
         "class": "nowhere_to_be_found:Mine"
     }
 
@@ -225,6 +211,6 @@ def test_sources_are_short_digests_by_what_they_are_of():
     made_of = {
         "hicache": {"sha256": "0123456789"},
         "trace": {"file": "t"},
-        "policies": {"cache.eviction": {"sha256": "abcdefabcdef"}},
+        "policies": {"cache.policy": {"sha256": "abcdefabcdef"}},
     }
-    assert provenance.sources_of(made_of) == {"hicache": "01234567", "cache.eviction": "abcdefab"}
+    assert provenance.sources_of(made_of) == {"hicache": "01234567", "cache.policy": "abcdefab"}

@@ -96,19 +96,14 @@ KILLED = """
 import os, signal, time
 
 class Mine:
-    waits = uses_clock = False
-
-    def __init__(self, config, page_size, rates):
-        if config.threshold == 512:
+    def __init__(self, world):
+        if world.config.prefetch.threshold == 512:
             while not os.path.exists("sweep/0_threshold=256/summary.json"):
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def may_stop(self, prefetch, now_ns):
         return True
-
-    def deadline_ns(self, prefetch):
-        return None
 """
 RUN_FILES = {
     "config.yaml",
@@ -488,7 +483,7 @@ def test_a_sweep_whose_worker_is_killed_sums_up_what_it_has_and_goes_on(tmp_path
         "hydra.launcher.n_jobs=2",
         f"hydra.sweep.dir={tmp_path / 'sweep'}",
     ]
-    command += ["prefetch.stop=killed:Mine", "prefetch.threshold=256,512", "workload.limit=5"]
+    command += ["cache.policy=killed:Mine", "prefetch.threshold=256,512", "workload.limit=5"]
     places = os.pathsep.join([str(ROOT), str(tmp_path)])
     variables = {**os.environ, "PYTHONPATH": places, "WANDB_MODE": "disabled"}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
@@ -631,7 +626,7 @@ def test_wandb_has_one_group_for_a_sweep_with_a_run_for_each_job_and_one_summary
 def test_what_changes_nothing_here_is_said(program):
     done = program("prefetch.stop=best_effort", "prefetch.timeout_base_s=3")
     assert done.returncode == 0
-    told = "has no effect: it is used only with prefetch.stop=timeout,module:Class"
+    told = "has no effect: it is used only with prefetch.stop=timeout"
     assert done.stderr.splitlines()[0] == f"prefetch.timeout_base_s {told}"
     assert "no effect" not in program("prefetch.timeout_base_s=3").stderr
 

@@ -77,6 +77,11 @@ KNOBS = (
             "full_swa": _layers("F S", 2, 2, 0),
             "full_mamba": _layers("F M D", 2, 0, 4),
             "all": _layers("F S M D", 2, 2, 4),
+            "chunks": {
+                **_layers("F S", 2, 2, 0),
+                "model.window_len": 512,
+                "model.window_restarts": True,
+            },
             "parts": {**_layers("FI SW M D", 2, 2, 4), "model.parts": PARTS},
         },
         plain_share=None,
@@ -169,6 +174,7 @@ KNOBS = (
         "cache.policy",
         "none",
         *(f"tests.fuzz.policies:{name}" for name in ("Ledger", "Contrary", "ContraryDemotion")),
+        USERS,
     ),
     _each("cache.write_policy", *WRITE_POLICIES),
     _each("cache.write_watermark", 0.2, 0.6),
@@ -180,6 +186,7 @@ KNOBS = (
     _or_preset("cache.backs_up_answers", *OFF_ON),
     _or_preset("cache.loads_last_page", *OFF_ON),
     _or_preset("cache.checkpoints", "end_branch", "end", "branch_or_end", "every"),
+    _each("cache.window", "restore", "replay"),
     _or_preset("cache.windows", "end_branch", "end", "branch_or_end", "every"),
     _or_preset("cache.storage_branches", *OFF_ON),
     _or_preset("compat.quirks.trims_windows", *OFF_ON),
@@ -187,7 +194,7 @@ KNOBS = (
     _or_preset("compat.quirks.loads_states_twice", *OFF_ON),
     _or_preset("compat.quirks.states_per_request", 2, 3),
     _or_preset("compat.quirks.spare_pages", 0, 1),
-    _or_preset("prefetch.stop", "best_effort", "wait_complete", "timeout", "marginal", USERS),
+    _or_preset("prefetch.stop", "best_effort", "wait_complete", "timeout", "marginal"),
     _each("pages.prefetch.threshold", 2, 1, 6),
     _or_preset("prefetch.cut", "abandon", "fit", "restorable"),
     _or_preset("prefetch.stage_at", "enqueue", "hit"),
@@ -282,7 +289,7 @@ KNOBS = (
             },
             # a request may go on with a part of what is read for it
             "batches of a read": {
-                "prefetch.stop": USERS,
+                "cache.policy": USERS,
                 "storage.kind": "memory",
                 "storage.batch_pages": 1,
                 "storage.read_gbps": 0.002,
@@ -290,7 +297,7 @@ KNOBS = (
             },
             # ranks let a request go that one look later would have to wait, and send it back
             "votes of a step ago": {
-                "prefetch.stop": FICKLE,
+                "cache.policy": FICKLE,
                 "parallel.ranks": 2,
                 "storage.kind": "memory",
                 "storage.batch_pages": 1,
@@ -310,6 +317,9 @@ BARRED = (
     (("storage.kind", "none"), ("parallel.ranks", "2")),
     (("storage.kind", "none"), ("parallel.ranks", "3")),
     (("storage.kind", "none"), ("workload.start", "warm_storage")),
+    (("kinds", "full_mamba"), ("cache.window", "replay")),
+    (("kinds", "all"), ("cache.window", "replay")),
+    (("kinds", "parts"), ("cache.window", "replay")),
 )
 
 # what no scenario sets: files, what only a trace has, arguments of a user's class, names
@@ -321,22 +331,17 @@ UNDRAWN = {
     "cache.mem_fraction_static",
     "parallel.ep",
     "storage.format",
-    "cache.checkpoints_args",
     "cache.device_states",
     "cache.device_tokens",
-    "cache.eviction_args",
     "cache.host_states",
     "cache.host_tokens",
     "cache.policy_args",
     "cache.swa_device_tokens",
     "cache.swa_host_tokens",
-    "cache.windows_args",
     "engine.check_invariants",
     "engine.explain",
     "engine.jump",  # every scenario is run with and without either of the two
-    "prefetch.stop_args",
-    "scheduler.order_args",
-    "scheduler.swa_budget_args",
+    "prefetch.patience",
     "storage.faults.preset",
     "storage.root",
     "workload.block_tokens",

@@ -9,6 +9,11 @@ from tests.fuzz.trial import try_choices
 
 # one law each, and what broke it
 FOUND = {
+    # a hit that was given up hid which full pages are cached
+    "what_a_given_up_hit_did_not_use_has_a_reason": (
+        {"kinds": "parts", "cache.page_size": "1", "pools.swa_device": "0.0"},
+        18,
+    ),
     # a run of decode steps that was planned before, and waited for a copy, began as it was
     "whoever_comes_while_a_step_is_held_is_looked_at_after_it": (
         {
@@ -95,6 +100,11 @@ FOUND = {
         },
         35,
     ),
+    # the explanation of an admission without its hit took the tree's pages for missing
+    "a_hit_that_is_given_up_leaves_its_pages_in_the_tree": (
+        {"kinds": "parts", "cache.page_size": "1", "pools.swa_device": "0.0"},
+        18,
+    ),
 }
 
 
@@ -107,7 +117,7 @@ def test_what_was_found_is_found_no_more(name: str) -> None:
 # a reader told of its last page alone, so that who looks at every batch saw them between jumps only
 BATCHES = {
     "a policy that goes on with a part": (
-        {"prefetch.stop": "tests.fuzz.policies:FirstQuarter", "storage.batch_pages": "1"},
+        {"cache.policy": "tests.fuzz.policies:FirstQuarter", "storage.batch_pages": "1"},
         24,
     ),
     "complete pages that await no window": (
@@ -147,7 +157,7 @@ UNHEARD = {
             "seed": "695",
             "cache.page_size": "1",
             "cache.write_policy": "write_back",
-            "prefetch.stop": "tests.fuzz.policies:FirstQuarter",
+            "cache.policy": "tests.fuzz.policies:FirstQuarter",
             "storage.batch_pages": "1",
         },
         14,

@@ -86,6 +86,7 @@ def test_the_parameters_are_those_of_the_card(name: str, billions: float, digits
         ("deepseek-ai/DeepSeek-V3.2", (61, 0, 0), 61 * (576 + 128) * 2, 0, 0),
         ("zai-org/GLM-5", (78, 0, 0), 78 * (576 + 128) * 2, 0, 0),
         ("MiniMaxAI/MiniMax-M2.5", (62, 0, 0), 253_952, 0, 0),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", (12, 36, 0), 49_152, 1152, 0),
         # values have 128 elements, keys 192
         ("XiaomiMiMo/MiMo-V2-Flash", (9, 39, 0), 23_040, 24.375, 0),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", (6, 0, 23), 6_144, 0, 46.8),
@@ -103,8 +104,20 @@ def test_layers_and_bytes_are_those_of_the_file(
     assert shape.mamba_slot_bytes / MIB == pytest.approx(state_mib, abs=0.05)
 
 
+def test_llama_4_keeps_the_chunk_of_its_last_token_alone() -> None:
+    text = "meta-llama/Llama-4-Scout-17B-16E-Instruct"
+    shape = derived(text)
+    assert shape.window_restarts
+    assert round(shape.num_params / 1e9, 1) == 107.8
+    held = [shape.bytes_of(num_tokens)["swa"] for num_tokens in (8191, 8192, 8193, 131_072)]
+    assert held == [8191 * 147_456, 0, 147_456, 0]
+    other = derived(text, no_rope_layers=[0, 1] * 24, interleave_moe_layer_step=2)
+    assert (other.pattern, other.num_moe_layers) == ("F S", 24)
+    assert derived(text, moe_layers=[3, 7]).num_moe_layers == 2
+
+
 def test_every_text_is_held_against_its_card() -> None:
-    assert len(TEXTS) == 20
+    assert len(TEXTS) == 21
 
 
 # files that were written by hand or from a derived shape; they choose the devices themselves
@@ -113,6 +126,7 @@ def test_every_text_is_held_against_its_card() -> None:
     [
         ("llama3_8b", "meta-llama/Meta-Llama-3.1-8B"),
         ("llama3_70b", "meta-llama/Meta-Llama-3.1-70B"),
+        ("llama4_scout", "meta-llama/Llama-4-Scout-17B-16E-Instruct"),
         ("qwen3_8b", "Qwen/Qwen3-8B"),
         ("qwen3_32b", "Qwen/Qwen3-32B"),
         ("qwen3_235b_a22b", "Qwen/Qwen3-235B-A22B"),
@@ -146,7 +160,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("openai/gpt-oss-20b", {"num_hidden_layers": 23}, "num_hidden_layers=23, got 24"),
     ("openai/gpt-oss-20b", {"sliding_window": ...}, "sliding_window is missing"),
     ("openai/gpt-oss-20b", {"num_experts_per_tok": 64}, r"num_experts \(32\), got 64"),
-    ("openai/gpt-oss-20b", {"layer_types": ["chunked_attention"] * 24}, "got 'chunked_attention'"),
+    ("openai/gpt-oss-20b", {"layer_types": ["looped_attention"] * 24}, "got 'looped_attention'"),
     ("openai/gpt-oss-20b", {"layer_types": ["sliding_attention"] * 24}, "full layers .* got 0"),
     ("Qwen/Qwen3.5-27B", {"linear_num_key_heads": 7}, "a multiple of .*=7, got 48"),
     ("google/gemma-4-26B-A4B", {"num_kv_shared_layers": 30}, "less than the 30 layers"),

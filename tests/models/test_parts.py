@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import FULL, model_kinds
+from hicache.cache.kinds import FULL, Window, model_kinds
 from hicache.cli.schema import config_of
 from hicache.engine.deployment import deploy
 from hicache.executor.simulated.cost import CostModel
@@ -185,7 +185,7 @@ def test_a_second_window_has_pages_of_its_own() -> None:
     deployed = deploy(config_of(*SECOND, "cache.device_gib=0.002"))
     kinds = deployed.kinds
     assert kinds.names[3] == "wide"
-    assert kinds.windows == ((1, 2), (3, 5))
+    assert kinds.windows == ((1, Window(2)), (3, Window(5)))
     assert kinds.page_bytes[3] == 64 * 2 * (2 * 64 * 2 + 2 * 2)
     assert deployed.device.counts[3] == int(0.2 * int(0.002 * 2**30)) // kinds.page_bytes[3]
     assert deployed.cost.layer_bytes(0, 0, 0, 5).tolist() == [0, 5 * 260, 0, 0] * 2

@@ -32,6 +32,8 @@ def derived(name: str, **changes: Any) -> ModelConfig:
         ("gemma-4-e2b", 4.6),
         ("gemma-4-e4b", 7.5),
         ("qwen3.5-9b", 9.0),
+        ("mimo-v2.5-pro", 1021.2),
+        ("cohere-command-a-plus-05-2026", 218.3),
     ],
 )
 def test_the_parameters_are_those_of_the_classes(name: str, billions: float) -> None:
@@ -99,7 +101,7 @@ def test_a_model_without_words_for_its_windows_is_refused() -> None:
         ("kimi-k3", {"linear_attn_config": {"head_dim": 128}}, "full_attn_layers must be a list"),
         ("kimi-k3", {"linear_attn_config": 3}, "linear_attn_config must be an object"),
         ("glm-5.3", {"index_topk": 0}, "index_topk must be an integer between 1"),
-        ("qwen3-8b", {"model_type": "llama4_text"}, "chunks .* describe any other model in a file"),
+        ("qwen3-8b", {"model_type": "hymba"}, "Hymba-1.5B; describe any other model in a file"),
         ("qwen3-8b", {"model_type": "phi4flash"}, "model=phi4_mini_flash"),
     ],
 )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
+from hicache.cache.kinds import FULL, MAMBA, SWA, Window, named_kinds
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.keys import KIND_BITS
 from hicache.cache.tree.node import DEVICE, HOST, Node
@@ -113,7 +113,7 @@ def test_a_write_names_the_kinds_of_its_pages(history: PageHistory) -> None:
 
 
 def test_what_storage_reports_is_known_of_pages_windows_and_states(history: PageHistory) -> None:
-    history.found(sequence(0), 1, [3, 7], ((SWA, 2), (MAMBA, 1)))
+    history.found(sequence(0), 1, [3, 7], ((SWA, Window(2)), (MAMBA, Window(1))))
     written = [np.flatnonzero(each == Stored.written).tolist() for each in history.registry.stored]
     assert written == [[1, 2, 3, 4, 5, 6, 7], [2, 3, 6, 7], [3, 7]]
     assert np.flatnonzero(history.registry.is_seen).tolist() == [1, 2, 3, 4, 5, 6, 7]

@@ -8,9 +8,11 @@ import pytest
 from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
 from hicache.cache.pages import PageAllocator
 from hicache.config import SWA_BUDGETS, SchedulerConfig
+from hicache.engine.policy import presets
 from hicache.scheduler.admission import Admission
 from hicache.scheduler.budget import StepBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
+from tests.cache.small import world_of
 
 PAGE = 16
 WINDOW = 32
@@ -23,21 +25,24 @@ def admission(
     swa_room: int | None = None,
     swa_pages: int | None = 1000,
     slots: int | None = None,
+    policy: object = None,
     **knobs: Any,
 ) -> Admission:
     """Over pools with so much room; those without a number are not there."""
+    config = SchedulerConfig(**knobs)
     cache: Any = SimpleNamespace(
         page_size=PAGE,
         tree=SimpleNamespace(
             kinds=named_kinds(
                 PAGE, window_len=WINDOW * (swa_room is not None), has_states=slots is not None
-            )
+            ),
+            policy=policy or presets(world_of(scheduler=config)),
         ),
         room=lambda kind=FULL: {FULL: room, SWA: swa_room, MAMBA: slots}[kind],
         pools=[[None, PageAllocator(swa_pages), None]],
         quirks=SimpleNamespace(states_per_request=2),
     )
-    return Admission(cache, SchedulerConfig(**knobs))
+    return Admission(cache, config)
 
 
 def req(prompt: int = 100, answer: int = 8, *, computed: int = 0) -> Any:
@@ -158,22 +163,20 @@ def test_a_chunk_made_to_fit_is_no_longer_than_the_step_allows() -> None:
 class Doubled:
     """A charge that grows by two tokens with each token of the chunk."""
 
-    def tokens(self, *, extend: int, chunk: int, page: int, **_: int) -> int:
+    def window_charge(self, *, extend: int, chunk: int, page: int, **_: int) -> int:
         return 2 * min(extend, chunk) + page
 
 
 class Squared:
     """A charge that grows faster than the chunk: 1 token for the first page of it, 4 for two ..."""
 
-    def tokens(self, *, extend: int, chunk: int, page: int, window: int, **_: int) -> int:
+    def window_charge(self, *, extend: int, chunk: int, page: int, window: int, **_: int) -> int:
         return (max(min(extend, chunk) - window, 0) // page) ** 2
 
 
 @pytest.mark.parametrize(("charge", "chunk"), [(Doubled, 64), (Squared, 192)])
 def test_a_chunk_is_made_to_fit_by_the_charge_itself(charge: type, chunk: int) -> None:
-    judging = admission(
-        swa_room=10 * PAGE, swa_pages=10, swa_budget=f"{__name__}:{charge.__name__}"
-    )
+    judging = admission(swa_room=10 * PAGE, swa_pages=10, policy=charge())
     assert judging.decide(req(4000), match(), budget()) == Admit(chunk)
 
 
@@ -195,7 +198,7 @@ def test_a_chunk_made_to_fit_is_what_the_window_and_the_host_hit_leave(form: str
 def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
     cache: Any = SimpleNamespace(
         page_size=1,
-        tree=SimpleNamespace(kinds=named_kinds(1, window_len=WINDOW)),
+        tree=SimpleNamespace(kinds=named_kinds(1, window_len=WINDOW), policy=presets(world_of())),
         room=lambda kind=FULL: {FULL: PLENTY, SWA: WINDOW + 2}[kind],
         pools=[[None, PageAllocator(WINDOW + 2), None]],
     )

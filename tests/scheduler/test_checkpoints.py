@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from hicache.cache.kinds import SWA, Kinds, named_kinds
-from hicache.config import QuirksConfig
-from hicache.scheduler.checkpoints import PLACEMENTS, CheckpointSaver, Placement
+from hicache.config import CacheConfig, QuirksConfig
+from hicache.engine.policy import presets
+from hicache.scheduler.checkpoints import CheckpointSaver
+from tests.cache.small import world_of
 from tests.scheduler.world import World, plot_of, request_of
 
 PAGE = 16
 GRID = 64
+STATES = named_kinds(PAGE, has_states=True)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +37,9 @@ GRID = 64
 def test_a_placement_keeps_states_at_these_lengths(
     name: str, start: int, branch: int | None, wanted: set[int]
 ) -> None:
-    assert set(PLACEMENTS[name](PAGE, GRID).lengths(start, 240, branch)) == wanted
+    config = CacheConfig(checkpoints=name, checkpoint_tokens=GRID, page_size=PAGE)
+    policy = presets(world_of(STATES, cache=config))
+    assert set(policy.checkpoints("mamba", start, 240, branch)) == wanted
 
 
 class Asked:
@@ -44,16 +49,13 @@ class Asked:
         self._lengths = lengths
         self.asked: tuple[int, int, int | None] | None = None
 
-    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
         self.asked = start, end, branch
         return list(self._lengths)
 
 
-STATES = named_kinds(PAGE, has_states=True)
-
-
 def checkpoints(
-    placement: Placement,
+    placement: Asked,
     *,
     slots: int = 9,
     kinds: Kinds = STATES,
@@ -61,11 +63,11 @@ def checkpoints(
     free = list(range(slots))
     cache: Any = SimpleNamespace(
         page_size=PAGE,
-        tree=SimpleNamespace(kinds=kinds),
+        tree=SimpleNamespace(kinds=kinds, policy=placement),
         counters=Counter(),
         take_state_slot=lambda _: [free.pop(0)] if free else None,
     )
-    return CheckpointSaver(cache, placement)
+    return CheckpointSaver(cache)
 
 
 def req(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> Any:
@@ -99,9 +101,7 @@ def test_without_states_there_are_none() -> None:
     [(Asked(96), [96]), (Asked(240, 96), [96, 250]), (Asked(16), [250])],
     ids=["at a branch", "at both", "where nothing is computed"],
 )
-def test_a_prompt_is_published_up_to_each_of_its_windows(
-    windows: Placement, wanted: list[int]
-) -> None:
+def test_a_prompt_is_published_up_to_each_of_its_windows(windows: Asked, wanted: list[int]) -> None:
     match: Any = SimpleNamespace(branch_len=98)
     asked = req(kv_len=32)
     checkpoints(windows, kinds=named_kinds(PAGE, window_len=8)).place(asked, match)

@@ -148,17 +148,11 @@ def test_whoever_waits_for_the_last_running_request_is_looked_at_when_it_gives_w
 class FreeOfCharge:
     """A budget that lets in whoever comes."""
 
-    def tokens(self, **sizes: int) -> int:
+    def window_charge(self, **sizes: int) -> int:
         return 0
 
 
-def free_of_charge(batching: Batching = Batching.prefill_first) -> SchedulerConfig:
-    return SchedulerConfig(
-        chunk_tokens=16,
-        max_running=8,
-        batching=batching,
-        swa_budget=f"{__name__}:FreeOfCharge",
-    )
+EIGHT = SchedulerConfig(chunk_tokens=16, max_running=8)
 
 
 @pytest.mark.parametrize("num_pages", range(8, 12))
@@ -167,7 +161,8 @@ def test_the_last_running_request_waits_for_a_prompt_in_the_same_step(num_pages:
         "full_swa",
         window_len=24,
         device=(200, num_pages, 0),
-        scheduler=free_of_charge(Batching.mixed),
+        scheduler=replace(EIGHT, batching=Batching.mixed),
+        policy=FreeOfCharge(),
     )
     world = World(plot)
     first = request_of(0, range(60), [7] * 60)
@@ -182,7 +177,7 @@ def test_a_prompt_that_fails_half_way_again_and_again_is_rejected() -> None:
     plot = plot_of(
         "full_swa", window_len=64, device=(200, 16, 0), host=(0, 0, 0), has_storage=False
     )
-    world = World(replace(plot, scheduler=free_of_charge()))
+    world = World(replace(plot, scheduler=EIGHT, policy=FreeOfCharge()))
     first = list(range(120))
     later = request_of(1, [*first, *range(1000, 1200)], [7], arrival_ns=10**9)
     world.serve([request_of(0, first, [7]), later])

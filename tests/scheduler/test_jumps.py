@@ -6,6 +6,7 @@ With one rank and with two, late storage, every stop policy and every order of e
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -21,21 +22,23 @@ from hicache.config import (
     StageAt,
     StorageConfig,
 )
-from hicache.engine.loop import Engine
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request
+from tests.fuzz.policies import FirstQuarter
 from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests
 
-STOPS = (*STOP_POLICIES, "tests.fuzz.policies:FirstQuarter")
+STOPS = (*STOP_POLICIES, FirstQuarter)
 
 
 def late_plot(seed: int, ranks: int) -> Plot:
     """Full pools, and storage that is late at random; all of it drawn from the seed."""
     rng = Random(seed)
+    stop = rng.choice(STOPS)
     return plot_of(
         rng.choice(sorted(KINDS)),
         num_ranks=ranks,
+        policy=None if isinstance(stop, str) else stop(),
         eviction=rng.choice(EVICTION_POLICIES),
         device=(rng.choice([28, 32]), 30, 16),
         host=(60, 50, 16),
@@ -48,7 +51,7 @@ def late_plot(seed: int, ranks: int) -> Plot:
         prefetch=PrefetchConfig(
             threshold=16,
             occupied_share=1.0,
-            stop=rng.choice(STOPS),
+            stop=stop if isinstance(stop, str) else "timeout",
             timeout_base_s=rng.choice([0.01, 0.1]),
             timeout_per_ki_token_s=0,
             commit=rng.choice(list(CommitPolicy)),
@@ -130,26 +133,19 @@ def test_who_looks_sees_every_step_that_has_ended(ranks: int) -> None:
         assert jumping[0] == stepping[0], f"seed {seed}"
 
 
-class Looker:
-    """Routes everything to the first engine, and remembers how far everybody was."""
-
-    def __init__(self) -> None:
-        self.seen: list[list[tuple[int, int]]] = []
-
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        running = engines[0].scheduler.running
-        self.seen.append([(req.request.id, req.decoded) for req in running])
-        return 0
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_router_sees_every_step_that_has_ended(ranks: int) -> None:
     seen = []
     for may_jump in (True, False):
         world = World(plot_of("full", num_ranks=ranks, may_jump=may_jump))
-        router = Looker()
-        world.serve(random_requests(0), router=router)
-        seen.append(router.seen)
+        running: list[list[tuple[int, int]]] = []
+
+        def look(request: Request, world: World = world, seen: Any = running) -> int:
+            seen.append([(req.request.id, req.decoded) for req in world.scheduler.running])
+            return 0
+
+        world.serve(random_requests(0), route=look)
+        seen.append(running)
     assert seen[0] == seen[1]
     assert any(decoded > 1 for running in seen[0] for _, decoded in running)
 

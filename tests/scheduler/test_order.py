@@ -5,14 +5,14 @@ from typing import Any
 
 from hicache.clock import SECOND_NS
 from hicache.config import SchedulerConfig
-from hicache.scheduler.order import ORDERS
+from hicache.engine.policy import presets
+from tests.cache.small import world_of
 
 
 def first_of(order: str, *reqs: dict[str, float], **knobs: Any) -> int:
     """The index of the one that is looked at first: each has a prompt of 1,000 tokens."""
-    ranking = ORDERS[order](
-        SchedulerConfig(order=order, **knobs), lambda cached, total: (total - cached) * 1e-3
-    )
+    config = SchedulerConfig(order=order, **knobs)
+    ranking: Any = presets(world_of(scheduler=config))
 
     def rank(number: int) -> float:
         told = reqs[number]

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from hicache.cache.kinds import FULL, SWA, named_kinds
 from hicache.cache.pages import PageAllocator
 from hicache.config import CacheConfig, SchedulerConfig
+from hicache.engine.policy import presets
 from hicache.scheduler.admission import Admission
 from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.decision import Admit, Defer, Reason
+from tests.cache.small import world_of
 
 PAGE = 16
 FAR = 64
@@ -36,7 +38,10 @@ def admission_of(
         quirks=SimpleNamespace(spare_pages=0),
         page_size=PAGE,
         knobs=CacheConfig(),
-        tree=SimpleNamespace(kinds=named_kinds(PAGE, window_len=PAGE * (swa_room is not None))),
+        tree=SimpleNamespace(
+            kinds=named_kinds(PAGE, window_len=PAGE * (swa_room is not None)),
+            policy=presets(world_of()),
+        ),
         rooms=rooms,
         room=lambda kind=FULL: rooms[kind],
         available_size=lambda kind: free * PAGE,

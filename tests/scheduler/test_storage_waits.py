@@ -10,6 +10,7 @@ from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request
 from hicache.scheduler.request_state import RequestState
+from tests.fuzz.policies import UntilPagesCome
 from tests.scheduler.world import (
     PAGE_BYTES,
     STEP_NS,
@@ -100,13 +101,13 @@ def test_a_request_that_waits_for_pages_does_not_wait_for_storage() -> None:
 def test_no_part_of_a_time_to_first_token_is_negative_though_requests_are_retracted(
     ranks: int,
 ) -> None:
-    stop = "tests.fuzz.policies:UntilPagesCome"
     limits = SchedulerConfig(
         chunk_tokens=256, max_running=16, new_token_ratio=0.0, new_token_ratio_floor=0.0
     )
-    roomy = plot(ranks=ranks, stop=stop)
+    roomy = plot(ranks=ranks)
     tight = replace(
         roomy,
+        policy=UntilPagesCome(),
         scheduler=limits,
         device=(24, 0, 0),
         # a page at a time, and slowly: there is news half way

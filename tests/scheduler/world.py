@@ -12,7 +12,6 @@ import numpy as np
 from hicache.cache import invariants
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import Pools, TracedAllocator
-from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cli.schema import config_of
 from hicache.clock import SimulatedClock
 from hicache.config import (
@@ -25,22 +24,20 @@ from hicache.config import (
     WorkloadConfig,
 )
 from hicache.engine.build import check_laws
-from hicache.engine.loop import Engine, Router, serve
+from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.lockstep import RankedEngine
-from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.feeder import Feeder
-from tests.cache.small import eviction_of, make_cache, make_pools
+from tests.cache.small import make_cache, make_pools, prefetcher_of
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
 STEP_NS = 10_000_000
@@ -85,6 +82,7 @@ class Plot:
     takes_decode_pages_first: bool = False
     num_ranks: int = 1
     eviction: str = "lru"
+    policy: object = None
     backs_up_answers: bool = True
     quirks: QuirksConfig = QUIRKS
 
@@ -223,7 +221,7 @@ class World:
         self,
         requests: Sequence[Request],
         *,
-        router: Router | None = None,
+        route: Callable[[Request], int] = lambda request: 0,
         patience_ns: Mapping[int, int] | None = None,
     ) -> None:
         """Serve all of them and drain."""
@@ -232,7 +230,7 @@ class World:
             Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
             clock=self.clock,
             io=self.io,
-            router=router or RoundRobin(),
+            route=route,
             observer=self._watch,
             patience_ns=patience_ns,
         )
@@ -267,7 +265,12 @@ def engine_of(
     cache = make_cache(
         pools or make_pools(plot.device, plot.host, TracedAllocator),
         page_size=plot.page_size,
-        policy=eviction_of(plot.eviction),
+        policy=plot.policy,
+        eviction=plot.eviction,
+        checkpoints=plot.checkpoints,
+        windows=plot.checkpoints,
+        checkpoint_tokens=plot.checkpoint_pages * plot.page_size,
+        scheduler=plot.scheduler,
         window_len=plot.window_len,
         has_states=plot.has_states,
         page_bytes=plot.page_bytes,
@@ -279,18 +282,14 @@ def engine_of(
         quirks=plot.quirks,
     )
     host_tokens = plot.host[FULL] * plot.page_size
-    prefetcher = Prefetcher(cache, plot.prefetch, host_tokens) if plot.has_storage else None
+    prefetcher = prefetcher_of(cache, plot.prefetch, host_tokens) if plot.has_storage else None
     scheduler = Scheduler(
         cache,
         prefetcher,
         plot.scheduler,
         max_len=100_000,
-        checkpoints=PLACEMENTS[plot.checkpoints](
-            plot.page_size, plot.checkpoint_pages * plot.page_size
-        ),
         may_jump=plot.may_jump,
         takes_decode_pages_first=plot.takes_decode_pages_first,
-        estimate_s=lambda cached, total: (total - cached) * TOKEN_NS * 1e-9,
     )
     return kind(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
 

@@ -84,6 +84,12 @@ TODAYS = {  # small pools, in which pages are evicted and loaded back
     ),
     "glm5_3": (*SMALL_POOLS, "parallel.tp=8"),
     "minimax_m3": (*SMALL_POOLS, "parallel.tp=8"),
+    "llama4_scout": (
+        *SMALL_POOLS,
+        "parallel.tp=8",
+        "cache.swa_device_tokens=80000",
+        "cache.swa_host_tokens=160000",
+    ),
     "kimi_k3": (*SMALL_POOLS, "parallel.tp=16", "cache.device_states=60", "cache.host_states=300"),
 }
 

@@ -11,7 +11,7 @@ class Clock:
     @classmethod
     @contextmanager
     def at_once(cls) -> Iterator[None]:
-        """Let copies that start in this context complete at once."""
+        """Return a context in which copies complete as soon as they start."""
         delay, cls.delay = cls.delay, 0
         try:
             yield
@@ -20,7 +20,7 @@ class Clock:
 
 
 class Event:
-    """A stand-in for a CUDA stream or event, subject to the clock's delay."""
+    """A stand-in for a CUDA stream or event, which completes after a given number of requests."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self._due = 0

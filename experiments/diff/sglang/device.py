@@ -79,7 +79,7 @@ def stand_in() -> None:
 
 
 class PageKeys:
-    """Replacement for the package's extension that computes SHA-256 chains."""
+    """Computes SGLang's page hashes (a SHA-256 chain) in place of SGLang's compiled extension."""
 
     def get_hash(
         self,
@@ -112,7 +112,6 @@ def host_pools() -> Iterable[Any]:
 
 
 def first_of(*places: str) -> Any:
-    """Return the first `module:name` under `sglang.srt.mem_cache` that a release has."""
     for place in places:
         module, _, name = place.partition(":")
         with suppress(ImportError, AttributeError):
@@ -127,7 +126,10 @@ def component_type() -> Any:
 
 
 def count_copies(count: Callable[[object, str, int], None]) -> None:
-    """Call `count(host pool, back_up or load_back, indices)` instead of copying bytes."""
+    """Make SGLang call `count` in place of each copy between host and device.
+
+    The arguments of `count` are the host pool, `back_up` or `load_back`, and the number of indices.
+    """
 
     def counted(how: str) -> Callable[..., None]:
         return lambda pool, device_pool, host, *_, **__: count(pool, how, len(host))

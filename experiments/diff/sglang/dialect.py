@@ -58,7 +58,10 @@ def prefix_len(req: Any) -> int:
 
 
 def add_loaded(req: Any, loaded: tuple[Any, Any]) -> None:
-    """Apply the result of `init_load_back`: a count or indices, and the prefix's last node."""
+    """Extend a request's prefix by what SGLang has loaded back from the host.
+
+    `loaded` is the result of `init_load_back`: a count or indices, and the last node of the prefix.
+    """
     brought, req.last_node = loaded
     if hasattr(req, "prefix_indices"):
         req.prefix_indices = torch.cat([req.prefix_indices, brought])
@@ -100,7 +103,10 @@ def release(cache: Any, req: Any) -> None:
 
 
 def leave_window(cache: Any, rows: Any, allocator: Any, req: Any, length: int) -> None:
-    """Free window pages that no token from `length` on attends to."""
+    """Free the sliding-window pages of a request that are no longer needed.
+
+    Tokens from position `length` on do not attend to these pages.
+    """
     if hasattr(cache, "evict_sliding_windows"):
         cache.evict_sliding_windows(req, length)
         return
@@ -115,7 +121,6 @@ def handle_of(req: Any) -> Any:
 
 
 def start_prefetch(cache: Any, req: Any) -> bool:
-    """Query storage for what follows the match, as the scheduler does; True if it did."""
     node = req.last_host_node
     if hasattr(cache, "is_backuped"):
         is_anchor = cache.is_backuped(node) or cache.is_root(node)

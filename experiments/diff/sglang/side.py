@@ -41,10 +41,10 @@ PATIENCE_S = 60.0  # the package's threads take milliseconds
 
 class SglangSide:
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
-        """Open the package's cache.
+        """Open SGLang's cache with the given pool sizes.
 
-        Options: `core` (python or rust), `eviction` (a policy of the package, or `module:Class`)
-        and `write_policy` (a name of the package).
+        `options` may contain `core` (python or rust), `eviction` and `write_policy`. An eviction
+        policy is a name that SGLang knows, or `module:Class`.
         """
         core, eviction = options.get("core", "python"), options.get("eviction", "lru")
         page = self._page = pools.page_size
@@ -165,7 +165,7 @@ class SglangSide:
         self._settle()
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
-        """As `Side.probe`; the Rust core reports what storage holds only."""
+        # the Rust core reports only what storage holds
         ids = tokens[: len(tokens) // self._page * self._page].tolist()
         found: dict[str, list[Span]] = {}
         self._probe_tree(ids, found)
@@ -448,7 +448,6 @@ def request_of(name: str, prompt: Tokens) -> Any:
 
 
 def known_policy(eviction: str) -> str:
-    """Return the name of the package's policy, or register the user's class and return its name."""
     if ":" not in eviction:
         return eviction
     module, _, name = eviction.partition(":")

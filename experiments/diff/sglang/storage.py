@@ -47,7 +47,6 @@ class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not th
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Any = None, extra_info: object = None
     ) -> Any:
-        """Return the lengths that can be restored, in pages."""
         leading = next(
             (place for place, key in enumerate(keys) if key not in self.of(PoolName.KV)),
             len(keys),

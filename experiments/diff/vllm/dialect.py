@@ -13,7 +13,7 @@ from typing import Any
 
 
 def known(made: Any, **values: object) -> Any:
-    """Construct a class with those of the values that this release accepts."""
+    """Call `made` with those of the `values` whose names are among its parameters."""
     names = signature(made).parameters
     return made(**{name: value for name, value in values.items() if name in names})
 

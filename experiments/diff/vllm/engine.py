@@ -34,7 +34,6 @@ SHAPE = {
 
 
 def make_scheduler(pools: Pools, *, eviction: str) -> Any:
-    """Make a scheduler that prefills each request in one step; `eviction`: of the CPU tier."""
     longest = pools.max_len + pools.page_size
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPE))
@@ -91,10 +90,11 @@ def room(pools: Pools) -> tuple[int, int]:
 
 
 def make_layout(pools: Pools, num_blocks: int, kept: int | None) -> Any:
-    """Return one group of layers per component, all with blocks of equal bytes.
+    """Return a vLLM cache configuration with one group of layers per kind of KV cache.
 
-    `kept`: keep a window or a state every so many tokens; 0 means only at ends of prompts and
-    branch points; None means at every block.
+    Blocks of all groups have the same number of bytes. A sliding window or a Mamba state is cached
+    every `kept` tokens. If `kept` is 0, they are cached only at the ends of prompts and at branch
+    points. None means at every block.
     """
     if pools.window_len and pools.num_states:
         raise SideError("vllm: models with both windows and states are not supported")

@@ -21,6 +21,7 @@ from vllm.v1.core.kv_cache_utils import (  # isort: skip
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # isort: skip
 from vllm.v1.request import Request, RequestStatus  # isort: skip
+from experiments.diff.vllm.corrected import correct  # isort: skip
 from experiments.diff.vllm.dialect import on_device  # isort: skip
 
 GROUP_BYTES = 4  # suffix of an offloaded block's key, after the hash
@@ -28,7 +29,11 @@ GROUP_BYTES = 4  # suffix of an offloaded block's key, after the hash
 
 class VllmSide:
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
-        """`eviction`: of the CPU tier; lru, arc, or `module:Class` if the release supports it."""
+        """Start vLLM's scheduler with an empty cache and the given pool sizes.
+
+        `options` may contain `eviction`, the eviction policy of the CPU tier: lru, arc, or
+        `module:Class`. If `options` contains `corrected`, two known faults of vLLM are corrected.
+        """
         if options.get("core", "python") != "python":
             raise SideError(f"vllm {vllm.__version__} has no {options['core']} core")
         eviction = options.get("eviction", "lru")
@@ -37,6 +42,8 @@ class VllmSide:
         init_none_hash(sha256)
         self._hash_blocks = get_request_block_hasher(self._page, sha256)
         self._scheduler = make_scheduler(pools, eviction=eviction)
+        if options.get("corrected"):
+            correct(self._scheduler)
         self._blocks = self._scheduler.kv_cache_manager.block_pool
         self._tally = Tally(pools)
         self._on_host: set[bytes] = set()  # keys on the host

@@ -1,1 +1,1 @@
-"""Prefetch from storage to host: what is read, at which rate, and when a request stops waiting."""
+"""Prefetch from storage to host: what is read, how fast, and when a request stops waiting."""

@@ -1,4 +1,4 @@
-"""One request's read from storage: what it requests, what has arrived, and who owns the pages."""
+"""One request's read from storage: what it asks for, what has arrived, and who owns the pages."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from enum import Enum
 
-from hicache.cache.kinds import FULL, Extents, lengths_with
+from hicache.cache.kinds import FULL, Extents, Window, lengths_with
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.keys import Key, keys
 from hicache.cache.tree.node import Lock, Node
@@ -22,10 +22,12 @@ class Phase(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Prefetch:
-    """One request's read from storage, of pages `[start_page, start_page + num_pages)`.
+    """One request's read of cached pages from storage to host.
 
-    The reader (an executor) sets `completed_pages`, `restored_pages`, `read_ns` and `is_read`. It
-    stops after the current batch once `is_settled`. Only the `Prefetcher` sets the other fields.
+    The read covers `num_pages` pages of the prompt from page `start_page` on. `sequence` holds the
+    prompt. In the radix tree, the pages follow the node `anchor`. `staged` holds the ids of the
+    host pages that the read fills, by kind of data. Once `is_settled` is True, the request no
+    longer waits, and the read ends after the current batch.
     """
 
     request_id: int
@@ -57,7 +59,11 @@ class Prefetch:
 
     @property
     def leading_end(self) -> int:
-        """End of the full pages that storage has if nothing is restorable; otherwise 0."""
+        """Return where the full-attention pages in storage end, if no prefix can be restored.
+
+        Storage then lacks the sliding windows or Mamba states to resume from. The result is a page
+        position in the prompt. It is 0 if storage has not answered yet, or can restore a prefix.
+        """
         return self.start_page + self.leading_pages if self.restorable == [] else 0
 
     @property
@@ -85,9 +91,11 @@ class Prefetch:
         return keys(self.names[first:end], kind)
 
     def usable_pages(self, completed: int) -> int:
-        """Length in pages of the longest prefix that the first `completed` pages can restore.
+        """Return how many leading pages a request can reuse once `completed` pages have been read.
 
-        0 if there is none. Assumes that storage still has the window and the state at its end.
+        With full attention alone, all of these pages can be reused. With sliding windows or Mamba
+        states, a request can resume only at some page boundaries. The result is 0 if the request
+        cannot resume at any.
         """
         if not self.has_sidecars:
             return completed
@@ -97,22 +105,35 @@ class Prefetch:
         place = bisect_right(lengths, completed)
         return lengths[place - 1] if place else 0
 
+    def first_page(self, window: Window, end: int) -> int:
+        """Return the first page of the attention window that ends at page `end` of this prefetch.
+
+        Both pages are counted from the start of the prefetch. The result is 0 if the window begins
+        earlier.
+        """
+        return max(window.first(self.start_page + end) - self.start_page, 0)
+
     def sidecar_keys(self, end: int) -> list[Key]:
         return [
-            key for kind, pages in self.needs for key in self.keys(kind, max(end - pages, 0), end)
+            key
+            for kind, window in self.needs
+            for key in self.keys(kind, self.first_page(window, end), end)
         ]
 
     def ask(self, contains: Callable[[Items[Key]], list[bool]]) -> list[int]:
-        """Return the prefix lengths, in pages, that storage can restore, ascending.
+        """Return the lengths of the prefixes that storage can restore, in pages, ascending.
 
-        A prefix is restorable if storage has all its full pages, the window before its end and the
-        state at its end. `contains` reports which keys storage has. Sets `leading_pages`.
+        A restorable prefix has all its full-attention pages in storage. Storage also has the
+        sliding window and the Mamba state at the end of the prefix. `contains` returns one flag per
+        storage key: True if storage has the page. The call also sets `leading_pages`, the number of
+        full-attention pages before the first missing one.
         """
         full = contains(self.keys(FULL, 0, self.num_pages))
         num_leading = full.index(False) if False in full else len(full)
         self.leading_pages = num_leading
         lengths = list(range(1, num_leading + 1))
-        for kind, pages in self.needs if num_leading else ():
-            those = set(lengths_with(contains(self.keys(kind, 0, num_leading)), pages))
+        for kind, window in self.needs if num_leading else ():
+            present = contains(self.keys(kind, 0, num_leading))
+            those = set(lengths_with(present, window, self.start_page))
             lengths = [each for each in lengths if each in those]
         return lengths

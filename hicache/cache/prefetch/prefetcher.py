@@ -1,34 +1,29 @@
 """Prefetch from storage to host: how much is read, when it may stop, and who owns the pages.
 
-A prefetch starts when its request is queued. The scheduler checks it each time it considers the
-request. The reader owns the staged pages until it has finished. If the request stops waiting, pages
-`[0, completed)` pass to the cache at once and the rest are freed when the reader has finished.
+A prefetch starts when its request is queued. The scheduler checks the prefetch each time it
+considers the request. The reader owns the host pages until it has finished. If the request stops
+waiting, the pages read so far pass to the cache at once. The other pages are freed when the reader
+has finished.
 """
 
 from collections import Counter
-from typing import Any
 
 from hicache.cache.kinds import FULL
-from hicache.cache.named import FLAG, MOMENT, make_policy
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
-from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.node import HOST, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
 
-# attributes of a stop policy
-WANTS = {"waits": FLAG, "uses_clock": FLAG, "may_stop": FLAG, "deadline_ns": MOMENT}
-
 
 class Prefetcher:
-    """Starts, checks and settles the prefetches of one engine.
+    """Starts, watches and ends the reads of cached pages from storage to host in one engine.
 
-    Each staged page is either read, or discarded for a reason (`counters`). `cache.fates` counts
-    what happens to the pages that were read.
+    Each read serves one queued request. `host_tokens` is the size of the host tier in tokens; None
+    means unlimited. `rates` estimates how long reads take.
     """
 
     def __init__(
@@ -36,12 +31,12 @@ class Prefetcher:
         cache: PrefixCache,
         config: PrefetchConfig,
         host_tokens: int | None,
-        rates: RateEstimator | None = None,
+        rates: RateEstimator,
     ) -> None:
         self.cache = cache
         self.config = config
         self.occupied_tokens = 0
-        self.rates = rates or RateEstimator()
+        self.rates = rates
         self.active = self.rates.active
         self._unsettled: dict[int, Prefetch] = {}
         self.declined: str | None = None  # reason why the last request got no prefetch
@@ -51,20 +46,7 @@ class Prefetcher:
         self.counters: Counter[str] = cache.counters
         # with several ranks: by request, True if all ranks agreed that its prefetch may stop
         self.verdicts: dict[int, bool] | None = None
-        own: Any = cache.tree.policy
-        self._choose = getattr(own, "prefetch", None)
-        self.stop: StopPolicy = own
-        if not hasattr(own, "may_stop"):
-            self.stop = make_policy(
-                "prefetch.stop",
-                config.stop,
-                POLICIES,
-                config,
-                cache.page_size,
-                self.rates,
-                wants=WANTS,
-                knobs=config.stop_args,
-            )
+        self.policy = cache.tree.policy
         self._page = cache.page_size
         self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
 
@@ -98,7 +80,11 @@ class Prefetcher:
             num_pages=asked,
             names=[],
             enqueued_ns=now_ns,
-            needs=tuple(each for each in tree.kinds.extents if asked >= each[1] or not drops_short),
+            needs=tuple(
+                (kind, window)
+                for kind, window in tree.kinds.extents
+                if window.first(start + asked) >= start or not drops_short
+            ),
             staged=[NO_PAGES] * tree.kinds.size,
             keeps_part=self.config.commit is CommitPolicy.usable,
         )
@@ -142,15 +128,15 @@ class Prefetcher:
         self.reads.append(prefetch)
 
     def can_terminate_prefetch(self, prefetch: Prefetch, now_ns: int) -> bool:
-        """True if the stop policy lets the request run without the rest of the prefetch.
+        """Return True if the stop policy lets the request run without the rest of its prefetch.
 
-        A complete prefetch still waits for its state and window (report 003), unless the policy
-        never waits or the quirk `await_sidecars` is off.
+        A prefetch may have read all its pages, but not yet its sliding window or Mamba state. The
+        request then goes on waiting, unless the policy never waits or the setting `await_sidecars`
+        is off. `now_ns` is the current time in nanoseconds.
         """
-        stop = self.stop
-        if not stop.waits:
+        if not self.policy.waits:
             return True
-        return stop.may_stop(prefetch, now_ns) and not self._awaits_sidecars(prefetch)
+        return self.policy.may_stop(prefetch, now_ns) and not self._awaits_sidecars(prefetch)
 
     def is_blocking(self, request_id: int, now_ns: int) -> bool:
         prefetch = self.active.get(request_id)
@@ -159,22 +145,27 @@ class Prefetcher:
         return not self._lets_go(prefetch, now_ns)
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
-        """The first time (ns) after the next deadline of a prefetch; None if there is none."""
-        if not self.stop.uses_clock:
+        """Return the time in nanoseconds at which the next prefetch exceeds its deadline.
+
+        Deadlines before `now_ns` do not count. Return None if no deadline is left.
+        """
+        if self.policy.deadline_ns is None:
             return None
         earliest: int | None = None
         for prefetch in self._unsettled.values():
-            deadline = self.stop.deadline_ns(prefetch)
+            deadline = self.policy.deadline_ns(prefetch)
             if deadline is not None and deadline >= now_ns:
                 deadline += 1  # the first moment after it
                 earliest = deadline if earliest is None else min(earliest, deadline)
         return earliest
 
     def check(self, request_id: int, now_ns: int) -> bool:
-        """True if the scheduler may consider the request now; stops its prefetch if it may stop.
+        """Return True if a request need not wait any longer for its prefetch from storage.
 
-        If a part of a hybrid prefetch will be kept, the request waits until the window and state of
-        that part are read as well.
+        The call stops the prefetch if the stop policy allows it. With sliding windows or Mamba
+        states, the part that was read is useless without the window and state at its end. The
+        request then waits until the window and state are read as well. `now_ns` is the current time
+        in nanoseconds.
         """
         prefetch = self.active.get(request_id)
         if prefetch is None or prefetch.is_settled:
@@ -213,7 +204,7 @@ class Prefetcher:
     # -- inside --------------------------------------------------------------------------------
 
     def _lets_go(self, prefetch: Prefetch, now_ns: int) -> bool:
-        if self.verdicts is None or not self.stop.waits:
+        if self.verdicts is None or not self.policy.waits:
             return self.can_terminate_prefetch(prefetch, now_ns)
         # the votes precede the latest events, which all ranks know by now
         may_stop = self.verdicts.get(prefetch.request_id, False)
@@ -226,7 +217,7 @@ class Prefetcher:
 
     def _shorten(self, prefetch: Prefetch) -> bool:
         # let the reader finish with the window and state of the part that it has read
-        awaits = self.stop.waits and self.cache.quirks.await_sidecars and prefetch.has_sidecars
+        awaits = self.policy.waits and self.cache.quirks.await_sidecars and prefetch.has_sidecars
         if not awaits or prefetch.phase is not Phase.reading or prefetch.is_read:
             return False
         usable = prefetch.usable_pages(prefetch.completed_pages)
@@ -238,10 +229,11 @@ class Prefetcher:
 
     def _amount(self, prefetch: Prefetch, lengths: list[int]) -> int:
         # number of pages to read: the longest restorable prefix that the policy allows
-        if self._choose is not None and lengths:
+        if self.policy.prefetch is not None and lengths:
             page, request = self._page, prefetch.sequence.request
             held, restorable = prefetch.start_page * page, [each * page for each in lengths]
-            wanted = self._choose(request, held, restorable)
+            load = self.rates.read_load(page)
+            wanted = self.policy.prefetch(request, held, restorable, load)
             if wanted is not None:
                 lengths = [each for each in lengths if each * page <= wanted]
         return lengths[-1] if lengths else 0
@@ -252,7 +244,8 @@ class Prefetcher:
         self.counters[f"prefetch/declined_{reason}_tokens"] += num_pages * self._page
 
     def _stage(self, prefetch: Prefetch) -> bool:
-        """Allocate host pages, cut to the free ones (reports 000-002); all of them or none."""
+        # allocate host pages, all of them or none; `config.cut` may shorten the prefetch to what
+        # fits
         demand = Demand(Purpose.prefetch, prefetch.request_id)
         room, config = self.cache.host, self.config
         wanted = prefetch.num_pages
@@ -267,8 +260,8 @@ class Prefetcher:
         if full is None:
             return self._give_up("host_room", wanted)
         prefetch.staged[FULL] = full
-        for kind, pages in prefetch.needs:
-            count = min(pages, len(full))
+        for kind, window in prefetch.needs:
+            count = min(window.num_pages, len(full))  # a shorter prefix may need more of a chunk
             room.make_room(kind, count, demand)
             page_ids = room.allocate(kind, count, evict=False)
             if page_ids is None:
@@ -290,8 +283,9 @@ class Prefetcher:
     def _give_back(self, prefetch: Prefetch, keep: int, reason: str) -> None:
         # free the staged full pages from `keep` on, and the window pages beyond a shorter prefix
         discarded = len(prefetch.staged[FULL]) - min(keep, len(prefetch.staged[FULL]))
-        for kind, pages in ((FULL, keep), *prefetch.needs):
-            staged, keep_now = prefetch.staged[kind], min(pages, keep)
+        kept = {kind: min(window.num_pages, keep) for kind, window in prefetch.needs}
+        for kind, keep_now in {FULL: keep, **kept}.items():
+            staged = prefetch.staged[kind]
             self.cache.host.free(kind, staged[keep_now:])
             prefetch.staged[kind] = staged[:keep_now]
         self.counters[f"prefetch/discarded_{reason}_pages"] += discarded
@@ -311,7 +305,7 @@ class Prefetcher:
     def _terminate(self, prefetch: Prefetch) -> None:
         self._count_stop(prefetch)
         if prefetch.is_complete and prefetch.has_sidecars and not prefetch.is_read:
-            # report 003: the pages are read, but not yet the window and state that make them usable
+            # the pages are read, but not yet the window and state that make them usable
             self.counters["prefetch/terminated_without_sidecars_count"] += 1
         if prefetch.phase is Phase.asking:
             self._revoke(prefetch, "terminated")
@@ -333,12 +327,13 @@ class Prefetcher:
         prefetch.taken_pages = kept
         if kept:
             pages = [NO_PAGES] * len(prefetch.staged)
-            for kind, needed in ((FULL, kept), *prefetch.needs):
+            start, counts = prefetch.start_page, {FULL: kept}
+            for kind, window in prefetch.needs:
                 # a short window is useless below an anchor, unless the quirk `short_windows` is on
-                is_short = kept < needed and not prefetch.anchor.is_root
-                num_pages = (
-                    0 if is_short and not self.cache.quirks.short_windows else min(kept, needed)
-                )
+                is_short = window.first(start + kept) < start and not prefetch.anchor.is_root
+                is_useless = is_short and not self.cache.quirks.short_windows
+                counts[kind] = 0 if is_useless else kept - prefetch.first_page(window, kept)
+            for kind, num_pages in counts.items():
                 staged = prefetch.staged[kind]
                 pages[kind], prefetch.staged[kind] = staged[:num_pages], staged[num_pages:]
             prefetch.published_pages = self.cache.insert_host(

@@ -1,4 +1,6 @@
-"""Estimates of how long a prefetch will take and how much computing it saves, from recent rates."""
+"""Estimates how long a prefetch will take and how much computing it saves, from recent rates."""
+
+from typing import NamedTuple
 
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 
@@ -8,7 +10,10 @@ TOKENS_REMEMBERED = 262_144
 
 
 class RecentRate:
-    """Mean time per unit in ns, over about the last `num_remembered` units."""
+    """Measures the mean time in nanoseconds per unit of recent work, such as one page.
+
+    The mean covers about the last `num_remembered` units. Older units count less.
+    """
 
     def __init__(self, num_remembered: int) -> None:
         self._num_remembered = num_remembered
@@ -16,7 +21,7 @@ class RecentRate:
         self._ns = 0.0
 
     def add(self, units: int, ns: int) -> None:
-        """Record that `units` took `ns`; each `num_remembered / 2` units halve older weights."""
+        # each `num_remembered / 2` units halve older weights
         kept = 0.25 ** (units / self._num_remembered)
         self._units = kept * self._units + units
         self._ns = kept * self._ns + ns
@@ -26,14 +31,27 @@ class RecentRate:
         return self._ns / self._units if self._units else None
 
 
-class RateEstimator:
-    """Measures how fast the engine reads pages from storage and computes prompts.
+class ReadLoad(NamedTuple):
+    """The load of an engine at the time when a policy decides how much to read from storage.
 
-    Each engine measures its own rates. Reads by other engines from the same storage slow its own.
+    `queued_tokens` counts the tokens that other requests have yet to read from storage.
+    `num_waiting` counts the requests in the queue. `read_ns` and `compute_ns` are the nanoseconds
+    to read and to compute one token. They are None before the first measurement.
+    """
+
+    queued_tokens: int
+    num_waiting: int
+    read_ns: float | None  # per token
+    compute_ns: float | None  # per token
+
+
+class RateEstimator:
+    """Measures how fast an engine reads pages from storage and computes prompts.
 
     Attributes:
-        num_waiting: requests in the queue at the last plan.
-        num_engines: engines that read from the same storage, including this one.
+        num_waiting: number of requests in the queue.
+        num_engines: number of engines that read from the same storage, including this one.
+        active: the unfinished reads from storage, by request id.
     """
 
     def __init__(self, active: dict[int, Prefetch] | None = None, num_engines: int = 1) -> None:
@@ -45,16 +63,16 @@ class RateEstimator:
         self.num_waiting = 0
 
     def was_read(self, prefetch: Prefetch) -> None:
-        """Record a finished read.
+        """Record how long a finished read from storage took.
 
-        The time counts from the storage's answer if engines share the storage, so that waiting for
-        their reads is included. It never counts before the end of the previous read.
+        If several engines share the storage, the time spent waiting for reads of other engines is
+        included. Time before the end of this engine's previous read is excluded.
         """
         if prefetch.read_ns is None or not prefetch.completed_pages:
             return
         began_ns, ended_ns = prefetch.read_ns
         if self.num_engines > 1 and prefetch.answered_ns is not None:
-            began_ns = prefetch.answered_ns
+            began_ns = prefetch.answered_ns  # includes the wait for reads of other engines
         began_ns = max(began_ns, self._read_until_ns)  # parallel readers share the time
         self._read_until_ns = max(ended_ns, self._read_until_ns)
         self._reading.add(prefetch.completed_pages, max(ended_ns - began_ns, 0))
@@ -63,7 +81,11 @@ class RateEstimator:
         self._computing.add(num_tokens, ns)
 
     def load_ns(self, prefetch: Prefetch) -> float | None:
-        """Time (ns) to read all its pages after those of earlier prefetches; None if unknown."""
+        """Return the expected time in nanoseconds until all pages of a prefetch are read.
+
+        Prefetches that started earlier are read first, and their time is included. Return None
+        before the first read was measured.
+        """
         page_ns = self._reading.ns
         if page_ns is None:
             return None
@@ -75,9 +97,15 @@ class RateEstimator:
                 num_pages += other.num_pages - other.completed_pages
         return num_pages * page_ns
 
-    @property
-    def page_ns(self) -> float | None:
-        return self._reading.ns
+    def read_load(self, page_size: int) -> ReadLoad:
+        reading = [each for each in self.active.values() if each.phase is Phase.reading]
+        page_ns = self._reading.ns
+        return ReadLoad(
+            queued_tokens=page_size * sum(p.num_pages - p.completed_pages for p in reading),
+            num_waiting=self.num_waiting,
+            read_ns=None if page_ns is None else page_ns / page_size,
+            compute_ns=self.compute_ns(1),
+        )
 
     def compute_ns(self, num_tokens: int) -> float | None:
         token_ns = self._computing.ns

@@ -1,1 +1,1 @@
-"""Moves between device, host and storage: pools, eviction, back-up, load-back, storage writes."""
+"""Copies between device, host and storage: page pools, eviction, back-up, load-back and writes."""

@@ -1,4 +1,4 @@
-"""How many pages and slots each pool gets from a memory budget."""
+"""Computes how many pages and state slots each pool gets from a memory budget."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,11 @@ EXACT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Pages (or slots) by kind of one tier; None means unlimited, 0 that the model keeps none."""
+    """The sizes of the page pools of one tier, such as device or host.
+
+    `counts` holds one size per kind of data, in pages or Mamba state slots. None means unlimited; 0
+    means that the model has no data of that kind. `total_bytes` is the memory of all pools.
+    """
 
     counts: tuple[int | None, ...]
     total_bytes: int
@@ -38,10 +42,12 @@ class Capacity:
 def engine_rule(
     cache: CacheConfig, model: ModelConfig, hardware: HardwareConfig, tp: int
 ) -> int | None:
-    """The bytes that an engine's own memory rule leaves for the device tier; None without a rule.
+    """Return the bytes that a serving engine would reserve for its KV cache on the device.
 
-    The sum over all devices of an engine. SGLang keeps a fraction of the memory available before
-    weights are loaded. vLLM keeps a fraction of the whole memory, which includes activations.
+    The result is the sum over `tp` tensor-parallel devices. Return None if the settings name no
+    rule. With `mem_fraction_static`, SGLang's rule applies: the KV cache and the weights share a
+    fraction of the memory that was free at the start. With `gpu_memory_utilization`, vLLM's rule
+    applies: the KV cache, the weights and the activations share a fraction of the whole memory.
     """
     memory = hardware.device_memory_bytes.value
     if cache.mem_fraction_static is not None:
@@ -61,12 +67,14 @@ def capacities(
     *,
     host_kinds: Kinds | None = None,
 ) -> tuple[Capacity, Capacity]:
-    """The pool sizes of device and host, rounded down to whole pages.
+    """Return the sizes of the page pools of the device and of the host, in whole pages.
 
-    `host_kinds` gives the bytes of pages and slots on the host; None means as on the device.
+    `free_device_bytes` is the device memory that weights and activations leave free. `host_kinds`
+    holds the bytes of a page on the host; None means that pages on the host are as large as on the
+    device.
 
     Raises:
-        ValueError: a pool is too small for one request.
+        ValueError: the settings contradict each other, or a pool is too small for one request.
     """
     if cache.page_size > model.max_len:
         raise ValueError(
@@ -95,11 +103,8 @@ def capacities(
 
 
 def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:
-    """The allocators of these capacities, by tier and kind.
-
-    `is_traced`: they keep the digest by which ranks are compared. `is_checked`: they detect double
-    frees.
-    """
+    # traced allocators keep the checksum by which ranks are compared; checked ones detect double
+    # frees
     allocator = partial(TracedAllocator if is_traced else PageAllocator, is_checked=is_checked)
     return [*map(allocator, device.counts)], [*map(allocator, host.counts)]
 
@@ -110,6 +115,8 @@ def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, tota
     for kind in kinds.aux:
         name, knob = kinds.names[kind], f"{TIER_NAMES[tier]}_share"
         chosen = getattr(cache, f"{name}_{knob}", None)  # None for windows of model parts
+        if tier == HOST and kind in dict(kinds.replayed):
+            chosen = 0.0
         shares[kind] = model.shares(TIER_NAMES[tier])[name] if chosen is None else chosen
         shares[FULL] -= shares[kind]
         knobs[kind] = f"cache.{name}_{knob}" if name in EXACT else f"{knob} of {name}, a model part"
@@ -128,7 +135,8 @@ def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, tota
             counts[kind] = exact // kinds.units[kind]
     if tier == DEVICE:
         least = {FULL: (1, "page of full KV")}
-        least |= {kind: (num + 2, f"window of {num + 2} pages") for kind, num in kinds.windows}
+        for kind, window in (*kinds.windows, *kinds.replayed):
+            least[kind] = (window.num_pages + 2, f"window of {window.num_pages + 2} pages")
         least |= dict.fromkeys(kinds.points, (4, "request's 4 state slots"))
         for kind, (wanted, what) in least.items():
             if counts[kind] < wanted:

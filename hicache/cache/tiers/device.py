@@ -1,4 +1,4 @@
-"""The device tier: its pages and slots, eviction, and load-backs from the host."""
+"""The device tier: allocates pages and state slots, evicts, and copies from the host."""
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, joined
@@ -11,10 +11,10 @@ from hicache.cache.tree.sequence import Sequence
 
 
 class Device:
-    """Allocates device pages (or slots), evicts, and queues load-backs."""
+    """Manages the device tier: allocates pages, evicts data, and queues copies from the host."""
 
     def __init__(self, tree: RadixTree, bookings: Bookings, write_back: Host | None) -> None:
-        """`write_back` copies victims before they are evicted; None means no copy at eviction."""
+        # `write_back` copies victims before they are evicted; None: no copy at eviction
         self._tree = tree
         self._pools = bookings.pools[DEVICE]
         self._bookings = bookings
@@ -30,9 +30,10 @@ class Device:
     def allocate(
         self, kind: int, count: int, demand: Demand = NO_DEMAND, *, spare: int = 0
     ) -> PageIds | None:
-        """Allocate `count` ids or none; evict for `demand` where needed.
+        """Allocate `count` device page ids of one kind of data; return None if there is no room.
 
-        `spare`: evict until this many more are free, as far as possible.
+        The call evicts other data if too few pages are free. `demand` names the request that needs
+        the pages. `spare` is a number of extra pages that should stay free afterwards, if possible.
         """
         pool = self._pools[kind]
         if pool.num_free < count + spare:
@@ -74,11 +75,10 @@ class Device:
     # -- load-backs ----------------------------------------------------------------------------
 
     def load(self, match: MatchResult, demand: Demand) -> LoadBack | None:
-        """Load back what only the host holds of a match; None if it is too short or no pages are
-        free.
+        """Queue a copy of the part of a matched prefix that only the host holds; return the copy.
 
-        All kinds are allocated before anything changes. The pages belong to the tree at once and
-        stay locked until the copy is done.
+        Return None if that part is too short to be worth a copy, or if the device has no room. The
+        device pages belong to the radix tree at once. They stay locked until the copy is finished.
         """
         tree, node, kinds = self._tree, match.best_node, self._tree.kinds
         if match.host_hit_length < tree.knobs.load_back_threshold and not match.needs_sidecars:
@@ -127,10 +127,11 @@ class Device:
     def load_last(
         self, node: Node, sequence: Sequence, load_back: LoadBack | None
     ) -> LoadBack | None:
-        """Copy the page after `node` from the host to a page that the sequence owns.
+        """Copy the page after `node` from the host to a device page that only this sequence owns.
 
-        The copy joins `load_back`, which has not begun, or becomes a load-back of its own. None if
-        the host lacks the page, the model has windows or states, or the device has no free page.
+        The copy is added to `load_back`, which must not have started. If `load_back` is None, a new
+        copy is queued. Return the copy. Return None if the host lacks the page or the device has no
+        free page. The result is also None for a model with sliding windows or Mamba states.
         """
         tree, end = self._tree, node.end + 1
         if tree.kinds.aux or sequence.lock is None:

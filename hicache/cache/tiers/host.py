@@ -1,19 +1,19 @@
-"""The host tier: its pages and slots, eviction, and back-ups from the device."""
+"""The host tier: allocates pages and state slots, evicts, and copies from the device."""
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, joined
 from hicache.cache.tiers.storage_writes import StorageWriter
 from hicache.cache.tiers.transfer import BackUp, Bookings, Move
-from hicache.cache.tiers.writes import EVICTED, INSERTED, Load, Writes
+from hicache.cache.tiers.writes import EVICTED, INSERTED, Load, admits
 from hicache.cache.tree.events import NO_DEMAND, Demand, Purpose
 from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
 from hicache.cache.tree.radix_tree import Plan, RadixTree
 
 
 class Host:
-    """Allocates host pages (or slots), evicts, and queues back-ups.
+    """Manages the host tier: allocates pages, evicts data, and queues copies from the device.
 
-    Copies without free pages are dropped and counted.
+    If the host has no room for a copy, the copy is dropped and counted.
     """
 
     def __init__(
@@ -21,14 +21,12 @@ class Host:
         tree: RadixTree,
         bookings: Bookings,
         writer: StorageWriter | None,
-        copies: Writes,
     ) -> None:
         self._tree = tree
         self._pools = bookings.pools[HOST]
         self._bookings = bookings
         self._counters = bookings.counters
         self._writer = writer
-        self._copies = copies
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -70,15 +68,18 @@ class Host:
     def save_path(
         self, node: Node, request_id: int | None = None, *, is_answer: bool = False
     ) -> None:
-        """Copy the uncopied part of a locked path, up to the deepest node that the policy admits.
+        """Copy a new cached prefix from the device to the host, if the write policy wants the copy.
 
-        `request_id`: the request that published the path.
+        The prefix ends at `node` and must be locked. The copy ends at the deepest node that the
+        policy accepts. It leaves out data that the host holds already. `request_id` names the
+        request that inserted the prefix. `is_answer` is True if the new pages hold generated
+        tokens.
         """
-        if INSERTED not in self._copies.moments:
+        if INSERTED not in self._tree.policy.moments["host"]:
             return
         published = node
         load = Load(INSERTED, self._bookings, FULL, DEVICE, is_answer=is_answer)
-        while not node.is_root and not self._copies.admits(node, FULL, load):
+        while not node.is_root and not admits(self._tree, node, load):
             assert node.parent is not None
             node = node.parent
         plan = self._tree.plan_back_up(node)
@@ -88,7 +89,12 @@ class Host:
             self._back_up(plan, request_id, is_fence=False)
 
     def save_victim(self, victim: Node, kind: int, request_id: int | None) -> None:
-        """Copy what the eviction of a kind would lose; the next step waits for the copy."""
+        """Copy data to the host before an eviction drops the data from the device.
+
+        The eviction chose the data of `kind` at the node `victim`; a leaf loses its data of other
+        kinds as well. Data that the write policy does not want is not copied. The next step of the
+        engine waits for the copy. `request_id` names the request that needs the space.
+        """
         device, host = victim.held
         plan: Plan = [[] for _ in device]
         lost = self._tree.lost(victim, DEVICE, kind)
@@ -97,7 +103,7 @@ class Host:
             if FULL in lost and other != FULL and host[FULL] is None and not plan[FULL]:
                 break  # windows and states need the full pages
             is_new = device[other] is not None and host[other] is None
-            if is_new and self._copies.admits(victim, other, load):
+            if is_new and admits(self._tree, victim, load):
                 plan[other] = [victim]
         self._back_up_locked(victim, plan, request_id, is_fence=True)
 
@@ -116,7 +122,7 @@ class Host:
         for kind in tree.kinds.numbers:
             sources: list[PageIds] = []
             targets: list[PageIds] = []
-            wanted = sum(tree.kinds.count(kind, each.num_pages) for each in plan[kind])
+            wanted = sum([tree.kinds.count(kind, each.num_pages) for each in plan[kind]])
             if kind != FULL:
                 self.make_room(kind, wanted, demand)
             for each in plan[kind]:
@@ -152,7 +158,7 @@ class Host:
             [each for each in nodes if each.held[HOST][kind] is not None]
             for kind, nodes in enumerate(plan)
         ]
-        deepest = max((each for nodes in copied for each in nodes), key=lambda each: each.end)
+        deepest = max([nodes[-1] for nodes in copied if nodes], key=lambda each: each.end)
         starts = {kind: copied[kind][0].start for kind in kinds.paged if copied[kind]}
         points = [(kind, each) for kind in kinds.points for each in copied[kind]]
         back_up = BackUp(

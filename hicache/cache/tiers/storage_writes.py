@@ -1,8 +1,8 @@
-"""Writes from host to storage: which pages, when, and how many bytes may be queued."""
+"""Writes from host to storage: which pages are written, when, and how many bytes may wait."""
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
-from hicache.cache.tiers.writes import COPIED, EVICTED, HIT, WRITES, Load, Writes
+from hicache.cache.tiers.writes import COPIED, EVICTED, HIT, Load, admits
 from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
@@ -10,9 +10,10 @@ from hicache.config import StorageConfig, Tiering
 
 
 class StorageWriter:
-    """Queues writes from host to storage.
+    """Queues writes of cached pages from host to storage.
 
-    Invariant: `queued_bytes` is the sum of its unfinished writes, at most `queue_bytes`.
+    `queued_bytes` counts the bytes of unfinished writes. A write that would raise this number above
+    `queue_bytes` is dropped.
     """
 
     def __init__(
@@ -29,8 +30,8 @@ class StorageWriter:
         self._counters = bookings.counters
         self._queue_bytes = queue_bytes
         self._is_exclusive = config.tiering is Tiering.exclusive
-        self._writes = Writes(WRITES[config.write](config), tree.admit, "host", "storage")
-        self._is_chosen = HIT in self._writes.moments  # not every copy is written
+        self._moments = tree.policy.moments["storage"]
+        self._is_chosen = HIT in self._moments  # not every copy is written
 
     def on_hit(self, node: Node) -> None:
         if self._is_chosen:
@@ -39,11 +40,11 @@ class StorageWriter:
     def on_backed_up(self, back_up: BackUp) -> None:
         if self._is_chosen:
             self._write_admitted(back_up.node.span(), COPIED)
-        elif COPIED in self._writes.moments:
+        elif COPIED in self._moments:
             self._write_copies(back_up)
 
     def on_leaving(self, victim: Node, kind: int) -> None:
-        if EVICTED not in self._writes.moments:
+        if EVICTED not in self._moments:
             return
         device, host = victim.held
         leaving = [
@@ -56,9 +57,11 @@ class StorageWriter:
             self._write_nodes(leaving, is_given_away=True)
 
     def on_read(self, nodes: list[Node], last: Node, pages: list[PageIds]) -> None:
-        """Mark full pages of `nodes`, windows before `last.end` and the state there as stored.
+        """Record that storage holds the data that was just read from there.
 
-        Exclusive storage deletes them instead.
+        The host has read the full-attention pages of `nodes`. It has also read window pages and a
+        Mamba state at the end of `last`. Exclusive storage must not keep data that the host has
+        read; the call then queues a deletion.
         """
         read = _items(
             nodes,
@@ -83,7 +86,7 @@ class StorageWriter:
 
     def _admits(self, node: Node, kind: int, moment: str) -> bool:
         room = self.queued_bytes, self._queue_bytes
-        return self._writes.admits(node, kind, Load(moment, self._bookings, kind, HOST, room))
+        return admits(self._tree, node, Load(moment, self._bookings, kind, HOST, room))
 
     def _write_admitted(self, nodes: list[Node], moment: str) -> None:
         # data that is on the host, not yet stored, and admitted

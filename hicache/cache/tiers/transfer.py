@@ -1,7 +1,7 @@
 """Copies between tiers, as the cache queues them and the executor carries them out.
 
-A transfer names the kinds, the source and target ids, and the locks that protect both ends until
-`PrefixCache.complete`.
+A copy names the kinds of data, the ids of source and target, and the locks that protect both. The
+locks are released by `PrefixCache.complete`.
 """
 
 from collections import Counter
@@ -18,7 +18,11 @@ FATES = ("used", "unused_at_end", "evicted_unused", "duplicate", "late", "not_re
 
 
 class Move(NamedTuple):
-    """Pages or slots of one kind; `sources[i]` is copied to `targets[i]`."""
+    """A copy of pages or state slots between tiers: `sources[i]` is copied to `targets[i]`.
+
+    `kind` is the number of the kind of data, such as full-attention KV or Mamba states. `is_own` is
+    True if the targets belong to one request, and not to the shared radix tree.
+    """
 
     kind: int
     sources: PageIds
@@ -44,12 +48,19 @@ class Transfer:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LoadBack(Transfer):
-    """Host to device, for a request that is about to run; its forward pass waits for the copy."""
+    """A copy of cached data from host to device, for a request that is about to run.
+
+    The forward pass of the request waits for the copy.
+    """
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BackUp(Transfer):
-    """Device to host. `is_fence`: the source pages are already free, so the next step waits."""
+    """A copy of cached data from device to host.
+
+    If `is_fence` is True, the source pages are already free. The next step of the engine must then
+    wait for the copy.
+    """
 
     starts: dict[int, int]  # by kind: pages [start, node.end) have a new host copy
     points: list[tuple[int, Node]]  # (kind, node): states with a new host copy
@@ -58,7 +69,11 @@ class BackUp(Transfer):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CopyState:
-    """Copy of a state slot within the device: a request's own copy of a shared state."""
+    """A copy of a Mamba state from one device slot to another.
+
+    A request that resumes from a cached state works on such a copy, because the state may be
+    shared.
+    """
 
     source: PageIds
     target: PageIds
@@ -66,10 +81,10 @@ class CopyState:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StorageWrite:
-    """Host pages to storage; `keys[i]` names the i-th page of `pages`.
+    """A write of cached pages from host to storage; `keys[i]` is the storage key of `pages[i]`.
 
-    `parts`: (kind, host page ids). `is_given_away`: the pages are already freed, so the executor
-    must read their bytes before `submit` returns.
+    `parts` holds pairs (kind of data, host page ids). `is_given_away` is True if the host pages are
+    already free. The executor must then copy their bytes before its `submit` method returns.
     """
 
     keys: list[Key]
@@ -80,13 +95,13 @@ class StorageWrite:
 
     @property
     def pages(self) -> list[tuple[int, int]]:
-        """(kind, host page id) of each key."""
+        # (kind, host page id) of each key
         return [(kind, int(page_id)) for kind, page_ids in self.parts for page_id in page_ids]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StorageDelete:
-    """Pages that storage may delete; done at once, without a report."""
+    # storage deletes these pages at once and reports nothing
 
     keys: list[Key]
 
@@ -96,17 +111,18 @@ Work = Reported | CopyState | StorageDelete
 
 
 class PrefetchFates:
-    """What happens to the full pages that prefetches have read from storage, one fate per page.
+    """Counts what becomes of the full-attention pages that prefetches read from storage to host.
 
-    - `used`: loaded back to the device for any request;
-    - `duplicate`: already on the host;
-    - `late`: read after the request had started without it, or was aborted;
-    - `not_restorable`: read without the window or state that it needs, and freed at once;
-    - `evicted_unused`, `unused_at_end`: inserted in the tree, but not used before it left the host
-      or the run ended.
+    Each page has one of these outcomes:
 
-    Invariant: each page that was read has a fate or is in `unused`, the host pages in the tree that
-    a prefetch has read and no request has used.
+    - `used`: a request loaded the page to the device.
+    - `duplicate`: the host held the page already.
+    - `late`: the page arrived after its request had started or was aborted.
+    - `not_restorable`: the sliding window or Mamba state that the page needs was not read.
+    - `evicted_unused`: the page was evicted from the host before any use.
+    - `unused_at_end`: the page was still on the host when the run ended.
+
+    `unused` holds the host pages whose outcome is still open.
     """
 
     def __init__(self, counters: Counter[str]) -> None:
@@ -140,10 +156,11 @@ class PrefetchFates:
 
 
 class Bookings:
-    """The work that the cache has queued, its pools and its counters.
+    """Collects the copies that the cache has queued.
 
-    `outbox` is work to start, in order; the engine empties it. `in_flight` are transfers whose end
-    was not reported yet.
+    `outbox` holds the work to start, in order; the engine empties the list. `in_flight` holds the
+    copies that are not finished. `pools` are the page allocators. `counters` count events such as
+    evicted pages.
     """
 
     def __init__(self, kinds: Kinds, pools: Pools, counters: Counter[str]) -> None:

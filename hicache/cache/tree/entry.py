@@ -10,7 +10,7 @@ from hicache.cache.checked import PolicyError, shown
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.tree.eviction import Priority, Ranking, VictimQueue
 from hicache.cache.tree.keys import PageNames
-from hicache.cache.tree.node import TIER_NAMES, TIERS, Node
+from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 
@@ -21,16 +21,17 @@ LOST = "lost"  # it left together with a victim that it needs, and neither tier 
 
 
 class Entry:
-    """The data of one kind of one tree node; read-only except for `state`.
+    """A piece of cached data that an eviction policy ranks: one node's data of one kind.
 
-    Lengths are tokens from the start of the prompt. A split keeps the id and the end of an entry
-    and creates a new entry for its first pages. A Mamba state stays with the old entry.
+    A radix-tree node can have several entries, such as one for full-attention KV and one for a
+    Mamba state. If the node is split, the entry keeps the last pages, and a new entry gets the
+    first pages. Only `state` may be changed.
 
     Attributes:
-        id: unique in one engine. Data that comes back after its node was removed gets a new id.
-        kind: full, swa or mamba.
-        hits: number of requests that started from it. Insertion is not a hit.
-        state: for the policy's own use; None at first.
+        id: unique number in one engine. Data that is cached anew gets a new id.
+        kind: "full", "swa" (sliding window) or "mamba".
+        hits: number of requests that reused the data. Insertion is not a hit.
+        state: any value that the policy stores; None at first.
     """
 
     __slots__ = ("_entries", "_hits", "_id", "_kind", "_node", "state")
@@ -39,7 +40,7 @@ class Entry:
         self._entries = entries
         self._node = node
         self._kind = kind
-        self._id = entries.next_id()
+        entries.last_id = self._id = entries.last_id + 1
         self._hits = 0
         self.state: Any = None
 
@@ -57,62 +58,75 @@ class Entry:
 
     @property
     def created(self) -> int:
-        """Creation number of its node; both halves of a split have the same."""
+        """Return the number of this entry's radix-tree node in the order of creation.
+
+        When a node is split, both halves keep the number.
+        """
         return self._node.created
 
     @property
     def used(self) -> int:
-        """Logical time of its last use or insertion: matches and insertions before it."""
+        """Return the logical time at which the data was last used or inserted.
+
+        The logical clock ticks at each match and at each insertion.
+        """
         return self._node.aux_ticks[self._kind] if self._kind else self._node.tick
 
     @property
     def uses(self) -> int:
-        """Number of requests that started from the tree node, or computed and inserted it."""
+        """Return how many times a request has reused or inserted the entry's radix-tree node."""
         return self._node.hit_count
 
     @property
     def start(self) -> int:
-        """First token of its node."""
+        """Return the position in the prompt of the first token of this entry's radix-tree node."""
         return self._node.start * self._entries.kinds.page_size
 
     @property
     def end(self) -> int:
-        """Token after the last one of its node; a state follows the token before it."""
+        """Return the position in the prompt after the last token of this entry's radix-tree node.
+
+        A Mamba state covers all tokens before this position.
+        """
         return self._node.end * self._entries.kinds.page_size
 
     @property
     def count(self) -> int:
-        """Pages it takes in a pool; 1 for a state."""
+        """Return how many pages the cached data occupies in a page pool; 1 for a Mamba state."""
         return self._entries.kinds.count(self._kind, self._node.num_pages)
 
     @property
     def bytes(self) -> int:
-        """Bytes it takes on the host."""
+        """Return how many bytes the cached data occupies in host memory."""
         return self.count * self._entries.kinds.page_bytes[self._kind]
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """The tiers that hold it: "device", "host", both or neither."""
+        """Return the tiers that hold the data: "device", "host", both or neither."""
         held = self._node.held
         return tuple(TIER_NAMES[tier] for tier in TIERS if held[tier][self._kind] is not None)
 
     @property
     def key(self) -> int:
-        """Number for all tokens up to the end of its first page; of a state, its last page.
+        """Return a number that identifies the content: all tokens up to the end of the first page.
 
-        Equal whenever the same content comes back, in simulated and real runs of a workload.
+        For a Mamba state, the content is all tokens up to the end of the last page. Equal content
+        has the same number whenever it is cached, also in other runs of the same workload.
         """
         node, names = self._node, self._entries.names
         place = node.num_pages - 1 if self._kind in self._entries.kinds.points else 0
-        return names.content(names.of_node(node, place)[0])
+        return names.contents(names.of_node(node, place)[:1])[0]
 
     @property
     def parent(self) -> "Entry | None":
-        """The nearest entry of this kind above it that holds data; None if there is none."""
-        above = self._node.parent
+        """Return the entry of the same kind at the nearest ancestor node that holds such data.
+
+        Return None if there is no such ancestor.
+        """
+        above, kind = self._node.parent, self._kind
         while above is not None and above.parent is not None:
-            entry: Entry | None = above.entries.get(self._kind)
-            if entry is not None and entry.tiers:
+            if above.held[DEVICE][kind] is not None or above.held[HOST][kind] is not None:
+                entry: Entry = above.entries[kind]
                 return entry
             above = above.parent
         return None
@@ -123,7 +137,11 @@ class Entry:
 
 
 class Evictable:
-    """The entries of one kind that one tier may evict now; a policy may iterate over it."""
+    """The entries of one kind of data that may be evicted now from one tier.
+
+    An entry is one radix-tree node's data of that kind, such as full-attention KV. An eviction
+    policy can iterate over the entries, or test with `in` whether an entry can be evicted.
+    """
 
     def __init__(self, queue: VictimQueue, tier: int, kind: int) -> None:
         self._queue = queue
@@ -145,26 +163,23 @@ class Evictable:
 
 
 class Entries:
-    """The entries of one tree, and the policy that receives their events.
+    """Tells a user's eviction policy about the data in a radix tree.
 
-    A method that the policy does not define costs nothing.
+    The policy sees each node's data of one kind as an `Entry`. Events are passed on only if the
+    policy has a method for them.
     """
 
     def __init__(self, policy: object, kinds: Kinds, names: PageNames) -> None:
         self.kinds = kinds
         self.names = names
-        self._last_id = -1
+        self.last_id = -1
         events = ("insert", "hit", "miss", "split", "evict", "finish")
         self._on_insert, self._on_hit, self._on_miss, self._on_split, self._on_evict, on_finish = (
             getattr(policy, f"on_{event}", None) for event in events
         )
         self._on_finish = on_finish
         self._rank = getattr(policy, "rank", None)
-        self._choose = getattr(policy, "victim", None)
-
-    def next_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
+        self._victim = getattr(policy, "victim", None)
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -182,15 +197,18 @@ class Entries:
         return priority
 
     def victim(self, tier: int, kind: int, need: int, queue: VictimQueue) -> Node | None:
-        """The policy's victim; None means the first node of the queue.
+        """Return the node that the user's policy chooses for eviction from `tier`.
+
+        `need` is the number of pages or state slots to free. None means that the policy leaves the
+        choice to the order of `queue`.
 
         Raises:
             PolicyError: the policy chose an entry that may not be evicted.
         """
-        if self._choose is None:
+        if self._victim is None:
             return None
         offered = Evictable(queue, tier, kind)
-        chosen = self._choose(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
+        chosen = self._victim(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
         if chosen is None:
             return None
         if not isinstance(chosen, Entry) or chosen not in offered:
@@ -229,8 +247,8 @@ class Entries:
     def started(self, node: Node, sequence: Sequence) -> None:
         nodes, request = list(node.path()), shown(sequence.request)
         self._hit(nodes, FULL, request)
-        for kind, pages in self.kinds.windows:
-            self._hit(list(node.path(node.end - pages)), kind, request)
+        for kind, window in self.kinds.windows:
+            self._hit(list(node.path(window.first(node.end))), kind, request)
         for kind in self.kinds.points:
             self._hit(nodes[:1], kind, request)
         if self._on_miss is not None:
@@ -239,7 +257,7 @@ class Entries:
             if request is not None:
                 num_pages = request.prompt_len // self.kinds.page_size
             missed = names.of_span(node, sequence, max(num_pages - node.end, 0))
-            self._on_miss(tuple(map(names.content, missed)), request)
+            self._on_miss(tuple(names.contents(missed)), request)
 
     def finished(self, request: Request, outcome: str) -> None:
         if self._on_finish is not None:

@@ -25,7 +25,10 @@ class Purpose(IntEnum):
 
 
 class Demand(NamedTuple):
-    """The purpose for which room is made, and the request that needs it; None means no request."""
+    """States why data is evicted: the purpose that needs the space, and the request.
+
+    `request_id` is None if no request needs the space.
+    """
 
     purpose: Purpose = Purpose.none
     request_id: int | None = None
@@ -35,14 +38,20 @@ NO_DEMAND = Demand()
 
 
 class CacheListener(Protocol):
-    """Receives the events of one cache. Page intervals are half-open."""
+    """Interface of an object that is told about the events of one KV cache, such as evictions.
+
+    Page ranges include `first` and exclude `end`.
+    """
 
     def at(self, now_ns: int) -> None: ...
 
     def put(self, node: Node, tier: int, kind: int) -> None: ...
 
     def evicted(self, node: Node, tier: int, kind: int, demand: Demand) -> None:
-        """The node has lost its data of this kind on this tier; `demand` needed the space."""
+        """Called when a radix-tree node has lost its data of one kind on one tier.
+
+        `demand` says what the freed space is for.
+        """
         ...
 
     def not_copied(self, node: Node, kind: int) -> None: ...
@@ -52,10 +61,11 @@ class CacheListener(Protocol):
     def abandoned(self, sequence: Sequence, first: int, end: int) -> None: ...
 
     def found(self, sequence: Sequence, start: int, restorable: Items[int], needs: Extents) -> None:
-        """Storage has reported what it can restore of the sequence after page `start`.
+        """Called when storage has answered which further pages of a prompt it can restore.
 
-        `restorable`: prefix lengths in pages, ascending, at least one. `needs`: the last pages of
-        each kind that a prefix includes.
+        `restorable` holds the possible numbers of pages after page `start`, ascending; there is at
+        least one. `needs` lists, by kind of data, the window pages or state at the end of a
+        restorable prefix.
         """
         ...
 
@@ -66,5 +76,8 @@ class CacheListener(Protocol):
     def write_ended(self, keys: Iterable[Key]) -> None: ...
 
     def taken_out(self, keys: Iterable[Key]) -> None:
-        """An exclusive storage has dropped these keys after they were read."""
+        """Called when storage has deleted pages because they were read to the host.
+
+        `keys` are the storage keys of these pages.
+        """
         ...

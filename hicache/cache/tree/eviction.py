@@ -18,10 +18,10 @@ def by_last_use(kind: int) -> Ranking:
 
 
 class VictimQueue:
-    """The evictable nodes, best victim first; ties in order of arrival.
+    """The radix-tree nodes that may be evicted, in the order of eviction.
 
-    A heap with one entry per node. The entry stays after `discard`, and `best` corrects outdated
-    priorities at the top, so that touching a node costs nothing.
+    The node with the smallest `priority` comes first. Nodes of equal priority keep the order in
+    which they were added.
     """
 
     def __init__(self, priority: Ranking) -> None:
@@ -43,7 +43,9 @@ class VictimQueue:
         return iter(self._valid)
 
     def add(self, node: Node) -> None:
-        """Add a node, unless it is in the queue. O(log n), or O(1) if it left an old entry."""
+        # a heap with one entry per node, which stays after `discard`; `best` corrects outdated
+        # priorities at the top, so that touching a node costs nothing. O(log n), or O(1) with an
+        # old entry
         valid, entered = self._valid, self._entered
         if node in valid:
             return
@@ -62,7 +64,10 @@ class VictimQueue:
         self._valid.pop(node, None)
 
     def best(self) -> Node | None:
-        """The node to evict first; it stays in the queue. Amortized O(log n)."""
+        """Return the node to evict first, or None if the queue is empty.
+
+        The node stays in the queue.
+        """
         heap, valid = self._heap, self._valid
         anew: set[int] = set()  # ranked in this call; a user's policy may change its ranks
         while heap:

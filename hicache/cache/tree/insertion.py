@@ -1,4 +1,4 @@
-"""Insertion: publish pages and states that were computed on the device or read to the host.
+"""Inserts pages and states that were computed on the device or read to the host.
 
 The tree keeps what it lacks. It returns duplicates as `FreePages`.
 """
@@ -12,12 +12,12 @@ from hicache.cache.tree.sequence import Sequence
 def insert(
     tree: RadixTree, node: Node, sequence: Sequence, end: int, actions: list[FreePages]
 ) -> Node:
-    """Publish the device pages `[node.end, end)` of a sequence below `node`.
+    """Insert the device pages of a sequence from page `node.end` to page `end` into the radix tree.
 
-    If the tree already holds a page on the device, the sequence's page is freed and the sequence
-    uses the tree's page. A tombstone takes the sequence's page. No start of a window may lie inside
-    the interval. Returns the node that ends at `end`.
+    If the tree holds a page on the device already, the sequence uses the tree's page. The page of
+    the sequence is then added to `actions`, to be freed. Return the node that ends at page `end`.
     """
+    # no start of a window may lie inside the interval
     residency, kinds, starts = tree.residency, tree.kinds, sequence.starts
     tick = residency.next_tick()
     above = node
@@ -29,17 +29,18 @@ def insert(
         child = tree.descend(node, sequence.tokens, end)
         if child is None:
             cut = end
-            for kind, pages in kinds.windows:
+            for kind, window in kinds.windows:
                 # a new window gets a node of its own, so that one lock covers one window
-                if starts[kind] <= start < end - pages:
-                    cut = min(cut, end - pages)
+                if starts[kind] <= start < window.first(end):
+                    cut = min(cut, window.first(end))
             child = _grow(tree, node, sequence, cut)
-            for kind in kinds.paged:
+            cut = child.end
+            for kind in kinds.kept:
                 if start >= starts[kind]:
                     page_ids = sequence.pages[kind][start:cut]
                     residency.put(child, DEVICE, kind, page_ids)
         else:
-            for kind in kinds.paged:
+            for kind in kinds.kept:
                 if start >= starts[kind]:
                     _merge(tree, child, kind, sequence.pages[kind], actions)
         child.hit_count += 1
@@ -49,7 +50,10 @@ def insert(
 
 
 def attach_state(tree: RadixTree, node: Node, slot: PageIds, actions: list[FreePages]) -> None:
-    """Keep `slot` as the device state after `node`; if there is one, free `slot`."""
+    """Store `slot` as the Mamba state at the end of `node` on the device.
+
+    If the node has a state already, `slot` is added to `actions`, to be freed.
+    """
     (kind,) = tree.kinds.points
     if node.held[DEVICE][kind] is None:
         tree.residency.put(node, DEVICE, kind, slot)
@@ -65,17 +69,18 @@ def insert_host(
     pages: list[PageIds],
     actions: list[FreePages],
 ) -> Node:
-    """Publish host pages of a sequence, read from storage, below `anchor`.
+    """Insert host pages that were read from storage into the radix tree.
 
     Args:
-        tree: the tree that takes the pages.
-        anchor: the node whose end the pages continue; it is on the host, or a root.
+        tree: the radix tree.
+        anchor: the node after which the pages follow. The host holds it, or it is a root.
         sequence: the sequence whose tokens the pages hold.
-        pages: by kind: all full pages, the window pages at the end, and the last state.
-        actions: receives the pages that the tree already held on the host.
+        pages: page ids by kind: all full-attention pages, the last window pages, and the last
+            state.
+        actions: receives the pages that the host held already, to be freed.
 
     Returns:
-        The node that ends where the pages do.
+        The node at the end of the inserted pages.
     """
     kinds = tree.kinds
     end = anchor.end + max(map(len, pages))  # full has the most pages
@@ -101,8 +106,8 @@ def insert_host(
 
 
 def _grow(tree: RadixTree, node: Node, sequence: Sequence, end: int) -> Node:
-    # a new child for pages `[node.end, end)`
-    start = node.end
+    # a new child for pages `[node.end, end)`, or those of them in the first chunk
+    start, end = node.end, tree.kinds.node_end(node.end, end)
     child = tree.grow(node, sequence.tokens[start * tree.page_bytes : end * tree.page_bytes])
     child.digests = sequence.known_digests(start, end)
     return child

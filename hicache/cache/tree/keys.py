@@ -1,8 +1,8 @@
 """Names of pages in the tree, and their keys in storage.
 
-In a real store, a page's digest covers its tokens and all tokens before them. Each digest chain
-starts from the namespace, so equal tokens of two adapters or tenants never share a page. A
-simulated run knows all its pages beforehand and numbers them.
+In a real store, a page's name is a hash of its tokens and of all tokens before them. Each chain of
+hashes starts from the namespace, so two adapters or tenants never share a page. A simulated run
+knows all its pages beforehand and numbers them.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,9 +29,10 @@ Key = bytes | int
 
 
 class PageNames(Protocol):
-    """Names of pages; two pages have one name if all tokens up to their ends are equal.
+    """Interface of an object that gives each page of a prompt a name.
 
-    `page_bytes`: bytes of one page in a node's edge and in a sequence's tokens.
+    Two pages have the same name if all tokens up to the ends of the pages are equal. The
+    method `tokens` encodes a prompt in `page_bytes` bytes for each page.
     """
 
     page_bytes: int
@@ -41,19 +42,19 @@ class PageNames(Protocol):
     def of_node(self, node: Node, start: int = 0) -> Items[Key]: ...
 
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> Items[Key]:
-        """The names of the `num_pages` pages of a sequence after the anchor."""
+        """Return the names of the `num_pages` pages of a sequence that follow `anchor`."""
         ...
 
-    def content(self, name: Key) -> int:
-        """A number for all tokens up to the end of the page of this name."""
+    def contents(self, names: Items[Key]) -> list[int]:
+        """Return one number per page name; equal numbers mean equal prompt prefixes."""
         ...
 
 
 class Digests:
-    """Names pages by the chained digests of their tokens."""
+    """Names each page by a hash of its tokens and of all tokens before them."""
 
     def __init__(self, page_size: int, pages: Mapping[int, TokenSpans] | None = None) -> None:
-        """`pages`: the workload's page numbers as for `Numbers`, which `content` then returns."""
+        # `pages`: the workload's page numbers by request id, which `contents` then returns
         self.page_bytes = page_size * TOKEN_BYTES
         self._pages = pages
         self._numbers: dict[bytes, int] = {}  # by digest, of the requests so far
@@ -75,17 +76,19 @@ class Digests:
         sequence.digests, sequence.digests_start = digests, anchor.end
         return digests
 
-    def content(self, name: Key) -> int:
-        return self._numbers.get(cast(bytes, name), int.from_bytes(cast(bytes, name), "little"))
+    def contents(self, names: Items[Any]) -> list[int]:
+        return [self._numbers.get(name, int.from_bytes(name, "little")) for name in names]
 
 
 class Numbers:
-    """Names pages by their numbers in a workload, shifted by `KIND_BITS`."""
+    """Names each page of a simulated workload by a number that is fixed before the run.
+
+    `pages` maps each request id to the numbers of the whole pages in the request's tokens.
+    """
 
     page_bytes = NUMBER_BYTES
 
     def __init__(self, pages: Mapping[int, TokenSpans]) -> None:
-        """`pages`: by request id, the numbers of the request's whole pages."""
         spans = list(pages.values()) or [EMPTY_SPANS]
         counts = np.concatenate([each.counts for each in spans])
         ends = counts.cumsum(dtype=np.int32)
@@ -107,8 +110,8 @@ class Numbers:
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[int]:
         return memoryview(sequence.tokens).cast("i")[anchor.end : anchor.end + num_pages].tolist()
 
-    def content(self, name: Key) -> int:
-        return int(name) >> KIND_BITS
+    def contents(self, names: Items[Any]) -> list[int]:
+        return [name >> KIND_BITS for name in names]
 
 
 def chain_seed(namespace: str) -> bytes:
@@ -123,11 +126,12 @@ def make_root(namespace: str, num_kinds: int = len(KIND_NAMES)) -> Node:
 
 @lru_cache(maxsize=16)  # simulated ranks ask for the same pages one after the other
 def page_digests(seed: bytes, tokens: bytes, page_bytes: int) -> list[bytes]:
-    """Chained digests of the whole pages of `tokens`; the list must not be changed.
+    """Return a 16-byte hash for each whole page of `tokens`. The caller must not change the list.
 
-    Each digest covers its page and the digest before it, first `seed`. Truncated SHA-256: with 128
-    bits, 2**40 pages collide with probability 2**-49.
+    Each hash covers the tokens of the page and the hash of the page before. `seed` takes the place
+    of the hash before the first page.
     """
+    # truncated SHA-256: with 128 bits, 2**40 pages collide with probability 2**-49
     sha256 = hashlib.sha256
     digests = []
     for start in range(0, len(tokens) - page_bytes + 1, page_bytes):
@@ -137,7 +141,7 @@ def page_digests(seed: bytes, tokens: bytes, page_bytes: int) -> list[bytes]:
 
 
 def digests_of(node: Node) -> list[bytes]:
-    """The digests of a node's pages, computed once. O(pages on its path without a digest)."""
+    # computed once; O(pages on the node's path without a digest)
     pending = []
     above = node
     while above.digests is None and above.parent is not None:
@@ -159,16 +163,18 @@ def last_digest(node: Node) -> bytes:
 
 
 def keys(names: Items[Key], kind: int) -> Items[Key]:
-    if names and isinstance(names[0], int):
-        return [name + kind for name in cast(Items[int], names)] if kind else names
+    pages: Items[Any] = names
+    if not names or isinstance(names[0], int):
+        return [page + kind for page in pages] if kind else names
     tag = KEY_TAGS[kind : kind + 1]
-    return [name + tag for name in cast(Items[bytes], names)]
+    return [page + tag for page in pages]
 
 
 def kinds_of(keys: Items[Key]) -> list[int]:
+    marked: Items[Any] = keys
     if keys and isinstance(keys[0], int):
-        return [key & MAX_KIND for key in cast(Items[int], keys)]
-    return [KEY_TAGS.index(key[-1:]) for key in cast(Items[bytes], keys)]
+        return [key & MAX_KIND for key in marked]
+    return [KEY_TAGS.index(key[-1:]) for key in marked]
 
 
 def key_bytes(keys: Items[Key]) -> list[bytes]:

@@ -17,14 +17,13 @@ NO_ENTRIES: dict[int, Any] = {}  # shared; must not be changed
 
 
 class Node:
-    """The pages `[start, end)` of every sequence that passes through this node.
+    """A radix-tree node: a run of pages that several prompts may have in common.
 
-    `held[tier][kind]` are page ids, one per page, or one slot for a state (after the last token).
-    None makes the node a *tombstone* of that kind. `locks[tier][kind]` counts the locks that forbid
-    eviction from that tier. Full KV on the device is locked by whole paths instead: `path_locks`
-    counts the locks that end at this node, plus one per locked child.
-
-    A split keeps this object as the lower half, so a reference to a node and its end stays valid.
+    The pages are those from `start` to `end` (excluded) of the prompts. `held[tier][kind]` are page
+    ids, or one slot for a Mamba state at the end of the node. None means that the tier does not
+    hold the data. `locks[tier][kind]` counts the locks that prevent eviction. Only full-attention
+    KV on the device is locked by `path_locks`: the locks that end at this node, plus one per locked
+    child. When a node is split, this object becomes the lower half.
     """
 
     def __init__(
@@ -67,14 +66,20 @@ class Node:
         return self.parent is None
 
     def path(self, start: int = 0) -> Iterator["Node"]:
-        """Yield this node and its ancestors down to the one that holds page `start`, bottom up."""
+        """Yield this node and its ancestors, bottom up, to the node that holds page `start`.
+
+        The root is not included.
+        """
         node = self
         while node.parent is not None and node.end > start:
             yield node
             node = node.parent
 
     def span(self, start: int = 0) -> list["Node"]:
-        """The nodes of pages `[start, end)`, top down; `start` was once the start of a node."""
+        """Return the nodes from page `start` to the end of this node, from the top down.
+
+        A node on the path to this node must begin at page `start`.
+        """
         return list(self.path(start))[::-1]
 
     def __repr__(self) -> str:
@@ -92,11 +97,12 @@ class Node:
 
 
 class Lock(NamedTuple):
-    """What one lock protects, and what its release must undo.
+    """A lock that protects data on the path to `node` from eviction from one tier.
 
-    `starts` holds (kind, first page): the lock covers that kind from the node that starts there to
-    `node.end`; of a state, only the node's own slot. A device lock always covers the full KV of the
-    path and the state, so its `starts` lists windows only.
+    `starts` holds pairs (kind of data, first page): the lock covers that kind from that page to the
+    end of `node`. Of Mamba states, the lock covers only the state of `node`. A device lock always
+    covers this state and the full-attention KV of the whole path. Its `starts` lists only sliding
+    windows.
     """
 
     tier: int
@@ -105,11 +111,13 @@ class Lock(NamedTuple):
 
 
 class MatchResult(NamedTuple):
-    """The longest reusable prefix in tokens, at two boundaries: on the device, and on any tier.
+    """The longest cached prefix of a prompt, in tokens.
 
-    `host_hits`: by kind, the part of the hit that only the host holds: full tokens between the two
-    boundaries; window tokens before the any-tier boundary, rounded up to pages; 1 if the state
-    there. `full_len`: matched tokens, whether or not the other kinds allow their use.
+    A request can reuse `device_prefix_len` tokens from the device alone. It can reuse `usable_len`
+    tokens if data on the host is loaded to the device. The two prefixes end at `device_node` and
+    `best_node`. `host_hits` says by kind of data how much must be loaded: tokens, or 1 for a Mamba
+    state. `full_len` tokens have cached full-attention KV, even where windows or states are
+    missing.
     """
 
     device_prefix_len: int
@@ -157,5 +165,9 @@ class MatchResult(NamedTuple):
 
     @property
     def branch_len(self) -> int | None:
-        """Where a new state would let the next such request start later; None if nowhere."""
+        """Return the length of the cached full-attention KV if a request cannot resume there yet.
+
+        The length is in prompt tokens. A window or Mamba state saved there would help later
+        requests. Return None if the request can resume after all cached KV.
+        """
         return self.full_len if self.full_len > self.usable_len else None

@@ -4,8 +4,9 @@ The tree never allocates: page ids come from the caller, and ids that it no long
 `FreePages`. Lengths in this module are in pages; `MatchResult` is in tokens.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
+from types import SimpleNamespace
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
@@ -14,30 +15,33 @@ from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
 from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult, Node
 from hicache.cache.tree.residency import Residency
-from hicache.config import DEMOTING, CacheConfig, QuirksConfig
+from hicache.config import CacheConfig, QuirksConfig
 
 Plan = list[list[Node]]  # by kind: nodes whose data will be copied to another tier, top down
 
 
 class RadixTree:
-    """The data of all kinds that shared prefixes have on device and host.
+    """A radix tree of the prefixes that are cached on the device or on the host.
 
-    Its invariants are those of `hicache.cache.invariants.check`.
+    Args:
+        kinds: the kinds of data that the model caches, such as full-attention KV and Mamba states.
+        policy: an object with a method or attribute for each decision, such as what to evict.
+        knobs: settings of the cache; None means the defaults.
+        quirks: inefficiencies of other engines to reproduce; None means none.
+        names: gives each page a name; None means a hash of its tokens.
+        listener: an object that is told about the events of the cache, such as evictions.
     """
 
     def __init__(
         self,
         *,
         kinds: Kinds,
-        policy: object = None,
+        policy: SimpleNamespace,
         knobs: CacheConfig | None = None,
         quirks: QuirksConfig | None = None,
         names: PageNames | None = None,
         listener: CacheListener | None = None,
     ) -> None:
-        """`policy` ranks entries and receives their events (`Entries`); None means LRU. `names`
-        names the pages; None means by their digests. `listener` receives the events of the cache.
-        """
         self.knobs = knobs = knobs or CacheConfig()
         self.quirks = quirks = quirks or QuirksConfig()
         self.kinds = kinds
@@ -50,11 +54,9 @@ class RadixTree:
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
-        self.entries = None if policy is None else Entries(policy, kinds, self.names)
+        self.entries = Entries(policy, kinds, self.names) if policy.has_entries else None
         self.policy = policy
-        # the policy's method that decides on copies; True if evictions from the device may copy
-        self.admit: Callable[..., bool | None] | None = getattr(policy, "admit", None)
-        self.demotes = knobs.write_policy in DEMOTING or getattr(policy, "demotes", False)
+        self.demotes = policy.demotes  # evictions from the device may copy
         self.residency = Residency(
             kinds,
             reclaims_duplicates=self.demotes,
@@ -67,10 +69,10 @@ class RadixTree:
     # -- finding ------------------------------------------------------------------------------
 
     def match(self, tokens: bytes, max_len: int, namespace: str = "") -> MatchResult:
-        """The longest usable prefix of the first `max_len` tokens.
+        """Find the longest cached prefix of the first `max_len` tokens that a request can reuse.
 
-        Splits the last node if the match ends inside it, and marks the nodes of the prefix as used.
-        O(matched pages + matched nodes).
+        Only prefixes that were inserted with the same `namespace` match. If the match ends inside a
+        node, the node is split. The nodes of the prefix are marked as recently used.
         """
         size = self.page_size
         node = self._descend_all(tokens, max_len // size, namespace)
@@ -93,16 +95,15 @@ class RadixTree:
     def usable_len(
         self, tokens: bytes, max_len: int, namespace: str = "", *, on_device: bool = False
     ) -> int:
-        """Return the `usable_len` that `match` would find, without changing the tree.
+        """Return how many of the first `max_len` tokens are cached and can be reused.
 
-        `on_device`: count only what the device holds. O(matched pages).
+        The tree does not change. If `on_device` is True, only data on the device counts; otherwise
+        data on the host counts as well.
         """
         end = max_len // self.page_size
         node = self.roots.get(namespace)
         usable = 0  # pages
-        runs = [
-            pages for _, pages in self._windows
-        ]  # held pages before the position, by window; full is held from the root on
+        held_from = [0] * len(self._windows)  # by window; full is held from the root on
         while node is not None and node.end < end:
             first = node.end * self.page_bytes
             child = node.children.get(tokens[first : first + self.page_bytes])
@@ -116,10 +117,10 @@ class RadixTree:
                     break
             is_whole = pages == child.num_pages
             is_usable = True
-            for place, (kind, needed) in enumerate(self._windows):
-                is_held = device[kind] is not None or host[kind] is not None
-                runs[place] = runs[place] + pages if is_held else 0
-                is_usable &= runs[place] >= needed
+            for place, (kind, window) in enumerate(self._windows):
+                if device[kind] is None and host[kind] is None:
+                    held_from[place] = child.start + pages
+                is_usable &= held_from[place] <= max(window.first(child.start + pages), 0)
             for kind in self._points:  # a state belongs to the end of its node
                 is_usable &= is_whole and (device[kind] is not None or host[kind] is not None)
             if is_usable:
@@ -145,11 +146,7 @@ class RadixTree:
         return keys(self.names.of_node(node, start), kind)
 
     def take_apart(self) -> None:
-        """Unlink all nodes at the end of a run.
-
-        Parents and children refer to each other; without this, only the garbage collector could
-        free them.
-        """
+        # parents and children refer to each other; unlinked, they need no garbage collector
         for node in [*self.roots.values(), *self.nodes()]:
             node.children.clear()
             node.entries = NO_ENTRIES
@@ -158,18 +155,23 @@ class RadixTree:
     # -- locking ------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> Lock:
-        """Lock the path's full KV, its last windows and the node's state on the device."""
+        """Protect the prefix that ends at `node` from eviction from the device; return the lock.
+
+        The lock covers the full-attention KV of the whole prefix. It also covers the sliding
+        windows at the end of the prefix, and the Mamba state of `node`.
+        """
         return Lock(DEVICE, node, self.residency.lock_path(node))
 
     def lock_host(self, node: Node, starts: Mapping[int, int]) -> Lock:
-        """Lock data on the host that ends at `node.end`.
+        """Protect data on the path to `node` from eviction from the host; return the lock.
 
-        `starts`: the first page by kind; for a state, any page of the node. Evicting a node's
-        window also evicts its state, so a lock on the state covers both.
+        `starts` maps each kind of data to its first locked page; the lock reaches to the end of
+        `node`. Of Mamba states, only the state of `node` is locked.
         """
+        # evicting a node's window also evicts its state, so a lock on the state covers both
         covered = dict(starts)
-        if any(kind in starts for kind in self._points):
-            for kind, _ in self._windows:
+        for point in self._points:
+            for kind, _ in self._windows if point in starts else ():
                 covered[kind] = min(covered.get(kind, node.start), node.start)
         # full comes last: only without other locks can the node be a leaf again
         lock = Lock(HOST, node, sorted(covered.items(), reverse=True))
@@ -185,10 +187,10 @@ class RadixTree:
     # -- growing ------------------------------------------------------------------------------
 
     def descend(self, node: Node, tokens: bytes, end: int) -> Node | None:
-        """The child that shares a page with `tokens`, split at the end of the common prefix.
+        """Return the child of `node` that begins with the next page of `tokens`, or None.
 
-        The common prefix is compared up to page `end`. None if no child shares a page. O(pages
-        compared).
+        The child is compared with `tokens` up to page `end`. If only its first pages are equal, the
+        child is split, and the node of the equal pages is returned.
         """
         first = node.end * self.page_bytes
         child = node.children.get(tokens[first : first + self.page_bytes])
@@ -210,17 +212,18 @@ class RadixTree:
     # -- moving between tiers -----------------------------------------------------------------
 
     def plan_back_up(self, node: Node) -> Plan:
-        """The part of the path to `node`, of its windows and of its states that has no host copy.
+        """Return the nodes whose data must be copied to the host to resume prompts after `node`.
 
-        Of a window, one page more than a match needs after `node`, because an equal prompt that
-        ends there starts one page earlier.
+        The result has one list of nodes per kind of data, from the root down. It leaves out data
+        that the host holds already or that the device lacks.
         """
         plan = self._nothing()
         full = [above for above in node.path() if above.held[HOST][FULL] is None]
         plan[FULL] = full[::-1]
-        for kind, pages in self._windows:
-            edge = node.end - pages
-            for above in node.path(edge - 1):
+        for kind, window in self._windows:
+            edge = window.first(node.end)
+            # one page more than a match needs: an equal prompt starts one page earlier
+            for above in node.path(edge if window.is_chunk else edge - 1):
                 if above.end > edge or above.num_pages == 1:
                     plan[kind].insert(0, above)
         for kind in self._points:
@@ -234,22 +237,21 @@ class RadixTree:
         return plan
 
     def plan_load_back(self, node: Node) -> Plan:
-        """The part of the path to `node`, of its windows and of its state that only the host has.
+        """Return the nodes whose data must be copied to the device to resume a prompt after `node`.
 
-        Splits nodes at the start of a window, so that only the window is copied, unless the quirk
-        `loads_whole_nodes` is on.
+        The result has one list of nodes per kind of data, from the root down. It contains data that
+        only the host holds. The call may split a node, so that only the part inside a sliding
+        window is copied.
         """
         plan = self._nothing()
-        for kind, pages in self._windows:
-            edge = node.end - pages
+        starts = {kind: window.first(node.end) for kind, window in self._windows}
+        for kind, edge in starts.items():
             for above in list(node.path(edge)):
                 is_wanted = above.held[DEVICE][kind] is None
                 if is_wanted and above.start < edge and not self.quirks.loads_whole_nodes:
                     self._split(above, edge - above.start)
-        for kind, pages in ((FULL, node.end), *self._windows):
-            plan[kind] = [
-                above for above in node.span(node.end - pages) if above.held[DEVICE][kind] is None
-            ]
+        for kind, edge in {FULL: 0, **starts}.items():
+            plan[kind] = [above for above in node.span(edge) if above.held[DEVICE][kind] is None]
         for kind in self._points:
             if not node.is_root and node.held[DEVICE][kind] is None:
                 plan[kind] = [node]
@@ -258,12 +260,16 @@ class RadixTree:
     # -- evicting -----------------------------------------------------------------------------
 
     def trim(self, leaf: Node, kind: int, missing: int) -> None:
-        """Split a leaf that will be evicted, if its last `missing` pages suffice."""
+        # split a leaf that will be evicted, if its last `missing` pages suffice
         if kind == FULL and self.knobs.trims_leaves and missing < leaf.num_pages:
             self._split(leaf, leaf.num_pages - missing)
 
     def lost(self, node: Node, tier: int, kind: int) -> tuple[int, ...]:
-        """The kinds that an eviction drops: all kinds of a leaf, otherwise `Kinds.lost_with`."""
+        """Return the kinds of data that a node loses on a tier when its data of `kind` is evicted.
+
+        A leaf loses all its data. An inner node loses the data of `kind` and what is useless
+        without it.
+        """
         return self.kinds.lost_with[FULL if node in self.residency.leaves[tier] else kind]
 
     def evict(
@@ -282,7 +288,7 @@ class RadixTree:
     # -- inside -------------------------------------------------------------------------------
 
     def _descend_all(self, tokens: bytes, end: int, namespace: str) -> Node:
-        """The last node of the path of `tokens` up to page `end`, split where they differ."""
+        # the last node of the path of `tokens` up to page `end`, split where they differ
         size = self.page_bytes
         self.residency.next_tick()
         node = self.root(namespace)
@@ -297,11 +303,8 @@ class RadixTree:
         return node
 
     def _boundary(self, node: Node, *, is_device: bool) -> Node:
-        """The last node of a path after which a request can continue.
-
-        The full pages, the windows before it and the state there are held, on the device or on any
-        tier. O(nodes of the windows) if nothing is missing.
-        """
+        # the last node of a path after which a request can continue, on the device or on any tier;
+        # O(nodes of the windows) if nothing is missing
         while (missing := self._missing(node, is_device=is_device)) is not None:
             assert missing.parent is not None
             node = missing.parent
@@ -317,8 +320,8 @@ class RadixTree:
         for kind in self._points:
             if device[kind] is None and (is_device or host[kind] is None):
                 return node
-        for kind, pages in self._windows:
-            edge, above = node.end - pages, node
+        for kind, window in self._windows:
+            edge, above = window.first(node.end), node
             while above.end > edge and above.parent is not None:
                 device, host = above.held
                 if device[kind] is None and (is_device or host[kind] is None):
@@ -383,8 +386,8 @@ class RadixTree:
     def _host_hits(self, best: Node, on_device: Node) -> tuple[int, ...]:
         # by kind: the data needed for a hit after `best` that only the host has
         hits = list(self._no_hits)
-        for kind, pages in ((FULL, best.end - on_device.end), *self._windows):
-            edge = best.end - pages
+        starts = {kind: window.first(best.end) for kind, window in self._windows}
+        for kind, edge in {FULL: on_device.end, **starts}.items():
             for above in best.path(edge):
                 if above.held[DEVICE][kind] is None and above.held[HOST][kind] is not None:
                     hits[kind] += (above.end - max(above.start, edge)) * self.page_size

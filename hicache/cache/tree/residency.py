@@ -1,4 +1,9 @@
-"""What each node holds on each tier, which of it is locked, and what is evicted next."""
+"""What each node holds on each tier, which of it is locked, and what is evicted next.
+
+Only `Residency` writes a node's `held`, `locks`, `path_locks`, `aux_ticks` and
+`num_device_children`. Its counts and queues equal their definitions, recomputed from the nodes. One
+exception: a window or state that was locked later stays queued until it reaches the top.
+"""
 
 from collections.abc import Sequence
 
@@ -15,19 +20,16 @@ def _is_locked(node: Node, tier: int, kind: int) -> int:
 
 
 class Residency:
-    """The data and locks of all nodes of one tree, with counts and eviction queues.
+    """Records which data each radix-tree node holds on each tier, and which nodes can be evicted.
 
-    Only this class writes a node's `held`, `locks`, `path_locks`, `aux_ticks` and
-    `num_device_children`. Invariant: the counts and queues below equal their definitions,
-    recomputed from the nodes.
+    - `resident`: number of pages or state slots held, by tier and kind of data.
+    - `protected`: how many of these are locked.
+    - `leaves`: queues of unlocked leaf nodes, by tier.
+    - `sidecars`: queues of nodes with unlocked sliding windows or Mamba states, by tier and kind.
+    - `duplicates`: nodes with full-attention KV on device and host, whose host copy is unlocked.
+      The list is empty unless `reclaims_duplicates` is on.
 
-    - `resident`, `protected`: pages (or slots) held, and held under a lock, by tier and kind;
-    - `leaves`, by tier: nodes with unlocked full data and none below them; on the host, only nodes
-      that the device does not hold;
-    - `sidecars`, by tier and kind: nodes with unlocked windows or states; on the host, only those
-      that the device does not hold. A node that was locked later stays until it reaches the top;
-    - `duplicates`: nodes with full data on both tiers, unlocked on the host; kept only with
-      `reclaims_duplicates`.
+    On the host, the queues hold only data that the device does not hold.
     """
 
     def __init__(
@@ -39,10 +41,8 @@ class Residency:
         listener: CacheListener | None = None,
         entries: Entries | None = None,
     ) -> None:
-        """`leaving_refreshes`: eviction from the device counts as a use of the window or state that
-        the host still holds. `listener` receives the events. `entries` passes events and decisions
-        to the user's policy; None means there is no such policy.
-        """
+        # `leaving_refreshes`: eviction from the device counts as a use of the window or state that
+        # the host still holds. `entries`: None without a user's policy
         self.resident = ([0] * kinds.size, [0] * kinds.size)
         self.protected = ([0] * kinds.size, [0] * kinds.size)
 
@@ -69,8 +69,8 @@ class Residency:
         return self.tick
 
     def touch_windows(self, node: Node) -> None:
-        for kind, pages in self._windows:
-            above, edge = node, node.end - pages - 1
+        for kind, window in self._windows:
+            above, edge = node, window.first(node.end - 1)
             while above.end > edge and above.parent is not None:
                 above.aux_ticks[kind] = self.tick
                 above = above.parent
@@ -82,7 +82,10 @@ class Residency:
     # -- holding ------------------------------------------------------------------------------
 
     def put(self, node: Node, tier: int, kind: int, page_ids: PageIds) -> None:
-        """Record data for a tombstone; a copy may still have to fill the pages. O(log n)."""
+        """Record that a tier now holds a node's data of one kind, in the pages `page_ids`.
+
+        The tier must not hold the data yet. The copy that fills the pages may still be running.
+        """
         assert node.held[tier][kind] is None
         node.held[tier][kind] = page_ids
         if self._listener is not None:
@@ -106,9 +109,11 @@ class Residency:
         *,
         is_victim: bool = False,
     ) -> None:
-        """Remove a node's data, if any, and append its pages to `actions`. O(log n).
+        """Remove a node's data of one kind from a tier, and add the pages to `actions`.
 
-        The data must not be locked.
+        The caller then frees the pages in `actions`. The data must not be locked. If the tier does
+        not hold the data, nothing happens. `demand` says what the space is for. `is_victim` is True
+        if this data was chosen for eviction. It is False if the data leaves because of other data.
         """
         page_ids = node.held[tier][kind]
         if page_ids is None:
@@ -145,22 +150,23 @@ class Residency:
                 self._refresh_sidecar(upper, tier, kind)
 
     def refresh(self, node: Node) -> None:
-        """Update the leaf queues after a change to a node or its children. O(log n)."""
+        # update the leaf queues after a change to a node or its children. O(log n)
         device, host = node.held
         on_device, on_host = self.leaves
-        is_there, is_copied = device[FULL] is not None, host[FULL] is not None
+        is_there = device[FULL] is not None
         is_free = not node.path_locks and node.parent is not None
-        host_is_free = is_copied and not any(node.locks[HOST])
         if is_free and is_there and not node.num_device_children:
             on_device.add(node)
         else:
             on_device.discard(node)
-        if is_free and host_is_free and not is_there and not node.children:
+        is_host_leaf = is_free and not is_there and not node.children
+        is_unlocked = (is_host_leaf or self._reclaims_duplicates) and not any(node.locks[HOST])
+        if is_host_leaf and is_unlocked and host[FULL] is not None:
             on_host.add(node)
         else:
             on_host.discard(node)
         if self._reclaims_duplicates:
-            if host_is_free and is_there:
+            if is_unlocked and is_there and host[FULL] is not None:
                 self.duplicates.setdefault(node)
             else:
                 self.duplicates.pop(node, None)
@@ -168,10 +174,11 @@ class Residency:
     # -- locking ------------------------------------------------------------------------------
 
     def lock_path(self, node: Node) -> Sequence[tuple[int, int]]:
-        """Lock a path's full KV, its last windows and the node's state on the device.
+        """Protect the prefix that ends at `node` from eviction from the device.
 
-        Returns (kind, first page of the topmost locked node) of each window. O(nodes of the path
-        without a lock + nodes of the windows).
+        The call locks the full-attention KV of the whole prefix. It also locks the sliding windows
+        at the end of the prefix, and the Mamba state of `node`. Return one pair (kind of data,
+        first locked page) per sliding window.
         """
         above = node
         while not above.path_locks and above.parent is not None:
@@ -184,8 +191,8 @@ class Residency:
             for kind in self._points:
                 self._lock_sidecar(node, kind)
         starts = []
-        for kind, pages in self._windows:
-            above, start, edge = node, node.end, node.end - pages
+        for kind, window in self._windows:
+            above, start, edge = node, node.end, window.first(node.end)
             while above.end > edge and above.parent is not None:
                 self._lock_sidecar(above, kind)
                 start = above.start
@@ -213,16 +220,16 @@ class Residency:
 
     def count_host_locks(self, lock: Lock, change: int) -> None:
         _, node, starts = lock
-        first = node.end
-        for kind, start in starts:
-            if kind not in self._points:
-                first = min(first, start)
-            elif node.parent is not None:
+        points, is_covered = self._points, node.parent is not None
+        for kind, _ in starts:
+            if kind in points and is_covered:
                 self._count_host_lock(node, kind, change)
-        while node.parent is not None and node.start >= first:
+        while is_covered and node.parent is not None:
+            is_covered = False
             for kind, start in starts:
-                if node.start >= start and kind not in self._points:
+                if node.start >= start and kind not in points:
                     self._count_host_lock(node, kind, change)
+                    is_covered = True
             node = node.parent
 
     # -- leaving ------------------------------------------------------------------------------
@@ -249,10 +256,10 @@ class Residency:
         return victim
 
     def may_leave_device(self, node: Node) -> bool:
-        """True if a device victim may be evicted.
+        """Return True if a node may be evicted from the device.
 
-        It may if the host has its full KV, or if nothing that would leave with it is locked.
-        Without a host copy, a node can have host sidecars or descendants only under write_back.
+        The eviction of a leaf without a copy on the host also drops the nodes below it. The result
+        is False if any data that would be dropped is locked.
         """
         if node.held[HOST][FULL] is not None or node not in self.leaves[DEVICE]:
             return True
@@ -278,7 +285,7 @@ class Residency:
         parent = node.parent
         if tier == DEVICE and parent is not None:
             parent.num_device_children = num_children = parent.num_device_children + change
-            if num_children == max(change, 0):  # the first child came or the last one went
+            if num_children == (change > 0):  # the first child came or the last one went
                 self.refresh(parent)
         if tier == DEVICE or self._may_leave_host(node):
             self.refresh(node)

@@ -1,29 +1,32 @@
 """What one request holds of the cache while it runs."""
 
+from hicache.cache.kinds import Kinds
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.node import Lock
 from hicache.request import Request
 
 
 class Sequence:
-    """The tokens of a request, and its device pages and slots.
+    """The tokens of a running request, and the device pages and state slots that the request uses.
 
-    `pages` holds, by kind, the page ids of `[0, num_pages)` after the request was admitted. The
-    tree owns `[0, tree_pages)`, which `lock` protects. The request owns `[max(starts[kind],
-    tree_pages), num_pages)`. Ids of window pages before `starts[kind]` are invalid: these pages
-    were freed, or the request never had them. `states` maps page boundaries to the slots of
-    unpublished checkpoints. `digests` are the page digests from page `digests_start` on, as far as
-    storage needed them.
+    `pages` holds the ids of the first `num_pages` pages, by kind of data. The shared radix tree
+    owns the first `tree_pages` of them, which `lock` protects from eviction; the request owns the
+    others. `starts` holds, by kind, the first page that is still held: sliding windows drop older
+    pages. `left_page` is the page at which the request last freed window pages. `states` maps page
+    boundaries to Mamba state slots that are not in the tree yet. `digests` are hashes of pages from
+    page `digests_start` on.
     """
 
     def __init__(self, tokens: bytes, namespace: str = "", request: Request | None = None) -> None:
         self.tokens = tokens
         self.namespace = namespace
         self.request = request  # for listeners and policies
+        self.request_id = None if request is None else request.id
         self.pages: list[PageIds] = []
         self.starts: list[int] = []
         self.num_pages = 0
         self.tree_pages = 0
+        self.left_page = -1
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None
@@ -32,9 +35,10 @@ class Sequence:
         self.digests: list[bytes] = []
         self.digests_start = 0
 
-    @property
-    def request_id(self) -> int | None:
-        return None if self.request is None else self.request.id
+    def own_start(self, kind: int, kinds: Kinds) -> int:
+        """Return the first page of a kind that the request owns; the tree owns the pages before."""
+        first = self.starts[kind]
+        return max(first, self.tree_pages) if kind in kinds.kept else first
 
     def known_digests(self, start: int, end: int) -> list[bytes] | None:
         first = start - self.digests_start

@@ -1,1 +1,1 @@
-"""What became of each request of a run, and why: its life in words, and a trace of everything."""
+"""Explains the requests of a run: what each waited for, in words or as a trace for Perfetto."""

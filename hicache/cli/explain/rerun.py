@@ -18,8 +18,6 @@ ASKED = ("computed", "recomputed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """`records`: by request id. `differences`: keys of the stored summary that changed."""
-
     config: ExperimentConfig
     records: dict[int, RequestRecord]
     summary: dict[str, float | int]
@@ -28,11 +26,11 @@ class Rerun:
 
 
 def rerun(run_dir: Path) -> Rerun:
-    """Repeat a stored run.
+    """Simulate a stored run once more, and record all of its events.
 
     Raises:
         FileNotFoundError: the directory holds no run.
-        ValueError: the run cannot be repeated.
+        ValueError: the stored run was not simulated, or this version does not know its settings.
     """
     config = stored_config(run_dir / CONFIG_FILE)
     if config.executor.kind != "simulated":

@@ -11,9 +11,13 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Segment(NamedTuple):
-    """An interval of the TTFT: `part` of the TTFT, and the cause within that part.
+    """A time interval before a request's first token, and what the request waited for.
 
-    `first`: the request at the head of the queue, which lacked the resource.
+    Attributes:
+        part: `queue`, `storage_wait`, `load_back` (from host to device) or `prefill`.
+        cause: what the request waited for in this part, such as free KV pages.
+        start_ns, end_ns: the interval, in nanoseconds since the start of the run.
+        first: the id of the request at the head of the queue, if it blocked the queue; else None.
     """
 
     part: str
@@ -50,9 +54,16 @@ class Steps:
 def segments_of(
     record: RequestRecord, life: RequestState, turns: Sequence[Turn], steps: Steps
 ) -> list[Segment]:
-    """Return the segments from arrival to first token or to the abort, without a gap.
+    """Split the time from a request's arrival to its first token, or to its abort, by cause.
 
-    The time for load-backs is placed at the start of each step.
+    The segments are in order of time and leave no gap. A forward pass may wait for pages from the
+    host; this wait is always shown at the start of the pass.
+
+    Args:
+        record: the times of the request.
+        life: the final scheduler state of the request.
+        turns: what the queue of the engine waited for, and since when, in order of time.
+        steps: the forward passes of the engine.
     """
     until_ns = record.finish_ns if record.first_token_ns is None else record.first_token_ns
     assert until_ns is not None

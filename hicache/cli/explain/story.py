@@ -1,4 +1,4 @@
-"""The story of a request: what it waited for, behind whom, and why it computed its tokens."""
+"""Explains a request in words: what it waited for, and why it missed the KV cache."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""A table of runs: the settings in which they differ, and their results."""
+"""Makes a table that compares runs: the settings in which they differ, and their metrics."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatch
@@ -44,9 +44,16 @@ UNSERVED = {"request/rejected_count": "rejected", "request/aborted_count": "abor
 def table_of(
     groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str = RATIO_OF
 ) -> ResultTable:
-    """Return one row per group, below its baseline (`answer_sets`): medians over seeds, and ranges.
+    """Return a table with one row per configuration: its settings and its metrics.
 
-    `ratio_of` names the metric that is shown as a ratio to the baseline.
+    A group holds the runs of one configuration. The runs differ in random seed or in the part of
+    the trace that they replay. Each cell shows the median over the runs, and the lowest and highest
+    value.
+
+    Args:
+        groups: the runs of each configuration.
+        metrics: names of the metrics to show.
+        ratio_of: name of the metric that is also shown as a ratio to a baseline configuration.
     """
     keys = setting_keys(groups)
     question = question_key(groups)
@@ -91,7 +98,6 @@ def setting_keys(groups: Sequence[Group]) -> list[str]:
 
 
 def over_runs(groups: Sequence[Group]) -> str:
-    """Explain what a number and its range mean; empty if each group is one run."""
     sizes = {len(group.runs) for group in groups}
     if sizes == {1}:
         return ""

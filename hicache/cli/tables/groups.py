@@ -1,10 +1,10 @@
 """Stored runs, read from their directories and grouped by the settings in which they differ.
 
-Runs that differ only in seed and window form one group: a metric of a group is the median over
-them, shown with the range. Runs made by other code, or from another trace with the same name,
-belong to different groups. So do runs with the same seed and window but different results. Keys
-that the user did not type distinguish such groups: for example `cache.eviction source`, and as a
-last resort `run`.
+A group holds runs that differ only in random seed and window (part of the trace). A metric of a
+group is the median over its runs, shown with the range. Runs made by other code, or from another
+trace with the same name, belong to different groups. So do runs with the same seed and window but
+different results. Such groups are told apart by keys that the user did not type. An example is
+`cache.eviction source`; the last resort is `run`, the directory.
 """
 
 import json
@@ -37,12 +37,16 @@ RUN = "run"  # the key of last resort: the run's directory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """One run directory: its config as flat `group.knob` keys, and its summary.
+    """The settings and metrics of one finished run, read from its directory.
 
-    `typed`: the overrides from the command line or the grid, including group choices. `metrics`:
-    the metrics that its experiment reports. `sources`: SHA-256 digests (first hex digits) of the
-    code and data that made it, by `KNOB source`; empty for runs of versions that did not record
-    them.
+    Attributes:
+        path: the directory.
+        config: every setting by its full name, such as `cache.eviction`.
+        summary: every metric by its name, such as `cache/token_hit_rate`.
+        typed: the settings that the user gave on the command line or for a sweep.
+        metrics: names of the metrics to show in tables.
+        sources: digests of the code and of the input files that produced the run, by name. The
+            dictionary is empty if an old version did not record digests.
     """
 
     path: Path
@@ -65,7 +69,7 @@ class StoredRun:
 
     @property
     def replicate(self) -> tuple[Value, ...]:
-        """The window; for a generated workload also the seed, which determines its sessions."""
+        # only the seed of a generated workload changes its sessions
         return self.served if self.config.get("workload.kind") in GENERATORS else self.served[:1]
 
     @property
@@ -75,9 +79,14 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Runs of one configuration with different windows and seeds.
+    """A group of runs with the same configuration.
 
-    `settings`: what distinguishes the group. `is_baseline`: the user chose it as a baseline.
+    The runs differ only in random seed and in the part of the trace that they replay.
+
+    Attributes:
+        settings: the settings that differ between groups, with their values in this group.
+        runs: the runs of the group.
+        is_baseline: True if the user chose this group as a baseline for other groups.
     """
 
     settings: dict[str, Value]
@@ -85,11 +94,6 @@ class Group:
     is_baseline: bool = False
 
     def values(self, metric: str) -> list[float]:
-        """Return the metric of every run.
-
-        Raises:
-            ValueError: a run has no such metric.
-        """
         for run in self.runs:
             if metric not in run.summary:
                 raise ValueError(f"{run.path} has no metric {metric}")
@@ -116,7 +120,9 @@ class Spread(NamedTuple):
 
 
 def load_runs(paths: Sequence[Path]) -> list[StoredRun]:
-    """Load the runs in these directories; a sweep stands for all its runs.
+    """Load the finished runs in the given directories.
+
+    A directory may hold one run or all runs of a sweep.
 
     Raises:
         FileNotFoundError: a directory holds no finished run.
@@ -166,11 +172,11 @@ def _place(path: Path) -> tuple[int, str]:
 
 
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
-    """Return the keys that distinguish the runs, except seed, window and the like, in typed order.
+    """Return the names of the settings in which the runs differ, such as `cache.eviction`.
 
-    If the typed overrides do not explain all differences, return the config keys that differ; for
-    another model or hardware only its name, which stands for its whole group. Source keys come
-    last, if runs with equal settings have different sources.
+    The random seed and the replayed part of the trace do not count as differences. If the settings
+    that the user typed explain all differences, only those are returned. Names such as `hicache
+    source` come last; they mean that source code or input files differ.
     """
     keys = _differing_knobs(runs)
     made_of = dict.fromkeys(key for run in runs for key in run.sources)
@@ -220,10 +226,16 @@ def group_runs(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[Group]:
 def compared_groups(
     paths: Sequence[Path], *, where: Sequence[str] = (), baseline: Sequence[str] = ()
 ) -> list[Group]:
-    """Return the groups of all runs in `paths` that fulfill `where`; `baseline` marks baselines.
+    """Load the runs below `paths`, and group them by configuration.
+
+    Args:
+        paths: directories of runs or of sweeps.
+        where: conditions such as `cache.eviction=lru,slru`. Only runs that meet all of them count.
+        baseline: conditions, or directories of runs. A group becomes a baseline if one of its runs
+            meets all of them.
 
     Raises:
-        ValueError: no run fulfills the conditions, or every group is a baseline.
+        ValueError: no run meets a condition, or every group is a baseline.
     """
     known = {run.resolve() for path in paths for run in find_runs(path)}
     named = [run for path in map(Path, baseline) if path.is_dir() for run in find_runs(path)]
@@ -243,10 +255,13 @@ def compared_groups(
 
 
 def select(runs: Sequence[StoredRun], conditions: Sequence[str]) -> list[StoredRun]:
-    """Return the runs that fulfill all conditions: each is `KNOB=VALUE,VALUE` or a directory.
+    """Return the runs that meet every condition.
+
+    A condition such as `cache.eviction=lru,slru` lists the allowed values of a setting. A condition
+    may also be the directory of a run or of a sweep.
 
     Raises:
-        ValueError: no run does.
+        ValueError: no run meets all conditions.
     """
     left = list(runs)
     for condition in conditions:
@@ -266,9 +281,11 @@ def select(runs: Sequence[StoredRun], conditions: Sequence[str]) -> list[StoredR
 
 
 def question_key(groups: Sequence[Group]) -> str | None:
-    """Return the key that distinguishes baselines from groups compared with them, if any.
+    """Return the name of the setting whose effect a comparison of the groups shows.
 
-    A choice takes precedence over a number. Chosen baselines share one value of the key.
+    Each group holds the runs of one configuration. A setting is preferred if it has one value in
+    all groups that the user chose as baselines. Among such settings, one with text values is
+    preferred to one with numbers. None means that no setting differs between the groups.
     """
     keys = list(groups[0].settings)
     marked = [group for group in groups if group.is_baseline]
@@ -278,10 +295,12 @@ def question_key(groups: Sequence[Group]) -> str | None:
 
 
 def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
-    """Return each baseline, followed by the groups that are compared with it.
+    """Return lists of groups to compare. Each list starts with a baseline.
 
-    Baselines are those that the user chose, or else the groups with the first value of the
-    question. A group is compared with the baseline that shares the most settings with it.
+    Each group holds the runs of one configuration. The baselines are the groups that the user
+    chose. If the user chose none, they are the groups with the first value of the compared setting,
+    for example the eviction policy. Each other group joins the baseline with which it shares the
+    most settings.
     """
     question = question_key(groups)
     baselines = [group for group in groups if group.is_baseline] or [
@@ -308,7 +327,6 @@ def short(value: Value) -> str:
 
 
 def is_number(value: Value) -> bool:
-    """True if a setting can be placed on a numeric axis."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

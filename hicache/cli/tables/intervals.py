@@ -45,9 +45,18 @@ def lacking(num_windows: int, num_sessions: int) -> str | None:
 
 
 def draws(window_of: Places, seed: int = 0) -> Iterator[Numbers]:
-    """Yield how often each session is drawn: arrays [draws, sessions], `NUM_DRAWS` rows in all.
+    """Draw random samples of sessions for a bootstrap, and count each session in each sample.
 
-    `window_of`: [sessions], the window number of each session, ascending from 0.
+    A sample draws parts of the trace (windows) with replacement. From each drawn window it draws as
+    many sessions as the window has, again with replacement.
+
+    Args:
+        window_of: [sessions], the window number of each session. The numbers start at 0 and are
+            sorted.
+        seed: the random seed.
+
+    Yields:
+        Arrays of counts, [samples, sessions]. All arrays together have `NUM_DRAWS` rows.
     """
     random = np.random.default_rng(seed)
     sizes = np.bincount(window_of)
@@ -65,7 +74,6 @@ def draws(window_of: Places, seed: int = 0) -> Iterator[Numbers]:
 
 
 def ends(drawn: Numbers, num_windows: int) -> tuple[float, float]:
-    """Return the interval of a metric with these bootstrap values [draws]."""
     further = sqrt(num_windows / (num_windows - 1)) * _student(num_windows - 1)
     tail = 100 * NormalDist().cdf(-further)
     low, high = np.percentile(drawn, [tail, 100 - tail])
@@ -73,10 +81,8 @@ def ends(drawn: Numbers, num_windows: int) -> tuple[float, float]:
 
 
 def _student(degrees: int) -> float:
-    """Return the quantile of Student's t that leaves half of 1 - `CONFIDENCE` above it.
-
-    Uses the expansion of Abramowitz and Stegun, 26.7.5: 0.0006 too small at 7 degrees of freedom.
-    """
+    # quantile of Student's t by the expansion of Abramowitz and Stegun, 26.7.5, which is 0.0006 too
+    # small at 7 degrees of freedom
     x = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     terms = (
         x,

@@ -28,12 +28,17 @@ BLOCK = 50  # consecutive requests per block, if there is only one window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A metric of one group minus the same metric of another, over the requests that both finished.
+    """The difference of a metric between two groups of runs, over requests that both finished.
 
-    `interval`: its two ends; None without an interval (see `Pairs.lacks`). `largest_share`: the
-    share of the difference in the two blocks with most of it (`Pairs.blocks`); above 1 if other
-    blocks have the opposite sign, and None for a percentile. `is_of_runs`: the metric belongs to
-    whole runs, not to requests.
+    Attributes:
+        baseline: the metric of the baseline runs.
+        other: the metric of the other runs.
+        interval: the ends of the confidence interval. None if there are too few sessions or too few
+            parts of the trace.
+        largest_share: the fraction of the difference that comes from the two parts of the trace
+            with the largest contributions. It is above 1 if other parts contribute with the
+            opposite sign. None if contributions cannot be added, as for a percentile.
+        is_of_runs: True if the metric describes whole runs, such as GPU load, and not requests.
     """
 
     baseline: float
@@ -49,26 +54,31 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """The units to draw. `session_of`: [rows]; `window_of`: [sessions]; `block_of`: [rows]."""
-
-    session_of: Places
-    window_of: Places
-    block_of: Places
+    # units that the bootstrap draws; a row is a request, or a run
+    session_of: Places  # [rows]
+    window_of: Places  # [sessions]
+    block_of: Places  # [rows]
 
 
 Sides = dict[str, tuple[Statistic, Statistic]]  # by metric
 
 
 class Pairs:
-    """The requests that two groups of runs both finished, window by window and seed by seed."""
+    """Two groups of runs, joined request by request.
+
+    Two runs are joined if they have the same random seed and replay the same part of the trace.
+    Only requests that finished in both runs are kept.
+
+    Args:
+        baseline: the runs of the baseline configuration.
+        other: the runs of the configuration to compare with the baseline.
+
+    Raises:
+        ValueError: no two runs can be joined, two such runs served different requests, or no
+            request finished in both.
+    """
 
     def __init__(self, baseline: Group, other: Group) -> None:
-        """Read `requests.parquet` of all runs.
-
-        Raises:
-            ValueError: the groups share no window and seed, served different requests, or have no
-                finished request in common.
-        """
         bases = {run.served: run for run in baseline.runs}
         runs = tuple(run for run in other.runs if run.served in bases)
         if not runs:
@@ -102,8 +112,7 @@ class Pairs:
         return lacking(self.num_windows, self.num_sessions)
 
     @property
-    def blocks(self) -> str:
-        """The blocks of which the two largest hold `Difference.largest_share`, as text."""
+    def blocks(self) -> str:  # the two largest hold `Difference.largest_share`
         count = int(self._requests.block_of.max()) + 1
         what = "windows" if self.num_windows > 1 else f"blocks of {BLOCK} requests in time"
         return f"{count} {what}"
@@ -115,10 +124,10 @@ class Pairs:
         return float(np.mean(times(self.other, "ttft") > times(self.baseline, "ttft")))
 
     def differences(self, metrics: Sequence[str]) -> dict[str, Difference]:
-        """Return each metric's difference; all request metrics share the same draws.
+        """Compare the two groups of runs: return the difference of each metric.
 
         Raises:
-            ValueError: a run has no such metric.
+            ValueError: a run lacks one of the metrics.
         """
         of_requests: Sides = {
             metric: (METRICS[metric](self.baseline), METRICS[metric](self.other))

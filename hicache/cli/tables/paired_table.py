@@ -35,17 +35,20 @@ class Comparison:
 
     @property
     def shares(self) -> dict[str, float | None]:
-        """Shares of requests with an earlier and with a later first token; None if overloaded."""
+        # of requests with an earlier and with a later first token
         if not self.makes_claim(RATIO_OF):
             return {"sooner": None, "later": None}
         return {"sooner": self.pairs.sooner(), "later": self.pairs.later()}
 
 
 def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Comparison]:
-    """Compare every group with its baseline (`answer_sets`).
+    """Compare each group of runs with its baseline, request by request.
+
+    A group holds the runs of one configuration.
 
     Raises:
-        ValueError: there is nothing to compare, or the metrics cannot be compared.
+        ValueError: there is only one configuration, or two configurations have no request in
+            common, or a run lacks one of the metrics.
     """
     found = []
     for baseline, *others in answer_sets(groups):

@@ -1,9 +1,9 @@
 """The origin of a run: code, versions and inputs, written next to its results as `provenance.json`.
 
-`summary.json` contains none of it, so equal runs stay byte-identical. For a user's policy class the
-file records its module and all local modules that it imports, directly or indirectly: those outside
-the standard library and the package directories. It cannot see files that they read, or modules
-that they import by name at run time.
+`summary.json` does not hold the origin, so equal runs stay byte-identical. For a user's policy
+class, the origin lists its module and all local modules that this module imports, directly or
+indirectly. Local means outside the standard library and the package directories. Files that these
+modules read are not listed, nor are modules that they import by name at run time.
 """
 
 import platform
@@ -11,9 +11,8 @@ import site
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from hashlib import file_digest, sha256
 from importlib import metadata, util
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import hicache
-from hicache.config import ExperimentConfig, StorageConfig, WorkloadConfig
+from hicache.config import ExperimentConfig
 from hicache.results.tracking import write_json
 from hicache.workload.data import TRACES, find_trace
 
@@ -35,26 +34,26 @@ VERSIONS = ("python", "numpy", *REAL_ONLY)
 
 
 def write_provenance(config: ExperimentConfig, out_dir: Path) -> None:
-    """Write the origin of a run of `config`.
-
-    Raises:
-        FileNotFoundError: its trace is missing and cannot be downloaded.
-        ValueError: the downloaded trace has the wrong digest.
-    """
     write_json(out_dir / FILE, _provenance(config))
 
 
 def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> list[str]:
-    """Return which inputs of a run of `config` differ from those in this provenance.
+    """Return the names of the inputs of a run that have changed since the run was stored.
+
+    The inputs are the code of hicache, the user's policy classes, the trace, and package versions.
+
+    Args:
+        stored: the content of the file `provenance.json` of the stored run.
+        config: the settings of the run.
 
     Raises:
-        FileNotFoundError, ValueError: as `write_provenance`.
+        FileNotFoundError: the trace is missing and cannot be downloaded.
+        ValueError: the downloaded trace has the wrong digest.
     """
     now = _provenance(config)
     then, wanted = sources_of(stored), sources_of(now)
-    classes = [knob for knob, name in policies_of(config) if ":" in name]
     # a class whose module cannot be read now has changed too
-    names = dict.fromkeys([*wanted, *classes])
+    names = dict.fromkeys([*wanted, *own_classes(config)])
     changed = [name for name in names if name not in wanted or then.get(name) != wanted[name]]
     return changed + [name for name in VERSIONS if stored.get(name) != now.get(name)]
 
@@ -79,8 +78,7 @@ def _provenance(config: ExperimentConfig) -> dict[str, object]:
         "platform": platform.platform(),
         "policies": {
             knob: {"class": name, **_source(name.partition(":")[0])}
-            for knob, name in policies_of(config)
-            if ":" in name
+            for knob, name in own_classes(config).items()
         },
     }
     if config.executor.kind != "simulated":
@@ -102,20 +100,14 @@ def _trace(config: ExperimentConfig) -> dict[str, str]:
     return {"file": str(path.absolute()), "sha256": digest}
 
 
-def policies_of(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    assert is_dataclass(config)
-    # a knob that names a policy has a knob with suffix `_args`; these two have none
-    if isinstance(config, StorageConfig):
-        yield f"{prefix}kind", config.kind
-    if isinstance(config, WorkloadConfig) and config.tokenizer is not None:
-        yield f"{prefix}tokenizer", config.tokenizer
-    names = {item.name for item in fields(config)}
-    for name in sorted(names):
-        value = getattr(config, name)
-        if f"{name}_args" in names:
-            yield prefix + name, value
-        elif is_dataclass(value):
-            yield from policies_of(value, f"{prefix}{name}.")
+def own_classes(config: ExperimentConfig) -> dict[str, str]:
+    """Return the user's classes, as `module:Class` by the knob that names them."""
+    named = {
+        "cache.policy": config.cache.policy,
+        "storage.kind": config.storage.kind,
+        "workload.tokenizer": config.workload.tokenizer or "",
+    }
+    return {knob: name for knob, name in named.items() if ":" in name}
 
 
 def _version(package: str) -> str | None:
@@ -147,7 +139,6 @@ def _digest(files: Mapping[str, Path]) -> str:
 
 @lru_cache(maxsize=1)
 def _checkout(root: Path) -> dict[str, object]:
-    """Return the commit, and whether tracked files differ from it; empty outside a checkout."""
     if not (root / ".git").exists():
         return {}
     command = ["git", "--no-optional-locks", "-C", str(root), "status"]
@@ -182,7 +173,6 @@ def _source(module: str) -> dict[str, object]:
 
 
 def _local_imports(module: str) -> dict[str, Path]:
-    """Return all files outside the package directories that a module imports, including its own."""
     standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
     installed = [*standard, *site.getsitepackages(), site.getusersitepackages()]
     places = [Path(each).resolve() for each in installed]

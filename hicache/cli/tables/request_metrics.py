@@ -16,18 +16,30 @@ Columns = pd.DataFrame  # of requests.parquet, one row per request
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A metric that is one sum over another: `above`, `below`: [requests]."""
+    """A metric that divides one sum over requests by another, such as the token hit rate.
+
+    Attributes:
+        above: [requests], the contribution of each request to the numerator.
+        below: [requests], the contribution of each request to the denominator.
+    """
 
     above: Numbers
     below: Numbers
 
     def under(self, weights: Numbers) -> Numbers:
-        """Return the metric under each row of `weights` [draws, requests]: [draws]."""
+        """Return the ratio of two sums over requests, for several weightings of the requests.
+
+        Args:
+            weights: [draws, requests], the weight of each request in each bootstrap draw.
+
+        Returns:
+            [draws], the ratio in each draw. The ratio is 0 where the denominator is 0.
+        """
         above, below = weights @ self.above, weights @ self.below
         return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
     def parts(self) -> Numbers:
-        """Return each request's contribution to the metric: [requests]."""
+        # of each request to the metric, [requests]
         return self.above / max(float(self.below.sum()), 1.0)
 
 
@@ -43,7 +55,10 @@ class Total:
 
 
 class Percentile:
-    """A nearest-rank percentile, as in `hicache.results.metrics.percentile`."""
+    """A percentile of one value per request, such as the p99 of TTFT.
+
+    The percentile is nearest-rank, so it is always the value of one of the requests.
+    """
 
     def __init__(self, values: Numbers, percent: float) -> None:
         self._order = np.argsort(values, kind="stable")

@@ -19,20 +19,30 @@ from hicache.cli.console import console, show_table
 
 @dataclass(slots=True)
 class Row:
-    """One row: `texts` by heading, and the `values` for programs, each under its own name."""
-
     texts: dict[str, str] = field(default_factory=dict)
     values: dict[str, object] = field(default_factory=dict)
 
     def add(self, heading: str, text: str, **values: object) -> None:
-        """Add a column. The key of a value is `HEADING`, or `HEADING part` if there are several."""
+        """Add a column to this row of a table.
+
+        Args:
+            heading: the heading of the column.
+            text: the text of the cell in a printed table.
+            values: the unrounded values of the cell for CSV and JSON, by column name.
+        """
         self.texts[heading] = text
         self.values |= values
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultTable:
-    """Rows in sections, and notes for the reader; the first columns hold names."""
+    """A table of results that can be printed or exported.
+
+    Attributes:
+        sections: lists of rows. Printed tables separate the sections.
+        notes: sentences to print below the table.
+        num_names: how many of the first columns hold names and not numbers.
+    """
 
     sections: Sequence[Sequence[Row]]
     notes: Sequence[str]
@@ -74,7 +84,6 @@ def as_csv(result: ResultTable) -> str:
 
 
 def as_json(result: ResultTable) -> str:
-    """Format the values of `as_csv` as one object per row; null for a missing value."""
     return json.dumps([row.values for section in result.sections for row in section], indent=2)
 
 

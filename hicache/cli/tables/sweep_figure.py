@@ -40,7 +40,6 @@ class Look(NamedTuple):
 
 
 def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -> Figure:
-    """Draw the metrics against the swept number, or against the choice if no number was swept."""
     keys = list(groups[0].settings)
     x_key = next((key for key in keys if _is_axis(groups, key)), keys[0])
     line_keys = [key for key in keys if key != x_key]
@@ -123,10 +122,7 @@ def _set_heights(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _name_places(axes: Axes, places: dict[str, float], width: float, *, is_axis: bool) -> bool:
-    """Label an axis of `width` inches; return True if the labels are vertical.
-
-    Numbers that would touch the previous label get none; names that do not fit are vertical.
-    """
+    # returns True if the labels are vertical; `width` is in inches
     names, letters = list(places), max(map(len, places)) * LETTER_INCHES
     is_upright = not is_axis and letters > width / len(names)
     if is_axis:
@@ -169,7 +165,6 @@ def _places(groups: Sequence[Group], key: str) -> dict[str, float]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Break the text into lines of at most `width` letters, after spaces and inside keys."""
     lines = [""]
     for atom in re.split(r"(?<=[ /_.:])", text):
         if lines[-1] and len((lines[-1] + atom).rstrip()) > width:

@@ -1,4 +1,4 @@
-"""The verdicts on the rows of a comparison: a letter for each condition, and its sentence."""
+"""Finds the problems that make compared results misleading, and marks the affected rows."""
 
 from collections.abc import Sequence
 from string import ascii_lowercase
@@ -12,9 +12,13 @@ UNSERVED = ("request/rejected_count", "request/aborted_count")
 
 
 class Verdicts:
-    """The verdicts on several groups that are shown together.
+    """Finds the problems that make compared results misleading, such as an overloaded GPU.
 
-    `answers`: lists of groups that are compared with each other; survivors may differ only there.
+    Each problem has a letter, which marks the affected rows of a table, and an explanation.
+
+    Args:
+        answers: lists of groups of runs. The groups within a list are compared with each other. It
+            is a problem if the groups within a list finished different requests.
     """
 
     def __init__(self, answers: Sequence[Sequence[Group]]) -> None:
@@ -54,10 +58,11 @@ def on_runs(groups: Sequence[Group]) -> list[Objection]:
 
 
 def apart(groups: Sequence[Group]) -> list[float]:
-    """Return the shares of requests that finished in some groups only, if above the threshold.
+    """Return the fraction of requests that finished in some groups of runs but not in all.
 
-    Each share belongs to one window and seed. Runs with different requests or without a request
-    file are skipped.
+    The result has one fraction for each random seed and each replayed part of the trace. It omits
+    fractions that are too small for a warning. It also omits runs that served different requests or
+    stored no data about requests.
     """
     shares = []
     for served in dict.fromkeys(run.served for group in groups for run in group.runs):

@@ -36,13 +36,18 @@ DIGEST_BITS = 62  # of a signed 64-bit element, which must also hold the negatio
 
 
 class RanksDivergedError(RuntimeError):
-    """The trees of two ranks differ: their next decisions would too, and both would hang."""
+    """Raised when the radix trees of two tensor-parallel ranks differ.
+
+    The ranks would then make different decisions, and wait for each other forever.
+    """
 
 
 def offer(lengths: Items[int], num_pages: int, rule: HitAgreement) -> list[int]:
-    """The offer of a rank that can restore these prefix lengths of a span of `num_pages`.
+    """Return the vector by which a rank tells the others which prefixes its storage can restore.
 
-    A 0/1 vector over the lengths 1 to `num_pages`. Under `min_of_maxima`, only the longest length.
+    `lengths` are the lengths in pages, from 1 to `num_pages`, of these prefixes. The vector has
+    `num_pages` elements: 1 at the index `length - 1` for each length, otherwise 0. With the rule
+    `min_of_maxima`, the vector has only one element: the longest length, or 0.
     """
     if rule is HitAgreement.min_of_maxima:
         return [max(lengths, default=0)]
@@ -53,17 +58,22 @@ def offer(lengths: Items[int], num_pages: int, rule: HitAgreement) -> list[int]:
 
 
 def taken(minimum: Items[int], rule: HitAgreement) -> list[int]:
-    """The prefix lengths that all ranks can restore, ascending; the last one is read."""
+    """Return the lengths in pages, ascending, of the prefixes that all ranks can restore.
+
+    `minimum` is the element-wise minimum of the vectors of all ranks. Its element i is 1 if the
+    storage of every rank can restore the first i + 1 pages. With the rule `min_of_maxima`, its only
+    element is the agreed length, or 0.
+    """
     if rule is HitAgreement.min_of_maxima:
         return [length for length in minimum if length]
     return [index + 1 for index, is_common in enumerate(minimum) if is_common]
 
 
 def minimum_of(offers: Items[Items[int]]) -> list[int]:
-    """The element-wise MIN of the offers of several ranks in one process.
+    """Return the element-wise minimum of the vectors of several ranks in one process.
 
     Raises:
-        RanksDivergedError: the offers have different lengths.
+        RanksDivergedError: the vectors have different lengths.
     """
     if len({len(each) for each in offers}) != 1:
         raise RanksDivergedError(
@@ -75,7 +85,12 @@ def minimum_of(offers: Items[Items[int]]) -> list[int]:
 
 
 class ReadProgress(NamedTuple):
-    """A result of a query or read that all ranks have agreed on."""
+    """A fact about one prefetch from storage that all tensor-parallel ranks have agreed on.
+
+    The fact is either storage's answer or the progress of the read. For an answer, `restorable`
+    holds the prefix lengths in pages that every rank can restore. For progress, `restorable` is
+    None.
+    """
 
     prefetch: Prefetch
     restorable: list[int] | None = None  # result of a query
@@ -87,17 +102,22 @@ class ReadProgress(NamedTuple):
 
 
 class RankAgreement:
-    """One rank's part in the agreement of each step.
+    """Lets one tensor-parallel rank agree with the other ranks, once per step, on finished work.
 
-    Invariant: ranks that submitted and applied the same have offer vectors of one shape. Two
-    threads may append to `answers` and `progress`, each in the order in which the ranks agreed.
-    Which of the two is ahead differs between ranks, so they are counted separately.
+    The work is storage queries, storage reads, and copies between device and host. A rank applies a
+    result only when the result has reached all ranks. So all ranks keep equal radix trees.
     """
 
     def __init__(
         self, cache: PrefixCache, prefetcher: Prefetcher, *, whole_digest_every: int
     ) -> None:
-        """`whole_digest_every`: steps between digests of the whole tree, which cost O(nodes)."""
+        """Create the agreement of the rank that owns `cache` and `prefetcher`.
+
+        Every `whole_digest_every` steps, the ranks compare hashes of their whole radix trees. The
+        time of a comparison grows with the number of nodes.
+        """
+        # two threads may append to these, each in the order in which the ranks agreed; which of
+        # the two is ahead differs between ranks, so they are counted separately
         self.answers: deque[ReadProgress] = deque()  # results of queries
         self.progress: deque[ReadProgress] = deque()  # results of reads
         self.num_steps = 0
@@ -132,10 +152,15 @@ class RankAgreement:
         }
 
     def pack(self, now_ns: int) -> list[int]:
-        """This rank's offer for the step.
+        """Return this rank's vector for the current step.
 
-        The vector is `[queries, reads, copies of each type] + [can stop, 1 − is gone] for each
-        undecided prefetch + [digest, −digest]`. A policy that never waits ignores the votes.
+        All ranks then use the element-wise minimum of their vectors. The vector holds, in this
+        order:
+
+        - the number of storage answers, of read results, and of finished copies of each type;
+        - two numbers for each unfinished prefetch: first 1 if its request may stop waiting,
+          otherwise 0; then 0 if its request was aborted, otherwise 1;
+        - a hash of the radix tree and its negative, whose minima show whether all hashes are equal.
         """
         counts = [len(self.answers), len(self.progress)]
         for copies in self._copies.values():
@@ -153,10 +178,12 @@ class RankAgreement:
         return [*counts, *votes, digest, -digest]
 
     def apply(self, minimum: Items[int], now_ns: int) -> list[int]:
-        """Apply the MIN of all offers; return the ids of aborted requests to drop.
+        """Apply what all ranks have agreed on; return the ids of the requests that were aborted.
+
+        `minimum` is the element-wise minimum of the vectors of all ranks for this step.
 
         Raises:
-            RanksDivergedError: the digests differ.
+            RanksDivergedError: the radix trees of the ranks differ.
         """
         if minimum[-2] != -minimum[-1]:
             raise RanksDivergedError(f"the ranks' trees differ after step {self.num_steps - 1}")
@@ -174,7 +201,7 @@ class RankAgreement:
             if not is_here:
                 gone.append(request_id)
                 self._to_abort.discard(request_id)
-        if self._prefetcher.stop.waits:
+        if self._prefetcher.policy.waits:
             self._prefetcher.verdicts = verdicts
         for _ in range(num_answers):
             self._land(self.answers.popleft(), now_ns)
@@ -199,7 +226,10 @@ class RankAgreement:
 
 
 def traffic_digest(cache: PrefixCache) -> int:
-    """Digest of all cache operations so far, from its counts and its pools' traffic. O(1)."""
+    """Return a hash of the cache's page allocations and node counts so far, in constant time.
+
+    Two ranks that did the same cache operations have the same hash.
+    """
     tree = cache.tree
     traffic = [
         each.traffic for pools in cache.pools for each in pools if isinstance(each, TracedAllocator)
@@ -210,7 +240,10 @@ def traffic_digest(cache: PrefixCache) -> int:
 
 
 def tree_digest(tree: RadixTree) -> int:
-    """Digest of all that a tree holds, with tiers and locks. O(nodes + tokens)."""
+    """Return a hash of all contents of a radix tree: tokens, page ids on each tier, and locks.
+
+    The time grows with the number of nodes and tokens.
+    """
     hasher = blake2b(repr(sorted(tree.roots)).encode(), digest_size=8)
     stack: list[Node] = [tree.roots[namespace] for namespace in sorted(tree.roots)]
     while stack:

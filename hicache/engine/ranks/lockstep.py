@@ -32,10 +32,11 @@ WHOLE_DIGEST_EVERY = 1024  # steps; in between, only traffic digests are compare
 
 
 class SharedRead:
-    """One prefetch on every rank, with each storage's answer and each reader's progress.
+    """One prefetch that several ranks read together, each from its own storage.
 
-    `own` are the prefetches that the schedulers know. The readers write into `local`, so that no
-    rank acts on what the other ranks do not know.
+    `own[i]` is the prefetch that the scheduler of rank i knows. The storage reader of rank i writes
+    its progress into a copy, `local[i]`. The scheduler learns of the progress only when all ranks
+    have agreed on it.
     """
 
     def __init__(self, own: Sequence[Prefetch]) -> None:
@@ -56,7 +57,10 @@ class SharedRead:
 
 
 class RankExecutor:
-    """One rank's executor; it collects queries and reads, which the engine starts on all ranks."""
+    """Wraps the executor of one tensor-parallel rank.
+
+    Storage queries and reads are only collected here. The engine starts them on all ranks together.
+    """
 
     def __init__(self, inner: Executor, ranks: "list[RankExecutor]", collective_s: float) -> None:
         self.inner = inner
@@ -83,7 +87,10 @@ class RankExecutor:
         self.reads.append(prefetch)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
-        """The first rank's steps, each with a collective; the other ranks use their ends."""
+        """Run the batch on the first rank; return the step times, which hold for every rank.
+
+        Each step is made longer by the time of one collective operation between the ranks.
+        """
         leader = self._ranks[0]
         if leader is self:
             ends, load_stall_ns = self.inner.forward(batch, now_ns)
@@ -95,17 +102,18 @@ class RankExecutor:
 
 
 class RankedEngine(Engine):
-    """The first rank of an engine, and its followers.
+    """An engine of several simulated ranks, each with its own radix tree, queue and storage.
 
-    Invariant: between steps all ranks have equal trees, queues and batches.
+    This object is the first rank, and `followers` are the others. Between steps, all ranks have
+    equal trees, queues and batches.
     """
 
     def __init__(
         self, ranks: Sequence[Engine], parallel: ParallelConfig, storage: StorageConfig
     ) -> None:
-        """`ranks`: equally built engines that have not started; this one replaces the first.
+        """Join equally built engines that have not started; each becomes one rank.
 
-        Each engine keeps its own check.
+        The new object replaces `ranks[0]`.
         """
         self._executors: list[RankExecutor] = []
         self._agreements: list[RankAgreement] = []
@@ -136,10 +144,10 @@ class RankedEngine(Engine):
             follower.abort(request_id, now_ns)
 
     def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
-        """Report one rank's part of a finished copy, query or read, or a part of a read.
+        """Tell the engine that one rank has finished a copy or query, or has read more pages.
 
-        It has no effect until the last rank reports the same; only a batch that a fence holds may
-        begin.
+        The report takes effect when all ranks have made the same report. Return True if the engine
+        must wake: the report takes effect now, or a planned batch has not begun yet.
         """
         is_news = False
         if isinstance(done, Prefetch):
@@ -210,7 +218,7 @@ class RankedEngine(Engine):
         # True if the ranks would vote differently at the next step end without further results:
         # they voted before the results of this step end were known
         assert self.prefetcher is not None
-        if self._run is None or not self.prefetcher.stop.waits:
+        if self._run is None or not self.prefetcher.policy.waits:
             return False
         verdicts = self.prefetcher.verdicts or {}
         ballots = [each.ballot(now_ns) for each in self._agreements]

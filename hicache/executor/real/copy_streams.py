@@ -22,11 +22,18 @@ class CopyEvent(Protocol):
     def is_done(self) -> bool: ...
 
     def wait(self) -> None:
-        """Order the caller's following work after the copy."""
+        """Make the caller's next work start after the copy is complete.
+
+        On a GPU the current CUDA stream waits, and the calling thread does not.
+        """
         ...
 
     def wait_for_layer(self, landed: Tensor, layer: int, count: int) -> None:
-        """Order it after the copy's part of a layer, when `landed[layer, 1]` reaches `count`."""
+        """Make the caller's next work start after the copy has completed one layer.
+
+        `landed` is [layers, 2]. The copy has completed the layer when `landed[layer, 1]` reaches
+        `count`.
+        """
         ...
 
     def duration_ns(self) -> int: ...
@@ -59,7 +66,7 @@ class _FutureEvent(NamedTuple):
 
 
 class ThreadStream:
-    """A thread that copies on the CPU while another computes."""
+    """Runs copies one after another in a thread, as a CUDA stream does on a GPU."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"stream-{name}")
@@ -107,7 +114,10 @@ class CudaStream:
         )
 
     def run(self, action: Action) -> CopyEvent:
-        """Queue a copy behind the current stream's work; returns at once."""
+        """Queue a copy on this CUDA stream, behind the work queued on the current stream.
+
+        The call returns at once. `action` launches the copy.
+        """
         start, event = timed_event(), timed_event()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):

@@ -35,13 +35,16 @@ Items = list[Item]
 
 
 class TorchIo:
-    """All copies and storage calls under way, for all engines; also the clock of the run.
+    """Runs the copies and storage calls of all engines, and is the clock of the run.
 
-    The clock sleeps while work is under way. It skips idle time, in which only the next arrival is
-    waited for, so the run of a one-hour trace takes only as long as its work.
+    The clock shows real time while copies or storage calls are under way. While none is under way,
+    the clock jumps to the next arrival of a request. So a trace of one hour takes only as long as
+    its work.
 
     Args:
-        storages: one per rank, whose faults count as misses; empty means no storage.
+        config: configuration of the storage tier.
+        storages: one storage engine per tensor-parallel rank. A failed call counts as a miss. An
+            empty list means no storage.
     """
 
     def __init__(self, config: StorageConfig, storages: Sequence[BreakerStorage]) -> None:
@@ -67,7 +70,7 @@ class TorchIo:
     # -- the clock -----------------------------------------------------------------------------
 
     def now(self) -> int:
-        """Nanoseconds since the run began, including skipped idle time."""
+        """Return the nanoseconds since the run began, including skipped idle time."""
         return time.monotonic_ns() - self._started + self._skipped
 
     def wait_until(self, time_ns: int) -> None:
@@ -166,9 +169,10 @@ class TorchIo:
         self._call(self._readers, fetch)
 
     def write(self, engine: int, work: StorageWrite) -> None:
-        """Write the pages that storage lacks, in batches; given-away pages are copied first.
+        """Write KV-cache pages to storage in batches, in another thread.
 
-        If storage has a format of its own, the writing thread converts the pages.
+        Pages that storage already holds are skipped. If `work.is_given_away`, the host pages may be
+        reused at once, so their bytes are copied first.
         """
         ranks, keys = self.runners[engine].pools.ranks, key_bytes(work.keys)
         payloads = [
@@ -273,7 +277,7 @@ class TorchExecutor:
 
     @property
     def is_fenced(self) -> bool:
-        """Always False: streams order the copies."""
+        # streams order the copies
         return False
 
     def submit(self, work: Work, now_ns: int) -> None:

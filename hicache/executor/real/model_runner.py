@@ -35,10 +35,16 @@ class CopyStreams(NamedTuple):
 
 
 class ModelRunner:
-    """The real memory of one engine, and the model that uses it.
+    """Computes the steps of one engine on real memory, while copies run in parallel.
 
     Args:
-        allocators: given in debug runs, which poison freed pages.
+        model: computes the layers.
+        pools: KV cache and Mamba states on device and host.
+        streams: streams for copies into the device and out of the device.
+        verifier: records logits, to compare them with a run without a cache. None means that
+            nothing is recorded.
+        allocators: allocators of the pools. If given, freed pages are overwritten with NaN, for
+            debugging. None means that they are not.
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class ModelRunner:
         self.total_exposed_ns = self.total_copied_ns = 0  # of all steps
 
     def submit(self, work: LoadBack | BackUp | CopyState) -> None:
-        """Start a back-up now; queue a copy into the device for the next step."""
+        """Start a back-up (device to host) at once; queue any other copy for the next step."""
         if not isinstance(work, BackUp):
             self._pending.append(work)
             return
@@ -94,7 +100,10 @@ class ModelRunner:
                 self._events[work] = event
 
     def is_done(self, work: LoadBack | BackUp) -> bool:
-        """True if a copy is done; then also forget it."""
+        """Return True if a copy is complete.
+
+        A copy that was reported as complete is forgotten, so a second call returns False.
+        """
         event = self._events.get(work)
         if event is None or not event.is_done():
             return False
@@ -201,10 +210,10 @@ class ModelRunner:
 
 
 def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
-    """Merge copies into the device into as few launches as their order allows.
+    """Merge pending copies into the device into as few launches as possible.
 
-    Copies of one kind share a launch until one of them writes what another one reads or writes, or
-    a copy of states within the device comes between them.
+    The result has the effect of running the copies one by one in the given order. So two copies get
+    separate launches if one writes a page that the other reads or writes.
     """
     arrivals: list[tuple[bool, dict[int, list[Move]]]] = []
     read: set[tuple[int, int]] = set()  # by the last of them: (kind, id on the device)

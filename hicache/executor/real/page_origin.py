@@ -28,7 +28,10 @@ NEUTRAL = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageOrigin:
-    """What determines the bytes of one rank's pages, besides their tokens."""
+    """What determines the bytes of one tensor-parallel rank's KV pages, besides the tokens.
+
+    Two runs may share stored pages if their origins are equal.
+    """
 
     model: ModelConfig
     page_size: int

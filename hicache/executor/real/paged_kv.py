@@ -19,16 +19,21 @@ class HoleError(RuntimeError):
 
 
 class PagedKvView:
-    """The KV pages of a sequence, through a page table, and the state in its working slot.
+    """Reads and writes the KV pages and the Mamba state of one sequence.
 
-    Heads are split over ranks; reads concatenate them.
+    Heads are divided among tensor-parallel ranks. Reads concatenate the heads of all ranks.
 
     Args:
-        words: kind of every layer, as in `ModelConfig.layer_words`.
-        tables: page ids by page of the sequence, for full and for swa; -1 is a hole.
-        slot: the working slot; None means that the model has no states.
-        rows: the same ids on the device, by kind; None means that they are not there yet.
-        captures: lengths at which a forward writes the state into another slot, ascending.
+        pools: memory of all ranks.
+        words: a string for each layer: `S` for a sliding window, `F` for full attention, another
+            one for a recurrent layer.
+        tables: page ids of the sequence in order, for full attention and for sliding windows. -1
+            means that the page is missing.
+        slot: slot of the sequence's Mamba state. -1 means that the model has no such state.
+        rows: the page ids on the device, by kind of attention. None means that they are copied to
+            the device now.
+        captures: lengths in tokens, ascending, at which a forward pass copies the Mamba state into
+            another slot.
     """
 
     def __init__(
@@ -51,7 +56,10 @@ class PagedKvView:
         self._captures = captures
 
     def write_tokens(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values [token, head, dim] of the tokens from `start` on, in one launch."""
+        """Write keys and values [token, head, dim] of one layer into the pages of the sequence.
+
+        The first token has position `start`.
+        """
         end = start + len(keys)
         table, tiles = self._tile(layer, start, start // self._pools.page_size, end)
         for rank, pool in self._layers(layer):
@@ -62,9 +70,11 @@ class PagedKvView:
     def attend(
         self, layer: int, queries: Tensor, start: int, end: int, *, window_len: int, sinks: Tensor
     ) -> Tensor:
-        """Attend from rows [row, head, dim], of tokens from `start` on, to tokens below `end`.
+        """Compute attention from `queries` to the cached keys and values of a layer.
 
-        Rows of tokens from `end` on are undefined. `window_len` 0 means no window.
+        `queries` is [row, head, dim]. The first row has position `start`. Rows at position `end` or
+        later are padding, and their results are undefined. `window_len` is in tokens; 0 means no
+        sliding window. `sinks` holds the score of an attention sink for each head.
         """
         seen = max(start - window_len + 1, 0) if window_len else 0
         table, tiles = self._tile(layer, start, seen // self._pools.page_size, end)
@@ -90,11 +100,6 @@ class PagedKvView:
             yield rank, rank.layers[kind][holder]
 
     def _tile(self, layer: int, start: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return the page table of a layer and the tile of rows from `start` to `end`.
-
-        Raises:
-            HoleError: a page between `first` and the page of the last row is missing.
-        """
         kind, size = self._kinds[layer], self._pools.page_size
         self._page_ids(kind, first, -(-end // size))
         row = self._rows[kind]
@@ -102,7 +107,10 @@ class PagedKvView:
         return row.ids[None], tile.to(row.ids.device)
 
     def read_kv(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return copies of keys and values [token, head, dim] of pages [first, end)."""
+        """Return copies of the keys and values [token, head, dim] of a layer, for whole pages.
+
+        The pages are those with index `first` to `end - 1` in the sequence.
+        """
         kind, holder = self._kinds[layer], self._pools.holders[layer]
         self._page_ids(kind, first, end)
         ids = self._rows[kind].pages(first, end)
@@ -112,7 +120,11 @@ class PagedKvView:
         return keys, values
 
     def read_state(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return taps [head, tap, channel] and state [head, state, dim] after the last token."""
+        """Return the recurrent state of a layer after the sequence's last token.
+
+        The first tensor holds the last inputs of the convolution, [head, tap, channel]. The second
+        tensor is the Mamba state, [head, state, dim].
+        """
         slots = []
         for rank, holder, ids in self._slots(layer):
             self._pools.plane.copy_items(rank.slot_reads[holder], ids, self._pools.numbers[:1])

@@ -20,7 +20,10 @@ PORTABLE = 1  # cudaHostRegisterPortable: pinned for every CUDA context
 
 
 class Registry(Protocol):
-    """The two CUDA runtime calls that pin and release mapped memory; they return 0 on success."""
+    """Interface of the CUDA runtime calls that pin host memory and release pinned memory.
+
+    Both calls return 0 on success.
+    """
 
     def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int: ...
 
@@ -36,14 +39,16 @@ class _Registered(mmap.mmap):
 
 
 def pinned_bytes(num_bytes: int, registry: Registry | None = None) -> Tensor:
-    """Return [num_bytes] uint8 of zeros in pinned memory, released with its last view.
+    """Return a tensor of `num_bytes` zero bytes in pinned host memory.
+
+    The memory is released when the last view of the tensor is deleted.
 
     Args:
-        num_bytes: size of the mapping.
-        registry: the CUDA runtime; None means torch's.
+        num_bytes: size in bytes.
+        registry: the CUDA runtime. None means the one that torch uses.
 
     Raises:
-        MemoryError: the memory cannot be mapped or pinned.
+        MemoryError: the memory cannot be allocated or pinned.
     """
     if num_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)

@@ -46,7 +46,10 @@ REFERENCE = Plane(
 
 
 def interpreted() -> Plane:
-    """The kernels in Triton's interpreter, serialized by a lock because it has global state."""
+    """Return the copy and attention kernels, run by Triton's interpreter on the CPU.
+
+    The interpreter has global state, so a lock allows only one launch at a time.
+    """
     lock = Lock()
 
     def locked(launch: Callable[..., Any]) -> Callable[..., Any]:

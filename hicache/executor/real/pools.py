@@ -23,15 +23,21 @@ POISON = 0xFF  # as floating-point numbers of any width: NaN
 
 
 class Arrival(NamedTuple):
-    """One launch of copies into the device: `moves` of different kinds from the host, or
-    (`is_within`) of states from other slots."""
+    """Copies into the device that share one launch.
+
+    If `is_within` is True, `moves` copy Mamba states between slots of the device. If False, `moves`
+    copy pages and states from the host.
+    """
 
     is_within: bool
     moves: Sequence[Move]
 
 
 class TorchPools:
-    """The pools of all ranks of an engine; every operation runs on all ranks."""
+    """The memory of all tensor-parallel ranks of an engine, for KV pages and Mamba states.
+
+    Every operation runs on all ranks.
+    """
 
     def __init__(self, spec: PoolSpec) -> None:
         if spec.model.recurrent_heads % spec.tp:
@@ -64,7 +70,10 @@ class TorchPools:
         self.numbers = torch.arange(num_slots, dtype=torch.int32, device=spec.device)
 
     def load(self, arrivals: Sequence[Arrival]) -> None:
-        """Launch each arrival on each rank; then every layer has `landed` so many times more."""
+        """Copy pages and Mamba states into the device, with one launch per arrival and rank.
+
+        Each launch adds 1 to the `landed` counter of a layer when the layer is complete.
+        """
         for is_within, moves in arrivals:
             tables = [there(rank.copies if is_within else rank.loads) for rank in self.ranks]
             ids = {each.kind: (_int32(each.sources), _int32(each.targets)) for each in moves}
@@ -94,7 +103,10 @@ class TorchPools:
                 self.plane.copy_items(rank.clears, self.numbers[:1], ids)
 
     def poison(self, tier: int, kind: int, page_ids: PageIds) -> None:
-        """Overwrite items with NaN, so that a read of freed items shows."""
+        """Overwrite freed pages with NaN, so that a later read of them is noticed.
+
+        `tier` is device or host. `kind` is full attention, sliding window or Mamba state.
+        """
         index = torch.tensor(page_ids).to(self.device)
         for rank in self.ranks:
             if tier == HOST and kind in rank.host:
@@ -111,7 +123,7 @@ def _int32(page_ids: PageIds) -> Tensor:
 
 
 def _holders(config: ModelConfig) -> list[int]:
-    """Return the index of each layer among the layers of its kind."""
+    # by layer: its index among the layers of its kind
     seen = dict.fromkeys((FULL, SWA, MAMBA), 0)
     holders = []
     for word in config.layer_words:

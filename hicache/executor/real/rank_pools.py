@@ -31,7 +31,10 @@ Table = TypeVar("Table", Transfer, LoadTable)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolSpec:
-    """Sizes and formats of the pools of all ranks of an engine, and how copies run."""
+    """Sizes and number formats of an engine's memory pools, and how copies run.
+
+    `device_counts` and `host_counts` give the number of pages or states of each kind.
+    """
 
     model: ModelConfig
     page_size: int
@@ -46,11 +49,12 @@ class PoolSpec:
 
 
 class RankPools:
-    """The pools of one rank.
+    """The memory of one tensor-parallel rank, for KV pages and Mamba states.
 
-    `kv[kind]` is [layer, kv, page, token, head, dim]; `taps` and `states` are lists by layer of
-    [slot, ...]. `host[kind]` is [item, bytes], with numbers in `PoolSpec.host_format`. `layout`
-    names the pieces of every stored item in order. `stored` converts items to storage's format.
+    On the device, `kv[kind]` is [layer, kv, page, token, head, dim]. `taps` (convolution inputs)
+    and `states` (Mamba states) are lists of one tensor [slot, ...] per recurrent layer. On the
+    host, `host[kind]` is [page or slot, bytes]. `layout` describes the bytes of a stored page.
+    `stored` converts pages between the formats of host and storage.
     """
 
     def __init__(self, spec: PoolSpec, rank: int) -> None:
@@ -138,10 +142,7 @@ class RankPools:
             self.clears = copy_table([torch.zeros_like(part[:1]) for part in parts], parts)
 
     def _make_host(self, kind: int, parts: Sequence[tuple[int, Tensor, bool]]) -> list[Buffer]:
-        """Allocate the host slab of a kind, in which each item is contiguous.
-
-        `parts`: layer, tensor [item, ...] on the device, and True if its numbers may be coded.
-        """
+        # `parts`: layer, tensor [item, ...] on the device, and whether its numbers may be coded
         count, name = count_of(self._spec.host_counts, kind), self._spec.host_format
         forms = [smaller_format(name, part.dtype) if code else None for _, part, code in parts]
         sizes = [
@@ -185,7 +186,10 @@ class RankPools:
             self._sums[kind][targets.long()] = sums
 
     def sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
-        """Return checksums of host items (kind, id), computed when the items were written there."""
+        """Return the checksums of pages, or Mamba states, in host memory.
+
+        Each of the `items` is a kind of page and a host page id.
+        """
         found: dict[tuple[int, int], int] = {}
         for kind, slab in self.host.items():
             ids = [page for its_kind, page in items if its_kind == kind]
@@ -213,9 +217,11 @@ class RankPools:
         return memoryview(bytearray(self.stored.page_bytes(kind)))
 
     def landed(self, items: Sequence[tuple[int, int]], buffers: Sequence[memoryview]) -> list[int]:
-        """Accept items (kind, id) that storage wrote into buffers; return checksums of the buffers.
+        """Store pages that were read from storage in the host pool; return their checksums.
 
-        The calling thread computes them on the host, where the pages stay.
+        Each of the `items` is a kind of page and a host page id. `buffers` holds the bytes as read,
+        and the checksums are those of the buffers. Pages are converted if storage has another
+        number format.
         """
         if not self.stored.is_own:
             return self.new_sums(items)
@@ -257,7 +263,7 @@ def _heads(config: ModelConfig, kind: int, rank: int, tp: int) -> slice:
 
 
 def _head_shape(config: ModelConfig, kind: int, heads: slice) -> tuple[int, int]:
-    """Return [head, dim] of a token's keys; a latent is keys and values in one, so half of it."""
+    # [head, dim] of a token's keys; an MLA latent is keys and values in one, so half of it
     if config.latent_dim and kind == FULL:
         return 1, config.latent_dim // 2
     dim = (kind == SWA and config.swa_head_dim) or config.head_dim

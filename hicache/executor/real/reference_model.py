@@ -32,10 +32,14 @@ SLOWEST, FASTEST = 0.002, 0.05  # decay of a state per token: memories last 20 t
 
 
 class ReferenceModel:
-    """The layers of `config` with weights drawn from `seed`.
+    """A small language model with random weights, for checking that cached pages are right.
+
+    Its layers have the kinds and sizes that `config` describes. The logits of a token are
+    bit-identical for any split of the sequence into chunks. So different logits reveal a wrong
+    page.
 
     Raises:
-        ValueError: a layer kind or a number of heads that this model does not support.
+        ValueError: the model does not support a kind of layer or a number of heads.
     """
 
     def __init__(
@@ -68,18 +72,20 @@ class ReferenceModel:
         logits_from: int | None = None,
         ready: Callable[[int], None] = lambda layer: None,
     ) -> Tensor:
-        """Compute tokens `[start, end)` of a sequence, whose memory holds all before `start`.
+        """Compute the tokens from `start` to `end` (excluded) of a sequence; return logits.
 
         Args:
-            tokens: the sequence, packed int32.
-            start: first token; need not be a multiple of the page size.
-            end: likewise.
-            memory: read, and extended by the new tokens.
-            logits_from: first token whose logits are returned; None means the last token.
-            ready: called before each layer; returns when the layer's memory may be read.
+            tokens: all tokens of the sequence as packed int32.
+            start: position of the first token to compute.
+            end: position after the last token to compute.
+            memory: cached pages and states of all tokens before `start`. The new tokens are added.
+            logits_from: position of the first token whose logits are returned. None means only the
+                last token.
+            ready: called with the index of each layer before that layer is computed. The call
+                returns when the layer's cached pages may be read.
 
         Returns:
-            [end - logits_from, vocabulary].
+            [tokens from `logits_from` to `end`, vocabulary].
         """
         first_wanted = end - 1 if logits_from is None else logits_from
         size = self.page_size
@@ -186,7 +192,7 @@ class ReferenceModel:
     # -- weights -------------------------------------------------------------------------------
 
     def _draw(self, *shape: int, scale: float | None = None) -> Tensor:
-        """Draw normal numbers; without `scale`, a matrix preserves the norm of its input."""
+        # without `scale`, a matrix preserves the norm of its input
         numbers = torch.randn(*shape, generator=self._generator, dtype=torch.float64)
         return (numbers * (shape[0] ** -0.5 if scale is None else scale)).to(
             self.device, self.dtype

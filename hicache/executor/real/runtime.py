@@ -27,7 +27,7 @@ from hicache.storage.factory import GuardedStorage, open_guarded_storage
 
 
 class TorchRuntime:
-    """The shared parts of a real run, and its executors.
+    """Builds a run on real memory: storage, the model, and one executor per engine.
 
     Raises:
         ValueError: the model or the machine does not support the configuration.

@@ -17,7 +17,10 @@ from hicache.models import PLAIN
 
 
 def smaller_format(name: str, dtype: torch.dtype) -> Format | None:
-    """Return the format of a name; None if it is plain or not smaller than `dtype`."""
+    """Return the number format called `name`, if it takes fewer bytes than `dtype`; else None.
+
+    The result is also None if `name` is `plain`, which means that numbers are not converted.
+    """
     if name == PLAIN or Format[name].code_bytes >= dtype.itemsize:
         return None
     return Format[name]
@@ -28,11 +31,11 @@ def bytes_of(shape: Sequence[int], dtype: torch.dtype, form: Format | None) -> i
 
 
 class StoredPages:
-    """Converts items between the host's format and storage's, on the host.
+    """Converts pages between the number format of host memory and that of storage, on the CPU.
 
     Args:
-        buffers: by kind, the parts of an item in their order.
-        form: storage's format if it differs from the host's; plain means the host's.
+        buffers: for each kind of page, the parts of a page in order, such as K and V of each layer.
+        form: name of storage's number format. The name `plain` means the format of host memory.
     """
 
     def __init__(self, buffers: Mapping[int, Sequence[Buffer]], form: str) -> None:

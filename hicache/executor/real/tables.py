@@ -36,10 +36,7 @@ class Row(NamedTuple):
 
 
 class StepTables:
-    """Makes the page table rows of a step.
-
-    Invariant: `_full_to_swa` is correct for every page in a window of the last step.
-    """
+    """Builds the page tables of all sequences in an engine step, on the device."""
 
     def __init__(self, pools: TorchPools, window_len: int) -> None:
         self._page_size = pools.page_size

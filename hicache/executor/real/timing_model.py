@@ -29,10 +29,12 @@ ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 
 
 class TimingModel:
-    """The work of `config`, one sequence at a time.
+    """A model with random weights that takes as long as the model in `config`, for timing.
+
+    The outputs mean nothing. The model computes one sequence at a time.
 
     Raises:
-        ValueError: a layer kind that it does not support.
+        ValueError: the model does not support a kind of layer.
     """
 
     def __init__(self, config: ModelConfig, *, page_size: int, device: torch.device) -> None:

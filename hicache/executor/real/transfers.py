@@ -22,7 +22,11 @@ class Buffer(NamedTuple):
 
 
 class Transfer:
-    """A transfer of items of one kind from the device to the host: `buffers`, at least one."""
+    """Copies pages, or Mamba states, from device to host memory.
+
+    An instance serves one kind of page. `buffers` lists the parts of such a page, and must not be
+    empty. A part may be converted to a smaller number format on the way.
+    """
 
     def __init__(self, buffers: Sequence[Buffer], plane: Plane) -> None:
         self._plane = plane
@@ -55,7 +59,11 @@ class Transfer:
             self._plane.encode_items(table, *ids, num_programs=num_programs)
 
     def run_with_checksum(self, ids: Ids, *, num_programs: int | None = None) -> Tensor | None:
-        """Copy, and return the checksum of each item; None if parts are coded."""
+        """Copy pages from device to host, and return the checksum of each page.
+
+        `ids` are the source ids and the target ids. The result is None if the copy converts
+        numbers.
+        """
         if self.plain is None or self.coded:
             self.run(ids, num_programs=num_programs)
             return None

@@ -16,12 +16,14 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Verdict(NamedTuple):
-    """How many of the compared requests have logits bit-equal to a cold start's.
+    """The result of comparing logits from a run with a cache to logits without a cache.
 
     Attributes:
-        num_tokens: rows of logits compared.
-        num_agree: rows with the same largest logit (greedy agreement).
-        error: largest difference of a logit, in standard deviations of its row.
+        num_equal: requests whose logits are equal bit for bit.
+        num_checked: requests compared.
+        num_tokens: tokens whose logits were compared.
+        num_agree: tokens for which both runs have the same largest logit.
+        error: largest difference of a logit, in standard deviations of the token's logits.
     """
 
     num_equal: int
@@ -51,7 +53,7 @@ class Verdict(NamedTuple):
 class Verifier:
     """Records the logits of every answer, and recomputes them without a cache.
 
-    The recompute has its own pages, on one rank, and processes each sequence in one chunk.
+    The recomputation processes each sequence in one chunk on one rank, in pages of its own.
     """
 
     def __init__(self, model: ReferenceModel, plane: Plane = REFERENCE) -> None:

@@ -32,7 +32,11 @@ IMBALANCE = 0.4
 
 
 class ForwardCost(NamedTuple):
-    """Duration of one step: computing, and waiting for layers that are not loaded yet."""
+    """The duration of one step in ns.
+
+    `total_ns` is `compute_ns` plus `load_stall_ns`. During `load_stall_ns`, the step waits for KV
+    that is being loaded from the host.
+    """
 
     total_ns: int
     compute_ns: int
@@ -40,7 +44,7 @@ class ForwardCost(NamedTuple):
 
 
 class Rates:
-    """A rate table for many look-ups, of single sizes or arrays, with equal results."""
+    """Looks up rates in a table of sizes and rates, with linear interpolation."""
 
     def __init__(self, table: RateTable, name: str) -> None:
         if not table.size:
@@ -55,7 +59,10 @@ class Rates:
         ]
 
     def at(self, size: float) -> float:
-        """The rate at `size`: linear between the table's points, constant outside."""
+        """Return the rate at `size`.
+
+        Between two sizes of the table, the rate is linear. Outside the table, it is constant.
+        """
         if size <= self._sizes[0]:
             return self._rates[0]
         if size >= self._sizes[-1]:
@@ -64,7 +71,10 @@ class Rates:
         return self._rates[i] + (size - self._sizes[i]) * self._slopes[i]
 
     def line(self, size: float) -> tuple[float, float, float, float]:
-        """(rate, first, slope, end): `at(x)` = rate + (x - first) * slope, size ≤ x ≤ end."""
+        """Return the straight piece of the rate curve from `size` on, as (rate, first, slope, end).
+
+        For each x from `size` to `end`, the rate at x is rate + (x - first) * slope.
+        """
         i = bisect_right(self._sizes, size) - 1
         if i < 0:
             return self._rates[0], 0.0, 0.0, self._sizes[0]
@@ -74,10 +84,13 @@ class Rates:
 
 
 class CostModel:
-    """Step durations of one model on `tp` devices of one machine.
+    """Predicts the duration of the steps of one model on one machine.
+
+    `tp` devices share the model by tensor parallelism, and `ep` is the expert-parallel size.
 
     Raises:
-        ValueError: weights and the activations of a chunk do not fit the devices.
+        ValueError: the machine has fewer than `tp` devices, or their memory is too small for the
+            weights.
     """
 
     def __init__(
@@ -132,13 +145,17 @@ class CostModel:
         """Return the duration of one step.
 
         Args:
-            extends: half-open token intervals to compute; each attends to all before its end.
-            context_lens: [R] tokens that each decoding request attends to; each decodes one token.
-            load_layer_bytes: [L] bytes loaded back per layer, summed over devices, from the
-                start of the step; a layer waits for its own load and all earlier ones.
+            extends: prompt chunks to compute, as pairs (start, end); `end` is not included. Each
+                token attends to all tokens before it.
+            context_lens: [R] for each decoding request, the number of tokens that it attends to.
+                Each request decodes one token.
+            load_layer_bytes: [L] bytes of KV to load from the host for each layer, summed over
+                devices. Loading begins with the step. A layer waits until the KV for it and for
+                earlier layers is loaded. None means that nothing is loaded.
             load_rate: bytes per second of these loads, summed over devices.
-            slowdown: factor on computing time, for copies that run meanwhile.
-            saved_states: Mamba states copied to another slot in this step.
+            slowdown: factor on the computing time, because of copies at the same time; 1 means
+                none.
+            saved_states: number of Mamba states that the step copies to another slot.
         """
         num_decodes = len(context_lens)
         num_extends = num_tiles = 0
@@ -182,11 +199,11 @@ class CostModel:
     def decode_ends_ns(
         self, context_lens: Sequence[int], num_steps: int, now_ns: int, *, slowdown: float = 1.0
     ) -> Iterator[list[int]]:
-        """Yield, in blocks, the end times of consecutive decode steps that start at `now_ns`.
+        """Yield lists of the end times (ns) of `num_steps` decode steps, in order.
 
-        Each step adds one token to every context. Step j takes `forward_ns([], context_lens + j)`,
-        bit for bit, for j in range(num_steps). Each block is twice as long as the one before,
-        because most runs are cut short.
+        The first step starts at `now_ns`, with `context_lens` tokens per request. Each step adds
+        one token to each request. Durations are exactly those of `forward_ns`, with the same
+        `slowdown`. The lists grow, so that a caller that needs few steps can stop early.
         """
         num_decodes = len(context_lens)
         fixed_s = self._decode_s(num_decodes)
@@ -202,8 +219,10 @@ class CostModel:
                 rate, size, slope, line_end = self._full.line(num_keys)
                 if most >= line_end:  # past a point of the table: one step at a time
                     end = first + 1
-            others = [keys.seconds(end - first) for keys in counts]
-            others_s = [sum(each) for each in zip(*others, strict=True)] or [0.0] * (end - first)
+            num_more = end - first
+            others_s, *more = [keys.seconds(num_more) for keys in counts] or [[0.0] * num_more]
+            if more:
+                others_s = [sum(each) for each in zip(others_s, *more, strict=True)]
             ends = []
             for other_s in others_s:
                 read = num_keys * token_bytes
@@ -215,7 +234,11 @@ class CostModel:
             first = end
 
     def prefill_s(self, start: int, end: int, *, chunk_tokens: int = CHUNK_TOKENS) -> float:
-        """Seconds to compute tokens [start, end) in chunks, with the machine otherwise idle."""
+        """Return the seconds to compute the tokens from `start` to just before `end`.
+
+        They are computed in chunks of at most `chunk_tokens` tokens. The machine does nothing else
+        at the same time.
+        """
         total_ns = 0
         while start < end:
             stop = min(end, start + chunk_tokens)
@@ -224,7 +247,11 @@ class CostModel:
         return total_ns * 1e-9
 
     def flops(self, start: int, end: int) -> float:
-        """FLOPs of tokens [start, end) over all devices, without the recurrent scans."""
+        """Return the floating-point operations for the tokens from `start` to just before `end`.
+
+        The number is summed over all devices. The recurrences of Mamba and delta-rule layers are
+        left out.
+        """
         model = self.model
         experts = model.num_moe_layers * model.experts_per_token * model.expert_params
         dense = 2.0 * (end - start) * (model.dense_params + experts)
@@ -232,10 +259,11 @@ class CostModel:
         return dense + self.tp * attention
 
     def offered_s(self, prompt_cached: int, prompt_len: int, output_len: int, batch: int) -> float:
-        """Return the machine seconds of one request: its load on the machine.
+        """Return for how many seconds one request occupies the machine.
 
-        Its prefill alone, plus its share of each decode step after the first token in a batch of
-        `batch` such requests: all reads of its own context and state, 1/batch of the weights.
+        This is the time of its prefill alone, plus its share of the decode steps after its first
+        token. In each decode step, `batch` such requests share the time equally. The first
+        `prompt_cached` prompt tokens are in the cache.
         """
         length = prompt_len + output_len // 2
         # in the order of sums of `forward_ns([], [length] * batch)`
@@ -245,10 +273,11 @@ class CostModel:
         return self.prefill_s(prompt_cached, prompt_len) + decode_ns * 1e-9 / batch
 
     def layer_bytes(self, *counts: float) -> NDArray[np.float64]:
-        """Return [L] bytes that each layer needs for these counts of tokens or states by kind.
+        """Return [L] the bytes that must be loaded for each layer, summed over devices.
 
-        Bytes are summed over devices. A count is fractional if items are loaded in a smaller
-        format.
+        `counts` are the numbers of tokens to load, by kind: full attention first, then sliding
+        window. For Mamba, the count is a number of states. A count may be a fraction, because data
+        in a smaller number format counts for less.
         """
         layers: NDArray[np.float64] = self._layer_bytes[FULL] * counts[FULL]
         for table, count in zip(self._layer_bytes[1:], counts[1:], strict=True):
@@ -278,9 +307,8 @@ class CostModel:
         return self._fixed_s(0, 0, 0, num_decodes, 0)[0]
 
 
+# cost of all weight matrices, and of the all-reduces between them
 class _Weights:
-    """Cost of all weight matrices, and of the all-reduces between them."""
-
     def __init__(self, model: ModelConfig, hardware: HardwareConfig, *, tp: int, ep: int) -> None:
         self._model = model
         self._num_layers = len(model.layer_words)
@@ -336,7 +364,7 @@ class _Weights:
         )
 
     def _experts_s(self, num_tokens: int) -> float:
-        """Seconds of one layer's experts on the device with most work."""
+        # seconds of one layer's experts on the device with most work
         model, tp = self._model, self._tp
         tokens_each = num_tokens * model.experts_per_token / model.num_experts
         flops = 2 * num_tokens * model.experts_per_token * model.expert_params / tp
@@ -360,11 +388,9 @@ def _experts_table(model: ModelConfig) -> str:
 
 
 def _attentions(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> Iterator["_Attention"]:
-    """Yield the attention of each sort: dense, sparse, windowed, and of parts that are read.
-
-    Choosing tokens reads all their index keys, at the rate of attention with such heads. Attention
-    to chosen tokens has the rate of a window of equal length. Both are assumptions of the model.
-    """
+    # the attention of each sort: dense, sparse, windowed, and of parts that are read. Choosing
+    # tokens reads all their index keys, at the rate of attention with such heads. Attention to
+    # chosen tokens has the rate of a window of equal length. Both are assumptions of the model
     value_dim = model.value_dim or model.head_dim
     words = model.layer_words
     full_bytes = model.full_layer_token_bytes * model.kv_copies(LayerKind.full, tp)
@@ -387,6 +413,7 @@ def _attentions(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> Ite
         token_bytes=model.swa_layer_token_bytes * model.kv_copies(LayerKind.swa, tp),
         reach=model.window_len,
         is_window=True,
+        restarts=model.window_restarts,
     )
     for part in model.parts:
         if part.query_heads:
@@ -402,12 +429,9 @@ def _attentions(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> Ite
             )
 
 
+# cost of one sort of attention on one of `tp` devices; a query reads all tokens before it, or its
+# last (or chosen) `reach` tokens
 class _Attention:
-    """Cost of one sort of attention on one of `tp` devices.
-
-    A query reads all tokens before it, or its last (or chosen) `reach` tokens.
-    """
-
     def __init__(
         self,
         hardware: HardwareConfig,
@@ -421,14 +445,15 @@ class _Attention:
         tokens: int = 1,
         reach: int = 0,
         is_window: bool = False,
+        restarts: bool = False,
     ) -> None:
-        """`dims`: elements that a query head multiplies per key; a key stands for `tokens` tokens.
-
-        `layers`: which of the model's layers have this sort; `num_more` are added to them.
-        """
+        # `dims`: elements that a query head multiplies per key; a key stands for `tokens` tokens.
+        # `layers`: which of the model's layers have this sort; `num_more` are added to them.
+        # `restarts`: a query reads the tokens since the last multiple of `reach`
         self.num_layers = sum(layers) + num_more
         self.before = _count_before(layers)
         self.reach = reach
+        self.restarts = restarts
         self._is_window = is_window
         self.token_bytes = token_bytes / tp
         self._flops = 2 * ceil(heads / tp) * sum(dims)  # a query and a key
@@ -443,20 +468,20 @@ class _Attention:
     def num_keys(self, context_lens: Sequence[int]) -> int:
         if not self.reach:
             return sum(context_lens)
+        if self.restarts:
+            return sum([(length - 1) % self.reach + 1 for length in context_lens])
         return sum([min(length, self.reach) for length in context_lens])
 
     def extend_s(self, extends: Sequence[tuple[int, int]]) -> float:
-        """Return the seconds of all layers for the queries of these intervals.
-
-        The rate is that of a prompt with the same number of (query, key) pairs as the mean
-        interval, where the mean is over pairs.
-        """
+        # the rate is that of a prompt with the same number of (query, key) pairs as the mean
+        # interval, where the mean is over pairs
         if not self.num_layers:
             return 0.0
         num_pairs = num_keys = squares = 0
         for start, end in extends:
             pairs = self._pairs(end) - self._pairs(start)
-            num_keys += min(end, end - start + self.reach) if self._is_window else end
+            first = start - (start % self.reach if self.restarts else self.reach)
+            num_keys += end - max(first, 0) if self._is_window else end
             num_pairs += pairs
             squares += pairs * pairs
         rate = min(self._window_rate, self._rates.at(sqrt(2 * squares / num_pairs)))
@@ -487,24 +512,32 @@ class _Attention:
         return self._bandwidth.line(num_keys * self.token_bytes)
 
     def _pairs(self, num_queries: int) -> int:
-        ramp = num_queries
-        if self.reach:
-            ramp = min(num_queries, self.reach)
+        if self.restarts:
+            whole, ramp = divmod(num_queries, self.reach)
+            return (whole * self.reach * (self.reach + 1) + ramp * (ramp + 1)) // 2
+        ramp = min(num_queries, self.reach) if self.reach else num_queries
         return ramp * (ramp + 1) // 2 + (num_queries - ramp) * ramp
 
 
 class _Keys:
     def __init__(self, attention: _Attention, context_lens: Sequence[int]) -> None:
         self._attention = attention
-        self._num_keys = attention.num_keys(context_lens)
+        self._context_lens = context_lens
         self._step, self._num_decodes = 0, len(context_lens)
         reach = attention.reach
         # by how many tokens each context is shorter than `reach`
         self._room = sorted([reach - length for length in context_lens if length < reach])
+        self._num_keys = sum(context_lens)
+        if reach:
+            self._num_keys = reach * self._num_decodes - sum(self._room)
 
     def seconds(self, num_steps: int) -> list[float]:
         first, room = self._step, self._room
         self._step += num_steps
+        if self._attention.restarts:
+            lens = np.array(self._context_lens) + np.arange(first, self._step)[:, None] - 1
+            num_keys = (lens % self._attention.reach + 1).sum(axis=1)
+            return [self._attention.decode_s(keys) for keys in num_keys.tolist()]
         if self._attention.reach and not (room and room[-1] > first):
             return [self._attention.decode_s(self._num_keys)] * num_steps
         held = []
@@ -518,7 +551,7 @@ class _Keys:
 
 
 def _recurrent_s(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> tuple[float, float]:
-    """Seconds of all recurrent layers: per scanned token, and per decoded token."""
+    # seconds of all recurrent layers: per scanned token, and per decoded token
     inner = model.recurrent_heads * model.recurrent_head_dim
     scan_s = state_s = 0.0
     for word in model.layer_words:

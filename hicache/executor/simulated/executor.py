@@ -36,10 +36,10 @@ NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
 
 class SimulatedIo:
-    """Links, storage and storage workers under one event queue.
+    """Simulates the copies and storage operations of all engines, in one event queue.
 
-    Each I/O job is a generator that yields what it waits for. Storage jobs queue for a worker and
-    are not preempted.
+    Each operation is a generator. It yields what it waits for: a delay, or bytes that move over
+    links. Storage operations queue until a storage worker is free, and then run to their end.
     """
 
     def __init__(
@@ -51,15 +51,17 @@ class SimulatedIo:
         stalls: Sequence[Stall] = (),
         seed: int,
     ) -> None:
-        """Build the shared I/O of all engines.
+        """Build the simulated copy links and storage of all engines.
+
+        If an engine has several tensor-parallel ranks, each rank counts as an engine here.
 
         Args:
-            config: speeds of storage.
-            storages: none, one that all engines share, or one per rank: engine `n` uses
-                `storages[n % len(storages)]`. A rank moves its part of every copy.
-            copy_rates: for each engine, bytes per second by link: to_device, to_host, host_memory,
-                and both_ways where the two directions slow each other.
-            stalls: for each storage, the time of its calls beyond links and latencies.
+            config: the speeds and limits of storage.
+            storages: the storages of the engines. Engine `n` uses `storages[n % len(storages)]`; an
+                empty list means no storage.
+            copy_rates: for each engine, the bytes per second of its links: to_device, to_host and
+                host_memory. A link both_ways limits the sum of both directions; it may be missing.
+            stalls: for each storage, the extra time that its calls take; empty means none.
             seed: seed of the random storage delays.
         """
         duplex = ("both_ways",) if any("both_ways" in rates for rates in copy_rates) else ()
@@ -126,7 +128,11 @@ class SimulatedIo:
         return [(number // self._num_ranks, each) for number, each in done]
 
     def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
-        """Process events before `limit_ns` until work completes; return the next event's time."""
+        """Process events before `limit_ns` until some work is complete; return the next event time.
+
+        All times are in ns. `clock` moves along with the events. If `limit_ns` is None, there is no
+        limit. Return None if no event is pending.
+        """
         while not self._done:
             event = self._next_ns()
             if event is None or (limit_ns is not None and event >= limit_ns):
@@ -140,10 +146,10 @@ class SimulatedIo:
         self._go_on(work)
 
     def enqueue(self, worker: str, work: IoJob, now_ns: int) -> None:
-        """Start a job as soon as a storage worker is free.
+        """Start a storage operation as soon as a storage worker is free.
 
-        `worker`: "read" and "write" are shared by all engines, "query0" belongs to the first
-        engine.
+        `worker` names a group of workers. All engines share the groups "read" and "write". The
+        group "query0" belongs to engine 0, "query1" to engine 1, and so on.
         """
         self._now = now_ns
         self._queues[worker].append(work)
@@ -196,7 +202,7 @@ class SimulatedIo:
 
     def write(self, engine: int, work: StorageWrite, page_bytes: Sequence[int]) -> IoJob:
         links = ("storage_write", "storage", f"host_memory{engine}")
-        sizes = {page_bytes[kind] for kind, _ in work.parts}
+        all_bytes = sum([page_bytes[kind] * len(page_ids) for kind, page_ids in work.parts])
         if work.is_given_away:  # copied to a buffer first
             yield 0, work.num_bytes, (f"host_memory{engine}",)
         waited_ns = 0  # round trip of the existence check
@@ -205,10 +211,9 @@ class SimulatedIo:
                 part.present = self._storage_of(engine).contains(part.keys)
                 waited_ns = self._query_ns + self._stall_ns(engine)
                 continue
-            num_bytes = len(part.keys) * max(sizes)
-            if len(sizes) > 1:
-                kinds = kinds_of(part.keys)
-                num_bytes = sum(kinds.count(kind) * size for kind, size in enumerate(page_bytes))
+            num_bytes = all_bytes
+            if len(part.keys) < len(work.keys):
+                num_bytes = sum([page_bytes[kind] for kind in kinds_of(part.keys)])
             yield waited_ns + self._operation_ns, num_bytes, links
             waited_ns = 0
             self.counters["transfer/storage_write_bytes"] += num_bytes
@@ -301,10 +306,20 @@ class SimulatedExecutor:
         load_shares: Sequence[float] | None = None,
         slowdown: float,
     ) -> None:
-        """`load_rate`: bytes per second to the device; `slowdown`: of steps beside copies.
+        """Create the executor of one engine.
 
-        `load_shares`: bytes loaded back per byte on the device, by kind; None means 1.
-        `shared_load_rate`: `load_rate` of a step that begins during a back-up; None means the same.
+        Args:
+            engine: index of the engine.
+            cost: predicts the durations of steps.
+            io: simulates copies and storage.
+            page_size: tokens per page.
+            page_bytes: bytes of a page (or state) in storage, by kind of data.
+            load_rate: bytes per second from host to device.
+            shared_load_rate: the same for a step that begins while pages are copied to the host;
+                None means `load_rate`.
+            load_shares: by kind, the bytes of a page on the host divided by those on the device;
+                None means 1 for all kinds.
+            slowdown: factor by which copies slow down the steps that run at the same time.
         """
         self._engine = engine
         self._cost = cost
@@ -318,11 +333,18 @@ class SimulatedExecutor:
 
     @property
     def is_fenced(self) -> bool:
-        """True if a back-up still reads pages that were given away."""
+        """True while a copy to the host still reads device pages that were already freed.
+
+        The next step waits for the copy, because it may overwrite these pages.
+        """
         return self._io.fences[self._engine] > 0
 
     def submit(self, work: Work, now_ns: int) -> None:
-        """Start a copy; copies of states on the device are part of the step's cost."""
+        """Start a copy or a storage operation.
+
+        A copy of a Mamba state within the device takes no extra time: the cost of steps includes
+        it.
+        """
         if isinstance(work, CopyState):
             return
         if isinstance(work, StorageDelete):

@@ -9,7 +9,7 @@ Flows that end in the same nanosecond end in the order of their ids.
 from bisect import insort
 from collections.abc import Mapping
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from math import ceil
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from hicache.models import HardwareConfig, RateTable
 
 _Route = tuple[str, ...]  # sorted links
-_Loads = frozenset[tuple[_Route, int]]  # number of flows per route
+_Loads = tuple[tuple[_Route, int], ...]  # number of flows per route
 
 
 class CopyPath(Enum):
@@ -26,9 +26,8 @@ class CopyPath(Enum):
     staged = "staged"  # a kernel on the device, and the copy engine between host and a buffer there
 
 
+# one transfer: `remaining` bytes at `since_ns`, and the rate since then
 class _Flow:
-    """One transfer: `remaining` bytes at `since_ns`, and the rate since then."""
-
     __slots__ = ("finish_ns", "flow_id", "rate", "remaining", "route", "since_ns")
 
     def __init__(self, flow_id: int, num_bytes: int, route: _Route, now_ns: int) -> None:
@@ -49,10 +48,11 @@ class _Flow:
 
 
 class Links:
-    """Flows over links of known capacities.
+    """Simulates transfers over shared links, in integer nanoseconds.
 
-    Invariant: the rates of the flows on a link sum to at most its capacity, and every flow crosses
-    a full link on which no flow is faster. Time never goes back.
+    `capacities` gives the bytes per second of each link. A transfer may cross several links, and
+    has the same rate on all of them. The rates are max-min fair: a transfer could be faster only if
+    a transfer with an equal or lower rate became slower. Time never goes back.
     """
 
     def __init__(self, capacities: Mapping[str, float]) -> None:
@@ -65,7 +65,7 @@ class Links:
         self._routes: dict[tuple[str, ...], _Route] = {}  # by the links in the caller's order
         self._loads: dict[_Route, int] = {}
         # the same loads recur
-        self._rates_of = lru_cache(self._fair_rates)
+        self._rates_of = cache(self._fair_rates)
         self._ended: list[tuple[int, int]] = []  # (finish_ns, flow_id), not reported yet
         self._next_end_ns: int | None = None
 
@@ -92,11 +92,17 @@ class Links:
         return route
 
     def next_finish_ns(self) -> int | None:
-        """End time of the next flow if no other starts before; None without flows."""
+        """Return the time (ns) at which the next transfer ends, if no other starts before.
+
+        None means that no transfer is under way.
+        """
         return self._ended[0][0] if self._ended else self._next_end_ns
 
     def finish_until(self, now_ns: int) -> list[tuple[int, int]]:
-        """Return new ends up to `now_ns` as (finish_ns, flow_id), in order."""
+        """Return the transfers that ended by `now_ns` and were not returned before, by end time.
+
+        Each transfer is a pair: its end time in ns, and its id.
+        """
         self._advance(now_ns)
         ended, self._ended = self._ended, []
         return ended
@@ -124,12 +130,9 @@ class Links:
         self._share()
 
     def _share(self) -> None:
-        """Assign every flow its fair rate from now on.
-
-        Flows over the same links have equal rates, so the filling runs over routes, not flows.
-        """
+        # flows over the same links have equal rates, so the filling runs over routes, not flows
         flows = self._flows.values()
-        rates = self._rates_of(frozenset(self._loads.items()))
+        rates = self._rates_of(tuple(self._loads.items()))
         for flow in flows:
             # even if the rate stays equal: the remaining bytes must not depend on whether the
             # rate changed and returned between calls at one time
@@ -137,7 +140,7 @@ class Links:
         self._next_end_ns = min([flow.finish_ns for flow in flows]) if flows else None
 
     def _fair_rates(self, of_routes: _Loads) -> dict[_Route, float]:
-        """Bytes per second of a flow on each route, by progressive filling."""
+        # bytes per second of a flow on each route, by progressive filling
         loads = dict(sorted(of_routes))
         left: dict[str, float] = {}
         count: dict[str, int] = {}
@@ -172,11 +175,13 @@ def pcie_rate(
     to_device: bool = True,
     is_coded: bool = False,
 ) -> float:
-    """Bytes per second at which one device copies contiguous pieces of this size.
+    """Return the bytes per second at which one device copies contiguous pieces from or to the host.
 
-    A copy engine has a cost per piece, so its rate falls with their size. A kernel reaches its
-    ceiling at small pieces; the ceiling depends on the direction and on the number of programs. A
-    staged copy crosses the link by copy engine, and the device reads and writes it once more.
+    `piece_bytes` is the size of a piece. With the path `copy_engine`, each piece has a fixed cost,
+    so small pieces are slow. With `kernel`, small pieces are fast too, but the number of GPU
+    programs limits the rate. With `staged`, the copy engine moves the data to or from a device
+    buffer, and a kernel copies it once more. `is_coded` means that the kernel also converts pages
+    to or from a smaller number format.
     """
     limit = hardware.pcie_bandwidth.value
     if path is CopyPath.staged:

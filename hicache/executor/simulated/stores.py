@@ -11,7 +11,7 @@ class KeyStore(Protocol):
     def contains(self, keys: Sequence[Key]) -> list[bool]: ...
 
     def read(self, keys: Sequence[Key]) -> int:
-        """Return the number of leading keys that could be read."""
+        """Read the pages of `keys` in order; return how many come before the first missing page."""
         ...
 
     def write(self, keys: Sequence[Key]) -> int: ...
@@ -39,7 +39,10 @@ class EndlessStore:
 
 
 class StandIns:
-    """A storage engine in which each page is its own key, so that damage is detected."""
+    """Lets a simulation without page contents use a storage engine.
+
+    Each page consists of its own key. So the simulation still notices damaged pages.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

@@ -1,1 +1,1 @@
-"""The storage engines."""
+"""The storage engines, one module each."""

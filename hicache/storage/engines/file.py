@@ -36,15 +36,18 @@ _FOREIGN_LEFTOVER_S = 3600.0  # writing one page never takes longer, on any mach
 
 
 class FileStorage:
-    """Pages as files under `root`, in one directory per namespace.
+    """A storage engine that keeps each KV-cache page in a file of its own below `root`.
 
-    `capacity_bytes` bounds the payload of a namespace; `page_bytes` gives nominal sizes for each
-    kind, which are charged instead. One process keeps the bound exactly. Each further process that
-    writes to the same directory can exceed it by 5% until it scans the directory again.
+    Each namespace (the pages of one model, layout, page size and rank) has its own directory.
+    `capacity_bytes` limits the sum of the namespace's page sizes; None means no limit. `page_bytes`
+    maps a kind of page (the last byte of a key) to the size that is counted for a page. A page of
+    any other kind counts with its own length. A single process never exceeds the limit. Each
+    further process that writes to the directory can exceed the limit by 5% until it scans the
+    directory again.
 
-    A file that cannot be a page (not a plain file of this store, or longer than `page_bytes`
-    allows) is left alone: reads of its key miss, and writes are declined. A file that can be a page
-    but has the wrong digest counts as a damaged page and is removed.
+    The engine never touches a file that it cannot have written, such as a link or a file longer
+    than a page. Reads of that file's key miss, and writes return False. A file with a wrong digest
+    counts as a damaged page and is deleted.
     """
 
     def __init__(
@@ -98,7 +101,6 @@ class FileStorage:
                 self._remove(directory, key)
 
     def stats(self) -> StorageStats:
-        """Return the counters. Scans the directory: stored pages include those of all processes."""
         with self._opened() as directory, self._lock:
             self._scan(directory)
             return replace(
@@ -121,11 +123,6 @@ class FileStorage:
             yield directory
 
     def _status(self, bucket: int, key: bytes) -> os.stat_result | None:
-        """Return the status of a page's file; None if the file does not exist.
-
-        Raises:
-            ForeignFileError: the entry cannot be a page.
-        """
         status = own_status(_name(key), bucket)
         longest = self._page_bytes.get(key[-1])
         if status and longest is not None and status.st_size > longest + PAGE_DIGEST_BYTES:
@@ -314,7 +311,6 @@ def _bucket(directory: int, key: bytes) -> AbstractContextManager[int]:
 
 
 def _refresh_file(name: str, directory: int) -> None:
-    """Make a page the youngest, if permitted: another user may own it, or it was just evicted."""
     with suppress(OSError):
         os.utime(name, dir_fd=directory, follow_symlinks=False)
 

@@ -12,12 +12,12 @@ from hicache.storage.base import StorageStats
 
 
 class MemoryStorage:
-    """Storage in a dictionary, ordered from the least to the most recently used page.
+    """A storage engine in this process's memory that evicts the least recently used pages.
 
-    Reads, and writes of existing keys, refresh the page; `contains` does not. `page_bytes` gives
-    nominal page sizes by kind (the last byte of a key). With it, the payload may be a stand-in of
-    any length, even empty; simulated time stores such stand-ins. A read succeeds only into a buffer
-    of the stand-in's own length, so no caller takes a stand-in for a page.
+    Reading a page, or writing it again, makes it the most recently used; `contains` does not.
+    `page_bytes` maps each kind of page (the last byte of a key) to the size counted for a page.
+    With `page_bytes`, simulations can store placeholders of any length in place of pages, even
+    empty ones. A read succeeds only if the buffer is as long as the stored bytes.
     """
 
     def __init__(

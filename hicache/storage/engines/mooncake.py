@@ -26,12 +26,12 @@ _CLIENT_BYTES = 16 * 2**20  # the store's own buffer; calls on registered memory
 
 
 class MooncakeStorage:
-    """Pages as objects, each followed by its digest, under names that start with the namespace.
+    """A storage engine that keeps pages in a Mooncake Store, a pool of many machines' memory.
 
-    `master` is HOST:PORT. This process adds `segment_bytes` of its memory to the store until
-    `close`; 0 makes it a client only. Pages pass through staging memory that is registered with the
-    transfer engine, with one copy each way, so an abandoned call never touches the caller's
-    buffers. One call runs at a time.
+    `master` is the HOST:PORT of the store's master. This process lends `segment_bytes` of its
+    memory to the store until `close`; 0 lends none. Pages are copied through a staging buffer that
+    is registered with Mooncake's transfer engine. So a call that is abandoned at its deadline never
+    touches the caller's buffers. The engine runs one call at a time.
     """
 
     def __init__(
@@ -115,7 +115,6 @@ class MooncakeStorage:
         self._checked([code])
 
     def stats(self) -> StorageStats:
-        """Return the count of damaged pages; the store does not report what it holds to clients."""
         with self._lock:
             return replace(self._stats)
 
@@ -155,7 +154,7 @@ class MooncakeStorage:
         return [f"{self._prefix}/{key.hex()}" for key in keys]
 
     def _parts(self, buffers: Sequence[memoryview]) -> Iterator[tuple[slice, list[slice]]]:
-        """Split buffers into runs that fit staging memory; yield each with its pages' places."""
+        # runs of pages that fit staging memory, each with the places of its pages there
         first = 0
         places: list[slice] = []
         for index, buffer in enumerate(buffers):
@@ -189,11 +188,7 @@ class MooncakeStorage:
 
 
 def _reach(master: str, *, timeout_s: float) -> None:
-    """Check early that the master answers: the store's own setup takes 90 s to fail.
-
-    Raises:
-        StorageError: no connection within `timeout_s`.
-    """
+    # checked early, because the store's own setup takes 90 s to fail
     host, _, port = master.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"the address of a Mooncake master must be HOST:PORT, got {master!r}")

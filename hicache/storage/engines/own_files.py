@@ -14,20 +14,15 @@ from pathlib import Path
 
 
 class ForeignFileError(OSError):
-    """A foreign entry lies in the place of a file or directory of the store."""
+    """Raised when a link or another foreign object lies where the store keeps a file."""
 
 
 def is_own(status: os.stat_result) -> bool:
-    """True for a plain file with one name; `status` comes from `lstat`, not `stat`."""
+    # `status` must come from `lstat`, which does not follow links
     return stat.S_ISREG(status.st_mode) and status.st_nlink < 2
 
 
 def own_status(name: str, directory: int) -> os.stat_result | None:
-    """Return the status of a file; None if there is no entry.
-
-    Raises:
-        ForeignFileError: the entry is foreign.
-    """
     try:
         status = os.lstat(name, dir_fd=directory)
     except FileNotFoundError:
@@ -38,10 +33,13 @@ def own_status(name: str, directory: int) -> os.stat_result | None:
 
 
 def open_own(name: str, flags: int, directory: int) -> int:
-    """Open a file in an open directory; `O_CREAT` creates it.
+    """Open the file `name` in the open directory `directory`; return its file descriptor.
+
+    `flags` are those of `os.open`. The function neither follows links nor blocks.
 
     Raises:
-        ForeignFileError: the entry is foreign.
+        ForeignFileError: the path is a link, a directory, a device, a FIFO or a file with
+            several names.
     """
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -59,10 +57,13 @@ def open_own(name: str, flags: int, directory: int) -> int:
 
 @contextmanager
 def own_directory(path: Path | str, directory: int | None = None) -> Iterator[int]:
-    """Open a directory for the `with` block. Links above it are followed; it must not be a link.
+    """Open a directory and yield its file descriptor, which is closed after the `with` block.
+
+    A relative `path` starts at the open directory `directory`; None means the current directory.
+    The parents of `path` may be links; `path` itself must not be a link.
 
     Raises:
-        ForeignFileError: it is a link or not a directory.
+        ForeignFileError: the path is a link or not a directory.
     """
     file = open_own_directory(path, directory)
     try:
@@ -72,7 +73,6 @@ def own_directory(path: Path | str, directory: int | None = None) -> Iterator[in
 
 
 def open_own_directory(path: Path | str, directory: int | None = None) -> int:
-    """Like `own_directory`, but the caller closes the file descriptor."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, dir_fd=directory)

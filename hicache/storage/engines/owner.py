@@ -10,7 +10,11 @@ _OWNER = re.compile(r"([0-9a-f]{32})\.([0-9]{1,20})\.([0-9]{1,20})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process of this machine: its boot, its id, and its start (clock ticks after boot)."""
+    """Identifies one process of this machine, even if its process id is reused later.
+
+    `boot` identifies the boot of the machine. `started` is the start of the process, in clock ticks
+    after the boot.
+    """
 
     boot: str
     pid: int
@@ -46,11 +50,10 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Return field 22 of /proc/PID/stat (proc(5)); None if the process is missing or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     # the name in field 2 may contain blanks and brackets, so split after the last bracket
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in "ZX" else int(fields[19])  # field 22 of proc(5)

@@ -23,10 +23,11 @@ _SCANNED_KEYS = 1000  # per round trip
 
 
 class RedisStorage:
-    """Pages as values, each followed by its digest, under names that start with the namespace.
+    """A storage engine that keeps pages as values in a Redis or Valkey server.
 
-    `url` is redis://HOST:PORT/DB, rediss:// for TLS or unix://PATH. A call without an answer within
-    `deadline_s` raises `StorageError` and does not touch the caller's buffers later.
+    `url` is redis://HOST:PORT/DB, rediss://HOST:PORT/DB for TLS, or unix://PATH. A call raises
+    `StorageError` if the server does not answer within `deadline_s` seconds. After a failed call,
+    the caller's buffers do not change any more.
     """
 
     def __init__(self, url: str, *, namespace: str, deadline_s: float = 2.0) -> None:
@@ -100,7 +101,6 @@ class RedisStorage:
                 self._client.unlink(*(self._prefix + key for key in keys))
 
     def forget_all(self) -> None:
-        """Remove every page of the namespace. O(keys on the server)."""
         pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", self._prefix) + b"*"
         with self._reached():
             names = list(self._client.scan_iter(match=pattern, count=_SCANNED_KEYS))
@@ -108,7 +108,6 @@ class RedisStorage:
                 self._client.unlink(*names[first : first + _SCANNED_KEYS])
 
     def stats(self) -> StorageStats:
-        """Return the counters. Stored pages are those of the whole server, for all clients."""
         with self._reached():
             used = int(self._client.info("memory")["used_memory"])
             return replace(self._stats, stored_pages=self._client.dbsize(), stored_bytes=used)

@@ -39,12 +39,14 @@ class _DiskFullError(StorageError):
 
 
 class SlabStorage:
-    """Pages in the slots of sparse files, found through a table in SQLite.
+    """A storage engine that keeps pages in fixed-size slots of large sparse files.
 
-    `root` is a directory of a local file system (SQLite's log cannot be shared over a network).
-    Each namespace has its own directory and its own `capacity_bytes` there. A slot has the size of
-    its page, or the size that `page_bytes` gives for the kind, rounded up to 4 KiB. `num_threads`
-    threads move the pages of one call.
+    An SQLite table records which slot holds which page. Several processes can share the files.
+    `root` must be on a local file system, because SQLite's log cannot be shared over a network.
+    Each namespace (the pages of one model, layout, page size and rank) has its own directory and
+    its own `capacity_bytes`. A slot is as large as its page, rounded up to a multiple of 4 KiB.
+    `page_bytes` can set another page size for a kind of page (the last byte of a key).
+    `num_threads` threads copy the pages of one call.
     """
 
     def __init__(
@@ -97,7 +99,6 @@ class SlabStorage:
             return self._read_all(keys, buffers)
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages; False for a page that finds only slots that are being written."""
         with self._in_use():
             return self._write_all(keys, buffers)
 
@@ -106,17 +107,14 @@ class SlabStorage:
             table.forget(keys)
 
     def stats(self) -> StorageStats:
-        """Return the stored pages of all processes (slot sizes), and this one's damaged pages."""
         with self._in_use(), self._use_table() as table:
             stored_pages, stored_bytes = table.stored()
             return replace(self._stats, stored_pages=stored_pages, stored_bytes=stored_bytes)
 
     def close(self) -> None:
-        """Close the files; if abandoned calls still move pages, the last of them closes the files.
-
-        A call abandoned at its deadline may run on for long. If its file were closed, the same
-        descriptor could name another file by the time the call writes to it.
-        """
+        # A call abandoned at its deadline may run on for long. If its file were closed, the same
+        # descriptor could name another file by the time the call writes to it. So the last such
+        # call closes the files.
         with self._lock:
             if self._is_closed:
                 return
@@ -232,13 +230,10 @@ class SlabStorage:
         place: Place,
         buffer: memoryview,
     ) -> bytes | None:
-        """Move a page to or from its slot; return its digest, or None if the move failed.
-
-        A large page moves in parts, each hashed while it is in the processor's cache.
-        """
         if buffer.nbytes <= _PART_BYTES:
             is_moved = move(place, 0, buffer)
             return page_digest(self._namespace, key, buffer) if is_moved else None
+        # in parts, each hashed while it is in the processor's cache
         hasher = page_hasher(self._namespace, key, buffer.nbytes)
         for start in range(0, buffer.nbytes, _PART_BYTES):
             part = buffer[start : start + _PART_BYTES]
@@ -314,7 +309,7 @@ class SlabStorage:
 
 @contextmanager
 def _opening(directory: int, busy_s: float) -> Iterator[None]:
-    """Let one process open the table at a time: SQLite does not wait while a table is created."""
+    # one process at a time, because SQLite does not wait while a table is created
     file = open_own("opening", os.O_RDWR | os.O_CREAT, directory)
     try:
         _lock(file, busy_s)

@@ -27,12 +27,13 @@ class Place(NamedTuple):
 
 
 class SlotFiles:
-    """The sparse files below `root`, one per slot size, each opened at its first use.
+    """Reads and writes page slots in sparse files below `root`, one file per slot size.
 
-    If a foreign entry lies in the place of a file, reads and writes of its slots fail.
+    Each file is opened at its first use. If a link or another foreign file lies at its path, reads
+    and writes of its slots return False.
 
     Raises:
-        OSError: `root` is not a directory of this store.
+        OSError: `root` is missing, is a link, or is not a directory.
     """
 
     def __init__(self, root: Path) -> None:
@@ -44,22 +45,16 @@ class SlotFiles:
         return self._move(os.preadv, place, start, buffer)
 
     def write(self, place: Place, start: int, buffer: memoryview) -> bool:
-        """Write the buffer at byte `start` of the slot; False if the disk is full or fails."""
         return self._move(os.pwritev, place, start, buffer)
 
     def free_space(self, place: Place) -> None:
-        """Make the slot a hole; without support for holes, its space stays until it is reused."""
-        with suppress(OSError):
+        with suppress(OSError):  # without support for holes, the space stays until it is reused
             if self.num_slots(place.slot_bytes):
                 _punch_hole(self._open(place.slot_bytes), place.offset, place.slot_bytes)
 
     def num_slots(self, slot_bytes: int) -> int:
-        """Return the number of slots in a file, counting a partial last slot; 0 without a file.
-
-        Raises:
-            OSError: the size cannot be read.
-        """
         status = own_status(_name(slot_bytes), self._directory)
+        # a partial last slot counts
         return 0 if status is None else -(-status.st_size // slot_bytes)
 
     def close(self) -> None:

@@ -61,7 +61,10 @@ _STORED = (
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A slot that is being written; `tick` distinguishes it from later reservations of the slot."""
+    """A slot in a storage file that a process has reserved and is writing a page to.
+
+    `tick` is a counter value that tells this reservation from later ones of the same slot.
+    """
 
     place: Place
     tick: int
@@ -83,17 +86,18 @@ class Written:
 
 
 class SlotTable:
-    """The table of one slab. Not thread-safe: the caller holds a lock around each call.
+    """An SQLite table that records which slot of the storage files holds which page.
 
-    Used pages become the youngest, and the least recently used leave first. The space of a slot
-    that becomes free, and is not reused at once, is returned within the transaction, when no other
-    process can hold that slot yet.
+    All processes that share the files share the table. If there is no room, the least recently used
+    page is evicted. The disk space of a freed slot is released in the same transaction, unless the
+    slot is reused at once. An instance is not thread-safe: the caller holds a lock around each
+    call.
 
-    On a full disk, where SQLite cannot write, an existing table opens read-only: changes raise
-    SQLITE_READONLY until the table is opened again.
+    If the disk is full, an existing table is opened read-only. Changes then raise SQLITE_READONLY
+    until the table is opened again.
 
     Raises:
-        ValueError: the file is a database of another program.
+        ValueError: the file is another program's database, or belongs to another namespace.
     """
 
     def __init__(
@@ -167,10 +171,12 @@ class SlotTable:
     def reserve(
         self, wanted: Sequence[tuple[bytes, int]], *, touched: Iterable[bytes]
     ) -> list[Reservation | StoredPage | None]:
-        """Reserve a slot for each (key, size in bytes); evict the oldest pages if no slot is free.
+        """Reserve a slot for each `(key, size in bytes)`, evicting the oldest pages if necessary.
 
-        For a stored key, return its page and refresh it, after the keys in `touched`. Return None
-        if all remaining slots are being written.
+        The function first marks the pages of the keys in `touched` as recently used. The result has
+        one entry per wanted page, usually a `Reservation`. If the key is stored already, the entry
+        is the stored page, and that page becomes the most recently used. The entry is None if no
+        slot can be freed.
         """
         with self._transaction():
             self._touch(touched)
@@ -188,10 +194,11 @@ class SlotTable:
             return given
 
     def publish(self, pages: Sequence[Written], *, failed: Sequence[Reservation]) -> list[bool]:
-        """Make written pages live and free the failed slots; return whether each key is stored.
+        """Make written pages readable under their keys, and free the slots of failed writes.
 
-        If another writer was first, its page stays and the slot is freed. False means that the slot
-        was lost meanwhile.
+        Return one flag per page: True if the key is stored now. If another process stored the same
+        key first, that page stays, and the slot written by the caller is freed. False means that
+        the slot was no longer reserved for the caller.
         """
         with self._transaction():
             for reservation in failed:
@@ -245,7 +252,6 @@ class SlotTable:
             raise
 
     def _is_new(self) -> bool:
-        """True if the file is empty; raises if it holds anything else than a slot table."""
         got = _schema_of(self._db)
         with closing(sqlite3.connect(":memory:")) as model:
             _make(model)
@@ -324,7 +330,6 @@ class SlotTable:
         return Reservation(place, tick)
 
     def _make_room(self, slot_bytes: int) -> Place | None:
-        """Return a free slot of this size; evict the oldest pages until it fits the capacity."""
         while self._capacity_bytes is not None:
             total = self._db.execute("SELECT CAST(total(used_bytes) AS INTEGER) FROM totals")
             used = total.fetchone()[0]

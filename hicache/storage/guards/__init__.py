@@ -1,1 +1,1 @@
-"""What stands between the cache and an engine: deadlines, breaker, checksums, faults."""
+"""Wrappers between the cache and a storage engine: deadlines, breaker, checksums, faults."""

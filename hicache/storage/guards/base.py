@@ -1,4 +1,4 @@
-"""A wrapper around a storage engine: the base class of every guard."""
+"""The base class of the wrappers around a storage engine."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -9,7 +9,10 @@ Result = TypeVar("Result")
 
 
 class GuardStorage:
-    """Passes every call on to the engine that it guards, through `_call`."""
+    """Base class of wrappers that pass all calls on to the storage engine inside.
+
+    `contains`, `read`, `write` and `delete` pass through `_call`, which subclasses override.
+    """
 
     def __init__(self, inner: Storage) -> None:
         self._inner = inner
@@ -33,5 +36,4 @@ class GuardStorage:
         self._inner.close()
 
     def _call(self, call: Callable[[], Result], otherwise: Result) -> Result:
-        """Return the engine's answer; a guard may override this and return `otherwise` instead."""
         return call()

@@ -10,12 +10,13 @@ from hicache.storage.guards.base import GuardStorage, Result
 
 
 class BreakerStorage(GuardStorage):
-    """An engine whose faults are misses: none of its calls raises `StorageError`.
+    """A circuit breaker around a storage engine: failed calls are misses and raise no error.
 
-    After `max_failures` failed calls in a row the engine is bypassed: writes store nothing, reads
-    miss, both at no cost, and deletions are dropped (a stored page is never wrong, only unwanted).
-    After `retry_s` one call passes as a probe. If it succeeds, the engine is in use again; if not,
-    it is bypassed for another `retry_s`.
+    After `max_failures` failed calls in a row, the breaker bypasses the engine. Reads then miss,
+    writes store nothing, and deletions are dropped, all at no cost. Dropped deletions are harmless,
+    because the page of a key never changes. After `retry_s` seconds, one call reaches the engine as
+    a probe. If the probe succeeds, the engine is used again. If the probe fails, the bypass lasts
+    another `retry_s` seconds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Checksums above an engine that has none of its own or is not trusted."""
+"""Checksums around a storage engine that has none of its own or is not trusted."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,10 +10,10 @@ from hicache.storage.guards.base import GuardStorage
 
 
 class CheckedStorage(GuardStorage):
-    """Returns only pages that this object wrote and that come back unchanged.
+    """A wrapper around a storage engine that returns only unchanged pages of this process.
 
-    It keeps the digests itself, 16 bytes per page, so pages of other processes are misses. The
-    engines check what is on disk; this guard detects corruption between engine and caller.
+    The wrapper keeps a 16-byte digest of each page that it writes. Pages that other processes wrote
+    are misses. The digests also detect corruption on the way between the engine and the caller.
     """
 
     def __init__(self, inner: Storage) -> None:

@@ -12,11 +12,11 @@ from hicache.storage.guards.base import GuardStorage, Result
 
 
 class DeadlineThreads:
-    """Runs calls in its own threads and waits for each at most `deadline_s`.
+    """Runs function calls in threads of its own, and waits a limited time for each call.
 
-    A call that is not over by then is abandoned: it keeps its thread, and its result is dropped. A
-    call that has not started is cancelled. While abandoned calls hold all threads, further calls
-    fail at once. The threads do not keep the program alive.
+    A call that takes longer than its deadline is abandoned: it keeps its thread, and its result is
+    dropped. A call that has not started by its deadline is cancelled. While abandoned calls hold
+    all threads, further calls fail at once. The threads do not keep the program alive.
     """
 
     def __init__(self, *, num_threads: int, deadline_s: float) -> None:
@@ -29,10 +29,13 @@ class DeadlineThreads:
             Thread(target=self._work, name="storage-deadline", daemon=True).start()
 
     def call(self, function: Callable[[], Result], *, deadline_s: float | None = None) -> Result:
-        """Return what the function returns, within `deadline_s`; None means the object's default.
+        """Run `function` in another thread and return its result.
+
+        `deadline_s` is the longest wait in seconds; None means the default of this object.
+        Exceptions of the function are raised here.
 
         Raises:
-            StorageError: the call took too long. Exceptions of the function pass through.
+            StorageError: the function takes too long, or abandoned calls hold all threads.
         """
         with self._lock:
             if self._given_up == self._num_threads:
@@ -78,10 +81,10 @@ def _run(function: Callable[[], Result], future: Future[Result]) -> None:
 
 
 class DeadlineStorage(GuardStorage):
-    """An engine whose calls end in time, or with a `StorageError`.
+    """A wrapper around a storage engine whose calls end within a deadline.
 
-    Pages pass through staging buffers, with one copy each way. An abandoned call still holds its
-    staging buffers; it never touches the caller's buffers, which may hold another page by then.
+    A call that takes longer raises `StorageError` and is abandoned. Pages are copied through
+    staging buffers, so an abandoned call never touches the caller's buffers.
     """
 
     def __init__(self, inner: Storage, *, deadline_s: float, num_threads: int = 4) -> None:
@@ -100,11 +103,11 @@ class DeadlineStorage(GuardStorage):
         return results
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages. An abandoned write may still store its pages, whole."""
         staging = self._take_staging(sum(buffer.nbytes for buffer in buffers))
         parts = _split(staging, buffers)
         for buffer, part in zip(buffers, parts, strict=True):
             part[:] = buffer
+        # an abandoned write may still store its pages, whole
         results = self._threads.call(lambda: self._inner.write(keys, parts))
         self._staging.append(staging)
         return results

@@ -26,13 +26,14 @@ class Fault(Enum):
 
 
 class FaultyStorage(GuardStorage):
-    """An engine with the faults of a plan, drawn from a seed in the order of the calls.
+    """A wrapper that injects faults into the calls of a storage engine, drawn from `seed`.
 
-    A failed write may have stored its pages. Unreadable and half-read pages are reported as misses,
-    corrupt pages as hits, which the caller must detect. Stored pages do not change, so a page that
-    was corrupt once reads correctly the next time. `injected` counts the faults. Delays advance the
-    clock, or call `wait` with nanoseconds if it is given. A call that would take longer than
-    `deadline_s` fails after that time.
+    Faults are drawn in the order of the calls. A write that fails may have stored its pages.
+    Missing and half-read pages are reported as misses. A corrupt page is reported as a hit, with
+    one bit flipped; the caller must detect it. The stored page does not change, so a later read can
+    return it intact. `injected` counts the faults by type. A delay advances the clock, or calls
+    `wait` with its length in nanoseconds if `wait` is given. A call that would take longer than
+    `deadline_s` seconds fails after that time.
     """
 
     def __init__(
@@ -131,5 +132,5 @@ class FaultyStorage(GuardStorage):
         return True
 
     def _overwrite(self, buffer: memoryview) -> None:
-        """Overwrite the buffer, since a miss leaves it undefined and callers must not use it."""
+        # callers must not use the buffer of a missed page
         buffer[:] = b"\xfa" * buffer.nbytes

@@ -1,1 +1,1 @@
-"""Our stores inside other systems."""
+"""The storage engines of this package inside other serving systems."""

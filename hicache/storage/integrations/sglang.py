@@ -40,10 +40,10 @@ HostPool = Any  # sglang.srt.mem_cache.pool_host.base.HostKVCache
 
 
 class HiCacheStore(HiCacheStorage):
-    """One rank's view of the store. Any fault of the engine is a miss.
+    """SGLang's storage backend for one rank, on top of a storage engine of this package.
 
-    Ranks share one engine. Each rank has its own key for a page, except for the KV of MLA, which is
-    the same on all ranks.
+    All ranks share the engine. Each rank stores its part of a page under its own key. The KV of MLA
+    is the same on all ranks, so the ranks share its key. A failure of the engine is a cache miss.
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ class HiCacheStore(HiCacheStorage):
     # -- pools ---------------------------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
-        """Take the anchor pool, and open the engine.
+        """Register SGLang's main host pool (the KV pages), and open the storage engine.
 
         Raises:
             StorageError: the engine cannot be opened; SGLang then starts without storage.
@@ -86,7 +86,11 @@ class HiCacheStore(HiCacheStorage):
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        """Return the prefix lengths, in pages, that all pools can restore; and each pool's best."""
+        """Return the prefix lengths, in pages, that all host pools can restore from storage.
+
+        A hybrid model has one host pool each for full-attention KV, sliding-window KV and Mamba
+        states. The result also has the longest prefix that each pool can restore.
+        """
         num_pages = _leading(self._contains(PoolName.KV, keys))
         hits = {PoolName.KV: num_pages} if num_pages else {}
         restorable = list(range(1, num_pages + 1))
@@ -119,7 +123,6 @@ class HiCacheStore(HiCacheStorage):
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Read pages into the anchor pool; `host_indices`: [len(keys) * page_size]."""
         pool = self.mem_pool_host
         return self._read(PoolName.KV, pool, keys, _first_rows(pool, host_indices))
 
@@ -129,7 +132,6 @@ class HiCacheStore(HiCacheStorage):
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Store pages of the anchor pool; `host_indices`: [len(keys) * page_size]."""
         pool = self.mem_pool_host
         return self._write(PoolName.KV, pool, keys, _first_rows(pool, host_indices))
 
@@ -253,11 +255,6 @@ class HiCacheStore(HiCacheStorage):
 
 
 def _knobs(values: dict[str, Any]) -> StorageConfig:
-    """Parse the JSON object of storage knobs.
-
-    Raises:
-        ValueError: a knob is unknown or has an invalid value.
-    """
     known = {field.name for field in fields(StorageConfig)}
     unknown = sorted(set(values) - known)
     if unknown or values.get("kind", "none") == "none":

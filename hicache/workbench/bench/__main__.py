@@ -42,7 +42,11 @@ CONTEST = "contest"  # only on request: it takes as long as all other cases
 
 
 def main() -> int:
-    """Run the cases; return 1 if one of them fails, 2 without a GPU or for an unknown kernel."""
+    """Run the benchmark; return the exit code of the process.
+
+    0 means that all benchmarks ran, and 1 that one of them failed. 2 means that there is no GPU, or
+    that a kernel's name is unknown.
+    """
     options = _options()
     if not options.dry_run and not torch.cuda.is_available():
         print("a GPU is wanted, and none was found; --dry-run needs none", file=sys.stderr)

@@ -48,7 +48,10 @@ def checksums(session: Session) -> None:
 
 
 def sweep(session: Session) -> None:
-    """Measure bandwidth by page size, row bytes, contiguity and programs, in every direction."""
+    """Measure the bandwidth of page copies for many page sizes, row sizes and program counts.
+
+    Copies run within the device, from host to device, and from device to host.
+    """
     pages = [(row, page, False) for row in (256, 2 * KIB) for page in (1, 4, 16, 64, 128)]
     pages.append((2 * KIB, 16, True))
     for direction, (row_bytes, page_size, contiguous) in itertools.product(DIRECTIONS, pages):

@@ -44,7 +44,10 @@ def contest(session: Session) -> None:
 
 
 def programs(session: Session) -> None:
-    """Measure one program alone, by kernel, shape and direction, as a static model predicts it."""
+    """Measure the bandwidth of copy kernels that are launched with one Triton program only.
+
+    The results show whether a static model of the machine code predicts this bandwidth.
+    """
     kernels: dict[str, CopyKernel] = {"ours": contract.ours, **session.kernels}
     kernels |= {name: peers.PEERS[name] for name in ONE_PROGRAM}
     for direction in DIRECTIONS:
@@ -65,9 +68,10 @@ def programs(session: Session) -> None:
 
 
 def own_kernels(session: Session) -> None:
-    """Verify kernels against their oracles, and time them at their own sizes.
+    """Check the user's own kernels, except copy kernels, and measure their bandwidth.
 
-    The bytes are those of all arguments, each counted once. Without a GPU the sizes are small.
+    The result of a kernel is compared with the kernel's own reference function. The bytes of all
+    arguments count once each. Without a GPU the sizes are small.
     """
     device = session.bench.device
     for name, kernel in session.own.items():

@@ -24,7 +24,10 @@ BATCH_RUNS = 1 << 15  # per call: at about 52,000 the driver hangs (vLLM issue 4
 
 
 class Runs(NamedTuple):
-    """Pieces that are contiguous on both sides, as [R] int64 tensors in host memory."""
+    """A list of copies between contiguous memory ranges, for the GPU's copy engine.
+
+    Each tensor is [copies] int64 in host memory.
+    """
 
     src: Tensor  # addresses
     dst: Tensor  # addresses
@@ -42,14 +45,14 @@ class _Attributes(ctypes.Structure):
 
 
 def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
-    """Merge adjacent rows and items, on both sides, into the longest contiguous runs.
+    """Split a copy of items between two pools into the longest contiguous memory copies.
 
-    The copying stream never writes host pages that it reads, so these may be read in any order.
+    An item is a page or a Mamba state.
 
     Args:
-        table: the pair of pools.
-        src_ids: [G] int32 in host memory; negative ids are holes.
-        dst_ids: [G] int32 likewise.
+        table: the two pools, as described by `copy_table`.
+        src_ids: [items] int32 in host memory. A pair with a negative id is skipped.
+        dst_ids: [items] int32 in host memory.
     """
     moved = (src_ids >= 0) & (dst_ids >= 0)
     sources, targets = src_ids[moved].long(), dst_ids[moved].long()
@@ -90,7 +93,7 @@ def is_batched(device: torch.device) -> bool:
 
 
 def copy_runs(runs: Runs, device: torch.device) -> None:
-    """Queue the runs on the current stream of `device`. Host memory must be pinned."""
+    """Queue all copies of `runs` on the current stream of `device`. Host memory must be pinned."""
     num_runs = len(runs.num_bytes)
     if num_runs == 0:
         return

@@ -19,7 +19,10 @@ NUM_SLOTS = 17  # 8 sources, 8 targets and one spare
 
 
 def pages(session: Session) -> None:
-    """G1, G2: gather, scatter and change of layout within the device, against `copy_`."""
+    """Measure copies of pages within the device, with and without a change of layout.
+
+    The bandwidth of PyTorch's `copy_` within the device is the reference.
+    """
     ceiling = session.ceilings.get("device", math.nan)
     wanted = {(16, 2 * KIB): 0.92, (64, 2 * KIB): 0.92, (1, 2 * KIB): 0.80, (16, 256): 0.85}
     for (page_size, row_bytes), ratio in wanted.items():
@@ -41,7 +44,10 @@ def pages(session: Session) -> None:
 
 
 def slots(session: Session) -> None:
-    """G8: Mamba slots of all layers, conv and SSM, in one launch."""
+    """Measure copies of Mamba states within the device, all layers in one launch.
+
+    A state consists of a convolution state and an SSM state.
+    """
     bench = session.bench
     states = bench.states("device", NUM_SLOTS)
     every = torch.arange(NUM_SLOTS, dtype=torch.int32, device=bench.device)
@@ -72,7 +78,10 @@ def slots(session: Session) -> None:
 
 
 def indices(session: Session) -> None:
-    """G9: page tables and windows of 256 requests with a context of 128 Ki tokens, page 64."""
+    """Measure the kernels that build page tables and sliding-window page tables.
+
+    On a GPU there are 256 requests of 128 Ki tokens each, in pages of 64 tokens.
+    """
     bench = session.bench
     num_requests, num_columns = (256, 2048) if bench.on_gpu else (4, 64)
 

@@ -36,10 +36,10 @@ def sweep_figure(session: Session) -> Any:
 
 
 def roofline_figure(session: Session) -> Any:
-    """Plot bandwidth over transfer size, one line per kernel, under the roof of its direction.
+    """Plot each kernel's bandwidth over the transfer size, one panel per direction.
 
-    The roof is the best measured bandwidth of the direction. Left of its ridge, the roof is the
-    size over the shortest time of any transfer of ours.
+    A dotted line shows the roofline. Its flat part is the best bandwidth measured in that
+    direction. On its sloped part, a transfer takes the shortest time measured for our kernel.
     """
     figure, panels = _panels()
     names = list(dict.fromkeys(cell.kernel for cell in session.cells))

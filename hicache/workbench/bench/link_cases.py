@@ -30,7 +30,10 @@ NUM_ROUNDS = 3
 
 
 def links(session: Session) -> None:
-    """G3, G4, G6: load-back and back-up with few programs, against all SMs of the same run."""
+    """Measure copies of KV pages between device and host with few Triton programs.
+
+    The bandwidth of a copy that uses all SMs is the reference.
+    """
     for goal, direction in (("G3", "to_device"), ("G4", "to_host")):
         ceiling = session.ceilings.get(f"sm_{direction}", math.nan)
         engine = session.ceilings.get(f"engine_{direction}", math.nan)
@@ -67,7 +70,10 @@ def links(session: Session) -> None:
 
 
 def against_peers(session: Session) -> None:
-    """G5: equal bytes moved by the peers; most are slow, so transfers are small."""
+    """Compare our copy kernel between device and host with those of other engines.
+
+    Each kernel moves the same bytes. Most of the others are slow, so transfers are small.
+    """
     bench = session.bench
     num_bytes = max(bench.host_bytes // 4, 1)
     for direction in ("to_device", "to_host"):
@@ -113,9 +119,10 @@ def against_peers(session: Session) -> None:
 
 
 def interference(session: Session) -> None:
-    """G7: matrix products of prefill and decode in a loop, with and without copies beside them.
+    """Measure how much copies between device and host slow down matrix products on the GPU.
 
-    The staged copy is measured for comparison and has no goal.
+    The matrix products are like those of prefill and of decode. The bandwidth of the copies beside
+    them is measured too.
     """
     if not session.bench.on_gpu:
         session.unmeasured("G7", "GEMM beside a load-back", "<= 1.05", "it needs a GPU")
@@ -204,7 +211,10 @@ def _one_round(
 
 
 def launches(session: Session) -> None:
-    """G10: host time of a load-back of 8 MiB, and whether a CUDA graph can replay it."""
+    """Measure the host time of launching one copy of 8 MiB from host to device.
+
+    The function also checks that a CUDA graph can replay the launch.
+    """
     if not session.bench.on_gpu:
         session.unmeasured("G10", "host time of a launch, µs", "<= 30", "it needs a GPU")
         return

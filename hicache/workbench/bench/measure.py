@@ -38,7 +38,7 @@ DIRECTIONS = {  # arenas
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Seconds of one launch; NaN if not timed."""
+    """Quantiles (20%, 50%, 80%) of the duration of one launch, in seconds; NaN if not timed."""
 
     p20_s: float
     p50_s: float
@@ -70,7 +70,10 @@ class Transfer:
 
 
 class Bench:
-    """Arenas on both sides, and a clock. Invariant: sources hold random bytes."""
+    """Holds the memory that copies are measured in, and times their launches.
+
+    The source memory on device and host holds random bytes, which never change.
+    """
 
     def __init__(
         self,
@@ -109,7 +112,10 @@ class Bench:
         return self.device_bytes if direction == "device" else self.host_bytes
 
     def stream(self) -> AbstractContextManager[object]:
-        """A stream other than the default one, which refuses batched memcpy."""
+        """Return a context in which launches go to a new CUDA stream.
+
+        The default stream does not support batched memcpy. Without a GPU the context does nothing.
+        """
         if not self.on_gpu:
             return nullcontext()
         self.synchronize()
@@ -132,17 +138,18 @@ class Bench:
         other: str = "page_first",
         contiguous: bool = False,
     ) -> Transfer:
-        """Make a transfer of pages: within the device, a load-back or a back-up.
+        """Make a transfer of KV pages within the device, or between device and host.
 
         Args:
-            direction: one of `DIRECTIONS`.
-            page_size: tokens of a page.
-            row_bytes: bytes of a token in each of the 2·layers buffers.
-            num_bytes: bytes to move, in whole pages; the pools hold twice as many. None means all.
-            num_layers: None means the bench's default.
-            other: layout of the target within the device; across the link, layout of the host pool
-                (the device pool is layer-first).
-            contiguous: True for consecutive ids, False for random order.
+            direction: `device` (within the device), `to_device` or `to_host`.
+            page_size: tokens per page.
+            row_bytes: bytes of a token's keys, or values, in one layer.
+            num_bytes: bytes to move, in whole pages. None means as many as fit. The pools hold
+                twice as many pages.
+            num_layers: number of layers. None means the default of this `Bench`.
+            other: layout of the host pool; within the device, layout of the target pool. It is
+                `page_first` or `layer_first`. The other pool is layer-first.
+            contiguous: True for consecutive page ids, False for random ones.
         """
         num_layers = num_layers or self.num_layers
         page_bytes = page_size * row_bytes * 2 * num_layers
@@ -173,10 +180,10 @@ class Bench:
         return [part.view(num_slots, -1) for part in parts]
 
     def verify(self, transfer: Transfer, launch: Callable[[], object]) -> None:
-        """Run a copy once and compare all bytes.
+        """Run a copy once, and compare all bytes of the target with the source.
 
         Raises:
-            RuntimeError: a byte is wrong, missing or changed outside the targets.
+            RuntimeError: a byte is wrong, is missing, or has changed outside of the target pages.
         """
         table = transfer.table
         for whole in _wholes(table.dst):
@@ -203,7 +210,11 @@ class Bench:
         ]
 
     def timed(self, launch: Callable[[], object], *, repeats: int | None = None) -> Timing:
-        """Return quantiles of a launch's time on the current stream; a CPU runs it untimed."""
+        """Time `launch` on the current stream; return quantiles of its duration.
+
+        `launch` is repeated `repeats` times; None means the default of this `Bench`. On a CPU,
+        `launch` runs once and is not timed.
+        """
         if not self.on_gpu:
             launch()
             return UNTIMED

@@ -102,8 +102,6 @@ def _unified_copy_kernel(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Bound:
-    """A launch whose host work for a list of ids is done once, before timing."""
-
     bind: Callable[[Tensor, Tensor, int | None], Launch]
 
     def __call__(
@@ -114,7 +112,11 @@ class _Bound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointerCopy:
-    """Copies between listed addresses. `programs` by default, each item in `tiles` parts."""
+    """A copy kernel that reads and writes at listed addresses, like some kernels of other engines.
+
+    By default, `programs` Triton programs share the items. Each item is divided among `tiles`
+    programs.
+    """
 
     word: tl.dtype
     block: int
@@ -152,14 +154,21 @@ sglang_slots = PointerCopy(word=tl.int16, block=8192, num_warps=8, programs=528)
 
 
 def vllm_blocks(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """vLLM's block copy within and to the device; to the host, vLLM uses batched memcpy."""
+    """Prepare a kernel like vLLM's block copy, for copies within the device or into it.
+
+    Raises:
+        NotImplementedError: the copy goes from device to host; vLLM uses batched memcpy for that.
+    """
     if src[0].is_cuda and not dst[0].is_cuda:
         raise NotImplementedError("vLLM copies to the host by batched memcpy alone")
     return _blocks(src, dst)
 
 
 def sglang_unified(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """SGLang's page-unified load-back, a launch per buffer (SGLang: K and V in one launch)."""
+    """Prepare a kernel like SGLang's load-back of pages from host to device.
+
+    There is one launch per buffer, while SGLang copies K and V of a layer in one launch.
+    """
     views = [(_rows(s), _rows(d)) for s, d in zip(src, dst, strict=True)]
 
     def launch(src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None) -> None:
@@ -202,7 +211,11 @@ def memcpy_batch(src: Buffers, dst: Buffers) -> CopyLaunch:
 
 
 def staged(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """Our kernel between the device pool and a device buffer, and the copy engine to the host."""
+    """Prepare a copy in two steps, so that no SM accesses host memory.
+
+    A kernel copies between the device pool and a device buffer. The copy engine copies between that
+    buffer and the host.
+    """
     if src[0].is_cuda == dst[0].is_cuda:
         raise NotImplementedError(
             "the staged copy needs a GPU on one side and the host on the other"
@@ -237,10 +250,7 @@ def _in_turn(first: Launch, second: Launch) -> None:
 
 
 def _staging(host: Buffers, num_items: int, device: torch.device) -> list[Tensor]:
-    """Allocate buffers of `num_items` items on the device, with the layout of the host's.
-
-    Buffers whose items are contiguous together share a slab; others get one each.
-    """
+    # buffers whose items are contiguous together share a slab; others get one each
     starts = [buffer.data_ptr() for buffer in host]
     pitch = host[0].stride(0) * host[0].element_size()
     ends = [start + buffer[:1].nbytes for start, buffer in zip(starts, host, strict=True)]
@@ -264,7 +274,9 @@ def _staging(host: Buffers, num_items: int, device: torch.device) -> list[Tensor
 
 
 def _sglang(src: Buffers, dst: Buffers, *, programs: int, uses_tma: bool) -> CopyLaunch:
-    """Make SGLang's `transfer_hicache_all_layer` between layer-first pools, K and V alternating.
+    """Prepare SGLang's own kernel `transfer_hicache_all_layer` for two layer-first pools.
+
+    The buffers of a pool alternate between K and V.
 
     Raises:
         NotImplementedError: SGLang is not installed, or would choose another of its kernels.
@@ -344,7 +356,6 @@ def _addresses(buffers: Buffers, ids: Tensor, is_moved: Tensor) -> Tensor:
 
 
 def _rows(buffer: Tensor) -> Tensor:
-    """View [P, token, head, dim] with adjacent heads, or [P, dim], as [P, rows, words]."""
     words = buffer.view(torch.int64)
     if words.dim() == 2:
         return words[:, None]

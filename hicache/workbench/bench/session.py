@@ -14,7 +14,10 @@ from hicache.workbench.own import OwnKernel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One measured launch. `num_bytes` counts arriving bytes; copies in a device also read them."""
+    """The measured time of one launch.
+
+    `num_bytes` counts the bytes written. A copy within the device also reads as many bytes.
+    """
 
     op: str
     case: str
@@ -29,7 +32,10 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """A target for the kernels, with the measured value. `got` is NaN if not measured."""
+    """A performance target for the kernels, with the measured value.
+
+    `got` is NaN if nothing was measured.
+    """
 
     goal: str
     what: str
@@ -41,7 +47,10 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One kernel on one transfer. If it has no time, `remark` says why."""
+    """The median time of one kernel for one transfer.
+
+    If the kernel was not timed, `p50_s` is NaN and `remark` gives the reason.
+    """
 
     direction: str  # device, to_device, to_host, states
     num_bytes: int
@@ -97,7 +106,10 @@ class Session:
         repeats: int | None = None,
         **parameters: int | str,
     ) -> float:
-        """Verify a launch that makes `transfer` (None: our own), then time it; return GB/s."""
+        """Check that a launch moves the right bytes, then time it; return its bandwidth in GB/s.
+
+        `launch` must move the items of `transfer`. None means our own copy kernel.
+        """
         launch = launch or transfer.launch
         self.bench.verify(transfer, launch)
         return self.time(op, case, launch, transfer.num_bytes, repeats=repeats, **parameters)

@@ -1,0 +1,219 @@
+"""How much host memory a model and a workload can use.
+
+hicache size model=qwen3_next_80b workload=mooncake_conversation
+hicache size model=llama3_8b --gib 0,32,64,128,256 --dollars-per-gib 4
+hicache size model=gemma3_27b --all
+
+The program simulates `experiment=sizing` with your overrides at each size of the host cache. A
+model with sliding windows or Mamba states divides the host cache: one share is for windows or
+states, and the rest is for full-attention KV. At each size, the program climbs to the share with
+the most hits. It starts from the best share of the size before. With --all, it tries every share at
+every size. The knee is the smallest size with nearly all of the gain in hit rate: at least 95 % of
+the highest gain over the smallest size.
+"""
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+
+from rich import box
+from rich.table import Table
+
+from hicache import experiment
+from hicache.cache.kinds import KIND_NAMES, MAMBA, SWA
+from hicache.cli.command import in_one_sentence, parser_of
+from hicache.cli.console import console, show_table
+from hicache.cli.schema import config_of
+from hicache.config import ExperimentConfig
+from hicache.engine.deployment import deploy
+from hicache.results.metrics import summarize
+from hicache.results.verdict import is_overloaded
+
+SIZES_GIB = (0.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
+SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
+KNEE = 0.95
+LEAST_GAIN = 0.005  # a smaller gain in hit rate is not worth a knee
+WORDS = {SWA: "windows", MAMBA: "states"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The simulated results for one size of the host cache and one division of that memory.
+
+    Attributes:
+        host_gib: the size of the host cache in GiB.
+        share: the fraction of the host cache for sliding-window pages or Mamba states. None if the
+            model has only full-attention KV, or if the host cache is empty.
+        hit_rate: prompt tokens found in the KV cache, as a fraction of all prompt tokens.
+        ttft_s: the mean time to first token in seconds. None if the GPUs were overloaded.
+    """
+
+    host_gib: float
+    share: float | None
+    hit_rate: float
+    ttft_s: float | None
+
+
+Measure = Callable[[Sequence[tuple[float, float | None]]], list[Cell]]
+
+
+def shared_kind(config: ExperimentConfig) -> int | None:
+    # a model with states and windows: the states are the kind whose share of the host varies
+    return next((kind for kind in (MAMBA, SWA) if kind in deploy(config).kinds.numbers), None)
+
+
+def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell:
+    host_gib, share = place
+    kind = shared_kind(config)
+    knobs = {} if kind is None or share is None else {f"{KIND_NAMES[kind]}_host_share": share}
+    cache = replace(config.cache, host_gib=host_gib, **knobs)  # type: ignore[arg-type]
+    result = experiment.run(replace(config, cache=cache))
+    summary = summarize(result.records, result.measures)
+    return Cell(
+        host_gib=host_gib,
+        share=share,
+        hit_rate=summary["cache/token_hit_rate"],
+        ttft_s=None if is_overloaded(summary) else summary["request/ttft_s_mean"],
+    )
+
+
+def climb(sizes: Iterable[float], shares: Sequence[float], measured: Measure) -> list[Cell]:
+    """Find the best division of the host cache for each size, by hill climbing.
+
+    A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
+    division has the highest hit rate. The search for each size starts at the best fraction of the
+    size before, and moves to a neighboring fraction while the hit rate rises.
+
+    Args:
+        sizes: sizes of the host cache in GiB, in rising order.
+        shares: fractions to try, in rising order.
+        measured: simulates pairs of a size and a fraction, and returns their results.
+
+    Returns:
+        One result per size.
+    """
+    best, place = [], len(shares) // 2
+    for size in sizes:
+        known: dict[int, Cell] = {}
+        while True:
+            near = [each for each in (place - 1, place, place + 1) if 0 <= each < len(shares)]
+            new = [each for each in near if each not in known]
+            known |= zip(new, measured([(size, shares[each]) for each in new]), strict=True)
+            highest = max(near, key=lambda each: (known[each].hit_rate, each == place))
+            if highest == place:
+                break
+            place = highest
+        best.append(known[place])
+    return best
+
+
+def best_of_all(sizes: Iterable[float], shares: Sequence[float], measured: Measure) -> list[Cell]:
+    cells = measured([(size, share) for size in sizes for share in shares])
+    found: dict[float, Cell] = {}
+    for cell in cells:
+        if cell.host_gib not in found or cell.hit_rate > found[cell.host_gib].hit_rate:
+            found[cell.host_gib] = cell
+    return list(found.values())
+
+
+def knee_of(cells: Sequence[Cell]) -> Cell:
+    """Return the result of the smallest host cache that gains nearly all possible cache hits.
+
+    The gain is the rise in hit rate over the first result. The returned size reaches at least 95 %
+    (`KNEE`) of the highest gain. `cells` are results sorted by size.
+    """
+    first, highest = cells[0].hit_rate, max(cell.hit_rate for cell in cells)
+    return next(cell for cell in cells if cell.hit_rate >= first + KNEE * (highest - first))
+
+
+def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
+    sizes = sorted(set(options.gib))
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+
+        def measured(places: Sequence[tuple[float, float | None]]) -> list[Cell]:
+            return list(pool.map(partial(measure, config), places))
+
+        if shared_kind(config) is None:
+            return measured([(size, None) for size in sizes])
+        empty = measured([(size, None) for size in sizes if not size])
+        search = best_of_all if options.all else climb
+        return empty + search([size for size in sizes if size], options.shares, measured)
+
+
+def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float | None) -> None:
+    kind, knee = shared_kind(config), knee_of(cells)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    rows = [_row(cell, kind, dollars_per_gib) for cell in cells]
+    for heading in rows[0]:
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for cell, row in zip(cells, rows, strict=True):
+        table.add_row(*row.values(), "← knee" if cell is knee else "")
+    terminal = console()
+    show_table(terminal, table, wraps=True)
+    if kind is not None:
+        kinds = deploy(config).kinds
+        sizes = [size / kinds.units[each] for each, size in enumerate(kinds.page_bytes)]
+        what = "state" if kind == MAMBA else "token of windows"
+        terminal.print(
+            f"one {what} takes {sizes[kind] / 2**10:,.0f} KiB, as much as the full KV of "
+            f"{sizes[kind] / sizes[0]:,.1f} tokens ({sizes[0] / 2**10:,.1f} KiB each)"
+        )
+    gain = max(cell.hit_rate for cell in cells) - cells[0].hit_rate
+    if gain < LEAST_GAIN:
+        terminal.print(
+            f"the host adds {gain:.2%} of the prompt tokens to the hits: no size pays off"
+        )
+    elif knee is cells[-1]:
+        terminal.print(f"hits still rise at {knee.host_gib:g} GiB: try larger sizes with --gib")
+    if any(cell.ttft_s is None for cell in cells):
+        terminal.print(
+            "–: the GPUs are overloaded at this size, so TTFT grows until the trace ends"
+        )
+
+
+def _row(cell: Cell, kind: int | None, dollars_per_gib: float | None) -> dict[str, str]:
+    row = {"host, GiB": f"{cell.host_gib:,.0f}"}
+    if kind is not None:
+        share = cell.share or 0.0
+        row[f"for {WORDS[kind]}"] = f"{share:.0%}"
+        row[f"{WORDS[kind]}, GiB"] = f"{share * cell.host_gib:,.0f}"
+        row["KV, GiB"] = f"{(1 - share) * cell.host_gib:,.0f}"
+    row["token hit rate"] = f"{cell.hit_rate:.3f}"
+    row["TTFT mean, s"] = "–" if cell.ttft_s is None else f"{cell.ttft_s:.3g}"
+    if dollars_per_gib is not None:
+        row["dollars"] = f"{cell.host_gib * dollars_per_gib:,.0f}"
+    return row
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of("hicache size", __doc__)
+    parser.add_argument("overrides", nargs="*", help="settings, as for hicache run")
+    parser.add_argument("--gib", type=_numbers, default=SIZES_GIB, help="sizes of the host tier")
+    parser.add_argument(
+        "--shares", type=_numbers, default=SHARES, help="shares of the host for windows or states"
+    )
+    parser.add_argument("--all", action="store_true", help="try every share at every size")
+    parser.add_argument("--dollars-per-gib", type=float, help="price of host memory")
+    parser.add_argument("--workers", type=int, help="parallel runs; by default one per core")
+    parser.add_argument("--json", action="store_true", help="print a list of objects")
+    options = parser.parse_intermixed_args(arguments)
+    with in_one_sentence():
+        config = config_of("experiment=sizing", *options.overrides)
+        cells = find(config, options)
+        if options.json:
+            print(json.dumps([asdict(cell) for cell in cells], indent=2))
+        else:
+            show(config, cells, options.dollars_per_gib)
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(each) for each in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

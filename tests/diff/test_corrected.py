@@ -1,0 +1,63 @@
+"""The two corrections of vLLM, on stand-ins of its block pool and connector."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from experiments.diff.vllm.corrected import correct
+
+
+class FakePool:
+    def __init__(self, cached: dict[str, str]) -> None:
+        self.cached, self.touched, self.freed = cached, list[str](), list[str]()
+
+    def get_cached_block(self, block_hash: str, groups: list[int]) -> list[str] | None:
+        return [self.cached[block_hash]] if block_hash in self.cached else None
+
+    def cache_full_blocks(
+        self, *, request: Any, blocks: list[str], num_cached_blocks: int, block_mask: Any, **_: Any
+    ) -> None:
+        for place, is_new in enumerate(block_mask, start=num_cached_blocks):
+            if is_new:
+                self.cached[request.block_hashes[place]] = blocks[place]
+
+    def touch(self, blocks: list[str]) -> None:
+        self.touched += blocks
+
+    def free_blocks(self, blocks: list[str]) -> None:
+        self.freed += blocks
+
+
+def scheduler_of(pool: FakePool, connector: Any = None) -> SimpleNamespace:
+    wrapped = SimpleNamespace(connector_scheduler=connector) if connector else None
+    return SimpleNamespace(kv_cache_manager=SimpleNamespace(block_pool=pool), connector=wrapped)
+
+
+def test_a_request_takes_the_cached_block_that_equals_its_own() -> None:
+    pool = FakePool({"a": "old a", "b": "old b"})
+    correct(scheduler_of(pool))
+    blocks = ["old a", "new b", "new c"]
+    pool.cache_full_blocks(
+        request=SimpleNamespace(block_hashes=["a", "b", "c"]),
+        blocks=blocks,
+        num_cached_blocks=1,
+        num_full_blocks=3,
+        kv_cache_group_id=0,
+        block_mask=None,
+    )
+    assert blocks == ["old a", "old b", "new c"]
+    assert (pool.touched, pool.freed) == (["old b"], ["new b"])
+    assert pool.cached == {"a": "old a", "b": "old b", "c": "new c"}
+
+
+def test_every_block_is_offered_after_a_load() -> None:
+    group = SimpleNamespace(next_stored_chunk_idx=0)
+
+    def update(request: Any, blocks: Any, num_loaded: int) -> None:
+        group.next_stored_chunk_idx = num_loaded
+
+    connector = SimpleNamespace(
+        _req_status={"1": SimpleNamespace(group_states=[group])}, update_state_after_alloc=update
+    )
+    correct(scheduler_of(FakePool({}), connector))
+    connector.update_state_after_alloc(SimpleNamespace(request_id="1"), None, 7)
+    assert group.next_stored_chunk_idx == 0

@@ -1,0 +1,73 @@
+"""`hicache size`: its search against every cell, and its table."""
+
+import json
+
+import pytest
+
+from hicache.cli.size import Cell, best_of_all, climb, knee_of, main
+
+SMALL = (
+    "workload=chat",
+    "workload.num_sessions=30",
+    "cache.device_gib=4",
+    "--workers=1",
+)
+
+
+def cells_of(hits: dict[float, list[float]], measured: list | None = None):
+    """Return a measure function that looks its results up in `hits`: by size, a list by share."""
+
+    def measure(places):
+        if measured is not None:
+            measured.extend(places)
+        return [
+            Cell(host_gib=size, share=share, hit_rate=hits[size][int(share * 10)], ttft_s=1.0)
+            for size, share in places
+        ]
+
+    return measure
+
+
+SHARES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+HILLS = {
+    1.0: [0.0, 0.1, 0.2, 0.1, 0.0, 0.0, 0.0],
+    2.0: [0.0, 0.1, 0.2, 0.3, 0.4, 0.2, 0.0],
+    4.0: [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0],
+}
+
+
+def test_climbing_finds_the_best_share_of_each_size_with_fewer_runs():
+    measured: list[tuple[float, float]] = []
+    best = climb(HILLS, SHARES, cells_of(HILLS, measured))
+    assert best == best_of_all(HILLS, SHARES, cells_of(HILLS))
+    assert [(cell.share, cell.hit_rate) for cell in best] == [(0.2, 0.2), (0.4, 0.4), (0.0, 0.5)]
+    assert len(measured) == len(set(measured)) < len(HILLS) * len(SHARES)
+
+
+@pytest.mark.parametrize(
+    ("rates", "knee"), [([0.1, 0.5, 0.59, 0.6], 4.0), ([0.1, 0.2, 0.3, 0.4], 8.0), ([0.3] * 4, 1.0)]
+)
+def test_the_knee_has_95_percent_of_the_gain(rates, knee):
+    sizes = [1.0, 2.0, 4.0, 8.0]
+    cells = [
+        Cell(host_gib=size, share=None, hit_rate=rate, ttft_s=None)
+        for size, rate in zip(sizes, rates, strict=True)
+    ]
+    assert knee_of(cells).host_gib == knee
+
+
+def test_a_model_with_states_gets_the_best_share_of_each_size(capsys):
+    main([*SMALL, "model=qwen3_next_80b", "--gib=0,16,64", "--shares=.1,.4", "--all", "--json"])
+    cells = json.loads(capsys.readouterr().out)
+    assert [cell["host_gib"] for cell in cells] == [0, 16, 64]
+    assert cells[0]["share"] is None
+    assert cells[1]["share"] in (0.1, 0.4)
+    assert cells[0]["hit_rate"] < cells[-1]["hit_rate"]
+
+
+def test_the_table_marks_the_knee_and_prices_the_memory(capsys):
+    main([*SMALL, "model=llama3_8b", "--gib=0,64,128", "--dollars-per-gib=4"])
+    told = capsys.readouterr().out
+    assert told.count("← knee") == 1
+    assert "512" in told  # dollars for 128 GiB
+    assert "for states" not in told

@@ -10,7 +10,7 @@ The convolution covers K inputs; a slot keeps the last K - 1 of them (*taps*) be
 Sizes: R tokens, H heads of D values, N keys, K taps of the convolution, P slots, E ends.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -73,7 +73,10 @@ def _unit(x):
     return x / tl.maximum(tl.sqrt(tl.sum(x * x, axis=1)), 1e-12)[:, None]
 
 
-@triton.jit(do_not_specialize=["row_stride", "gate_stride", "num_ends"])
+@triton.jit(
+    do_not_specialize=["source", "row_stride", "gate_stride", "num_ends"],
+    do_not_specialize_on_alignment=["ends_ptr"],
+)
 def _scan_kernel(
     taps_ptr,  # [P, H, K - 1, D + 2 N]
     state_ptr,  # [P, H, N, D] fp32
@@ -193,6 +196,22 @@ def scan(
     Raises:
         ValueError: states are not fp32, or a size is not a power of two.
     """
+    arguments, constants = scan_arguments(taps, states, source, ends, inputs, gates, weights)
+    with torch.cuda.device_of(states):
+        _scan_kernel[(constants["NUM_HEADS"] // constants["HEADS"],)](*arguments, **constants)
+    out: Tensor = arguments[8]
+    return out
+
+
+def scan_arguments(
+    taps: Tensor,
+    states: Tensor,
+    source: int,
+    ends: Tensor,
+    inputs: Tensor,
+    gates: Tensor,
+    weights: ScanWeights,
+) -> tuple[tuple[Any, ...], dict[str, int]]:
     num_rows, num_heads, channels = inputs.shape
     keys, dim = states.shape[2:]
     if states.dtype != torch.float32 or keys & (keys - 1) or dim & (dim - 1):
@@ -201,36 +220,20 @@ def scan(
     if inputs.stride()[1:] != (channels, 1) or weights.conv.stride()[1:] != (channels, 1):
         raise ValueError("inputs and convolution must be contiguous but for the first axis")
     out = torch.empty(num_rows, num_heads, dim, dtype=torch.float32, device=states.device)
-    # the interpreter pays for each operation, so there one program has all heads
-    heads = num_heads if triton.knobs.runtime.interpret else 1
-    with torch.cuda.device_of(states):
-        _scan_kernel[(num_heads // heads,)](
-            taps,
-            states,
-            ends,
-            inputs,
-            gates,
-            weights.conv,
-            weights.decay,
-            weights.skip,
-            out,
-            source,
-            inputs.stride(0),
-            gates.stride(0),
-            gates.stride(1),
-            weights.conv.stride(0),
-            taps.stride(0),
-            states.stride(0),
-            len(ends),
-            RULE=(DELTA if weights.skip is None else SSD).value,
-            NUM_HEADS=num_heads,
-            HEADS=heads,
-            KEYS=keys,
-            DIM=dim,
-            TAPS=taps.shape[2],
-            num_warps=8,
-        )
-    return out
+    pools = taps, states, ends, inputs, gates
+    strides = inputs.stride(0), gates.stride(0), gates.stride(1), weights.conv.stride(0)
+    constants = {
+        "RULE": (DELTA if weights.skip is None else SSD).value,
+        "NUM_HEADS": num_heads,
+        # the interpreter pays for each operation, so there one program has all heads
+        "HEADS": num_heads if triton.knobs.runtime.interpret else 1,
+        "KEYS": keys,
+        "DIM": dim,
+        "TAPS": taps.shape[2],
+        "num_warps": 8,
+    }
+    slots = taps.stride(0), states.stride(0), len(ends)
+    return (*pools, *weights, out, source, *strides, *slots), constants
 
 
 def naive_scan(

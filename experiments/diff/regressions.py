@@ -36,7 +36,7 @@ SHOWN = 3  # amounts in a row of the table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """A one-line change of a copy of SGLang, to test whether the comparison reports the change.
+    """A one-line change of SGLang. A comparison with the original must report it if it is a fault.
 
     Attributes:
         name: description of the change.
@@ -46,9 +46,8 @@ class Edit:
         place: which occurrence of the text to replace, from 0.
         kind: kinds of attention in the compared caches.
         write_policy: write policy of both caches.
-        copies: `instant`, or `delayed:N` if a copy completes N requests later.
-        equivalent: a proof that the change has no effect. Empty means that the change must be
-            reported.
+        copies: `instant`, or `delayed:N` if copies between tiers end N requests later.
+        equivalent: why the change has no effect. Empty means that it must be reported.
         is_fault: False if the change is a refactoring, which must not be reported.
     """
 

@@ -51,7 +51,7 @@ class DecodeRun:
 
         Returns:
             True if the end times of more steps are now known. False if all were known already, or
-                if the deadline is not after the last known one.
+                if the deadline comes before the last known end time.
         """
         end_ns = self.end_ns
         if self._horizon == self._last or (deadline_ns is not None and deadline_ns <= end_ns):

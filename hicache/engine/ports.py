@@ -71,7 +71,7 @@ class Observer(Protocol):
     """Records the results of a run."""
 
     def next_look_ns(self) -> int | None:
-        """Return the next time (ns) at which `at` must be called; None if there is no such time."""
+        """Return the time (ns) of the next call of `at`; None if no call is due."""
         ...
 
     def at(self, now_ns: int) -> None:

@@ -22,7 +22,7 @@ DELTA, SSD = (tl.constexpr(number) for number in range(2))  # `RULE` of the kern
 
 
 class ScanWeights(NamedTuple):
-    """Weights of a layer; with `skip`, the rule is that of Mamba-2, else the gated delta rule."""
+    """Weights of a recurrent layer: of Mamba-2 if it has `skip`, else of the gated delta rule."""
 
     conv: Tensor  # [K, H, D + 2 · N]
     decay: Tensor  # [H] fp32
@@ -173,17 +173,20 @@ def scan(
     start: int,
     block: int,
 ) -> Tensor:
-    """Compute the tokens of a sequence from a state, and write states into slots.
+    """Run one recurrent layer over the next tokens of a sequence, and save states on the way.
+
+    The layer is a short convolution followed by a recurrence. Its taps are the last inputs of the
+    convolution. A sequence goes on later if the last pair in `ends` is (R, source):
 
         scan(taps, states, slot, torch.tensor([[len(inputs), slot]]).int(), inputs, gates, weights,
              start=position, block=page_size)
 
     Args:
-        taps: [P, H, K - 1, D + 2 · N], a pool of slots; any distance between slots.
-        states: [P, H, N, D] fp32, likewise.
+        taps: [P, H, K - 1, D + 2 · N], the pool of taps, one item per slot.
+        states: [P, H, N, D] fp32, the pool of states, one item per slot.
         source: slot that holds taps and state before the first token.
-        ends: [E, 2] int32 on the device: a number of tokens, ascending, and the slot that gets taps
-            and state after as many. A last pair of R and `source` lets the sequence go on.
+        ends: [E, 2] int32 on the device, pairs of a number of tokens and a slot. The slot gets the
+            taps and the state after that many tokens. The numbers ascend.
         inputs: [R, H, D + 2 · N]: values, keys and queries before the convolution.
         gates: [R, 1, H], or [R, 2, H] for the delta rule: strength and decay.
         weights: D and N are powers of two.

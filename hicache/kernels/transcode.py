@@ -82,10 +82,11 @@ def coded_bytes(shape: Sequence[int], form: Format) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CodeTable:
-    """Describes how items are converted between a pool of bf16 or fp32 and a pool of fewer bytes.
+    """The conversion of items between a pool of bf16 or fp32 and a pool in a smaller format.
 
     An item is a page or a Mamba state. `wide` holds the original numbers, and `coded` the bytes of
-    the smaller number format. A kernel converts an item in `pieces`.
+    the smaller number format. Each of the
+    `pieces` is a part of an item that one program of the kernel converts.
     """
 
     wide: tuple[Tensor, ...]  # NB × [P, ..., last] bf16 or fp32

@@ -249,6 +249,11 @@ class ModelConfig:
                 f"spaces, got {self.pattern!r}"
             )
         for part in self.parts:
+            if part.letter not in self.pattern:
+                raise ValueError(
+                    f"model {self.name}: no layer keeps part {part.name}, whose letter "
+                    f"{part.letter!r} is missing from pattern={self.pattern!r}"
+                )
             if not part.window_len and part.rides_on not in self.kind_names:
                 raise ValueError(
                     f"model {self.name}: part {part.name} must ride on one of "
@@ -361,9 +366,8 @@ class ModelConfig:
     def bytes_of(self, num_tokens: int) -> dict[str, float]:
         """Return the bytes that the model caches for a sequence of `num_tokens` tokens, by name.
 
-        The names are those of the layer kinds and of `parts`. Compressed entries that are not
-        complete do not count. A sliding window counts its tokens only, although its pages may hold
-        more.
+        The names are those of the layer kinds (full, swa, mamba) and of additional data, such as
+        index keys. A sliding window counts only the tokens in it.
         """
         found: dict[str, float] = {}
         for kind in self.kinds:

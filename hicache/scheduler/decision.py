@@ -29,10 +29,13 @@ class Admit:
 class Defer:
     """The decision that a waiting request does not run now, with the reason.
 
-    `stands` is True if the decision stays the same while no memory is freed or taken. `is_second`
-    is True if the request fitted before its cached prefix was locked against eviction. For the
-    reason `tokens`, `needed` is the KV tokens that the request needs, and `room` those that are
-    free or can be evicted.
+    Attributes:
+        reason: why the request does not run.
+        stands: True if asking again is useless until memory is freed or taken.
+        is_second: True if a second check failed, after the cached prefix of the request was locked
+            against eviction.
+        needed: KV tokens that the request needs, for the reason `tokens`.
+        room: KV tokens that are free or can be evicted, for the same reason.
     """
 
     reason: Reason

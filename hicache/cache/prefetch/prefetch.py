@@ -59,10 +59,10 @@ class Prefetch:
 
     @property
     def leading_end(self) -> int:
-        """Return where the full-attention pages in storage end, if no prefix can be restored.
+        """Return the page of the prompt at which the full-attention KV in storage ends.
 
-        Storage then lacks the sliding windows or Mamba states to resume from. The result is a page
-        position in the prompt. It is 0 if storage has not answered yet, or can restore a prefix.
+        The result is 0, except if storage holds no sliding window or Mamba state that this KV could
+        be used with.
         """
         return self.start_page + self.leading_pages if self.restorable == [] else 0
 

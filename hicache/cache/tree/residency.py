@@ -258,8 +258,8 @@ class Residency:
     def may_leave_device(self, node: Node) -> bool:
         """Return True if a node may be evicted from the device.
 
-        The eviction of a leaf without a copy on the host also drops the nodes below it. The result
-        is False if any data that would be dropped is locked.
+        If the node has no copy on the host, its eviction also drops all nodes below it, which lie
+        on the host only. The result is False if any data that would be dropped is locked.
         """
         if node.held[HOST][FULL] is not None or node not in self.leaves[DEVICE]:
             return True

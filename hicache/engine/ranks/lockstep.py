@@ -147,7 +147,7 @@ class RankedEngine(Engine):
         """Tell the engine that one rank has finished a copy or query, or has read more pages.
 
         The report takes effect when all ranks have made the same report. Return True if the engine
-        must wake: the report takes effect now, or a planned batch has not begun yet.
+        must act now: the report takes effect, or a planned batch still has to begin.
         """
         is_news = False
         if isinstance(done, Prefetch):

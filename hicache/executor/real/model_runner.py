@@ -210,7 +210,7 @@ class ModelRunner:
 
 
 def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
-    """Merge pending copies into the device into as few launches as possible.
+    """Merge the pending copies to the device, so that they need few kernel launches.
 
     The result has the effect of running the copies one by one in the given order. So two copies get
     separate launches if one writes a page that the other reads or writes.

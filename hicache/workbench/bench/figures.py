@@ -39,7 +39,7 @@ def roofline_figure(session: Session) -> Any:
     """Plot each kernel's bandwidth over the transfer size, one panel per direction.
 
     A dotted line shows the roofline. Its flat part is the best bandwidth measured in that
-    direction. On its sloped part, a transfer takes the shortest time measured for our kernel.
+    direction. Its sloped part is a constant time, the shortest that our kernel took.
     """
     figure, panels = _panels()
     names = list(dict.fromkeys(cell.kernel for cell in session.cells))

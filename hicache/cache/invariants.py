@@ -106,9 +106,8 @@ def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
     for tier in TIERS:
         for kind in cache.tree.kinds.numbers:
             protected = cache.tree.residency.protected[tier][kind]
-            what = (
-                f"{cache.tree.kinds.names[kind]} pages are still locked on the {TIER_NAMES[tier]}"
-            )
+            name = cache.tree.kinds.names[kind]
+            what = f"{name} pages are still locked on the {TIER_NAMES[tier]}"
             _hold(protected == 0, 5, f"{protected} {what}")
     for node in cache.tree.nodes():
         if node.path_locks or any(map(any, node.locks)):
@@ -118,11 +117,8 @@ def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
     if prefetcher is not None:
         _hold(not prefetcher.active, 5, f"{len(prefetcher.active)} prefetches are still active")
         _hold(not prefetcher.lingering, 5, f"{len(prefetcher.lingering)} prefetches are unread")
-        _hold(
-            prefetcher.occupied_tokens == 0,
-            5,
-            f"{prefetcher.occupied_tokens} tokens are still occupied by prefetches",
-        )
+        tokens = prefetcher.occupied_tokens
+        _hold(tokens == 0, 5, f"{tokens} tokens are still occupied by prefetches")
         counters = cache.counters
         discarded = [name for name in counters if name.startswith("prefetch/discarded_")]
         ended = sum(counters[name] for name in ("prefetch/read_pages", *discarded))

@@ -115,8 +115,8 @@ class HitAgreement(Enum):
 class WindowHit(Enum):
     """How a request that starts from a hit gets its sliding window."""
 
-    restore = "from the pages that the cache keeps"
-    replay = "by computing the window's tokens again"
+    restore = "restore"  # from the pages that the cache keeps
+    replay = "replay"  # by computing the window's tokens again
 
 
 class Batching(Enum):

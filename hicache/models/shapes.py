@@ -249,11 +249,6 @@ class ModelConfig:
                 f"spaces, got {self.pattern!r}"
             )
         for part in self.parts:
-            if part.letter not in self.pattern:
-                raise ValueError(
-                    f"model {self.name}: no layer keeps part {part.name}, whose letter "
-                    f"{part.letter!r} is missing from pattern={self.pattern!r}"
-                )
             if not part.window_len and part.rides_on not in self.kind_names:
                 raise ValueError(
                     f"model {self.name}: part {part.name} must ride on one of "

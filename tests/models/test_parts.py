@@ -166,8 +166,6 @@ def test_a_letter_without_a_part_is_refused() -> None:
 
 
 def test_a_part_must_ride_on_what_the_model_may_have() -> None:
-    with pytest.raises(ValueError, match="no layer keeps part index, whose letter 'I' is missing"):
-        sparse(pattern="Ft Ft")
     with pytest.raises(ValueError, match="index must ride on one of full, swa, mamba, got 'wide'"):
         sparse(replace(KEYS, rides_on="wide"))
 

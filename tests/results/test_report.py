@@ -55,13 +55,13 @@ def test_the_page_says_in_words_what_was_run(run_dir):
         seed=3,
         workload=WorkloadConfig(kind="chat"),
         cache=CacheConfig(write_policy="write_back"),
-        prefetch=PrefetchConfig(stop="my_policies:Mine"),
+        prefetch=PrefetchConfig(stop="best_effort"),
     )
     page = page_of(run_dir, config).read_text()
     told = (
         "workload chat, model ???, hardware ???, replicas 1, executor simulated, storage none, "
         "eviction lru, host GiB 256.0, write policy write_back, "
-        "prefetch stop policy my_policies:Mine, seed 3"
+        "prefetch stop policy best_effort, seed 3"
     )
     assert f"<p>{told}</p>" in page
     assert "<p>1 requests: 1 finished, 0 rejected, 0 aborted<br>" in page

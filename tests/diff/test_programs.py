@@ -1,7 +1,6 @@
 """The programs beside `experiments.diff`, with fake sides."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments.diff import admission, regressions, releases, short_read
+from experiments.diff import regressions, releases, short_read
 from experiments.diff.compare import Comparison, Row, token_ids
-from experiments.diff.engines import ROOT, Launch
+from experiments.diff.engines import Launch
 from experiments.diff.process import SideProcess
 from experiments.diff.protocol import Call, Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.regressions import Edit, Remembered, is_reported, row
@@ -187,33 +186,6 @@ def test_short_read_tells_the_story_of_every_side(
     monkeypatch.setattr(short_read, "SideProcess", Story)
     assert started(monkeypatch, short_read.main, "one", "two", "none") == 1
     assert capsys.readouterr().out.count("story:") == 2
-
-
-# admission
-
-
-def test_admission_ends_as_the_program_in_the_release_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[list[str]] = []
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(command)
-        return subprocess.CompletedProcess(command, 3)
-
-    specs: list[str] = []
-    monkeypatch.setattr(admission, "prepare", lambda _, spec: specs.append(spec) or FAKE)
-    monkeypatch.setattr(admission.subprocess, "run", run)
-    assert started(monkeypatch, admission.main, "--release", "0.5.21") == 3
-    assert started(monkeypatch, admission.main) == 3
-    assert specs == ["0.5.21", "0.5.23"]
-    assert asked[0] == [FAKE.interpreter, "-P", "-c", admission.PROGRAM, str(ROOT)]
-
-    def fail(*_: object) -> Launch:
-        raise SideError("it cannot be had")
-
-    monkeypatch.setattr(admission, "prepare", fail)
-    assert started(monkeypatch, admission.main) == 1
 
 
 # seeded faults

@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from experiments.diff import regressions, releases, short_read
+from experiments.diff import regressions, releases
 from experiments.diff.compare import Comparison, Row, token_ids
 from experiments.diff.engines import Launch
 from experiments.diff.process import SideProcess
-from experiments.diff.protocol import Call, Hits, Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.protocol import Hits, Outcome, Pools
 from experiments.diff.regressions import Edit, Remembered, is_reported, row
 from hicache.request import Request
 from tests.diff.sides import FAKE, PAGE, POOLS, prompt, requests_of
@@ -105,87 +104,6 @@ def test_copies_of_a_release_are_in_bytes_by_direction(tmp_path: Path) -> None:
         "| 1/0 | 50.00% | 0 | 5 | 0 | 4.0 GiB | 0.0 GiB | 0.0 GiB | 1.0 GiB | – |",
         "",
     ]
-
-
-# a short read
-
-
-class Story:
-    """A side that remembers prompts and reads something for the last one."""
-
-    name = "story"
-
-    def __init__(
-        self, launch: Launch = FAKE, pools: Pools | None = None, log: Path | None = None
-    ) -> None:
-        assert launch is FAKE
-        assert log is None or (log.name == "side.log" and log.parent.is_dir())
-        assert pools in (None, short_read.POOLS)
-        self.admitted: list[Tokens] = []
-        self.finished: list[object] = []
-
-    def __enter__(self) -> "Story":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def about(self) -> dict[str, str]:
-        return {}
-
-    def ask(self, calls: list[Call]) -> None:
-        *finished, (_, _, tokens, prompt_len) = calls
-        self.finished += [number for _, number in finished]
-        assert len(tokens) == prompt_len + 2  # type: ignore[arg-type,operator]
-        self.admitted.append(tokens)  # type: ignore[arg-type]
-
-    def take_outcome(self) -> Outcome:
-        counts = {"moved/full/read": 512, "moved/swa/read": 64}
-        return Outcome(hits=Hits(0, 0, len(self.admitted)), counts=counts)
-
-    def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
-        return {"full/device": [(0, 2048)], "swa/host": [(0, 7)]}
-
-
-def test_a_short_read_is_told_from_the_first_prompt_to_its_return() -> None:
-    side = Story()
-    lines = short_read.tell(side)  # type: ignore[arg-type]
-    prompts = [each[:-2] for each in side.admitted]
-    assert side.finished == list(range(10))
-    assert len(prompts) == 11
-    first, other = prompts[0], prompts[1]
-    assert len(first) == len(other) == 2048 + 512 + 2
-    assert np.array_equal(first, prompts[-1])
-    assert (first[:2048] == other[:2048]).all()
-    assert not set(first[2048:]) & set(other)
-    assert all(np.array_equal(other, again) for again in prompts[3:-1:2])
-    fresh = prompts[2:-1:2]
-    assert [len(each) for each in fresh] == [2048] * 4
-    assert len({token for each in (first, other, *fresh) for token in each.tolist()}) == (
-        2048 + 2 * 514 + 4 * 2048
-    )
-    assert lines[0] == "story:"
-    assert lines[1] == (
-        "  the first prompt, 2,562 tokens: hit 1 tokens (0 device, 0 host, 1 storage)"
-    )
-    assert lines[-4:-2] == [
-        "  held of it: full/device [0, 2,048)",
-        "  held of it: swa/host [0, 7)",
-    ]
-    assert lines[-1] == "  read for it: 512 tokens of KV, 64 of window; used: 11"
-
-
-def test_short_read_tells_the_story_of_every_side(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def prepare(_: object, spec: str) -> Launch:
-        if spec == "none":
-            raise SideError("it cannot be had")
-        return FAKE
-
-    monkeypatch.setattr(short_read, "prepare", prepare)
-    monkeypatch.setattr(short_read, "SideProcess", Story)
-    assert started(monkeypatch, short_read.main, "one", "two", "none") == 1
-    assert capsys.readouterr().out.count("story:") == 2
 
 
 # seeded faults

@@ -1,21 +1,17 @@
 """The programs beside `experiments.diff`, with fake sides."""
 
-import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from experiments.diff import regressions, releases
+from experiments.diff import regressions
 from experiments.diff.compare import Comparison, Row, token_ids
 from experiments.diff.engines import Launch
 from experiments.diff.process import SideProcess
 from experiments.diff.protocol import Hits, Outcome, Pools
 from experiments.diff.regressions import Edit, Remembered, is_reported, row
-from hicache.request import Request
 from tests.diff.sides import FAKE, PAGE, POOLS, prompt, requests_of
 
 NOTHING = Outcome(hits=Hits(0, 0, 0))
@@ -27,83 +23,6 @@ def started(monkeypatch: pytest.MonkeyPatch, main: object, *arguments: str) -> i
         main()  # type: ignore[operator]
     code = ended.value.code
     return code if isinstance(code, int) else 1
-
-
-# a row of releases
-
-
-@pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Releases are fake: release 0.9 hits 9 tokens of each prompt, and 0.0 fails."""
-    pairs: list[tuple[str, ...]] = []
-
-    def compare(
-        requests: Sequence[Request], pools: Pools, launches: tuple[Launch, Launch], logs: Path
-    ) -> Comparison:
-        assert logs.is_dir()
-        pairs.append((*(each.name for each in launches), f"{len(requests)}"))
-        outcomes = [Outcome(hits=Hits(int(each.name[-1]), 0, 0)) for each in launches]
-        rows = [
-            Row(number=each.id, prompt_len=100, base=outcomes[0], head=outcomes[1])
-            for each in requests
-        ]
-        failure = "it fails" if "0.0" in pairs[-1] else None
-        return Comparison(base={}, head={}, pools=pools, rows=tuple(rows), failure=failure)
-
-    monkeypatch.setattr(releases, "prepare", lambda _, spec: replace(FAKE, name=spec))
-    monkeypatch.setattr(releases, "compare", compare)
-    return pairs
-
-
-def run_releases(monkeypatch: pytest.MonkeyPatch, out: Path, *names: str) -> str:
-    options = ["--workloads", "builtin", "--components", "full", "--requests", "3"]
-    monkeypatch.setattr(sys, "argv", ["releases", *names, *options, "--out", str(out)])
-    releases.main()
-    return (out / "releases.md").read_text()
-
-
-def test_releases_run_two_at_a_time_and_each_once(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    compared: list[tuple[str, ...]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = run_releases(monkeypatch, tmp_path / "out", "0.7", "0.8", "0.9")
-    assert compared == [("0.7", "0.8", "3"), ("0.9", "0.9", "3")]
-    said = capsys.readouterr()
-    assert said.err.splitlines() == ["builtin full: 0.7, 0.8", "builtin full: 0.9, 0.9"]
-    assert "**builtin, full**, the first 3 requests" in text
-    assert "| 0.7 | 7.00% | 21 | 0 | 0 |" in text
-    assert "| 0.9 | **9.00%** (+1.00) | 27 |" in text
-    assert said.out.strip() == text.strip()
-    kept = json.loads((tmp_path / "out" / "builtin-full-3-0.8.json").read_text())
-    assert (kept["release"], kept["hit_rate"], kept["hits"]) == ("0.8", 0.08, [[8, 0, 0]] * 3)
-    assert run_releases(monkeypatch, tmp_path / "out", "0.7", "0.8", "0.9") == text
-    assert len(compared) == 2  # nothing was missing
-
-
-def test_a_release_that_fails_is_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    compared: list[tuple[str, ...]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert "| 0.0 | not run |" in run_releases(monkeypatch, tmp_path, "0.0", "0.1")
-    assert "experiments.diff.releases: builtin full: it fails" in capsys.readouterr().err
-    assert not list(tmp_path.glob("*.json"))
-
-
-def test_copies_of_a_release_are_in_bytes_by_direction(tmp_path: Path) -> None:
-    options = SimpleNamespace(releases=["1/0"], out=tmp_path, requests=1)
-    totals = {"moved/full/back_up": 8192 * 4, "moved/full/read": 8192, "hit/full/host": 5}
-    values = {"release": "1/0", "hit_rate": 0.5, "totals": totals, "hits": [[0, 5, 0]]}
-    path = releases.place(options, "chat", "full", "1/0")  # type: ignore[arg-type]
-    path.write_text(json.dumps(values))
-    lines = releases.table(options, "chat", "full")  # type: ignore[arg-type]
-    assert lines[-2:] == [
-        "| 1/0 | 50.00% | 0 | 5 | 0 | 4.0 GiB | 0.0 GiB | 0.0 GiB | 1.0 GiB | – |",
-        "",
-    ]
 
 
 # seeded faults

@@ -1,4 +1,7 @@
-"""Policies of the literature miss as often as their originals do, and adapters change nothing."""
+"""Policies of the literature miss as often as their originals do, and adapters change nothing.
+
+The misses of the originals are in peers.json, which tests/policies/peers.py at 6a84e98b made.
+"""
 
 import json
 from collections import OrderedDict
@@ -12,8 +15,7 @@ from hicache.policies.adapters import FromLMCache, FromSGLang, FromVllm, ToSGLan
 from hicache.policies.eviction import Fifo, Lfu, Slru
 from hicache.policies.queues import PerPool
 from hicache.policies.stock import STOCK
-from tests.policies.peers import counted
-from tests.policies.single import misses_of
+from tests.policies.single import counted, misses_of
 from tests.policies.streams import CAPACITY, STREAMS
 
 PEERS = json.loads(Path(__file__).with_name("peers.json").read_text())

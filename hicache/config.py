@@ -808,14 +808,6 @@ class StorageConfig:
             )
 
 
-class RealModel(Enum):
-    """Which model a run on real memory (executor.kind=torch) computes."""
-
-    exact = "exact"  # a small reference model whose logits do not depend on caching or chunking
-    # the matrix sizes of the configured model with random weights, for timing only
-    timing = "timing"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutorConfig:
     """What executes the steps of a run: a cost model that simulates time, or a real model."""
@@ -829,7 +821,6 @@ class ExecutorConfig:
     copy_path: str = knob("kernel", one_of=("kernel", "copy_engine", "staged"), only=SIMULATED)
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
-    model: RealModel = knob(RealModel.exact, only=REAL)
     # What moves pages in a real run: triton (the kernels; on a CPU in Triton's interpreter, which
     # needs TRITON_INTERPRET=1), reference (the same by torch), or auto (triton on a GPU).
     kernels: str = knob("auto", one_of=("auto", "triton", "reference"), only=REAL)
@@ -842,8 +833,6 @@ class ExecutorConfig:
 
     def __post_init__(self) -> None:
         check_limits("executor", self)
-        if self.verify and self.model is not RealModel.exact:
-            raise ValueError(f"executor.verify needs executor.model=exact, got {self.model.value}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

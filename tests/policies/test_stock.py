@@ -1,5 +1,6 @@
 """What is peculiar to each policy of the literature."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -118,3 +119,25 @@ def test_marconi_is_lru_without_flops_and_something_else_with_them() -> None:
     )
     assert lru == same
     assert other != lru
+
+
+def test_tinylfu_keeps_prompts_that_return_from_being_displaced_by_a_scan(tmp_path) -> None:
+    # two prompts of four pages return twice before a scan of other prompts, and once after it; the
+    # device holds one prompt at a time, and the host holds the two
+    returning = [range(4), range(10, 14)]
+    scan = [range(100 + 10 * number, 104 + 10 * number) for number in range(12)]
+    prompts = [*returning * 3, *scan, *returning]
+    lines = [
+        {"timestamp": 1000 * at, "input_length": 257, "output_length": 1, "hash_ids": [*each, at]}
+        for at, each in enumerate(prompts)
+    ]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    pools = ("cache.device_tokens=384", "cache.host_tokens=512", "cache.backs_up_answers=false")
+    trace = (f"workload.path={tmp_path}/trace.jsonl", "workload.block_tokens=64")
+    late = {}
+    for policy in ("none", "tinylfu"):
+        result = run(
+            config_of("workload=trace", "storage=none", *trace, *pools, f"cache.policy={policy}")
+        )
+        late[policy] = sum(each.prompt_len - each.computed_len for each in result.records[-2:])
+    assert late == {"none": 0, "tinylfu": 2 * 256}

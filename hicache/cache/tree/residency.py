@@ -250,7 +250,9 @@ class Residency:
         else:
             self._refresh_sidecar(node, DEVICE, kind)
 
-    def host_victim(self, kind: int, need: int, *, is_shared: bool) -> tuple[Node, int] | None:
+    def host_victim(
+        self, kind: int, need: int, *, is_shared: bool = False
+    ) -> tuple[Node, int] | None:
         """Return what to evict from the host to free `need` pages of `kind`, as node and kind.
 
         The victim is of the same kind, or of any kind if the kinds share the bytes of the host.

@@ -239,10 +239,9 @@ class PrefixCache:
         """
         sequence.left_page = last_page = (length - 1) // self.page_size
         kinds = self.tree.kinds
-        for kind, window in (*kinds.windows, *kinds.replayed):
-            start = sequence.starts[kind]
+        for kind, window in kinds.all_windows:
             end = min(window.first(last_page), sequence.num_pages)
-            if end <= start:
+            if end <= sequence.starts[kind]:
                 continue
             first = sequence.own_start(kind, kinds)
             if end > first:

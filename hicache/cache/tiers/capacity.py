@@ -176,7 +176,7 @@ def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, tota
             counts[kind] = exact // kinds.units[kind]
     if tier == DEVICE:
         least = {FULL: (1, "page of full KV")}
-        for kind, window in (*kinds.windows, *kinds.replayed):
+        for kind, window in kinds.all_windows:
             least[kind] = (window.num_pages + 2, f"window of {window.num_pages + 2} pages")
         least |= dict.fromkeys(kinds.points, (4, "request's 4 state slots"))
         for kind, (wanted, what) in least.items():

@@ -220,16 +220,17 @@ class Residency:
 
     def count_host_locks(self, lock: Lock, change: int) -> None:
         _, node, starts = lock
-        points, is_covered = self._points, node.parent is not None
-        for kind, _ in starts:
-            if kind in points and is_covered:
+        first, paged = node.end, []
+        for kind, start in starts:
+            if kind not in self._points:
+                paged.append((kind, start))
+                first = min(first, start)
+            elif node.parent is not None:
                 self._count_host_lock(node, kind, change)
-        while is_covered and node.parent is not None:
-            is_covered = False
-            for kind, start in starts:
-                if node.start >= start and kind not in points:
+        while node.parent is not None and node.start >= first:
+            for kind, start in paged:
+                if node.start >= start:
                     self._count_host_lock(node, kind, change)
-                    is_covered = True
             node = node.parent
 
     # -- leaving ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from hicache.policies.adapters import (
     ToVllm,
 )
 from hicache.policies.eviction import Fifo, Lfu, Slru
-from hicache.policies.queues import PerPool
+from hicache.policies.queues import Arc, PerPool, S3Fifo
 from hicache.policies.stock import STOCK
 from tests.policies.peers import PLUGINS, counted
 from tests.policies.single import WORLD, misses_of
@@ -209,3 +209,23 @@ def gdsf_misses(accesses: list[int], *, inserts_first: bool) -> int:
         if not inserts_first:
             held[page] = (floor + uses, now, uses)
     return misses
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("policy", [S3Fifo, Arc])
+def test_streams_return_to_at_least_a_hundred_ghosts(policy, stream: str) -> None:
+    pools = []
+
+    class Counting(policy):
+        returned = 0
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            pools.append(self)
+
+        def miss(self, keys):
+            super().miss(keys)
+            self.returned += len(self._back)
+
+    misses_of(STREAMS[stream](), CAPACITY, PerPool(Counting, WORLD))
+    assert max(pool.returned for pool in pools) >= 100

@@ -74,6 +74,7 @@ class PrefixCache:
         self._units = tree.kinds.units
         self.knobs = tree.knobs
         self.quirks = tree.quirks
+        self._is_exclusive = tree.knobs.device_host == "exclusive"
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
         self.fates = self._bookings.fates
@@ -277,6 +278,8 @@ class PrefixCache:
                 attach_state(tree, node, state, actions)
         tree.residency.touch_windows(node)
         free(actions, self.pools)
+        if self._is_exclusive:
+            self.host.leave(node)
         if node is not lock.node:
             sequence.lock = tree.lock(node)
             tree.release(lock)
@@ -319,6 +322,8 @@ class PrefixCache:
             self._writer.on_backed_up(transfer)
         for host_lock in transfer.host_locks:
             self.tree.release(host_lock)
+        if self._is_exclusive and not isinstance(transfer, StorageWrite):
+            self.host.leave(transfer.node)
 
     # -- what prefetch has brought -----------------------------------------------------------------
 

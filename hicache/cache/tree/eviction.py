@@ -17,7 +17,7 @@ class VictimQueue:
     """
 
     def __init__(self, priority: Ranking) -> None:
-        self._priority = priority
+        self.priority = self._priority = priority
         self._heap: list[
             tuple[Priority, int, Node]
         ] = []  # (priority, number, node), possibly outdated

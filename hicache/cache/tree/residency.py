@@ -243,7 +243,8 @@ class Residency:
     # -- leaving ------------------------------------------------------------------------------
 
     def device_victim(self, kind: int, need: int) -> Node | None:
-        return self._victim(DEVICE, kind, need)
+        victim = self._victim(DEVICE, kind, need)
+        return None if victim is None else victim[0]
 
     def pass_over(self, node: Node, kind: int) -> None:
         if kind == FULL:
@@ -257,10 +258,17 @@ class Residency:
         else:
             self._refresh_sidecar(node, DEVICE, kind)
 
-    def host_victim(self, kind: int, need: int) -> Node | None:
-        victim = self._victim(HOST, kind, need)
-        if victim is None and kind == FULL and self.duplicates:
-            return self._duplicate()
+    def host_victim(
+        self, kind: int, need: int, *, is_shared: bool = False
+    ) -> tuple[Node, int] | None:
+        """Return what to evict from the host to free `need` pages of `kind`, as node and kind.
+
+        The victim is of the same kind, or of any kind if the kinds share the bytes of the host.
+        """
+        victim = self._victim(HOST, kind, need, is_shared=is_shared)
+        if victim is None and (is_shared or kind == FULL) and self.duplicates:
+            node = self._duplicate()
+            return None if node is None else (node, FULL)
         return victim
 
     def may_leave_device(self, node: Node) -> bool:
@@ -346,15 +354,24 @@ class Residency:
         if self._may_leave_host(node):
             self.refresh(node)
 
-    def _victim(self, tier: int, kind: int, need: int) -> Node | None:
+    def _victim(
+        self, tier: int, kind: int, need: int, *, is_shared: bool = False
+    ) -> tuple[Node, int] | None:
         queue = self.leaves[tier] if kind == FULL else self.sidecars[tier][kind]
+        queues = {FULL: self.leaves[tier], **self.sidecars[tier]} if is_shared else {kind: queue}
         if self._entries is not None:
-            chosen = self._entries.victim(tier, kind, need, queue)
+            chosen = self._entries.victim(tier, kind, need, queues)
             if chosen is not None:
                 return chosen
-        while (node := queue.best()) is not None and _is_locked(node, tier, kind):
-            queue.discard(node)  # locked after it was queued; its release adds it again
-        return node
+        best: tuple[Node, int] | None = None
+        for each, queue in queues.items():
+            while (node := queue.best()) is not None and _is_locked(node, tier, each):
+                queue.discard(node)  # locked after it was queued; its release adds it again
+            if node is None:
+                continue
+            if best is None or queue.priority(node) < queues[best[1]].priority(best[0]):
+                best = node, each
+        return best
 
     def _refresh_sidecar(self, node: Node, tier: int, kind: int) -> None:
         evictable = (

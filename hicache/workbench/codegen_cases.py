@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hicache.kernels import attend, copy, index, load, transcode
+from hicache.kernels import attend, copy, index, load, scan, transcode
 from hicache.kernels.load import LoadBuffer, load_table
 from hicache.kernels.table import copy_table
 from hicache.kernels.transcode import Format, code_table, coded_bytes, constants_of
@@ -87,6 +87,8 @@ ATTEND = Limits(
     max_barriers=16,
     other_stores=frozenset({32}),  # maximum and sum of a row
 )
+# the state in registers; sums over keys go through shared memory
+SCAN = Limits(max_registers=168, max_shared_bytes=KIB, max_barriers=32, payload_bits=None)
 INDEX = Limits(payload_bits=None)
 
 
@@ -125,6 +127,8 @@ def cases() -> list[Case]:
         _attend("decode attention, pages of 16 × 8 heads", page=16, rows=1),
         _attend("decode attention, pages of 64 × 8 heads", page=64, rows=1),
         _attend("prefill attention, pages of 64 × 8 heads", page=64, rows=64),
+        _scan("scan of Mamba-2, heads of 64 × 128 keys", (128, 64), has_skip=True),
+        _scan("scan of gated delta, heads of 128 × 128 keys", (128, 128), has_skip=False),
         Case(
             name="page table from spans",
             kernel=index._page_table_kernel,
@@ -204,3 +208,14 @@ def _attend(name: str, *, page: int, rows: int) -> Case:
     ids, sums = torch.zeros(256, dtype=torch.int32), torch.zeros(256)
     arguments, constants = attend.split_arguments(pool, ids[None], ids, queries, sums, sums, 0)
     return Case(name, attend._split_kernel, arguments, constants, ATTEND)
+
+
+def _scan(name: str, state: tuple[int, int], *, has_skip: bool) -> Case:
+    states, heads = torch.zeros(2, 32, *state), torch.zeros(32)
+    channels = state[1] + 2 * state[0]
+    inputs = torch.zeros(16, 32, channels, dtype=torch.bfloat16)
+    gates = torch.zeros(16, 1 if has_skip else 2, 32, dtype=torch.bfloat16)
+    weights = scan.ScanWeights(torch.zeros(4, 32, channels), heads, heads if has_skip else None)
+    taps, ends = inputs[:6].view(2, 32, 3, channels), torch.zeros(3, 2, dtype=torch.int32)
+    arguments, constants = scan.scan_arguments(taps, states, 0, ends, inputs, gates, weights)
+    return Case(name, scan._scan_kernel, arguments, constants, SCAN)

@@ -60,8 +60,10 @@ def launch(case, *arguments):
     kernel = case.kernel.warmup(*arguments, grid=(8,), **case.constants)
     compiled.setdefault(case.name, set()).add(kernel.hash)
 
-def is_stride(case, value):  # of a pool, of which a model has a few
-    return "attention" in case.name and value in case.arguments[1].stride()
+def is_stride(case, value):  # of a pool or of weights, of which a model has a few
+    tensors = [each for each in case.arguments if isinstance(each, torch.Tensor)]
+    strides = [stride for each in tensors for stride in each.stride()]
+    return ("attention" in case.name or "scan" in case.name) and value in strides
 
 for case in cases():
     for number in (1, 16, 17, 1 << 20):  # where a number of things stands, an odd one and others

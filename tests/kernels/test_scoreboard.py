@@ -161,6 +161,15 @@ def test_a_loop_whose_turns_nothing_tells_is_steady_by_itself():
     assert steady(code).turn_instructions == 6
 
 
+@pytest.mark.parametrize("before", [(), (line("@PT BRA `(.L_x_3)"),)], ids=["passed", "skipped"])
+def test_of_two_inner_loops_the_slower_counts(before):
+    slow = [".L_x_1", LOAD, STORE, line("NOP", stall=15), line("@P1 BRA `(.L_x_1)")]
+    fast = [".L_x_2", LOAD, STORE, line("@P2 BRA `(.L_x_2)")]
+    code = looped(*before, *slow, *fast, ".L_x_3", line("NOP"))
+    assert turn_cycles(code, 16) == pytest.approx(PAYLOAD + 15 + 2)
+    assert steady(code).turn_instructions == 4
+
+
 def test_a_load_with_a_false_predicate_does_not_happen():
     wanted = line("UISETP.LT.AND UP1, UPT, UR4, 0x2, UPT")
     guarded = line("@UP1 LDG.E.128 R4, desc[UR4][R2.64]", stall=2, lands_on=0)

@@ -27,7 +27,7 @@ GHZ = 1.755  # H200, boost
 INDEX_NS = 140.0  # latency of a load of ids or addresses from L2
 OTHER_CYCLES = 30.0  # latency of other instructions with a scoreboard
 NUM_SCHEDULERS = 4
-WARM_TURNS, TURNS = 8, 40
+WARM_TURNS, TURNS = 8, 24
 MAX_STEPS = 100_000  # instructions, for long iterations
 REGISTERS_OF_SM, WARPS_OF_SM, PROGRAMS_OF_SM = 65536, 64, 32
 SHARED_OF_SM, SHARED_OF_PROGRAM = 228 << 10, 1 << 10  # bytes; the second is reserved per program
@@ -155,7 +155,9 @@ def main_loop(instructions: list[Instruction], payload: set[int]) -> range:
     return max(loops, key=lambda loop: (loops[loop], len(loop)))
 
 
-def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float) -> Steady | None:
+def steady(
+    instructions: list[Instruction], payload: set[int], *, num_warps: int, payload_ns: float
+) -> Steady | None:
     """Simulate one warp of a copy kernel until its loop iterations repeat.
 
     The result describes these iterations: bandwidth, bytes in flight and more. It is None if the
@@ -163,6 +165,7 @@ def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float
 
     Args:
         instructions: the machine code of the kernel.
+        payload: the loads that fetch the data to be copied, as returned by `payload_of`.
         num_warps: warps per Triton program.
         payload_ns: latency of a load in nanoseconds, such as 700 from device and 1300 from host
             memory.
@@ -173,7 +176,6 @@ def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float
     for instruction in instructions:
         if instruction.opcode.startswith(("UTMA", "UBLKCP", "TMA")):
             raise ValueError(f"the model knows no {instruction.opcode}: bytes pass no register")
-    payload = payload_of(instructions)
     if not payload:
         return None
     share = max(num_warps // NUM_SCHEDULERS, 1)
@@ -244,6 +246,8 @@ class _Warp:
         self, instructions: list[Instruction], payload: set[int], payload_ns: float, *, share: int
     ) -> None:
         self._instructions = instructions
+        operands = [_operands(each.text) for each in instructions]
+        self._parsed = list(zip(operands, map(_targets, instructions, operands), strict=True))
         self._payload = payload
         self._latency = {True: payload_ns * GHZ, False: INDEX_NS * GHZ}
         self._share = share  # warps per scheduler
@@ -270,8 +274,7 @@ class _Warp:
             instruction = self._instructions[place]
             guard = self.scalars.holds(instruction.predicate)
             self._issue(place, instruction)
-            operands = _operands(instruction.text)
-            targets = _targets(instruction, operands)
+            operands, targets = self._parsed[place]
             self.scalars.step(instruction.opcode, operands, targets, guard=instruction.predicate)
             count += 1
             following, target = place + 1, instruction.target

@@ -393,7 +393,7 @@ def test_words_are_followed_around_the_loop():
 def test_what_passes_no_register_is_refused():
     moved = [("UTMALDG.2D [UR8], [UR4]", control()), ("EXIT", control())]
     with pytest.raises(ValueError, match="the model knows no UTMALDG"):
-        scoreboard.steady(scoreboard.read(disassembly(*moved)), num_warps=1, payload_ns=700)
+        scoreboard.steady(scoreboard.read(disassembly(*moved)), set(), num_warps=1, payload_ns=700)
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,8 @@ def _is_endless(config: StorageConfig) -> bool:
 def _open_storages(
     config: ExperimentConfig, sizes: Sequence[int], clock: Clock
 ) -> list[GuardedStorage]:
-    # the simulation stores keys without pages: a memory engine counts nominal bytes, others keys
-    nominal = config.storage.kind == "memory"
+    # the simulation stores keys without pages: memory engines count nominal bytes, others keys
+    nominal = config.storage.kind in ("memory", "mooncake_master")
     num_ranks = config.parallel.ranks
     page_sizes = {
         tag: size if nominal else KEY_BYTES

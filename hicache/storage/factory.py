@@ -16,6 +16,7 @@ from hicache.storage.base import Storage, StorageError
 from hicache.storage.engines.file import FileStorage
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.engines.mooncake import MooncakeStorage
+from hicache.storage.engines.mooncake_master import MooncakeMaster
 from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.engines.slab import SlabStorage
 from hicache.storage.guards.breaker import BreakerStorage
@@ -56,6 +57,8 @@ def open_storage(
             return None
         case "memory":
             return MemoryStorage(capacity_bytes=capacity_bytes, page_bytes=page_bytes)
+        case "mooncake_master":
+            return MooncakeMaster(capacity_bytes=capacity_bytes, page_bytes=page_bytes)
         case "slab" | "file":
             engine = SlabStorage if config.kind == "slab" else FileStorage
             make: Callable[..., Storage] = partial(engine, Path(_root(config)))
@@ -165,7 +168,7 @@ def open_guarded_storage(
         storage = faulty = FaultyStorage(engine, config.faults, seed=seed, clock=clock)
         if config.faults.corrupt_rate:
             storage = CheckedStorage(storage)
-    if config.kind not in ("memory", "redis", "mooncake") or faulty is not None:
+    if config.kind not in ("memory", "mooncake_master", "redis", "mooncake") or faulty is not None:
         storage = DeadlineStorage(storage, deadline_s=config.deadline_s)
     behind = _behind_breaker(storage, config, clock)
     return GuardedStorage(engine=engine, storage=behind, faulty=faulty)
@@ -187,7 +190,7 @@ def open_simulated_storage(
         root.mkdir(parents=True, exist_ok=True)
         scratch = Path(mkdtemp(prefix="simulated-", dir=root))
         config = replace(config, root=str(scratch))
-    elif config.kind != "memory":
+    elif config.kind not in ("memory", "mooncake_master"):
         namespace = f"{namespace}-{uuid4().hex}"
     try:
         engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)

@@ -179,7 +179,7 @@ def test_a_guarded_engine_tells_after_its_end_what_went_wrong(tmp_path: Path) ->
 
 
 def test_an_unknown_kind_is_told_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"one of none, memory, slab, .*, got 'tape'"):
+    with pytest.raises(ValueError, match=r"one of none, memory, mooncake_master, .*, got 'tape'"):
         opened(StorageConfig(kind="tape"))
 
 

@@ -310,6 +310,7 @@ KNOBS = (
         },
         plain_share=0.8,
     ),
+    _each("executor.capture", "scan", "cut"),
 )
 
 # of values that cannot go together, the second gives way to its knob's plain one

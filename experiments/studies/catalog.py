@@ -1,7 +1,7 @@
 """Compare the KV cache bytes of a sequence, by model, with the catalog of `kvcache-simulator`.
 
-python -m venv /tmp/kvsim && /tmp/kvsim/bin/pip install kvcache-simulator==0.1.3
-python -m experiments.studies.catalog /tmp/kvsim/bin/python
+    python -m venv VENV && VENV/bin/pip install kvcache-simulator==0.1.3
+    python -m experiments.studies.catalog VENV/bin/python
 
 Our bytes follow from the config.json of each model in `model_configs.json`, which also names the
 source. The bytes of the catalog come from the package, which runs in its own environment. KV and

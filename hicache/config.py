@@ -17,7 +17,7 @@ from hicache.models import FORMATS, PLAIN, HardwareConfig, LayerKind, ModelConfi
 from hicache.models.plausible import check_machine, check_shape
 
 # storages and policies of ours, by the knob that names them
-STORAGES = ("memory", "slab", "file", "redis", "mooncake")
+STORAGES = ("memory", "mooncake_master", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
 STOCK_POLICIES = ("slru", "s3fifo", "arc", "lecar", "gdsf", "marconi", "hints", "tinylfu", "oracle")
@@ -418,9 +418,11 @@ class ParallelConfig:
     replicas: int = knob(1, least=1)
     # How requests are assigned to engines: sticky (a session stays on one engine), round_robin,
     # prefix_load (the engine with the longest cached prefix, unless it has over 8 requests more
-    # than the least busy one), or scored (a weighted sum of queue, free memory and cached prefix,
-    # as in llm-d).
-    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load", "scored"))
+    # than the least busy one), scored (a weighted sum of queue, free memory and cached prefix, as
+    # in llm-d), or scored_device (the same, but of the prefix on the device only).
+    router: str = knob(
+        "sticky", one_of=("sticky", "round_robin", "prefix_load", "scored", "scored_device")
+    )
 
     def __post_init__(self) -> None:
         check_limits("parallel", self)
@@ -756,8 +758,9 @@ class StorageConfig:
     `write=on_host_eviction`.
     """
 
-    # Storage engine of the third tier: none, memory, slab (page slots in large local files), file
-    # (one file per page), redis, mooncake, or your own class as module:Class.
+    # Storage engine of the third tier: none, memory, mooncake_master (memory that evicts as a
+    # Mooncake store does), slab (page slots in large local files), file (one file per page), redis,
+    # mooncake, or your own class as module:Class.
     kind: str = "none"
     # Directory (slab, file) or address (redis, mooncake) of the storage engine. None is for engines
     # that need neither.
@@ -818,14 +821,6 @@ class StorageConfig:
             )
 
 
-class RealModel(Enum):
-    """Which model a run on real memory (executor.kind=torch) computes."""
-
-    exact = "exact"  # a small reference model whose logits do not depend on caching or chunking
-    # the matrix sizes of the configured model with random weights, for timing only
-    timing = "timing"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutorConfig:
     """What executes the steps of a run: a cost model that simulates time, or a real model."""
@@ -839,7 +834,6 @@ class ExecutorConfig:
     copy_path: str = knob("kernel", one_of=("kernel", "copy_engine", "staged"), only=SIMULATED)
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
-    model: RealModel = knob(RealModel.exact, only=REAL)
     # What moves pages in a real run: triton (the kernels; on a CPU in Triton's interpreter, which
     # needs TRITON_INTERPRET=1), reference (the same by torch), or auto (triton on a GPU).
     kernels: str = knob("auto", one_of=("auto", "triton", "reference"), only=REAL)
@@ -852,8 +846,6 @@ class ExecutorConfig:
 
     def __post_init__(self) -> None:
         check_limits("executor", self)
-        if self.verify and self.model is not RealModel.exact:
-            raise ValueError(f"executor.verify needs executor.model=exact, got {self.model.value}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

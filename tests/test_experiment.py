@@ -29,6 +29,7 @@ from hicache.config import (
 from hicache.engine.build import queue_bytes
 from hicache.engine.deployment import deploy
 from hicache.engine.ranks.lockstep import RankedEngine
+from hicache.engine.routing import ROUTERS
 from hicache.experiment import run
 from hicache.models import GIB
 from hicache.policies.eviction import EVICTIONS
@@ -135,7 +136,7 @@ def test_two_equal_runs_leave_the_same_summary() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("router", ["sticky", "round_robin", "prefix_load", "scored"])
+@pytest.mark.parametrize("router", ROUTERS)
 def test_replicas_share_the_work_and_lose_none_of_it(router: str, ranks: int) -> None:
     result = run(
         config_of(
@@ -379,7 +380,7 @@ def test_reads_are_held_back_by_their_share_of_a_host_that_has_an_end(
 @pytest.mark.parametrize(
     ("knob", "ours"),
     [
-        ("parallel.router", "sticky, round_robin, prefix_load, scored"),
+        ("parallel.router", ", ".join(ROUTERS)),
         ("executor.kind", "simulated, torch"),
         ("executor.copy_path", "kernel, copy_engine, staged"),
         ("scheduler.swa_budget", "no_host_term, reports, double, sglang_0_5_23"),

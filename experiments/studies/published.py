@@ -10,12 +10,13 @@ each. Runs are kept in `outputs/published/runs`, by configuration and code, and 
 """
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from itertools import combinations, pairwise
+from itertools import combinations, cycle, pairwise
 from math import log
 from multiprocessing import get_context
 from pathlib import Path
@@ -125,8 +126,33 @@ def plans_of(case: Mapping[str, Any]) -> Iterator[Plan]:
             chosen = {**case.get("arms", {}), **result.get("arms", {})}[arm]
             for place, x in enumerate(result["x"] if "knobs" in result else [None]):
                 more = {key: values[place] for key, values in result.get("with", {}).items()}
-                knobs = [knob.format(x=x, **more) for knob in result.get("knobs", [])]
-                yield Plan(result=number, arm=arm, x=x, overrides=(*fixed, *chosen, *knobs))
+                if "batch" in result:
+                    more["batch"] = batch_trace(hit_percent=x, **result["batch"])
+                knobs = [each.format(x=x, **more) for each in (*chosen, *result.get("knobs", []))]
+                yield Plan(result=number, arm=arm, x=x, overrides=(*fixed, *knobs))
+
+
+def batch_trace(*, prompts: int, tokens: int, kept: int, begins_s: float, hit_percent: int) -> Path:
+    """Write the trace of a batch in which a share of the prompts repeats earlier ones.
+
+    `kept` requests bring prompts first, of which `hit_percent` are repeated. At `begins_s` the
+    batch of `prompts` requests arrives at once. All prompts have `tokens` tokens. The batch repeats
+    its pattern of hits after every 100 requests.
+    """
+    hits = {each * 100 // hit_percent for each in range(hit_percent)}
+    brought = iter(range(kept, kept + prompts))
+    repeated = cycle(range(kept - kept * hit_percent // 100, kept))
+    wanted = [next(repeated if each % 100 in hits else brought) for each in range(prompts)]
+    lines = [
+        {"timestamp": time, "input_length": tokens, "output_length": 1, "hash_ids": [block]}
+        for time, blocks in ((0, range(kept)), (1000 * begins_s, wanted))
+        for block in blocks
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    path = OUT / "traces" / f"{sha256(text.encode()).hexdigest()[:16]}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path.absolute()
 
 
 def compare(
@@ -323,6 +349,8 @@ def draw(
         axes.set_xlabel(result["axis"], fontsize="small")
         if result.get("log"):
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")  # powers of ten would be formulas
+            axes.yaxis.set_minor_formatter("")
         else:
             axes.set_ylim(0, None)
         axes.spines[["top", "right"]].set_visible(False)

@@ -113,6 +113,8 @@ class Scored:
     equal engines, the least recently chosen one wins.
     """
 
+    device_weight, cache_weight = 1, 1
+
     def __init__(self, world: object) -> None:
         self._turns = count(1)
         self._chosen: dict[int, int] = {}  # turn of the last choice, by engine
@@ -124,7 +126,8 @@ class Scored:
         def score(number: int) -> tuple[float, int]:
             replica = engines[number]
             queue = (max(queues) - queues[number]) / spread if spread else 1.0
-            held = replica.held_tokens(request) + replica.held_tokens(request, on_device=True)
+            held = self.cache_weight * replica.held_tokens(request)
+            held += self.device_weight * replica.held_tokens(request, on_device=True)
             total = 2 * queue + 2 * replica.free_share + held / request.prompt_len
             return total, -self._chosen.get(number, 0)
 
@@ -133,9 +136,20 @@ class Scored:
         return best
 
 
+class ScoredDevice(Scored):
+    """Routes like `Scored`, but knows only what the devices hold.
+
+    Its scores are queue and free memory, with weight 2 each, and device hit, with weight 3, as in
+    the guide "inference-scheduling" of llm-d (086f217d).
+    """
+
+    device_weight, cache_weight = 3, 0
+
+
 ROUTERS: dict[str, Callable[..., object]] = {
     "sticky": Sticky,
     "round_robin": RoundRobin,
     "prefix_load": PrefixLoad,
     "scored": Scored,
+    "scored_device": ScoredDevice,
 }

@@ -37,6 +37,7 @@ MEASURES: dict[str, Callable[["pd.DataFrame"], float]] = {
     "hit_count": lambda frame: float((frame[HIT_COLUMNS].sum(axis=1) > 0).sum()),
     "ttft_s": _ttft_s,  # mean
     "latency_s": lambda frame: float((frame["finish_ns"] - frame["arrival_ns"]).mean()) / SECOND_NS,
+    "span_s": _span_s,
     "requests_per_s": lambda frame: len(frame) / _span_s(frame),
     "prompt_tokens_per_s": lambda frame: float(frame["prompt_len"].sum()) / _span_s(frame),
     "output_tokens_per_s": lambda frame: float(frame["output_len"].sum()) / _span_s(frame),

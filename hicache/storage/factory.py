@@ -16,13 +16,13 @@ from hicache.storage.base import Storage, StorageError
 from hicache.storage.engines.file import FileStorage
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.engines.mooncake import MooncakeStorage
+from hicache.storage.engines.mooncake_master import MooncakeMaster
 from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.engines.slab import SlabStorage
 from hicache.storage.guards.breaker import BreakerStorage
 from hicache.storage.guards.checked import CheckedStorage
 from hicache.storage.guards.deadline import DeadlineStorage
 from hicache.storage.guards.faults import Fault, FaultyStorage
-from hicache.storage.passwords import MASK, reveal
 
 KINDS = ("none", *STORAGES)
 ASKED = (
@@ -57,6 +57,8 @@ def open_storage(
             return None
         case "memory":
             return MemoryStorage(capacity_bytes=capacity_bytes, page_bytes=page_bytes)
+        case "mooncake_master":
+            return MooncakeMaster(capacity_bytes=capacity_bytes, page_bytes=page_bytes)
         case "slab" | "file":
             engine = SlabStorage if config.kind == "slab" else FileStorage
             make: Callable[..., Storage] = partial(engine, Path(_root(config)))
@@ -66,15 +68,13 @@ def open_storage(
                     "storage.capacity_gib must be None for redis, whose server limits itself "
                     f"(maxmemory), got {config.capacity_gib}"
                 )
-            return RedisStorage(reveal(_root(config)), namespace=namespace)
+            return RedisStorage(_root(config), namespace=namespace)
         case "mooncake":
             return MooncakeStorage(
                 _root(config), namespace=namespace, segment_bytes=capacity_bytes or 0
             )
         case kind if ":" in kind:
-            is_hidden = config.root is not None and MASK in config.root
-            root = reveal(_root(config)) if is_hidden else config.root
-            make = partial(_build_own, kind, root)
+            make = partial(_build_own, kind, config.root)
         case unknown:
             raise ValueError(
                 f"storage.kind must be one of {', '.join(KINDS)} or module:Class, got {unknown!r}"
@@ -168,7 +168,7 @@ def open_guarded_storage(
         storage = faulty = FaultyStorage(engine, config.faults, seed=seed, clock=clock)
         if config.faults.corrupt_rate:
             storage = CheckedStorage(storage)
-    if config.kind not in ("memory", "redis", "mooncake") or faulty is not None:
+    if config.kind not in ("memory", "mooncake_master", "redis", "mooncake") or faulty is not None:
         storage = DeadlineStorage(storage, deadline_s=config.deadline_s)
     behind = _behind_breaker(storage, config, clock)
     return GuardedStorage(engine=engine, storage=behind, faulty=faulty)
@@ -190,7 +190,7 @@ def open_simulated_storage(
         root.mkdir(parents=True, exist_ok=True)
         scratch = Path(mkdtemp(prefix="simulated-", dir=root))
         config = replace(config, root=str(scratch))
-    elif config.kind != "memory":
+    elif config.kind not in ("memory", "mooncake_master"):
         namespace = f"{namespace}-{uuid4().hex}"
     try:
         engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)

@@ -9,7 +9,14 @@ from hicache.cache.kinds import FULL
 from hicache.cache.tree.node import DEVICE
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import traffic_digest, tree_digest
-from hicache.engine.routing import PrefixLoad, Replica, RoundRobin, Scored, Sticky
+from hicache.engine.routing import (
+    PrefixLoad,
+    Replica,
+    RoundRobin,
+    Scored,
+    ScoredDevice,
+    Sticky,
+)
 from tests.cache.portrait import portrait
 from tests.cache.small import evict_all
 from tests.scheduler.world import KINDS, World, plot_of, request_of
@@ -47,7 +54,7 @@ def test_asking_any_number_of_times_leaves_every_tree_as_it_was(kind: str) -> No
         (portrait(each.cache.tree), tree_digest(each.cache.tree), traffic_digest(each.cache))
         for each in engines
     ]
-    for router in (PrefixLoad(), Scored(None)):
+    for router in (PrefixLoad(), Scored(None), ScoredDevice(None)):
         for request in asked * 3:
             router.route(request, seen(engines))
     after = [
@@ -116,6 +123,14 @@ def test_a_match_on_the_device_scores_above_one_on_the_host() -> None:
     assert tree.usable_len(tokens(request), 63, on_device=True) == 0
     assert tree.usable_len(tokens(request), 63) > 0
     assert Scored(None).route(request, seen(engines)) == 1
+
+
+def test_only_one_of_the_scores_counts_what_the_host_holds() -> None:
+    engines = engines_that_served(range(900, 964), range(64))
+    evict_all(engines[1].cache, DEVICE, FULL)
+    request = request_of(9, range(64), [1])
+    assert Scored(None).route(request, seen(engines)) == 1
+    assert ScoredDevice(None).route(request, seen(engines)) == 0
 
 
 def test_a_score_weighs_the_memory_that_requests_hold() -> None:

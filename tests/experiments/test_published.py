@@ -1,5 +1,6 @@
 """The program that sets published measurements beside ours."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,10 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_case_is_a_list_of_runs_with_a_value_for_each_published_point(name: str) -> None:
+def test_every_case_is_a_list_of_runs_with_a_value_for_each_published_point(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "OUT", tmp_path)
     case = read_case(name)
     for plan in plans_of(case):
         config_of(*plan.overrides)
@@ -72,6 +76,21 @@ def test_a_case_is_run_once_and_compared_point_by_point(
     assert "| two clients" not in page
     monkeypatch.setattr(published.experiment, "run", None)  # what is there is not run again
     assert published.compare({"S": small}, tmp_path, jobs=1)["S"] == found
+
+
+def test_a_batch_repeats_a_share_of_what_came_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "OUT", tmp_path)
+    spec = {"prompts": 1000, "tokens": 512, "kept": 50, "begins_s": 9.0}
+    for share in (0, 30, 100):
+        path = published.batch_trace(hit_percent=share, **spec)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        before = {tuple(line["hash_ids"]) for line in lines[:50]}
+        batch = [tuple(line["hash_ids"]) for line in lines[50:]]
+        assert [line["timestamp"] for line in lines] == [0] * 50 + [9000] * 1000
+        assert sum(each in before for each in batch) == 10 * share
+        assert len(set(batch) - before) == 1000 - 10 * share
 
 
 def line(theirs: list[float], ours: list[float], measure: str = "ttft_s") -> Series:

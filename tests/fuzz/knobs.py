@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hicache.config import WRITE_POLICIES
+from hicache.engine.routing import ROUTERS
 
 Overrides = Mapping[str, object]
 
@@ -112,7 +113,7 @@ KNOBS = (
     _each("compat.quirks.hit_agreement", "restorable", "min_of_maxima"),
     _each("parallel.collective_s", 0.00015, 0.0),
     _each("parallel.replicas", 1, 2, 3, plain_share=0.7),
-    _each("parallel.router", "sticky", "round_robin", "prefix_load", "scored", plain_share=None),
+    _each("parallel.router", *ROUTERS, plain_share=None),
     # what is asked
     Knob(
         name=WORKLOAD,

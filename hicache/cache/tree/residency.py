@@ -11,8 +11,15 @@ from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages, PageIds
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
-from hicache.cache.tree.eviction import VictimQueue, by_last_use
+from hicache.cache.tree.eviction import Ranking, VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, TIERS, Lock, Node
+
+
+def by_last_use(kind: int) -> Ranking:
+    if kind == FULL:
+        return lambda node: (node.tick,)
+    # the first node of a window that spans several nodes goes first
+    return lambda node: (node.aux_ticks[kind], node.end)
 
 
 def _is_locked(node: Node, tier: int, kind: int) -> int:

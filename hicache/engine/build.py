@@ -79,7 +79,10 @@ def _cache(
         deployment.device, host, is_traced=config.parallel.ranks > 1, is_checked=is_checked
     )
     if config.cache.pools == "shared":
-        pools = pools[0], shared_pools(host, tree.kinds.page_bytes, is_checked=is_checked)
+        pools = (
+            pools[0],
+            shared_pools(host, deployment.host_kinds.page_bytes, is_checked=is_checked),
+        )
     num_bytes = queue_bytes(config, deployment) if has_storage else None
     return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)
 

@@ -20,7 +20,7 @@ from hicache.models.plausible import check_machine, check_shape
 STORAGES = ("memory", "mooncake_master", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
-STOCK_POLICIES = ("slru", "s3fifo", "arc", "lecar", "gdsf", "marconi", "hints", "oracle")
+STOCK_POLICIES = ("slru", "s3fifo", "arc", "lecar", "gdsf", "marconi", "hints", "tinylfu", "oracle")
 WRITE_POLICIES = (
     "write_through",
     "write_through_selective",
@@ -508,6 +508,16 @@ class CacheConfig:
     write_watermark: float = knob(
         0.2, least=0, most=1, only="cache.write_policy=write_back_watermark"
     )
+    # How the kinds of data divide the host tier: split (each kind has its own pool) or shared (all
+    # kinds take pages from the same bytes, and what is evicted to make room for one kind may be of
+    # another: the data of any kind that was used least recently, or what `cache.policy` chooses).
+    # The device is always split. shared is for simulated runs only.
+    pools: str = knob("split", one_of=("split", "shared"))
+    # Whether the host keeps data that is loaded back to the device: inclusive (it does) or
+    # exclusive (it frees its copy as soon as the device holds the data and no copy reads or writes
+    # it). exclusive needs cache.write_policy=write_back and storage.kind=none, and is for simulated
+    # runs only.
+    device_host: str = knob("inclusive", one_of=("inclusive", "exclusive"))
     # Minimum host hit, in tokens, that is copied back to the device; a shorter one is recomputed,
     # unless its window or state must be loaded anyway. 10 is SGLang's default.
     load_back_threshold: int = knob(10, least=0)
@@ -811,14 +821,6 @@ class StorageConfig:
             )
 
 
-class RealModel(Enum):
-    """Which model a run on real memory (executor.kind=torch) computes."""
-
-    exact = "exact"  # a small reference model whose logits do not depend on caching or chunking
-    # the matrix sizes of the configured model with random weights, for timing only
-    timing = "timing"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutorConfig:
     """What executes the steps of a run: a cost model that simulates time, or a real model."""
@@ -832,7 +834,6 @@ class ExecutorConfig:
     copy_path: str = knob("kernel", one_of=("kernel", "copy_engine", "staged"), only=SIMULATED)
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
-    model: RealModel = knob(RealModel.exact, only=REAL)
     # What moves pages in a real run: triton (the kernels; on a CPU in Triton's interpreter, which
     # needs TRITON_INTERPRET=1), reference (the same by torch), or auto (triton on a GPU).
     kernels: str = knob("auto", one_of=("auto", "triton", "reference"), only=REAL)
@@ -845,8 +846,6 @@ class ExecutorConfig:
 
     def __post_init__(self) -> None:
         check_limits("executor", self)
-        if self.verify and self.model is not RealModel.exact:
-            raise ValueError(f"executor.verify needs executor.model=exact, got {self.model.value}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -971,6 +970,8 @@ class ExperimentConfig:
             "engine.explain=true": self.engine.explain,
             "cache.window=replay": self.cache.window is WindowHit.replay,
             "model.window_restarts=true": self.model.window_restarts,
+            "cache.pools=shared": self.cache.pools == "shared",
+            "cache.device_host=exclusive": self.cache.device_host == "exclusive",
         }
         for setting in (each for each, is_set in simulated.items() if is_set):
             if executor != "simulated":
@@ -979,6 +980,14 @@ class ExperimentConfig:
             raise ValueError(
                 f"parallel.ranks={ranks} needs executor.kind=simulated (the real executor splits "
                 f"memory by parallel.tp), got {executor}"
+            )
+        if ranks > 1 and self.cache.pools == "shared":
+            raise ValueError(f"cache.pools=shared needs parallel.ranks=1, got {ranks}")
+        copies = self.cache.write_policy
+        if self.cache.device_host == "exclusive" and (copies, storage) != ("write_back", "none"):
+            raise ValueError(
+                "cache.device_host=exclusive needs cache.write_policy=write_back and "
+                f"storage.kind=none, got {copies} and {storage}"
             )
         if ranks > 1 and storage == "none":
             raise ValueError(

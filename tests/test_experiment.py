@@ -535,3 +535,32 @@ def test_ranks_are_compared_once_more_when_all_is_served(monkeypatch: pytest.Mon
     monkeypatch.setattr(RankedEngine, "check_equal", lambda engine: compared.append(engine))
     run(config_of("model=llama3_8b", "workload.limit=3", "parallel.ranks=2"))
     assert len(compared) == 1
+
+
+def test_a_window_that_is_computed_again_is_freed_at_the_end_of_its_prompt() -> None:
+    # freed with the first answer token, it would admit a waiting request in the middle of a run of
+    # decode steps
+    told = (
+        "workload=shared_prefix",
+        "model=tiny_hybrid",
+        "model.window_len=512",
+        "model.pattern=F S",
+        "model.num_layers=4",
+        "model.num_mamba_layers=0",
+        "model.window_restarts=true",
+        "workload.prefix_tokens=5000",
+        "workload.own_tokens=2000",
+        "workload.answer_tokens=2000",
+        "workload.token_stride=4",
+        "workload.time_scale=0.0005",
+        "workload.limit=4",
+        "storage=memory",
+        "cache.page_size=512",
+        "cache.window=replay",
+        "cache.write_policy=write_through_selective",
+        "cache.device_gib=0.003662109375",
+        "cache.swa_device_share=0.2833333333333333",
+    )
+    assert summary_of(run(config_of(*told))) == summary_of(
+        run(config_of(*told, "engine.jump=false"))
+    )

@@ -1,7 +1,7 @@
 """Sends the same requests to two sides, and classifies the differences of their answers."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -22,18 +22,6 @@ class Asked(Protocol):
     def ask(self, calls: list[Call]) -> None: ...
 
     def take_outcome(self) -> Outcome: ...
-
-
-class StoppedError(SideError):
-    """Raised when one or both of the compared caches cannot continue.
-
-    Attributes:
-        sides: names of the caches that stopped: `base`, `head` or both.
-    """
-
-    def __init__(self, errors: Mapping[str, SideError]) -> None:
-        super().__init__("; ".join(map(str, errors.values())))
-        self.sides = tuple(errors)
 
 
 class Kind(Enum):
@@ -138,7 +126,6 @@ class Comparison:
         rows: one row per request, with the answers of both caches.
         failure: the reason why a cache could not continue after the last row. None means that both
             caches answered all requests.
-        stopped: names of the caches that could not continue: `base`, `head` or both.
     """
 
     base: dict[str, str]
@@ -146,7 +133,6 @@ class Comparison:
     pools: Pools
     rows: tuple[Row, ...]
     failure: str | None = None
-    stopped: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> dict[Kind, int]:
@@ -217,7 +203,6 @@ def compare_sides(
 ) -> Comparison:
     rows: list[Row] = []
     failure = None
-    stopped: tuple[str, ...] = ()
     driver = Driver(requests, pools, sides)
     try:
         for number in range(len(requests)):
@@ -226,12 +211,10 @@ def compare_sides(
                 break
             if (number + 1) % 250 == 0:
                 say(f"{number + 1:,} of {len(requests):,} requests")
-    except StoppedError as error:
-        failure, stopped = f"at request {len(rows)} {error}", error.sides
+    except SideError as error:
+        failure = f"at request {len(rows)} {error}"
     base, head = driver.about
-    return Comparison(
-        base=base, head=head, pools=pools, rows=tuple(rows), failure=failure, stopped=stopped
-    )
+    return Comparison(base=base, head=head, pools=pools, rows=tuple(rows), failure=failure)
 
 
 def open_sides(
@@ -261,7 +244,7 @@ class Driver:
         Earlier requests are finished first, if enough requests have arrived since.
 
         Raises:
-            StoppedError: one or both of the caches cannot continue.
+            SideError: one or both of the caches cannot continue.
         """
         number, self._next = self._next, self._next + 1
         request = self._requests[number]
@@ -276,14 +259,14 @@ class Driver:
         for side in self._sides:
             side.ask(calls)
         outcomes: dict[str, Outcome] = {}
-        errors: dict[str, SideError] = {}
+        errors: list[str] = []
         for name, side in zip(("base", "head"), self._sides, strict=True):
             try:
                 outcomes[name] = side.take_outcome()
             except SideError as error:
-                errors[name] = error
+                errors.append(str(error))
         if errors:
-            raise StoppedError(errors)
+            raise SideError("; ".join(errors))
         return Row(number=number, prompt_len=request.prompt_len, **outcomes)
 
 

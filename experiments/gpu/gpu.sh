@@ -132,9 +132,6 @@ raise SystemExit(verdict.num_equal != verdict.num_checked)'
     export HYDRA_FULL_ERROR=1
     run=("$python" -m experiments.run executor.device=cuda tracker.wandb_mode=disabled workload=agents)
     LINES_SHOWN=40 step 90 verified "${run[@]}" executor=torch model=tiny_hybrid executor.verify=true
-    # every 8th token, pools to match: tokens are decoded one by one, and whole answers take minutes
-    LINES_SHOWN=40 step 150 overlap "${run[@]}" executor=torch_timing model=llama3_8b parallel.tp=1 \
-        workload.limit=60 workload.token_stride=8 cache.device_gib=2 cache.host_gib=8 storage=none
 fi
 echo "results in $out"
 exit "$status"

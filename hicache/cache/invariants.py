@@ -2,7 +2,8 @@
 
 Messages number the invariants ("laws"). 1: windows and states need full-attention KV. 2: no node is
 empty. 3: a prefix is held whole. 4: locks nest. 5: pages are conserved. 6: queues equal their
-definitions. 7: copies name nodes that exist and are locked. 9: each prefetched page has one fate.
+definitions. 7: copies name nodes that exist and are locked. 8: exclusive tiers hold different data.
+9: each prefetched page has one fate.
 """
 
 from collections import Counter
@@ -150,6 +151,10 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
     device, host = node.held
     if device[FULL] is None and host[FULL] is None:
         _break(2, f"{node} is on neither the device nor the host")
+    if tree.knobs.device_host == "exclusive":
+        for kind in tree.kinds.numbers:
+            if None not in (device[kind], host[kind]) and not node.locks[HOST][kind]:
+                _break(8, f"{node} has {tree.kinds.names[kind]} on device and host")
     if node.digests is not None and len(node.digests) != node.num_pages:
         _break(2, f"{node} has another number of digests than pages")
     for tier in (DEVICE, HOST) if strict_host else (DEVICE,):

@@ -100,6 +100,7 @@ class Kinds:
         aux: all `numbers` except full-attention KV.
         windows: (number, pages) of each kept kind with a sliding window or attention chunk.
         replayed: the same for the windows that are not kept but computed again.
+        all_windows: the same for both.
         window_lens: tokens of each sliding window or chunk, by number.
         points: the number of the Mamba states; empty if the model has none.
         extents: (number, pages) of those that the tree keeps: what a reusable prefix ends with.
@@ -124,6 +125,7 @@ class Kinds:
         self.window_lens = {number: own[number].window_len for number in in_windows}
         pages = {number: -(-length // page_size) for number, length in self.window_lens.items()}
         windows = [(n, Window(pages[n], own[n].extent is Extent.chunk)) for n in in_windows]
+        self.all_windows: Extents = tuple(windows)
         self.replayed: Extents = tuple(each for each in windows if own[each[0]].is_replayed)
         self.windows: Extents = tuple(each for each in windows if each not in self.replayed)
         self.kept = (FULL, *(number for number, _ in self.windows))
@@ -249,11 +251,9 @@ def lengths_with(present: Iterable[bool], window: Window, start: int = 0) -> lis
     last pages that the attention `window` spans are cached. Lengths are in pages from page `start`
     on. Pages before `start` are not checked.
     """
-    lengths, gap = [], 0  # `gap`: the last length whose own page is missing
-    for length, is_there in enumerate(present, 1):
-        if not is_there:
-            gap = length
-        may_end = is_there or window.is_chunk
-        if not gap or (may_end and gap <= window.first(start + length) - start):
-            lengths.append(length)
-    return lengths
+    there = np.fromiter(present, bool)
+    lengths = np.arange(1, there.size + 1)
+    gaps = np.maximum.accumulate(np.where(there, 0, lengths))  # the last length without its page
+    is_whole = (there | window.is_chunk) & (gaps <= window.first(start + lengths) - start)
+    found: list[int] = lengths[(gaps == 0) | is_whole].tolist()
+    return found

@@ -74,6 +74,7 @@ class PrefixCache:
         self._units = tree.kinds.units
         self.knobs = tree.knobs
         self.quirks = tree.quirks
+        self._is_exclusive = tree.knobs.device_host == "exclusive"
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
         self.fates = self._bookings.fates
@@ -238,10 +239,9 @@ class PrefixCache:
         """
         sequence.left_page = last_page = (length - 1) // self.page_size
         kinds = self.tree.kinds
-        for kind, window in (*kinds.windows, *kinds.replayed):
-            start = sequence.starts[kind]
+        for kind, window in kinds.all_windows:
             end = min(window.first(last_page), sequence.num_pages)
-            if end <= start:
+            if end <= sequence.starts[kind]:
                 continue
             first = sequence.own_start(kind, kinds)
             if end > first:
@@ -278,6 +278,8 @@ class PrefixCache:
                 attach_state(tree, node, state, actions)
         tree.residency.touch_windows(node)
         free(actions, self.pools)
+        if self._is_exclusive:
+            self.host.leave(node)
         if node is not lock.node:
             sequence.lock = tree.lock(node)
             tree.release(lock)
@@ -320,6 +322,8 @@ class PrefixCache:
             self._writer.on_backed_up(transfer)
         for host_lock in transfer.host_locks:
             self.tree.release(host_lock)
+        if self._is_exclusive and not isinstance(transfer, StorageWrite):
+            self.host.leave(transfer.node)
 
     # -- what prefetch has brought -----------------------------------------------------------------
 

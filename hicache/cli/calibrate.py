@@ -5,7 +5,6 @@ hicache calibrate measured.jsonl model=llama3_8b hardware=h100 parallel.tp=1
 The log has the format of `hicache validate`; the settings name the model and the machine. For each
 request without hits, the program subtracts the simulated prefill time from the measured TTFT. It
 prints the tenth percentile, since requests that waited in the queue have larger differences.
-`python -m experiments.calibrate` instead fits a whole machine, by running a model on it.
 """
 
 from collections.abc import Sequence

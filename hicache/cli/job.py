@@ -30,7 +30,6 @@ from hicache.results.metrics import Progress, RequestRecord, Result, summarize
 from hicache.results.requests_file import FILES, write_requests
 from hicache.results.tracking import Tracker, plain, write_json
 from hicache.storage.base import StorageError
-from hicache.storage.passwords import without_password
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 ATTACHED = (*FILES, "tokens.png", "ttft.png", "report.html", provenance.FILE)
@@ -189,7 +188,6 @@ def report_error(error: Exception, out_dir: Path | None = None) -> int:
         cause = error.__cause__
         lines = [] if cause is None else traceback.format_exception(cause, chain=False)
         text = "\n".join([*"".join([*lines, error.place]).splitlines(), one_sentence(error)])
-    text = without_password(text)
     with suppress(OSError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

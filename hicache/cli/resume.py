@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hicache.cli.command import in_one_sentence
 from hicache.cli.grid import choices_of_sweep, find_jobs, jobs_of
 from hicache.cli.job import as_yaml
-from hicache.cli.schema import refuse_written_password, to_config
+from hicache.cli.schema import to_config
 from hicache.cli.stored import CONFIG_FILE, is_finished, read_json, read_yaml
 from hicache.cli.tables import provenance
 from hicache.cli.tables.groups import flat
@@ -30,13 +30,13 @@ from hicache.config import ExperimentConfig, check_name
 from hicache.results.keys import KNOWN
 from hicache.results.tracking import plain
 from hicache.results.verdict import STAGE
+from hicache.storage.passwords import refuse_password
 
 
 class UsedDirectories(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         with in_one_sentence():
-            check_name(config.name)
-            refuse_written_password(config)
+            _check(config)
             directory = _made("hydra.run.dir", config.hydra.run.dir)
             lock(directory)  # until the process ends
             if is_finished(directory):
@@ -49,8 +49,7 @@ class UsedDirectories(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         with in_one_sentence():
-            check_name(config.name)
-            refuse_written_password(config)
+            _check(config)
             refuse_unknown(config.metrics)  # report once here, not once per job
             directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
             lock(directory)  # until the process ends
@@ -137,6 +136,13 @@ def _refuse_other_sweep(config: DictConfig, directory: Path) -> None:
             f"{directory} contains job {path.name} of another sweep, {told}: choose another "
             "directory, or remove this one"
         )
+
+
+def _check(config: DictConfig) -> None:
+    check_name(config.name)
+    # Hydra would write it down
+    stored: Any = OmegaConf.to_container(config.storage, resolve=False)
+    refuse_password(f"{stored['root']}")
 
 
 def _made(knob: str, name: str) -> Path:

@@ -138,7 +138,7 @@ def main() -> None:
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.exit(show_help([word for word in sys.argv[1:] if not word.startswith("-")]))
     with in_one_sentence():
-        sys.argv[1:] = schema.with_implied(schema.without_passwords(sys.argv[1:]))
+        sys.argv[1:] = schema.with_implied(sys.argv[1:])
     try:
         compose_and_run()
     except CONFIG_ERRORS as error:

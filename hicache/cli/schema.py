@@ -5,14 +5,12 @@ that mark; `to_config` returns the frozen classes and runs their checks.
 """
 
 import copy
-import re
 import secrets
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -29,7 +27,7 @@ from hicache.models import HardwareConfig
 from hicache.models.hugging_face import read_model
 from hicache.models.own_table import read_table
 from hicache.models.shapes import least_tp
-from hicache.storage.passwords import PASSWORD, PASSWORD_FILE, hide, mask
+from hicache.storage.passwords import refuse_password
 
 CONF = Path(__file__).parents[1] / "conf"
 # knobs that replace a whole group file, and the option that selects them
@@ -80,11 +78,12 @@ def _is_value(override: Override) -> bool:
 
 
 def with_implied(overrides: Sequence[str]) -> list[str]:
-    typed = {override.lstrip("+").partition("=")[0] for override in overrides}
+    typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
+    refuse_password(typed.get("storage.root", ""))  # Hydra would write it down
     implied = [
         option
         for knob, option in IMPLIED.items()
-        if knob in typed and not typed & {option.partition("=")[0], "experiment"}
+        if knob in typed and not typed.keys() & {option.partition("=")[0], "experiment"}
     ]
     for launcher, settings in OF_LAUNCHERS.items():
         if launcher in overrides:
@@ -107,28 +106,6 @@ def register() -> None:
         "run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True
     )
     OmegaConf.register_new_resolver("job_dir", subdir, replace=True)
-
-
-def without_passwords(overrides: Sequence[str]) -> list[str]:
-    # Hydra writes overrides to files
-    return [hide(each) if re.match(r"\+*storage\.root=", each) else each for each in overrides]
-
-
-def refuse_written_password(cfg: DictConfig) -> None:
-    """Raise an error if a YAML file with settings contains the password of a storage server.
-
-    Hydra would copy the password into the directories of results.
-
-    Raises:
-        ValueError: the setting `storage.root` contains a password.
-    """
-    stored: Any = OmegaConf.to_container(cfg.storage, resolve=False)
-    root = str(stored["root"])
-    if mask(root) != root and "${" not in root:
-        raise ValueError(
-            f"storage.root={mask(root)} holds a password in a YAML file: give it in {PASSWORD}, or "
-            f"name a file that holds it in {PASSWORD_FILE}"
-        )
 
 
 def to_config(cfg: DictConfig) -> ExperimentConfig:
@@ -163,9 +140,7 @@ def _frozen(cfg: DictConfig) -> ExperimentConfig:
     _refuse_unknown(cfg, ExperimentConfig, "")
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, ExperimentConfig)
-    if config.storage.root is not None:
-        root = hide(config.storage.root)
-        config = replace(config, storage=replace(config.storage, root=root))
+    refuse_password(config.storage.root or "")
     _restore_tuples(config)
     return config
 

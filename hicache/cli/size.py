@@ -7,9 +7,8 @@ hicache size model=gemma3_27b --all
 The program simulates `experiment=sizing` with your overrides at each size of the host cache. A
 model with sliding windows or Mamba states divides the host cache: one share is for windows or
 states, and the rest is for full-attention KV. At each size, the program climbs to the share with
-the most hits. It starts from the best share of the size before. With --all, it tries every share at
-every size. The knee is the smallest size with nearly all of the gain in hit rate: at least 95 % of
-the highest gain over the smallest size.
+the most hits. With --all, it tries every share at every size. The knee is the smallest size with
+nearly all of the gain in hit rate: at least 95 % of the highest gain over the smallest size.
 """
 
 import json
@@ -81,34 +80,35 @@ def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell
     )
 
 
-def climb(sizes: Iterable[float], shares: Sequence[float], measured: Measure) -> list[Cell]:
+def climb(sizes: Sequence[float], shares: Sequence[float], measured: Measure) -> list[Cell]:
     """Find the best division of the host cache for each size, by hill climbing.
 
     A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
-    division has the highest hit rate. The search for each size starts at the best fraction of the
-    size before, and moves to a neighboring fraction while the hit rate rises.
+    division has the highest hit rate. The search for each size starts at the third fraction (0.2 by
+    default), and moves to a neighboring fraction while the hit rate rises. All sizes are searched
+    at the same time.
 
     Args:
-        sizes: sizes of the host cache in GiB, in rising order.
+        sizes: sizes of the host cache in GiB.
         shares: fractions to try, in rising order.
         measured: simulates pairs of a size and a fraction, and returns their results.
 
     Returns:
         One result per size.
     """
-    best, place = [], len(shares) // 2
-    for size in sizes:
-        known: dict[int, Cell] = {}
-        while True:
-            near = [each for each in (place - 1, place, place + 1) if 0 <= each < len(shares)]
-            new = [each for each in near if each not in known]
-            known |= zip(new, measured([(size, shares[each]) for each in new]), strict=True)
-            highest = max(near, key=lambda each: (known[each].hit_rate, each == place))
-            if highest == place:
-                break
-            place = highest
-        best.append(known[place])
-    return best
+    places = dict.fromkeys(sizes, min(2, len(shares) - 1))
+    known: dict[tuple[float, int], Cell] = {}
+
+    def near(size: float) -> list[tuple[float, int]]:
+        place = places[size]
+        return [(size, each) for each in (place, place - 1, place + 1) if 0 <= each < len(shares)]
+
+    while new := [each for size in sizes for each in near(size) if each not in known]:
+        cells = measured([(size, shares[place]) for size, place in new])
+        known |= zip(new, cells, strict=True)
+        for size in sizes:  # of equally good fractions, the present one
+            _, places[size] = max(near(size), key=lambda each: known[each].hit_rate)
+    return [known[place] for place in places.items()]
 
 
 def best_of_all(sizes: Iterable[float], shares: Sequence[float], measured: Measure) -> list[Cell]:

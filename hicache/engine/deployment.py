@@ -76,7 +76,8 @@ def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
             number = capacity.counts[kind] or 0
             unit = "states" if kind in kinds.points else f"{kinds.names[kind]} tokens"
             parts.append(f"{number * kinds.units[kind]:,} {unit}")
-        held = " + ".join(parts)
+        is_shared = word == "host" and config.cache.pools == "shared"
+        held = (" or " if is_shared else " + ").join(parts)
         notes.append(f"{model} on {devices}, {word}: {_gib(capacity.total_bytes)} = {held}")
     forms = {"host": config.cache.host_format}
     if config.storage.kind != "none":

@@ -138,7 +138,7 @@ def presets(world: World) -> SimpleNamespace:
     Each decision, such as eviction or routing, is a method or attribute of the returned object.
     """
     config = world.config
-    placement = config.cache.checkpoints if "mamba" in world.kinds else config.cache.windows
+    placement = config.cache.checkpoints if config.model.num_mamba_layers else config.cache.windows
     eviction = _made(EVICTIONS[config.cache.eviction], world)
     order = _made(ORDERS[config.scheduler.order], world)
     stop = _made(STOPS[config.prefetch.stop], world)

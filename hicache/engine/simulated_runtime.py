@@ -8,7 +8,7 @@ from itertools import count
 from math import inf
 from typing import Protocol
 
-from hicache.cache.kinds import FULL, KEY_TAGS
+from hicache.cache.kinds import KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.clock import Clock, SimulatedClock
 from hicache.config import ExperimentConfig, StorageConfig
@@ -164,7 +164,8 @@ def _copy_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, f
     # several layers: a quarter of them to the device, all layers to the host
     piece = max(layer_page * num_copies // tp, 1)
     if is_coded:
-        piece = max(round(piece * _load_shares(deployment)[FULL]), 1)
+        full_share, *_ = _load_shares(deployment)
+        piece = max(round(piece * full_share), 1)
     pieces = [piece, piece]
     if path is CopyPath.staged:
         num_layers = max(model.num_full_layers, 1)

@@ -31,6 +31,7 @@ from hicache.kernels.copy import (
 from hicache.kernels.ops import send
 from hicache.kernels.table import CopyTable, copy_table
 from hicache.kernels.transcode import (
+    DECODE_WARPS,
     CodeTable,
     Format,
     _move,
@@ -329,7 +330,7 @@ def launch_arguments(
         **shape,
         "CODED": tuple(tuple(each[name] for name in names) for each in coded),
         "STAGES": max([each["STAGES"] for each in coded], default=1),
-        "num_warps": NUM_WARPS,
+        "num_warps": DECODE_WARPS if coded else NUM_WARPS,
     }
     return (
         (pieces, table.addresses, *load[:3], counters, len(load.parts)),

@@ -3,7 +3,7 @@
 One launch computes any number of tokens of a sequence. It reads the state from a slot and writes
 states into slots, after each length that the caller names. So a prefill need not end at a
 checkpoint. A token's result does not depend on where a launch begins or ends: each program walks
-the tokens of its heads one by one, with the state in registers.
+the tokens of a head one by one, with a part of the state, some of the D values, in registers.
 
 The convolution covers K inputs; a slot keeps the last K - 1 of them (*taps*) beside the state.
 
@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+TILE = 4096  # elements of a state that a program holds, in registers
 DELTA, SSD = (tl.constexpr(number) for number in range(2))  # `RULE` of the kernel
 
 
@@ -73,9 +74,23 @@ def _unit(x):
     return x / tl.maximum(tl.sqrt(tl.sum(x * x, axis=1)), 1e-12)[:, None]
 
 
+@triton.jit
+def _save_taps(
+    inputs_ptr, taps_ptr, to_ptr, row, head, channel, row_stride,
+    TAPS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    for tap in tl.static_range(TAPS):  # ascending: the slot may be the one that is read
+        each = _input(
+            inputs_ptr, taps_ptr, row - TAPS + tap, head, channel, row_stride, TAPS, CHANNELS
+        )
+        tl.debug_barrier()  # all threads have read
+        where = (head[:, None] * TAPS + tap) * CHANNELS + channel[None, :]
+        tl.store(to_ptr + where, each.to(to_ptr.dtype.element_ty))
+
+
 @triton.jit(
     do_not_specialize=["source", "row_stride", "gate_stride", "num_ends"],
-    do_not_specialize_on_alignment=["ends_ptr"],
+    do_not_specialize_on_alignment=["ends_ptr", "ended_ptr"],
 )
 def _scan_kernel(
     taps_ptr,  # [P, H, K - 1, D + 2 N]
@@ -87,6 +102,7 @@ def _scan_kernel(
     decay_ptr,  # [H]
     skip_ptr,  # [H]
     out_ptr,  # [R, H, D]
+    ended_ptr,  # [H / HEADS] int32, zeros: programs that have read the taps
     source,  # slot that holds the state before the first token
     row_stride,
     gate_stride,  # from token to token
@@ -100,15 +116,15 @@ def _scan_kernel(
     HEADS: tl.constexpr,  # of a program
     KEYS: tl.constexpr,  # N
     DIM: tl.constexpr,  # D
+    DIMS: tl.constexpr,  # of a program
     TAPS: tl.constexpr,  # K - 1
 ):
     channels: tl.constexpr = DIM + 2 * KEYS
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
-    dim, key = tl.arange(0, DIM), tl.arange(0, KEYS)
-    source = source.to(tl.int64)
-    taps_from = taps_ptr + source * taps_slot_stride
+    dim, key = tl.program_id(1) * DIMS + tl.arange(0, DIMS), tl.arange(0, KEYS)
+    taps_from = taps_ptr + source.to(tl.int64) * taps_slot_stride
     place = (head[:, None, None] * KEYS + key[None, :, None]) * DIM + dim[None, None, :]
-    state = tl.load(state_ptr + source * state_slot_stride + place)
+    state = tl.load(state_ptr + source.to(tl.int64) * state_slot_stride + place)
     decay = tl.load(decay_ptr + head)
     row, end_of = tl.zeros((), tl.int32), 0
     while end_of < num_ends:
@@ -146,19 +162,24 @@ def _scan_kernel(
             tl.store(out_ptr + where, out)
             row += 1
         slot = tl.load(ends_ptr + end_of * 2 + 1).to(tl.int64)
-        for tap in tl.static_range(TAPS):  # ascending: the slot may be the one that is read
-            for part in tl.static_range(3):
-                channel = dim if part == 0 else DIM + (part - 1) * KEYS + key
-                each = _input(
-                    inputs_ptr, taps_from, row - TAPS + tap, head, channel, row_stride,
-                    TAPS, channels,
-                )  # fmt: skip
-                tl.debug_barrier()  # all threads have read
-                where = (head[:, None] * TAPS + tap) * channels + channel[None, :]
-                to = taps_ptr + slot * taps_slot_stride + where
-                tl.store(to, each.to(taps_ptr.dtype.element_ty))
+        to = taps_ptr + slot * taps_slot_stride
+        _save_taps(inputs_ptr, taps_from, to, row, head, dim, row_stride, TAPS, channels)
         tl.store(state_ptr + slot * state_slot_stride + place, state)
         end_of += 1
+    # the programs of a head share the taps of keys and queries: the last one writes them
+    tl.debug_barrier()
+    others = tl.num_programs(1) - 1
+    if tl.atomic_add(ended_ptr + tl.program_id(0), 1, sem="acq_rel", scope="gpu") == others:
+        end_of = 0
+        while end_of < num_ends:
+            row = tl.load(ends_ptr + end_of * 2)
+            to = taps_ptr + tl.load(ends_ptr + end_of * 2 + 1).to(tl.int64) * taps_slot_stride
+            for part in tl.static_range(2):
+                channel = DIM + part * KEYS + key
+                _save_taps(
+                    inputs_ptr, taps_from, to, row, head, channel, row_stride, TAPS, channels
+                )
+            end_of += 1
 
 
 def scan(
@@ -200,21 +221,17 @@ def scan(
         ValueError: states are not fp32, or a size is not a power of two.
     """
     arguments, constants = scan_arguments(taps, states, source, ends, inputs, gates, weights)
+    grid = inputs.shape[1] // constants["HEADS"], constants["DIM"] // constants["DIMS"]
     with torch.cuda.device_of(states):
-        _scan_kernel[(constants["NUM_HEADS"] // constants["HEADS"],)](*arguments, **constants)
+        _scan_kernel[grid](*arguments, **constants)
     out: Tensor = arguments[8]
     return out
 
 
 def scan_arguments(
-    taps: Tensor,
-    states: Tensor,
-    source: int,
-    ends: Tensor,
-    inputs: Tensor,
-    gates: Tensor,
+    taps: Tensor, states: Tensor, source: int, ends: Tensor, inputs: Tensor, gates: Tensor,
     weights: ScanWeights,
-) -> tuple[tuple[Any, ...], dict[str, int]]:
+) -> tuple[tuple[Any, ...], dict[str, int]]:  # fmt: skip
     num_rows, num_heads, channels = inputs.shape
     keys, dim = states.shape[2:]
     if states.dtype != torch.float32 or keys & (keys - 1) or dim & (dim - 1):
@@ -223,6 +240,7 @@ def scan_arguments(
     if inputs.stride()[1:] != (channels, 1) or weights.conv.stride()[1:] != (channels, 1):
         raise ValueError("inputs and convolution must be contiguous but for the first axis")
     out = torch.empty(num_rows, num_heads, dim, dtype=torch.float32, device=states.device)
+    ended = torch.zeros(num_heads, dtype=torch.int32, device=states.device)
     pools = taps, states, ends, inputs, gates
     strides = inputs.stride(0), gates.stride(0), gates.stride(1), weights.conv.stride(0)
     constants = {
@@ -232,11 +250,12 @@ def scan_arguments(
         "HEADS": num_heads if triton.knobs.runtime.interpret else 1,
         "KEYS": keys,
         "DIM": dim,
+        "DIMS": min(dim, TILE // keys),
         "TAPS": taps.shape[2],
-        "num_warps": 8,
+        "num_warps": 4,
     }
     slots = taps.stride(0), states.stride(0), len(ends)
-    return (*pools, *weights, out, source, *strides, *slots), constants
+    return (*pools, *weights, out, ended, source, *strides, *slots), constants
 
 
 def naive_scan(

@@ -41,6 +41,7 @@ MAX_DIM = 256
 SCALE_BYTES = 4
 TILE_BYTES = 32 << 10  # wide bytes that a tile reads
 NUM_STAGES = 3  # tiles: one is converted while the next two, 64 KiB, are loading
+DECODE_WARPS = 8  # with 16, triton 3.6 loads each scale many times, and fp8 spills registers
 WIDE = {torch.bfloat16: 16, torch.float32: 32}  # bits of an element
 INT8, FP8, BF16 = (tl.constexpr(number) for number in range(3))  # `FORM` of the kernel
 
@@ -410,7 +411,6 @@ def _launch(
             len(src_ids),
             num_lines,
             **constants,
-            num_warps=NUM_WARPS,
         )
     if table.device.type == "cuda":  # keep the table's memory until this launch has read it
         table.pieces.record_stream(torch.cuda.current_stream(table.device))
@@ -427,6 +427,7 @@ def constants_of(table: CodeTable, *, encodes: bool) -> dict[str, int]:
         "TILE": TILE_BYTES // (table.dim * element_bytes),
         "DIM": table.dim,
         "STAGES": 1 if table.device.type == "cpu" else NUM_STAGES,
+        "num_warps": NUM_WARPS if encodes and table.form is not Format.fp8 else DECODE_WARPS,
     }
 
 

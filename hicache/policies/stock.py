@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hicache.policies.queues import Arc, LeCaR, PerPool, S3Fifo, Slru
-from hicache.policies.values import Belady, Gdsf, Hints, Marconi
+from hicache.policies.values import Belady, Gdsf, Hints, Marconi, TinyLfu
 
 STOCK: dict[str, Callable[..., object]] = {
     "slru": partial(PerPool, Slru),
@@ -14,5 +14,6 @@ STOCK: dict[str, Callable[..., object]] = {
     "gdsf": partial(PerPool, Gdsf),
     "marconi": Marconi,
     "hints": Hints,
+    "tinylfu": TinyLfu,
     "oracle": Belady,
 }

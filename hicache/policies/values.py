@@ -1,12 +1,14 @@
-"""Eviction policies that give each entry a value: GDSF, Marconi, hints, and Belady's optimum."""
+"""Policies that give each entry a value: GDSF, Marconi, hints, TinyLFU, and Belady's optimum."""
 
 import heapq
 from bisect import bisect_left
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from math import inf
 
 import numpy as np
 
+from hicache.cache.tiers.writes import Load
 from hicache.cache.tree.entry import Entry, Evictable
 from hicache.clock import to_ns
 from hicache.config import Arrivals
@@ -186,6 +188,65 @@ class Hints:
 
     def rank(self, entry: Entry, tier: str, kind: str) -> tuple[float, ...]:
         return (entry.used + (self._ttl if entry.state in self._calls else 0), entry.end)
+
+
+class TinyLfu:
+    """Admits data to a full host only if it was used more often than what would be evicted.
+
+    Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (2017). The
+    data that would be evicted is the host's least recently used entry of the same kind. Counts are
+    exact, where the paper has a sketch; of each `period` * capacity counted uses, with the capacity
+    of the host in pages, all counts are halved. Each prompt page that a request computes and each
+    entry that it reuses is a use. The write policy still chooses when data is offered to the host.
+    """
+
+    def __init__(self, world: World, *, period: float = 10) -> None:
+        pages = world.capacity["host"]["full"]
+        self._limit = inf if pages is None else max(period * pages, 1)
+        self._uses: Counter[int] = Counter()
+        self._since = 0  # uses counted since the counts were halved
+        self._held: dict[str, OrderedDict[Entry, None]] = {
+            kind: OrderedDict() for kind in world.kinds
+        }
+
+    def on_miss(self, keys: Iterable[int], request: Request) -> None:
+        for key in keys:
+            self._count(key)
+
+    def on_hit(self, entry: Entry, request: Request) -> None:
+        self._count(entry.key)
+        if entry in self._held[entry.kind]:
+            self._held[entry.kind].move_to_end(entry)
+
+    def on_insert(self, entry: Entry, tier: str) -> None:
+        if tier == "host":
+            self._held[entry.kind][entry] = None
+
+    def on_evict(self, entry: Entry, tier: str, why: str) -> None:
+        if tier == "host":
+            del self._held[entry.kind][entry]
+
+    def on_split(self, entry: Entry, first: Entry) -> None:
+        # the entry's key is now that of its last pages, which were used as often
+        uses = self._uses
+        uses[entry.key] = max(uses[entry.key], uses[first.key])
+        if "host" in first.tiers:
+            self._held[first.kind][first] = None
+
+    def admit(self, entry: Entry, source: str, target: str, load: Load) -> bool | None:
+        if target != "host" or load.target_free_bytes >= entry.bytes:
+            return None  # as the write policy says
+        victim = next(iter(self._held[entry.kind]), None)
+        if victim is None or self._uses[entry.key] > self._uses[victim.key]:
+            return None
+        return False
+
+    def _count(self, key: int) -> None:
+        self._uses[key] += 1
+        self._since += 1
+        if self._since >= self._limit:
+            self._since = 0
+            self._uses = Counter({key: uses // 2 for key, uses in self._uses.items() if uses > 1})
 
 
 class Belady:

@@ -46,7 +46,9 @@ class CheckpointSaver:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._policy = cache.tree.policy
-        self._kind = "mamba" if cache.tree.kinds.points else "swa"
+        kinds = cache.tree.kinds
+        # a model with states saves windows where it saves states
+        self._kind = kinds.names[next(iter((*kinds.points, *kinds.window_lens)), 0)]
 
     def place(self, req: RequestState, match: MatchResult) -> None:
         kinds, end, last = self._cache.tree.kinds, req.target_len, self._last(req)

@@ -488,7 +488,7 @@ class Scheduler:
         if req.is_finished:
             self._finish(req)
             return
-        if cache.quirks.trims_windows:
+        if cache.quirks.trims_windows or cache.tree.kinds.replayed:
             cache.leave_window(req.sequence, req.kv_len)
         if cache.tree.kinds.points and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = cache.take_state_slot(req.sequence)

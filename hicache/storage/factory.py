@@ -23,7 +23,6 @@ from hicache.storage.guards.breaker import BreakerStorage
 from hicache.storage.guards.checked import CheckedStorage
 from hicache.storage.guards.deadline import DeadlineStorage
 from hicache.storage.guards.faults import Fault, FaultyStorage
-from hicache.storage.passwords import MASK, reveal
 
 KINDS = ("none", *STORAGES)
 ASKED = (
@@ -69,15 +68,13 @@ def open_storage(
                     "storage.capacity_gib must be None for redis, whose server limits itself "
                     f"(maxmemory), got {config.capacity_gib}"
                 )
-            return RedisStorage(reveal(_root(config)), namespace=namespace)
+            return RedisStorage(_root(config), namespace=namespace)
         case "mooncake":
             return MooncakeStorage(
                 _root(config), namespace=namespace, segment_bytes=capacity_bytes or 0
             )
         case kind if ":" in kind:
-            is_hidden = config.root is not None and MASK in config.root
-            root = reveal(_root(config)) if is_hidden else config.root
-            make = partial(_build_own, kind, root)
+            make = partial(_build_own, kind, config.root)
         case unknown:
             raise ValueError(
                 f"storage.kind must be one of {', '.join(KINDS)} or module:Class, got {unknown!r}"

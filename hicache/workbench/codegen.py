@@ -156,11 +156,11 @@ def read_sass(name: str, sass: str, usage: str, *, num_warps: int, shared_bytes:
     payload = scoreboard.payload_of(instructions)
     loads = [place for place, each in enumerate(instructions) if each.is_load]
     walks = {
-        where: scoreboard.steady(instructions, num_warps=num_warps, payload_ns=latency)
+        where: scoreboard.steady(instructions, payload, num_warps=num_warps, payload_ns=latency)
         for where, latency in LATENCIES_NS.items()
     }
     link = walks["link"]
-    slow = scoreboard.steady(instructions, num_warps=num_warps, payload_ns=FLIGHT_NS)
+    slow = scoreboard.steady(instructions, payload, num_warps=num_warps, payload_ns=FLIGHT_NS)
     registers = int(_found(r"REG:(\d+)", usage))
 
     def count(*prefixes: str) -> int:

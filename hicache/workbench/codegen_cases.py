@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hicache.kernels import attend, copy, index, load, transcode
+from hicache.kernels import attend, copy, index, load, scan, transcode
 from hicache.kernels.load import LoadBuffer, load_table
 from hicache.kernels.table import copy_table
 from hicache.kernels.transcode import Format, code_table, coded_bytes, constants_of
@@ -60,11 +60,11 @@ CHECKSUM = Limits(
     max_shared_bytes=256,
     max_barriers=4,
 )
-# three tiles in shared memory; computing fills the registers if tiles have several pieces
+# three tiles in shared memory
 TRANSCODE = Limits(
-    max_registers=96,
+    max_registers=128,
     min_flight_bytes=64 * KIB,
-    min_sm_bytes=64 * KIB,
+    min_sm_bytes=128 * KIB,
     max_shared_bytes=112 * KIB,
     max_barriers=24,
     other_stores=frozenset({32}),  # scales
@@ -77,7 +77,7 @@ LOAD = Limits(
     max_barriers=4,
     other_stores=frozenset({32}),
 )
-CODED_LOAD = replace(TRANSCODE, max_shared_bytes=112 * KIB)
+CODED_LOAD = replace(TRANSCODE, max_barriers=40)
 # five blocks of keys and values in shared memory or loading
 ATTEND = Limits(
     max_registers=192,
@@ -87,6 +87,8 @@ ATTEND = Limits(
     max_barriers=16,
     other_stores=frozenset({32}),  # maximum and sum of a row
 )
+# the state in registers; sums over keys go through shared memory
+SCAN = Limits(max_registers=168, max_shared_bytes=KIB, max_barriers=32, payload_bits=None)
 INDEX = Limits(payload_bits=None)
 
 
@@ -117,14 +119,16 @@ def cases() -> list[Case]:
         _code("bf16 to int8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128)),
         _code("int8 to bf16, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128), encodes=False),
         _code("int8 to bf16, pages of 16 × 1 head", torch.bfloat16, (16, 1, 128), encodes=False),
-        _code("bf16 to fp8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128), Format.fp8),
+        _code("bf16 to fp8, pages of 64 × 8 heads of 64", torch.bfloat16, (64, 8, 64), Format.fp8),
         _code("fp32 to int8, states", torch.float32, (64, 128, 128)),
         _code("int8 to fp32, states", torch.float32, (64, 128, 128), encodes=False),
         _load("load-back, pages of 16 × 8 heads and states", None, LOAD),
-        _load("load-back of int8, pages of 16 × 8 heads", Format.int8, CODED_LOAD),
+        _load("load-back of int8, pages of 16 × 8 heads and states", Format.int8, CODED_LOAD),
         _attend("decode attention, pages of 16 × 8 heads", page=16, rows=1),
         _attend("decode attention, pages of 64 × 8 heads", page=64, rows=1),
         _attend("prefill attention, pages of 64 × 8 heads", page=64, rows=64),
+        _scan("scan of Mamba-2, heads of 64 × 128 keys", (128, 64), has_skip=True),
+        _scan("scan of gated delta, heads of 128 × 128 keys", (128, 128), has_skip=False),
         Case(
             name="page table from spans",
             kernel=index._page_table_kernel,
@@ -176,20 +180,21 @@ def _code(
         name,
         transcode._transcode_kernel,
         (torch.zeros(64, 3, dtype=torch.int64), ids, ids, *strides, 256, 4096),
-        {**constants, "num_warps": copy.NUM_WARPS},
+        constants,
         TRANSCODE,
     )
 
 
 def _load(name: str, form: Format | None, limits: Limits) -> Case:
+    taps = LoadBuffer(1, 1, *torch.zeros(2, 2, 3, 8192, dtype=torch.bfloat16), None)
+    buffers = [taps]
     shapes = [((16, 8, 128), torch.bfloat16), ((64, 128, 128), torch.float32)]
-    buffers = []
-    for kind, (shape, dtype) in enumerate(shapes if form is None else shapes[:1]):
+    for kind, (shape, dtype) in enumerate(shapes):
         target = torch.zeros(2, *shape, dtype=dtype)
         num_bytes = coded_bytes(shape, form) if form else target[0].nbytes
         source = torch.zeros(2, num_bytes, dtype=torch.uint8)
         buffers.append(LoadBuffer(kind, kind, source, target, form))
-    table = load_table(buffers, len(buffers))
+    table = load_table(buffers, 2)
     ids, counters = torch.zeros(256, dtype=torch.int32), torch.zeros(64, 2, dtype=torch.int32)
     moves = load.Load(torch.zeros(64, load.PART_FIELDS, dtype=torch.int32), ids, ids, 4096)
     arguments, constants = load.launch_arguments(table, moves, counters)
@@ -204,3 +209,14 @@ def _attend(name: str, *, page: int, rows: int) -> Case:
     ids, sums = torch.zeros(256, dtype=torch.int32), torch.zeros(256)
     arguments, constants = attend.split_arguments(pool, ids[None], ids, queries, sums, sums, 0)
     return Case(name, attend._split_kernel, arguments, constants, ATTEND)
+
+
+def _scan(name: str, state: tuple[int, int], *, has_skip: bool) -> Case:
+    states, heads = torch.zeros(2, 32, *state), torch.zeros(32)
+    channels = state[1] + 2 * state[0]
+    inputs = torch.zeros(16, 32, channels, dtype=torch.bfloat16)
+    gates = torch.zeros(16, 1 if has_skip else 2, 32, dtype=torch.bfloat16)
+    weights = scan.ScanWeights(torch.zeros(4, 32, channels), heads, heads if has_skip else None)
+    taps, ends = inputs[:6].view(2, 32, 3, channels), torch.zeros(3, 2, dtype=torch.int32)
+    arguments, constants = scan.scan_arguments(taps, states, 0, ends, inputs, gates, weights)
+    return Case(name, scan._scan_kernel, arguments, constants, SCAN)

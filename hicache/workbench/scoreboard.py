@@ -11,7 +11,7 @@ Payload is the data moved: loads whose registers reach the data of a global stor
 control flow, registers, uniform registers and shared memory.
 
 An inner loop runs as often as constants say (`scalars`); if that is unknown, its own iterations
-count as the steady state. A load with a false predicate is skipped; of two loads with opposite
+count as the steady state. Of several such loops the slowest counts. A load with a false predicate is skipped; of two loads with opposite
 predicates, one counts.
 
 The model ignores bandwidth, caches and bank conflicts: it gives the limit set by latency. It
@@ -27,7 +27,7 @@ GHZ = 1.755  # H200, boost
 INDEX_NS = 140.0  # latency of a load of ids or addresses from L2
 OTHER_CYCLES = 30.0  # latency of other instructions with a scoreboard
 NUM_SCHEDULERS = 4
-WARM_TURNS, TURNS = 8, 40
+WARM_TURNS, TURNS = 8, 24
 MAX_STEPS = 100_000  # instructions, for long iterations
 REGISTERS_OF_SM, WARPS_OF_SM, PROGRAMS_OF_SM = 65536, 64, 32
 SHARED_OF_SM, SHARED_OF_PROGRAM = 228 << 10, 1 << 10  # bytes; the second is reserved per program
@@ -132,26 +132,32 @@ def payload_of(instructions: list[Instruction]) -> set[int]:
     return {place for place in staged if instructions[place].num_bytes == widest} or places
 
 
+def loops_of(instructions: list[Instruction], payload: set[int]) -> dict[range, int]:
+    """Return the loops that load payload, as ranges of indices, and how many such loads each has.
+
+    `payload` holds the indices of the loads that fetch the data to be copied.
+    """
+    ends = [(place, each.target) for place, each in enumerate(instructions)]
+    loops = [range(start, place + 1) for place, start in ends if start is not None]
+    counts = {loop: len(payload.intersection(loop)) for loop in loops}
+    return {loop: count for loop, count in counts.items() if count}
+
+
 def main_loop(instructions: list[Instruction], payload: set[int]) -> range:
     """Return the instructions of the loop with the most payload loads, as a range of indices.
 
-    `payload` holds the indices of the loads that fetch the data to be copied. A kernel without a
-    loop gives the whole kernel.
+    A kernel without a loop gives the whole kernel.
     """
-    loops = [
-        range(instruction.target, place + 1)
-        for place, instruction in enumerate(instructions)
-        if instruction.target is not None and instruction.target <= place
-    ]
-    counts = {loop: sum(place in loop for place in payload) for loop in loops}
-    loops = [loop for loop in loops if counts[loop]]
+    loops = loops_of(instructions, payload)
     if not loops:
         end = [place for place, each in enumerate(instructions) if each.opcode == "EXIT"]
         return range(end[-1] + 1 if end else len(instructions))
-    return max(loops, key=lambda loop: (counts[loop], len(loop)))
+    return max(loops, key=lambda loop: (loops[loop], len(loop)))
 
 
-def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float) -> Steady | None:
+def steady(
+    instructions: list[Instruction], payload: set[int], *, num_warps: int, payload_ns: float
+) -> Steady | None:
     """Simulate one warp of a copy kernel until its loop iterations repeat.
 
     The result describes these iterations: bandwidth, bytes in flight and more. It is None if the
@@ -159,6 +165,7 @@ def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float
 
     Args:
         instructions: the machine code of the kernel.
+        payload: the loads that fetch the data to be copied, as returned by `payload_of`.
         num_warps: warps per Triton program.
         payload_ns: latency of a load in nanoseconds, such as 700 from device and 1300 from host
             memory.
@@ -169,30 +176,36 @@ def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float
     for instruction in instructions:
         if instruction.opcode.startswith(("UTMA", "UBLKCP", "TMA")):
             raise ValueError(f"the model knows no {instruction.opcode}: bytes pass no register")
-    payload = payload_of(instructions)
     if not payload:
         return None
     share = max(num_warps // NUM_SCHEDULERS, 1)
-    loop = main_loop(instructions, payload)
-    warp, turns = _walked(instructions, payload, loop, payload_ns, share)
-    while warp.endless is not None:  # unknown number of iterations: they are the steady state
-        warp, turns = _walked(instructions, payload, warp.endless, payload_ns, share)
+    pending, found = [main_loop(instructions, payload)], list[Steady]()
+    while pending:
+        loop = pending.pop()
+        warp, turns = _walked(instructions, payload, loop, payload_ns, share)
+        inner = warp.endless
+        if not inner and not any(turn.num_bytes for turn in turns):  # no branch to it was taken
+            inner = {each for each in loops_of(instructions, payload) if set(each) < set(loop)}
+        pending += inner
+        if not inner:
+            found.append(_steady(turns, 32 * num_warps))
+    return min(found, key=lambda each: each.gb_per_s)
+
+
+def _steady(turns: list["_Turn"], threads: int) -> Steady:
     turns = turns[min(WARM_TURNS, len(turns) // 2) :]
-    threads = 32 * num_warps
+    num_bytes, cycles = (sum(each) for each in zip(*(turn[:2] for turn in turns), strict=True))
     return Steady(
         flight_bytes=threads * max(turn.peak for turn in turns),
         turn_instructions=turns[-1].num_instructions,
-        gb_per_s=threads
-        * sum(turn.num_bytes for turn in turns)
-        * GHZ
-        / sum(turn.cycles for turn in turns),
+        gb_per_s=threads * num_bytes * GHZ / cycles,
         drained_by=turns[-1].drained_by,
     )
 
 
 class _Turn(NamedTuple):
-    cycles: float
     num_bytes: int
+    cycles: float
     peak: int
     drained_by: str
     num_instructions: int
@@ -203,7 +216,7 @@ def _walked(
 ) -> tuple["_Warp", list[_Turn]]:
     warp = _Warp(instructions, payload, payload_ns, share=share)
     warp.walk(range(loop.start))
-    warp.endless = None
+    warp.endless = set()
     turns: list[_Turn] = []
     while len(turns) < TURNS and (
         len(turns) < 4 or turns[0].num_instructions * len(turns) < MAX_STEPS
@@ -213,7 +226,7 @@ def _walked(
         warp.longest = (0.0, "")
         count = warp.walk(loop)
         moved = warp.num_bytes - num_bytes
-        turns.append(_Turn(warp.cycle - cycle, moved, warp.peak, warp.longest[1], count))
+        turns.append(_Turn(moved, warp.cycle - cycle, warp.peak, warp.longest[1], count))
     return warp, turns
 
 
@@ -233,6 +246,8 @@ class _Warp:
         self, instructions: list[Instruction], payload: set[int], payload_ns: float, *, share: int
     ) -> None:
         self._instructions = instructions
+        operands = [_operands(each.text) for each in instructions]
+        self._parsed = list(zip(operands, map(_targets, instructions, operands), strict=True))
         self._payload = payload
         self._latency = {True: payload_ns * GHZ, False: INDEX_NS * GHZ}
         self._share = share  # warps per scheduler
@@ -241,7 +256,7 @@ class _Warp:
         self._groups: list[float] = []  # landing times of groups of copies into shared memory
         self._group = 0.0  # landing time of the open group
         self.scalars = Scalars()
-        self.endless: range | None = None  # an inner loop with an unknown number of iterations
+        self.endless = set[range]()  # inner loops with an unknown number of iterations
         self.cycle = 0.0
         self.num_bytes = 0  # payload bytes so far
         self.peak = 0
@@ -259,8 +274,7 @@ class _Warp:
             instruction = self._instructions[place]
             guard = self.scalars.holds(instruction.predicate)
             self._issue(place, instruction)
-            operands = _operands(instruction.text)
-            targets = _targets(instruction, operands)
+            operands, targets = self._parsed[place]
             self.scalars.step(instruction.opcode, operands, targets, guard=instruction.predicate)
             count += 1
             following, target = place + 1, instruction.target
@@ -270,7 +284,7 @@ class _Warp:
                 elif guard is None and target <= place:
                     turn = range(target, place + 1)
                     if not self._payload.isdisjoint(turn):
-                        self.endless = turn
+                        self.endless.add(turn)
             place = following
         return count
 

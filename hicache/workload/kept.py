@@ -1,35 +1,39 @@
-"""Stores arrays that take long to compute in the user's cache folder, for later runs.
+"""Stores results that take long to compute in the user's cache folder, for later runs.
 
 Each file carries a digest of its contents and is renamed into place, so two writers can only store
 the same contents. Damaged files are computed again, and an unwritable folder is ignored. When there
 are too many files, the oldest are removed. (joblib.Memory would not detect damage.)
 """
 
+import gc
 import os
+import pickle
 from collections.abc import Callable
 from contextlib import suppress
-from io import BytesIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pooch.utils import os_cache
 from xxhash import xxh3_128, xxh3_128_digest
 
-Arrays = dict[str, NDArray[np.generic]]
+from hicache import request
+
+Made = TypeVar("Made")
 DIGEST_BYTES = 16
 FILES_KEPT = 64
 
 
-def kept(make: Callable[[], Arrays], *made_of: bytes) -> Arrays:
-    """Return the arrays that `make` computes, or read them from the user's cache folder.
+def kept(make: Callable[[], Made], *made_of: bytes) -> Made:
+    """Return the result of `make`, or read it from the user's cache folder.
 
-    `made_of` holds all data that determines the arrays. A copy in the folder is used only if that
+    `made_of` holds all data that determines the result. A copy in the folder is used only if that
     data and the source code of this package have not changed. A new result is stored in the folder.
     """
     folder = Path(os_cache("hicache")) / "made"
-    sources = [file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))]
+    modules = [Path(request.__file__), *sorted(Path(__file__).parent.glob("*.py"))]
+    sources = [file.read_bytes() for file in modules]
     hasher = xxh3_128(np.__version__.encode())
     for part in (*sources, *made_of):
         hasher.update(f"{len(part)}\n".encode())
@@ -39,23 +43,25 @@ def kept(make: Callable[[], Arrays], *made_of: bytes) -> Arrays:
         written = memoryview(file.read_bytes() if file.is_file() else b"")
         if xxh3_128_digest(written[DIGEST_BYTES:]) == written[:DIGEST_BYTES]:
             os.utime(file)
-            with np.load(BytesIO(written[DIGEST_BYTES:])) as arrays:
-                return dict(arrays)
+            gc.disable()  # it would search every new object several times
+            try:
+                found: Made = pickle.loads(written[DIGEST_BYTES:])
+            finally:
+                gc.enable()
+            return found
     made = make()
     with suppress(OSError):
-        _write(file, made)
+        _write(file, pickle.dumps(made))
         _forget_oldest(folder)
     return made
 
 
-def _write(file: Path, arrays: Arrays) -> None:
-    packed = BytesIO()
-    np.savez(packed, **arrays)  # type: ignore[arg-type]  # mypy takes `arrays` for an option
+def _write(file: Path, packed: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=file.parent, suffix=".new", delete=False) as scratch:
         unfinished = Path(scratch.name)
     try:
-        unfinished.write_bytes(xxh3_128_digest(packed.getbuffer()) + packed.getbuffer())
+        unfinished.write_bytes(xxh3_128_digest(packed) + packed)
         unfinished.replace(file)
     except OSError:
         unfinished.unlink(missing_ok=True)

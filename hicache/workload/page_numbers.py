@@ -7,12 +7,13 @@ are a few runs of numbers, like its tokens.
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hicache.request import Request, TokenSpans
-from hicache.workload.kept import Arrays, kept
+from hicache.workload.kept import kept
 
 
 def page_numbers(requests: Sequence[Request], page_size: int) -> dict[int, TokenSpans]:
@@ -26,7 +27,7 @@ def page_numbers(requests: Sequence[Request], page_size: int) -> dict[int, Token
         np.concatenate([part.starts for part in spans]).tobytes(),
         np.concatenate([part.counts for part in spans]).tobytes(),
     )
-    starts, counts = (arrays[name].astype(np.int32, copy=False) for name in ("starts", "counts"))
+    starts, counts = arrays["starts"], arrays["counts"]
     bounds = pairwise(arrays["bounds"].tolist())
     return {
         request.id: TokenSpans(starts[first:end], counts[first:end])
@@ -34,7 +35,7 @@ def page_numbers(requests: Sequence[Request], page_size: int) -> dict[int, Token
     }
 
 
-def _numbered(requests: Sequence[Request], page_size: int) -> Arrays:
+def _numbered(requests: Sequence[Request], page_size: int) -> dict[str, NDArray[Any]]:
     numbering = _Numbering(page_size)
     runs: list[tuple[int, int]] = []
     bounds = [0]

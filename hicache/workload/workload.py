@@ -16,9 +16,9 @@ from hicache.workload.chat_log import load_chat_log
 from hicache.workload.data import TRACES, find_trace
 from hicache.workload.engine_logs import load_dynamo, load_kv_events, load_lmcache
 from hicache.workload.generators import agents, builtin, chat
+from hicache.workload.kept import kept
 from hicache.workload.lengths import load_lengths
 from hicache.workload.mooncake import load_mooncake
-from hicache.workload.parsed import load_parsed
 from hicache.workload.trace import TraceError, read_lines
 from hicache.workload.turns import INT32_IDS
 from hicache.workload.weka import load_weka
@@ -135,7 +135,10 @@ def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> lis
         parse = partial(load_mooncake, path, config, block_tokens=config.block_tokens)
     else:
         parse = partial(LOADERS.get(form, load_mooncake), path, config)
-    return load_parsed(path, lambda: _with_session_names(parse()), config.limit, form, settings)
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    contents = [file.read_bytes() for file in files if file.is_file()]
+    made_of = (repr((form, *settings)).encode(), *contents)
+    return kept(lambda: _with_session_names(parse()), *made_of)[: config.limit]
 
 
 def form_of(path: Path) -> str:

@@ -11,10 +11,11 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.entry import Entries
-from hicache.cache.tree.eviction import Ranking, by_last_use
+from hicache.cache.tree.eviction import Ranking
 from hicache.cache.tree.keys import Digests
 from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.residency import by_last_use
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import (
     CacheConfig,
@@ -46,6 +47,7 @@ def world_of(kinds: Kinds | None = None, **groups: Any) -> Any:
     """What a built-in policy asks of a world with these groups of settings; a token takes 1 ms."""
     kinds = kinds or named_kinds(PAGE)
     config = SimpleNamespace(
+        model=SimpleNamespace(num_mamba_layers=len(kinds.points)),
         cache=CacheConfig(),
         prefetch=PrefetchConfig(),
         scheduler=SchedulerConfig(),

@@ -8,8 +8,9 @@ import pytest
 
 from hicache.cache.invariants import check
 from hicache.cache.kinds import FULL, SWA
-from hicache.cache.tree.eviction import VictimQueue, by_last_use
+from hicache.cache.tree.eviction import VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, Node
+from hicache.cache.tree.residency import by_last_use
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import EVICTION_POLICIES, QuirksConfig
 from hicache.policies.eviction import Random

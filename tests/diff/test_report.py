@@ -133,15 +133,12 @@ def test_json_keeps_the_fifty_that_differ_most() -> None:
         row_of(NOTHING, replace(NOTHING, held={"full/host": number}), number)
         for number in range(60)
     ]
-    found = Comparison(
-        base={}, head={}, pools=POOLS, rows=tuple(rows), failure="it ended", stopped=("base",)
-    )
+    found = Comparison(base={}, head={}, pools=POOLS, rows=tuple(rows), failure="it ended")
     values = to_json(found, None, UNIT_BYTES, {"asked": {"requests": 60}})
     assert [row["number"] for row in values["worst"]] == list(range(59, 9, -1))
     assert values["worst"][0]["changes"] == {"held/full/host": (0, 59)}
     assert values["worst"][0]["kind"] == "held"
     assert (values["first"], values["first_hit"], values["failure"]) == (1, None, "it ended")
-    assert values["stopped"] == ("base",)
     assert values["totals"]["head"]["held/full/host"] == 59
     assert values["hit_rate"] == {"base": 0, "head": 0}
     assert values["prompt_tokens"] == 6000

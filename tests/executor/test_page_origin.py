@@ -11,13 +11,11 @@ import torch
 
 from hicache import experiment
 from hicache.cli.schema import config_of
-from hicache.config import RealModel
 from hicache.executor.real.page_origin import NEUTRAL, PageOrigin
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import RankPools
 from hicache.executor.real.reference_model import ReferenceModel
-from hicache.executor.real.timing_model import TimingModel
 from hicache.models import ModelConfig
 from hicache.results.metrics import Result
 from tests.executor.cpu_pools import cpu_pools
@@ -99,18 +97,12 @@ def pools_of(config: ModelConfig) -> TorchPools:
 
 
 def pages_of(config: ModelConfig) -> list[torch.Tensor]:
-    """All that either model keeps of the same tokens."""
-    kept = []
-    for model in (
-        ReferenceModel(config, page_size=PAGE),
-        TimingModel(config, page_size=PAGE, device=torch.device("cpu")),
-    ):
-        pools = pools_of(config)
-        pages = np.arange(5, dtype=np.int32)
-        model.forward(TOKENS, 0, 5 * PAGE, PagedKvView(pools, model.words, (pages, pages), 0))
-        rank = pools.ranks[0]
-        kept += [*rank.kv.values(), *rank.taps, *rank.states]
-    return kept
+    """All that the model keeps of the same tokens."""
+    model, pools = ReferenceModel(config, page_size=PAGE), pools_of(config)
+    pages = np.arange(5, dtype=np.int32)
+    model.forward(TOKENS, 0, 5 * PAGE, PagedKvView(pools, model.words, (pages, pages), 0))
+    rank = pools.ranks[0]
+    return [*rank.kv.values(), *rank.taps, *rank.states]
 
 
 def test_a_layout_names_every_piece_of_every_item_in_order() -> None:
@@ -160,11 +152,6 @@ def test_another_run_is_never_served_the_pages_of_the_first(filled: Path, name: 
     assert result.measures["verify/checked_count"] == 2
     assert result.measures["verify/unequal_count"] == 0
     assert storage_hits(result) == 0
-
-
-def test_a_stand_in_is_not_served_the_pages_of_a_model(filled: Path) -> None:
-    executor = replace(config_of(*BASE).executor, model=RealModel.timing, verify=False)
-    assert storage_hits(run_on(filled, executor=executor)) == 0
 
 
 def test_other_weights_of_the_same_model_have_a_store_of_their_own(tmp_path: Path) -> None:

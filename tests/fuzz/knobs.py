@@ -63,6 +63,11 @@ PARTS = (
     {"name": "wide", "letter": "W", "window_len": 70, "dim": 24, "query_heads": 2, "query_dim": 16},
     {"name": "scales", "letter": "W", "rides_on": "wide", "dim": 2},
 )
+EXCLUSIVE: Overrides = {
+    "cache.device_host": "exclusive",
+    "cache.write_policy": "write_back",
+    "storage.kind": "none",
+}
 USERS = "tests.fuzz.policies:FirstQuarter"
 FICKLE = "tests.fuzz.policies:UntilPagesCome"
 OFF_ON = (False, True)
@@ -272,6 +277,16 @@ KNOBS = (
     _each("storage.breaker_retry_s", 0.01, 5.0, plain_share=0.7),
     _each("storage.deadline_s", 5.0, 0.004, plain_share=0.7),
     _each("talk.longest_answer", 24, 300, plain_share=0.9),
+    Knob(
+        name="host.layout",
+        values={
+            "plain": {},
+            "shared": {"cache.pools": "shared"},
+            "exclusive": EXCLUSIVE,
+            "both": {"cache.pools": "shared", **EXCLUSIVE},
+        },
+        plain_share=0.85,
+    ),
     # places where much must come together; what they need overrides all of the above
     Knob(
         name="seam",
@@ -313,6 +328,13 @@ KNOBS = (
     ),
 )
 
+RANKS = (("parallel.ranks", "2"), ("parallel.ranks", "3"), ("seam", "votes of a step ago"))
+STORED = (  # values that need storage, or copies other than write_back
+    *RANKS,
+    ("workload.start", "warm_storage"),
+    ("seam", "batches of a read"),
+    ("seam", "look of a router"),
+)
 # of values that cannot go together, the second gives way to its knob's plain one
 BARRED = (
     (("storage.kind", "none"), ("parallel.ranks", "2")),
@@ -321,6 +343,8 @@ BARRED = (
     (("kinds", "full_mamba"), ("cache.window", "replay")),
     (("kinds", "all"), ("cache.window", "replay")),
     (("kinds", "parts"), ("cache.window", "replay")),
+    *((("host.layout", layout), barred) for layout in ("shared", "both") for barred in RANKS),
+    *((("host.layout", layout), barred) for layout in ("exclusive", "both") for barred in STORED),
 )
 
 # what no scenario sets: files, what only a trace has, arguments of a user's class, names

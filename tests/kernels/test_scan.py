@@ -60,8 +60,12 @@ def sequential(rule):
     return taps, states
 
 
+@pytest.mark.parametrize("dims", [DIM, DIM // 2])
 @pytest.mark.parametrize("rule", ["ssd", "delta"])
-def test_captured_states_are_those_of_the_sequential_scan_at_every_end(rule, device):
+def test_captured_states_are_those_of_the_sequential_scan_at_every_end(
+    rule, dims, device, monkeypatch
+):
+    monkeypatch.setattr(kernels, "TILE", dims * KEYS)  # with half, two programs share a head
     outputs, taps, states = run(scan, rule, device)
     wanted_taps, wanted_states = sequential(rule)
     assert torch.equal(taps, wanted_taps)

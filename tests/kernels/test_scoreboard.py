@@ -31,7 +31,8 @@ def looped(*lines):
 
 
 def steady(instructions, num_warps=4):
-    return scoreboard.steady(instructions, num_warps=num_warps, payload_ns=PAYLOAD_NS)
+    payload = scoreboard.payload_of(instructions)
+    return scoreboard.steady(instructions, payload, num_warps=num_warps, payload_ns=PAYLOAD_NS)
 
 
 def turn_cycles(instructions, payload_bytes, num_warps=4):
@@ -159,6 +160,15 @@ def test_a_loop_whose_turns_nothing_tells_is_steady_by_itself():
     code = nested(LOAD, STORE, count="UR9")
     assert turn_cycles(code, 16) == pytest.approx(PAYLOAD + 5)
     assert steady(code).turn_instructions == 6
+
+
+@pytest.mark.parametrize("before", [(), (line("@PT BRA `(.L_x_3)"),)], ids=["passed", "skipped"])
+def test_of_two_inner_loops_the_slower_counts(before):
+    slow = [".L_x_1", LOAD, STORE, line("NOP", stall=15), line("@P1 BRA `(.L_x_1)")]
+    fast = [".L_x_2", LOAD, STORE, line("@P2 BRA `(.L_x_2)")]
+    code = looped(*before, *slow, *fast, ".L_x_3", line("NOP"))
+    assert turn_cycles(code, 16) == pytest.approx(PAYLOAD + 15 + 2)
+    assert steady(code).turn_instructions == 4
 
 
 def test_a_load_with_a_false_predicate_does_not_happen():
@@ -296,7 +306,7 @@ def test_programs_fit_by_registers_warps_and_shared_memory(
 def test_a_turn_is_drained_by_what_waits_for_payload_and_not_by_a_longer_wait():
     ids = line("LDG.E.64 R2, desc[UR4][R0.64]", lands_on=3)
     turn = looped(ids, line(LOAD[0], stall=2, lands_on=0, waits_for=[3]), STORE)
-    found = scoreboard.steady(turn, num_warps=4, payload_ns=INDEX_NS / 2)
+    found = scoreboard.steady(turn, scoreboard.payload_of(turn), num_warps=4, payload_ns=INDEX_NS / 2)
     assert found.drained_by == STORE[0]
 
 

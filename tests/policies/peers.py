@@ -2,7 +2,8 @@
 
 PYTHON -m tests.policies.peers DIRECTORY > tests/policies/peers.json
 
-PYTHON is one of an environment with libcachesim 0.3.5 and sortedcontainers (`pip install`).
+PYTHON is one of an environment with libcachesim 0.3.5, sortedcontainers, numpy and
+typing_extensions (`pip install`).
 DIRECTORY has the wheels of lmcache 0.5.6, vllm 0.33.0 and sglang 0.5.23, unpacked
 (`pip download --no-deps`, `unzip`): their policies are loaded without the rest of the packages.
 """
@@ -10,17 +11,31 @@ DIRECTORY has the wheels of lmcache 0.5.6, vllm 0.33.0 and sglang 0.5.23, unpack
 import importlib
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from hicache.policies.adapters import ToLibCacheSim
+from hicache.policies.eviction import Lfu
 from tests.policies.streams import CAPACITY, STREAMS
 
 LIBCACHESIM = ("LRU", "FIFO", "LFU", "SLRU", "ARC", "S3FIFO", "GDSF")
 LMCACHE = ("LRU", "FIFO", "LFU", "MRU")
 SGLANG = ("LRU", "FIFO", "LFU", "SLRU", "MRU", "FILO")
 VLLM = ("LRU", "ARC")
+OUR_LFU = ToLibCacheSim(Lfu)
+PLUGINS: dict[str, tuple[Callable[..., Any], ...]] = {  # hooks of libCacheSim's PluginCache
+    "our LFU": (OUR_LFU.init, OUR_LFU.hit, OUR_LFU.miss, OUR_LFU.evict, OUR_LFU.remove),
+    "MRU": (
+        lambda params: OrderedDict(),
+        lambda held, request: held.move_to_end(request.obj_id),
+        lambda held, request: held.update({request.obj_id: request.obj_size}),
+        lambda held, request: held.popitem()[0],
+        lambda held, obj_id: held.pop(obj_id),
+    ),
+}
 
 
 def main() -> None:
@@ -37,6 +52,7 @@ def main() -> None:
         found = misses[stream] = {}
         for count, names in (
             (of_libcachesim, LIBCACHESIM),
+            (of_plugin, tuple(PLUGINS)),
             (of_lmcache, LMCACHE),
             (of_sglang, SGLANG),
             (of_vllm, VLLM),
@@ -88,7 +104,18 @@ def counted(
 def of_libcachesim(name: str, stream: list[int]) -> int:
     import libcachesim
 
-    cache = getattr(libcachesim, name)(cache_size=CAPACITY)
+    return misses_in(getattr(libcachesim, name)(cache_size=CAPACITY), stream)
+
+
+def of_plugin(name: str, stream: list[int]) -> int:
+    import libcachesim
+
+    return misses_in(libcachesim.PluginCache(CAPACITY, *PLUGINS[name], lambda held: None), stream)
+
+
+def misses_in(cache: Any, stream: list[int]) -> int:
+    import libcachesim
+
     misses = 0
     for number, page in enumerate(stream):
         request = libcachesim.Request()

@@ -1,11 +1,52 @@
 """The cache under a policy, on a stream of single pages."""
 
 from collections.abc import Sequence as Items
+from types import SimpleNamespace
 from typing import Any
 
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.entry import Entry
 from hicache.cache.tree.sequence import Sequence
 from tests.cache.small import PAGE, make_cache, tokens_of
+from tests.policies.streams import CAPACITY
+
+WORLD = SimpleNamespace(
+    capacity={"device": {"full": CAPACITY}, "host": {"full": 0}},
+    seed=0,
+    page_size=PAGE,
+    flops=lambda start, end: float(end - start),
+    unit_bytes={"device": {"full": 1}},
+)
+
+
+class Victims:
+    """A policy that also notes the pages that leave the cache, in order."""
+
+    def __init__(self, policy: Any) -> None:
+        self.page = 0  # read now
+        self.evicted: list[int] = []
+        self._policy = policy
+        self._pages: dict[Entry, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def on_insert(self, entry: Entry, tier: str) -> None:
+        self._pages[entry] = self.page
+        getattr(self._policy, "on_insert", lambda *_: None)(entry, tier)
+
+    def on_evict(self, entry: Entry, tier: str, why: str) -> None:
+        self.evicted.append(self._pages.pop(entry))
+        getattr(self._policy, "on_evict", lambda *_: None)(entry, tier, why)
+
+
+def victims_of(stream: Items[int], capacity: int, policy: Any) -> list[int]:
+    """The pages that `misses_of` evicts."""
+    victims = Victims(policy)
+    cache = make_cache(device=(capacity, 0, 0), policy=victims)
+    for victims.page in stream:
+        access(cache, victims.page)
+    return victims.evicted
 
 
 def misses_of(stream: Items[int], capacity: int, policy: Any) -> int:

@@ -8,22 +8,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from hicache.policies.adapters import FromLMCache, FromSGLang, FromVllm, ToSGLang
+from hicache.policies.adapters import (
+    FromLibCacheSim,
+    FromLMCache,
+    FromSGLang,
+    FromVllm,
+    ToSGLang,
+    ToVllm,
+)
 from hicache.policies.eviction import Fifo, Lfu, Slru
-from hicache.policies.queues import PerPool
+from hicache.policies.queues import Arc, PerPool, S3Fifo
 from hicache.policies.stock import STOCK
-from tests.policies.peers import counted
-from tests.policies.single import misses_of
+from tests.policies.peers import PLUGINS, counted
+from tests.policies.single import WORLD, misses_of
 from tests.policies.streams import CAPACITY, STREAMS
 
 PEERS = json.loads(Path(__file__).with_name("peers.json").read_text())
-WORLD = SimpleNamespace(
-    capacity={"device": {"full": CAPACITY}, "host": {"full": 0}},
-    seed=0,
-    page_size=4,
-    flops=lambda start, end: float(end - start),
-    unit_bytes={"device": {"full": 1}},
-)
 
 
 class MostRecent:
@@ -79,22 +79,31 @@ class Recency:
         pass
 
     def evict(self, n, protected):
-        keys = [key for key in self.chunks if key not in protected][:n]
+        idle = [key for key in self.chunks if self.chunks[key].ref_cnt == 0]
+        keys = [key for key in idle if key not in protected][:n]
         return [(key, self.chunks.pop(key)) for key in keys]
+
+
+def chunk_of(number):
+    return SimpleNamespace(chunk_id=number, ref_cnt=-1)
 
 
 OURS = {  # with the peers that must miss as often
     "none": (lambda: None, ["libcachesim LRU", "lmcache LRU", "sglang LRU", "vllm LRU"]),
     "fifo": (Fifo, ["libcachesim FIFO", "lmcache FIFO", "sglang FIFO"]),
-    "lfu": (Lfu, ["libcachesim LFU", "lmcache LFU", "sglang LFU"]),
+    "lfu": (Lfu, ["libcachesim LFU", "plugin our LFU", "lmcache LFU", "sglang LFU"]),
     "slru of two segments": (Slru, ["sglang SLRU"]),
     "slru": (partial(STOCK["slru"], WORLD), ["libcachesim SLRU"]),
     "arc": (partial(STOCK["arc"], WORLD), ["libcachesim ARC"]),
     "s3fifo": (partial(STOCK["s3fifo"], WORLD), ["libcachesim S3FIFO"]),
     "MRU from SGLang": (partial(FromSGLang, MostRecent, WORLD), ["sglang MRU"]),
     "MRU from LMCache": (partial(PerPool, partial(FromLMCache, Newest), WORLD), ["lmcache MRU"]),
+    "MRU from libCacheSim": (
+        partial(PerPool, partial(FromLibCacheSim, PLUGINS["MRU"]), WORLD),
+        ["plugin MRU"],
+    ),
     "LRU from vLLM": (
-        partial(PerPool, partial(FromVllm, Recency, str, dict), WORLD),
+        partial(PerPool, partial(FromVllm, Recency, chunk_of, dict), WORLD),
         ["vllm LRU"],
     ),
 }
@@ -118,7 +127,7 @@ def test_gdsf_is_that_of_libcachesim_but_for_the_order_of_insertion_and_eviction
     assert ours == gdsf_misses(accesses, inserts_first=False)
 
 
-def test_a_policy_of_ours_ranks_nodes_of_sglang() -> None:
+def of_sglang_nodes():
     strategy = ToSGLang(Lfu())
     nodes: dict[int, SimpleNamespace] = {}
     clock = iter(range(20_000))
@@ -138,8 +147,51 @@ def test_a_policy_of_ours_ranks_nodes_of_sglang() -> None:
         del nodes[page]
         return page
 
-    misses = counted(STREAMS["zipf"]()[:3_000], hit, make_room, insert)
-    assert misses == misses_of(STREAMS["zipf"]()[:3_000], CAPACITY, Lfu())
+    return hit, make_room, insert
+
+
+class VllmLfu(ToVllm):
+    make = Lfu
+
+
+def of_vllm_chunks():
+    policy = VllmLfu(CAPACITY)
+    policy.insert("loading", SimpleNamespace(ref_cnt=1), None)
+    assert policy.evict(1, set()) is None
+
+    def hit(page: int) -> None:
+        assert policy.get(page) is not None
+        policy.on_request_finished([[page], ["unknown"]], set(), {page}, None)
+
+    def insert(page: int) -> None:
+        policy.insert(page, SimpleNamespace(ref_cnt=0), None)
+
+    return hit, lambda: policy.evict(1, set())[0][0], insert
+
+
+def of_libcachesim_hooks():
+    init, hit, miss, evict, remove = PLUGINS["our LFU"]
+    ranked = init(None)
+    miss(ranked, SimpleNamespace(obj_id=-1, obj_size=1))
+    remove(ranked, -1)
+    asked = [SimpleNamespace(obj_id=page, obj_size=1) for page in range(2_000)]
+    return (
+        lambda page: hit(ranked, asked[page]),
+        lambda: evict(ranked, None),
+        lambda page: miss(ranked, asked[page]),
+    )
+
+
+@pytest.mark.parametrize("other", [of_sglang_nodes, of_vllm_chunks, of_libcachesim_hooks])
+def test_a_policy_of_ours_ranks_what_another_cache_holds(other) -> None:
+    stream = STREAMS["zipf"]()[:3_000]
+    assert counted(stream, *other()) == misses_of(stream, CAPACITY, Lfu())
+
+
+def test_a_window_policy_leaves_full_attention_to_lru_in_sglang() -> None:
+    strategy = ToSGLang(SimpleNamespace(rank=lambda entry, tier, kind: None))
+    node = SimpleNamespace(last_access_time=7, creation_time=1, hit_count=2, key=range(1))
+    assert strategy.get_priority(node) == (7,)
 
 
 def gdsf_misses(accesses: list[int], *, inserts_first: bool) -> int:
@@ -157,3 +209,23 @@ def gdsf_misses(accesses: list[int], *, inserts_first: bool) -> int:
         if not inserts_first:
             held[page] = (floor + uses, now, uses)
     return misses
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("policy", [S3Fifo, Arc])
+def test_streams_return_to_at_least_a_hundred_ghosts(policy, stream: str) -> None:
+    pools = []
+
+    class Counting(policy):
+        returned = 0
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            pools.append(self)
+
+        def miss(self, keys):
+            super().miss(keys)
+            self.returned += len(self._back)
+
+    misses_of(STREAMS[stream](), CAPACITY, PerPool(Counting, WORLD))
+    assert max(pool.returned for pool in pools) >= 100

@@ -1,5 +1,6 @@
 """What is peculiar to each policy of the literature."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from hicache.config import STOCK_POLICIES
 from hicache.experiment import run
 from hicache.policies.queues import Arc, LeCaR, S3Fifo, Slru
 from hicache.policies.stock import STOCK
+from hicache.policies.values import Hints
 from hicache.results.metrics import summarize
 from hicache.workload.oracle import min_hits, visits_of
 from hicache.workload.workload import load_workload
@@ -68,12 +70,31 @@ def test_s3fifo_sends_a_ghost_to_the_main_queue() -> None:
     assert "b" not in held
 
 
-def test_arc_learns_from_ghosts_of_its_two_queues() -> None:
-    pool = Arc(None, 4)
-    left_of(pool, "aabb" + "cdef" + "c", 4)
-    assert pool._target == 1
-    left_of(pool, "", 4)
-    assert set(pool._again_ghosts.items) | set(pool._once_ghosts.items)
+def test_arc_moves_its_target_towards_the_queue_whose_ghost_comes_back() -> None:
+    targets = {}
+    # c is evicted after one use; then a is evicted after two
+    for accesses in ("aabbcdef", "aabbcdefc", "aabbcdefchijk", "aabbcdefchijka"):
+        pool = Arc(None, 4)
+        left_of(pool, accesses, 4)
+        targets[accesses[-1]] = pool._target
+    assert targets == {"f": 0, "c": 1, "k": 1, "a": 0}
+
+
+def test_hints_keep_what_a_tool_call_returns_to() -> None:
+    hints = Hints(None, ttl=500)
+    calling, other = (SimpleNamespace(key=key, parent=None, state=None, end=64) for key in (1, 2))
+    for entry, reason in ((calling, "tool_use"), (other, "stop")):
+        request = SimpleNamespace(id=entry.key, stop_reason=reason)
+        hints.on_miss((entry.key,), request)
+        hints.on_insert(entry, "device")
+        hints.on_finish(request, "finished")
+    answer = SimpleNamespace(key=3, parent=calling, state=None, end=128)
+    hints.on_insert(answer, "device")
+    for calling.used, other.used, is_kept in ((0, 499, True), (0, 501, False)):
+        answer.used = calling.used
+        for kept in (calling, answer):
+            ranks = [hints.rank(each, "device", "full") for each in (kept, other)]
+            assert (ranks[0] > ranks[1]) == is_kept
 
 
 def test_lecar_turns_away_from_the_expert_that_erred() -> None:
@@ -118,3 +139,25 @@ def test_marconi_is_lru_without_flops_and_something_else_with_them() -> None:
     )
     assert lru == same
     assert other != lru
+
+
+def test_tinylfu_keeps_prompts_that_return_from_being_displaced_by_a_scan(tmp_path) -> None:
+    # two prompts of four pages return twice before a scan of other prompts, and once after it; the
+    # device holds one prompt at a time, and the host holds the two
+    returning = [range(4), range(10, 14)]
+    scan = [range(100 + 10 * number, 104 + 10 * number) for number in range(12)]
+    prompts = [*returning * 3, *scan, *returning]
+    lines = [
+        {"timestamp": 1000 * at, "input_length": 257, "output_length": 1, "hash_ids": [*each, at]}
+        for at, each in enumerate(prompts)
+    ]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    pools = ("cache.device_tokens=384", "cache.host_tokens=512", "cache.backs_up_answers=false")
+    trace = (f"workload.path={tmp_path}/trace.jsonl", "workload.block_tokens=64")
+    late = {}
+    for policy in ("none", "tinylfu"):
+        result = run(
+            config_of("workload=trace", "storage=none", *trace, *pools, f"cache.policy={policy}")
+        )
+        late[policy] = sum(each.prompt_len - each.computed_len for each in result.records[-2:])
+    assert late == {"none": 0, "tinylfu": 2 * 256}

@@ -192,10 +192,11 @@ def test_a_capacity_for_redis_is_refused() -> None:
 def test_a_simulation_leaves_no_files_even_if_its_store_cannot_be_made(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_space(*_: object) -> None:
+    def no_space(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"hicache.storage.engines.{kind}.own_directory", no_space)
+    first_use = {"slab": "slab.SlotTable", "file": "file.FileStorage._scan"}
+    monkeypatch.setattr(f"hicache.storage.engines.{first_use[kind]}", no_space)
     with pytest.raises(StorageError, match="No space left on device"):
         simulated(StorageConfig(kind=kind, root=str(tmp_path / "root")))
     assert list((tmp_path / "root").iterdir()) == []

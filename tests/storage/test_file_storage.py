@@ -102,7 +102,7 @@ def test_the_directory_is_looked_at_after_a_twentieth_of_the_capacity(
     storage = open_files_store(tmp_path, 40)
     scans = []
     scan = storage._scan
-    monkeypatch.setattr(storage, "_scan", lambda directory: scans.append(1) or scan(directory))
+    monkeypatch.setattr(storage, "_scan", lambda: scans.append(1) or scan())
     numbers = iter(range(100))
     looked = []
     for _ in range(8):

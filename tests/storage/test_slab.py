@@ -352,15 +352,6 @@ def test_a_page_that_is_written_twice_at_once_takes_one_slot(tmp_path: Path) -> 
         assert storage.contains(keys(1, 2)) == [True, True]
 
 
-def test_a_table_of_another_namespace_is_refused(tmp_path: Path) -> None:
-    open_slab(tmp_path).close()
-    ours, theirs = (tmp_path / namespace_name(name) for name in ("test", "theirs"))
-    ours.rename(theirs)
-    with pytest.raises(StorageError, match="belongs to namespace 'test', not 'theirs'"):
-        SlabStorage(tmp_path, namespace="theirs", capacity_bytes=None)
-    assert open_files(tmp_path) == []
-
-
 def test_pages_are_public_as_far_as_the_user_says(tmp_path: Path) -> None:
     mask = os.umask(0o022)
     try:

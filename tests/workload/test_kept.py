@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hicache.workload import kept as room
-from hicache.workload.kept import FILES_KEPT, Arrays, kept
+from hicache.workload.kept import FILES_KEPT, kept
 
 
 class Maker:
@@ -17,7 +17,7 @@ class Maker:
     def __init__(self) -> None:
         self.num_calls = 0
 
-    def __call__(self) -> Arrays:
+    def __call__(self) -> dict[str, np.ndarray]:
         self.num_calls += 1
         return {"ids": np.arange(1000, dtype=np.int32), "none": np.empty(0)}
 

@@ -134,6 +134,7 @@ class Prefetch:
         lengths = list(range(1, num_leading + 1))
         for kind, window in self.needs if num_leading else ():
             present = contains(self.keys(kind, 0, num_leading))
-            those = set(lengths_with(present, window, self.start_page))
-            lengths = [each for each in lengths if each in those]
+            lengths = sorted(
+                {*lengths}.intersection(lengths_with(present, window, self.start_page))
+            )
         return lengths

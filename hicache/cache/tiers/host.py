@@ -1,7 +1,7 @@
 """The host tier: allocates pages and state slots, evicts, and copies from the device."""
 
 from hicache.cache.kinds import FULL
-from hicache.cache.pages import FreePages, PageIds, joined
+from hicache.cache.pages import FreePages, PageIds, free, joined
 from hicache.cache.tiers.storage_writes import StorageWriter
 from hicache.cache.tiers.transfer import BackUp, Bookings, Move
 from hicache.cache.tiers.writes import EVICTED, INSERTED, Load, admits
@@ -52,9 +52,14 @@ class Host:
             pass
 
     def evict_one(self, kind: int, missing: int, demand: Demand = NO_DEMAND) -> bool:
-        victim = self._tree.residency.host_victim(kind, missing)
-        if victim is None:
+        is_shared = self._tree.knobs.pools == "shared"
+        found = self._tree.residency.host_victim(kind, missing, is_shared=is_shared)
+        if found is None:
             return False
+        victim, other = found
+        if other != kind:
+            sizes = self._bookings.page_bytes
+            kind, missing = other, -(-missing * sizes[kind] // sizes[other])
         self._tree.trim(victim, kind, missing)
         if self._writer is not None:
             self._writer.on_leaving(victim, kind)
@@ -62,6 +67,20 @@ class Host:
         self._tree.evict(victim, HOST, kind, actions, demand)
         self._bookings.free_evicted(actions)
         return True
+
+    def leave(self, node: Node) -> None:
+        """Free the host's copies of all data up to `node` that the device holds too.
+
+        Copies that are being read or written stay.
+        """
+        actions: list[FreePages] = []
+        for each in node.path():
+            device, host = each.held
+            for kind in self._tree.kinds.numbers:
+                is_double = device[kind] is not None and host[kind] is not None
+                if is_double and not each.locks[HOST][kind]:
+                    self._tree.residency.drop(each, HOST, kind, actions)
+        free(actions, self._bookings.pools)
 
     # -- back-ups ------------------------------------------------------------------------------
 

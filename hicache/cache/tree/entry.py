@@ -3,7 +3,7 @@
 An entry is the data of one kind of one tree node. Entries exist only in a run with `cache.policy`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hicache.cache.checked import PolicyError, shown
@@ -137,29 +137,31 @@ class Entry:
 
 
 class Evictable:
-    """The entries of one kind of data that may be evicted now from one tier.
+    """The entries that may be evicted now from one tier to make room for one kind of data.
 
-    An entry is one radix-tree node's data of that kind, such as full-attention KV. An eviction
+    An entry is one radix-tree node's data of one kind, such as full-attention KV. The entries are
+    of the kind that needs room, or of all kinds if the kinds share the tier's bytes. An eviction
     policy can iterate over the entries, or test with `in` whether an entry can be evicted.
     """
 
-    def __init__(self, queue: VictimQueue, tier: int, kind: int) -> None:
-        self._queue = queue
+    def __init__(self, queues: Mapping[int, VictimQueue], tier: int) -> None:
+        self._queues = queues
         self._tier = tier
-        self._kind = kind
 
     def __contains__(self, entry: Entry) -> bool:
-        node = entry._node
-        return entry._kind == self._kind and node in self._queue and not self._is_locked(node)
+        node, kind = entry._node, entry._kind
+        queue = self._queues.get(kind)
+        return queue is not None and node in queue and not self._is_locked(node, kind)
 
-    def _is_locked(self, node: Node) -> bool:
+    def _is_locked(self, node: Node, kind: int) -> bool:
         # queued leaves are unlocked; a window or state may have been locked after it was queued
-        return self._kind != FULL and node.locks[self._tier][self._kind] > 0
+        return kind != FULL and node.locks[self._tier][kind] > 0
 
     def __iter__(self) -> Iterator[Entry]:
-        for node in self._queue:
-            if not self._is_locked(node):
-                yield node.entries[self._kind]
+        for kind, queue in self._queues.items():
+            for node in queue:
+                if not self._is_locked(node, kind):
+                    yield node.entries[kind]
 
 
 class Entries:
@@ -196,18 +198,20 @@ class Entries:
 
         return priority
 
-    def victim(self, tier: int, kind: int, need: int, queue: VictimQueue) -> Node | None:
-        """Return the node that the user's policy chooses for eviction from `tier`.
+    def victim(
+        self, tier: int, kind: int, need: int, queues: Mapping[int, VictimQueue]
+    ) -> tuple[Node, int] | None:
+        """Return the node and the kind of data that the user's policy evicts from `tier`.
 
-        `need` is the number of pages or state slots to free. None means that the policy leaves the
-        choice to the order of `queue`.
+        `need` is the number of pages or state slots of `kind` to free. `queues` holds what may be
+        evicted, by kind. None means that the policy leaves the choice to the order of the queues.
 
         Raises:
             PolicyError: the policy chose an entry that may not be evicted.
         """
         if self._victim is None:
             return None
-        offered = Evictable(queue, tier, kind)
+        offered = Evictable(queues, tier)
         chosen = self._victim(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
         if chosen is None:
             return None
@@ -216,7 +220,7 @@ class Entries:
                 f"cache.policy: victim({TIER_NAMES[tier]}, {self.kinds.names[kind]}) must return "
                 f"an entry of the queue or None, got {chosen!r:.200}"
             )
-        return chosen._node
+        return chosen._node, chosen._kind
 
     # -- events -------------------------------------------------------------------------------
 

@@ -1,20 +1,12 @@
-"""The queue of evictable nodes, and its default order."""
+"""The queue of evictable nodes."""
 
 import heapq
 from collections.abc import Callable, Iterator
 
-from hicache.cache.kinds import FULL
 from hicache.cache.tree.node import Node
 
 Priority = tuple[float, ...]
 Ranking = Callable[[Node], Priority]
-
-
-def by_last_use(kind: int) -> Ranking:
-    if kind == FULL:
-        return lambda node: (node.tick,)
-    # the first node of a window that spans several nodes goes first
-    return lambda node: (node.aux_ticks[kind], node.end)
 
 
 class VictimQueue:
@@ -25,7 +17,7 @@ class VictimQueue:
     """
 
     def __init__(self, priority: Ranking) -> None:
-        self._priority = priority
+        self.priority = self._priority = priority
         self._heap: list[
             tuple[Priority, int, Node]
         ] = []  # (priority, number, node), possibly outdated

@@ -11,8 +11,15 @@ from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages, PageIds
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
-from hicache.cache.tree.eviction import VictimQueue, by_last_use
+from hicache.cache.tree.eviction import Ranking, VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, TIERS, Lock, Node
+
+
+def by_last_use(kind: int) -> Ranking:
+    if kind == FULL:
+        return lambda node: (node.tick,)
+    # the first node of a window that spans several nodes goes first
+    return lambda node: (node.aux_ticks[kind], node.end)
 
 
 def _is_locked(node: Node, tier: int, kind: int) -> int:
@@ -220,22 +227,24 @@ class Residency:
 
     def count_host_locks(self, lock: Lock, change: int) -> None:
         _, node, starts = lock
-        points, is_covered = self._points, node.parent is not None
-        for kind, _ in starts:
-            if kind in points and is_covered:
+        first, paged = node.end, []
+        for kind, start in starts:
+            if kind not in self._points:
+                paged.append((kind, start))
+                first = min(first, start)
+            elif node.parent is not None:
                 self._count_host_lock(node, kind, change)
-        while is_covered and node.parent is not None:
-            is_covered = False
-            for kind, start in starts:
-                if node.start >= start and kind not in points:
+        while node.parent is not None and node.start >= first:
+            for kind, start in paged:
+                if node.start >= start:
                     self._count_host_lock(node, kind, change)
-                    is_covered = True
             node = node.parent
 
     # -- leaving ------------------------------------------------------------------------------
 
     def device_victim(self, kind: int, need: int) -> Node | None:
-        return self._victim(DEVICE, kind, need)
+        victim = self._victim(DEVICE, kind, need)
+        return None if victim is None else victim[0]
 
     def pass_over(self, node: Node, kind: int) -> None:
         if kind == FULL:
@@ -249,10 +258,17 @@ class Residency:
         else:
             self._refresh_sidecar(node, DEVICE, kind)
 
-    def host_victim(self, kind: int, need: int) -> Node | None:
-        victim = self._victim(HOST, kind, need)
-        if victim is None and kind == FULL and self.duplicates:
-            return self._duplicate()
+    def host_victim(
+        self, kind: int, need: int, *, is_shared: bool = False
+    ) -> tuple[Node, int] | None:
+        """Return what to evict from the host to free `need` pages of `kind`, as node and kind.
+
+        The victim is of the same kind, or of any kind if the kinds share the bytes of the host.
+        """
+        victim = self._victim(HOST, kind, need, is_shared=is_shared)
+        if victim is None and (is_shared or kind == FULL) and self.duplicates:
+            node = self._duplicate()
+            return None if node is None else (node, FULL)
         return victim
 
     def may_leave_device(self, node: Node) -> bool:
@@ -338,15 +354,24 @@ class Residency:
         if self._may_leave_host(node):
             self.refresh(node)
 
-    def _victim(self, tier: int, kind: int, need: int) -> Node | None:
+    def _victim(
+        self, tier: int, kind: int, need: int, *, is_shared: bool = False
+    ) -> tuple[Node, int] | None:
         queue = self.leaves[tier] if kind == FULL else self.sidecars[tier][kind]
+        queues = {FULL: self.leaves[tier], **self.sidecars[tier]} if is_shared else {kind: queue}
         if self._entries is not None:
-            chosen = self._entries.victim(tier, kind, need, queue)
+            chosen = self._entries.victim(tier, kind, need, queues)
             if chosen is not None:
                 return chosen
-        while (node := queue.best()) is not None and _is_locked(node, tier, kind):
-            queue.discard(node)  # locked after it was queued; its release adds it again
-        return node
+        best: tuple[Node, int] | None = None
+        for each, queue in queues.items():
+            while (node := queue.best()) is not None and _is_locked(node, tier, each):
+                queue.discard(node)  # locked after it was queued; its release adds it again
+            if node is None:
+                continue
+            if best is None or queue.priority(node) < queues[best[1]].priority(best[0]):
+                best = node, each
+        return best
 
     def _refresh_sidecar(self, node: Node, tier: int, kind: int) -> None:
         evictable = (

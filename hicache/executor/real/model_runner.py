@@ -21,12 +21,9 @@ from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import Arrival, TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.tables import Row, StepTables, Stretch
-from hicache.executor.real.timing_model import TimingModel
 from hicache.executor.real.verify import Verifier
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.request_state import RequestState
-
-Model = ReferenceModel | TimingModel
 
 
 class CopyStreams(NamedTuple):
@@ -49,7 +46,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Model,
+        model: ReferenceModel,
         pools: TorchPools,
         streams: CopyStreams,
         *,

@@ -137,28 +137,6 @@ class PagedKvView:
         keys, values = rearrange(both, "kv page token head dim -> kv (page token) head dim")
         return keys, values
 
-    def read_state(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return the recurrent state of a layer after the sequence's last token.
-
-        The first tensor holds the last inputs of the convolution, [head, tap, channel]. The second
-        tensor is the Mamba state, [head, state, dim].
-        """
-        slots = []
-        for rank, holder, ids in self._slots(layer):
-            self._pools.plane.copy_items(rank.slot_reads[holder], ids, self._pools.numbers[:1])
-            slots.append(rank.slots[holder])
-        taps, states = zip(*slots, strict=True)
-        return torch.cat([each[0] for each in taps]), torch.cat([each[0] for each in states])
-
-    def write_state(self, layer: int, taps: Tensor, state: Tensor) -> None:
-        """Write the state into the working slot, and into the slots of all `captures`."""
-        for rank, holder, ids in self._slots(layer):
-            for own, each in zip(rank.slots[holder], (taps, state), strict=True):
-                own[0] = each[rank.recurrent_heads]
-            plane, zero = self._pools.plane, self._pools.numbers[:1]
-            for slot in (ids, *(self._pools.numbers[slot:][:1] for _, slot in self._captures)):
-                plane.copy_items(rank.slot_writes[holder], zero, slot)
-
     def scan(
         self, layer: int, inputs: Tensor, gates: Tensor, weights: ScanWeights, start: int
     ) -> Tensor:
@@ -186,11 +164,6 @@ class PagedKvView:
                 )
             )
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-
-    def _slots(self, layer: int) -> Iterator[tuple[RankPools, int, Tensor]]:
-        ids = self._pools.numbers[self._slot :][:1]
-        for rank in self._pools.ranks:
-            yield rank, self._pools.holders[layer], ids
 
     def _page_ids(self, kind: int, first: int, end: int) -> PageIds:
         page_ids = self._tables[kind][first:end]

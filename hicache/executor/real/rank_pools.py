@@ -93,7 +93,11 @@ class RankPools:
             for kind, host in self.host.items()
             if all(each.form is None for each in buffers[kind])
         }
-        self._make_slots()
+        self.layers = {kind: kv.unbind(0) for kind, kv in self.kv.items()}
+        parts = [part for part in (*self.taps, *self.states) if part[:1].numel()]
+        self.clears: CopyTable | None = None
+        if parts:
+            self.clears = copy_table([torch.zeros_like(part[:1]) for part in parts], parts)
         self._sum_stream: torch.cuda.Stream | None = None
         if spec.device.type == "cuda":
             self._sum_stream = torch.cuda.Stream(spec.device)  # type: ignore[no-untyped-call]
@@ -132,20 +136,6 @@ class RankPools:
             if part[:1].numel()
         ]
         return self._make_host(MAMBA, parts)
-
-    def _make_slots(self) -> None:
-        self.layers = {kind: kv.unbind(0) for kind, kv in self.kv.items()}
-        pairs = list(zip(self.taps, self.states, strict=True))
-        self.slots = [
-            tuple(torch.zeros_like(each[:1]) for each in pair) for pair in pairs if len(pair[0])
-        ]
-        both = list(zip(pairs, self.slots, strict=False))
-        self.slot_reads = [copy_table(*map(_held, (pair, own))) for pair, own in both]
-        self.slot_writes = [copy_table(*map(_held, (own, pair))) for pair, own in both]
-        self.clears: CopyTable | None = None
-        if both:
-            parts = [part for pair in pairs for part in _held(pair)]
-            self.clears = copy_table([torch.zeros_like(part[:1]) for part in parts], parts)
 
     def _make_host(self, kind: int, parts: Sequence[tuple[int, Tensor, bool]]) -> list[Buffer]:
         # `parts`: layer, tensor [item, ...] on the device, and whether its numbers may be coded
@@ -256,10 +246,6 @@ def kv_letters(config: ModelConfig) -> dict[int, str]:
 def there(table: Table | None) -> Table:
     assert table is not None, "nothing moves between pools that hold nothing"
     return table
-
-
-def _held(parts: Sequence[Tensor]) -> list[Tensor]:
-    return [part for part in parts if part[:1].numel()]
 
 
 def _zeros(num_bytes: int) -> Tensor:

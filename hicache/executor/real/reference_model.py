@@ -289,7 +289,7 @@ def _refuse_unknown(config: ModelConfig) -> None:
     for word in config.layer_words:
         if word not in known:
             raise ValueError(
-                f"model {config.name}: executor.model=exact supports layers {', '.join(known)}, "
+                f"model {config.name}: executor=torch supports layers {', '.join(known)}, "
                 f"got {word!r}"
             )
     sizes = (config.latent_dim, config.value_dim, config.swa_num_kv_heads, config.swa_head_dim)
@@ -299,12 +299,12 @@ def _refuse_unknown(config: ModelConfig) -> None:
     index = [(part.letter, part.rides_on, part.tokens, part.scale_bytes) for part in others]
     if any(sizes) or heads or index not in ([], [("I", "full", 1, 0)]):
         raise ValueError(
-            f"model {config.name}: executor.model=exact needs the same number and size of heads in "
+            f"model {config.name}: executor=torch needs the same number and size of heads in "
             "all attention layers, and no parts but other windows and one of index keys (I)"
         )
     if config.kv_dtype_bytes not in DTYPES or config.conv_dtype_bytes != config.kv_dtype_bytes:
         raise ValueError(
-            f"model {config.name}: executor.model=exact needs the same dtype for KV and convolution"
+            f"model {config.name}: executor=torch needs the same dtype for KV and convolution"
         )
     for word, name in (("M", "recurrent_groups"), ("D", "recurrent_key_heads")):
         wanted, got = config.recurrent_heads, getattr(config, name)

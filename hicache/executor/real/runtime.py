@@ -11,17 +11,16 @@ import torch
 from hicache.cache.kinds import KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.clock import SECOND_NS, WallClock
-from hicache.config import ExperimentConfig, RealModel
+from hicache.config import ExperimentConfig
 from hicache.executor.real.copy_streams import CudaStream, ThreadStream
 from hicache.executor.real.io import TorchExecutor, TorchIo
-from hicache.executor.real.model_runner import CopyStreams, Model, ModelRunner
+from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.page_origin import PageOrigin
 from hicache.executor.real.pinned import placement
 from hicache.executor.real.plane import REFERENCE, TRITON, Plane, interpreted
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import Counts, PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
-from hicache.executor.real.timing_model import TimingModel
 from hicache.executor.real.verify import Verifier
 from hicache.storage.factory import GuardedStorage, open_guarded_storage
 
@@ -42,7 +41,7 @@ class TorchRuntime:
             torch.set_num_threads(1)  # blocks are small: a second thread costs more than it saves
         self._verifier: Verifier | None = None
         self._plane = _plane(config.executor.kernels, self._device)
-        self._model: Model = self._make_model(config)
+        self._model = self._make_model(config)
         self._spec = PoolSpec(
             model=config.model,
             page_size=config.cache.page_size,
@@ -119,10 +118,8 @@ class TorchRuntime:
             measures |= verdict.measures()
         return notes, measures
 
-    def _make_model(self, config: ExperimentConfig) -> Model:
+    def _make_model(self, config: ExperimentConfig) -> ReferenceModel:
         page_size = config.cache.page_size
-        if config.executor.model is RealModel.timing:
-            return TimingModel(config.model, page_size=page_size, device=self._device)
         model = ReferenceModel(
             config.model, page_size=page_size, seed=config.seed, device=str(self._device)
         )
@@ -143,7 +140,7 @@ class TorchRuntime:
             page_size=self._config.cache.page_size,
             rank=rank,
             tp=self._spec.tp,
-            weights=f"{self._config.executor.model.value}, seed {self._config.seed}",
+            weights=f"exact, seed {self._config.seed}",
             arithmetic=_arithmetic(self._device),
             layout=ours.layout,
         )

@@ -533,8 +533,11 @@ class _Keys:
         self._num_keys = sum(context_lens)
         if reach:
             self._num_keys = reach * self._num_decodes - sum(self._room)
+        self._full_s: float | None = None  # of a step in which each request reads `reach` tokens
 
     def seconds(self, num_steps: int) -> list[float]:
+        if self._full_s is not None:
+            return [self._full_s] * num_steps
         first, room = self._step, self._room
         self._step += num_steps
         if self._attention.restarts:
@@ -542,7 +545,8 @@ class _Keys:
             num_keys = (lens % self._attention.reach + 1).sum(axis=1)
             return [self._attention.decode_s(keys) for keys in num_keys.tolist()]
         if self._attention.reach and not (room and room[-1] > first):
-            return [self._attention.decode_s(self._num_keys)] * num_steps
+            self._full_s = self._attention.decode_s(self._num_keys)
+            return [self._full_s] * num_steps
         held = []
         for step in range(first, self._step):
             held.append(self._num_keys)

@@ -213,7 +213,7 @@ class SimulatedIo:
                 continue
             num_bytes = all_bytes
             if len(part.keys) < len(work.keys):
-                num_bytes = sum([page_bytes[kind] for kind in kinds_of(part.keys)])
+                num_bytes = sum(map(page_bytes.__getitem__, kinds_of(part.keys)))
             yield waited_ns + self._operation_ns, num_bytes, links
             waited_ns = 0
             self.counters["transfer/storage_write_bytes"] += num_bytes

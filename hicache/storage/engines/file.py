@@ -10,7 +10,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -18,13 +18,6 @@ from uuid import uuid4
 
 from hicache.storage.base import KEY_BYTES, StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
-from hicache.storage.engines.own_files import (
-    ForeignFileError,
-    names_in,
-    open_own,
-    own_directory,
-    own_status,
-)
 from hicache.storage.engines.owner import Owner, current_owner, is_alive, is_this_boot, parse_owner
 
 _SUFFIX = ".page"
@@ -45,9 +38,7 @@ class FileStorage:
     further process that writes to the directory can exceed the limit by 5% until it scans the
     directory again.
 
-    The engine never touches a file that it cannot have written, such as a link or a file longer
-    than a page. Reads of that file's key miss, and writes return False. A file with a wrong digest
-    counts as a damaged page and is deleted.
+    A file with a wrong digest counts as a damaged page and is deleted.
     """
 
     def __init__(
@@ -69,40 +60,31 @@ class FileStorage:
         self._used_bytes = 0
         self._unscanned_bytes = 0
         with self._reached():
-            self._root.mkdir(parents=True, exist_ok=True)
-        with self._opened() as directory:
             for name in (_WRITING, *_BUCKETS):
-                with suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=directory)
-            self._sweep(directory)
-            self._scan(directory)
+                (self._root / name).mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            self._scan()
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        with self._opened() as directory:
-            return [self._contains(directory, key) for key in keys]
+        with self._reached():
+            return [self._path(key).exists() for key in keys]
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        with self._opened() as directory:
-            return [
-                self._read(directory, key, buffer)
-                for key, buffer in zip(keys, buffers, strict=True)
-            ]
+        with self._reached():
+            return [self._read(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        with self._opened() as directory:
-            return [
-                self._write(directory, key, buffer)
-                for key, buffer in zip(keys, buffers, strict=True)
-            ]
+        with self._reached():
+            return [self._write(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        with self._opened() as directory, self._lock:
+        with self._reached(), self._lock:
             for key in keys:
-                self._remove(directory, key)
+                self._remove(key)
 
     def stats(self) -> StorageStats:
-        with self._opened() as directory, self._lock:
-            self._scan(directory)
+        with self._reached(), self._lock:
+            self._scan()
             return replace(
                 self._stats, stored_pages=len(self._pages), stored_bytes=self._used_bytes
             )
@@ -117,41 +99,26 @@ class FileStorage:
         except OSError as error:
             raise StorageError(f"cannot store pages in {self._root}: {error}") from error
 
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        with self._reached(), own_directory(self._root) as directory:
-            yield directory
+    def _path(self, key: bytes) -> Path:
+        return self._root / _BUCKETS[key[0]] / _name(key)
 
-    def _status(self, bucket: int, key: bytes) -> os.stat_result | None:
-        status = own_status(_name(key), bucket)
-        longest = self._page_bytes.get(key[-1])
-        if status and longest is not None and status.st_size > longest + PAGE_DIGEST_BYTES:
-            raise ForeignFileError(errno.EFBIG, f"longer than {longest} bytes", _name(key))
-        return status
-
-    def _contains(self, directory: int, key: bytes) -> bool:
-        with suppress(FileNotFoundError, ForeignFileError), _bucket(directory, key) as bucket:
-            return self._status(bucket, key) is not None
-        return False
-
-    def _read(self, directory: int, key: bytes, buffer: memoryview) -> bool:
+    def _read(self, key: bytes, buffer: memoryview) -> bool:
         # read one byte more than the digest, to detect a longer file without a stat
         trailer = bytearray(PAGE_DIGEST_BYTES + 1)
         try:
-            with _bucket(directory, key) as bucket:
-                file = open_own(_name(key), os.O_RDONLY, bucket)
-                if self._capacity_bytes is not None:
-                    _refresh_file(_name(key), bucket)
+            file = os.open(self._path(key), os.O_RDONLY)
             try:
                 num_bytes = _move_all(os.preadv, file, buffer, memoryview(trailer))
             finally:
                 os.close(file)
-        except (FileNotFoundError, ForeignFileError):
+        except FileNotFoundError:
+            self._root.stat()  # an error if the whole store is gone
             return False
         except OSError as error:
             if error.errno == errno.EIO:
                 return False
             raise
+        self._refresh_file(key)
         length = num_bytes - PAGE_DIGEST_BYTES
         if length > buffer.nbytes:
             return False  # not the caller's length: a miss
@@ -164,33 +131,27 @@ class FileStorage:
             if not whole:
                 # remove the damaged page: a later write would keep it
                 self._stats.damaged_pages += 1
-                self._remove(directory, key)
+                self._remove(key)
             if right:
                 self._refresh(key)
         return right
 
-    def _write(self, directory: int, key: bytes, buffer: memoryview) -> bool:
-        try:
-            with _bucket(directory, key) as bucket:
-                is_stored = self._status(bucket, key) is not None
-                if is_stored and self._capacity_bytes is not None:
-                    _refresh_file(_name(key), bucket)
-        except ForeignFileError:
-            return False
-        if is_stored:
+    def _write(self, key: bytes, buffer: memoryview) -> bool:
+        if self._path(key).exists():
+            self._refresh_file(key)
             with self._lock:
                 self._refresh(key)
             return True
         charged_bytes = self._charged_bytes(key, buffer.nbytes)
         with self._lock:
-            if not self._make_room(directory, charged_bytes):
+            if not self._make_room(charged_bytes):
                 return False
             # charge before writing, so that concurrent writers keep the bound
             self._used_bytes += charged_bytes
             self._unscanned_bytes += charged_bytes
         written = False
         try:
-            written = self._publish(directory, key, buffer)
+            written = self._publish(key, buffer)
         finally:
             with self._lock:
                 if written and key not in self._pages:
@@ -199,27 +160,21 @@ class FileStorage:
                     self._used_bytes -= charged_bytes
         return written
 
-    def _publish(self, directory: int, key: bytes, buffer: memoryview) -> bool:
-        draft = f"{self._owner}.{uuid4().hex}"
+    def _publish(self, key: bytes, buffer: memoryview) -> bool:
+        draft = self._root / _WRITING / f"{self._owner}.{uuid4().hex}"
         digest = page_digest(self._namespace, key, buffer)
         try:
-            with own_directory(_WRITING, directory) as writing, _bucket(directory, key) as bucket:
-                try:
-                    file = open_own(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, writing)
-                    try:
-                        _move_all(os.pwritev, file, buffer, memoryview(digest))
-                    finally:
-                        os.close(file)
-                    # may replace a page that another process just published: the contents are equal
-                    os.rename(draft, _name(key), src_dir_fd=writing, dst_dir_fd=bucket)
-                except BaseException:
-                    with suppress(OSError):
-                        os.unlink(draft, dir_fd=writing)
-                    raise
-        except ForeignFileError:
-            return False
-        except OSError as error:
-            if error.errno in _NO_ROOM:
+            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            try:
+                _move_all(os.pwritev, file, buffer, memoryview(digest))
+            finally:
+                os.close(file)
+            # may replace a page that another process just published: the contents are equal
+            draft.rename(self._path(key))
+        except BaseException as error:
+            with suppress(OSError):
+                draft.unlink()
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
                 return False
             raise
         return True
@@ -231,30 +186,33 @@ class FileStorage:
         if key in self._pages:
             self._pages.move_to_end(key)
 
-    def _make_room(self, directory: int, wanted_bytes: int) -> bool:
+    def _refresh_file(self, key: bytes) -> None:
+        if self._capacity_bytes is not None:
+            with suppress(OSError):
+                os.utime(self._path(key))
+
+    def _make_room(self, wanted_bytes: int) -> bool:
         if self._capacity_bytes is None:
             return True
         if wanted_bytes > self._capacity_bytes:
             return False
         if self._unscanned_bytes > _RESCAN_SHARE * self._capacity_bytes:
-            self._scan(directory)
+            self._scan()
         while self._used_bytes + wanted_bytes > self._capacity_bytes:
             if not self._pages:
                 return False  # pages being written take all the room
-            self._remove(directory, next(iter(self._pages)))
+            self._remove(next(iter(self._pages)))
         return True
 
-    def _remove(self, directory: int, key: bytes) -> None:
-        with suppress(FileNotFoundError, ForeignFileError), _bucket(directory, key) as bucket:
-            if self._status(bucket, key) is not None:
-                os.unlink(_name(key), dir_fd=bucket)
+    def _remove(self, key: bytes) -> None:
+        self._path(key).unlink(missing_ok=True)
         self._used_bytes -= self._pages.pop(key, 0)
 
-    def _scan(self, directory: int) -> None:
+    def _scan(self) -> None:
         writing_bytes = self._used_bytes - sum(self._pages.values())
         order = {key: place for place, key in enumerate(self._pages)}
         found = []
-        for key, status in self._stored(directory):
+        for key, status in self._stored():
             size_bytes = max(status.st_size - PAGE_DIGEST_BYTES, 0)
             # file systems resolve times to some milliseconds only
             age = (status.st_mtime_ns, order.get(key, len(order)))
@@ -263,28 +221,20 @@ class FileStorage:
         self._used_bytes = writing_bytes + sum(self._pages.values())
         self._unscanned_bytes = 0
 
-    def _stored(self, directory: int) -> Iterator[tuple[bytes, os.stat_result]]:
-        foreign = (FileNotFoundError, ForeignFileError)
+    def _stored(self) -> Iterator[tuple[bytes, os.stat_result]]:
         for prefix in _BUCKETS:
-            with suppress(*foreign), own_directory(prefix, directory) as bucket:
-                for name in names_in(bucket):
-                    key = _key(name) if name.startswith(prefix) else None
-                    if key is not None:
-                        with suppress(ForeignFileError):
-                            status = self._status(bucket, key)
-                            if status is not None:
-                                yield key, status
+            for path in (self._root / prefix).iterdir():
+                key = _key(path.name) if path.name.startswith(prefix) else None
+                if key is not None:
+                    with suppress(FileNotFoundError):
+                        yield key, path.stat()
 
-    def _sweep(self, directory: int) -> None:
-        with own_directory(_WRITING, directory) as writing:
-            for draft in names_in(writing):
-                owner = parse_owner(draft.rpartition(".")[0])
-                if owner is None:
-                    continue
-                with suppress(FileNotFoundError, ForeignFileError):
-                    status = own_status(draft, writing)
-                    if status is not None and _is_abandoned(owner, status):
-                        os.unlink(draft, dir_fd=writing)
+    def _sweep(self) -> None:
+        for draft in (self._root / _WRITING).iterdir():
+            owner = parse_owner(draft.name.rpartition(".")[0])
+            with suppress(FileNotFoundError):
+                if owner is not None and _is_abandoned(owner, draft.stat()):
+                    draft.unlink()
 
 
 def _is_abandoned(owner: Owner, draft: os.stat_result) -> bool:
@@ -304,15 +254,6 @@ def _key(name: str) -> bytes | None:
     except ValueError:
         return None
     return key if len(key) == KEY_BYTES and name == _name(key) else None
-
-
-def _bucket(directory: int, key: bytes) -> AbstractContextManager[int]:
-    return own_directory(_BUCKETS[key[0]], directory)
-
-
-def _refresh_file(name: str, directory: int) -> None:
-    with suppress(OSError):
-        os.utime(name, dir_fd=directory, follow_symlinks=False)
 
 
 def _move_all(

@@ -16,7 +16,7 @@ from threading import Lock
 
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
-from hicache.storage.passwords import mask
+from hicache.storage.passwords import with_password
 
 _MESSAGE_BYTES = 16 * 2**20  # larger replies take more time per byte
 _SCANNED_KEYS = 1000  # per round trip
@@ -37,7 +37,7 @@ class RedisStorage:
             raise StorageError(
                 "storage.kind=redis needs the redis package: pip install -e '.[redis]'"
             ) from error
-        self._url = mask(url)
+        self._url = url
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
         self._refusals: tuple[type[Exception], ...] = (redis.exceptions.OutOfMemoryError,)
         self._namespace = namespace.encode()
@@ -45,7 +45,7 @@ class RedisStorage:
         self._lock = Lock()
         self._stats = StorageStats()
         self._client = redis.Redis.from_url(
-            url,
+            with_password(url),
             socket_timeout=deadline_s,
             socket_connect_timeout=deadline_s,
             # one attempt: the caller decides about a retry

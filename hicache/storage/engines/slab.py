@@ -21,7 +21,6 @@ from typing import TypeVar
 
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import namespace_name, page_digest, page_hasher
-from hicache.storage.engines.own_files import open_own, own_directory, own_status
 from hicache.storage.engines.slot_files import ALIGN_BYTES, Place, SlotFiles
 from hicache.storage.engines.slot_table import Reservation, SlotTable, StoredPage, Written
 
@@ -29,7 +28,8 @@ Where = TypeVar("Where")
 Result = TypeVar("Result")
 
 _PART_BYTES = 256 * 1024  # fits the second-level cache together with the source
-_TABLE_FILES = ("slots.sqlite", "slots.sqlite-wal", "slots.sqlite-shm", "slots.sqlite-journal")
+# errors of a damaged table, whose rows may hold anything
+_DAMAGES = (sqlite3.Error, TypeError, ValueError, OverflowError)
 _LOCK_POLL_S = 0.01
 _TOUCHED_AT_MOST = 1024  # at most this many reads wait for the next write to refresh their pages
 
@@ -71,22 +71,15 @@ class SlabStorage:
         self._stats = StorageStats()
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with own_directory(self._root) as directory, _opening(directory, busy_s):
-                for name in _TABLE_FILES:  # SQLite would follow a link
-                    own_status(name, directory)
+            with _opening(self._root / "opening", busy_s):
                 self._files = SlotFiles(self._root)
-                try:
-                    self._table = SlotTable(
-                        self._root / _TABLE_FILES[0],
-                        self._files,
-                        namespace=namespace,
-                        capacity_bytes=capacity_bytes,
-                        busy_s=busy_s,
-                    )
-                except BaseException:
-                    self._files.close()
-                    raise
-        except (OSError, sqlite3.Error, ValueError) as error:
+                self._table = SlotTable(
+                    self._root / "slots.sqlite",
+                    self._files,
+                    capacity_bytes=capacity_bytes,
+                    busy_s=busy_s,
+                )
+        except (OSError, *_DAMAGES) as error:
             raise StorageError(f"cannot open the slab storage in {self._root}: {error}") from error
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
@@ -212,6 +205,8 @@ class SlabStorage:
         return False
 
     def _is_whole(self, key: bytes, page: StoredPage) -> bool:
+        if not 0 <= page.length <= page.place.slot_bytes:
+            return False
         scratch = memoryview(bytearray(page.length))
         return self._move(self._files.read, key, page.place, scratch) == page.digest
 
@@ -300,17 +295,17 @@ class SlabStorage:
         with self._lock:
             try:
                 yield self._table
-            except sqlite3.Error as error:
+            except _DAMAGES as error:
                 code = getattr(error, "sqlite_errorcode", None)
-                if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY):
+                if code == sqlite3.SQLITE_FULL:
                     raise _DiskFullError from error
                 raise StorageError(f"the slot table in {self._root} failed: {error}") from error
 
 
 @contextmanager
-def _opening(directory: int, busy_s: float) -> Iterator[None]:
+def _opening(path: Path, busy_s: float) -> Iterator[None]:
     # one process at a time, because SQLite does not wait while a table is created
-    file = open_own("opening", os.O_RDWR | os.O_CREAT, directory)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _lock(file, busy_s)
         yield

@@ -8,8 +8,6 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from hicache.storage.engines.own_files import open_own, open_own_directory, own_status
-
 ALIGN_BYTES = 4096  # holes in files need this alignment; slot sizes are multiples of it
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2  # linux/falloc.h
@@ -29,15 +27,11 @@ class Place(NamedTuple):
 class SlotFiles:
     """Reads and writes page slots in sparse files below `root`, one file per slot size.
 
-    Each file is opened at its first use. If a link or another foreign file lies at its path, reads
-    and writes of its slots return False.
-
-    Raises:
-        OSError: `root` is missing, is a link, or is not a directory.
+    Each file is opened at its first use. If that fails, reads and writes of its slots return False.
     """
 
     def __init__(self, root: Path) -> None:
-        self._directory = open_own_directory(root)
+        self._root = root
         self._lock = Lock()
         self._files: dict[int, int] = {}
 
@@ -49,20 +43,13 @@ class SlotFiles:
 
     def free_space(self, place: Place) -> None:
         with suppress(OSError):  # without support for holes, the space stays until it is reused
-            if self.num_slots(place.slot_bytes):
-                _punch_hole(self._open(place.slot_bytes), place.offset, place.slot_bytes)
-
-    def num_slots(self, slot_bytes: int) -> int:
-        status = own_status(_name(slot_bytes), self._directory)
-        # a partial last slot counts
-        return 0 if status is None else -(-status.st_size // slot_bytes)
+            _punch_hole(self._open(place.slot_bytes), place.offset, place.slot_bytes)
 
     def close(self) -> None:
         with self._lock:
             for file in self._files.values():
                 os.close(file)
             self._files.clear()
-            os.close(self._directory)
 
     def _move(self, move: _Move, place: Place, start: int, buffer: memoryview) -> bool:
         try:
@@ -73,20 +60,16 @@ class SlotFiles:
                 if moved == 0:  # the file ends early
                     return False
                 done += moved
-        except OSError:
+        except (OSError, OverflowError):  # or a slot that a damaged table made up
             return False
         return True
 
     def _open(self, slot_bytes: int) -> int:
         with self._lock:
             if slot_bytes not in self._files:
-                flags = os.O_RDWR | os.O_CREAT
-                self._files[slot_bytes] = open_own(_name(slot_bytes), flags, self._directory)
+                path = self._root / f"pages-{slot_bytes}.slab"
+                self._files[slot_bytes] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             return self._files[slot_bytes]
-
-
-def _name(slot_bytes: int) -> str:
-    return f"pages-{slot_bytes}.slab"
 
 
 def _punch_hole(file: int, offset: int, num_bytes: int) -> None:

@@ -5,14 +5,12 @@ one slot. Every change is one transaction, so a process that dies leaves slots t
 marked as being written; the table frees the latter once their owner is dead. `used_bytes` is the
 size of all slots that are not free, and never exceeds the capacity once `reserve` returned.
 
-The file may be damaged or altered by other programs. Queries ignore rows that make no sense, and
-opening the table repairs them. A file that SQLite cannot read, or a row that cannot be repaired
-because SQLite does not find it in its place, raises SQLite's error.
+A damaged table raises an error or points to the wrong slots; readers check the digest of each page.
 """
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,13 +21,8 @@ from hicache.storage.engines.slot_files import Place, SlotFiles
 _FREE, _WRITING, _LIVE = 0, 1, 2
 _KEYS_A_QUERY = 128  # upper bound, since SQLite prepares one statement for each number of keys
 
-_MAX = 1 << 62  # upper bound for file sizes and ticks, so that their sums stay integers
-# SQLite's errors on a full disk: for the table, the files beside it, or a missing table
-_UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-_ROW_BYTES = 1 << 20  # upper bound, in case a damaged row claims to be larger
-
 _SCHEMA = """
-CREATE TABLE slots (
+CREATE TABLE IF NOT EXISTS slots (
     slot_bytes INTEGER NOT NULL,
     slot INTEGER NOT NULL,
     state INTEGER NOT NULL,
@@ -40,23 +33,12 @@ CREATE TABLE slots (
     digest BLOB,
     PRIMARY KEY (slot_bytes, slot)
 ) WITHOUT ROWID;
-CREATE UNIQUE INDEX by_key ON slots (key) WHERE key IS NOT NULL;
-CREATE INDEX by_age ON slots (state, tick);
-CREATE INDEX by_size ON slots (slot_bytes, state);
-CREATE INDEX by_tick ON slots (tick);
-CREATE TABLE totals (used_bytes INTEGER NOT NULL, namespace TEXT NOT NULL);
+CREATE UNIQUE INDEX IF NOT EXISTS by_key ON slots (key) WHERE key IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_age ON slots (state, tick);
+CREATE INDEX IF NOT EXISTS by_size ON slots (slot_bytes, state);
+CREATE INDEX IF NOT EXISTS by_tick ON slots (tick);
+CREATE TABLE IF NOT EXISTS totals (used_bytes INTEGER NOT NULL)
 """
-
-# rows that make sense: the slot and the live page can exist
-_PLACED = (
-    f"typeof(slot_bytes) = 'integer' AND slot_bytes BETWEEN 1 AND {_MAX}"
-    f" AND typeof(slot) = 'integer' AND slot BETWEEN 0 AND {_MAX} / slot_bytes - 1"
-)
-_STORED = (
-    f"state = {_LIVE} AND {_PLACED} AND typeof(tick) = 'integer' AND tick BETWEEN 0 AND {_MAX}"
-    " AND typeof(key) = 'blob' AND typeof(digest) = 'blob'"
-    " AND typeof(length) = 'integer' AND length BETWEEN 0 AND slot_bytes"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +74,6 @@ class SlotTable:
     page is evicted. The disk space of a freed slot is released in the same transaction, unless the
     slot is reused at once. An instance is not thread-safe: the caller holds a lock around each
     call.
-
-    If the disk is full, an existing table is opened read-only. Changes then raise SQLITE_READONLY
-    until the table is opened again.
-
-    Raises:
-        ValueError: the file is another program's database, or belongs to another namespace.
     """
 
     def __init__(
@@ -105,7 +81,6 @@ class SlotTable:
         path: Path,
         files: SlotFiles,
         *,
-        namespace: str,
         capacity_bytes: int | None,
         busy_s: float,
     ) -> None:
@@ -120,35 +95,23 @@ class SlotTable:
             cached_statements=2 * _KEYS_A_QUERY,
         )
         try:
-            try:
-                self._open(namespace)
-            except sqlite3.OperationalError as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _UNWRITABLE:
-                    raise
-                self._db.close()
-                # without its log, which SQLite cannot read without writing beside it: the table may
-                # be outdated, and pages that it no longer describes are misses
-                uri = f"{path.absolute().as_uri()}?immutable=1"
-                self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
-                try:
-                    self._check_namespace(namespace)
-                except sqlite3.OperationalError:  # there is no table yet
-                    raise error from None
+            self._db.execute("PRAGMA journal_mode = WAL")
+            # readers check the digest of each page, so an old table after a power cut is harmless
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            with self._transaction():
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._take_back()
+                # counted anew at every opening, so an error in the sum does not last
+                self._db.execute("DELETE FROM totals")
+                self._db.execute(
+                    "INSERT INTO totals SELECT coalesce(sum(slot_bytes), 0) FROM slots"
+                    " WHERE state != ?",
+                    (_FREE,),
+                )
         except BaseException:
             self._db.close()
             raise
-
-    def _open(self, namespace: str) -> None:
-        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _ROW_BYTES)
-        is_new = self._is_new()
-        self._db.execute("PRAGMA journal_mode = WAL")
-        # readers check the digest of each page, so an old table after a power cut is harmless
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        with self._transaction():
-            if is_new:
-                _make(self._db)
-            self._mend()
-            self._count(namespace)
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredPage]:
         found = {}
@@ -158,10 +121,11 @@ class SlotTable:
             for key, slot_bytes, slot, tick, length, digest in self._db.execute(
                 # without the hint, SQLite scans all live rows
                 "SELECT key, slot_bytes, slot, tick, length, digest FROM slots INDEXED BY by_key"
-                f" WHERE key IN ({marks}) AND {_STORED}",
+                f" WHERE key IN ({marks}) AND state = {_LIVE}",
                 some,
             ):
-                found[key] = StoredPage(_place(slot_bytes, slot), tick, length, digest)
+                place = Place(int(slot_bytes), int(slot))
+                found[key] = StoredPage(place, tick, int(length), digest)
         return found
 
     def touch(self, keys: Iterable[bytes]) -> None:
@@ -232,7 +196,7 @@ class SlotTable:
 
     def stored(self) -> tuple[int, int]:
         row = self._db.execute(
-            f"SELECT count(*), coalesce(sum(slot_bytes), 0) FROM slots WHERE {_STORED}"
+            "SELECT count(*), coalesce(sum(slot_bytes), 0) FROM slots WHERE state = ?", (_LIVE,)
         )
         num_pages, num_bytes = row.fetchone()
         return num_pages, num_bytes
@@ -251,63 +215,19 @@ class SlotTable:
                 self._db.execute("ROLLBACK")
             raise
 
-    def _is_new(self) -> bool:
-        got = _schema_of(self._db)
-        with closing(sqlite3.connect(":memory:")) as model:
-            _make(model)
-            wanted = _schema_of(model)
-        if got and got != wanted:
-            raise ValueError(
-                f"the SQLite file is no index of a slab store: it contains {got[0][0]!r}"
-            )
-        return not got
-
-    def _mend(self) -> None:
-        self._db.execute(f"DELETE FROM slots WHERE NOT ({_PLACED})")
-        self._take_back()
-        disorderly = self._db.execute(
-            "SELECT slot_bytes, slot FROM slots WHERE NOT"
-            f" (CASE WHEN state IN (?, ?) THEN key IS NULL ELSE {_STORED} END)",
-            (_FREE, _WRITING),
-        ).fetchall()
-        for slot_bytes, slot in disorderly:
-            self._free(_place(slot_bytes, slot))
-        sizes = self._db.execute("SELECT DISTINCT slot_bytes FROM slots").fetchall()
-        for (slot_bytes,) in sizes:
-            self._db.execute(
-                "DELETE FROM slots WHERE slot_bytes = ? AND slot >= ? AND state != ?",
-                (slot_bytes, self._files.num_slots(_place(slot_bytes, 0).slot_bytes), _WRITING),
-            )
-
-    def _check_namespace(self, namespace: str) -> None:
-        row = self._db.execute("SELECT namespace FROM totals").fetchone()
-        if row is not None and row[0] != namespace:
-            raise ValueError(f"the slot table belongs to namespace {row[0]!r}, not {namespace!r}")
-
-    def _count(self, namespace: str) -> None:
-        self._check_namespace(namespace)
-        # counted anew at every opening, so an error in the sum does not last
-        self._db.execute("DELETE FROM totals")
-        self._db.execute(
-            "INSERT INTO totals SELECT coalesce(sum(slot_bytes), 0), ? FROM slots WHERE state != ?",
-            (namespace, _FREE),
-        )
-
     def _take_back(self) -> bool:
         taken = False
         for slot_bytes, slot, text in self._db.execute(
-            f"SELECT slot_bytes, slot, owner FROM slots WHERE state = ? AND {_PLACED}", (_WRITING,)
+            "SELECT slot_bytes, slot, owner FROM slots WHERE state = ?", (_WRITING,)
         ).fetchall():
-            owner = parse_owner(text) if isinstance(text, str) else None
+            owner = parse_owner(text)
             if owner is None or not is_alive(owner):
-                self._free(_place(slot_bytes, slot))
+                self._free(Place(slot_bytes, slot))
                 taken = True
         return taken
 
     def _next_tick(self) -> int:
-        newest = self._db.execute(
-            "SELECT coalesce(max(tick), 0) FROM slots WHERE tick BETWEEN 0 AND ?", (_MAX,)
-        )
+        newest = self._db.execute("SELECT coalesce(max(tick), 0) FROM slots")
         return int(newest.fetchone()[0]) + 1
 
     def _touch(self, keys: Iterable[bytes]) -> None:
@@ -331,17 +251,16 @@ class SlotTable:
 
     def _make_room(self, slot_bytes: int) -> Place | None:
         while self._capacity_bytes is not None:
-            total = self._db.execute("SELECT CAST(total(used_bytes) AS INTEGER) FROM totals")
-            used = total.fetchone()[0]
+            used = self._db.execute("SELECT used_bytes FROM totals").fetchone()[0]
             if used + slot_bytes <= self._capacity_bytes:
                 break
             if slot_bytes > self._capacity_bytes:
                 return None
             oldest = self._db.execute(
-                f"SELECT slot_bytes, slot FROM slots WHERE {_STORED} ORDER BY tick LIMIT 1"
+                "SELECT slot_bytes, slot FROM slots WHERE state = ? ORDER BY tick LIMIT 1", (_LIVE,)
             ).fetchone()
             if oldest is not None:
-                place = _place(*oldest)
+                place = Place(*oldest)
                 if place.slot_bytes == slot_bytes and used <= self._capacity_bytes:
                     self._charge(-slot_bytes)
                     return place  # the caller overwrites it at once, so keep its space
@@ -349,15 +268,15 @@ class SlotTable:
             elif not self._take_back():
                 return None
         free = self._db.execute(
-            f"SELECT min(slot) FROM slots WHERE slot_bytes = ? AND state = ? AND {_PLACED}",
+            "SELECT min(slot) FROM slots WHERE slot_bytes = ? AND state = ?",
             (slot_bytes, _FREE),
         ).fetchone()[0]
         if free is None:
             free = self._db.execute(
-                f"SELECT coalesce(max(slot), -1) + 1 FROM slots WHERE slot_bytes = ? AND {_PLACED}",
+                "SELECT coalesce(max(slot), -1) + 1 FROM slots WHERE slot_bytes = ?",
                 (slot_bytes,),
             ).fetchone()[0]
-        return _place(slot_bytes, free)
+        return Place(slot_bytes, free)
 
     def _give_up(self, reservation: Reservation) -> None:
         place = reservation.place
@@ -381,21 +300,3 @@ class SlotTable:
 
     def _charge(self, num_bytes: int) -> None:
         self._db.execute("UPDATE totals SET used_bytes = used_bytes + ?", (num_bytes,))
-
-
-def _place(slot_bytes: int, slot: int) -> Place:
-    are_numbers = isinstance(slot_bytes, int) and isinstance(slot, int)
-    if are_numbers and 0 < slot_bytes <= _MAX and 0 <= slot < _MAX // slot_bytes:
-        return Place(slot_bytes, slot)
-    raise sqlite3.DatabaseError(
-        f"the slot table is damaged: invalid slot {slot!r} of {slot_bytes!r} bytes"
-    )
-
-
-def _make(db: sqlite3.Connection) -> None:
-    for statement in _SCHEMA.split(";"):
-        db.execute(statement)
-
-
-def _schema_of(db: sqlite3.Connection) -> list[tuple[str, str]]:
-    return db.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()

@@ -1,0 +1,133 @@
+"""Exclusive tiers hold what a search over single pages says, and hit as often."""
+
+import gzip
+import json
+import os
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from hicache.cache import invariants
+from hicache.cache.tree.sequence import Sequence
+from tests.cache.small import PAGE, complete_all, make_cache
+
+Prompt = tuple[int, ...]  # its pages; the same number after the same prefix is the same page
+TRACE = Path(os.environ.get("HICACHE_DATA", ""), "mooncake_conversation.jsonl.gz")
+
+
+class BruteForce:
+    """Two exclusive LRU tiers of single pages; each victim is found by a search over all pages.
+
+    A page is named by its prefix. A page leaves the device for the host, and the host for good. It
+    may leave the device once no page behind it is on the device, and the host once no page behind
+    it is anywhere.
+    """
+
+    def __init__(self, device_pages: int, host_pages: int) -> None:
+        self.sizes = device_pages, host_pages
+        self.device: dict[Prompt, int] = {}  # by page: number of the last request that used it
+        self.host: dict[Prompt, int] = {}
+        self.hits = [0, 0]  # pages, on device and host
+
+    def serve(self, number: int, prompt: Prompt) -> None:
+        path = [prompt[: end + 1] for end in range(len(prompt))]
+        on_device = [page for page in path if page in self.device]
+        on_host = []
+        for page in path[len(on_device) :]:
+            if page not in self.host:
+                break
+            on_host.append(page)
+        self.hits[0] += len(on_device)
+        self.hits[1] += len(on_host)
+        for page in on_device:
+            self.device[page] = number
+        for page in on_host:
+            self.host[page] = number
+        busy = {*on_device, *on_host}
+        self.make_room(len(on_host), busy)
+        for page in on_host:  # the host's copy stays until the copy to the device is done
+            del self.host[page]
+            self.device[page] = number
+        self.make_room(len(path) - len(busy), busy)
+        self.device |= dict.fromkeys(path[len(busy) :], number)
+
+    def make_room(self, count: int, busy: set[Prompt]) -> None:
+        while len(self.device) + count > self.sizes[0]:
+            victim = oldest(self.device, {page[:-1] for page in self.device} | busy)
+            used = self.device.pop(victim)
+            while len(self.host) >= self.sizes[1]:
+                inner = {page[:-1] for page in (*self.device, *self.host)}
+                del self.host[oldest(self.host, inner | busy | {victim})]
+            self.host[victim] = used
+
+
+def oldest(tier: dict[Prompt, int], stays: set[Prompt]) -> Prompt:
+    return min((page for page in tier if page not in stays), key=lambda p: (tier[p], -len(p)))
+
+
+def hits_of(prompts: Iterable[Prompt], device_pages: int, host_pages: int) -> list[int]:
+    """Pages that an exclusive cache finds on device and host, and laws checked on the way."""
+    cache = make_cache(
+        device=(device_pages, 0, 0),
+        host=(host_pages, 0, 0),
+        write_policy="write_back",
+        device_host="exclusive",
+        trims_leaves=True,
+        load_back_threshold=0,
+    )
+    hits = [0, 0]
+    for number, prompt in enumerate(prompts):
+        blocks = np.repeat(np.array(prompt, "<i4") * PAGE, PAGE) + np.tile(range(PAGE), len(prompt))
+        sequence = Sequence(blocks.astype("<i4").tobytes())
+        found = cache.acquire(sequence, cache.match(sequence, len(prompt) * PAGE + 1))
+        assert found is not None
+        hits[0] += found.device_len // PAGE
+        hits[1] += found.host_len // PAGE
+        complete_all(cache)
+        assert cache.extend(sequence, len(prompt) * PAGE)
+        complete_all(cache)
+        cache.finish(sequence, len(prompt))
+        complete_all(cache)
+        if number % 50 == 0:
+            invariants.check(cache, None, [])
+    return hits
+
+
+def talks(seed: int) -> list[Prompt]:
+    """Conversations that grow, branch and begin anew."""
+    rng = Random(seed)
+    prompts: list[Prompt] = []
+    for number in range(400):
+        old = rng.choice(prompts[-40:]) if prompts and rng.random() < 0.7 else ()
+        kept = old[: rng.randint(len(old) // 2, len(old))]
+        new = range(1000 * number, 1000 * number + rng.randint(1, 6))
+        prompts.append((*kept, *new)[:20])
+    return prompts
+
+
+def conversations() -> list[Prompt]:
+    """The first blocks of the first prompts of the conversation trace."""
+    with gzip.open(TRACE, "rt") as lines:
+        return [tuple(json.loads(line)["hash_ids"][:8]) for line in islice(lines, 600)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("sizes", [(40, 80), (60, 25)])
+def test_hits_are_those_of_a_search_over_pages(seed: int, sizes: tuple[int, int]) -> None:
+    brute = BruteForce(*sizes)
+    for number, prompt in enumerate(talks(seed)):
+        brute.serve(number, prompt)
+    assert min(brute.hits) > 0
+    assert hits_of(talks(seed), *sizes) == brute.hits
+
+
+@pytest.mark.skipif(not TRACE.is_file(), reason="HICACHE_DATA has no conversation trace")
+def test_hits_on_the_conversation_trace_are_those_of_a_search_over_pages() -> None:
+    brute = BruteForce(400, 800)
+    for number, prompt in enumerate(conversations()):
+        brute.serve(number, prompt)
+    assert hits_of(conversations(), 400, 800) == brute.hits == [632, 327]

@@ -1,0 +1,91 @@
+"""Host pools that share their bytes: what leaves to make room, and the bytes that stay."""
+
+from dataclasses import replace
+
+import pytest
+
+from hicache.cache.kinds import FULL, MAMBA
+from hicache.cache.pages import PageAllocator, SharedAllocator, SharedBytes
+from hicache.cache.tree.events import NO_DEMAND
+from hicache.cache.tree.node import DEVICE, HOST
+from hicache.cli.schema import config_of
+from tests.cache.small import PAGE, complete_all, evict_all, make_cache, run_request, tokens_of
+from tests.policies.test_events import SMALL, run_of, summary_of
+
+STATE_BYTES = 4  # as many as four pages
+
+
+def test_pools_share_bytes_and_round_down_to_whole_pages():
+    room = SharedBytes(10)
+    pages, states = SharedAllocator(room, 1), SharedAllocator(room, STATE_BYTES)
+    assert (pages.capacity, states.capacity, states.num_free) == (10, 2, 2)
+    taken = states.allocate(1)
+    assert (pages.num_free, states.num_free) == (6, 1)
+    assert pages.allocate(7) is None
+    assert pages.allocate(3) == [0, 1, 2]
+    assert (pages.num_free, states.num_free, room.free) == (3, 0, 3)
+    states.free(taken)
+    assert (pages.num_free, states.num_free) == (7, 1)
+
+
+class PagesFirst:
+    def victim(self, tier, kind, need, queue):
+        return next((each for each in queue if each.kind == "full"), None)
+
+
+def on_host(cache) -> list[tuple[int, bool]]:
+    """By node, from the root: its end in pages, and whether the host holds a state there."""
+    return sorted((node.end, node.held[HOST][MAMBA] is not None) for node in cache.tree.nodes())
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_shared", "left"),
+    [
+        (None, True, [(2, False), (4, True)]),  # LRU: the state that was inserted first
+        (PagesFirst(), True, [(2, True)]),  # the leaf, with its state
+        (None, False, [(2, True)]),  # the bytes of states are of no use to pages
+    ],
+)
+def test_a_state_may_leave_to_make_room_for_pages(policy, is_shared, left):
+    room = SharedBytes(4 + 2 * STATE_BYTES + 1)  # one prompt with two states, and a page
+    shared = [SharedAllocator(room, size) for size in (1, 1, STATE_BYTES)]
+    split = [PageAllocator(count) for count in (5, 0, 2)]
+    cache = make_cache(
+        pools=(make_cache(device=(4, 0, 4)).pools[0], shared if is_shared else split),
+        page_bytes=(1, 1, STATE_BYTES),
+        has_states=True,
+        policy=policy,
+    )
+    cache.tree.knobs = replace(cache.tree.knobs, pools="shared" if is_shared else "split")
+    run_request(cache, tokens_of(4 * PAGE), 4 * PAGE, state_ends=(2,))
+    complete_all(cache)
+    evict_all(cache, DEVICE, FULL)
+    assert on_host(cache) == [(2, True), (4, True)]
+    cache.host.make_room(FULL, 3, NO_DEMAND)
+    assert on_host(cache) == left
+
+
+@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize("policy", ["none", "marconi", "s3fifo"])
+def test_the_laws_hold_and_the_results_differ(model: str, policy: str) -> None:
+    more = ("parallel.tp=8", "storage=memory", f"cache.policy={policy}")
+    shared = run_of(model, *more, "cache.pools=shared")
+    if model == "llama3_8b":  # one kind
+        assert summary_of(shared) == summary_of(run_of(model, *more))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("cache.pools=shared", "executor=torch"), "cache.pools=shared needs executor.kind=simul"),
+        (
+            ("cache.device_host=exclusive", "executor=torch"),
+            "cache.device_host=exclusive needs executor.kind=simulated",
+        ),
+        (("cache.device_host=exclusive",), "needs cache.write_policy=write_back and storage.kind"),
+        (("cache.pools=shared", "parallel.ranks=2"), "cache.pools=shared needs parallel.ranks=1"),
+    ],
+)
+def test_what_cannot_be_is_rejected_in_one_sentence(settings: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        config_of(*settings)

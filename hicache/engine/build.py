@@ -77,7 +77,7 @@ def _cache(
         deployment.host,
         is_traced=config.parallel.ranks > 1,
         is_checked=config.engine.check_invariants or config.executor.kind != "simulated",
-        shared_bytes=tree.kinds.page_bytes if config.cache.pools == "shared" else None,
+        shared_bytes=deployment.host_kinds.page_bytes if config.cache.pools == "shared" else None,
     )
     num_bytes = queue_bytes(config, deployment) if has_storage else None
     return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)

@@ -571,9 +571,9 @@ class Scheduler:
             sequence = req.sequence
             req.kv_len = length = req.kv_len + num_steps
             req.remaining_output = num_left = req.remaining_output - num_steps
-            is_short = length > sequence.num_pages * page
-            if is_short and not cache.extend(sequence, length, Purpose.decode):
-                raise AssertionError("a decode step was planned without free pages for it")
+            if length > sequence.num_pages * page:
+                has_room = cache.extend(sequence, length, Purpose.decode)
+                assert has_room, "a decode step was planned without free pages for it"
             if has_windows and (length - 1) // page > sequence.left_page:
                 cache.leave_window(sequence, length)
             if not num_left:

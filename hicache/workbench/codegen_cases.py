@@ -186,8 +186,8 @@ def _code(
 
 
 def _load(name: str, form: Format | None, limits: Limits) -> Case:
-    taps = LoadBuffer(1, 1, *torch.zeros(2, 2, 3, 8192, dtype=torch.bfloat16), None)
-    buffers = [taps]
+    source, target = torch.zeros(2, 2, 3, 8192, dtype=torch.bfloat16)
+    buffers = [LoadBuffer(1, 1, source, target, None)]
     shapes = [((16, 8, 128), torch.bfloat16), ((64, 128, 128), torch.float32)]
     for kind, (shape, dtype) in enumerate(shapes):
         target = torch.zeros(2, *shape, dtype=dtype)

@@ -621,7 +621,7 @@ def test_what_changes_nothing_here_is_said(program):
 def test_what_only_storage_needs_changes_nothing_without(program):
     done = program("storage=none", "prefetch.stop=best_effort", "storage.faults.delay_ms=5")
     assert done.returncode == 0
-    kinds = "memory,slab,file,redis,mooncake,module:Class"
+    kinds = "memory,mooncake_master,slab,file,redis,mooncake,module:Class"
     said = f" has no effect: it is used only with storage.kind={kinds}"
     told = [f"{knob}{said}" for knob in ("prefetch.stop", "storage.faults.delay_ms")]
     assert done.stderr.splitlines()[:2] == told

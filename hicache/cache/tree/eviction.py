@@ -17,7 +17,7 @@ class VictimQueue:
     """
 
     def __init__(self, priority: Ranking) -> None:
-        self.priority = self._priority = priority
+        self.priority = priority
         self._heap: list[
             tuple[Priority, int, Node]
         ] = []  # (priority, number, node), possibly outdated
@@ -46,7 +46,7 @@ class VictimQueue:
         if node in entered:
             return
         entered.add(node)
-        heapq.heappush(self._heap, (self._priority(node), number, node))
+        heapq.heappush(self._heap, (self.priority(node), number, node))
         if len(entered) > 64 + 4 * len(valid):
             self._heap = [entry for entry in self._heap if entry[2] in valid]
             self._entered = set(valid)
@@ -69,7 +69,7 @@ class VictimQueue:
                 heapq.heappop(heap)
                 self._entered.discard(node)
                 continue
-            priority = self._priority(node)
+            priority = self.priority(node)
             if current == number and (priority == ranked or current in anew):
                 return node
             anew.add(current)

@@ -138,7 +138,10 @@ def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> lis
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     contents = [file.read_bytes() for file in files if file.is_file()]
     made_of = (repr((form, *settings)).encode(), *contents)
-    return kept(lambda: _with_session_names(parse()), *made_of)[: config.limit]
+    whole = partial(kept, lambda: _with_session_names(parse()), *made_of)
+    if config.limit is None:
+        return whole()
+    return kept(lambda: whole()[: config.limit], str(config.limit).encode(), *made_of)
 
 
 def form_of(path: Path) -> str:

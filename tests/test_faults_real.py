@@ -183,7 +183,7 @@ def test_pages_go_missing_and_no_logit_is_wrong(form: str, filled: Fill, tmp_pat
     assert bites(result) > 0
 
 
-@forms("plain", "int8")
+@forms("plain")
 def test_a_page_that_rots_on_the_disk_is_refused_and_no_logit_is_wrong(
     form: str, filled: Fill, tmp_path: Path
 ) -> None:
@@ -194,7 +194,7 @@ def test_a_page_that_rots_on_the_disk_is_refused_and_no_logit_is_wrong(
     assert result.measures["storage/damaged_pages"] > 0
 
 
-@forms("plain", "int8")
+@forms("int8")
 def test_a_killed_run_leaves_pages_that_the_next_one_can_use(form: str, tmp_path: Path) -> None:
     overrides = [*BASE, "storage=slab", f"storage.root={tmp_path}", *FORMS[form]]
     with subprocess.Popen(

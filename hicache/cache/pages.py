@@ -124,32 +124,6 @@ class TracedAllocator(PageAllocator):
         self.traffic = zlib.crc32(packed(page_ids), self.traffic ^ 1)
 
 
-class SharedBytes:
-    """A number of free bytes that the pools of several kinds of data share."""
-
-    def __init__(self, free: int) -> None:
-        self.free = free
-
-
-class SharedAllocator(PageAllocator):
-    """Allocates the page ids of one of several pools that share their bytes.
-
-    `capacity` is the number of pages that the bytes hold if no other pool takes any.
-    """
-
-    def __init__(self, room: SharedBytes, page_bytes: int, *, is_checked: bool = True) -> None:
-        self._room, self._page_bytes = room, page_bytes
-        super().__init__(room.free // page_bytes, is_checked=is_checked)
-
-    @property
-    def num_free(self) -> int:
-        return self._room.free // self._page_bytes
-
-    @num_free.setter
-    def num_free(self, count: int) -> None:
-        self._room.free += (count - self.num_free) * self._page_bytes
-
-
 def joined(parts: Sequence[PageIds]) -> PageIds:
     return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
 

@@ -61,7 +61,10 @@ Measure = Callable[[Sequence[tuple[float, float | None]]], list[Cell]]
 
 
 def shared_kind(config: ExperimentConfig) -> int | None:
-    # a model with states and windows: the states are the kind whose share of the host varies
+    # the kind whose share of the host varies: states rather than windows; None if nothing is shared
+    # out, because there is one kind or all kinds take from the same bytes
+    if config.cache.pools == "shared":
+        return None
     return next((kind for kind in (MAMBA, SWA) if kind in deploy(config).kinds.numbers), None)
 
 

@@ -8,6 +8,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.capacity import make_pools
+from hicache.cache.tiers.shared import shared_pools
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import ExperimentConfig
@@ -72,13 +73,16 @@ def build_engine(
 def _cache(
     config: ExperimentConfig, deployment: Deployment, tree: RadixTree, *, has_storage: bool
 ) -> PrefixCache:
+    host = deployment.host
+    is_checked = config.engine.check_invariants or config.executor.kind != "simulated"
     pools = make_pools(
-        deployment.device,
-        deployment.host,
-        is_traced=config.parallel.ranks > 1,
-        is_checked=config.engine.check_invariants or config.executor.kind != "simulated",
-        shared_bytes=deployment.host_kinds.page_bytes if config.cache.pools == "shared" else None,
+        deployment.device, host, is_traced=config.parallel.ranks > 1, is_checked=is_checked
     )
+    if config.cache.pools == "shared":
+        pools = (
+            pools[0],
+            shared_pools(host, deployment.host_kinds.page_bytes, is_checked=is_checked),
+        )
     num_bytes = queue_bytes(config, deployment) if has_storage else None
     return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)
 

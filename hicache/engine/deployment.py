@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from hicache.cache.kinds import Kinds, model_kinds
 from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule
+from hicache.cache.tiers.shared import shared_capacity
 from hicache.config import ExperimentConfig, WindowHit
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, PLAIN
@@ -54,6 +55,8 @@ def deploy(config: ExperimentConfig) -> Deployment:
     if cache.host_gib_per_rank is not None:
         cache = replace(cache, host_gib=cache.host_gib_per_rank * config.tp)
     device, host = capacities(cache, config.model, kinds, free_bytes, host_kinds=host_kinds)
+    if cache.pools == "shared":
+        host = shared_capacity(host, host_kinds.page_bytes)
     return Deployment(
         tp=config.tp,
         cost=cost,

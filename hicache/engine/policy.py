@@ -50,8 +50,9 @@ METHODS = {
     "on_finish": ANYTHING,  # (request, outcome): finished, rejected or aborted
     # (entry, tier, kind): the smallest is evicted first; None leaves it to `cache.eviction`
     "rank": Answer("a finite number, a tuple of them, or None", _is_rank, shows=False),
-    # (tier, kind, need, queue): the entry of the queue to evict for `need` pages (or states); None
-    # leaves it to the ranks
+    # (tier, kind, need, queue): the entry of the queue to evict for `need` pages (or states) of
+    # `kind`; with cache.pools=shared, the host's queue has entries of all kinds. None leaves it to
+    # the ranks
     "victim": ANYTHING,
     # (entry, source, target, load): True to copy it from device to host, or from host to storage;
     # None leaves it to `cache.write_policy` or `storage.write`

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from hicache.clock import SECOND_NS
@@ -67,6 +67,9 @@ KNOBS = {
     "prefetch.stop": "prefetch stop policy",
     "seed": "seed",
 }
+
+
+literal = rc_context({"text.parse_math": False})  # a name with $ is no formula
 
 
 def write_report(
@@ -126,19 +129,14 @@ def write_report(
     return page
 
 
+@literal
 def save(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure)
-    make_literal(figure)
     unwanted = "CreationDate" if path.suffix == ".pdf" else "Software"
     figure.savefig(path, dpi=DPI, metadata={unwanted: None})
 
 
-def make_literal(figure: Figure) -> None:
-    # matplotlib may read a name as a formula
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)
-
-
+@literal
 def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: str = "") -> Figure:
     """Plot the hit rate of each cache tier over time, and the request queue.
 
@@ -185,6 +183,7 @@ def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: 
     return figure
 
 
+@literal
 def draw_ttft(records: Sequence[RequestRecord], *, run: str = "", verdict: str = "") -> Figure:
     figure = Figure(figsize=SIZE, layout="constrained")
     _name(figure, run, verdict)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA
-from hicache.cache.pages import PageAllocator, SharedAllocator, SharedBytes
+from hicache.cache.pages import PageAllocator
+from hicache.cache.tiers.shared import SharedAllocator, SharedBytes
 from hicache.cache.tree.events import NO_DEMAND
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cli.schema import config_of

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from hicache.cli.size import Cell, best_of_all, climb, knee_of, main
+from hicache.cache.kinds import MAMBA, SWA
+from hicache.cli.schema import config_of
+from hicache.cli.size import Cell, best_of_all, climb, knee_of, main, shared_kind
 
 SMALL = (
     "workload=chat",
@@ -63,6 +65,19 @@ def test_a_model_with_states_gets_the_best_share_of_each_size(capsys):
     assert cells[0]["share"] is None
     assert cells[1]["share"] in (0.1, 0.4)
     assert cells[0]["hit_rate"] < cells[-1]["hit_rate"]
+
+
+@pytest.mark.parametrize(
+    ("model", "pools", "kind"),
+    [
+        ("llama3_8b", "split", None),
+        ("gemma3_27b", "split", SWA),
+        ("qwen3_next_80b", "split", MAMBA),
+        ("qwen3_next_80b", "shared", None),
+    ],
+)
+def test_a_share_is_searched_where_the_host_is_divided(model, pools, kind):
+    assert shared_kind(config_of(f"model={model}", f"cache.pools={pools}")) == kind
 
 
 def test_the_table_marks_the_knee_and_prices_the_memory(capsys):

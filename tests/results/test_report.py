@@ -195,7 +195,8 @@ def test_intervals_drawn_together_weigh_by_their_tokens():
 
 def test_text_that_looks_like_mathematics_is_drawn_as_it_stands(tmp_path):
     figure = Figure()
-    names = [figure.text(0, 0, text) for text in ("$mmmm$", "mmmm", "a$x_{$b")]
+    texts = ("$mmmm$", "mmmm", "a$x_{$b")
+    names = report.literal(lambda: [figure.text(0, 0, text) for text in texts])()
     report.save(figure, tmp_path / "figure.png")
     widths = [name.get_window_extent().width for name in names]
     assert widths[0] > 1.2 * widths[1]

@@ -1,17 +1,10 @@
 """Computes how many pages and state slots each pool gets from a memory budget."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from hicache.cache.kinds import FULL, Kinds
-from hicache.cache.pages import (
-    PageAllocator,
-    Pools,
-    SharedAllocator,
-    SharedBytes,
-    TracedAllocator,
-)
+from hicache.cache.pages import PageAllocator, Pools, TracedAllocator
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES
 from hicache.config import CacheConfig
 from hicache.models import GIB, HardwareConfig, ModelConfig
@@ -104,50 +97,16 @@ def capacities(
     if cache.host_ratio is not None:
         scaled = tuple([int(cache.host_ratio * (count or 0)) for count in device.counts])
         total = sum(count * host_kinds.page_bytes[kind] for kind, count in enumerate(scaled))
-        host = Capacity(counts=scaled, total_bytes=total)
-    else:
-        host_bytes = 2 * device_bytes if cache.host_gib is None else int(cache.host_gib * GIB)
-        host = _split(cache, model, host_kinds, HOST, host_bytes)
-    if cache.pools == "shared":  # each kind may take all bytes
-        host = replace(
-            host,
-            counts=tuple(
-                [
-                    host.total_bytes // host_kinds.page_bytes[kind] if count else 0
-                    for kind, count in enumerate(host.counts)
-                ]
-            ),
-        )
-    return device, host
+        return device, Capacity(counts=scaled, total_bytes=total)
+    host_bytes = 2 * device_bytes if cache.host_gib is None else int(cache.host_gib * GIB)
+    return device, _split(cache, model, host_kinds, HOST, host_bytes)
 
 
-def make_pools(
-    device: Capacity,
-    host: Capacity,
-    *,
-    is_traced: bool,
-    is_checked: bool,
-    shared_bytes: Sequence[int] | None = None,
-) -> Pools:
-    """Return the page allocators of both tiers.
-
-    Args:
-        device: the sizes of the pools on the device.
-        host: the sizes of the pools on the host.
-        is_traced: True keeps a checksum, by which the ranks of an engine are compared.
-        is_checked: True detects double frees.
-        shared_bytes: the bytes of a page or state on the host, by kind, if the kinds share the
-            bytes of the host. None means that each kind has its own pool.
-    """
+def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:
+    # traced allocators keep the checksum by which ranks are compared; checked ones detect double
+    # frees
     allocator = partial(TracedAllocator if is_traced else PageAllocator, is_checked=is_checked)
-    on_device = [*map(allocator, device.counts)]
-    if shared_bytes is None or None in host.counts:
-        return on_device, [*map(allocator, host.counts)]
-    room = SharedBytes(host.total_bytes)
-    return on_device, [
-        SharedAllocator(room, size, is_checked=is_checked) if count else allocator(0)
-        for count, size in zip(host.counts, shared_bytes, strict=True)
-    ]
+    return [*map(allocator, device.counts)], [*map(allocator, host.counts)]
 
 
 def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, total: int) -> Capacity:
@@ -176,7 +135,7 @@ def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, tota
             counts[kind] = exact // kinds.units[kind]
     if tier == DEVICE:
         least = {FULL: (1, "page of full KV")}
-        for kind, window in kinds.all_windows:
+        for kind, window in (*kinds.windows, *kinds.replayed):
             least[kind] = (window.num_pages + 2, f"window of {window.num_pages + 2} pages")
         least |= dict.fromkeys(kinds.points, (4, "request's 4 state slots"))
         for kind, (wanted, what) in least.items():

@@ -52,14 +52,18 @@ class Host:
             pass
 
     def evict_one(self, kind: int, missing: int, demand: Demand = NO_DEMAND) -> bool:
-        is_shared = self._tree.knobs.pools == "shared"
-        found = self._tree.residency.host_victim(kind, missing, is_shared=is_shared)
-        if found is None:
-            return False
-        victim, other = found
-        if other != kind:
-            sizes = self._bookings.page_bytes
-            kind, missing = other, -(-missing * sizes[kind] // sizes[other])
+        residency = self._tree.residency
+        if self._tree.knobs.pools == "split":
+            victim = residency.host_victim(kind, missing)
+            if victim is None:
+                return False
+        else:
+            found = residency.shared_victim(kind, missing)
+            if found is None:
+                return False
+            sizes, wanted = self._bookings.page_bytes, kind
+            victim, kind = found
+            missing = -(-missing * sizes[wanted] // sizes[kind])
         self._tree.trim(victim, kind, missing)
         if self._writer is not None:
             self._writer.on_leaving(victim, kind)

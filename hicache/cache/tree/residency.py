@@ -165,13 +165,13 @@ class Residency:
         if is_free and is_there and not node.num_device_children:
             on_device.add(node)
         else:
-            on_device.discard(node)
+            on_device.pop(node, None)
         is_host_leaf = is_free and not is_there and not node.children
         is_unlocked = (is_host_leaf or self._reclaims_duplicates) and not any(node.locks[HOST])
         if is_host_leaf and is_unlocked and host[FULL] is not None:
             on_host.add(node)
         else:
-            on_host.discard(node)
+            on_host.pop(node, None)
         if self._reclaims_duplicates:
             if is_unlocked and is_there and host[FULL] is not None:
                 self.duplicates.setdefault(node)
@@ -243,14 +243,13 @@ class Residency:
     # -- leaving ------------------------------------------------------------------------------
 
     def device_victim(self, kind: int, need: int) -> Node | None:
-        victim = self._victim(DEVICE, kind, need)
-        return None if victim is None else victim[0]
+        return self._victim(DEVICE, kind, need)
 
     def pass_over(self, node: Node, kind: int) -> None:
         if kind == FULL:
-            self.leaves[DEVICE].discard(node)
+            self.leaves[DEVICE].pop(node, None)
         else:
-            self.sidecars[DEVICE][kind].discard(node)
+            self.sidecars[DEVICE][kind].pop(node, None)
 
     def reconsider(self, node: Node, kind: int) -> None:
         if kind == FULL:
@@ -258,18 +257,32 @@ class Residency:
         else:
             self._refresh_sidecar(node, DEVICE, kind)
 
-    def host_victim(
-        self, kind: int, need: int, *, is_shared: bool = False
-    ) -> tuple[Node, int] | None:
-        """Return what to evict from the host to free `need` pages of `kind`, as node and kind.
-
-        The victim is of the same kind, or of any kind if the kinds share the bytes of the host.
-        """
-        victim = self._victim(HOST, kind, need, is_shared=is_shared)
-        if victim is None and (is_shared or kind == FULL) and self.duplicates:
-            node = self._duplicate()
-            return None if node is None else (node, FULL)
+    def host_victim(self, kind: int, need: int) -> Node | None:
+        victim = self._victim(HOST, kind, need)
+        if victim is None and kind == FULL and self.duplicates:
+            return self._duplicate()
         return victim
+
+    def shared_victim(self, kind: int, need: int) -> tuple[Node, int] | None:
+        """Return the data to evict from a host whose kinds share their bytes, as node and kind.
+
+        `need` is the number of pages or state slots of `kind` that must become free. The victim may
+        be of another kind.
+        """
+        queues = {FULL: self.leaves[HOST], **self.sidecars[HOST]}
+        if self._entries is not None:
+            chosen = self._entries.victim(HOST, kind, need, queues)
+            if chosen is not None:
+                return chosen
+        firsts = {each: self._first(queue, HOST, each) for each, queue in queues.items()}
+        ranked = [
+            (queues[each].priority(node), each, node) for each, node in firsts.items() if node
+        ]
+        if ranked:
+            _, each, victim = min(ranked, key=lambda found: found[:2])
+            return victim, each
+        spared = self._duplicate() if self.duplicates else None
+        return None if spared is None else (spared, FULL)
 
     def may_leave_device(self, node: Node) -> bool:
         """Return True if a node may be evicted from the device.
@@ -354,24 +367,18 @@ class Residency:
         if self._may_leave_host(node):
             self.refresh(node)
 
-    def _victim(
-        self, tier: int, kind: int, need: int, *, is_shared: bool = False
-    ) -> tuple[Node, int] | None:
+    def _victim(self, tier: int, kind: int, need: int) -> Node | None:
         queue = self.leaves[tier] if kind == FULL else self.sidecars[tier][kind]
-        queues = {FULL: self.leaves[tier], **self.sidecars[tier]} if is_shared else {kind: queue}
         if self._entries is not None:
-            chosen = self._entries.victim(tier, kind, need, queues)
+            chosen = self._entries.victim(tier, kind, need, {kind: queue})
             if chosen is not None:
-                return chosen
-        best: tuple[Node, int] | None = None
-        for each, queue in queues.items():
-            while (node := queue.best()) is not None and _is_locked(node, tier, each):
-                queue.discard(node)  # locked after it was queued; its release adds it again
-            if node is None:
-                continue
-            if best is None or queue.priority(node) < queues[best[1]].priority(best[0]):
-                best = node, each
-        return best
+                return chosen[0]
+        return self._first(queue, tier, kind)
+
+    def _first(self, queue: VictimQueue, tier: int, kind: int) -> Node | None:
+        while (node := queue.best()) is not None and _is_locked(node, tier, kind):
+            queue.pop(node, None)  # locked after it was queued; its release adds it again
+        return node
 
     def _refresh_sidecar(self, node: Node, tier: int, kind: int) -> None:
         evictable = (
@@ -382,7 +389,7 @@ class Residency:
         if evictable:
             self.sidecars[tier][kind].add(node)
         else:
-            self.sidecars[tier][kind].discard(node)
+            self.sidecars[tier][kind].pop(node, None)
 
     def _duplicate(self) -> Node | None:
         # prefer copies of inner nodes: a device leaf needs its copy when it is evicted

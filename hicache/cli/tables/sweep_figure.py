@@ -16,7 +16,7 @@ from hicache.cli.tables.comparison import (
 )
 from hicache.cli.tables.groups import Group, Spread, answer_sets, is_number, short
 from hicache.cli.tables.verdicts import Verdicts
-from hicache.results.report import make_literal
+from hicache.results.report import literal
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
 MARKERS = "osD^vP*"
@@ -39,6 +39,7 @@ class Look(NamedTuple):
     ls: str
 
 
+@literal
 def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -> Figure:
     keys = list(groups[0].settings)
     x_key = next((key for key in keys if _is_axis(groups, key)), keys[0])
@@ -87,7 +88,6 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
     told = [line for text in told if text for line in wrapped(text, letters)]
     figure.suptitle("\n".join(told), x=0.01, ha="left")
     figure.set_figheight(height + upright_inches + LINE_INCHES * len(told))
-    make_literal(figure)
     return figure
 
 

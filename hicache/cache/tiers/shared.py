@@ -1,0 +1,60 @@
+"""Host pools of several kinds of data that share their bytes (`cache.pools=shared`)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hicache.cache.pages import PageAllocator
+from hicache.cache.tiers.capacity import Capacity
+
+
+class SharedBytes:
+    """A number of free bytes that the pools of several kinds of data share."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+
+class SharedAllocator(PageAllocator):
+    """Allocates the page ids of one of several pools that share their bytes.
+
+    `capacity` is the number of pages that the bytes hold if no other pool takes any.
+    """
+
+    def __init__(self, room: SharedBytes, page_bytes: int, *, is_checked: bool = True) -> None:
+        self._room, self._page_bytes = room, page_bytes
+        super().__init__(room.free // page_bytes, is_checked=is_checked)
+
+    @property
+    def num_free(self) -> int:
+        return self._room.free // self._page_bytes
+
+    @num_free.setter
+    def num_free(self, count: int) -> None:
+        self._room.free += (count - self.num_free) * self._page_bytes
+
+
+def shared_capacity(host: Capacity, page_bytes: Sequence[int]) -> Capacity:
+    """Return the sizes of the host's pools if each may take all bytes of the host.
+
+    `page_bytes` holds the bytes of a page or state on the host, by kind.
+    """
+    counts = zip(host.counts, page_bytes, strict=True)
+    return replace(
+        host, counts=tuple([host.total_bytes // size if count else count for count, size in counts])
+    )
+
+
+def shared_pools(
+    host: Capacity, page_bytes: Sequence[int], *, is_checked: bool
+) -> list[PageAllocator]:
+    """Return the allocators of the host, which share its bytes.
+
+    Pools of unlimited size share nothing. If `is_checked` is True, they detect double frees.
+    """
+    room = SharedBytes(host.total_bytes)
+    return [
+        SharedAllocator(room, size, is_checked=is_checked)
+        if count
+        else PageAllocator(count, is_checked=is_checked)
+        for count, size in zip(host.counts, page_bytes, strict=True)
+    ]

@@ -8,10 +8,10 @@ import torch
 from hicache.kernels import scan as kernels
 from hicache.kernels.scan import ScanWeights, naive_scan, scan
 
-ROWS, HEADS, DIM, KEYS, TAPS, SLOTS, BLOCK = 21, 2, 16, 32, 3, 5, 8
+ROWS, HEADS, DIM, KEYS, TAPS, SLOTS, BLOCK = 13, 2, 16, 32, 3, 5, 8
 CHANNELS = DIM + 2 * KEYS
-ENDS = [[3, 4], [11, 1], [16, 3], [21, 2]]  # the last is the slot that is read
-# sums of up to 32 fp32 products in another order, and exp and log of another library, over 21 steps
+ENDS = [[3, 4], [8, 1], [11, 3], [13, 2]]  # the last is the slot that is read
+# sums of up to 32 fp32 products in another order, and exp and log of another library, over 13 steps
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 
 
@@ -81,7 +81,7 @@ def test_captured_states_are_those_of_the_sequential_scan_at_every_end(
 def test_bits_do_not_depend_on_where_launches_begin_and_end(rule, launch, device):
     device = device if launch is scan else torch.device("cpu")
     whole = run(launch, rule, device)
-    cut = run(launch, rule, device, cuts=(0, 1, 2, 11, 20, ROWS))
+    cut = run(launch, rule, device, cuts=(0, 1, 2, 9, 12, ROWS))
     assert all(map(torch.equal, whole, cut))
 
 

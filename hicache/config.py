@@ -832,6 +832,9 @@ class ExecutorConfig:
     # copy_engine (the GPU's copy engine, cudaMemcpy) or staged (the copy engine, through a device
     # buffer that a kernel gathers pages into or scatters them from).
     copy_path: str = knob("kernel", one_of=("kernel", "copy_engine", "staged"), only=SIMULATED)
+    # How a prefill saves Mamba states at checkpoints: scan (the kernel writes them on its way), or
+    # cut (computing stops at each checkpoint to copy the state, then reads the weights again).
+    capture: str = knob("scan", one_of=("scan", "cut"), only=SIMULATED)
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
     # What moves pages in a real run: triton (the kernels; on a CPU in Triton's interpreter, which

@@ -6,7 +6,8 @@ python -m experiments.studies.published A E       two of them
 A case is a file of `experiments/published/`. It has the settings of its runs and the published
 values. It also lists the facts that the publication leaves open, with the values considered for
 each. Runs are kept in `outputs/published/runs`, by configuration and code, and are not repeated.
-`outputs/published/` gets one figure and one page of tables (docs/published.md).
+`outputs/published/` gets one figure and one page of tables (docs/published.md), and the traces of
+cases that are batches.
 """
 
 import argparse

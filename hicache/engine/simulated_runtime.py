@@ -14,6 +14,7 @@ from hicache.clock import Clock, SimulatedClock
 from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.ports import Executor, Io
+from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
@@ -66,7 +67,7 @@ class SimulatedRuntime:
         self.counters = self.io.counters
         self._numbers = count()
         self._executor = partial(
-            SimulatedExecutor,
+            CuttingExecutor if config.executor.capture == "cut" else SimulatedExecutor,
             cost=deployment.cost,
             io=self.io,
             page_size=config.cache.page_size,

@@ -8,6 +8,8 @@ storage engines in a thread, and the ranks of an engine agree on their progress.
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds
@@ -95,6 +97,6 @@ def write_script(work: StorageWrite, batch_pages: int) -> Iterator[Ask | Store]:
     yield ask
     keys: Items[Key] = work.keys
     if True in ask.present:
-        keys = [key for key, is_there in zip(keys, ask.present, strict=True) if not is_there]
+        keys = list(compress(keys, map(not_, ask.present)))
     for first in range(0, len(keys), batch_pages):
         yield Store(keys[first : first + batch_pages])

@@ -34,7 +34,7 @@ from hicache.kernels.transcode import (
     DECODE_WARPS,
     CodeTable,
     Format,
-    _move,
+    _move_tiles,
     code_table,
     constants_of,
     naive_decode_buffer,
@@ -212,31 +212,6 @@ def _tiles_of(table: LoadTable, form: int, num_lines: int) -> int:
     return -(-num_lines * coded.rows // constants_of(coded, encodes=False)["TILE"])
 
 
-@triton.jit
-def _coded_tiles(
-    addresses_ptr, src_ids_ptr, dst_ids_ptr, piece, num_items, num_lines, first,
-    FORM: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    DIM: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    pieces_ptr = tl.load(addresses_ptr).to(tl.pointer_type(tl.int64)) + piece * 3
-    wide_stride, coded_stride = tl.load(addresses_ptr + 1), tl.load(addresses_ptr + 2)
-    num_tiles = tl.cdiv(num_lines * ROWS, TILE)
-    if STAGES > 1:
-        for tile in tl.range(first, num_tiles, tl.num_programs(0), num_stages=STAGES):
-            _move(
-                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items,
-                num_lines, tile, ENCODES=False, FORM=FORM, BITS=BITS, ROWS=ROWS, TILE=TILE, DIM=DIM,
-            )  # fmt: skip
-    else:  # a range over tensors fails in the interpreter of triton 3.6
-        tile = first
-        while tile < num_tiles:
-            _move(
-                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items,
-                num_lines, tile, ENCODES=False, FORM=FORM, BITS=BITS, ROWS=ROWS, TILE=TILE, DIM=DIM,
-            )  # fmt: skip
-            tile += tl.num_programs(0)
-
-
 @triton.jit(
     do_not_specialize=["num_parts"],
     do_not_specialize_on_alignment=[*ID_POINTERS, "parts_ptr", "counters_ptr"],
@@ -275,10 +250,13 @@ def _load_kernel(
                     tile += programs
         for each in tl.static_range(len(CODED)):
             if form == each + 1:
-                _coded_tiles(
-                    addresses_ptr + each * 3, src_ids_ptr + first_id, dst_ids_ptr + first_id,
-                    piece, num_items, num_lines, first, CODED[each][0], CODED[each][1],
-                    CODED[each][2], CODED[each][3], CODED[each][4], STAGES,
+                address = addresses_ptr + each * 3
+                pieces = tl.load(address).to(tl.pointer_type(tl.int64)) + piece * 3
+                _move_tiles(
+                    pieces, src_ids_ptr + first_id, dst_ids_ptr + first_id, tl.load(address + 1),
+                    tl.load(address + 2), num_items, num_lines, first,
+                    ENCODES=False, FORM=CODED[each][0], BITS=CODED[each][1], ROWS=CODED[each][2],
+                    TILE=CODED[each][3], DIM=CODED[each][4], STAGES=STAGES,
                 )  # fmt: skip
         if counter >= 0:
             tl.debug_barrier()  # all threads have stored

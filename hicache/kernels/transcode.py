@@ -322,6 +322,32 @@ def _move(
         )
 
 
+@triton.jit
+def _move_tiles(
+    pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items, num_lines, first,
+    ENCODES: tl.constexpr, FORM: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    # every tile that is this program's: `first`, and one in so many as there are programs
+    num_tiles = tl.cdiv(num_lines * ROWS, TILE)
+    if STAGES > 1:
+        # pipelined by the compiler through shared memory, so that computing does not delay
+        # loads; in a plain loop it does (only 16 KiB in flight)
+        for tile in tl.range(first, num_tiles, tl.num_programs(0), num_stages=STAGES):
+            _move(
+                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride,
+                num_items, num_lines, tile, ENCODES, FORM, BITS, ROWS, TILE, DIM,
+            )  # fmt: skip
+    else:  # a range over tensors fails in the interpreter of triton 3.6
+        tile = first
+        while tile < num_tiles:
+            _move(
+                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride,
+                num_items, num_lines, tile, ENCODES, FORM, BITS, ROWS, TILE, DIM,
+            )  # fmt: skip
+            tile += tl.num_programs(0)
+
+
 @triton.jit(
     do_not_specialize=["wide_stride", "coded_stride", "num_items", "num_lines"],
     do_not_specialize_on_alignment=ID_POINTERS,
@@ -342,23 +368,10 @@ def _transcode_kernel(
     DIM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    num_tiles = tl.cdiv(num_lines * ROWS, TILE)
-    if STAGES > 1:
-        # pipelined by the compiler through shared memory, so that computing does not delay
-        # loads; in a plain loop it does (only 16 KiB in flight)
-        for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), num_stages=STAGES):
-            _move(
-                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride,
-                num_items, num_lines, tile, ENCODES, FORM, BITS, ROWS, TILE, DIM,
-            )  # fmt: skip
-    else:  # a range over tensors fails in the interpreter of triton 3.6
-        tile = tl.program_id(0)
-        while tile < num_tiles:
-            _move(
-                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride,
-                num_items, num_lines, tile, ENCODES, FORM, BITS, ROWS, TILE, DIM,
-            )  # fmt: skip
-            tile += tl.num_programs(0)
+    _move_tiles(
+        pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items, num_lines,
+        tl.program_id(0), ENCODES, FORM, BITS, ROWS, TILE, DIM, STAGES,
+    )  # fmt: skip
 
 
 def encode_items(

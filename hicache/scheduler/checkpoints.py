@@ -82,5 +82,4 @@ class CheckpointSaver:
         return saves
 
     def _last(self, req: RequestState) -> int:
-        page = self._cache.page_size
-        return req.target_len // page * page
+        return req.target_len // self._cache.page_size * self._cache.page_size

@@ -25,11 +25,13 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +39,7 @@ from triton.runtime.errors import InterpreterError
 
 from hicache.workbench.check_cases import CPU, Case, Round, cases
 from hicache.workbench.check_faults import Fault, Seen, fault_of
-from hicache.workbench.contract import DECLINED, CopyKernel, CopyLaunch, named
+from hicache.workbench.contract import DECLINED, CopyKernel, named
 from hicache.workbench.own import OwnKernel, faults_of
 
 INSIDE = "--inside"  # option of the process that may crash
@@ -92,74 +94,38 @@ class Verdict:
 
 
 def check(
-    kernel: CopyKernel,
+    kernel: CopyKernel | OwnKernel,
     *,
     num_cases: int = 100,
     seed: int = 0,
     device: torch.device = CPU,
     told: Callable[[str], object] = lambda _: None,
 ) -> Verdict:
-    """Check a copy kernel on random transfers between random pools.
+    """Check a kernel on random cases.
 
     Args:
-        kernel: the kernel to check.
-        num_cases: number of pairs of pools. There are a few launches per pair.
+        kernel: a copy kernel, which is checked on transfers between random pools, or a kernel with
+            an oracle, whose results are compared with the oracle's.
+        num_cases: number of cases. Each pair of pools is a case of a few launches.
         seed: seed of the random cases.
         device: device that the kernel runs on.
         told: called with the name of each case before the case runs.
     """
     verdict = Verdict()
-    generator = torch.Generator().manual_seed(seed)
-    for case in cases(num_cases, seed, device=device):
-        told(case.name)
+    is_own = isinstance(kernel, OwnKernel)
+    trials = (_own_trials if is_own else _copy_trials)(kernel, num_cases, seed, device)
+    for name, trial in trials:
+        told(name)
         try:
-            launch = kernel(case.src.buffers, case.dst.buffers)
-            faults = _tried(launch, case, generator, device)
-        except DECLINED as error:
-            verdict.declined.append(f"{case.name}: {error}")
-            continue
+            faults = list(trial())
         except Exception as error:  # in the user's code: go on with the other cases
-            if _is_limitation(error):
-                verdict.unchecked.append(f"{case.name}: {error}")
+            if not is_own and isinstance(error, DECLINED):
+                verdict.declined.append(f"{name}: {error}")
                 continue
-            sentence = f"{type(error).__name__}: {error}{_where(error)}"
-            faults = [fault_of("raised", case, None, sentence)]
-        for fault in faults:
-            verdict.faults.setdefault(fault.kind, fault)
-        verdict.num_right += not faults
-        verdict.num_wrong += bool(faults)
-    return verdict
-
-
-def check_own(
-    kernel: OwnKernel,
-    *,
-    num_cases: int = 100,
-    seed: int = 0,
-    device: torch.device = CPU,
-    told: Callable[[str], object] = lambda _: None,
-) -> Verdict:
-    """Check a kernel that is not a copy, by comparing its results with its reference function.
-
-    Args:
-        kernel: the kernel with its reference function, `kernel.oracle`.
-        num_cases: number of cases.
-        seed: seed of the random cases.
-        device: device that the kernel runs on.
-        told: called with the description of each case before the case runs.
-    """
-    verdict = Verdict()
-    for number in range(num_cases):
-        sizes = kernel.draw(Random(f"{seed}/{number}"))
-        told(f"case {number}: {sizes}")
-        orders = {way: _programs_in_order(backwards=way) for way in (False, True)}
-        try:
-            faults = list(faults_of(kernel, sizes, seed + number, device=device, orders=orders))
-        except Exception as error:  # in the user's code: go on with the other cases
             if _is_limitation(error):
-                verdict.unchecked.append(f"{sizes}: {error}")
+                verdict.unchecked.append(f"{name}: {error}")
                 continue
-            sentence = f"{sizes}: {type(error).__name__}: {error}{_where(error)}"
+            sentence = f"{name}: {type(error).__name__}: {error}{_where(error)}"
             faults = [Fault(kind="raised", sentence=sentence)]
         for fault in faults:
             verdict.faults.setdefault(fault.kind, fault)
@@ -168,9 +134,29 @@ def check_own(
     return verdict
 
 
+_Trials = Iterator[tuple[str, Callable[[], Iterable[Fault]]]]  # names of cases, and what tries them
+
+
+def _copy_trials(kernel: Any, num_cases: int, seed: int, device: torch.device) -> _Trials:
+    generator = torch.Generator().manual_seed(seed)
+    for case in cases(num_cases, seed, device=device):
+        yield case.name, partial(_tried, kernel, case, generator, device)
+
+
+def _own_trials(kernel: Any, num_cases: int, seed: int, device: torch.device) -> _Trials:
+    for number in range(num_cases):
+        sizes = kernel.draw(Random(f"{seed}/{number}"))
+        orders = {way: _programs_in_order(backwards=way) for way in (False, True)}
+        yield (
+            f"case {number}: {sizes}",
+            partial(faults_of, kernel, sizes, seed + number, device=device, orders=orders),
+        )
+
+
 def _tried(
-    launch: CopyLaunch, case: Case, generator: torch.Generator, device: torch.device
+    kernel: CopyKernel, case: Case, generator: torch.Generator, device: torch.device
 ) -> list[Fault]:
+    launch = kernel(case.src.buffers, case.dst.buffers)
     longest = max(len(each.src_ids) for each in case.rounds)
     # ids are at the same addresses in every launch, which exposes kernels that keep old ids
     src_ids, dst_ids = (torch.zeros(longest, dtype=torch.int32, device=device) for _ in range(2))
@@ -269,7 +255,7 @@ def _inside(options: argparse.Namespace, device: torch.device) -> int:
     torch.set_num_threads(1)  # arenas are small
     how = {"num_cases": options.cases, "seed": options.seed, "device": device}
     how["told"] = options.inside.write_text
-    verdict = check_own(kernel, **how) if isinstance(kernel, OwnKernel) else check(kernel, **how)
+    verdict = check(kernel, **how)
     print(f"{options.kernel} on {device.type}, seed {options.seed}\n{verdict}")
     return verdict.exit_code
 

@@ -11,8 +11,8 @@ Payload is the data moved: loads whose registers reach the data of a global stor
 control flow, registers, uniform registers and shared memory.
 
 An inner loop runs as often as constants say (`scalars`); if that is unknown, its own iterations
-count as the steady state. Of several such loops the slowest counts. A load with a false predicate is skipped; of two loads with opposite
-predicates, one counts.
+count as the steady state. Of several such loops the slowest counts. A load with a false predicate
+is skipped; of two loads with opposite predicates, one counts.
 
 The model ignores bandwidth, caches and bank conflicts: it gives the limit set by latency. It
 refuses transfers that pass through no register (TMA).

@@ -58,10 +58,7 @@ SOURCES = (
             "weka_agentic_coding/traces",
             "kv-cache-tester/traces",
         ),
-        obtain=(
-            "clone https://github.com/callanjfox/kv-cache-tester (and pack its folder traces/ with "
-            "`python -m hicache.workload.weka_pack`, which loads much faster)"
-        ),
+        obtain="clone https://github.com/callanjfox/kv-cache-tester",
     ),
     Source(kind="trace", names=(), obtain="set workload.path to your file"),
 )

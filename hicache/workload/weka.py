@@ -3,7 +3,7 @@
 A session is a JSON object with `requests`, each with `t` (s from the session's start), `in`, `out`
 (tokens), `stop`, `api_time` (s) and `hash_ids`, the blocks of its prompt, which are local to the
 session. An entry of type `subagent` holds the requests of a sub-agent. The source is a folder with
-one file per session, a file of JSON lines, or a file from `weka_pack`.
+one file per session, or a file of JSON lines.
 
 Each sub-agent becomes a session: its first request waits for the request that spawned it, and the
 first request of the spawning session after all its answers waits for the last of these. These
@@ -22,7 +22,7 @@ from hicache.request import Request
 from hicache.workload.runs import Runs, append_run, cut_runs, extend_runs, is_prefix, runs_len
 from hicache.workload.trace import Record, TraceError, integer, number, text
 from hicache.workload.turns import Call, Turn, predecessors, to_requests
-from hicache.workload.weka_pack import BLOCK_TOKENS, nested, read_sessions
+from hicache.workload.weka_sessions import BLOCK_TOKENS, nested, read_sessions
 
 LEAST_SHARED_BLOCKS = 2
 

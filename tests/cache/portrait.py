@@ -15,7 +15,7 @@ def portrait(tree: RadixTree) -> list[object]:
         residency.tick,
         repr((residency.resident, residency.protected)),
         [id(node) for node in residency.duplicates],
-        [[id(node) for node in queue._valid] for queue in queues],
+        [[id(node) for node in queue] for queue in queues],
     ]
     while stack:
         node = stack.pop()

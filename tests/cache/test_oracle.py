@@ -271,7 +271,7 @@ def forget_a_leaf(walk: Walk) -> None:
     while walk.copies:
         walk.finish_copy()
     queue = walk.tree.residency.leaves[DEVICE]
-    queue.discard(next(iter(set(queue))))
+    queue.pop(next(iter(set(queue))))
 
 
 def share_a_page(walk: Walk) -> None:

@@ -81,7 +81,7 @@ def test_those_that_are_equal_go_in_the_order_in_which_they_became_leaves() -> N
     assert queue.best() is nodes[0]
     queue.add(nodes[0])  # is there
     assert queue.best() is nodes[0]
-    queue.discard(nodes[0])
+    queue.pop(nodes[0], None)
     queue.add(nodes[0])
     assert queue.best() is nodes[1]
 
@@ -94,8 +94,8 @@ def test_a_queue_knows_whom_it_holds() -> None:
     queue.add(one)
     queue.add(one)
     assert (len(queue), one in queue, other in queue, set(queue)) == (1, True, False, {one})
-    queue.discard(one)
-    queue.discard(one)
+    queue.pop(one, None)
+    queue.pop(one, None)
     assert (len(queue), queue.best()) == (0, None)
 
 
@@ -106,7 +106,7 @@ def test_a_queue_does_not_grow_with_what_comes_and_goes() -> None:
     queue.add(one)
     for _ in range(1_000):
         queue.add(other)
-        queue.discard(other)
+        queue.pop(other, None)
     assert len(queue._heap) < 100
     assert queue.best() is one
 

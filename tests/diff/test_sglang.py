@@ -1,10 +1,8 @@
-import sys
 from pathlib import Path
 
 import pytest
 from platformdirs import user_cache_path
 
-from experiments.diff import admission
 from experiments.diff.compare import Kind, compare
 from experiments.diff.engines import ENGINES, prepare
 from experiments.diff.rooms import chosen, pools_for
@@ -34,12 +32,3 @@ def test_ours_hits_what_sglang_hits(tmp_path: Path, component: str, more: str) -
     assert found.hit_rate("base") > 0
     differing = {Kind.fewer, Kind.more, Kind.tier} & set(found.kinds)
     assert not differing
-
-
-def test_ours_admits_what_sglang_admits(monkeypatch, capfd) -> None:
-    monkeypatch.setattr(sys, "argv", ["admission", "--release", "0.5.23"])
-    with pytest.raises(SystemExit) as ended:
-        admission.main()
-    said = capfd.readouterr()
-    assert ended.value.code == 0, said.err
-    assert "that differ: {'charge': 0, 'decision': 0, 'chunk': 0}" in said.out

@@ -123,8 +123,9 @@ def run_mix(
     computes: bool = True,
     form: str = "plain",
     plane: Plane | None = None,
+    most: int | None = None,
 ) -> Mix:
-    """One random configuration with random requests; everything follows from the seed.
+    """One random configuration with random requests, `most` at most; all follows from the seed.
 
     `fault` spoils a data runner. Without `computes` no byte moves: the same events, sooner.
     `form` is that of pages on the host.
@@ -136,7 +137,7 @@ def run_mix(
     if form != "plain" or plane is not REFERENCE:  # what kernels multiply or code is 16 at least
         shape = replace(shape, head_dim=16, recurrent_head_dim=16)
     reference = ReferenceModel(shape, page_size=page_size, device=device)
-    requests = requests_of(rng, page_size)
+    requests = requests_of(rng, page_size)[:most]
     plot, tp = _draw_room(rng, shape, page_size, requests)
     layers_at_once = int(rng.integers(1, len(shape.layer_words) + 1))
     verifier = Verifier(reference, plane)

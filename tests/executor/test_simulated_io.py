@@ -18,7 +18,9 @@ from hicache.cache.tiers.transfer import (
 )
 from hicache.clock import Stall
 from hicache.config import StorageConfig
+from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
+from hicache.scheduler.batch import Batch, Extend
 
 MS = 1_000_000
 SIZES = (1_000_000, 2_000_000, 500_000)  # bytes of a page, a window page and a state: 1, 2, 0.5 ms
@@ -382,6 +384,7 @@ class Priced:
 
     def __init__(self) -> None:
         self.told: dict[str, Any] = {}
+        self.all_told: list[dict[str, Any]] = []
 
     def decode_ends_ns(self, lens: Any, num_steps: int, now_ns: int, *, slowdown: float) -> Any:
         self.told = {"lens": lens}
@@ -392,14 +395,18 @@ class Priced:
 
     def forward_ns(self, extends: Any, lens: Any, **told: Any) -> Any:
         self.told = {"extends": extends, "lens": lens, **told}
+        self.all_told.append(self.told)
         return SimpleNamespace(total_ns=1000, load_stall_ns=30)
 
 
 def executor_of(
-    io: SimulatedIo, engine: int = 0, shared_load_rate: float | None = None
+    io: SimulatedIo,
+    engine: int = 0,
+    shared_load_rate: float | None = None,
+    kind: type[SimulatedExecutor] = SimulatedExecutor,
 ) -> tuple[SimulatedExecutor, Priced]:
     cost = Priced()
-    executor = SimulatedExecutor(
+    executor = kind(
         engine,
         cost,  # type: ignore[arg-type]
         io,
@@ -467,6 +474,23 @@ def test_a_step_with_prompts_is_one_that_knows_what_it_loads_and_saves() -> None
         "slowdown": 1.0,
         "saved_states": 3,
     }
+
+
+def test_a_prefill_that_is_cut_at_the_states_it_saves_is_priced_in_passes() -> None:
+    executor, cost = executor_of(io_of(), kind=CuttingExecutor)
+    one, other = ("one", 0, 64, [(16, 1), (32, 2)]), ("other", 16, 48, [(48, 3)])
+    extends = [Extend(*each) for each in (one, other)]  # type: ignore[arg-type]
+    decodes = [SimpleNamespace(kv_len=9)]
+    batch = Batch(extends=extends, decodes=decodes)  # type: ignore[arg-type]
+    run = executor.forward(batch, 5000)
+    assert (run.ends[0], run.load_stall_ns) == (5000 + 3 * 1000, 30)
+    assert [each["extends"] for each in cost.all_told] == [
+        [(0, 16), (16, 48)],
+        [(16, 32)],
+        [(32, 64)],
+    ]
+    assert [each["lens"] for each in cost.all_told] == [[10], [], []]
+    assert [each["saved_states"] for each in cost.all_told] == [2, 1, 0]
 
 
 def test_a_step_that_loads_nothing_says_so() -> None:

@@ -158,7 +158,8 @@ def test_the_data_directory_comes_from_the_environment(monkeypatch):
         ("prefetch.cut=never", "expected one of [abandon, fit, restorable]"),
         (
             "storage=nope",
-            "expected one of file, memory, mooncake, mooncake_rdma, none, nvme, redis, slab",
+            "expected one of file, memory, mooncake, mooncake_rdma, mooncake_tcp, none, nvme, "
+            "redis, slab",
         ),
         ("cache.page_size", "cannot parse cache.page_size: expected KEY=VALUE"),
         ("name=~/x", "cannot parse name=~/x: expected KEY=VALUE; quote a value"),

@@ -70,7 +70,10 @@ def test_help_of_a_group_shows_its_knobs(capsys: pytest.CaptureFixture[str]) -> 
         in told
     )
     assert "  storage.faults.error_rate=0.0  (0 to 1)" in told
-    assert "Options: file, memory, mooncake, mooncake_rdma, none, nvme, redis, slab." in told
+    assert (
+        "Options: file, memory, mooncake, mooncake_rdma, mooncake_tcp, none, nvme, redis, slab."
+        in told
+    )
     assert "  cache.page_size=64" in told
 
 

@@ -326,6 +326,7 @@ KNOBS = (
         },
         plain_share=0.8,
     ),
+    _each("executor.capture", "scan", "cut"),
 )
 
 RANKS = (("parallel.ranks", "2"), ("parallel.ranks", "3"), ("seam", "votes of a step ago"))

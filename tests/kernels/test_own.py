@@ -9,7 +9,7 @@ import torch
 
 from hicache.workbench import contract
 from hicache.workbench.bench import __main__ as bench
-from hicache.workbench.check import check_own, main
+from hicache.workbench.check import check, main
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NAMES = ["my_transcode:RowsToInt8", "my_attention:Decode"]
@@ -76,29 +76,29 @@ def order():
     ],
 )
 def test_what_is_wrong_has_a_name(launch, kinds):
-    verdict = check_own(Doubled(launch), num_cases=2)
+    verdict = check(Doubled(launch), num_cases=2)
     assert set(verdict.faults) == kinds
     assert verdict.passes == (not kinds)
 
 
 def test_a_tolerance_is_kept_to():
     kernel = Doubled(lambda x, y: y[1].mul_(1 + 1e-5))
-    assert not check_own(kernel, num_cases=2).passes
+    assert not check(kernel, num_cases=2).passes
     kernel.rtol = 1e-4
-    assert check_own(kernel, num_cases=2).passes
+    assert check(kernel, num_cases=2).passes
     kernel.rtol = 1e-6
-    assert set(check_own(kernel, num_cases=2).faults) == {"wrong"}
+    assert set(check(kernel, num_cases=2).faults) == {"wrong"}
 
 
 def test_an_oracle_without_an_output_is_refused():
     kernel = Doubled()
     kernel.oracle = lambda x, y: {}
-    assert r"oracle must return ['y'], got []" in str(check_own(kernel, num_cases=1))
+    assert r"oracle must return ['y'], got []" in str(check(kernel, num_cases=1))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_examples_of_the_docs_are_right(name, in_the_examples, monkeypatch, capsys):
-    assert check_own(contract.named(name), num_cases=6).passes
+    assert check(contract.named(name), num_cases=6).passes
     monkeypatch.setattr(sys, "argv", ["bench", "--dry-run", "--kernel", name])
     assert bench.main() == 0
     assert name in capsys.readouterr().out

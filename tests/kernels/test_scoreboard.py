@@ -306,7 +306,9 @@ def test_programs_fit_by_registers_warps_and_shared_memory(
 def test_a_turn_is_drained_by_what_waits_for_payload_and_not_by_a_longer_wait():
     ids = line("LDG.E.64 R2, desc[UR4][R0.64]", lands_on=3)
     turn = looped(ids, line(LOAD[0], stall=2, lands_on=0, waits_for=[3]), STORE)
-    found = scoreboard.steady(turn, scoreboard.payload_of(turn), num_warps=4, payload_ns=INDEX_NS / 2)
+    found = scoreboard.steady(
+        turn, scoreboard.payload_of(turn), num_warps=4, payload_ns=INDEX_NS / 2
+    )
     assert found.drained_by == STORE[0]
 
 

@@ -4,7 +4,7 @@
 
 Both build the pools of a hybrid model (full KV, sliding-window KV, Mamba states) on the CPU with
 SGLang 0.5.23, and load our backend through SGLang's own factory. `write` fills pools from seeds
-and stores them through the interfaces v0, v1 and v2; `read` starts with poisoned pools in another
+and stores them through the interfaces v1 and v2; `read` starts with poisoned pools in another
 order of pages, and ends well only if every byte of every page is the writer's.
 """
 
@@ -148,14 +148,8 @@ def assert_page(pool: Any, name: str, number: int, first_row: int) -> None:
 
 def write(pools: dict[str, Any], backend: Any) -> None:
     fill(pools)
-    half = NUM_PAGES // 2
-    indices = rows(pools["kv"], range(half), turned=False)
-    assert backend.batch_set_v1(keys()[:half], indices) == [True] * half
-    pages = [
-        pools["kv"].get_data_page(row(pools["kv"], number, turned=False))
-        for number in range(half, NUM_PAGES)
-    ]
-    assert backend.batch_set(keys()[half:], pages)
+    indices = rows(pools["kv"], range(NUM_PAGES), turned=False)
+    assert backend.batch_set_v1(keys(), indices) == [True] * NUM_PAGES
     for results in backend.batch_set_v2(sidecars(pools, NUM_PAGES, turned=False)).values():
         assert all(results)
     assert backend.batch_set_v2(sidecars(pools, 8, turned=False)[:1]) == {"swa": [True] * 3}
@@ -171,12 +165,7 @@ def read(pools: dict[str, Any], backend: Any) -> None:
     assert (window.kv_hit_pages, window.restorable_prefix_pages) == (8, [8]), window
     assert backend.batch_exists([*keys(), "f" * 64]) == NUM_PAGES
     assert not backend.exists("f" * 64)
-    third = NUM_PAGES // 3
-    part = keys()[:third]
-    assert all(backend.batch_get_v1(part, rows(pools["kv"], range(third), turned=True)))
-    dummies = [pools["kv"].get_dummy_flat_data_page() for _ in keys()[third:]]
-    for number, page in enumerate(backend.batch_get(keys()[third:], dummies), third):
-        pools["kv"].set_from_flat_data_page(row(pools["kv"], number, turned=True), page)
+    assert all(backend.batch_get_v1(keys(), rows(pools["kv"], range(NUM_PAGES), turned=True)))
     for results in backend.batch_get_v2(sidecars(pools, NUM_PAGES, turned=True)).values():
         assert all(results)
     for number in range(NUM_PAGES):

@@ -13,6 +13,7 @@ from hicache.storage.base import Storage
 from hicache.storage.engines.file import FileStorage
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.engines.mooncake import MooncakeStorage
+from hicache.storage.engines.mooncake_master import MooncakeMaster
 from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.engines.slab import SlabStorage
 
@@ -38,6 +39,12 @@ ENGINES = {
         kind="memory",
         open=lambda root, namespace, capacity: MemoryStorage(capacity_bytes=capacity),
         durable=False,
+    ),
+    "mooncake_master": Engine(
+        kind="mooncake_master",
+        open=lambda root, namespace, capacity: MooncakeMaster(capacity_bytes=capacity),
+        durable=False,
+        bounded=False,  # it keeps below 95 %, and not the youngest: test_mooncake_master.py
     ),
     "slab": Engine(kind="slab", open=slab),
     "slab-sized": Engine(

@@ -6,7 +6,7 @@ import pytest
 from hicache.cli.schema import config_of
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
-from hicache.workload import weka_pack
+from hicache.workload import weka_sessions
 from hicache.workload.trace import TraceError
 from hicache.workload.weka import load_weka
 from tests.workload.infinite_cache import token_hit_rate
@@ -145,8 +145,8 @@ def test_a_packed_file_loads_as_its_raw_folder(tmp_path: Path) -> None:
         session(ask(0.0, 200, [1, 2, 3]), agent, ask(9.0, 300, [1, 2, 9, 4])),
         THREE_TURNS,
     )
-    packed = tmp_path / "packed.jsonl.gz"
-    assert weka_pack.main([str(tmp_path), str(packed)]) == 0
+    sessions = [each for _, each in weka_sessions.read_sessions(tmp_path)]
+    packed = write_lines(tmp_path / "packed.jsonl.gz", sessions)
     loaded = load_weka(packed, WorkloadConfig(think_cap_s=100), seed=0)
     assert [(r.arrival_ns, r.parent_id, whole(r).tolist()) for r in loaded] == [
         (r.arrival_ns, r.parent_id, whole(r).tolist()) for r in raw
@@ -154,7 +154,7 @@ def test_a_packed_file_loads_as_its_raw_folder(tmp_path: Path) -> None:
 
 
 def test_packing_names_what_is_kept_and_what_is_new() -> None:
-    packed = weka_pack.pack_session(
+    packed = weka_sessions.pack_session(
         session(ask(0.0, 256, [1, 2, 3, 7]), ask(5.0, 320, [1, 2, 8, 9, 11])), "here"
     )
     requests = packed["requests"]
@@ -166,14 +166,6 @@ def test_packing_names_what_is_kept_and_what_is_new() -> None:
 def test_the_longest_of_sessions_with_equal_beginnings_is_kept(tmp_path: Path) -> None:
     longer = session(*THREE_TURNS["requests"], ask(15.0, 500, [1, 2, 3, 4, 5, 6, 7]))  # type: ignore[misc]
     assert len(load(tmp_path, THREE_TURNS, longer, THREE_TURNS)) == 4
-
-
-def test_packing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
-    (tmp_path / "trace.json").write_text(json.dumps(THREE_TURNS))
-    written = [tmp_path / "one.gz", tmp_path / "two.gz"]
-    for path in written:
-        weka_pack.main([str(tmp_path), str(path)])
-    assert written[0].read_bytes() == written[1].read_bytes()
 
 
 def packed_request(**changes: object) -> Entry:
@@ -200,14 +192,6 @@ def test_a_bad_session_is_named(tmp_path: Path, record: Entry, complaint: str) -
     path = write_lines(tmp_path / "sessions.jsonl", [good, record])
     with pytest.raises(TraceError, match=rf"sessions\.jsonl, line 2.*{complaint}"):
         load_weka(path, WorkloadConfig(), seed=0)
-
-
-def test_the_packer_says_what_it_cannot_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "trace_7.json").write_text("{")
-    assert weka_pack.main([str(tmp_path), str(tmp_path / "out.gz")]) == 1
-    assert "trace_7.json: not JSON" in capsys.readouterr().err
 
 
 AGENTX = Path(__file__).parent / "fixtures" / "agentx.jsonl"

@@ -165,13 +165,13 @@ class Residency:
         if is_free and is_there and not node.num_device_children:
             on_device.add(node)
         else:
-            on_device.discard(node)
+            on_device.pop(node, None)
         is_host_leaf = is_free and not is_there and not node.children
         is_unlocked = (is_host_leaf or self._reclaims_duplicates) and not any(node.locks[HOST])
         if is_host_leaf and is_unlocked and host[FULL] is not None:
             on_host.add(node)
         else:
-            on_host.discard(node)
+            on_host.pop(node, None)
         if self._reclaims_duplicates:
             if is_unlocked and is_there and host[FULL] is not None:
                 self.duplicates.setdefault(node)
@@ -247,9 +247,9 @@ class Residency:
 
     def pass_over(self, node: Node, kind: int) -> None:
         if kind == FULL:
-            self.leaves[DEVICE].discard(node)
+            self.leaves[DEVICE].pop(node, None)
         else:
-            self.sidecars[DEVICE][kind].discard(node)
+            self.sidecars[DEVICE][kind].pop(node, None)
 
     def reconsider(self, node: Node, kind: int) -> None:
         if kind == FULL:
@@ -377,7 +377,7 @@ class Residency:
 
     def _first(self, queue: VictimQueue, tier: int, kind: int) -> Node | None:
         while (node := queue.best()) is not None and _is_locked(node, tier, kind):
-            queue.discard(node)  # locked after it was queued; its release adds it again
+            queue.pop(node, None)  # locked after it was queued; its release adds it again
         return node
 
     def _refresh_sidecar(self, node: Node, tier: int, kind: int) -> None:
@@ -389,7 +389,7 @@ class Residency:
         if evictable:
             self.sidecars[tier][kind].add(node)
         else:
-            self.sidecars[tier][kind].discard(node)
+            self.sidecars[tier][kind].pop(node, None)
 
     def _duplicate(self) -> Node | None:
         # prefer copies of inner nodes: a device leaf needs its copy when it is evicted

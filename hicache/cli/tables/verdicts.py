@@ -40,9 +40,6 @@ class Verdicts:
     def names(self, group: Group) -> str:
         return ", ".join(each.name for each in self.on(group))
 
-    def sentences(self, group: Group) -> dict[str, str]:
-        return {each.name: each.sentence for each in self.on(group)}
-
     @property
     def notes(self) -> list[str]:
         lines = [f"{self._letters[each.name]}: {each.sentence}" for each in self.found]

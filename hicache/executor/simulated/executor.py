@@ -212,7 +212,9 @@ class SimulatedIo:
                 waited_ns = self._query_ns + self._stall_ns(engine)
                 continue
             num_bytes = all_bytes
-            if len(part.keys) < len(work.keys):
+            if len(work.parts) == 1:  # pages of one size
+                num_bytes = all_bytes // len(work.keys) * len(part.keys)
+            elif len(part.keys) < len(work.keys):
                 num_bytes = sum(map(page_bytes.__getitem__, kinds_of(part.keys)))
             yield waited_ns + self._operation_ns, num_bytes, links
             waited_ns = 0

@@ -5,10 +5,10 @@
         "class_name": "HiCacheStore", "interface_v1": 1,
         "hicache": {"kind": "slab", "root": "/var/cache/hicache", "capacity_gib": 100}}'
 
-`hicache` holds the knobs of `StorageConfig`, including `faults`. The class implements all three
-interfaces of SGLang 0.5.23: v0 (tensors), v1 (pages of the anchor pool by index) and v2 (pages of
-every pool of a hybrid model, with the boundaries that could be restored). A page is stored as the
-flat bytes that SGLang's host pools define, so the pool's layout is part of its key.
+`hicache` holds the knobs of `StorageConfig`, including `faults`. The class implements interfaces of
+SGLang 0.5.23: v1 (pages of the anchor pool by index) and v2 (pages of every pool of a hybrid model,
+with the boundaries that could be restored). A page is stored as the flat bytes that SGLang's host
+pools define, so the pool's layout is part of its key.
 """
 
 from collections.abc import Callable, Sequence
@@ -135,8 +135,6 @@ class HiCacheStore(HiCacheStorage):
         pool = self.mem_pool_host
         return self._write(PoolName.KV, pool, keys, _first_rows(pool, host_indices))
 
-    # -- v0: tensors ---------------------------------------------------------------------------
-
     def exists(self, key: str) -> bool:
         return self._contains(PoolName.KV, [key])[0]
 
@@ -145,40 +143,10 @@ class HiCacheStore(HiCacheStorage):
     ) -> int:
         return _leading(self._contains(PoolName.KV, keys))
 
-    def get(
-        self, key: str, target_location: Any | None = None, target_sizes: Any | None = None
-    ) -> torch.Tensor | None:
-        return self.batch_get([key], [target_location])[0]
+    def _unasked(self, *_: object, **__: object) -> Any:
+        raise NotImplementedError("version 0 of the storage interface is not supported")
 
-    def batch_get(
-        self, keys: list[str], target_locations: Any | None = None, target_sizes: Any | None = None
-    ) -> list[torch.Tensor | None]:
-        assert target_locations is not None, "hicache reads into the caller's tensors"
-        names = [self._key(PoolName.KV, key) for key in keys]
-        flags = self._engine().read(names, [_view(target) for target in target_locations])
-        return [
-            target if flag else None for target, flag in zip(target_locations, flags, strict=True)
-        ]
-
-    def set(
-        self,
-        key: str,
-        value: Any | None = None,
-        target_location: Any | None = None,
-        target_sizes: Any | None = None,
-    ) -> bool:
-        return self.batch_set([key], [value])
-
-    def batch_set(
-        self,
-        keys: list[str],
-        values: Any | None = None,
-        target_locations: Any | None = None,
-        target_sizes: Any | None = None,
-    ) -> bool:
-        assert values is not None, "hicache stores the caller's tensors"
-        names = [self._key(PoolName.KV, key) for key in keys]
-        return all(self._engine().write(names, [_view(value.contiguous()) for value in values]))
+    get = set = batch_get = batch_set = _unasked  # abstract methods of SGLang's class
 
     def close(self) -> None:
         if self._storage is not None:

@@ -1,19 +1,13 @@
-"""Packs a folder of raw kv-cache-tester sessions into one small file.
+"""Reads the sessions of kv-cache-tester and AgentX, raw or packed.
 
-    python -m hicache.workload.weka_pack kv-cache-tester/traces weka_agentic_coding.packed.jsonl.gz
-
-Raw sessions list every block id of every request (hundreds of megabytes). The packed file has one
-session per line. It replaces a request's `hash_ids` by `keep`, the number of leading ids shared
-with the previous request of its stream, and `new`, the other ids as a flat list of (first, count)
-ranges. All other fields stay. Sessions that begin with the same three requests are recordings of
-one session; the packer keeps the longest.
+Raw sessions list every block id of every request (hundreds of megabytes). A packed session
+replaces a request's `hash_ids` by `keep`, the number of leading ids shared with the previous
+request of its stream, and `new`, the other ids as a flat list of (first, count) ranges. All other
+fields stay. Sessions that begin with the same three requests are recordings of one session; the
+longest is kept.
 """
 
-import argparse
-import gzip
-import json
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -102,36 +96,3 @@ def _signature(session: Record, where: str) -> tuple[tuple[object, object], ...]
     own = (entry for entry in nested(session, where) if entry.get("type") != "subagent")
     lengths = [(entry.get("in"), entry.get("out")) for entry in own]
     return tuple(lengths[:SIGNATURE_REQUESTS])
-
-
-def write_packed(sessions: Iterable[tuple[str, Record]], path: Path) -> int:
-    count = 0
-    # neither time nor name in the gzip header
-    with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as out:
-        for _, session in sessions:
-            out.write(json.dumps(session, separators=(",", ":")).encode() + b"\n")
-            count += 1
-    return count
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Pack a folder of raw kv-cache-tester sessions.")
-    parser.add_argument(
-        "source", type=Path, help="folder with one JSON file per session, or a file"
-    )
-    parser.add_argument("target", type=Path, help="output file, such as sessions.packed.jsonl.gz")
-    options = parser.parse_args(arguments)
-    if options.source.is_dir() and not any(options.source.glob("*.json")):
-        parser.error(f"{options.source}: expected a folder with sessions as *.json, found none")
-    try:
-        count = write_packed(read_sessions(options.source), options.target)
-    except TraceError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stderr.write(f"{count} sessions packed\n")
-    sys.stdout.write(f"{options.target}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

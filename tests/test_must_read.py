@@ -13,7 +13,7 @@ import pytest
 CORE = ("engine/", "scheduler/", "cache/", "policies/", "executor/simulated/", "experiment.py")
 # what a replay reaches today; the numbers may only fall, and the goal is 35 files and 4,300 lines
 MOST_FILES = 41
-MOST_LINES = 6_014  # 5,925 before host pools that share bytes and tiers that exclude each other
+MOST_LINES = 5_983  # 5,925 before host pools that share bytes and tiers that exclude each other
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

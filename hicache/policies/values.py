@@ -193,11 +193,12 @@ class Hints:
 class TinyLfu:
     """Admits data to a full host only if it was used more often than what would be evicted.
 
-    Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (2017). The
-    data that would be evicted is the host's least recently used entry of the same kind. Counts are
-    exact, where the paper has a sketch; of each `period` * capacity counted uses, with the capacity
-    of the host in pages, all counts are halved. Each prompt page that a request computes and each
-    entry that it reuses is a use. The write policy still chooses when data is offered to the host.
+    Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (2017). What
+    would be evicted is taken to be the host's least recently used entry of the same kind. Each
+    prompt page that a request computes and each entry that it reuses counts as a use. After
+    `period` * capacity uses, all counts are halved; the capacity is that of the host in pages.
+    Counts are exact, where the paper has a sketch. The write policy still chooses when data is
+    offered to the host.
     """
 
     def __init__(self, world: World, *, period: float = 10) -> None:

@@ -15,14 +15,12 @@ class Clock(Protocol):
 
     def now(self) -> int:
         """Return the time in nanoseconds since the run began."""
-        ...
 
     def wait_until(self, time_ns: int) -> None:
         """Wait until `time_ns`; return at once if that time has passed.
 
         `time_ns` counts nanoseconds since the run began.
         """
-        ...
 
 
 class SimulatedClock:

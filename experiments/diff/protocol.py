@@ -118,7 +118,6 @@ class Side(Protocol):
         The prompt is the first `prompt_len` tokens. The rest of `tokens` is the answer. `number`
         identifies the request until it is finished.
         """
-        ...
 
     def match(self, tokens: Tokens) -> None:
         """Look up a prompt in the cache, then abort the request.
@@ -126,14 +125,12 @@ class Side(Protocol):
         The method is optional. A cache with this method has a key `matches` in the result of
         `about()`.
         """
-        ...
 
     def finish(self, number: int) -> None:
         """Decode the rest of a request's answer, and release the request's pages.
 
         `number` is the number that the request was admitted with.
         """
-        ...
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         """Return the ranges of these tokens that the cache holds, without changing the cache.
@@ -141,13 +138,11 @@ class Side(Protocol):
         Ranges are grouped by kind and tier, such as `full/device`, and exclude their end. A Mamba
         state counts as the range of the last token that it has read.
         """
-        ...
 
     def contents(self) -> dict[str, list[int]]:
         """Return hashes of all pages that the cache holds.
 
         Pages are grouped by kind and tier, such as `full/device`.
         """
-        ...
 
     def close(self) -> None: ...

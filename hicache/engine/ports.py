@@ -25,7 +25,6 @@ class Executor(Protocol):
 
         The copy still reads device pages that were already freed, and the step may overwrite them.
         """
-        ...
 
     def submit(self, work: Work, now_ns: int) -> None: ...
 
@@ -35,14 +34,12 @@ class Executor(Protocol):
         The answer arrives later. It sets `prefetch.restorable`, the prefix lengths in pages that
         storage can restore.
         """
-        ...
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
         """Start to read the pages of the prefetch from storage into host memory, in batches.
 
         The read goes on until all pages are read, a page is missing, or the prefetch is stopped.
         """
-        ...
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun: ...
 
@@ -57,14 +54,12 @@ class Io(Protocol):
         until some work is complete. Events at `limit_ns` or later wait for a call of `advance`. If
         `limit_ns` is None, there is no limit.
         """
-        ...
 
     def advance(self, now_ns: int) -> list[Delivery]:
         """Process all I/O events up to `now_ns`; return the work that has finished.
 
         Each element of the result is a pair: the index of the engine, and its finished work.
         """
-        ...
 
 
 class Observer(Protocol):
@@ -72,7 +67,6 @@ class Observer(Protocol):
 
     def next_look_ns(self) -> int | None:
         """Return the time (ns) of the next call of `at`; None if no call is due."""
-        ...
 
     def at(self, now_ns: int) -> None:
         """Record the state of the run at `now_ns`.
@@ -80,7 +74,6 @@ class Observer(Protocol):
         The serving loop calls this method at the time that `next_look_ns` has returned, before it
         reports the events of that time. It also calls the method at the end of the run.
         """
-        ...
 
     def finished(self, req: RequestState, engine: int, now_ns: int) -> None: ...
 
@@ -92,7 +85,6 @@ class Observer(Protocol):
         `followers` are the requests that wait for the answer to this request. They are dropped as
         well.
         """
-        ...
 
     def aborted(
         self, req: RequestState, followers: Sequence[Request], engine: int, now_ns: int
@@ -102,4 +94,3 @@ class Observer(Protocol):
         `followers` are the requests that wait for the answer to this request. They are dropped as
         well.
         """
-        ...

@@ -15,7 +15,6 @@ class Listener(CacheListener, Protocol):
 
         The search happens when the request is submitted, and each time the scheduler considers it.
         """
-        ...
 
     def starting(self, req: RequestState, match: MatchResult) -> None:
         """Called just before a request takes the cached prefix that `match` describes.
@@ -23,13 +22,11 @@ class Listener(CacheListener, Protocol):
         The request may still fail to start; this event then comes again later. The prefix may be
         shorter than the one that `matched` reported, if only the shorter one leaves enough memory.
         """
-        ...
 
     def admitted(self, req: RequestState) -> None:
         """Called when a request starts to run, with `req.cached_len` tokens from the cache.
 
         `req.admitted_ns` is None if the request starts for the first time.
         """
-        ...
 
     def canceled(self, req: RequestState) -> None: ...

@@ -47,7 +47,6 @@ class Storage(Protocol):
 
         A later `read` can still miss, because the page may be evicted in the meantime.
         """
-        ...
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Copy the stored page of each `keys[i]` into `buffers[i]`; return one flag per page.
@@ -55,7 +54,6 @@ class Storage(Protocol):
         The flag is False if the page is missing, is damaged, or has another length than its buffer.
         The contents of the buffer are then undefined.
         """
-        ...
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Store the bytes of each `buffers[i]` under `keys[i]`; return one flag per page.
@@ -63,19 +61,15 @@ class Storage(Protocol):
         True means that every process can now read the whole page. If the key is stored already, its
         page stays unchanged and the flag is True. False means that there is no room for the page.
         """
-        ...
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete the pages stored under `keys`, and ignore keys that are not stored."""
-        ...
 
     def stats(self) -> StorageStats:
         """Return the current counters of the storage engine."""
-        ...
 
     def close(self) -> None:
         """Release all resources of the storage engine.
 
         The caller must not use the engine afterwards.
         """
-        ...

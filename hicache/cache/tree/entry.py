@@ -34,27 +34,19 @@ class Entry:
         state: any value that the policy stores; None at first.
     """
 
-    __slots__ = ("_entries", "_hits", "_id", "_kind", "_node", "state")
+    __slots__ = ("_entries", "_kind", "_node", "hits", "id", "state")
 
     def __init__(self, entries: "Entries", node: Node, kind: int) -> None:
         self._entries = entries
         self._node = node
         self._kind = kind
-        entries.last_id = self._id = entries.last_id + 1
-        self._hits = 0
+        entries.last_id = self.id = entries.last_id + 1
+        self.hits = 0
         self.state: Any = None
-
-    @property
-    def id(self) -> int:
-        return self._id
 
     @property
     def kind(self) -> str:
         return self._entries.kinds.names[self._kind]
-
-    @property
-    def hits(self) -> int:
-        return self._hits
 
     @property
     def created(self) -> int:
@@ -244,7 +236,7 @@ class Entries:
         for kind, entry in lower.entries.items():
             if any(upper.held[tier][kind] is not None for tier in TIERS):
                 first = upper.entries[kind] = Entry(self, upper, kind)
-                first._hits = entry.hits
+                first.hits = entry.hits
                 if self._on_split is not None:
                     self._on_split(entry, first)
 
@@ -271,6 +263,6 @@ class Entries:
         on_hit = self._on_hit
         for node in nodes:
             entry = node.entries[kind]
-            entry._hits += 1
+            entry.hits += 1
             if on_hit is not None:
                 on_hit(entry, request)

@@ -52,7 +52,6 @@ class CacheListener(Protocol):
 
         `demand` says what the freed space is for.
         """
-        ...
 
     def not_copied(self, node: Node, kind: int) -> None: ...
 
@@ -67,7 +66,6 @@ class CacheListener(Protocol):
         least one. `needs` lists, by kind of data, the window pages or state at the end of a
         restorable prefix.
         """
-        ...
 
     def write_queued(self, keys: Iterable[Key]) -> None: ...
 
@@ -80,4 +78,3 @@ class CacheListener(Protocol):
 
         `keys` are the storage keys of these pages.
         """
-        ...

@@ -43,11 +43,9 @@ class PageNames(Protocol):
 
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> Items[Key]:
         """Return the names of the `num_pages` pages of a sequence that follow `anchor`."""
-        ...
 
     def contents(self, names: Items[Key]) -> list[int]:
         """Return one number per page name; equal numbers mean equal prompt prefixes."""
-        ...
 
 
 class Digests:

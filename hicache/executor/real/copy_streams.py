@@ -26,7 +26,6 @@ class CopyEvent(Protocol):
 
         On a GPU the current CUDA stream waits, and the calling thread does not.
         """
-        ...
 
     def wait_for_layer(self, landed: Tensor, layer: int, count: int) -> None:
         """Make the caller's next work start after the copy has completed one layer.
@@ -34,7 +33,6 @@ class CopyEvent(Protocol):
         `landed` is [layers, 2]. The copy has completed the layer when `landed[layer, 1]` reaches
         `count`.
         """
-        ...
 
     def duration_ns(self) -> int: ...
 

@@ -12,7 +12,6 @@ class KeyStore(Protocol):
 
     def read(self, keys: Sequence[Key]) -> int:
         """Read the pages of `keys` in order; return how many come before the first missing page."""
-        ...
 
     def write(self, keys: Sequence[Key]) -> int: ...
 

@@ -183,7 +183,7 @@ class PrefixCache:
             device = above.held[DEVICE]
             for kind in kinds.paged:
                 pages[kind] += device[kind] or [-1] * above.num_pages
-            above.hit_count += 1
+            above.uses += 1
         if not self._take_replayed(sequence):
             self.abandon(sequence)
             return None

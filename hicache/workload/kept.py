@@ -8,8 +8,8 @@ are too many files, the oldest are removed. (joblib.Memory would not detect dama
 import gc
 import os
 import pickle
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TypeVar
@@ -43,17 +43,26 @@ def kept(make: Callable[[], Made], *made_of: bytes) -> Made:
         written = memoryview(file.read_bytes() if file.is_file() else b"")
         if xxh3_128_digest(written[DIGEST_BYTES:]) == written[:DIGEST_BYTES]:
             os.utime(file)
-            gc.disable()  # it would search every new object several times
-            try:
+            with no_collection():  # the collector would search every new object several times
                 found: Made = pickle.loads(written[DIGEST_BYTES:])
-            finally:
-                gc.enable()
             return found
     made = make()
     with suppress(OSError):
         _write(file, pickle.dumps(made))
         _forget_oldest(folder)
     return made
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Switch off Python's garbage collector inside a `with` block."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _write(file: Path, packed: bytes) -> None:

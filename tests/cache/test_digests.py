@@ -50,7 +50,7 @@ def test_whatever_differs_in_a_tree_shows_in_its_digest(what: str) -> None:
     )
     (node,) = other.tree.nodes()
     if what == "hits":
-        node.hit_count += 1
+        node.uses += 1
     if what == "locks":
         other.tree.lock(node)
     if what == "pages":
@@ -82,7 +82,7 @@ def test_whole_trees_are_compared_in_the_first_step_and_every_so_many_after_it()
 
     step()
     (node,) = caches[0].tree.nodes()
-    node.hit_count += 1  # what a rank has done so far does not tell
+    node.uses += 1  # what a rank has done so far does not tell
     step()
     step()
     with pytest.raises(RanksDivergedError, match="after step 3"):

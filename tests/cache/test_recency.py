@@ -45,14 +45,14 @@ def next_victim(cache: PrefixCache) -> Node | None:
     ("policy", "changes", "goes_first"),
     [
         ("lru", {1: {"tick": 9}}, 2),
-        ("lru", {1: {"hit_count": 9}}, 1),
-        ("lfu", {1: {"hit_count": 9}}, 2),
-        ("lfu", {2: {"hit_count": 0}}, 2),
+        ("lru", {1: {"uses": 9}}, 1),
+        ("lfu", {1: {"uses": 9}}, 2),
+        ("lfu", {2: {"uses": 0}}, 2),
         ("lfu", {1: {"tick": 9}}, 2),
-        ("slru", {1: {"hit_count": 2}}, 2),
-        ("slru", {1: {"hit_count": 3, "tick": 0}, 2: {"hit_count": 2}, 3: {"hit_count": 2}}, 1),
+        ("slru", {1: {"uses": 2}}, 2),
+        ("slru", {1: {"uses": 3, "tick": 0}, 2: {"uses": 2}, 3: {"uses": 2}}, 1),
         ("slru", {1: {"tick": 9}}, 2),
-        ("fifo", {1: {"tick": 9, "hit_count": 9}}, 1),
+        ("fifo", {1: {"tick": 9, "uses": 9}}, 1),
         ("fifo", {1: {"created": 9}}, 2),
     ],
 )
@@ -63,7 +63,7 @@ def test_a_policy_lets_this_one_of_three_go_first(
     nodes = {number: node_of(cache, 100 * number) for number in (1, 2, 3)}
     for number, node in nodes.items():
         node.tick = node.created = number
-        node.hit_count = 1
+        node.uses = 1
         for name, value in changes.get(number, {}).items():
             setattr(node, name, value)
     queue = VictimQueue(ranking_of(policy))
@@ -159,7 +159,7 @@ def test_publishing_what_is_there_already_is_a_use_and_a_hit() -> None:
         assert cache.extend(sequence, 8)
     for index in (0, 2, 1):
         cache.finish(sequences[index], 2)
-    assert node_of(cache, 100).hit_count == 2
+    assert node_of(cache, 100).uses == 2
     assert next_victim(cache) is node_of(cache, 200)
 
 

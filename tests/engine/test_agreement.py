@@ -306,7 +306,7 @@ def test_trees_are_compared_whole_every_so_many_steps() -> None:
     for rank in ranks:
         two_back_ups(rank)
     step(*ranks)
-    next(iter(ranks[0].cache.tree.nodes())).hit_count += 1  # which moves no page
+    next(iter(ranks[0].cache.tree.nodes())).uses += 1  # which moves no page
     step(*ranks)
     step(*ranks)
     with pytest.raises(RanksDivergedError, match="differ after step 3"):
@@ -398,7 +398,7 @@ def test_a_digest_tells_of_everything_that_a_tree_holds() -> None:
         return tree_digest(ranks[0].cache.tree) != tree_digest(ranks[1].cache.tree)
 
     def hit(node: Node) -> None:
-        node.hit_count += 1
+        node.uses += 1
 
     def lock(node: Node) -> None:
         node.locks[HOST][FULL] += 1

@@ -423,7 +423,7 @@ def test_ranks_that_end_with_other_trees_are_told_apart() -> None:
     pair = Pair(has_storage=False, num_ranks=3)
     served(pair)
     pair.engine.check_equal()
-    next(iter(pair.engine.followers[1].cache.tree.nodes())).hit_count += 1
+    next(iter(pair.engine.followers[1].cache.tree.nodes())).uses += 1
     with pytest.raises(RanksDivergedError, match="the tree of rank 2 differs"):
         pair.engine.check_equal()
 

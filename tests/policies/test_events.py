@@ -94,7 +94,7 @@ class Empty:
 
 class Writes:
     def rank(self, entry, tier, kind):
-        entry.hits = 3
+        entry.bytes = 3
 
 
 class Fails:

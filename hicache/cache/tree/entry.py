@@ -67,7 +67,7 @@ class Entry:
     @property
     def uses(self) -> int:
         """Return how many times a request has reused or inserted the entry's radix-tree node."""
-        return self._node.hit_count
+        return self._node.uses
 
     @property
     def start(self) -> int:

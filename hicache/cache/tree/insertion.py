@@ -43,7 +43,7 @@ def insert(
             for kind in kinds.kept:
                 if start >= starts[kind]:
                     _merge(tree, child, kind, sequence.pages[kind], actions)
-        child.hit_count += 1
+        child.uses += 1
         child.tick = tick
         node = child
     return node

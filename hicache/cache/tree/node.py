@@ -44,7 +44,7 @@ class Node:
         self.locks = ([0] * num_kinds, [0] * num_kinds)
         self.path_locks = 0
         self.num_device_children = 0  # children with full on the device
-        self.hit_count = 0
+        self.uses = 0  # requests that reused or inserted the node
         self.tick = 0  # last use
         self.aux_ticks = [0] * num_kinds  # by kind: when its window or state last ended a match
         self.created = 0  # number in the order of creation; both halves of a split keep it
@@ -56,10 +56,6 @@ class Node:
     @property
     def num_pages(self) -> int:
         return self.end - self.start
-
-    @property
-    def uses(self) -> int:
-        return self.hit_count
 
     @property
     def is_root(self) -> bool:
@@ -83,17 +79,14 @@ class Node:
         return list(self.path(start))[::-1]
 
     def __repr__(self) -> str:
-        tiers = "/".join(
-            "".join(
-                chr(tag)
-                for tag, held in zip(KEY_TAGS, self.held[tier], strict=False)
-                if held is not None
-            )
-            or "-"
-            for tier in TIERS
-        )
+        device, host = [
+            "".join(chr(tag) for tag, ids in zip(KEY_TAGS, held, strict=False) if ids is not None)
+            for held in self.held
+        ]
         locks = f"{self.path_locks} {self.locks}"
-        return f"<Node pages [{self.start}, {self.end}) {tiers} locks {locks}>"
+        return (
+            f"<Node pages [{self.start}, {self.end}) {device or '-'}/{host or '-'} locks {locks}>"
+        )
 
 
 class Lock(NamedTuple):

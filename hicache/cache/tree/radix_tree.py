@@ -358,7 +358,7 @@ class RadixTree:
         lower.edge = lower.edge[cut:]
         lower.start += pages
         upper.children[lower.edge[: self.page_bytes]] = lower
-        upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
+        upper.uses, upper.tick, upper.created = lower.uses, lower.tick, lower.created
         if self.quirks.split_refreshes:
             upper.tick = lower.tick = self.residency.tick
         for kind in self.kinds.paged:

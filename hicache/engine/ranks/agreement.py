@@ -250,7 +250,7 @@ def tree_digest(tree: RadixTree) -> int:
         node = stack.pop()
         hasher.update(node.edge)
         locks = (node.path_locks, node.locks)
-        hasher.update(repr((node.start, locks, node.hit_count)).encode())
+        hasher.update(repr((node.start, locks, node.uses)).encode())
         for tier in TIERS:
             for page_ids in node.held[tier]:
                 hasher.update(b"-" if page_ids is None else packed(page_ids))

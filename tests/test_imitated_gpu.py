@@ -36,9 +36,12 @@ for refused in (
 """
 MIX = """
 from tests import imitated_gpu
+from hicache.executor.real.plane import TRITON
+from tests.executor.kernels_only import kernels_only
 from tests.executor.mixes import run_mix
 
-mix = run_mix(52, device="cuda")
+with kernels_only() as mode:
+    mix = run_mix(52, device="cuda", plane=TRITON.wrapped(mode.pausing))
 assert mix.seen["LoadBack"] and mix.seen["fence"] and mix.seen["CopyState"], mix.seen
 assert mix.verdict.num_equal == mix.verdict.num_checked > 0, mix.verdict
 """

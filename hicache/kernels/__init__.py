@@ -4,17 +4,16 @@ They take tensors and tables and do not depend on the cache, so any engine can c
 torch, triton and einops only. README.md explains their use and the cost of each operation.
 """
 
-from hicache.kernels import library as library  # registers the operators
+from hicache.kernels.copy import checksums as checksums
+from hicache.kernels.copy import copy_items as copy_items
+from hicache.kernels.copy import copy_items_with_checksum as copy_items_with_checksum
+from hicache.kernels.copy import naive_copy_items as naive_copy_items
+from hicache.kernels.index import page_table as page_table
+from hicache.kernels.index import window_table as window_table
 from hicache.kernels.layout import layer_first_buffers as layer_first_buffers
 from hicache.kernels.layout import page_first_buffers as page_first_buffers
-from hicache.kernels.layout import token_buffers as token_buffers
-from hicache.kernels.ops import copy_pages as copy_pages
-from hicache.kernels.ops import copy_pages_with_checksum as copy_pages_with_checksum
-from hicache.kernels.ops import page_table as page_table
 from hicache.kernels.ops import send as send
 from hicache.kernels.ops import send_ids as send_ids
 from hicache.kernels.ops import warm_up as warm_up
-from hicache.kernels.ops import window_table as window_table
-from hicache.kernels.reference import checksums as checksums
 from hicache.kernels.table import CopyTable as CopyTable
 from hicache.kernels.table import copy_table as copy_table

@@ -65,27 +65,17 @@ def append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Ten
             sequence may be left out.
         tiles: [tiles, 4] int32. The fields are the position of row 0 in the sequence, the first row
             to write, the end of the rows to write, and the number of page ids left out.
-        keys: [tiles, rows, kv_heads, head_dim]. Rows need not be adjacent in memory.
+        keys: [tiles, rows, kv_heads, head_dim]. Rows need not be adjacent in memory, but tiles are
+            as many rows apart as they have.
         values: the values, in the same shape as `keys`.
     """
     num_tiles, num_rows, heads, dim = keys.shape
+    width = triton.next_power_of_2(heads * dim)
+    sizes = {"PAGE": pool.shape[2], "SIZE": heads * dim, "WIDTH": width, "ROWS": ROWS}
+    strides = pool.stride(1), pool.stride(0), keys.stride(1), values.stride(1)
     with torch.cuda.device_of(pool):
         _append_kernel[(triton.cdiv(num_rows, ROWS), num_tiles)](
-            pool,
-            table,
-            tiles,
-            keys,
-            values,
-            num_rows,
-            table.shape[1],
-            pool.stride(1),
-            pool.stride(0),
-            keys.stride(1),
-            values.stride(1),
-            PAGE=pool.shape[2],
-            SIZE=heads * dim,
-            WIDTH=triton.next_power_of_2(heads * dim),
-            ROWS=ROWS,
+            pool, table, tiles, keys, values, num_rows, table.shape[1], *strides, **sizes
         )
 
 

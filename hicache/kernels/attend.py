@@ -18,7 +18,7 @@ SPLIT = 2048  # tokens
 BLOCK = 64  # tokens that are read in one turn
 NUM_STAGES = 5  # blocks: one is multiplied while four are loading
 TILE_ROWS = 64  # query rows times query heads of a program, at most
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # initial running maximum; finite, because inf - inf is NaN
 
 
@@ -31,11 +31,10 @@ def _turn(
     token = block * BLOCK + tl.arange(0, BLOCK)
     exists = (token >= low) & (token < held)
     if PAGE >= BLOCK:  # a block lies in one page: its id is a scalar, and loads stay wide
-        page = tl.load(table_row + block * BLOCK // PAGE - first_page).to(tl.int64)
-        place = page * page_stride + token % PAGE * SIZE
+        page = tl.load(table_row + block * BLOCK // PAGE - first_page)
     else:
-        page = tl.load(table_row + token // PAGE - first_page, mask=exists, other=0).to(tl.int64)
-        place = page * page_stride + token % PAGE * SIZE
+        page = tl.load(table_row + token // PAGE - first_page, mask=exists, other=0)
+    place = page.to(tl.int64) * page_stride + token % PAGE * SIZE
     dim = tl.arange(0, DIM)
     keys = tl.load(key_base + place[None, :] + dim[:, None], mask=exists[None, :], other=0.0)
     values = tl.load(
@@ -152,7 +151,7 @@ def _merge_kernel(
     total = tl.zeros((PLACES,), tl.float32)
     mixed = tl.zeros((PLACES, DIM), tl.float32)
     if sinks_ptr is not None:  # a sink adds to the denominator only
-        most = tl.load(sinks_ptr + place % HEADS, mask=exists, other=0.0) * 1.4426950408889634
+        most = tl.load(sinks_ptr + place % HEADS, mask=exists, other=0.0) * LOG2_E
         total += 1.0
     split = 0
     while split < num_splits:
@@ -214,16 +213,9 @@ def attend(
     grid = num_tiles * (num_rows // constants["ROWS"]), pool.shape[3], num_splits
     with torch.cuda.device_of(pool):
         _split_kernel[grid](*arguments, **constants)
+        sizes = {"HEADS": query_heads, "DIM": dim, "PLACES": 16}
         _merge_kernel[(triton.cdiv(num_places, 16),)](
-            mixed,
-            totals,
-            sinks,
-            out,
-            num_splits,
-            num_places,
-            HEADS=query_heads,
-            DIM=dim,
-            PLACES=16,
+            mixed, totals, sinks, out, num_splits, num_places, **sizes
         )
     return out
 
@@ -245,7 +237,7 @@ def split_arguments(
     strides = pool.stride(1), pool.stride(0)
     if any(stride % 16 for stride in strides):
         raise ValueError(f"pages 16·n elements apart wanted, got strides {strides}")
-    sizes = num_rows, table.shape[1], window_len, *strides, dim**-0.5 * LOG2_E
+    sizes = num_rows, table.shape[1], window_len, *strides, dim**-0.5 * LOG2_E.value
     constants = {
         "HEADS": heads,
         "GROUP": group,

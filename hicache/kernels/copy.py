@@ -32,6 +32,11 @@ PROGRAMS_PER_SM = 2
 MAX_STEPS = TILE_WORDS // (32 * NUM_WARPS) // 2  # accesses of 128 bits of a thread: 8
 LINE_WORDS = 16  # 128 bytes, the unit of memory and link: no access of a line is narrower
 ID_POINTERS = ["src_ids_ptr", "dst_ids_ptr"]
+# the kernel's constants in two's complement: torch counts in signed words
+SALT, MIX_1, MIX_2 = (
+    constant - (1 << 64)
+    for constant in (0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
+)
 
 
 @triton.jit
@@ -168,17 +173,10 @@ def copy_items(
     """
     num_items = src_ids.shape[0]
     num_lines, num_tiles = lines_and_tiles_of(table, num_items)
+    constants = {**tile_shape(table), "num_warps": NUM_WARPS}
     with torch.cuda.device_of(table.pieces):
         _copy_kernel[(programs_of(table, num_tiles, num_programs),)](
-            table.pieces,
-            src_ids,
-            dst_ids,
-            sums,
-            num_items,
-            num_lines,
-            num_tiles,
-            **tile_shape(table),
-            num_warps=NUM_WARPS,
+            table.pieces, src_ids, dst_ids, sums, num_items, num_lines, num_tiles, **constants
         )
     if table.device.type == "cuda":  # keep the table's memory until this launch has read it
         table.pieces.record_stream(torch.cuda.current_stream(table.device))
@@ -240,3 +238,62 @@ def num_sms(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def naive_copy_items(
+    table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
+) -> None:
+    """Copy items between two pools in plain PyTorch, as a reference for the Triton kernel.
+
+    `num_programs` is ignored.
+    """
+    sources, targets, _ = _moved(src_ids, dst_ids)
+    for src, dst in zip(table.src, table.dst, strict=True):
+        dst.index_copy_(0, targets, src.index_select(0, sources))
+
+
+def naive_copy_items_with_checksum(
+    table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
+) -> Tensor:
+    naive_copy_items(table, src_ids, dst_ids)
+    sources, _, moved = _moved(src_ids, dst_ids)
+    sums = torch.zeros(len(src_ids), dtype=torch.int64)
+    items = [src.index_select(0, sources).flatten(1) for src in table.src]
+    sums[moved] = checksums(torch.cat(items, dim=1))
+    return sums
+
+
+def _moved(src_ids: Tensor, dst_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    moved = (src_ids >= 0) & (dst_ids >= 0)
+    return src_ids[moved].long(), dst_ids[moved].long(), moved
+
+
+def checksums(items: Tensor) -> Tensor:
+    """Return the checksum of each item in host memory, where an item is a page or a Mamba state.
+
+    The results equal the checksums that the copy kernels return for the same bytes.
+
+    Args:
+        items: [items, words] int64, the content of each item as 8-byte words. The buffers of a pool
+            are concatenated.
+
+    Returns:
+        [items] int64.
+    """
+    salt = _salt(items.shape[1])
+    return torch.tensor([int(_mixed(item ^ salt).sum()) for item in items], dtype=torch.int64)
+
+
+@functools.lru_cache(maxsize=8)  # one entry per item size; few sizes occur
+def _salt(num_words: int) -> Tensor:
+    return _mixed(torch.arange(num_words) + SALT)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    for bits, factor in ((33, MIX_1), (29, MIX_2)):
+        x = _shifted(x, bits).bitwise_xor_(x).mul_(factor)
+    return _shifted(x, 32).bitwise_xor_(x)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)

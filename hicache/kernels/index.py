@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hicache.kernels.checks import check_form
+
 BLOCK = 1024
 WINDOW_BLOCK = 128  # pages of a window per program; windows are short
 
@@ -101,9 +103,18 @@ def page_table(
 
     Returns:
         [requests, num_columns] int32.
+
+    Raises:
+        ValueError: a tensor has a wrong shape, dtype or device. Values are not checked.
     """
+    device = page_ids.device
+    check_form(page_ids, name="page ids", device=device)
+    check_form(request_spans, name="request spans", device=device)
+    check_form(spans.flatten(), name="spans", device=device)
+    if spans.dim() != 2 or spans.shape[1] != 2 or not spans.is_contiguous():
+        raise ValueError(f"spans must be [S, 2] and contiguous, got shape {tuple(spans.shape)}")
     num_requests = request_spans.shape[0] - 1
-    table = torch.empty(num_requests, num_columns, dtype=torch.int32, device=page_ids.device)
+    table = torch.empty(num_requests, num_columns, dtype=torch.int32, device=device)
     if table.numel():
         grid = (num_requests, triton.cdiv(num_columns, BLOCK))
         with torch.cuda.device_of(table):
@@ -133,33 +144,67 @@ def window_table(
         full_to_swa: [pages] int32, the SWA page id for each full-attention page id; -1 means none.
         page_size: tokens per page.
         window_len: tokens of the window.
-        hole: page id to write where there is no SWA page, and after a request's last page.
+        hole: page id to write where there is no SWA page, and after a request's last page. It must
+            be safe to read.
 
     Returns:
         [requests, `window_pages(window_len, page_size)`] int32. Column 0 is the page that holds the
         window's first token.
+
+    Raises:
+        ValueError: a tensor has a wrong shape, dtype or device. Values are not checked.
     """
+    device = page_table.device
+    check_form(page_table.flatten(), name="page table", device=device)
+    check_form(seq_lens, name="sequence lengths", device=device)
+    check_form(full_to_swa, name="full to swa map", device=device)
+    if not page_table.is_contiguous() or page_table.shape[:-1] != seq_lens.shape:
+        shape = tuple(page_table.shape)
+        raise ValueError(f"page table must be [{len(seq_lens)}, C] contiguous, got shape {shape}")
     num_requests, num_columns = page_table.shape
     num_pages = window_pages(window_len, page_size)
-    table = torch.empty(num_requests, num_pages, dtype=torch.int32, device=page_table.device)
+    table = torch.empty(num_requests, num_pages, dtype=torch.int32, device=device)
     if table.numel():
         grid = (num_requests, triton.cdiv(num_pages, WINDOW_BLOCK))
         with torch.cuda.device_of(table):
-            _window_table_kernel[grid](
-                page_table,
-                seq_lens,
-                full_to_swa,
-                table,
-                num_columns,
-                window_len,
-                num_pages,
-                hole,
-                PAGE=page_size,
-                BLOCK=WINDOW_BLOCK,
-            )
+            tensors = page_table, seq_lens, full_to_swa, table
+            sizes = {"PAGE": page_size, "BLOCK": WINDOW_BLOCK}
+            _window_table_kernel[grid](*tensors, num_columns, window_len, num_pages, hole, **sizes)
     return table
 
 
 def window_pages(window_len: int, page_size: int) -> int:
     """Return the largest number of pages that `window_len` consecutive tokens can touch."""
     return (window_len + page_size - 2) // page_size + 1
+
+
+def naive_page_table(
+    page_ids: Tensor, spans: Tensor, request_spans: Tensor, *, num_columns: int, hole: int = 0
+) -> Tensor:
+    bounds = request_spans.tolist()
+    table = torch.full((len(bounds) - 1, num_columns), hole, dtype=torch.int32)
+    for row, first, last in zip(table, bounds[:-1], bounds[1:], strict=True):
+        pieces = [page_ids[start : start + length] for start, length in spans[first:last].tolist()]
+        pages = torch.cat([page_ids[:0], *pieces])[:num_columns]
+        row[: len(pages)] = pages
+    return torch.where(table < 0, hole, table)
+
+
+def naive_window_table(
+    page_table: Tensor,
+    seq_lens: Tensor,
+    full_to_swa: Tensor,
+    *,
+    page_size: int,
+    window_len: int,
+    hole: int = 0,
+) -> Tensor:
+    num_requests, num_columns = page_table.shape
+    num_pages = window_pages(window_len, page_size)
+    window = torch.full((num_requests, num_pages), -1, dtype=torch.int32)
+    for row, pages, seq_len in zip(window, page_table, seq_lens.tolist(), strict=True):
+        first_page = max(seq_len - window_len, 0) // page_size
+        held = pages[first_page : min(-(-seq_len // page_size), num_columns)]
+        row[: len(held)] = held
+    window = torch.where(window < 0, -1, full_to_swa[window.clamp(min=0).long()])
+    return torch.where(window < 0, hole, window)

@@ -27,13 +27,3 @@ def page_first_buffers(slab: Tensor) -> tuple[Tensor, ...]:
     """
     buffers = rearrange(slab, "page layer kv token head dim -> (layer kv) page token head dim")
     return buffers.unbind(0)
-
-
-def token_buffers(slab: Tensor) -> tuple[Tensor, ...]:
-    """Return one view [page · token, head, dim] per layer and per K or V of a layer-first pool.
-
-    `slab`, the memory of the pool, is [layer, kv, page, token, head, dim]. The first axis of a view
-    counts tokens, so single tokens can be copied.
-    """
-    buffers = rearrange(slab, "layer kv page token head dim -> (layer kv) (page token) head dim")
-    return buffers.unbind(0)

@@ -40,7 +40,7 @@ from hicache.kernels.transcode import (
     naive_decode_buffer,
 )
 
-PART_FIELDS = 7
+PART_FIELDS = tl.constexpr(7)
 
 
 class LoadBuffer(NamedTuple):
@@ -51,6 +51,13 @@ class LoadBuffer(NamedTuple):
     source: Tensor  # [items, ...]; coded: [items, bytes] uint8
     target: Tensor  # [items, ...]
     form: Format | None  # of the source's numbers; None means those of the target
+
+
+class _Sides(NamedTuple):
+    device: torch.device
+    num_src_items: int
+    num_dst_items: int
+    in_place: bool
 
 
 class _Part(NamedTuple):
@@ -74,9 +81,8 @@ class LoadTable:
     coded: tuple[CodeTable, ...]
     parts: tuple[_Part, ...]
     addresses: Tensor  # [len(coded), 3] int64 in bytes: pieces, strides of wide and coded items
-    num_items: Mapping[int, tuple[int, int]]  # by kind: of source and target
+    sides: Mapping[int, _Sides]  # by kind
     num_layers: int
-    in_place: bool
 
     @property
     def device(self) -> torch.device:
@@ -120,27 +126,27 @@ def load_table(buffers: Sequence[LoadBuffer], num_layers: int) -> LoadTable:
     coded = []
     for form, same in enumerate(shapes.values(), 1):
         assert same[0].form is not None
-        sides = [each.target for each in same], [each.source for each in same]
-        coded.append(code_table(*sides, same[0].form))
+        wide, codes = [each.target for each in same], [each.source for each in same]
+        coded.append(code_table(wide, codes, same[0].form))
         parts += _parts(same, [len(coded[-1].pieces) // len(same)] * len(same), form)
     # a layer without buffers is ready, too
     parts += [_Part(layer, 0, 0, range(0), 0, 0) for layer in range(num_layers)]
     device = (table or coded[0]).device
+    is_within = table is not None and table.in_place
+    sides = dict[int, _Sides]()
+    for kind in {each.kind for each in buffers}:
+        both = [(each.source, each.target) for each in buffers if each.kind == kind]
+        num_src_items, num_dst_items = (min(map(len, side)) for side in zip(*both, strict=True))
+        sides[kind] = _Sides(device, num_src_items, num_dst_items, is_within)
     addresses = [[each.pieces.data_ptr(), each.wide_stride, each.coded_stride] for each in coded]
     return LoadTable(
         plain=table,
         coded=tuple(coded),
         parts=tuple(sorted(parts, key=lambda part: part.layer)),
         addresses=torch.tensor(addresses, dtype=torch.int64, device=device).view(-1, 3),
-        num_items={kind: _num_items(buffers, kind) for kind in {each.kind for each in buffers}},
+        sides=sides,
         num_layers=num_layers,
-        in_place=table is not None and table.in_place,
     )
-
-
-def _num_items(buffers: Sequence[LoadBuffer], kind: int) -> tuple[int, int]:
-    its = [each for each in buffers if each.kind == kind]
-    return min(len(each.source) for each in its), min(len(each.target) for each in its)
 
 
 def _pieces_of(table: CopyTable) -> list[int]:
@@ -156,13 +162,6 @@ def _parts(buffers: Sequence[LoadBuffer], counts: Sequence[int], form: int) -> l
         parts.append(_Part(layer, kind, form, span, first, num_pieces))
         place, first = span.stop, first + num_pieces
     return parts
-
-
-class _Sides(NamedTuple):
-    device: torch.device
-    num_src_items: int
-    num_dst_items: int
-    in_place: bool
 
 
 def load_of(table: LoadTable, moves: Mapping[int, tuple[Tensor, Tensor]]) -> Load:
@@ -183,8 +182,7 @@ def load_of(table: LoadTable, moves: Mapping[int, tuple[Tensor, Tensor]]) -> Loa
     spans, first = dict[int, tuple[int, int]](), 0
     for kind, (src_ids, dst_ids) in moves.items():
         check_copy_form(src_ids, dst_ids, device=torch.device("cpu"))
-        sides = _Sides(table.device, *table.num_items[kind], table.in_place)
-        check_copy_ids(sides, src_ids, dst_ids)
+        check_copy_ids(table.sides[kind], src_ids, dst_ids)
         spans[kind] = first, len(src_ids)
         first += len(src_ids)
     rows, num_tiles = [], 0
@@ -202,7 +200,7 @@ def load_of(table: LoadTable, moves: Mapping[int, tuple[Tensor, Tensor]]) -> Loa
     ids = [torch.cat([none, *(pair[side] for pair in moves.values())]) for side in (0, 1)]
     parts = torch.tensor(rows, dtype=torch.int32)
     sent = send([parts.flatten(), *ids], table.device)
-    return Load(sent[0].view(-1, PART_FIELDS), sent[1], sent[2], num_tiles)
+    return Load(sent[0].view(-1, PART_FIELDS.value), sent[1], sent[2], num_tiles)
 
 
 def _tiles_of(table: LoadTable, form: int, num_lines: int) -> int:
@@ -233,7 +231,7 @@ def _load_kernel(
     programs = tl.num_programs(0)
     part = 0
     while part < num_parts:
-        row = parts_ptr + part * 7
+        row = parts_ptr + part * PART_FIELDS
         counter, form, piece = tl.load(row), tl.load(row + 1), tl.load(row + 2)
         num_lines, first_id, num_items = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
         # programs take the tiles of all parts in turn
@@ -310,10 +308,7 @@ def launch_arguments(
         "STAGES": max([each["STAGES"] for each in coded], default=1),
         "num_warps": DECODE_WARPS if coded else NUM_WARPS,
     }
-    return (
-        (pieces, table.addresses, *load[:3], counters, len(load.parts)),
-        constants,
-    )
+    return (pieces, table.addresses, *load[:3], counters, len(load.parts)), constants
 
 
 def wait_for_layer(counters: Tensor, layer: int, num_launches: int) -> None:

@@ -5,6 +5,7 @@ apart. One row per piece describes millions of pages, so checking a table of tho
 takes milliseconds.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,17 @@ class Progressions(NamedTuple):
     num_items: Tensor
     size: Tensor
     is_target: Tensor  # 1 or 0
+
+
+def refuse_overlaps(names: Sequence[str], sets: Iterable[Sequence[Tensor]]) -> None:
+    """Raise ValueError if a transfer writes a byte twice, or writes a byte that it reads.
+
+    `sets` lists the fields of `Progressions` for some sets of intervals each, and `names` names the
+    buffer of each set.
+    """
+    found = first_overlap(Progressions(*map(torch.cat, zip(*sets, strict=True))))
+    if found is not None:
+        raise ValueError(f"{names[found[0]]} and {names[found[1]]} overlap")
 
 
 def first_overlap(progressions: Progressions) -> tuple[int, int] | None:

@@ -211,8 +211,8 @@ def scan(
         inputs: [R, H, D + 2 · N]: values, keys and queries before the convolution.
         gates: [R, 1, H], or [R, 2, H] for the delta rule: strength and decay.
         weights: D and N are powers of two.
-        start: position of the first token; only the reference needs it.
-        block: as `start`: tokens that the reference computes in one shape.
+        start: position of the first token. Only the reference uses it.
+        block: number of tokens that the reference computes at once. Only the reference uses it.
 
     Returns:
         [R, H, D] fp32.
@@ -277,7 +277,8 @@ def naive_scan(
     """
     line = torch.cat([taps[source].transpose(0, 1), inputs])  # [K - 1 + R, H, channels]
     state, num_taps, num_rows = states[source], taps.shape[2], len(inputs)
-    num_heads = len(state)
+    num_heads, num_keys, dim = state.shape
+    sizes = [dim, num_keys, num_keys]
     if num_heads == 1:  # twice: torch rounds otherwise if there is one head
         line, gates, state = line.repeat(1, 2, 1), gates.repeat(1, 1, 2), state.repeat(2, 1, 1)
         weights = weights.part(torch.tensor([0, 0], device=line.device))
@@ -287,30 +288,24 @@ def naive_scan(
         rows = slice(max(start - first, 0), min(start + num_rows - first, block))
         begin = first + rows.start - start  # index of the first token among the inputs
         padded = line.new_zeros(num_taps + block, *line.shape[1:])
-        padded[rows.start : rows.stop + num_taps] = line[begin:][
-            : rows.stop - rows.start + num_taps
-        ]
+        end_of_rows = begin + rows.stop - rows.start
+        padded[rows.start : rows.stop + num_taps] = line[begin : end_of_rows + num_taps]
         mixed = padded[:block] * weights.conv[0]
         for tap in range(1, num_taps + 1):
             mixed = mixed + padded[tap : tap + block] * weights.conv[tap]
         strengths = gates.new_zeros(block, *gates.shape[1:])
-        strengths[rows] = gates[begin:][: rows.stop - rows.start]
-        parts = torch.split(functional.silu(mixed).to(state.dtype), _sizes(states), dim=-1)
+        strengths[rows] = gates[begin:end_of_rows]
+        parts = torch.split(functional.silu(mixed).to(state.dtype), sizes, dim=-1)
         rule = _delta if weights.skip is None else _ssd
         of_rows, after = rule(weights, strengths.to(state.dtype), parts, state, rows)
         state = after[rows.stop - 1]
         outputs.append(of_rows[rows, :num_heads])
         for end, slot in saves:
-            if begin < end <= begin + rows.stop - rows.start:
+            if begin < end <= end_of_rows:
                 states[slot] = after[rows.start + end - begin - 1][:num_heads]
     for end, slot in saves:
         taps[slot] = line[end : end + num_taps, :num_heads].transpose(0, 1)
     return torch.cat(outputs)
-
-
-def _sizes(states: Tensor) -> list[int]:
-    keys, dim = states.shape[2:]
-    return [dim, keys, keys]
 
 
 def _ssd(

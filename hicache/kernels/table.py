@@ -13,14 +13,14 @@ Sizes: NB buffers, P items in a pool, NP pieces, R pieces of a buffer, G items o
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hicache.kernels.overlap import Progressions, first_overlap
+from hicache.kernels.overlap import refuse_overlaps
 
 WORD_BYTES = 8
 ALIGN_BYTES = 16  # one 128-bit access
@@ -68,10 +68,6 @@ class CopyTable:
         """Return the bytes of one item, such as a page, summed over all buffers."""
         return WORD_BYTES * sum(buffer.shape[1:].numel() for buffer in self.src)
 
-    def reversed(self) -> "CopyTable":
-        """Return the table for copies in the opposite direction."""
-        return copy_table(self.dst, self.src)
-
 
 class _Axis(NamedTuple):
     length: int
@@ -88,19 +84,11 @@ class _Geometry(NamedTuple):
     name: str
 
 
-class _Plan(NamedTuple):
-    axes: tuple[tuple[_Axis, ...], ...]  # of each buffer; the last is the row
-    rows: Tensor
-    pieces: Tensor
-    piece_words: int
-    pieces_together: int
-    in_place: bool
-
-
 # A launch, or a captured graph, reads the addresses of a plan after `copy_table` has returned, so a
 # plan is kept as long as all the memory that it points into.
 _Places = tuple[tuple[_Geometry, ...], tuple[_Geometry, ...], torch.device]
-_plans: dict[_Places, _Plan] = {}
+_Axes = tuple[tuple[_Axis, ...], ...]  # of each buffer; the last axis is the row
+_plans: dict[_Places, tuple[_Axes, CopyTable]] = {}  # tables without their buffers
 
 
 def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
@@ -130,15 +118,12 @@ def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
         plan = _plans[places] = _plan(*places)
         for storage in {buffer.untyped_storage() for buffer in (*src, *dst)}:
             weakref.finalize(storage, _plans.pop, places, None)
-    return CopyTable(
-        src=tuple(map(partial(_as_words, side=0), src, plan.axes)),
-        dst=tuple(map(partial(_as_words, side=1), dst, plan.axes)),
-        pieces=plan.pieces,
-        rows=plan.rows,
-        piece_words=plan.piece_words,
-        pieces_together=plan.pieces_together,
-        in_place=plan.in_place,
+    axes, table = plan
+    src, dst = (
+        tuple(map(partial(_as_words, side=side), buffers, axes))
+        for side, buffers in enumerate((src, dst))
     )
+    return replace(table, src=src, dst=dst)
 
 
 def device_of(pools: Mapping[str, Sequence[Tensor]]) -> torch.device:
@@ -173,7 +158,9 @@ def _geometry(buffer: Tensor, name: str) -> _Geometry:
     )
 
 
-def _plan(src: tuple[_Geometry, ...], dst: tuple[_Geometry, ...], device: torch.device) -> _Plan:
+def _plan(
+    src: tuple[_Geometry, ...], dst: tuple[_Geometry, ...], device: torch.device
+) -> tuple[_Axes, CopyTable]:
     for buffer in (*src, *dst):
         _refuse_bad_buffer(buffer)
     axes = [_common_axes(s, d, index=i) for i, (s, d) in enumerate(zip(src, dst, strict=True))]
@@ -188,8 +175,9 @@ def _plan(src: tuple[_Geometry, ...], dst: tuple[_Geometry, ...], device: torch.
     is_shared = (every[:, 0] == every[:, 1]) & (every[:, 2] == every[:, 3])
     _refuse_overlaps(rows, src, dst, is_shared)
     counts = {len(piece) for piece in pieces}
-    return _Plan(
-        axes=tuple(map(tuple, axes)),
+    return tuple(map(tuple, axes)), CopyTable(
+        src=(),
+        dst=(),
         rows=every,
         pieces=torch.cat(pieces).to(device),
         piece_words=piece_words,
@@ -316,13 +304,11 @@ def _refuse_overlaps(
     # identical rows in source and target (`is_shared`) may overlap: there, the ids decide
     every = torch.cat(list(rows))
     number = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(each) for each in rows]))
-    owners, columns = [], []
+    names, columns = [], []
     for side, (buffers, which) in enumerate(((src, ~is_shared), (dst, torch.ones_like(is_shared)))):
         its, numbers = every[which], number[which]
         count = torch.tensor([buffer.shape[0] for buffer in buffers])[numbers]
         size = its[:, 4]
         columns.append((its[:, side], its[:, 2 + side], count, size, torch.full_like(size, side)))
-        owners += [buffers[i] for i in numbers.tolist()]
-    found = first_overlap(Progressions(*map(torch.cat, zip(*columns, strict=True))))
-    if found is not None:
-        raise ValueError(f"{owners[found[0]].name} and {owners[found[1]].name} overlap")
+        names += [buffers[i].name for i in numbers.tolist()]
+    refuse_overlaps(names, columns)

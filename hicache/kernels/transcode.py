@@ -1,10 +1,10 @@
 """Copies that convert number formats: bf16 pages and fp32 states are stored in fewer bytes.
 
-`encode_items` writes items of a wide pool into a pool of coded items, and `decode_items` writes
-them back, all buffers in one launch. A *row* is a run of consecutive elements of the last axis; its
-length is the largest power of two that divides the axis, at most 256 (128 for a head of 128, 64 for
-one of 192). A coded item holds the codes of all rows of a buffer, then their fp32 scales, padded to
-16 bytes.
+`encode_items` writes items of a wide pool into a pool of coded items, all buffers in one launch.
+A load-back (`load.py`) writes them back. A *row* is a run of consecutive elements of the last axis;
+its length is the largest power of two that divides the axis, at most 256 (128 for a head of 128, 64
+for one of 192). A coded item holds the codes of all rows of a buffer, then their fp32 scales,
+padded to 16 bytes.
 
     int8  q · 2**e, with the smallest e for which |x| <= 127 · 2**e in the whole row
     fp8   e4m3 · 2**e, with the e that puts the largest |x| of the row into [128, 240]
@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hicache.kernels.copy import ID_POINTERS, NUM_WARPS, programs_of
-from hicache.kernels.overlap import Progressions, first_overlap
+from hicache.kernels.overlap import refuse_overlaps
 from hicache.kernels.table import (
     ALIGN_BYTES,
     _axes_of,
@@ -86,8 +86,7 @@ class CodeTable:
     """The conversion of items between a pool of bf16 or fp32 and a pool in a smaller format.
 
     An item is a page or a Mamba state. `wide` holds the original numbers, and `coded` the bytes of
-    the smaller number format. Each of the
-    `pieces` is a part of an item that one program of the kernel converts.
+    the smaller number format. Each of the `pieces` is a part of an item that is contiguous in both.
     """
 
     wide: tuple[Tensor, ...]  # NB × [P, ..., last] bf16 or fp32
@@ -186,21 +185,16 @@ def _runs(place: _Geometry) -> tuple[Tensor, int]:
 
 def _refuse_overlaps(sides: Sequence[Sequence[_Geometry]], starts: Tensor, run_bytes: int) -> None:
     names, columns = [], []
-    for places, offsets, size in zip(
-        sides,
-        (starts, torch.zeros_like(starts[:1])),
-        (run_bytes, sides[1][0].shape[1]),
-        strict=True,
+    item_bytes = sides[1][0].shape[1]
+    for places, offsets, size in (
+        (sides[0], starts, run_bytes),
+        (sides[1], starts[:1], item_bytes),
     ):
         for place in places:
             names += [place.name] * len(offsets)
-            same = torch.tensor([place.strides[0], place.shape[0], size, 1])
-            columns.append(
-                torch.cat([(offsets + place.address)[:, None], same.expand(len(offsets), 4)], dim=1)
-            )
-    found = first_overlap(Progressions(*torch.cat(columns).unbind(1)))
-    if found is not None:
-        raise ValueError(f"{names[found[0]]} and {names[found[1]]} overlap")
+            same = map(torch.tensor, (place.strides[0], place.shape[0], size, 1))
+            columns.append(torch.broadcast_tensors(offsets + place.address, *same))
+    refuse_overlaps(names, columns)
 
 
 @triton.jit
@@ -352,7 +346,7 @@ def _move_tiles(
     do_not_specialize=["wide_stride", "coded_stride", "num_items", "num_lines"],
     do_not_specialize_on_alignment=ID_POINTERS,
 )
-def _transcode_kernel(
+def _encode_kernel(
     pieces_ptr,  # [NP, 3]
     src_ids_ptr,  # [G]
     dst_ids_ptr,  # [G]
@@ -360,7 +354,6 @@ def _transcode_kernel(
     coded_stride,
     num_items,  # G
     num_lines,  # G · NP
-    ENCODES: tl.constexpr,
     FORM: tl.constexpr,
     BITS: tl.constexpr,  # of a wide element
     ROWS: tl.constexpr,
@@ -370,7 +363,8 @@ def _transcode_kernel(
 ):
     _move_tiles(
         pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items, num_lines,
-        tl.program_id(0), ENCODES, FORM, BITS, ROWS, TILE, DIM, STAGES,
+        tl.program_id(0), ENCODES=True, FORM=FORM, BITS=BITS, ROWS=ROWS, TILE=TILE, DIM=DIM,
+        STAGES=STAGES,
     )  # fmt: skip
 
 
@@ -387,43 +381,15 @@ def encode_items(
         num_programs: number of Triton programs that share the work. None means 4 between host and
             device, and 2 per SM within a device.
     """
-    _launch(table, src_ids, dst_ids, num_programs, encodes=True)
-
-
-def decode_items(
-    table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
-) -> None:
-    """Launch the conversion of pages or states from a smaller number format back to bf16 or fp32.
-
-    Args:
-        table: the two pools and the number format, as described by `code_table`.
-        src_ids: [items] int32 on the table's device: pages of `table.coded`. Duplicates are
-            allowed. A pair with a negative id is skipped.
-        dst_ids: [items] int32 on the table's device: pages of `table.wide`, without duplicates.
-        num_programs: number of Triton programs that share the work. None means 4 between host and
-            device, and 2 per SM within a device.
-    """
-    _launch(table, src_ids, dst_ids, num_programs, encodes=False)
-
-
-def _launch(
-    table: CodeTable, src_ids: Tensor, dst_ids: Tensor, num_programs: int | None, *, encodes: bool
-) -> None:
     num_lines = len(table.pieces) * len(src_ids)
     if num_lines * table.rows >= 1 << 31:
         raise ValueError(f"a transfer of {num_lines * table.rows} rows is too long, 2**31 wanted")
-    constants = constants_of(table, encodes=encodes)
+    constants = constants_of(table, encodes=True)
     num_tiles = triton.cdiv(num_lines * table.rows, constants["TILE"])
     with torch.cuda.device_of(table.pieces):
-        _transcode_kernel[(programs_of(table, num_tiles, num_programs),)](
-            table.pieces,
-            src_ids,
-            dst_ids,
-            table.wide_stride,
-            table.coded_stride,
-            len(src_ids),
-            num_lines,
-            **constants,
+        strides = table.wide_stride, table.coded_stride
+        _encode_kernel[(programs_of(table, num_tiles, num_programs),)](
+            table.pieces, src_ids, dst_ids, *strides, len(src_ids), num_lines, **constants
         )
     if table.device.type == "cuda":  # keep the table's memory until this launch has read it
         table.pieces.record_stream(torch.cuda.current_stream(table.device))
@@ -433,7 +399,6 @@ def constants_of(table: CodeTable, *, encodes: bool) -> dict[str, int]:
     bits = WIDE[table.wide[0].dtype]
     element_bytes = bits // 8 if encodes else table.form.code_bytes
     return {
-        "ENCODES": encodes,
         "FORM": table.form.value,
         "BITS": bits,
         "ROWS": table.rows,
@@ -495,16 +460,6 @@ def naive_encode_items(
     for wide, coded in zip(table.wide, table.coded, strict=True):
         whole = coded_of(wide[src_ids[moved].long()], table.form)
         coded[dst_ids[moved].long(), : whole.shape[1]] = whole
-
-
-def naive_decode_items(
-    table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
-) -> None:
-    moved = (src_ids >= 0) & (dst_ids >= 0)
-    if not bool(moved.any()):
-        return
-    for buffer in range(len(table.wide)):
-        naive_decode_buffer(table, buffer, src_ids[moved].long(), dst_ids[moved].long())
 
 
 def naive_decode_buffer(table: CodeTable, buffer: int, src_ids: Tensor, dst_ids: Tensor) -> None:

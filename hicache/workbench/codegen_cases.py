@@ -1,5 +1,6 @@
 """Cases of `codegen`: every kernel at its production shapes, with limits for its code."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +21,11 @@ SHAPES = {
     "2 of 8 heads": (512, 16, 2 * KIB),
 }
 HEAD_BYTES = 256
+PARTS = {  # of a load-back
+    "pages": ((16, 8, 128), torch.bfloat16),
+    "states": ((64, 128, 128), torch.float32),
+    "taps": ((3, 8192), torch.bfloat16),
+}
 
 
 def item_bytes_of(shape: str) -> int:
@@ -116,14 +122,19 @@ def cases() -> list[Case]:
             sums=sums,
             limits=CHECKSUM,
         ),
-        _code("bf16 to int8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128)),
-        _code("int8 to bf16, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128), encodes=False),
-        _code("int8 to bf16, pages of 16 × 1 head", torch.bfloat16, (16, 1, 128), encodes=False),
-        _code("bf16 to fp8, pages of 64 × 8 heads of 64", torch.bfloat16, (64, 8, 64), Format.fp8),
-        _code("fp32 to int8, states", torch.float32, (64, 128, 128)),
-        _code("int8 to fp32, states", torch.float32, (64, 128, 128), encodes=False),
-        _load("load-back, pages of 16 × 8 heads and states", None, LOAD),
-        _load("load-back of int8, pages of 16 × 8 heads and states", Format.int8, CODED_LOAD),
+        _encode("bf16 to int8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128)),
+        _encode(
+            "bf16 to fp8, pages of 64 × 8 heads of 64", torch.bfloat16, (64, 8, 64), Format.fp8
+        ),
+        _encode("fp32 to int8, states", torch.float32, (64, 128, 128)),
+        _load("load-back of pages, states and taps", None, list(PARTS), LOAD),
+        _load(
+            "load-back of int8 to bf16, pages of 16 × 8 heads", Format.int8, ["pages"], CODED_LOAD
+        ),
+        _load("load-back of int8 to fp32, states", Format.int8, ["states"], CODED_LOAD),
+        _load(
+            "load-back of int8 pages and states, plain taps", Format.int8, list(PARTS), CODED_LOAD
+        ),
         _attend("decode attention, pages of 16 × 8 heads", page=16, rows=1),
         _attend("decode attention, pages of 64 × 8 heads", page=64, rows=1),
         _attend("prefill attention, pages of 64 × 8 heads", page=64, rows=64),
@@ -163,40 +174,35 @@ def _copy(
     return Case(name, copy._copy_kernel, arguments, constants, limits)
 
 
-def _code(
-    name: str,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    form: Format = Format.int8,
-    *,
-    encodes: bool = True,
+def _encode(
+    name: str, dtype: torch.dtype, shape: tuple[int, ...], form: Format = Format.int8
 ) -> Case:
     coded = torch.zeros(2, coded_bytes(shape, form), dtype=torch.uint8)
     table = code_table([torch.zeros(2, *shape, dtype=dtype)], [coded], form)
     ids = torch.zeros(256, dtype=torch.int32)
     strides = table.wide_stride, table.coded_stride
-    constants = constants_of(table, encodes=encodes) | {"STAGES": transcode.NUM_STAGES}
+    constants = constants_of(table, encodes=True) | {"STAGES": transcode.NUM_STAGES}
     return Case(
         name,
-        transcode._transcode_kernel,
+        transcode._encode_kernel,
         (torch.zeros(64, 3, dtype=torch.int64), ids, ids, *strides, 256, 4096),
         constants,
         TRANSCODE,
     )
 
 
-def _load(name: str, form: Format | None, limits: Limits) -> Case:
-    source, target = torch.zeros(2, 2, 3, 8192, dtype=torch.bfloat16)
-    buffers = [LoadBuffer(1, 1, source, target, None)]
-    shapes = [((16, 8, 128), torch.bfloat16), ((64, 128, 128), torch.float32)]
-    for kind, (shape, dtype) in enumerate(shapes):
+def _load(name: str, form: Format | None, parts: Sequence[str], limits: Limits) -> Case:
+    buffers = []
+    for kind, part in enumerate(parts):
+        shape, dtype = PARTS[part]
         target = torch.zeros(2, *shape, dtype=dtype)
-        num_bytes = coded_bytes(shape, form) if form else target[0].nbytes
+        code = None if part == "taps" else form
+        num_bytes = coded_bytes(shape, code) if code else target[0].nbytes
         source = torch.zeros(2, num_bytes, dtype=torch.uint8)
-        buffers.append(LoadBuffer(kind, kind, source, target, form))
+        buffers.append(LoadBuffer(0, kind, source, target, code))
     table = load_table(buffers, 2)
     ids, counters = torch.zeros(256, dtype=torch.int32), torch.zeros(64, 2, dtype=torch.int32)
-    moves = load.Load(torch.zeros(64, load.PART_FIELDS, dtype=torch.int32), ids, ids, 4096)
+    moves = load.Load(torch.zeros(64, load.PART_FIELDS.value, dtype=torch.int32), ids, ids, 4096)
     arguments, constants = load.launch_arguments(table, moves, counters)
     if form is not None:
         constants = {**constants, "STAGES": transcode.NUM_STAGES}

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from tests import imitated_gpu
 measure.KIB, measure.MIB, measure.GIB = 1 << 6, 1 << 12, 1 << 18  # imported by the modules below
 measure.CACHE_BYTES = 1 << 16
 
-from hicache.kernels import ops, reference  # noqa: E402
+from hicache.kernels import copy, index  # noqa: E402
 from hicache.workbench.bench import __main__ as bench  # noqa: E402
 from hicache.workbench.bench import link_cases  # noqa: E402
 
@@ -64,9 +63,12 @@ def main() -> int:
     """Run the bench."""
     interpreter.GridExecutor.__call__ = lambda *arguments, **constants: None
     imitated_gpu.Event.elapsed_time = elapsed_ms
-    names = ("copy_items", "copy_items_with_checksum", "page_table", "window_table")
-    plane = SimpleNamespace(**{name: on_gpu(getattr(reference, name)) for name in names})
-    ops.copy = ops.index = plane
+    for module, names in (
+        (copy, ("copy_items", "copy_items_with_checksum")),
+        (index, ("page_table", "window_table")),
+    ):
+        for name in names:
+            setattr(module, name, on_gpu(getattr(module, f"naive_{name}")))
     measure.Bench.verify = lambda self, transfer, launch: launch()
     seconds = count()
     time.perf_counter = lambda: next(seconds) ** 1.5 / 1e3

@@ -11,7 +11,7 @@ import pytest
 import torch
 from einops import rearrange
 
-from hicache.kernels import copy, copy_table, reference
+from hicache.kernels import copy, copy_table
 from hicache.workbench.check import check
 from hicache.workbench.check_cases import cases
 from hicache.workbench.contract import ours
@@ -38,7 +38,7 @@ def i32(values, device):
 
 def in_torch(src, dst):
     """What a machine without a GPU runs."""
-    return partial(reference.copy_items, copy_table(src, dst))
+    return partial(copy.naive_copy_items, copy_table(src, dst))
 
 
 def assert_right(verdict, num_cases):
@@ -85,7 +85,7 @@ def test_random_transfers_and_their_checksums_equal_torch(num_cases, device):
             expected = copied(src, dst, launch.src_ids, launch.dst_ids)
             ids = i32(launch.src_ids, device), i32(launch.dst_ids, device)
             twin = copy_table([b.cpu() for b in src], [b.clone() for b in expected])
-            sums = reference.copy_items_with_checksum(twin, *(each.cpu() for each in ids))
+            sums = copy.naive_copy_items_with_checksum(twin, *(each.cpu() for each in ids))
             got = copy.copy_items_with_checksum(table, *ids, num_programs=launch.num_programs)
             assert torch.equal(got.cpu(), sums), case.name
             for buffer, wanted in zip(dst, expected, strict=True):

@@ -1,11 +1,12 @@
 """Index kernels against loops in Python."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hicache.kernels import index, reference
+from hicache.kernels import index
 
 
 @pytest.fixture(params=["kernel", "reference"])
@@ -13,10 +14,14 @@ def plane(request, device):
     """The index operations, as kernels and as the reference that stands in for them."""
     if request.param == "reference" and device.type == "cuda":
         pytest.skip("the reference serves CPU tensors")
-    return {"kernel": index, "reference": reference}[request.param]
+    prefix = "naive_" if request.param == "reference" else ""
+    return SimpleNamespace(
+        page_table=getattr(index, f"{prefix}page_table"),
+        window_table=getattr(index, f"{prefix}window_table"),
+    )
 
 
-def naive_page_table(page_ids, spans, request_spans, num_columns, hole):
+def wanted_rows(page_ids, spans, request_spans, num_columns, hole):
     rows = []
     for first, last in itertools.pairwise(request_spans):
         pages = [page_ids[i] for start, n in spans[first:last] for i in range(start, start + n)]
@@ -33,7 +38,7 @@ def test_a_page_table_lays_spans_one_after_another(num_columns, plane, ids, gene
     got = plane.page_table(
         ids(page_ids), ids(spans), ids(request_spans), num_columns=num_columns, hole=0
     )
-    assert got.tolist() == naive_page_table(page_ids, spans, request_spans, num_columns, 0)
+    assert got.tolist() == wanted_rows(page_ids, spans, request_spans, num_columns, 0)
 
 
 def test_a_page_table_of_no_requests_is_empty(plane, ids):
@@ -100,3 +105,46 @@ def test_a_kernel_writes_its_table_alone(name, ids, device, monkeypatch):
     monkeypatch.setattr(torch, "empty", empty)
     assert found.tolist() == wanted
     assert slabs[0][:32].tolist() == slabs[0][-32:].tolist() == [-5] * 32
+
+
+def i32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("spans", "sentence"),
+    [
+        (i32(0, 1), "spans must be \\[S, 2\\] and contiguous, got shape \\(2,\\)"),
+        (i32(0, 1, 2).view(1, 3), "spans must be"),
+        (i32(0, 1, 0, 1).view(2, 2).T, "spans must be|one contiguous axis"),
+        (torch.zeros(1, 2), "spans must be int32"),
+    ],
+)
+def test_spans_of_another_form_are_refused(spans, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        index.page_table(i32(1, 2), spans, i32(0, 1), num_columns=4)
+
+
+@pytest.mark.parametrize(
+    ("pages", "seq_lens", "sentence"),
+    [
+        (
+            i32(1, 2).view(2, 1),
+            i32(4),
+            r"page table must be \[1, C\] contiguous, got shape \(2, 1\)",
+        ),
+        (i32(1, 2, 3, 4).view(2, 2).T, i32(4, 4), "page table must be|one contiguous axis"),
+        (i32(1, 2).view(2, 1), torch.tensor([4, 4]), "sequence lengths must be int32"),
+    ],
+)
+def test_page_tables_of_another_form_are_refused(pages, seq_lens, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        index.window_table(pages, seq_lens, i32(0, 1, 2), page_size=4, window_len=8)
+
+
+def test_tables_of_the_least_size_are_made(plane, ids):
+    pages, spans, bounds = ids([1]), ids([[0, 1]]), ids([0, 1])
+    assert plane.page_table(pages, spans, bounds, num_columns=0).shape == (1, 0)
+    assert plane.page_table(pages, spans, bounds, num_columns=2).tolist() == [[1, 0]]
+    window = plane.window_table(ids([[0]]), ids([1]), ids([7]), page_size=1, window_len=1)
+    assert window.tolist() == [[7]]

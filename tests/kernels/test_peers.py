@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton.language as tl
 
-from hicache.kernels import copy_table, reference
+from hicache.kernels import copy, copy_table
 from hicache.workbench import contract
 from hicache.workbench.bench import peers
 from hicache.workbench.bench.gemm import persistent_gemm
@@ -231,7 +231,7 @@ def test_the_staged_peer_moves_through_a_buffer_that_lies_like_the_host(
 
     def gathered(table, src_ids, dst_ids, *, num_programs):
         launches.append((src_ids.tolist(), dst_ids.tolist(), num_programs))
-        reference.copy_items(table, src_ids, dst_ids)
+        copy.naive_copy_items(table, src_ids, dst_ids)
 
     monkeypatch.setattr(peers, "copy_items", gathered)
     device = [torch.arange(8 * 64).view(8, 64) + 1000 * k for k in range(2)]

@@ -5,7 +5,8 @@ from random import Random
 import pytest
 import torch
 
-from hicache.kernels import transcode
+from hicache.kernels import load, transcode
+from hicache.kernels.load import LoadBuffer, load_items, load_of, load_table, naive_load_items
 from hicache.kernels.transcode import Format, code_table, coded_bytes, row_len
 
 POISON = 0x55
@@ -22,6 +23,17 @@ COMBINATIONS = [
 def small_tiles(monkeypatch):
     """Tiles of 4 KiB, of which small pools have several."""
     monkeypatch.setattr(transcode, "TILE_BYTES", 4 << 10)
+
+
+def loaded(table, coded_ids, wide_ids, launch=load_items, **options):
+    """Decode items by a load-back of one layer; those with a negative id stay."""
+    sides = zip(table.coded, table.wide, strict=True)
+    buffers = [LoadBuffer(0, 0, source, target, table.form) for source, target in sides]
+    loads = load_table(buffers, 1)
+    pairs = [pair for pair in zip(coded_ids, wide_ids, strict=True) if min(pair) >= 0]
+    ids = torch.tensor(pairs, dtype=torch.int32).view(-1, 2)
+    counters = torch.zeros(1, 2, dtype=torch.int32, device=loads.device)
+    launch(loads, load_of(loads, {0: (ids[:, 0].clone(), ids[:, 1].clone())}), counters, **options)
 
 
 def bits_of(values):
@@ -105,9 +117,7 @@ class Case:
 
     def decode(self):
         wide_ids = [-1 if i in self.wide_ids[:n] else i for n, i in enumerate(self.wide_ids)]
-        transcode.decode_items(
-            self.table, self.ids(self.coded_ids), self.ids(wide_ids), num_programs=self.programs
-        )
+        loaded(self.table, self.coded_ids, wide_ids, num_programs=self.programs)
         self.synchronize()
         return wide_ids
 
@@ -125,7 +135,7 @@ def assert_moves_equal_torch(case):
     assert torch.equal(case.host, twin.host)
     assert torch.equal(bits_of(case.slab).cpu(), bits_of(twin.slab))
     wide_ids = case.decode()
-    transcode.naive_decode_items(twin.table, as_ids[1], torch.tensor(wide_ids, dtype=torch.int32))
+    loaded(twin.table, case.coded_ids, wide_ids, naive_load_items)
     assert torch.equal(case.slab.cpu().nan_to_num(nan=7.5), twin.slab.nan_to_num(nan=7.5))
     assert torch.equal(case.host, twin.host)
 
@@ -169,7 +179,7 @@ def test_many_moves_equal_one(num_moves, combinations, device):
         results = []
         for move in range(num_moves):
             transcode.encode_items(hops[move % 2], ids, ids.flip(0))
-            transcode.decode_items(hops[move % 2], ids.flip(0), ids)
+            loaded(hops[move % 2], ids.flip(0).tolist(), ids.tolist())
             if device.type == "cuda":
                 torch.cuda.synchronize()
             results.append((coded[move % 2].clone(), wide.cpu().nan_to_num(nan=7.5)))
@@ -196,7 +206,8 @@ def test_the_pipelined_loop_codes_as_the_plain_one_does(monkeypatch):
     case = Case(3, torch.device("cpu"))
     constants = transcode.constants_of
     with_stages = lambda *given, **named: constants(*given, **named) | {"STAGES": 3}  # noqa: E731
-    monkeypatch.setattr(transcode, "constants_of", with_stages)
+    for module in (transcode, load):
+        monkeypatch.setattr(module, "constants_of", with_stages)
     assert_moves_equal_torch(case)
 
 

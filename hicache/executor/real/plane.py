@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hicache.kernels import copy, load, reference, transcode
+from hicache.kernels import copy, index, load, transcode
 from hicache.kernels.append import append, naive_append
 from hicache.kernels.attend import attend, naive_attend
 from hicache.kernels.scan import naive_scan, scan
@@ -20,6 +20,8 @@ class Plane(NamedTuple):
     append: Callable[..., None]
     attend: Callable[..., Tensor]
     scan: Callable[..., Tensor]
+    page_table: Callable[..., Tensor]
+    window_table: Callable[..., Tensor]
 
     def wrapped(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> "Plane":
         return Plane(*map(wrap, self))
@@ -33,20 +35,24 @@ TRITON = Plane(
     append,
     attend,
     scan,
+    index.page_table,
+    index.window_table,
 )
 REFERENCE = Plane(
-    reference.copy_items,
-    reference.copy_items_with_checksum,
+    copy.naive_copy_items,
+    copy.naive_copy_items_with_checksum,
     transcode.naive_encode_items,
     load.naive_load_items,
     naive_append,
     naive_attend,
     naive_scan,
+    index.naive_page_table,
+    index.naive_window_table,
 )
 
 
 def interpreted() -> Plane:
-    """Return the copy and attention kernels, run by Triton's interpreter on the CPU.
+    """Return the kernels, run by Triton's interpreter on the CPU.
 
     The interpreter has global state, so a lock allows only one launch at a time.
     """

@@ -53,12 +53,13 @@ class TorchPools:
         self.holders = _holders(spec.model)
         first = self.ranks[0]  # tables of one shape share compiled kernels
         held = [each for each in first.saves.values() if each is not None]
-        warm_up(*(each.plain for each in held if each.plain), page_size=spec.page_size)
         # by layer: programs that have written their part, launches of all ranks that have landed
         num_layers = len(spec.model.layer_words)
         self.landed = torch.zeros(num_layers, 2, dtype=torch.int32, device=spec.device)
-        for each in held if spec.device.type == "cuda" else ():
-            each.warm_up()
+        if spec.device.type == "cuda":
+            warm_up(*(each.plain for each in held if each.plain), page_size=spec.page_size)
+            for each in held:
+                each.warm_up()
         for loads in (first.loads, first.copies) if spec.device.type == "cuda" else ():
             if loads is not None:
                 load_items(loads, load_of(loads, {}), torch.zeros_like(self.landed))

@@ -17,7 +17,7 @@ from hicache.cache.kinds import FULL, SWA
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.sequence import Sequence as TokenSequence
 from hicache.executor.real.pools import TorchPools
-from hicache.kernels import page_table, send, window_table
+from hicache.kernels import send
 
 
 class Stretch(NamedTuple):
@@ -41,6 +41,7 @@ class StepTables:
     def __init__(self, pools: TorchPools, window_len: int) -> None:
         self._page_size = pools.page_size
         self._device = pools.device
+        self._plane = pools.plane
         self._window_len = window_len
         self._full_to_swa: Tensor | None = None
         if SWA in pools.ranks[0].kv:
@@ -71,14 +72,16 @@ class StepTables:
         page_ids, spans, bounds, ends, *pairs = send(
             [torch.from_numpy(part) for part in parts], self._device
         )
-        table = page_table(page_ids, spans.view(-1, 2), bounds, num_columns=max(num_pages))
+        table = self._plane.page_table(
+            page_ids, spans.view(-1, 2), bounds, num_columns=max(num_pages)
+        )
         rows = [{FULL: Row(ids, 0)} for ids in table]
         if self._full_to_swa is None:
             return rows
         full_ids, swa_ids = pairs
         self._full_to_swa[full_ids.long()] = swa_ids
         window = max(each.end - first * size for each, first in zip(stretches, firsts, strict=True))
-        windows = window_table(
+        windows = self._plane.window_table(
             table, ends, self._full_to_swa, page_size=size, window_len=max(window, 1)
         )
         for row, ids, each in zip(rows, windows, stretches, strict=True):

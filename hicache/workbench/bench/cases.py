@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hicache.kernels import copy
-from hicache.kernels.ops import copy_pages_with_checksum
+from hicache.kernels.copy import naive_copy_items_with_checksum as naive_checksum
 from hicache.workbench.bench.contest import programs
 from hicache.workbench.bench.device_cases import indices, pages, slots
 from hicache.workbench.bench.link_cases import against_peers, interference, launches, links
@@ -42,7 +42,8 @@ def checksums(session: Session) -> None:
         transfer = session.bench.transfer(name, 64, 2 * KIB)
         plain = session.verified("checksum", f"{name}, plain", transfer)
         ids = transfer.src_ids, transfer.dst_ids
-        launch = partial(copy_pages_with_checksum, transfer.table, *ids, trusted=True)
+        by = copy.copy_items_with_checksum if session.bench.on_gpu else naive_checksum
+        launch = partial(by, transfer.table, *ids)
         rate = session.verified("checksum", f"{name}, with checksum", transfer, launch)
         session.notes[f"checksum_over_plain_{name}"] = rate / plain
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hicache.kernels import copy, ops
+from hicache.kernels import copy, index
 from hicache.workbench.bench import peers
 from hicache.workbench.bench.measure import KIB, Transfer, graphed
 from hicache.workbench.bench.session import Session
@@ -95,9 +95,11 @@ def indices(session: Session) -> None:
     bounds = to_device(torch.arange(num_requests + 1) * per_request)
     page_ids = to_device(torch.arange(num_columns))
     seq_lens = to_device(torch.full((num_requests,), 64 * num_columns))
+    page_tables = index.page_table if bench.on_gpu else index.naive_page_table
+    window_tables = index.window_table if bench.on_gpu else index.naive_window_table
     launches: dict[str, Callable[[], Tensor]] = {
-        "page table": lambda: ops.page_table(page_ids, spans, bounds, num_columns=num_columns),
-        "window table": lambda: ops.window_table(
+        "page table": lambda: page_tables(page_ids, spans, bounds, num_columns=num_columns),
+        "window table": lambda: window_tables(
             page_table, seq_lens, page_ids, page_size=64, window_len=1024
         ),
     }

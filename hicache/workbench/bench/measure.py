@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hicache.kernels import ops
+from hicache.kernels import copy
 from hicache.kernels.layout import layer_first_buffers, page_first_buffers
 from hicache.kernels.table import WORD_BYTES, copy_table
 from hicache.workbench.contract import CopyKernel, bound
@@ -61,8 +61,9 @@ class Transfer:
         return self.table.item_bytes * len(self.src_ids)
 
     def launch(self, num_programs: int | None = None) -> None:
-        ids = self.src_ids, self.dst_ids
-        ops.copy_pages(self.table, *ids, num_programs=num_programs, trusted=True)
+        on_cpu = self.table.device.type == "cpu"
+        launch = copy.naive_copy_items if on_cpu else copy.copy_items
+        launch(self.table, self.src_ids, self.dst_ids, num_programs=num_programs)
 
     def by(self, kernel: CopyKernel, num_programs: int | None = None) -> Callable[[], object]:
         launch = kernel(self.src, self.dst)

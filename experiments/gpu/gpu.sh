@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in three parts, each of which ends within ten minutes:
-#   kernels   their tests for real, machine code as the local triton makes it, the bench with sweeps
-#             and peers, compute-sanitizer on the copies of the tests, Nsight Compute on the copy kernels
+#   kernels   their tests for real, machine code as the local triton makes it, the bench with sweeps,
+#             compute-sanitizer on the copies of the tests, Nsight Compute on the copy kernels
 #   contest   ours, the peers and, named in KERNELS, those of the user's own, by size and direction;
 #             then 1,400 random transfers
 #   executor  random mixes through Triton kernels and CUDA streams with equal logits, one of them
@@ -9,9 +9,8 @@
 #
 #   experiments/gpu/gpu.sh [kernels] [contest] [executor]          all unless named
 #
-# The first two need torch, triton, einops, numpy and pytest; matplotlib draws figures and
-# pytest-xdist saves time if they are there. The last also needs what the project needs:
-# hydra-core, omegaconf and the like.
+# The first two need torch, triton, einops, numpy and pytest; pytest-xdist saves time if it is
+# there. The last also needs what the project needs: hydra-core, omegaconf and the like.
 # What cannot be measured, or is not installed, is said in steps.log.
 #
 # OUT     where results go                        (default: outputs/gpu)
@@ -85,7 +84,7 @@ if [[ " $parts " == *" kernels "* ]]; then
     step 120 tests "${pytest[@]}" "gpu and not soak" "${workers[@]}" tests/kernels --confcutdir=tests/kernels
     step 30 codegen "$python" -m hicache.workbench.codegen
     LINES_SHOWN=160 step 200 bench "$python" -m hicache.workbench.bench \
-        --json "$out/bench.json" --figure "$out/bench.png"
+        --json "$out/bench.json"
     if [[ -s "$out/bench.json" ]] && "$python" -c 'import hydra, pandas, tabulate'; then
         step 20 profile "$python" -m experiments.gpu.profile "$out/bench.json"
         LINES_SHOWN=80 step 20 predictions "$python" -m experiments.gpu.predictions --bench "$out/bench.json"
@@ -111,11 +110,12 @@ fi
 
 if [[ " $parts " == *" contest "* ]]; then
     entered=()
-    for kernel in ${KERNELS:-}; do
+    sglang="${SGLANG:+experiments.gpu.sglang_peers:tma experiments.gpu.sglang_peers:registers}"
+    for kernel in ${KERNELS:-} $sglang; do
         entered+=(--kernel "$kernel")
     done
     LINES_SHOWN=80 step 300 contest "$python" -m hicache.workbench.bench --op contest "${entered[@]}" \
-        --json "$out/contest.json" --roofline "$out/roofline.png"
+        --json "$out/contest.json"
     step 240 fuzz "${pytest[@]}" "gpu and soak" "${workers[@]}" tests/kernels --confcutdir=tests/kernels
 fi
 

@@ -1,7 +1,7 @@
 """Copy SGLang's own copy kernels and their imports to a folder small enough to carry to a GPU.
 
     python -m experiments.gpu.sglang_kernels DIR [--release 0.5.23]
-    SGLANG=DIR experiments/gpu/gpu.sh kernels
+    SGLANG=DIR experiments/gpu/gpu.sh contest
 
 The original `__init__.py` files import all of SGLang, so those in the folder are empty. One helper
 that the kernels call is replaced. The kernels are built on first use, by nvcc and ninja, through

@@ -109,22 +109,11 @@ def _split_kernel(
     mixed = tl.zeros((LANES, DIM), tl.float32)
     key_base = pool_ptr + head * DIM
     table_row = table_ptr + tile * num_columns
-    if STAGES > 1:
-        for block in tl.range(first // BLOCK, tl.cdiv(end, BLOCK), num_stages=STAGES):
-            most, total, mixed = _turn(
-                query, most, total, mixed, block, key_base, table_row, position, low, held,
-                first_page, window_len, page_stride, kv_stride, scale, HEADS * DIM, PAGE,
-                BLOCK, DIM,
-            )  # fmt: skip
-    else:  # a range over tensors fails in the interpreter of triton 3.6
-        block = first // BLOCK
-        while block < tl.cdiv(end, BLOCK):
-            most, total, mixed = _turn(
-                query, most, total, mixed, block, key_base, table_row, position, low, held,
-                first_page, window_len, page_stride, kv_stride, scale, HEADS * DIM, PAGE,
-                BLOCK, DIM,
-            )  # fmt: skip
-            block += 1
+    for block in tl.range(first // BLOCK, tl.cdiv(end, BLOCK), num_stages=STAGES):
+        most, total, mixed = _turn(
+            query, most, total, mixed, block, key_base, table_row, position, low, held, first_page,
+            window_len, page_stride, kv_stride, scale, HEADS * DIM, PAGE, BLOCK, DIM,
+        )  # fmt: skip
     num_tiles = tl.num_programs(0) // parts
     shift = split.to(tl.int64) * num_tiles * num_rows * (HEADS * GROUP)
     tl.store(mixed_ptr + shift * DIM + where, mixed, mask=exists[:, None])
@@ -247,7 +236,7 @@ def split_arguments(
         "LANES": max(triton.next_power_of_2(rows * group), 16),
         "BLOCK": BLOCK,
         "SPLIT": SPLIT,
-        "STAGES": 1 if triton.knobs.runtime.interpret else NUM_STAGES,
+        "STAGES": NUM_STAGES,
         "num_warps": 4,
     }
     return (queries, pool, table, tiles, mixed, totals, *sizes), constants

@@ -32,6 +32,7 @@ from hicache.kernels.ops import send
 from hicache.kernels.table import CopyTable, copy_table
 from hicache.kernels.transcode import (
     DECODE_WARPS,
+    NUM_STAGES,
     CodeTable,
     Format,
     _move_tiles,
@@ -305,7 +306,7 @@ def launch_arguments(
     constants = {
         **shape,
         "CODED": tuple(tuple(each[name] for name in names) for each in coded),
-        "STAGES": max([each["STAGES"] for each in coded], default=1),
+        "STAGES": NUM_STAGES,
         "num_warps": DECODE_WARPS if coded else NUM_WARPS,
     }
     return (pieces, table.addresses, *load[:3], counters, len(load.parts)), constants

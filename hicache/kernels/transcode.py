@@ -324,22 +324,13 @@ def _move_tiles(
 ):  # fmt: skip
     # every tile that is this program's: `first`, and one in so many as there are programs
     num_tiles = tl.cdiv(num_lines * ROWS, TILE)
-    if STAGES > 1:
-        # pipelined by the compiler through shared memory, so that computing does not delay
-        # loads; in a plain loop it does (only 16 KiB in flight)
-        for tile in tl.range(first, num_tiles, tl.num_programs(0), num_stages=STAGES):
-            _move(
-                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride,
-                num_items, num_lines, tile, ENCODES, FORM, BITS, ROWS, TILE, DIM,
-            )  # fmt: skip
-    else:  # a range over tensors fails in the interpreter of triton 3.6
-        tile = first
-        while tile < num_tiles:
-            _move(
-                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride,
-                num_items, num_lines, tile, ENCODES, FORM, BITS, ROWS, TILE, DIM,
-            )  # fmt: skip
-            tile += tl.num_programs(0)
+    # pipelined by the compiler through shared memory, so that computing does not delay loads; in a
+    # plain loop it does (only 16 KiB in flight)
+    for tile in tl.range(first, num_tiles, tl.num_programs(0), num_stages=STAGES):
+        _move(
+            pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items, num_lines,
+            tile, ENCODES, FORM, BITS, ROWS, TILE, DIM,
+        )  # fmt: skip
 
 
 @triton.jit(
@@ -404,7 +395,7 @@ def constants_of(table: CodeTable, *, encodes: bool) -> dict[str, int]:
         "ROWS": table.rows,
         "TILE": TILE_BYTES // (table.dim * element_bytes),
         "DIM": table.dim,
-        "STAGES": 1 if table.device.type == "cpu" else NUM_STAGES,
+        "STAGES": NUM_STAGES,
         "num_warps": NUM_WARPS if encodes and table.form is not Format.fp8 else DECODE_WARPS,
     }
 

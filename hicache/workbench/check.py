@@ -262,7 +262,7 @@ def _inside(options: argparse.Namespace, device: torch.device) -> int:
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="check", description="Is a kernel right?")
-    parser.add_argument("kernel", help="module:attribute, or an entry point")
+    parser.add_argument("kernel", help="module:attribute")
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")

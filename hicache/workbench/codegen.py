@@ -17,15 +17,18 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import triton
+from torch import Tensor
 
 from hicache.workbench import scoreboard
 from hicache.workbench.codegen_cases import KIB, SHAPES, Case, Limits, cases, shaped
-from hicache.workbench.contract import DECLINED, named
+from hicache.workbench.contract import DECLINED, CopyKernel, named
 from hicache.workbench.own import OwnKernel
 from hicache.workbench.stand_in import Loaded, stand_in
 
@@ -99,22 +102,16 @@ def compile_case(case: Case) -> Report:
 def launched_by(name: str) -> list[Report]:
     """Return a report on the machine code of each Triton kernel that the user's code launches.
 
-    `name` is the name of the code: `module:attribute`, or an entry point. No GPU is needed.
+    `name` is the name of the code, `module:attribute`. No GPU is needed.
 
     Raises:
         ValueError: the name is unknown, or the code declines all of the sample inputs.
     """
-    kernel = named(name)
-    if isinstance(kernel, OwnKernel):
-        return _launched_by_own(kernel)
-    driver = stand_in()
+    kernel, driver = named(name), stand_in()
     reports, declined = [], []
-    ids = torch.arange(8, dtype=torch.int32)
-    arenas = torch.zeros(2, 2 * len(ids) * 128 * KIB, dtype=torch.uint8)
-    for what in SHAPES:
-        src, dst = shaped(what, len(ids), *arenas)
+    for what, launch in _launches(kernel):
         try:
-            kernel(src, dst)(ids, ids.flip(0))
+            launch()
         except DECLINED as error:
             declined.append(f"{what}: {error}")
         reports += [
@@ -126,18 +123,20 @@ def launched_by(name: str) -> list[Report]:
     return reports
 
 
-def _launched_by_own(kernel: OwnKernel) -> list[Report]:
-    driver = stand_in()
-    reports = []
-    for what, sizes in kernel.sizes.items():
-        kernel.launch(**kernel.make(sizes, torch.Generator().manual_seed(0)))
-        reports += [
-            read_cubin(each._replace(name=f"{each.name}, {what}")) for each in driver.loaded
-        ]
-        driver.loaded.clear()
-    if not reports:
-        raise ValueError(f"{type(kernel).__name__} launched no kernel at {list(kernel.sizes)}")
-    return reports
+def _launches(kernel: CopyKernel | OwnKernel) -> Iterator[tuple[str, Callable[[], object]]]:
+    if isinstance(kernel, OwnKernel):
+        for what, sizes in kernel.sizes.items():
+            arguments = kernel.make(sizes, torch.Generator().manual_seed(0))
+            yield what, partial(kernel.launch, **arguments)
+        return
+    ids = torch.arange(8, dtype=torch.int32)
+    arenas = torch.zeros(2, 2 * len(ids) * 128 * KIB, dtype=torch.uint8)
+    for what in SHAPES:
+        yield what, partial(_copy, kernel, shaped(what, len(ids), *arenas), ids)
+
+
+def _copy(kernel: CopyKernel, pools: Sequence[Sequence[Tensor]], ids: Tensor) -> None:
+    kernel(*pools)(ids, ids.flip(0))
 
 
 def read_cubin(loaded: Loaded) -> Report:

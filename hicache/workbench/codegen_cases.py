@@ -111,7 +111,6 @@ def cases() -> list[Case]:
     sums = torch.zeros(256, dtype=torch.int64)
     return [
         _copy("pages of 64 KiB and more, Mamba slots", 128 * KIB),
-        _copy("pages of 16 KiB (8 tokens × 2 KiB)", 16 * KIB),
         _copy("pages of 4 KiB (16 tokens × 256 B)", 4 * KIB),
         _copy("token rows of 2 KiB (8 heads × 128 × bf16)", 2 * KIB),
         _copy("token rows of 256 B (1 head × 128 × bf16)", 256),
@@ -181,7 +180,7 @@ def _encode(
     table = code_table([torch.zeros(2, *shape, dtype=dtype)], [coded], form)
     ids = torch.zeros(256, dtype=torch.int32)
     strides = table.wide_stride, table.coded_stride
-    constants = constants_of(table, encodes=True) | {"STAGES": transcode.NUM_STAGES}
+    constants = constants_of(table, encodes=True)
     return Case(
         name,
         transcode._encode_kernel,
@@ -204,8 +203,6 @@ def _load(name: str, form: Format | None, parts: Sequence[str], limits: Limits) 
     ids, counters = torch.zeros(256, dtype=torch.int32), torch.zeros(64, 2, dtype=torch.int32)
     moves = load.Load(torch.zeros(64, load.PART_FIELDS.value, dtype=torch.int32), ids, ids, 4096)
     arguments, constants = load.launch_arguments(table, moves, counters)
-    if form is not None:
-        constants = {**constants, "STAGES": transcode.NUM_STAGES}
     return Case(name, load._load_kernel, arguments, constants, limits)
 
 

@@ -8,10 +8,10 @@
 
     python -m hicache.workbench.check my_file:my_copy
 
-No registration is needed: the name is `module:attribute`, or an entry point of the group
-`hicache.copy_kernels`. Buffers are tensors whose first axis is the item; an item of buffer b has
-equally many bytes in both pools. A negative id on either side is a hole. A kernel declines
-transfers that it does not support with a ValueError or a NotImplementedError that says why.
+No registration is needed: the name is `module:attribute`. Buffers are tensors whose first axis is
+the item; an item of buffer b has equally many bytes in both pools. A negative id on either side is
+a hole. A kernel declines transfers that it does not support with a ValueError or a
+NotImplementedError that says why.
 
 A kernel that is not a copy is a class with an oracle (`own`).
 
@@ -23,7 +23,6 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
@@ -33,7 +32,6 @@ from hicache.kernels import copy
 from hicache.kernels.table import copy_table
 from hicache.workbench.own import OwnKernel
 
-GROUP = "hicache.copy_kernels"
 DECLINED = (ValueError, NotImplementedError)
 
 
@@ -84,7 +82,7 @@ def bound(
 
 
 def named(name: str) -> CopyKernel | OwnKernel:
-    """Import and return the kernel with the given name: `module:attribute`, or an entry point.
+    """Import and return the kernel with the given name, `module:attribute`.
 
     If the name refers to a class, the result is an instance. The working directory is searched
     first.
@@ -95,20 +93,11 @@ def named(name: str) -> CopyKernel | OwnKernel:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    module, colon, attribute = name.partition(":")
-    if colon:
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"no copy kernel {name}: {error}") from error
-    else:
-        points = entry_points(group=GROUP, name=name)
-        if not points:
-            raise ValueError(
-                f"a copy kernel is named module:attribute or is an entry point of {GROUP}, "
-                f"got {name!r}"
-            )
-        found = next(iter(points)).load()
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"no kernel {name}, expected module:attribute: {error}") from error
     found = found() if isinstance(found, type) else found
     if isinstance(found, OwnKernel):
         return found

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from triton.runtime import interpreter
 
 from hicache.workbench.bench import measure
@@ -29,16 +28,6 @@ from hicache.workbench.bench import __main__ as bench  # noqa: E402
 from hicache.workbench.bench import link_cases  # noqa: E402
 
 link_cases.WEIGHT_SIZE = 16
-
-
-def describe(figure: Figure, *_: object, **__: object) -> None:
-    """Print the lines of a figure instead of saving it."""
-    for axes in figure.axes:
-        print(f"axes {axes.get_title()!r}, {axes.get_xlabel()!r}, {axes.get_ylabel()!r}")
-        for line in axes.get_lines():
-            points = zip(line.get_xdata(), line.get_ydata(), strict=True)
-            told = " ".join(f"{x:.4g}:{y:.4g}" for x, y in list(points)[::7])
-            print(f"  {line.get_label()} {line.get_linestyle()} {told}")
 
 
 def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,13 +61,11 @@ def main() -> int:
     measure.Bench.verify = lambda self, transfer, launch: launch()
     seconds = count()
     time.perf_counter = lambda: next(seconds) ** 1.5 / 1e3
-    Figure.savefig = describe
     imitated_gpu.Event.num_recorded = 0
     every = [f"--op={name}" for name in (*bench.CASES, bench.CONTEST)]
     sizes = ["--device-mib=1024", "--host-mib=512", "--repeats=3"]
     with tempfile.TemporaryDirectory() as folder:
-        paths = [f"--{name}={Path(folder, name)}" for name in ("json", "figure", "roofline")]
-        sys.argv = ["bench", *every, *sizes, *paths]
+        sys.argv = ["bench", *every, *sizes, f"--json={Path(folder, 'json')}"]
         code = bench.main()
         print(Path(folder, "json").read_text().count("\n"), "lines of JSON")
     return code

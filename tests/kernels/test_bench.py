@@ -12,7 +12,6 @@ import wrong_copies
 from hicache.workbench.bench import __main__ as bench
 from hicache.workbench.bench import cases as bench_cases
 from hicache.workbench.bench import contest as bench_contest
-from hicache.workbench.bench import figures as bench_figures
 from hicache.workbench.bench.measure import KIB, Bench, quantiles
 from hicache.workbench.bench.session import Cell, Session
 
@@ -38,7 +37,7 @@ def test_a_dry_run_walks_through_every_case(monkeypatch, capsys, tmp_path):
     assert run(monkeypatch, "--json", str(tmp_path / "bench.json")) == 0
     document = json.loads((tmp_path / "bench.json").read_text())
     assert document["failed"] == {}
-    assert {goal["goal"] for goal in document["goals"]} == {f"G{n}" for n in range(1, 11)}
+    assert {goal["goal"] for goal in document["goals"]} == {f"G{n}" for n in range(1, 11)} - {"G5"}
     assert all(goal["holds"] is None and goal["why"] for goal in document["goals"])
     assert {record["op"] for record in document["records"]} >= {"pages", "slots", "sweep", "index"}
     assert all(record["gb_per_s"] is None for record in document["records"])
@@ -190,16 +189,8 @@ def test_a_kernel_that_is_not_there_is_refused_in_one_sentence(monkeypatch, caps
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_no_figure_is_drawn_of_nothing(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(bench_contest, "DRY_SIZES", ())
-    assert run(monkeypatch, "--roofline", str(tmp_path / "roofline.png")) == 0
-    assert not list(tmp_path.iterdir())
-    assert "nothing is timed without a GPU" in capsys.readouterr().err
-
-
 def measured(toy):
     session = Session(toy)
-    session.ceilings = {"device": 2000.0, "engine_to_device": 52.0, "sm_to_device": 48.0}
     for direction, ceiling in (("device", 2e12), ("to_device", 48e9)):
         for size in (4 * KIB, 1024 * KIB, 1 << 29):
             session.cells.append(
@@ -213,18 +204,24 @@ def measured(toy):
     return session
 
 
-def test_a_roofline_lies_under_its_roof(toy):
-    figure = bench_figures.roofline_figure(measured(toy))
-    panel = figure.axes[1]
-    lines = {line.get_label(): line for line in panel.get_lines()}
-    roof, ours = lines["roof"].get_ydata(), lines["ours"].get_ydata()
-    assert roof[-1] == 52.0
-    assert max(ours) <= 52.0
-    assert roof[0] == pytest.approx(ours[0])
-
-
 def test_a_contest_is_a_table_of_times_and_rates(toy):
     text = bench_contest.table(measured(toy).cells)
     assert "512 MiB" in text
     rows = [line.split() for line in text.splitlines() if line.startswith("1 MiB")]
     assert rows == [["1", "MiB", "5.5", "/", "189.8"], ["1", "MiB", "26.8", "/", "39.1"]]
+
+
+def test_a_contest_judges_peers_at_the_largest_transfer_that_was_timed(toy):
+    session = measured(toy)
+    for name, p50_s in (("vllm_blocks", 2e-2), ("sgl_warps", 1e-2)):
+        cell = Cell(direction="to_device", num_bytes=1 << 29, kernel=name, p50_s=p50_s)
+        session.cells.append(cell)
+    bench_contest._judge(session, "to_device")
+    ours_s = 5e-6 + (1 << 29) / 48e9
+    judged = {goal.what: goal for goal in session.goals}
+    faster, slower = (
+        judged[f"to_device, 512 MiB, over {name}"] for name in ("vllm_blocks", "sgl_warps")
+    )
+    assert (faster.got, faster.holds) == (pytest.approx(2e-2 / ours_s), True)
+    assert (slower.got, slower.holds) == (pytest.approx(1e-2 / ours_s), False)
+    assert judged["to_device, 512 MiB, over sglang_unified"].holds is None

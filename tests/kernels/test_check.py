@@ -1,6 +1,5 @@
 """The check of a user's copy kernel: what is planted is found and named, what is right passes."""
 
-import importlib
 import re
 import sys
 from hashlib import sha256
@@ -148,22 +147,16 @@ def test_the_command_of_the_docs_answers_with_its_exit_code(in_the_examples, cap
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("my_copy:absent", "no copy kernel my_copy:absent"),
-        ("absent_file:my_copy", "no copy kernel absent_file:my_copy"),
+        ("my_copy:absent", "no kernel my_copy:absent"),
+        ("absent_file:my_copy", "no kernel absent_file:my_copy"),
         ("my_copy:BLOCK", "must be a function of two pools or a class with an oracle, got int"),
-        ("nobody", "an entry point of hicache.copy_kernels, got 'nobody'"),
+        ("nobody", "no kernel nobody, expected module:attribute"),
+        ("", "no kernel , expected module:attribute"),
     ],
 )
 def test_a_name_without_a_kernel_is_refused(name, sentence, in_the_examples):
     with pytest.raises(ValueError, match=sentence):
         contract.named(name)
-
-
-def test_an_entry_point_is_a_name(in_the_examples, monkeypatch):
-    point = importlib.metadata.EntryPoint("mine", "my_copy:my_copy", contract.GROUP)
-    found = importlib.metadata.EntryPoints([point])
-    monkeypatch.setattr(contract, "entry_points", lambda **wanted: found.select(**wanted))
-    assert contract.named("mine").__name__ == "my_copy"
 
 
 def test_a_module_of_the_working_directory_comes_before_others(tmp_path, monkeypatch):
@@ -187,7 +180,7 @@ def test_a_check_inside_names_its_last_case_and_its_verdict(in_the_examples, tmp
     assert main(["my_copy:absent", *inside]) == 2
     refused = capsys.readouterr()
     assert refused.out == ""
-    assert refused.err.startswith("no copy kernel my_copy:absent: ")
+    assert refused.err.startswith("no kernel my_copy:absent, expected module:attribute: ")
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (1, 1), (2, 2), (3, 3), (-11, 1)])

@@ -59,9 +59,7 @@ class HostDriver:
     def __init__(self, *batches: str) -> None:
         self.calls: list[str] = []
         self.orders: list[int] = []  # of batches: in which sources may be read
-        self._kept = {
-            "cuMemcpyAsync": ctypes.CFUNCTYPE(RESULT, ADDRESS, ADDRESS, SIZE, STREAM)(self._one)
-        }
+        self._kept = {}
         for name in batches:
             failed = [] if name.endswith("_v2") else [ctypes.POINTER(SIZE)]
             prototype = ctypes.CFUNCTYPE(RESULT, *BATCH, *failed, STREAM)
@@ -74,11 +72,6 @@ class HostDriver:
             raise AttributeError(name) from None
         # a symbol of a library knows nothing of its arguments
         return ctypes.CFUNCTYPE(RESULT)(ctypes.cast(function, ctypes.c_void_p).value)
-
-    def _one(self, dst, src, size, stream):
-        self.calls.append("cuMemcpyAsync")
-        ctypes.memmove(dst, src, size)
-        return 0
 
     def _batch(self, name):
         def call(dsts, srcs, sizes, count, attributes, starts, num_attributes, *rest):
@@ -98,7 +91,7 @@ class HostDriver:
 
 @pytest.fixture
 def stream(monkeypatch):
-    """The current stream; the default one is 0."""
+    """The current stream."""
     current = SimpleNamespace(cuda_stream=SIDE)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -106,19 +99,14 @@ def stream(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("functions", "number", "wanted"),
+    ("functions", "wanted"),
     [
-        (["cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync"], SIDE, ["cuMemcpyBatchAsync_v2"]),
-        (["cuMemcpyBatchAsync"], SIDE, ["cuMemcpyBatchAsync"]),
-        ([], SIDE, ["cuMemcpyAsync"] * 4),
-        (["cuMemcpyBatchAsync_v2"], 0, ["cuMemcpyAsync"] * 4),
+        (["cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync"], "cuMemcpyBatchAsync_v2"),
+        (["cuMemcpyBatchAsync"], "cuMemcpyBatchAsync"),
     ],
-    ids=["cuda 13", "cuda 12.8", "older", "on the default stream"],
+    ids=["cuda 13", "cuda 12.8"],
 )
-def test_runs_are_handed_over_as_the_driver_wants_them(
-    functions, number, wanted, stream, monkeypatch
-):
-    stream.cuda_stream = number
+def test_runs_are_handed_over_as_the_driver_wants_them(functions, wanted, stream, monkeypatch):
     driver = HostDriver(*functions)
     monkeypatch.setattr(copy_engine, "_driver", lambda: driver)
     src = [torch.randint(0, 256, (6, 64), dtype=torch.uint8) for _ in range(2)]
@@ -129,20 +117,27 @@ def test_runs_are_handed_over_as_the_driver_wants_them(
     ids = [torch.tensor(values, dtype=torch.int32) for values in ([2, 3, 0], [0, 1, 5])]
     device = torch.device("cuda", 0)
     copy_engine.copy_runs(copy_engine.contiguous_runs(copy_table(src, dst), *ids), device)
-    assert driver.calls == wanted
-    assert driver.orders == [STREAM_ORDER] * ("Batch" in wanted[0])
-    assert copy_engine.is_batched(device) == (len(wanted) == 1)
+    assert (driver.calls, driver.orders) == ([wanted], [STREAM_ORDER])
     assert all(torch.equal(a, b) for a, b in zip(dst, expected, strict=True))
 
 
 def test_a_copy_that_the_driver_refuses_is_an_error(stream, monkeypatch):
     refuse = ctypes.CFUNCTYPE(RESULT)(lambda *arguments: 700)
-    driver = SimpleNamespace(cuMemcpyAsync=refuse)
+    driver = SimpleNamespace(cuMemcpyBatchAsync_v2=refuse)
     monkeypatch.setattr(copy_engine, "_driver", lambda: driver)
     pool = torch.zeros(2, 64, dtype=torch.uint8)
     ids = torch.zeros(1, dtype=torch.int32)
     runs = copy_engine.contiguous_runs(copy_table([pool], [pool.clone()]), ids, ids)
     with pytest.raises(RuntimeError, match="refused a copy with error 700"):
+        copy_engine.copy_runs(runs, torch.device("cuda", 0))
+
+
+def test_a_driver_without_batches_is_refused(stream, monkeypatch):
+    monkeypatch.setattr(copy_engine, "_driver", HostDriver)
+    table = copy_table([torch.zeros(2, 64)], [torch.zeros(2, 64)])
+    ids = torch.zeros(1, dtype=torch.int32)
+    runs = copy_engine.contiguous_runs(table, ids, ids)
+    with pytest.raises(NotImplementedError, match=r"CUDA 12\.8 wanted"):
         copy_engine.copy_runs(runs, torch.device("cuda", 0))
 
 

@@ -61,7 +61,7 @@ def test_goals_are_kept_in_order_with_what_was_wanted():
     ]
     third, fourth = session.goals[2:]
     assert (third.wanted, third.holds, third.why) == (
-        "<= 1", None, "nothing is timed without a GPU"
+        "<= 1", None, "not timed"
     )  # fmt: skip
     assert (fourth.goal, fourth.what, fourth.wanted, fourth.why) == ("G4", "d", ">= 1", "no link")
     assert math.isnan(third.got)

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 import torch
 
-from hicache.kernels import load, transcode
+from hicache.kernels import transcode
 from hicache.kernels.load import LoadBuffer, load_items, load_of, load_table, naive_load_items
 from hicache.kernels.transcode import Format, code_table, coded_bytes, row_len
 
@@ -200,15 +200,6 @@ def test_a_scale_off_by_one_is_detected(device, monkeypatch):
     monkeypatch.setattr(transcode, "naive_encode", wrong)
     with pytest.raises(AssertionError):
         assert_moves_equal_torch(case)
-
-
-def test_the_pipelined_loop_codes_as_the_plain_one_does(monkeypatch):
-    case = Case(3, torch.device("cpu"))
-    constants = transcode.constants_of
-    with_stages = lambda *given, **named: constants(*given, **named) | {"STAGES": 3}  # noqa: E731
-    for module in (transcode, load):
-        monkeypatch.setattr(module, "constants_of", with_stages)
-    assert_moves_equal_torch(case)
 
 
 @pytest.mark.parametrize(

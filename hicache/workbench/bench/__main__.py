@@ -1,6 +1,6 @@
 """Measures the kernels: `python -m hicache.workbench.bench [--op pages] [--json PATH]`.
 
-    python -m hicache.workbench.bench --kernel my_file:my_copy --roofline roofline.png
+    python -m hicache.workbench.bench --kernel my_file:my_copy
 
 compares a kernel of the user's own (`contract`) with ours and the peers, by size and direction.
 
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ import triton
 
 from hicache.workbench.bench.cases import CASES
 from hicache.workbench.bench.contest import contest, own_kernels, table
-from hicache.workbench.bench.figures import roofline_figure, sweep_figure
 from hicache.workbench.bench.measure import MIB, Bench
 from hicache.workbench.bench.session import Cell, Goal, Record, Session
 from hicache.workbench.contract import named
@@ -65,7 +64,7 @@ def main() -> int:
     own = {name: each for name, each in found.items() if isinstance(each, OwnKernel)}
     kernels = {name: each for name, each in found.items() if not isinstance(each, OwnKernel)}
     session = Session(bench, kernels, own)
-    chosen = options.op or ([CONTEST] if kernels or options.roofline else list(CASES))
+    chosen = options.op or ([CONTEST] if kernels else list(CASES))
     if own and not kernels:
         chosen = [OWN]
     with bench.stream():
@@ -73,9 +72,6 @@ def main() -> int:
         _measure(session, chosen if chosen == [OWN] else ["ceilings", *chosen], options.json)
     print(_machine(bench))
     _print_results(session)
-    for path, draw in ((options.figure, sweep_figure), (options.roofline, roofline_figure)):
-        if path is not None:
-            _write_figure(path, draw, session)
     answered_for = {"ours", *found}  # a failing peer does not fail the bench
     return 1 if session.broken or not session.failures.keys().isdisjoint(answered_for) else 0
 
@@ -130,8 +126,6 @@ def _options() -> argparse.Namespace:
         "--kernel", action="append", metavar="MODULE:NAME", help="one more for the contest"
     )
     parser.add_argument("--json", type=Path, help="where to write every number")
-    parser.add_argument("--figure", type=Path, help="where to draw bandwidth against page size")
-    parser.add_argument("--roofline", type=Path, help="where to draw the contest")
     parser.add_argument("--dry-run", action="store_true", help="toy sizes, no GPU, no times")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--device-mib", type=int, default=1024, help="moved within the device")
@@ -186,19 +180,6 @@ def _write_json(path: Path, session: Session) -> None:
     # JSON has no NaN: what was not measured is null
     told = json.loads(json.dumps(document), parse_constant=lambda _: None)
     path.write_text(json.dumps(told, indent=1) + "\n")
-
-
-def _write_figure(path: Path, draw: Callable[[Session], Any], session: Session) -> None:
-    if not session.bench.on_gpu:
-        print(f"no figure {path}: nothing is timed without a GPU", file=sys.stderr)
-        return
-    try:
-        figure = draw(session)
-    except ImportError:
-        print(f"no figure {path}: matplotlib is not installed", file=sys.stderr)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

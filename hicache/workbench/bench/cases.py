@@ -1,19 +1,24 @@
-"""Cases of the bench: functions that measure one question each, and judge its goals.
+"""Cases of the bench: ceilings, the kernels within the device, and sweeps; `link_cases` has others.
 
-Cases about the whole machine are here, the others in `device_cases` and `link_cases`.
+Goals G1, G2, G8 and G9. Every case verifies its bytes before timing.
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from functools import partial
 
-from hicache.kernels import copy
-from hicache.kernels.copy import naive_copy_items_with_checksum as naive_checksum
+import torch
+from torch import Tensor
+
+from hicache.kernels import copy, index
+from hicache.workbench.bench import peers
 from hicache.workbench.bench.contest import programs
-from hicache.workbench.bench.device_cases import indices, pages, slots
-from hicache.workbench.bench.link_cases import against_peers, interference, launches, links
-from hicache.workbench.bench.measure import DIRECTIONS, KIB
+from hicache.workbench.bench.link_cases import interference, launches, links
+from hicache.workbench.bench.measure import DIRECTIONS, KIB, Transfer, graphed
 from hicache.workbench.bench.session import Session
+
+NUM_SLOTS = 17  # 8 sources, 8 targets and one spare
 
 
 def ceilings(session: Session) -> None:
@@ -37,12 +42,105 @@ def ceilings(session: Session) -> None:
         session.notes[f"sm_over_engine_{direction}"] = sms / engine
 
 
+def pages(session: Session) -> None:
+    """Measure copies of pages within the device, with and without a change of layout.
+
+    The bandwidth of PyTorch's `copy_` within the device is the reference.
+    """
+    ceiling = session.ceilings.get("device", math.nan)
+    wanted = {(16, 2 * KIB): 0.92, (64, 2 * KIB): 0.92, (1, 2 * KIB): 0.80, (16, 256): 0.85}
+    for (page_size, row_bytes), ratio in wanted.items():
+        transfer = session.bench.transfer("device", page_size, row_bytes, other="layer_first")
+        what = f"page {page_size}, rows of {row_bytes} B"
+        rate = session.verified("pages", f"device, {what}", transfer)
+        what += ", gather + scatter, over device copy_"
+        session.at_least("G1", what, rate / ceiling, ratio)
+        if page_size == 1 or row_bytes != 2 * KIB:
+            continue
+        page = f"page {page_size}"
+        transposed = session.bench.transfer("device", page_size, row_bytes)
+        changed = session.verified("layout", f"layer-first to page-first, {page}", transposed)
+        session.at_least("G2", f"change of layout over plain, {page}", changed / rate, 0.95)
+
+
+def slots(session: Session) -> None:
+    """Measure copies of Mamba states within the device, all layers in one launch.
+
+    A state consists of a convolution state and an SSM state.
+    """
+    bench = session.bench
+    states = bench.states("device", NUM_SLOTS)
+    every = torch.arange(NUM_SLOTS, dtype=torch.int32, device=bench.device)
+    for num_moved, src_ids, dst_ids in ((8, every[:8], every[8:16]), (1, every[:1], every[16:17])):
+        for name, buffers in (("conv and SSM", states), ("conv", states[: len(states) // 2])):
+            transfer = Transfer(buffers, buffers, src_ids, dst_ids)
+            transfer.launch()
+            bench.synchronize()
+            for buffer in buffers:
+                if not torch.equal(buffer[dst_ids.long()], buffer[src_ids.long()]):
+                    raise RuntimeError(f"{num_moved} slots, {name}: a copy differs")
+            case = f"{num_moved} slots, {name}"
+            rate = session.time("slots", case, transfer.launch, transfer.num_bytes)
+            if num_moved == 8 and name != "conv":
+                flat = bench.arenas["device"][: min(transfer.num_bytes, bench.device_bytes)]
+                into = bench.arenas["device_target"][: flat.numel()]
+                copy_flat = partial(into.copy_, flat)
+                ceiling = session.time("slots", "copy_ of as many bytes", copy_flat, flat.numel())
+                session.at_least("G8", f"{case}, over device copy_", rate / ceiling, 0.88)
+            if num_moved == 8 and name == "conv" and bench.on_gpu:
+                peer = transfer.by(peers.sglang_slots, 4 * copy.num_sms(bench.device))
+                two_bytes = session.time("slots", f"{case}, 16-bit peer", peer, transfer.num_bytes)
+                session.at_least("G8", f"{case}, over a 16-bit copy", rate / two_bytes, 1.15)
+            if num_moved == 1 and name != "conv":
+                what, by_each = "a launch for each tensor", transfer.by(peers.memcpy_each)
+                each = session.time("slots", f"{case}, {what}", by_each, transfer.num_bytes)
+                session.at_least("G8", f"{case}, over {what}", rate / each, 5.0)
+
+
+def indices(session: Session) -> None:
+    """Measure the kernels that build page tables and sliding-window page tables.
+
+    On a GPU there are 256 requests of 128 Ki tokens each, in pages of 64 tokens.
+    """
+    bench = session.bench
+    num_requests, num_columns = (256, 2048) if bench.on_gpu else (4, 64)
+
+    def to_device(values: Tensor) -> Tensor:
+        return values.to(torch.int32).to(bench.device)
+
+    per_request = 8  # nodes on each request's path
+    first = torch.arange(per_request) * (num_columns // per_request)
+    spans = torch.stack([first, torch.full_like(first, num_columns // per_request)], dim=1)
+    spans = to_device(spans.repeat(num_requests, 1))
+    bounds = to_device(torch.arange(num_requests + 1) * per_request)
+    page_ids = to_device(torch.arange(num_columns))
+    seq_lens = to_device(torch.full((num_requests,), 64 * num_columns))
+    page_tables = index.page_table if bench.on_gpu else index.naive_page_table
+    window_tables = index.window_table if bench.on_gpu else index.naive_window_table
+    launches: dict[str, Callable[[], Tensor]] = {
+        "page table": lambda: page_tables(page_ids, spans, bounds, num_columns=num_columns),
+        "window table": lambda: window_tables(
+            page_table, seq_lens, page_ids, page_size=64, window_len=1024
+        ),
+    }
+    page_table = launches["page table"]()
+    if not torch.equal(page_table, page_ids.expand(num_requests, num_columns)):
+        raise RuntimeError("the page table differs from the pages of its spans")
+    for name, launch in launches.items():
+        repeated = graphed(launch, times=20) if bench.on_gpu else launch
+        num_bytes = launch().numel() * 4
+        session.time("index", name, repeated, 20 * num_bytes, launches=20)
+        got_us = session.records[-1].timing.p50_s / 20 * 1e6
+        session.at_most("G9", f"{name}, {num_requests} requests, µs", got_us, 6.0)
+
+
 def checksums(session: Session) -> None:
     for name in ("device", "to_host"):
         transfer = session.bench.transfer(name, 64, 2 * KIB)
         plain = session.verified("checksum", f"{name}, plain", transfer)
         ids = transfer.src_ids, transfer.dst_ids
-        by = copy.copy_items_with_checksum if session.bench.on_gpu else naive_checksum
+        naive = copy.naive_copy_items_with_checksum
+        by = copy.copy_items_with_checksum if session.bench.on_gpu else naive
         launch = partial(by, transfer.table, *ids)
         rate = session.verified("checksum", f"{name}, with checksum", transfer, launch)
         session.notes[f"checksum_over_plain_{name}"] = rate / plain
@@ -87,5 +185,4 @@ CASES: dict[str, Callable[[Session], None]] = {
     "launches": launches,
     "sweep": sweep,
     "programs": programs,
-    "peers": against_peers,  # last: foreign code may break the device
 }

@@ -24,6 +24,13 @@ from hicache.workbench.own import faults_of
 ITEM_BYTES = 32 * KIB  # a page of 16 tokens of 2 KiB, K or V, of one layer
 SIZES = (*(KIB << k for k in range(2, 20, 2)), 512 * MIB)  # from 4 KiB
 DRY_SIZES = (4 * KIB, 64 * KIB)
+GOALS = {  # G5: our rate over that of a peer, across the link
+    "vllm_blocks": 1.0,
+    "sgl_warps": 2.0,
+    "sglang_unified": 1.0,
+    "experiments.gpu.sglang_peers:tma": 1.0,
+    "experiments.gpu.sglang_peers:registers": 1.0,
+}
 ONE_PROGRAM = ("vllm_blocks", "vllm_states", "sgl_warps", "sglang_slots", "sglang_unified")
 PROGRAM_BYTES = 8 * MIB
 SLOW_S = 0.1  # a longer launch ends its series
@@ -39,8 +46,22 @@ def contest(session: Session) -> None:
                 break
             transfer = _of_size(session, direction, size)
             _enter(session, direction, transfer, entered)
+        if direction != "device":
+            _judge(session, direction)
     for num_slots in (1, 8) if session.bench.on_gpu else (1,):
         _enter(session, "states", _states(session, num_slots), dict(kernels))
+
+
+def _judge(session: Session, direction: str) -> None:
+    size = max(cell.num_bytes for cell in session.cells if cell.direction == direction)
+    rates = {
+        cell.kernel: cell.gb_per_s
+        for cell in session.cells
+        if (cell.direction, cell.num_bytes) == (direction, size)
+    }
+    for name, wanted in GOALS.items():
+        ratio = rates.get("ours", math.nan) / rates.get(name, math.nan)
+        session.at_least("G5", f"{direction}, {_size(size)}, over {name}", ratio, wanted)
 
 
 def programs(session: Session) -> None:

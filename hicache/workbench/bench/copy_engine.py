@@ -3,9 +3,8 @@
 A copy engine needs no SM but has a cost per piece. In public measurements it moves 4 to 7 GB/s in
 pieces of 4 to 16 KiB and 52 GB/s in pieces of 64 KiB (H100, PCIe 5; vLLM pull request 42212).
 
-One driver call submits many pieces (`cuMemcpyBatchAsync`, CUDA 12.8 and later, found through
-`ctypes`). Without that call, or on the default stream, which it refuses, pieces are submitted one
-by one (`cuMemcpyAsync`).
+One driver call submits many pieces: `cuMemcpyBatchAsync`, of CUDA 12.8 and later, found through
+`ctypes`.
 """
 
 import ctypes
@@ -87,34 +86,26 @@ def _merged_rows(rows: Tensor) -> Tensor:
     return merged
 
 
-def is_batched(device: torch.device) -> bool:
-    batch, _ = _batch_call(_driver())
-    return batch is not None and torch.cuda.current_stream(device).cuda_stream != 0
-
-
 def copy_runs(runs: Runs, device: torch.device) -> None:
-    """Queue all copies of `runs` on the current stream of `device`. Host memory must be pinned."""
-    num_runs = len(runs.num_bytes)
-    if num_runs == 0:
-        return
+    """Queue all copies of `runs` on the current stream of `device`. Host memory must be pinned.
+
+    The driver refuses the default stream.
+    """
     stream = torch.cuda.current_stream(device).cuda_stream
-    driver = _driver()
+    driver = _driver()  # holds what `batch` calls
     batch, extra = _batch_call(driver)
+    attributes = ctypes.byref(_Attributes(src_access_order=runs.order))
+    first, one = ctypes.byref(ctypes.c_size_t(0)), ctypes.c_size_t(1)
     with torch.cuda.device(device):
-        if batch is None or stream == 0:
-            for src, dst, size in zip(*(column.tolist() for column in runs[:3]), strict=True):
-                ends = ctypes.c_uint64(dst), ctypes.c_uint64(src)
-                _check(driver.cuMemcpyAsync(*ends, ctypes.c_size_t(size), ctypes.c_void_p(stream)))
-            return
-        attributes = ctypes.byref(_Attributes(src_access_order=runs.order))
-        first, one = ctypes.byref(ctypes.c_size_t(0)), ctypes.c_size_t(1)
-        for start in range(0, num_runs, BATCH_RUNS):
+        for start in range(0, len(runs.num_bytes), BATCH_RUNS):
             part = [
                 each[start : start + BATCH_RUNS] for each in (runs.dst, runs.src, runs.num_bytes)
             ]
             lists = [ctypes.c_void_p(each.data_ptr()) for each in part]
             count = ctypes.c_size_t(len(part[0]))
-            _check(batch(*lists, count, attributes, first, one, *extra, ctypes.c_void_p(stream)))
+            code = batch(*lists, count, attributes, first, one, *extra, ctypes.c_void_p(stream))
+            if code != 0:
+                raise RuntimeError(f"the CUDA driver refused a copy with error {code}")
 
 
 @functools.cache
@@ -122,14 +113,9 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _batch_call(driver: ctypes.CDLL) -> tuple[Callable[..., int] | None, list[object]]:
+def _batch_call(driver: ctypes.CDLL) -> tuple[Callable[..., int], list[object]]:
     failed = ctypes.c_size_t(0)
     for name, extra in (("cuMemcpyBatchAsync_v2", []), ("cuMemcpyBatchAsync", [failed])):
         if hasattr(driver, name):
             return getattr(driver, name), [ctypes.byref(argument) for argument in extra]
-    return None, []
-
-
-def _check(code: int) -> None:
-    if code != 0:
-        raise RuntimeError(f"the CUDA driver refused a copy with error {code}")
+    raise NotImplementedError("the driver has no cuMemcpyBatchAsync: CUDA 12.8 wanted")

@@ -13,13 +13,8 @@ loops and grids are as described; blocks and warps are ours where the descriptio
                         bytes a lane, one access in flight; rows may be strided (head groups)
     memcpy_each         one asynchronous copy for each item and buffer
     memcpy_batch        the copy engine; runs listed beforehand, host memory read in any order
-    staged              our kernel between the device pool and a device buffer with the host's
-                        layout, and the copy engine between buffer and host: no SM uses the link
-
-SGLang's own kernels (`sglang_registers`, `sglang_tma`) are called if its package is importable.
 """
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,15 +24,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hicache.kernels.copy import copy_items
 from hicache.kernels.table import copy_table
 from hicache.workbench.bench import copy_engine
 from hicache.workbench.contract import CopyKernel, CopyLaunch
 
 Launch = Callable[[], object]
 Buffers = Sequence[Tensor]
-SGLANG_MODULE = "sglang.kernels.ops.kvcache.hicache"  # as of 0.5.23
-SGLANG_PAGE = 16  # tokens of the pages that SGLang's own kernels are called with
 EVERY = 1 << 30  # programs: one per item
 
 
@@ -101,7 +93,7 @@ def _unified_copy_kernel(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Bound:
+class Bound:
     bind: Callable[[Tensor, Tensor, int | None], Launch]
 
     def __call__(
@@ -143,7 +135,7 @@ class PointerCopy:
                 WORD=self.word, BLOCK=self.block, num_warps=self.num_warps,
             )  # fmt: skip
 
-        return _Bound(bind=bind)
+        return Bound(bind=bind)
 
 
 _blocks = PointerCopy(word=tl.int64, block=1024, num_warps=4, programs=12)
@@ -195,7 +187,7 @@ def memcpy_each(src: Buffers, dst: Buffers) -> CopyLaunch:
 
         return launch
 
-    return _Bound(bind=bind)
+    return Bound(bind=bind)
 
 
 def memcpy_batch(src: Buffers, dst: Buffers) -> CopyLaunch:
@@ -207,128 +199,8 @@ def memcpy_batch(src: Buffers, dst: Buffers) -> CopyLaunch:
         runs = copy_engine.contiguous_runs(table, src_ids.cpu(), dst_ids.cpu())
         return partial(copy_engine.copy_runs, runs, table.device)
 
-    return _Bound(bind=bind)
+    return Bound(bind=bind)
 
-
-def staged(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """Prepare a copy in two steps, so that no SM accesses host memory.
-
-    A kernel copies between the device pool and a device buffer. The copy engine copies between that
-    buffer and the host.
-    """
-    if src[0].is_cuda == dst[0].is_cuda:
-        raise NotImplementedError(
-            "the staged copy needs a GPU on one side and the host on the other"
-        )
-    to_host = src[0].is_cuda
-
-    def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
-        moved = (src_ids >= 0) & (dst_ids >= 0)
-        src_ids, dst_ids = src_ids[moved], dst_ids[moved]
-        if not len(src_ids):
-            return lambda: None
-        order = torch.arange(len(src_ids), dtype=torch.int32, device=src_ids.device)
-        staging = _staging(dst if to_host else src, len(order), device_of(src, dst))
-        into, out = copy_table(src, staging), copy_table(staging, dst)
-        across, (sources, targets) = (
-            (out, (order, dst_ids)) if to_host else (into, (src_ids, order))
-        )
-        runs = copy_engine.contiguous_runs(across, sources.cpu(), targets.cpu())
-        transfer = partial(copy_engine.copy_runs, runs, across.device)
-        if to_host:
-            gather = partial(copy_items, into, src_ids, order, num_programs=num_programs)
-            return partial(_in_turn, gather, transfer)
-        scatter = partial(copy_items, out, order, dst_ids, num_programs=num_programs)
-        return partial(_in_turn, transfer, scatter)
-
-    return _Bound(bind=bind)
-
-
-def _in_turn(first: Launch, second: Launch) -> None:
-    first()
-    second()
-
-
-def _staging(host: Buffers, num_items: int, device: torch.device) -> list[Tensor]:
-    # buffers whose items are contiguous together share a slab; others get one each
-    starts = [buffer.data_ptr() for buffer in host]
-    pitch = host[0].stride(0) * host[0].element_size()
-    ends = [start + buffer[:1].nbytes for start, buffer in zip(starts, host, strict=True)]
-    if not all(buffer[:1].is_contiguous() for buffer in host):
-        raise NotImplementedError("items in one piece wanted, got strided rows")
-    if max(ends) - min(starts) > pitch:
-        shapes = [(num_items, *buffer.shape[1:]) for buffer in host]
-        return [
-            torch.empty(shape, dtype=buffer.dtype, device=device)
-            for shape, buffer in zip(shapes, host, strict=True)
-        ]
-    slab = torch.empty(num_items * pitch, dtype=torch.uint8, device=device)
-    return [
-        slab.view(buffer.dtype).as_strided(
-            (num_items, *buffer.shape[1:]),
-            buffer.stride(),
-            (start - min(starts)) // buffer.element_size(),
-        )
-        for start, buffer in zip(starts, host, strict=True)
-    ]
-
-
-def _sglang(src: Buffers, dst: Buffers, *, programs: int, uses_tma: bool) -> CopyLaunch:
-    """Prepare SGLang's own kernel `transfer_hicache_all_layer` for two layer-first pools.
-
-    The buffers of a pool alternate between K and V.
-
-    Raises:
-        NotImplementedError: SGLang is not installed, or would choose another of its kernels.
-    """
-    try:
-        module = importlib.import_module(SGLANG_MODULE)
-    except ImportError as error:
-        raise NotImplementedError(f"SGLang cannot be imported: {error}") from error
-    page_size = SGLANG_PAGE
-    row_bytes = src[0][:1].nbytes // page_size
-    for buffer in (*src, *dst):
-        if buffer[:1].nbytes != page_size * row_bytes or not buffer.is_contiguous():
-            raise NotImplementedError("layer-first pools of equal pages wanted")
-    if uses_tma and not module.use_hicache_tma_kernel(
-        element_size=row_bytes, block_quota=programs, page_size=page_size
-    ):
-        raise NotImplementedError("SGLang's TMA kernel declines these pages, or was not built")
-    device = device_of(src, dst)
-
-    def addresses(buffers: Buffers) -> Tensor:
-        values = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.int64)
-        return values.to(device).view(torch.uint64)
-
-    tables = {
-        "k_ptr_src": addresses(src[::2]),
-        "v_ptr_src": addresses(src[1::2]),
-        "k_ptr_dst": addresses(dst[::2]),
-        "v_ptr_dst": addresses(dst[1::2]),
-    }
-    tokens = torch.arange(page_size, device=device)
-
-    def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
-        src_rows, dst_rows = (
-            (ids.long()[:, None] * page_size + tokens).flatten() for ids in (src_ids, dst_ids)
-        )
-        return partial(
-            module.transfer_hicache_all_layer,
-            **tables,
-            indices_src=src_rows,
-            indices_dst=dst_rows,
-            kv_cache_src_stride_bytes=row_bytes,
-            kv_cache_dst_stride_bytes=row_bytes,
-            element_size=row_bytes,
-            block_quota=num_programs or programs,
-            page_size=page_size if uses_tma else 1,
-        )
-
-    return _Bound(bind=bind)
-
-
-sglang_registers = partial(_sglang, programs=2, uses_tma=False)
-sglang_tma = partial(_sglang, programs=4, uses_tma=True)
 
 PEERS: dict[str, CopyKernel] = {
     "vllm_blocks": vllm_blocks,
@@ -337,11 +209,8 @@ PEERS: dict[str, CopyKernel] = {
     "sgl_warps": sgl_warps,
     "sglang_slots": sglang_slots,
     "sglang_unified": sglang_unified,
-    "sglang_registers": sglang_registers,
-    "sglang_tma": sglang_tma,
     "memcpy_each": memcpy_each,
     "memcpy_batch": memcpy_batch,
-    "staged": staged,
 }
 
 

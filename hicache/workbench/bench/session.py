@@ -127,6 +127,6 @@ class Session:
 
     def _judge(self, goal: str, what: str, wanted: str, got: float, *, holds: bool) -> None:
         if math.isnan(got):
-            self.unmeasured(goal, what, wanted, "nothing is timed without a GPU")
+            self.unmeasured(goal, what, wanted, "not timed")
         else:
             self.goals.append(Goal(goal=goal, what=what, wanted=wanted, got=got, holds=holds))

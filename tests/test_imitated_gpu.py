@@ -41,8 +41,8 @@ from tests.executor.kernels_only import kernels_only
 from tests.executor.mixes import run_mix
 
 with kernels_only() as mode:
-    mix = run_mix(52, device="cuda", plane=TRITON.wrapped(mode.pausing))
-assert mix.seen["LoadBack"] and mix.seen["fence"] and mix.seen["CopyState"], mix.seen
+    mix = run_mix(149, device="cuda", plane=TRITON.wrapped(mode.pausing), most=5)
+assert all(mix.seen[each] for each in ("LoadBack", "host hit", "fence", "CopyState")), mix.seen
 assert mix.verdict.num_equal == mix.verdict.num_checked > 0, mix.verdict
 """
 BENCH = """
@@ -69,7 +69,8 @@ for direction, other in product(DIRECTIONS, ("layer_first", "page_first")):
         except DECLINED:
             found.add(name)
         else:
-            small.verify(transfer, launch)
+            with small.stream():
+                small.verify(transfer, launch)
     assert found == declined[direction], (direction, found)
 sizes = ["--device-mib", "1", "--host-mib", "1", "--repeats", "1"]
 sys.argv = ["bench", *sizes, "--op", "interference", "--op", "launches"]

@@ -2,8 +2,9 @@
 
 One launch computes any number of tokens of a sequence. It reads the state from a slot and writes
 states into slots, after each length that the caller names. So a prefill need not end at a
-checkpoint. A token's result does not depend on where a launch begins or ends: each program walks
-the tokens of a head one by one, with a part of the state, some of the D values, in registers.
+checkpoint. (A few counters are set to zero before.) A token's result does not depend on where a
+launch begins or ends: each program walks the tokens of a head one by one, with a part of the state,
+some of the D values, in registers.
 
 The convolution covers K inputs; a slot keeps the last K - 1 of them (*taps*) beside the state.
 
@@ -207,7 +208,7 @@ def scan(
         states: [P, H, N, D] fp32, the pool of states, one item per slot.
         source: slot that holds taps and state before the first token.
         ends: [E, 2] int32 on the device, pairs of a number of tokens and a slot. The slot gets the
-            taps and the state after that many tokens. The numbers ascend.
+            taps and the state after that many tokens. The numbers ascend, and the last is R.
         inputs: [R, H, D + 2 · N]: values, keys and queries before the convolution.
         gates: [R, 1, H], or [R, 2, H] for the delta rule: strength and decay.
         weights: D and N are powers of two.

@@ -253,9 +253,8 @@ def _inside(options: argparse.Namespace, device: torch.device) -> int:
         print(error, file=sys.stderr)
         return 2
     torch.set_num_threads(1)  # arenas are small
-    how = {"num_cases": options.cases, "seed": options.seed, "device": device}
-    how["told"] = options.inside.write_text
-    verdict = check(kernel, **how)
+    told = options.inside.write_text
+    verdict = check(kernel, num_cases=options.cases, seed=options.seed, device=device, told=told)
     print(f"{options.kernel} on {device.type}, seed {options.seed}\n{verdict}")
     return verdict.exit_code
 

@@ -57,42 +57,17 @@ class Limits:
 
 
 COPY = Limits(min_flight_bytes=64 * KIB, min_sm_bytes=128 * KIB)
-# hashing fills the registers: one program per SM. Tile sums go through shared memory, once per
-# tile
-CHECKSUM = Limits(
-    max_registers=128,
-    min_flight_bytes=64 * KIB,
-    min_sm_bytes=64 * KIB,
-    max_shared_bytes=256,
-    max_barriers=4,
-)
-# three tiles in shared memory
-TRANSCODE = Limits(
-    max_registers=128,
-    min_flight_bytes=64 * KIB,
-    min_sm_bytes=128 * KIB,
-    max_shared_bytes=112 * KIB,
-    max_barriers=24,
-    other_stores=frozenset({32}),  # scales
+# hashing fills the registers: one program per SM; tile sums go through shared memory, once per tile
+CHECKSUM = replace(
+    COPY, max_registers=128, min_sm_bytes=64 * KIB, max_shared_bytes=256, max_barriers=4
 )
 # a load-back counts: another store and barriers for each layer
-LOAD = Limits(
-    min_flight_bytes=64 * KIB,
-    min_sm_bytes=128 * KIB,
-    max_shared_bytes=16,
-    max_barriers=4,
-    other_stores=frozenset({32}),
-)
-CODED_LOAD = replace(TRANSCODE, max_barriers=40)
-# five blocks of keys and values in shared memory or loading
-ATTEND = Limits(
-    max_registers=192,
-    min_flight_bytes=64 * KIB,
-    min_sm_bytes=128 * KIB,
-    max_shared_bytes=112 * KIB + 64,
-    max_barriers=16,
-    other_stores=frozenset({32}),  # maximum and sum of a row
-)
+LOAD = replace(COPY, max_shared_bytes=16, max_barriers=4, other_stores=frozenset({32}))
+# three tiles in shared memory; scales are other stores
+ENCODE = replace(LOAD, max_registers=128, max_shared_bytes=112 * KIB, max_barriers=24)
+CODED_LOAD = replace(ENCODE, max_barriers=40)
+# five blocks of keys and values in shared memory or loading; maximum and sum of a row are stored
+ATTEND = replace(ENCODE, max_registers=192, max_shared_bytes=112 * KIB + 64, max_barriers=16)
 # the state in registers; sums over keys go through shared memory
 SCAN = Limits(max_registers=168, max_shared_bytes=KIB, max_barriers=32, payload_bits=None)
 INDEX = Limits(payload_bits=None)
@@ -115,12 +90,7 @@ def cases() -> list[Case]:
         _copy("token rows of 2 KiB (8 heads × 128 × bf16)", 2 * KIB),
         _copy("token rows of 256 B (1 head × 128 × bf16)", 256),
         _copy("2 of 8 heads of 16 tokens (rows of 512 B)", 8 * KIB, rows=16),
-        _copy(
-            "pages with checksum",
-            64 * KIB,
-            sums=sums,
-            limits=CHECKSUM,
-        ),
+        _copy("pages with checksum", 64 * KIB, sums=sums, limits=CHECKSUM),
         _encode("bf16 to int8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128)),
         _encode(
             "bf16 to fp8, pages of 64 × 8 heads of 64", torch.bfloat16, (64, 8, 64), Format.fp8
@@ -157,12 +127,7 @@ def cases() -> list[Case]:
 
 
 def _copy(
-    name: str,
-    item_bytes: int,
-    *,
-    rows: int = 1,
-    sums: Tensor | None = None,
-    limits: Limits = COPY,
+    name: str, item_bytes: int, *, rows: int = 1, sums: Tensor | None = None, limits: Limits = COPY
 ) -> Case:
     pieces = torch.zeros(64, 6, dtype=torch.int64)
     ids = torch.zeros(256, dtype=torch.int32)
@@ -186,7 +151,7 @@ def _encode(
         transcode._encode_kernel,
         (torch.zeros(64, 3, dtype=torch.int64), ids, ids, *strides, 256, 4096),
         constants,
-        TRANSCODE,
+        ENCODE,
     )
 
 

@@ -4,11 +4,16 @@ import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is imported
 
+import numpy as np
 import pytest
+import torch
 
+from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.plane import REFERENCE, interpreted
+from hicache.executor.real.reference_model import ReferenceModel
+from tests.executor.cpu_pools import cpu_pools
 from tests.executor.kernels_only import RefusedError, kernels_only
-from tests.executor.mixes import run_mix
+from tests.executor.mixes import run_mix, tiny
 
 
 @pytest.mark.parametrize(
@@ -29,3 +34,35 @@ def test_logits_equal_a_cold_start_on_kernels_alone(seed, most, hits):
 def test_an_operation_of_torch_on_a_pool_is_refused():
     with kernels_only(), pytest.raises(RefusedError, match="on a pool"):
         run_mix(0, plane=REFERENCE)
+
+
+@pytest.mark.parametrize("plane", [REFERENCE, interpreted()], ids=["torch", "triton"])
+def test_one_scan_a_layer_captures_the_state_of_every_page_as_cut_prefills_leave_it(plane):
+    page, ends = 4, range(4, 16, 4)
+    model = ReferenceModel(tiny("M D", page), page_size=page)
+    tokens = np.random.default_rng(0).integers(0, 1000, ends[-1] + 3, dtype=np.int32).tobytes()
+    scans = []
+
+    def scan(*given, **more):
+        scans.append(given)
+        return plane.scan(*given, **more)
+
+    def memory(captures):
+        pools = cpu_pools(
+            model.config, page, (1, 1, 1 + len(ends)), plane=plane._replace(scan=scan)
+        )
+        for slab in (*pools.ranks[0].taps, *pools.ranks[0].states):
+            slab.zero_()
+        return pools.ranks[0], PagedKvView(pools, model.words, ((), ()), 0, captures=captures)
+
+    whole, its_memory = memory([(end, slot) for slot, end in enumerate(ends, 1)])
+    model.forward(tokens, 0, ends[-1] + 3, its_memory)
+    assert len(scans) == 2  # one a layer
+    cut, its_memory = memory([])
+    for start, (slot, end) in zip((0, *ends), enumerate(ends, 1), strict=False):
+        model.forward(tokens, start, end, its_memory)
+        for captured, left in zip(
+            (*whole.taps, *whole.states), (*cut.taps, *cut.states), strict=True
+        ):
+            assert torch.equal(captured[slot], left[0])
+            assert left[0].any()

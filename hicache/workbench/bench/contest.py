@@ -99,13 +99,14 @@ def own_kernels(session: Session) -> None:
         sizes = kernel.sizes if session.bench.on_gpu else {"small": kernel.draw(Random(0))}
         for what, each in sizes.items():
             orders = {False: nullcontext()}
+            failure = ""
             try:
-                faults = list(faults_of(kernel, each, 0, device=device, orders=orders))
+                for fault in faults_of(kernel, each, 0, device=device, orders=orders):
+                    failure = failure or f"{fault.kind}: {fault.sentence}"
             except Exception as error:  # in the user's code
-                session.failures[name] = f"{what}: {type(error).__name__}: {error}"
-                break
-            if faults:
-                session.failures[name] = f"{what}: {faults[0].kind}: {faults[0].sentence}"
+                failure = f"{type(error).__name__}: {error}"
+            if failure:
+                session.failures[name] = f"{what}: {failure}"
                 break
             arguments = kernel.make(each, torch.Generator().manual_seed(0))
             arguments = {key: value.to(device) for key, value in arguments.items()}

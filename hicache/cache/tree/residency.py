@@ -326,13 +326,18 @@ class Residency:
     def _count_path(self, node: Node, above: Node, change: int) -> None:
         # update after a path was locked (1) or released (-1) from `node` to below `above`; only the
         # deepest nodes of the path on each tier can be leaves
-        self.refresh(node)
-        lowest = node
+        leaves = [node]
         while node is not above and node.held[DEVICE][FULL] is None:
             assert node.parent is not None
             node = node.parent
-        if node is not lowest:
-            self.refresh(node)
+        if node is not leaves[0]:
+            leaves.append(node)
+        for leaf in leaves:
+            if change > 0:
+                self.leaves[DEVICE].pop(leaf, None)
+                self.leaves[HOST].pop(leaf, None)
+            else:
+                self.refresh(leaf)
         self.protected[DEVICE][FULL] += (node.end - above.end) * change
 
     def _lock_sidecar(self, node: Node, kind: int) -> None:
@@ -373,7 +378,7 @@ class Residency:
             chosen = self._entries.victim(tier, kind, need, {kind: queue})
             if chosen is not None:
                 return chosen[0]
-        return self._first(queue, tier, kind)
+        return queue.best() if kind == FULL else self._first(queue, tier, kind)
 
     def _first(self, queue: VictimQueue, tier: int, kind: int) -> Node | None:
         while (node := queue.best()) is not None and _is_locked(node, tier, kind):

@@ -54,7 +54,7 @@ class Host:
     def evict_one(self, kind: int, missing: int, demand: Demand = NO_DEMAND) -> bool:
         residency = self._tree.residency
         if self._tree.knobs.pools == "split":
-            victim = residency.host_victim(kind, missing)
+            victim = residency.victim(HOST, kind, missing)
             if victim is None:
                 return False
         else:
@@ -194,8 +194,7 @@ class Host:
                     tops.append(copied[0])
         deepest = ends[0] if len(ends) == 1 else max(ends, key=lambda each: each.end)
         host_locks = [tree.lock_host(deepest, starts)]
-        for kind, each in points:
-            host_locks.append(tree.lock_host(each, {kind: each.start}))
+        host_locks += [tree.lock_host(each, {kind: each.start}) for kind, each in points]
         back_up = BackUp(
             moves=moves,
             num_bytes=self._bookings.bytes_of(moves),
@@ -207,7 +206,7 @@ class Host:
         )
         if not is_fence:
             # a lock covers one window; the copy may have one page more
-            nodes = dict.fromkeys([deepest, *tops, *[each for _, each in points]])
-            back_up.locks = [tree.lock(each) for each in nodes]
+            covered = dict.fromkeys([deepest, *tops, *[each for _, each in points]])
+            back_up.locks = [tree.lock(each) for each in covered]
         self._bookings.book(back_up)
         self._counters["transfer/back_up_bytes"] += back_up.num_bytes

@@ -15,7 +15,7 @@ the cache. So a request never hits its own pages.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,23 +49,15 @@ class Visits:
     """The KV-cache pages of all requests of a workload, in order of arrival.
 
     Page ids lie between 0 and `num_pages - 1`. `page_size` is the number of tokens per page.
-    Requests before the index `first_counted` use the cache, but their tokens and hits are not
-    counted.
     """
 
     visits: Sequence[Visit]
     num_pages: int
     page_size: int
-    first_counted: int = 0
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(visit.prompt_len for visit in self.visits[self.first_counted :])
-
-    def tokens(self, number: int, pages: int) -> int:
-        if number < self.first_counted:
-            return 0
-        return min(pages * self.page_size, self.visits[number].prompt_len)
+        return sum(visit.prompt_len for visit in self.visits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +118,11 @@ def visits_of(requests: Sequence[Request], page_size: int) -> Visits:
 
 def infinite(visits: Visits) -> int:
     known = np.zeros(visits.num_pages, bool)
-    tokens = 0
-    for number, visit in enumerate(visits.visits):
-        tokens += visits.tokens(number, _leading(known[visit.chain[: visit.reach]]))
+    pages = 0
+    for visit in visits.visits:
+        pages += _leading(known[visit.chain[: visit.reach]])
         known[visit.chain] = True
-    return tokens
+    return pages * visits.page_size
 
 
 def lru_curve(
@@ -147,20 +139,15 @@ def lru_curve(
     stack = _Stack(visits, 0 if checkpoints is None else checkpoints.num_bytes, page_bytes)
     gains: list[tuple[int, int]] = []  # (capacity in bytes from which on, additional tokens)
     known = np.zeros(visits.num_pages, bool)
-    for number, visit in enumerate(visits.visits):
+    for visit in visits.visits:
         read = visit.chain[: visit.reach]
         hit = _leading(known[read])
         depths = stack.depths(read[:hit])
         if checkpoints is None:
-            ends = [visits.tokens(number, pages) for pages in range(hit + 1)]
-            gains += [
-                (depth, end - start)
-                for depth, (start, end) in zip(depths.tolist(), pairwise(ends), strict=True)
-            ]
+            gains += [(depth, visits.page_size) for depth in depths.tolist()]
             stack.push(visit.chain, np.empty(0, np.int64))
         else:
-            more = _gains(stack, read, depths, visits.page_size)
-            gains += more if number >= visits.first_counted else []
+            gains += _gains(stack, read, depths, visits.page_size)
             stack.push(visit.chain, _places(stack, visit, hit, checkpoints))
         known[visit.chain] = True
     gains.sort()
@@ -185,10 +172,9 @@ def min_hits(visits: Visits, capacity_pages: int) -> int:
     held: dict[int, tuple[int, int]] = {}  # by page: its key in the heap
     heap: list[tuple[int, int, int]] = []  # (-next use, -depth, page)
     hits = 0
-    following = _next_uses(visits)
-    for number, (visit, nexts) in enumerate(zip(visits.visits, following, strict=True)):
+    for visit, nexts in zip(visits.visits, _next_uses(visits), strict=True):
         read = visit.chain[: visit.reach].tolist()
-        hits += visits.tokens(number, sum(1 for _ in takewhile(held.__contains__, read)))
+        hits += sum(1 for _ in takewhile(held.__contains__, read))
         for depth, (page, when) in enumerate(
             zip(visit.chain.tolist(), nexts.tolist(), strict=True)
         ):
@@ -201,7 +187,7 @@ def min_hits(visits: Visits, capacity_pages: int) -> int:
             when, depth, page = heapq.heappop(heap)
             if held.get(page) == (when, depth):
                 del held[page]
-    return hits
+    return hits * visits.page_size
 
 
 def _next_uses(visits: Visits) -> list[Ids]:

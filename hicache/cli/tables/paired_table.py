@@ -20,7 +20,7 @@ from hicache.cli.tables.paired import Difference, Pairs
 from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.verdicts import Verdicts
 
-PARTS = ("of the first row", "difference", "low", "high", "in the two largest")
+PARTS = ("of the first row", "difference", "low", "high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +89,10 @@ def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts
     add("windows", pairs.num_windows, f"{pairs.num_windows}")
     add("sessions", pairs.num_sessions, f"{pairs.num_sessions:,}")
     for metric, found in each.differences.items():
-        parts: list[float | None] = [found.baseline, None, None, None, None]
+        parts: list[float | None] = [found.baseline, None, None, None]
         text = number(found.baseline)
         if not is_baseline and each.makes_claim(metric):
-            parts[1:] = [found.middle, *(found.interval or (None, None)), found.largest_share]
+            parts[1:] = [found.middle, *(found.interval or (None, None))]
             text = _told(found)
         elif not is_baseline:
             text = NO_CLAIM
@@ -104,10 +104,8 @@ def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts
 
 
 def _told(found: Difference) -> str:
-    text = _signed(found.middle)
-    if found.interval is not None:
-        text += f" [{', '.join(map(_signed, found.interval))}]"
-    return text if found.largest_share is None else f"{text}, {found.largest_share:.0%}"
+    interval = f" [{', '.join(map(_signed, found.interval))}]" if found.interval else ""
+    return _signed(found.middle) + interval
 
 
 def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[str]:
@@ -121,18 +119,6 @@ def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[s
             f"In brackets: {CONFIDENCE:.0%} bootstrap intervals over windows and their sessions."
         )
     notes += [f"No interval: {lack}." for lack in lacks if lack is not None]
-    shares = [
-        found.largest_share
-        for each in comparisons
-        for metric, found in each.differences.items()
-        if each.makes_claim(metric)
-    ]
-    if any(share is not None for share in shares):
-        blocks = " or ".join(dict.fromkeys(each.pairs.blocks for each in comparisons))
-        notes.append(
-            f"%: the part of a difference that comes from the two of {blocks} with the largest "
-            f"differences (above 100% if others have the opposite sign)."
-        )
     num_unpaired = sum(each.pairs.num_unpaired for each in comparisons)
     if num_unpaired:
         share = num_unpaired / (num_unpaired + sum(len(each.pairs) for each in comparisons))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
-from experiments.diff.pages import NodeView, contents_of, page_names, state_of
+from experiments.diff.pages import NodeView, page_names, state_of
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.sglang import device  # before anything of the package
 from experiments.diff.sglang.clock import Clock
@@ -172,9 +172,6 @@ class SglangSide:
         if self._pools.has_storage:
             self._probe_storage(ids, found)
         return {name: joined(spans, self._page, name) for name, spans in found.items()}
-
-    def contents(self) -> dict[str, list[int]]:
-        return contents_of(self._nodes())
 
     def close(self) -> None:
         if self._has_host:

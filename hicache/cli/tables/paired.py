@@ -18,7 +18,7 @@ import pandas as pd
 
 from hicache.cli.tables.groups import Group
 from hicache.cli.tables.intervals import Places, draws, ends, lacking
-from hicache.cli.tables.request_metrics import METRICS, Columns, Numbers, Ratio, Statistic, times
+from hicache.cli.tables.request_metrics import METRICS, Columns, Numbers, Ratio, Statistic
 from hicache.results.metrics import Status
 from hicache.results.requests_file import read_requests
 
@@ -100,12 +100,6 @@ class Pairs:
     @property
     def lacks(self) -> str | None:
         return lacking(self.num_windows, self.num_sessions)
-
-    def sooner(self) -> float:
-        return float(np.mean(times(self.other, "ttft") < times(self.baseline, "ttft")))
-
-    def later(self) -> float:
-        return float(np.mean(times(self.other, "ttft") > times(self.baseline, "ttft")))
 
     def differences(self, metrics: Sequence[str]) -> dict[str, Difference]:
         """Compare the two groups of runs: return the difference of each metric.

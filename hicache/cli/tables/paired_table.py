@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from hicache.cli.tables.comparison import (
     NO_CLAIM,
-    RATIO_OF,
     TITLES,
     is_overloaded,
     makes_claim,
@@ -32,13 +31,6 @@ class Comparison:
 
     def makes_claim(self, metric: str) -> bool:
         return makes_claim(metric, self.baseline, self.other)
-
-    @property
-    def shares(self) -> dict[str, float | None]:
-        # of requests with an earlier and with a later first token
-        if not self.makes_claim(RATIO_OF):
-            return {"sooner": None, "later": None}
-        return {"sooner": self.pairs.sooner(), "later": self.pairs.later()}
 
 
 def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Comparison]:
@@ -98,8 +90,6 @@ def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts
             text = NO_CLAIM
         values = {f"{metric} {name}": part for name, part in zip(PARTS, parts, strict=True)}
         row.add(TITLES.get(metric, metric), text, **values)
-    for name, share in each.shares.items():
-        add(name, share, NO_CLAIM if share is None else f"{share:.0%}")
     return row
 
 
@@ -111,7 +101,6 @@ def _told(found: Difference) -> str:
 def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[str]:
     notes = [
         "Each difference is over requests that both sides finished, in the same window and seed.",
-        "sooner, later: requests whose first token came sooner or later than in the first row.",
     ]
     lacks = list(dict.fromkeys(each.pairs.lacks for each in comparisons))
     if None in lacks:

@@ -30,6 +30,7 @@ def test_the_current_process_is_alive_and_says_when_it_started() -> None:
     "text",
     ["", BOOT, f"{BOOT}.{PID}", f"{BOOT}.{PID}.{STARTED}.3", f"{BOOT}.-1.2", f"{BOOT}.x.{STARTED}",
      f"{BOOT}.{PID}.{STARTED}\n", f"{BOOT}.{PID}.{int(STARTED) - 1}", f"{BOOT}.{'9' * 9}.None"],
+    ids=range(9),  # every test process has its own texts, and all need the same names
 )  # fmt: skip
 def test_another_text_names_no_process(text: str) -> None:
     assert not is_alive(text)

@@ -72,8 +72,7 @@ class _Survey:
         places = range(tree.kinds.size)
         self.page_ids: ByKind = tuple([[] for _ in places] for _ in TIERS)
         self.locked: ByKind = tuple([[] for _ in places] for _ in TIERS)  # part of `page_ids`
-        self.leaves: tuple[set[Node], set[Node]] = (set(), set())
-        self.sidecars: tuple[list[set[Node]], ...] = tuple([set() for _ in places] for _ in TIERS)
+        self.evictable: tuple[list[set[Node]], ...] = tuple([set() for _ in places] for _ in TIERS)
         self._kinds = tree.kinds
 
     def count(self, node: Node) -> None:
@@ -92,14 +91,14 @@ class _Survey:
                 if node.path_locks if kind == FULL and tier == DEVICE else locks[kind]:
                     self.locked[tier][kind].append(page_ids)
                 elif kind != FULL and (tier == DEVICE or device[kind] is None):
-                    self.sidecars[tier][kind].add(node)
+                    self.evictable[tier][kind].add(node)
         if node.path_locks:
             return
         if device[FULL] is not None:
             if not node.num_device_children:
-                self.leaves[DEVICE].add(node)
+                self.evictable[DEVICE][FULL].add(node)
         elif not node.children and not any(node.locks[HOST]):
-            self.leaves[HOST].add(node)
+            self.evictable[HOST][FULL].add(node)
 
 
 def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
@@ -211,20 +210,12 @@ def _check_queues(tree: RadixTree, survey: _Survey) -> None:
         if node.num_device_children != sum(held):
             _break(6, f"{node} counts {node.num_device_children} children on the device")
     for tier in TIERS:
-        _hold(
-            set(tree.residency.leaves[tier]) == survey.leaves[tier],
-            6,
-            f"the leaf set of the {TIER_NAMES[tier]} differs from the leaves of the tree",
-        )
-        for kind in tree.kinds.aux:
-            name = tree.kinds.names[kind]
-            queued = set(tree.residency.sidecars[tier][kind])
-            _hold(
-                {node for node in queued if not node.locks[tier][kind]}
-                == survey.sidecars[tier][kind],
-                6,
-                f"the {name} queue of the {TIER_NAMES[tier]} differs from the tree",
-            )
+        for kind in tree.kinds.numbers:
+            queue = tree.residency.queues[tier][kind]
+            # a window or state that was locked after it was queued may stay queued
+            queued = {node for node in queue if kind == FULL or not node.locks[tier][kind]}
+            what = f"the {tree.kinds.names[kind]} queue of the {TIER_NAMES[tier]}"
+            _hold(queued == survey.evictable[tier][kind], 6, f"{what} differs from the tree")
 
 
 def _check_pages(

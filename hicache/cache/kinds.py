@@ -148,6 +148,8 @@ class Kinds:
 
     def replay_start(self, end: int) -> int:
         """The page at which a request with a hit of `end` pages starts to compute."""
+        if not self.replayed:
+            return end
         return max(min([end, *(window.first(end) for _, window in self.replayed)]), 0)
 
     def node_end(self, start: int, end: int) -> int:

@@ -50,10 +50,12 @@ class PageAllocator:
             return None
         self.num_free -= count
         returned = self._returned
-        page_ids = returned[: -count - 1 : -1]  # from the top of the stack
-        del returned[len(returned) - len(page_ids) :]
-        missing = count - len(page_ids)
-        if missing:
+        if count == 1 and returned:  # the most frequent case
+            page_ids = [returned.pop()]
+        else:
+            page_ids = returned[: -count - 1 : -1]  # from the top of the stack
+            del returned[len(returned) - len(page_ids) :]
+            missing = count - len(page_ids)
             page_ids += range(self._next_new, self._next_new + missing)
             self._next_new += missing
         if self._out is not None:

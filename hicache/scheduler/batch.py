@@ -8,7 +8,7 @@ from hicache.cache.tiers.transfer import LoadBack
 from hicache.scheduler.request_state import RequestState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Extend:
     """A chunk of one request to compute: its tokens from `start` to just before `end`.
 

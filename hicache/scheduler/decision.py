@@ -18,14 +18,14 @@ class Reason(StrEnum):
     never = "never"  # the request can never run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admit:
     """The decision to run a request now, with a first chunk of at most `chunk_tokens` tokens."""
 
     chunk_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Defer:
     """The decision that a waiting request does not run now, with the reason.
 
@@ -45,7 +45,7 @@ class Defer:
     room: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reject:
     """The decision never to run a request; `why` is the reason as a sentence."""
 

@@ -7,7 +7,7 @@ from hicache.cache.tree.radix_tree import RadixTree
 def portrait(tree: RadixTree) -> list[object]:
     """Every node with all it says of itself, where it stands in which queue, and all counts."""
     residency = tree.residency
-    queues = [*residency.leaves, *(each for tier in residency.sidecars for each in tier.values())]
+    queues = [each for tier in residency.queues for each in tier]
     stack = list(tree.roots.values())
     picture: list[object] = [
         list(tree.roots),

@@ -156,19 +156,19 @@ def protected_pages_miscounted(world: World) -> None:
 
 
 def a_leaf_too_few(world: World) -> None:
-    world.cache.tree.residency.leaves[DEVICE].pop(world.lower, None)
+    world.cache.tree.residency.queues[DEVICE][FULL].pop(world.lower, None)
 
 
 def a_leaf_too_many(world: World) -> None:
-    world.cache.tree.residency.leaves[HOST].add(world.lower)
+    world.cache.tree.residency.queues[HOST][FULL].add(world.lower)
 
 
 def a_window_not_queued(world: World) -> None:
-    world.cache.tree.residency.sidecars[DEVICE][SWA].pop(world.lower, None)
+    world.cache.tree.residency.queues[DEVICE][SWA].pop(world.lower, None)
 
 
 def a_state_queued_that_the_device_has(world: World) -> None:
-    world.cache.tree.residency.sidecars[HOST][MAMBA].add(world.lower)
+    world.cache.tree.residency.queues[HOST][MAMBA].add(world.lower)
 
 
 def two_owners(world: World) -> None:
@@ -211,8 +211,8 @@ BROKEN: dict[Callable[[World], None], str] = {
     nodes_miscounted: "law 6: the tree counts 4 nodes but has 3",
     resident_pages_miscounted: "law 5: host swa: resident and protected pages are .*, counted as",
     protected_pages_miscounted: "law 5: device mamba: resident and protected pages are .*, counted",
-    a_leaf_too_few: "law 6: the leaf set of the device differs",
-    a_leaf_too_many: "law 6: the leaf set of the host differs",
+    a_leaf_too_few: "law 6: the full queue of the device differs",
+    a_leaf_too_many: "law 6: the full queue of the host differs",
     a_window_not_queued: "law 6: the swa queue of the device differs",
     a_state_queued_that_the_device_has: "law 6: the mamba queue of the host differs",
     two_owners: "law 5: page .* of host full has two owners",
@@ -236,14 +236,14 @@ def test_what_only_the_host_holds_is_a_leaf_of_the_host_or_the_law_is_broken() -
     for kind in (FULL, SWA, MAMBA):
         evict_all(world.cache, DEVICE, kind)
     residency = world.cache.tree.residency
-    assert set(residency.leaves[HOST]) == {world.lower, world.other}
-    assert set(residency.sidecars[HOST][SWA]) >= {world.lower, world.other}
+    assert set(residency.queues[HOST][FULL]) == {world.lower, world.other}
+    assert set(residency.queues[HOST][SWA]) >= {world.lower, world.other}
     world.check()
-    residency.leaves[HOST].pop(world.other, None)
-    with pytest.raises(BrokenLawError, match="law 6: the leaf set of the host"):
+    residency.queues[HOST][FULL].pop(world.other, None)
+    with pytest.raises(BrokenLawError, match="law 6: the full queue of the host"):
         world.check()
-    residency.leaves[HOST].add(world.other)
-    residency.sidecars[HOST][SWA].pop(world.lower, None)
+    residency.queues[HOST][FULL].add(world.other)
+    residency.queues[HOST][SWA].pop(world.lower, None)
     with pytest.raises(BrokenLawError, match="law 6: the swa queue of the host"):
         world.check()
 

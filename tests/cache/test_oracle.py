@@ -270,7 +270,7 @@ def take_a_page(walk: Walk) -> None:
 def forget_a_leaf(walk: Walk) -> None:
     while walk.copies:
         walk.finish_copy()
-    queue = walk.tree.residency.leaves[DEVICE]
+    queue = walk.tree.residency.queues[DEVICE][FULL]
     queue.pop(next(iter(set(queue))))
 
 

@@ -35,7 +35,7 @@ def node_of(cache: PrefixCache, first: int) -> Node:
 
 
 def next_victim(cache: PrefixCache) -> Node | None:
-    return cache.tree.residency.device_victim(FULL, 1)
+    return cache.tree.residency.victim(DEVICE, FULL, 1)
 
 
 # -- policies -----------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_publishing_what_is_there_already_is_a_use_and_a_hit() -> None:
 def victims(cache: PrefixCache, kind: int) -> list[Node]:
     """Who would go, one after the other."""
     order = []
-    while (node := cache.tree.residency.device_victim(kind, 1)) is not None:
+    while (node := cache.tree.residency.victim(DEVICE, kind, 1)) is not None:
         order.append(node)
         cache.tree.residency.pass_over(node, kind)
     return order

@@ -63,7 +63,7 @@ class Device:
 
     def _evict_one(self, kind: int, missing: int, stuck: list[Node], demand: Demand) -> bool:
         residency = self._tree.residency
-        while (victim := residency.device_victim(kind, missing)) is not None:
+        while (victim := residency.victim(DEVICE, kind, missing)) is not None:
             self._tree.trim(victim, kind, missing)
             if self._write_back is not None:
                 self._write_back.save_victim(victim, kind, demand.request_id)

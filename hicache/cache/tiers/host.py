@@ -54,7 +54,7 @@ class Host:
     def evict_one(self, kind: int, missing: int, demand: Demand = NO_DEMAND) -> bool:
         residency = self._tree.residency
         if self._tree.knobs.pools == "split":
-            victim = residency.host_victim(kind, missing)
+            victim = residency.victim(HOST, kind, missing)
             if victim is None:
                 return False
         else:
@@ -176,14 +176,25 @@ class Host:
                         tree.listener.not_copied(each, kind)
 
     def _book(self, plan: Plan, moves: list[Move], *, is_fence: bool) -> None:
-        tree, kinds = self._tree, self._tree.kinds
-        copied = [
-            [each for each in nodes if each.held[HOST][kind] is not None]
-            for kind, nodes in enumerate(plan)
-        ]
-        deepest = max([nodes[-1] for nodes in copied if nodes], key=lambda each: each.end)
-        starts = {kind: copied[kind][0].start for kind in kinds.paged if copied[kind]}
-        points = [(kind, each) for kind in kinds.points for each in copied[kind]]
+        tree = self._tree
+        starts: dict[int, int] = {}
+        ends: list[Node] = []
+        tops: list[Node] = []
+        points: list[tuple[int, Node]] = []
+        for kind, nodes in enumerate(plan):
+            copied = [each for each in nodes if each.held[HOST][kind] is not None]
+            if not copied:
+                continue
+            ends.append(copied[-1])
+            if kind in tree.kinds.points:
+                points += [(kind, each) for each in copied]
+            else:
+                starts[kind] = copied[0].start
+                if kind != FULL:
+                    tops.append(copied[0])
+        deepest = ends[0] if len(ends) == 1 else max(ends, key=lambda each: each.end)
+        host_locks = [tree.lock_host(deepest, starts)]
+        host_locks += [tree.lock_host(each, {kind: each.start}) for kind, each in points]
         back_up = BackUp(
             moves=moves,
             num_bytes=self._bookings.bytes_of(moves),
@@ -191,15 +202,11 @@ class Host:
             starts=starts,
             points=points,
             is_fence=is_fence,
-            host_locks=[
-                tree.lock_host(deepest, starts),
-                *(tree.lock_host(each, {kind: each.start}) for kind, each in points),
-            ],
+            host_locks=host_locks,
         )
         if not is_fence:
             # a lock covers one window; the copy may have one page more
-            tops = [copied[kind][0] for kind, _ in kinds.windows if copied[kind]]
-            nodes = dict.fromkeys([deepest, *tops, *(each for _, each in points)])
-            back_up.locks = [tree.lock(each) for each in nodes]
+            covered = dict.fromkeys([deepest, *tops, *[each for _, each in points]])
+            back_up.locks = [tree.lock(each) for each in covered]
         self._bookings.book(back_up)
         self._counters["transfer/back_up_bytes"] += back_up.num_bytes

@@ -171,7 +171,7 @@ def keys(names: Items[Key], kind: int) -> Items[Key]:
 def kinds_of(keys: Items[Key]) -> list[int]:
     marked: Items[Any] = keys
     if keys and isinstance(keys[0], int):
-        return [key & MAX_KIND for key in marked]
+        return list(map(MAX_KIND.__and__, marked))
     return [KEY_TAGS.index(key[-1:]) for key in marked]
 
 

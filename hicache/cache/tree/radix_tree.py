@@ -270,7 +270,7 @@ class RadixTree:
         A leaf loses all its data. An inner node loses the data of `kind` and what is useless
         without it.
         """
-        return self.kinds.lost_with[FULL if node in self.residency.leaves[tier] else kind]
+        return self.kinds.lost_with[FULL if node in self.residency.queues[tier][FULL] else kind]
 
     def evict(
         self,

@@ -22,17 +22,13 @@ def by_last_use(kind: int) -> Ranking:
     return lambda node: (node.aux_ticks[kind], node.end)
 
 
-def _is_locked(node: Node, tier: int, kind: int) -> int:
-    return node.path_locks if tier == DEVICE and kind == FULL else node.locks[tier][kind]
-
-
 class Residency:
     """Records which data each radix-tree node holds on each tier, and which nodes can be evicted.
 
     - `resident`: number of pages or state slots held, by tier and kind of data.
     - `protected`: how many of these are locked.
-    - `leaves`: queues of unlocked leaf nodes, by tier.
-    - `sidecars`: queues of nodes with unlocked sliding windows or Mamba states, by tier and kind.
+    - `queues`: nodes that may be evicted, by tier and kind of data. For full-attention KV, these
+      are the unlocked leaf nodes. For other kinds, they are the nodes with unlocked data.
     - `duplicates`: nodes with full-attention KV on device and host, whose host copy is unlocked.
       The list is empty unless `reclaims_duplicates` is on.
 
@@ -57,8 +53,8 @@ class Residency:
             order = by_last_use(kind)
             return VictimQueue(order if entries is None else entries.ranking(tier, kind, order))
 
-        self.leaves = (queue(DEVICE, FULL), queue(HOST, FULL))
-        self.sidecars = tuple({kind: queue(tier, kind) for kind in kinds.aux} for tier in TIERS)
+        self.queues = tuple([queue(tier, kind) for kind in range(kinds.size)] for tier in TIERS)
+        self._leaves = [queues[FULL] for queues in self.queues]
         self._entries = entries
         self.duplicates: dict[Node, None] = {}
         self._listener = listener
@@ -98,7 +94,7 @@ class Residency:
         if self._listener is not None:
             self._listener.put(node, tier, kind)
         self.resident[tier][kind] += len(page_ids)
-        if _is_locked(node, tier, kind):
+        if node.path_locks if tier == DEVICE and kind == FULL else node.locks[tier][kind]:
             self.protected[tier][kind] += len(page_ids)
         if kind != FULL and (tier == DEVICE or node.held[DEVICE][kind] is None):
             node.aux_ticks[kind] = self.next_tick()
@@ -125,7 +121,8 @@ class Residency:
         page_ids = node.held[tier][kind]
         if page_ids is None:
             return
-        assert not _is_locked(node, tier, kind), f"{node} is locked and may not be evicted"
+        locks = node.path_locks if tier == DEVICE and kind == FULL else node.locks[tier][kind]
+        assert not locks, f"{node} is locked and may not be evicted"
         node.held[tier][kind] = None
         if self._listener is not None:
             self._listener.evicted(node, tier, kind, demand)
@@ -159,7 +156,7 @@ class Residency:
     def refresh(self, node: Node) -> None:
         # update the leaf queues after a change to a node or its children. O(log n)
         device, host = node.held
-        on_device, on_host = self.leaves
+        on_device, on_host = self._leaves
         is_there = device[FULL] is not None
         is_free = not node.path_locks and node.parent is not None
         if is_free and is_there and not node.num_device_children:
@@ -242,14 +239,23 @@ class Residency:
 
     # -- leaving ------------------------------------------------------------------------------
 
-    def device_victim(self, kind: int, need: int) -> Node | None:
-        return self._victim(DEVICE, kind, need)
+    def victim(self, tier: int, kind: int, need: int) -> Node | None:
+        """Return the node whose data of one kind a tier evicts next, or None if none can leave.
+
+        `need` is the number of pages or state slots that must become free.
+        """
+        queue = self.queues[tier][kind]
+        if self._entries is not None:
+            chosen = self._entries.victim(tier, kind, need, {kind: queue})
+            if chosen is not None:
+                return chosen[0]
+        first = self._first(queue, tier, kind)
+        if first is None and tier == HOST and kind == FULL and self.duplicates:
+            return self._duplicate()
+        return first
 
     def pass_over(self, node: Node, kind: int) -> None:
-        if kind == FULL:
-            self.leaves[DEVICE].pop(node, None)
-        else:
-            self.sidecars[DEVICE][kind].pop(node, None)
+        self.queues[DEVICE][kind].pop(node, None)
 
     def reconsider(self, node: Node, kind: int) -> None:
         if kind == FULL:
@@ -257,19 +263,13 @@ class Residency:
         else:
             self._refresh_sidecar(node, DEVICE, kind)
 
-    def host_victim(self, kind: int, need: int) -> Node | None:
-        victim = self._victim(HOST, kind, need)
-        if victim is None and kind == FULL and self.duplicates:
-            return self._duplicate()
-        return victim
-
     def shared_victim(self, kind: int, need: int) -> tuple[Node, int] | None:
         """Return the data to evict from a host whose kinds share their bytes, as node and kind.
 
         `need` is the number of pages or state slots of `kind` that must become free. The victim may
         be of another kind.
         """
-        queues = {FULL: self.leaves[HOST], **self.sidecars[HOST]}
+        queues = dict(enumerate(self.queues[HOST]))
         if self._entries is not None:
             chosen = self._entries.victim(HOST, kind, need, queues)
             if chosen is not None:
@@ -290,7 +290,7 @@ class Residency:
         If the node has no copy on the host, its eviction also drops all nodes below it, which lie
         on the host only. The result is False if any data that would be dropped is locked.
         """
-        if node.held[HOST][FULL] is not None or node not in self.leaves[DEVICE]:
+        if node.held[HOST][FULL] is not None or node not in self.queues[DEVICE][FULL]:
             return True
         if any(node.locks[HOST]):
             return False
@@ -316,23 +316,25 @@ class Residency:
             parent.num_device_children = num_children = parent.num_device_children + change
             if num_children == (change > 0):  # the first child came or the last one went
                 self.refresh(parent)
-        if tier == DEVICE or self._may_leave_host(node):
-            self.refresh(node)
-
-    def _may_leave_host(self, node: Node) -> bool:
         # with full KV on the device, the host copy is evictable only if duplicates are reclaimed
-        return node.held[DEVICE][FULL] is None or self._reclaims_duplicates
+        if tier == DEVICE or node.held[DEVICE][FULL] is None or self._reclaims_duplicates:
+            self.refresh(node)
 
     def _count_path(self, node: Node, above: Node, change: int) -> None:
         # update after a path was locked (1) or released (-1) from `node` to below `above`; only the
         # deepest nodes of the path on each tier can be leaves
-        self.refresh(node)
-        lowest = node
+        leaves = [node]
         while node is not above and node.held[DEVICE][FULL] is None:
             assert node.parent is not None
             node = node.parent
-        if node is not lowest:
-            self.refresh(node)
+        if node is not leaves[0]:
+            leaves.append(node)
+        for leaf in leaves:
+            if change > 0:
+                for queue in self._leaves:
+                    queue.pop(leaf, None)
+            else:
+                self.refresh(leaf)
         self.protected[DEVICE][FULL] += (node.end - above.end) * change
 
     def _lock_sidecar(self, node: Node, kind: int) -> None:
@@ -340,7 +342,7 @@ class Residency:
         locks[kind] += 1
         if locks[kind] == 1:
             page_ids = node.held[DEVICE][kind]
-            if page_ids is not None:  # `_victim` removes it from the queue
+            if page_ids is not None:  # `victim` removes it from the queue
                 self.protected[DEVICE][kind] += len(page_ids)
 
     def _release_sidecar(self, node: Node, kind: int) -> None:
@@ -350,7 +352,7 @@ class Residency:
             page_ids = node.held[DEVICE][kind]
             if page_ids is not None:
                 self.protected[DEVICE][kind] -= len(page_ids)
-                self.sidecars[DEVICE][kind].add(node)
+                self.queues[DEVICE][kind].add(node)
 
     def _count_host_lock(self, node: Node, kind: int, change: int) -> None:
         locks = node.locks[HOST]
@@ -364,20 +366,14 @@ class Residency:
             self.protected[HOST][kind] += len(page_ids) * change
         if kind != FULL and node.held[DEVICE][kind] is None:
             self._refresh_sidecar(node, HOST, kind)
-        if self._may_leave_host(node):
+        if node.held[DEVICE][FULL] is None or self._reclaims_duplicates:
             self.refresh(node)
 
-    def _victim(self, tier: int, kind: int, need: int) -> Node | None:
-        queue = self.leaves[tier] if kind == FULL else self.sidecars[tier][kind]
-        if self._entries is not None:
-            chosen = self._entries.victim(tier, kind, need, {kind: queue})
-            if chosen is not None:
-                return chosen[0]
-        return self._first(queue, tier, kind)
-
     def _first(self, queue: VictimQueue, tier: int, kind: int) -> Node | None:
-        while (node := queue.best()) is not None and _is_locked(node, tier, kind):
+        node = queue.best()
+        while kind != FULL and node is not None and node.locks[tier][kind]:
             queue.pop(node, None)  # locked after it was queued; its release adds it again
+            node = queue.best()
         return node
 
     def _refresh_sidecar(self, node: Node, tier: int, kind: int) -> None:
@@ -387,15 +383,15 @@ class Residency:
             and (tier == DEVICE or node.held[DEVICE][kind] is None)
         )
         if evictable:
-            self.sidecars[tier][kind].add(node)
+            self.queues[tier][kind].add(node)
         else:
-            self.sidecars[tier][kind].pop(node, None)
+            self.queues[tier][kind].pop(node, None)
 
     def _duplicate(self) -> Node | None:
         # prefer copies of inner nodes: a device leaf needs its copy when it is evicted
         spared = None
         for node in self.duplicates:
-            if node not in self.leaves[DEVICE]:
+            if node not in self.queues[DEVICE][FULL]:
                 return node
             spared = spared or node
         return spared

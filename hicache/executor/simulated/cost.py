@@ -13,6 +13,7 @@ doubles in the same order.
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import accumulate, pairwise, repeat
 from math import ceil, inf, sqrt
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from hicache.cache.kinds import FULL
 from hicache.models import HardwareConfig, LayerKind, ModelConfig, RateTable
 
 CHUNK_TOKENS = 8192  # default chunk of an isolated prefill
-FIRST_BLOCK = 8  # decode steps in the first block
+FIRST_BLOCK = 4  # decode steps in the first block
 LAYER_KERNELS = 10  # per layer without experts: norms, matrices, attention, cache, activation
 EXPERT_KERNELS = 10  # per layer of experts: routing, sorting, two matrices, activation, sum
 # the busiest of `ep` groups of experts takes ep ** IMBALANCE times as long as the mean group
@@ -52,35 +53,30 @@ class Rates:
                 f"hardware.{name} must have at least one size and rate, got an empty table"
             )
         self._sizes = [float(size) for size in table.size]
-        self._rates = [float(rate) for rate in table.rate]
-        self._slopes = [
-            (self._rates[i + 1] - self._rates[i]) / (self._sizes[i + 1] - self._sizes[i])
-            for i in range(len(self._sizes) - 1)
-        ]
+        rates = [float(rate) for rate in table.rate]
+        pairs = list(zip(self._sizes, rates, strict=True))
+        slopes = [(b - a) / (end - size) for (size, a), (end, b) in pairwise(pairs)]
+        # the straight pieces of the curve: one before each size, and one after the last
+        self._rates = [rates[0], *rates]
+        self._firsts = [0.0, *self._sizes]
+        self._slopes = [0.0, *slopes, 0.0]
+        self._ends = [*self._sizes, inf]
 
     def at(self, size: float) -> float:
         """Return the rate at `size`.
 
         Between two sizes of the table, the rate is linear. Outside the table, it is constant.
         """
-        if size <= self._sizes[0]:
-            return self._rates[0]
-        if size >= self._sizes[-1]:
-            return self._rates[-1]
-        i = bisect_right(self._sizes, size) - 1
-        return self._rates[i] + (size - self._sizes[i]) * self._slopes[i]
+        i = bisect_right(self._sizes, size)
+        return self._rates[i] + (size - self._firsts[i]) * self._slopes[i]
 
     def line(self, size: float) -> tuple[float, float, float, float]:
         """Return the straight piece of the rate curve from `size` on, as (rate, first, slope, end).
 
         For each x from `size` to `end`, the rate at x is rate + (x - first) * slope.
         """
-        i = bisect_right(self._sizes, size) - 1
-        if i < 0:
-            return self._rates[0], 0.0, 0.0, self._sizes[0]
-        if i == len(self._slopes):
-            return self._rates[-1], 0.0, 0.0, inf
-        return self._rates[i], self._sizes[i], self._slopes[i], self._sizes[i + 1]
+        i = bisect_right(self._sizes, size)
+        return self._rates[i], self._firsts[i], self._slopes[i], self._ends[i]
 
 
 class CostModel:
@@ -122,6 +118,7 @@ class CostModel:
         self._shared_s = cache(weights.layers_s)  # by tokens of the step, tiles filled up
         self._head_s = cache(weights.head_s)  # by sequences of the step
         self._decode_s = cache(self._decoding_s)  # by decoding requests
+        self._chunk_ns = cache(lambda start, end: self.forward_ns([(start, end)], []).total_ns)
         self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
         # dense full attention, and the other sorts
         self._full, *others = _attentions(model, hardware, tp=tp)
@@ -211,7 +208,7 @@ class CostModel:
         fixed_s = self._decode_s(num_decodes)
         num_keys, more_keys = float(sum(context_lens)), float(num_decodes)
         counts = [_Keys(other, context_lens) for other in self._others]
-        token_bytes, num_layers = self._full.token_bytes, self._full.num_layers
+        token_bytes, num_layers = self._full.token_bytes, float(self._full.num_layers)
         line_end = 0.0  # the rate is linear up to this many bytes read
         first = 0
         while first < num_steps:
@@ -222,8 +219,9 @@ class CostModel:
                 if most >= line_end:  # past a point of the table: one step at a time
                     end = first + 1
             num_more = end - first
-            others_s, *more = [keys.seconds(num_more) for keys in counts] or [[0.0] * num_more]
-            if more:
+            others_s = counts[0].seconds(num_more) if counts else [0.0] * num_more
+            if len(counts) > 1:
+                more = [keys.seconds(num_more) for keys in counts[1:]]
                 others_s = [sum(each) for each in zip(others_s, *more, strict=True)]
             ends = []
             for other_s in others_s:
@@ -244,7 +242,7 @@ class CostModel:
         total_ns = 0
         while start < end:
             stop = min(end, start + chunk_tokens)
-            total_ns += self.forward_ns([(start, stop)], []).total_ns
+            total_ns += self._chunk_ns(start, stop)
             start = stop
         return total_ns * 1e-9
 
@@ -481,7 +479,10 @@ class _Attention:
             return 0.0
         num_pairs = num_keys = squares = 0
         for start, end in extends:
-            pairs = self._pairs(end) - self._pairs(start)
+            if self.reach:
+                pairs = self._pairs(end) - self._pairs(start)
+            else:
+                pairs = (end * (end + 1) - start * (start + 1)) // 2
             num_keys += end
             if self._is_window:
                 num_keys -= max(start - (start % self.reach if self.restarts else self.reach), 0)
@@ -547,13 +548,10 @@ class _Keys:
         if self._attention.reach and not (room and room[-1] > first):
             self._full_s = self._attention.decode_s(self._num_keys)
             return [self._full_s] * num_steps
-        held = []
-        for step in range(first, self._step):
-            held.append(self._num_keys)
-            reading_more = self._num_decodes
-            if self._attention.reach:
-                reading_more = len(room) - bisect_right(room, step)
-            self._num_keys += reading_more
+        more: Iterable[int] = repeat(self._num_decodes, num_steps)  # keys that each step adds
+        if self._attention.reach:
+            more = [len(room) - bisect_right(room, step) for step in range(first, self._step)]
+        *held, self._num_keys = accumulate(more, initial=self._num_keys)
         return self._attention.decodes_s(held)
 
 

@@ -13,6 +13,7 @@ from hicache.clock import SECOND_NS
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, Row, Status
+from hicache.results.recorder import TIER_TOKENS
 from hicache.workload import workload
 
 HAS_GPU = shutil.which("nvidia-smi") is not None or "tests.imitated_gpu" in sys.modules
@@ -109,19 +110,22 @@ def measures() -> dict[str, float]:
     }
 
 
+def row_at(time_s: float, **tokens: float) -> dict[str, float]:
+    """An interval in which nothing happens but hits and computed tokens."""
+    counts = dict.fromkeys(TIER_TOKENS, 0.0) | tokens
+    return {
+        "time_s": time_s,
+        **{f"interval/{name}_tokens": count for name, count in counts.items()},
+        "interval/finished_count": 0,
+        "queue/waiting_count": 0,
+        "queue/running_count": 0,
+    }
+
+
 @pytest.fixture
 def rows() -> list[Row]:
     return [
-        Row(
-            time_s=10.0 * (index + 1),
-            device_hit_tokens=100 * index,
-            host_hit_tokens=50,
-            storage_hit_tokens=20,
-            computed_tokens=300,
-            finished_count=2,
-            waiting_count=index,
-            running_count=3,
-            gauges={"pool/full_device_used_share": 0.5},
-        )
-        for index in range(5)
+        row_at(10.0 * (i + 1), device_hit=100 * i, host_hit=50, storage_hit=20, computed=300)
+        | {"queue/waiting_count": i, "pool/full_device_used_share": 0.5}
+        for i in range(5)
     ]

@@ -1,12 +1,10 @@
 """Explains the first request that differs.
 
 Both sides run once more up to that request. After each earlier request they report what they hold
-of its prompt. The cause is the request at which these reports begin to differ. After the differing
-request they report all that they hold, so that pages held by one side only can be attributed to
-requests.
+of its prompt. The cause is the request at which these reports begin to differ.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +13,11 @@ import numpy as np
 
 from experiments.diff.compare import Driver, Row, open_sides, token_ids
 from experiments.diff.engines import Launch
-from experiments.diff.pages import page_names
 from experiments.diff.protocol import Outcome, Pools, Span
 from hicache.request import Request
 
 Held = dict[str, list[Span]]
-SHOWN = 4  # spans, requests or numbers in one sentence
+SHOWN = 4  # spans in one sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,24 +36,6 @@ class Parting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnlyOne:
-    """KV pages, or Mamba states, that only one of two compared caches holds.
-
-    Attributes:
-        place: kind of KV cache and tier, such as `full/host`.
-        is_base: True if the base cache holds the pages, False if the head cache does.
-        amount: number of tokens, or of Mamba states.
-        pages: by request number, the indices of these pages in the request. A page is listed only
-            under the first request that contains the page.
-    """
-
-    place: str
-    is_base: bool
-    amount: int
-    pages: Mapping[int, list[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """The reasons why two compared caches, named base and head, answer a request differently.
 
@@ -67,15 +46,12 @@ class Explanation:
         held: the parts of the request's prompt that each cache held before the request.
         parting: the earlier request at which these parts began to differ. None means that they were
             equal.
-        only: pages that only one cache holds after the request. Empty if a cache cannot list its
-            pages.
     """
 
     row: Row
     last_use: int | None
     held: tuple[Held, Held]
     parting: Parting | None
-    only: tuple[OnlyOne, ...] = ()
 
 
 def explain(
@@ -114,43 +90,7 @@ def explain(
                 parting = None  # the difference has disappeared
             elif parting is None:
                 parting = Parting(row=earlier, before=before, after=held)
-        driver.next_row()
-        only: tuple[OnlyOne, ...] = ()
-        if any(name.startswith("pages/") for name in row.changes):
-            contents = base.contents(), head.contents()
-            only = held_by_one(contents, requests, pools)
-    return Explanation(
-        row=row, last_use=users[-1] if users else None, held=held, parting=parting, only=only
-    )
-
-
-def held_by_one(
-    contents: tuple[Mapping[str, list[int]], Mapping[str, list[int]]],
-    requests: Sequence[Request],
-    pools: Pools,
-) -> tuple[OnlyOne, ...]:
-    """Return the pages that only one of two compared caches holds.
-
-    Args:
-        contents: for each cache, hashes of its pages by kind and tier, such as `full/device`.
-        requests: the requests that the caches have received, in order.
-        pools: pool sizes of both caches.
-    """
-    first: dict[int, tuple[int, int]] = {}  # by page name: first request with the page, index in it
-    for number, request in enumerate(requests):
-        for place, name in enumerate(page_names(token_ids(request), pools.page_size)):
-            first.setdefault(name, (number, place))
-    found = []
-    for where in sorted({*contents[0], *contents[1]}):
-        base, head = (set(each.get(where, ())) for each in contents)
-        for is_base, names in ((True, base - head), (False, head - base)):
-            pages: dict[int, list[int]] = {}
-            for number, place in sorted(first[name] for name in names & first.keys()):
-                pages.setdefault(number, []).append(place)
-            if names:
-                amount = len(names) * pools.unit(where.partition("/")[0])
-                found.append(OnlyOne(place=where, is_base=is_base, amount=amount, pages=pages))
-    return tuple(found)
+    return Explanation(row=row, last_use=users[-1] if users else None, held=held, parting=parting)
 
 
 def differing(base: Held, head: Held) -> tuple[str, ...]:
@@ -198,7 +138,7 @@ def in_words(explanation: Explanation, names: tuple[str, str]) -> list[str]:
         )
     if explanation.parting is not None:
         sentences += _parting_in_words(explanation.parting, names)
-    return sentences + [_only_in_words(only, names) for only in explanation.only]
+    return sentences
 
 
 def changes_in_words(row: Row, most: int | None = None) -> str:
@@ -216,27 +156,6 @@ def changes_in_words(row: Row, most: int | None = None) -> str:
     if len(sized) > len(shown):
         words.append(f"and {len(sized) - len(shown)} more")
     return ", ".join(words)
-
-
-def _only_in_words(only: OnlyOne, names: tuple[str, str]) -> str:
-    holder, other = names if only.is_base else names[::-1]
-    unit = "states" if only.place.startswith("mamba") else "tokens"
-    requests = [f"{number} (pages {_ranges(only.pages[number])})" for number in only.pages]
-    more = f" and {len(requests) - SHOWN} more" if len(requests) > SHOWN else ""
-    return (
-        f"After it {holder} holds {only.amount:,} {unit} of {only.place} that {other} does not, of"
-        f" request {', '.join(requests[:SHOWN]) or 'none so far'}{more}."
-    )
-
-
-def _ranges(places: Sequence[int]) -> str:
-    starts = [place for place in places if place - 1 not in places]
-    ends = [place for place in places if place + 1 not in places]
-    ranges = [
-        f"{start}" if start == end else f"{start}-{end}"
-        for start, end in zip(starts, ends, strict=True)
-    ]
-    return ", ".join([*ranges[:SHOWN], *(["..."] if len(ranges) > SHOWN else [])])
 
 
 def _parting_in_words(parting: Parting, names: tuple[str, str]) -> list[str]:

@@ -58,18 +58,5 @@ def state_of(nodes: Iterable[NodeView], pools: Pools) -> dict[str, int]:
     return {name: amount % (1 << 8 * NAME_BYTES) for name, amount in state.items()}
 
 
-def contents_of(nodes: Iterable[NodeView]) -> dict[str, list[int]]:
-    """Return the hashes of the pages held by radix-tree nodes, by kind and tier.
-
-    A Mamba state has the hash of the last page before it.
-    """
-    found: dict[str, list[int]] = {}
-    for node in nodes:
-        for place in node.held:
-            names = node.names[-1:] if _is_state(place) else node.names
-            found.setdefault(place, []).extend(names)
-    return found
-
-
 def _is_state(place: str) -> bool:
     return place.startswith("mamba/")

@@ -62,10 +62,6 @@ class SideProcess:
         self._send([("probe", tokens)])
         return self._hear(dict)
 
-    def contents(self) -> dict[str, list[int]]:
-        self._send([("contents",)])
-        return self._hear(dict)
-
     def __enter__(self) -> "SideProcess":
         return self
 

@@ -139,10 +139,4 @@ class Side(Protocol):
         state counts as the range of the last token that it has read.
         """
 
-    def contents(self) -> dict[str, list[int]]:
-        """Return hashes of all pages that the cache holds.
-
-        Pages are grouped by kind and tier, such as `full/device`.
-        """
-
     def close(self) -> None: ...

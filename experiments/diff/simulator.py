@@ -13,7 +13,7 @@ from os.path import commonprefix
 import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
-from experiments.diff.pages import NodeView, contents_of, page_names, state_of
+from experiments.diff.pages import NodeView, page_names, state_of
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.rooms import MODELS
 from hicache.cache.kinds import FULL, KIND_NAMES, MAMBA, SWA
@@ -138,9 +138,6 @@ class SimulatorSide:
                     name = f"{KIND_NAMES[kind]}/storage"
                     found.setdefault(name, []).append((place, place + 1))
         return {name: joined(spans, self._page, name) for name, spans in found.items()}
-
-    def contents(self) -> dict[str, list[int]]:
-        return contents_of(self._nodes())
 
     def close(self) -> None:
         self._runtime.close()

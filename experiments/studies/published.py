@@ -13,13 +13,10 @@ cases that are batches.
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from itertools import combinations, cycle, pairwise
 from math import log
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +24,14 @@ import numpy as np
 import pandas as pd
 from omegaconf import OmegaConf
 
-from hicache import experiment
+from experiments.studies.kept_runs import kept_runs
 from hicache.cli.command import in_one_sentence
-from hicache.cli.job import as_yaml
-from hicache.cli.schema import config_of
+from hicache.results.metrics import Result
 from hicache.results.report import save
 from hicache.results.requests_file import columns_of
 from hicache.results.server_log import measure
 
 CASES = Path(__file__).parents[1] / "published"
-PACKAGE = Path(experiment.__file__).parent
 OUT = Path("outputs", "published")
 DIFFERS = 0.05  # variants with closer published values are not ranked
 # measures whose errors are differences, with the unit of each
@@ -159,35 +154,14 @@ def batch_trace(*, prompts: int, tokens: int, kept: int, begins_s: float, hit_pe
 def compare(
     cases: Mapping[str, Mapping[str, Any]], folder: Path, *, jobs: int
 ) -> dict[str, list[Series]]:
-    folder.mkdir(parents=True, exist_ok=True)
     plans = {name: list(plans_of(case)) for name, case in cases.items()}
     wanted = list(dict.fromkeys(each.overrides for some in plans.values() for each in some))
-    code = code_digest()
-    run = partial(run_once, folder=folder, code=code)
-    if jobs == 1:
-        files = list(map(run, wanted))
-    else:
-        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            files = list(pool.map(run, wanted))
-    records = {key: pd.read_pickle(file) for key, file in zip(wanted, files, strict=True)}
+    records = dict(zip(wanted, kept_runs(wanted, frame_of, folder, jobs=jobs), strict=True))
     return {name: list(series_of(name, case, plans[name], records)) for name, case in cases.items()}
 
 
-def code_digest() -> str:
-    files = sorted([*PACKAGE.rglob("*.py"), *(PACKAGE / "conf").glob("*/*.yaml")])
-    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def run_once(overrides: Sequence[str], folder: Path, code: str) -> Path:
-    config = config_of("tracker.wandb_mode=disabled", *overrides)
-    key = sha256((as_yaml(config) + code).encode()).hexdigest()[:16]
-    file = folder / f"{key}.pkl"
-    if not file.exists():
-        records = pd.DataFrame(columns_of(experiment.run(config).records))
-        part = file.with_suffix(".part")
-        records.to_pickle(part)
-        part.rename(file)
-    return file
+def frame_of(result: Result) -> pd.DataFrame:
+    return pd.DataFrame(columns_of(result.records))
 
 
 def series_of(

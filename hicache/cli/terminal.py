@@ -142,7 +142,7 @@ def _times(summary: Mapping[str, float]) -> Table:
 
 
 def _lines(summary: Mapping[str, float]) -> Sequence[str]:
-    lines = [
+    return [
         f"computed   {_reasons(summary)}",
         f"queue      time by cause: {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
         f"load       {loads(summary)}",
@@ -163,9 +163,6 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
         f"{summary['scheduler/retracted_count']:,} requests retracted, "
         f"{summary['scheduler/prefill_oom_count']:,} out of memory in prefill",
     ]
-    oracles = [key for key in summary if key.startswith("oracle/")]
-    lines += [f"oracle     {key.removeprefix('oracle/')} {summary[key]:.4g}" for key in oracles]
-    return lines
 
 
 def _reasons(summary: Mapping[str, float]) -> str:

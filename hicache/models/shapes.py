@@ -358,29 +358,6 @@ class ModelConfig:
                 found[-1] += each * part.num_layers
         return found
 
-    def bytes_of(self, num_tokens: int) -> dict[str, float]:
-        """Return the bytes that the model caches for a sequence of `num_tokens` tokens, by name.
-
-        The names are those of the layer kinds (full, swa, mamba) and of additional data, such as
-        index keys. A sliding window counts only the tokens in it.
-        """
-        found: dict[str, float] = {}
-        for kind in self.kinds:
-            found[kind.value] = self.page_bytes(kind, self._held_tokens(kind.value, num_tokens))
-        for part in self.parts:
-            place = part.name if part.window_len else part.rides_on
-            held = self._held_tokens(place, num_tokens)
-            count = 1 if place == LayerKind.mamba.value else held // part.tokens
-            found[part.name] = self.part_layers(part) * count * part.entry_bytes
-        return found
-
-    def _held_tokens(self, kind: str, num_tokens: int) -> int:
-        lens = {part.name: part.window_len for part in self.parts}
-        window_len = lens.get(kind, self.window_len if kind == LayerKind.swa.value else 0)
-        if kind == LayerKind.swa.value and self.window_restarts:
-            return num_tokens % window_len
-        return min(num_tokens, window_len or num_tokens)
-
     @property
     def full_token_bytes(self) -> int:
         riders = (part for part in self.parts if part.rides_on == "full" and not part.window_len)

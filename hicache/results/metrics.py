@@ -53,6 +53,10 @@ REQUIRED_MEASURES = (
 START_UP_NS = 60 * SECOND_NS  # time since the first counted arrival
 
 
+# measurements of one time interval of a run, as a line of metrics.jsonl holds them
+Row = Mapping[str, float]
+
+
 class Status(StrEnum):
     finished = "finished"
     rejected = "rejected"  # never admitted: it does not fit
@@ -114,44 +118,6 @@ class RequestRecord:
     @property
     def ttft_ns(self) -> int | None:
         return None if self.first_token_ns is None else self.first_token_ns - self.arrival_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Measurements of one time interval of a run.
-
-    Attributes:
-        time_s: the end of the interval, in seconds since the start of the run.
-        device_hit_tokens, host_hit_tokens, storage_hit_tokens, computed_tokens: prompt tokens that
-            were found in each cache tier, or computed. They belong to the requests first admitted
-            in the interval.
-        finished_count: requests that finished in the interval.
-        waiting_count, running_count: requests that wait or run at the end of the interval.
-        gauges: more measurements by name, such as the used fraction of each memory pool.
-    """
-
-    time_s: float
-    device_hit_tokens: int = 0
-    host_hit_tokens: int = 0
-    storage_hit_tokens: int = 0
-    computed_tokens: int = 0
-    finished_count: int = 0
-    waiting_count: int = 0
-    running_count: int = 0
-    gauges: Mapping[str, float] = field(default_factory=dict)
-
-    def flat(self) -> dict[str, float]:
-        return {
-            "time_s": self.time_s,
-            "interval/device_hit_tokens": self.device_hit_tokens,
-            "interval/host_hit_tokens": self.host_hit_tokens,
-            "interval/storage_hit_tokens": self.storage_hit_tokens,
-            "interval/computed_tokens": self.computed_tokens,
-            "interval/finished_count": self.finished_count,
-            "queue/waiting_count": self.waiting_count,
-            "queue/running_count": self.running_count,
-            **self.gauges,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

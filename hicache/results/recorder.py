@@ -310,15 +310,16 @@ class Recorder:
             name: sum(engine.cache.counters[f"cache/{name}_tokens"] for engine in self._engines)
             for name in TIER_TOKENS
         }
-        tokens = {f"{name}_tokens": totals[name] - self._before[name] for name in TIER_TOKENS}
-        row = Row(
-            time_s=end_ns / SECOND_NS,
-            finished_count=self._num_finished - self._finished_before,
-            waiting_count=sum(len(engine.scheduler.waiting) for engine in self._engines),
-            running_count=sum(len(engine.scheduler.running) for engine in self._engines),
-            gauges=self._occupancy(),
-            **tokens,
-        )
+        row = {
+            "time_s": end_ns / SECOND_NS,
+            **{
+                f"interval/{name}_tokens": totals[name] - self._before[name] for name in TIER_TOKENS
+            },
+            "interval/finished_count": self._num_finished - self._finished_before,
+            "queue/waiting_count": sum(len(each.scheduler.waiting) for each in self._engines),
+            "queue/running_count": sum(len(each.scheduler.running) for each in self._engines),
+            **self._occupancy(),
+        }
         self._before, self._finished_before = totals, self._num_finished
         self._progress(self._progress_now(row))
 

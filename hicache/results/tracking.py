@@ -53,10 +53,9 @@ class Tracker:
     _old_handler: Any = field(default=None, init=False)  # the return value of signal.signal
 
     def log(self, row: Row) -> None:
-        flat = row.flat()
-        self._append(json.dumps(flat).encode() + b"\n")
+        self._append(json.dumps(row).encode() + b"\n")
         if self._wandb is not None:
-            self._wandb.log(flat)  # with an explicit step W&B would hold back the last row
+            self._wandb.log(dict(row))  # with an explicit step W&B would hold back the last row
 
     def attach(self, paths: Sequence[Path]) -> None:
         if self._wandb is not None:

@@ -20,7 +20,6 @@ from hicache.storage.engines.mooncake_master import MooncakeMaster
 from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.engines.slab import SlabStorage
 from hicache.storage.guards.breaker import BreakerStorage
-from hicache.storage.guards.checked import CheckedStorage
 from hicache.storage.guards.deadline import DeadlineStorage
 from hicache.storage.guards.faults import Fault, FaultyStorage
 
@@ -157,8 +156,8 @@ def open_guarded_storage(
 
     Every call of an engine on disk ends after at most `config.deadline_s` seconds, because a disk
     can block forever. Redis and Mooncake have time limits of their own. `seed` determines the
-    injected faults. If these include corruption, only pages that this process wrote can be read: it
-    keeps their digests to detect corrupt pages. Return None if `config.kind` is `none`.
+    injected faults. The caller must detect pages that they corrupt. Return None if `config.kind` is
+    `none`.
     """
     engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)
     if engine is None:
@@ -166,8 +165,6 @@ def open_guarded_storage(
     storage, faulty = engine, None
     if not config.faults.is_harmless:
         storage = faulty = FaultyStorage(engine, config.faults, seed=seed, clock=clock)
-        if config.faults.corrupt_rate:
-            storage = CheckedStorage(storage)
     if config.kind not in ("memory", "mooncake_master", "redis", "mooncake") or faulty is not None:
         storage = DeadlineStorage(storage, deadline_s=config.deadline_s)
     behind = _behind_breaker(storage, config, clock)

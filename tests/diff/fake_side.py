@@ -70,9 +70,6 @@ class FakeSide:
         pages = [(place, place + 1) for place, key in keys if key in self._held]
         return {"full/device": joined(pages, self._page, "full")} if pages else {}
 
-    def contents(self) -> dict[str, list[int]]:
-        return {"full/device": list(self._held)}
-
     def close(self) -> None:
         stdout.write(f"finished {self._finished}\n")
         stdout.flush()

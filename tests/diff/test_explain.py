@@ -5,16 +5,13 @@ from pathlib import Path
 from experiments.diff.compare import Comparison, Row, token_ids
 from experiments.diff.explain import (
     Explanation,
-    OnlyOne,
     changes_in_words,
     differing,
     explain,
-    held_by_one,
     hits_in_words,
     in_words,
     spans_in_words,
 )
-from experiments.diff.pages import page_names
 from experiments.diff.protocol import Hits, Outcome
 from hicache.request import Request
 from tests.diff.sides import FAKE, PAGE, POOLS, fake, prompt, requests_of
@@ -97,7 +94,6 @@ def test_a_later_request_may_share_its_prefix_with_none(compared: Compared, tmp_
     row = compared(requests, head=head).rows[2]
     found = explain(row, requests, POOLS, (FAKE, fake(head)), tmp_path)
     assert (found.last_use, found.held, found.parting) == (None, ({}, {}), None)
-    assert [each.place for each in found.only] == ["full/device"]
 
 
 def test_what_is_held_of_the_answer_is_not_asked(compared: Compared, tmp_path: Path) -> None:
@@ -121,66 +117,11 @@ def test_an_earlier_prompt_shorter_than_a_page_is_no_use(
     assert (found.row.number, found.last_use) == (4, 1)
 
 
-def test_pages_that_only_one_side_holds_are_named_by_their_requests(
-    compared: Compared, tmp_path: Path
-) -> None:
-    found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
-    base, *others = found.only
-    assert (base.place, base.is_base, base.amount, others) == ("full/device", True, 12, [])
-    assert base.pages == {1: [1, 2, 3]}
-    said = in_words(found, ("old", "new"))[-1]
-    assert said == (
-        "After it old holds 12 tokens of full/device that new does not, of request 1 (pages 1-3)."
-    )
-
-
 def test_amounts_that_differ_are_in_the_words(compared: Compared, tmp_path: Path) -> None:
     found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
     said = " ".join(in_words(found, ("old", "new")))
     assert "Changes (old → new): evicted full/device 0 → 12 (+12), " in said
     assert "hit full/device 16 → 4 (-12)" in said
-
-
-def test_sides_that_report_no_state_are_not_asked_for_contents(
-    compared: Compared, tmp_path: Path
-) -> None:
-    assert explained(compared, REQUESTS, {"pages": "9", "silent": "1"}, tmp_path).only == ()
-
-
-def test_pages_are_counted_from_each_side_and_in_the_unit_of_their_kind() -> None:
-    requests = requests_of(prompt(1, 3), prompt(1, 5))
-    names = page_names(token_ids(requests[1]), PAGE)
-    base = {"full/host": [*names[:2], names[4]], "mamba/host": [names[0]]}
-    head = {"full/host": [names[0], names[3], 77], "swa/device": [names[2]]}
-    found = held_by_one((base, head), requests, POOLS)
-    assert [(each.place, each.is_base, each.amount, each.pages) for each in found] == [
-        ("full/host", True, 2 * PAGE, {0: [1], 1: [4]}),
-        ("full/host", False, 2 * PAGE, {1: [3]}),  # of 77 no request is known
-        ("mamba/host", True, 1, {0: [0]}),
-        ("swa/device", False, PAGE, {0: [2]}),
-    ]
-
-
-def test_many_pages_and_requests_are_cut_short() -> None:
-    many = OnlyOne(
-        place="mamba/host",
-        is_base=False,
-        amount=9,
-        pages={number: [0, 2, 4, 5, 7, 9] for number in range(6)},
-    )
-    row = Row(number=3, prompt_len=5, base=OUTCOME, head=OUTCOME)
-    found = Explanation(row=row, last_use=None, held=({}, {}), parting=None, only=(many,))
-    assert in_words(found, ("old", "new"))[-1] == (
-        "After it new holds 9 states of mamba/host that old does not, of request"
-        " 0 (pages 0, 2, 4-5, 7, ...), 1 (pages 0, 2, 4-5, 7, ...), 2 (pages 0, 2, 4-5, 7, ...),"
-        " 3 (pages 0, 2, 4-5, 7, ...) and 2 more."
-    )
-    four = replace(many, pages={number: [0, 1, 3, 5, 7] for number in range(4)})
-    assert in_words(replace(found, only=(four,)), ("old", "new"))[-1].endswith(
-        "2 (pages 0-1, 3, 5, 7), 3 (pages 0-1, 3, 5, 7)."
-    )
-    nothing = replace(found, only=(replace(many, pages={}),))
-    assert in_words(nothing, ("old", "new"))[-1].endswith("of request none so far.")
 
 
 def test_amounts_are_all_or_the_largest_and_without_the_names_of_pages() -> None:

@@ -7,13 +7,7 @@ import pytest
 import torch
 
 from hicache.executor.real import pinned
-from hicache.executor.real.pinned import HUGE_PAGE_BYTES, pinned_bytes, placement
-
-NUMA_MAPS = """\
-7f0000000000 default file=/lib/libc.so.6 mapped=3 N5=3
-{near:x} prefer:1 anon=1024 dirty=1024 N0=512 N1=512 kernelpagesize_kB=4
-{far:x} default anon=9 N3=9
-"""
+from hicache.executor.real.pinned import HUGE_PAGE_BYTES, pinned_bytes
 
 
 class Registry:
@@ -89,12 +83,3 @@ def test_nothing_is_pinned_for_an_empty_pool() -> None:
     registry = Registry()
     assert len(pinned_bytes(0, registry)) == 0
     assert not registry.pinned
-
-
-def test_the_numa_nodes_of_pools_are_reported(tmp_path: Path) -> None:
-    pools = [torch.zeros(4096, dtype=torch.uint8) for _ in range(2)]
-    maps = tmp_path / "numa_maps"
-    near = pools[0].data_ptr() - 64  # of a mapping that begins before the pool
-    maps.write_text(NUMA_MAPS.format(near=near, far=near + (1 << 40)))
-    assert placement(pools[:1], maps) == "0.00 GiB of host memory pinned, on NUMA node 0, 1"
-    assert placement(pools, tmp_path / "absent").endswith("NUMA node unknown")

@@ -7,6 +7,7 @@ import pytest
 
 from experiments.studies import published
 from experiments.studies.published import CASES, Series, knee, plans_of, ranking, read_case
+from hicache import experiment
 from hicache.cli.schema import config_of
 from hicache.results.requests_file import columns_of
 from hicache.results.server_log import MEASURES
@@ -74,7 +75,7 @@ def test_a_case_is_run_once_and_compared_point_by_point(
     page = published.page({"S": small}, {"S": found})
     assert "| simulated" in page
     assert "| two clients" not in page
-    monkeypatch.setattr(published.experiment, "run", None)  # what is there is not run again
+    monkeypatch.setattr(experiment, "run", None)  # what is there is not run again
     assert published.compare({"S": small}, tmp_path, jobs=1)["S"] == found
 
 

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import gc, json, os, resource, socket, sys, types
 sys.path[:0] = [{root!r}, {tests!r}]
-from conftest import finished_request
-from hicache.results.metrics import REQUIRED_MEASURES, Progress, Result, Row
+from conftest import finished_request, row_at
+from hicache.results.metrics import REQUIRED_MEASURES, Progress, Result
 from hicache.storage.base import StorageError
 from hicache.storage.passwords import with_password
 
@@ -40,9 +40,9 @@ def run(config, *, progress=None):
         open(os.environ["GATE"]).read()
     if config.storage.root == "slow" and "HURRY" not in os.environ:
         raise KeyboardInterrupt
-    rows = [Row(time_s=10.0 * (i + 1), computed_tokens=300) for i in range(3)]
-    for row in rows:
-        progress(Progress(done_count=1, total_count=3, time_s=row.time_s, row=row))
+    for i in range(3):
+        row = row_at(10.0 * (i + 1), computed=300)
+        progress(Progress(done_count=1, total_count=3, time_s=row["time_s"], row=row))
     records = [finished_request(i) for i in range(3 + config.seed)]
     if config.storage.root == "nobody":
         records = []

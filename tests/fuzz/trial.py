@@ -70,7 +70,7 @@ class Trial:
     def lines(self) -> list[str]:
         """All of it, to be compared byte for byte."""
         summary = [f"{key}: {json.dumps(value)}" for key, value in self.summary.items()]
-        rows = [json.dumps(row.flat()) for row in self.rows]
+        rows = [json.dumps(row) for row in self.rows]
         return [*summary, *map(repr, self.records), *rows]
 
     def without_reasons(self) -> "Trial":

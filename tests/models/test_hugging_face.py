@@ -13,6 +13,7 @@ from hicache.executor.simulated.cost import CostModel
 from hicache.models.hugging_face import derive_model, read_model
 from hicache.models.shapes import ModelConfig, describe
 from tests.executor.test_cost import h200
+from tests.models.test_catalog import bytes_of
 from tests.models.test_shapes import model
 from tests.models.texts import TEXTS
 
@@ -109,7 +110,7 @@ def test_llama_4_keeps_the_chunk_of_its_last_token_alone() -> None:
     shape = derived(text)
     assert shape.window_restarts
     assert round(shape.num_params / 1e9, 1) == 107.8
-    held = [shape.bytes_of(num_tokens)["swa"] for num_tokens in (8191, 8192, 8193, 131_072)]
+    held = [bytes_of(shape, num_tokens)["swa"] for num_tokens in (8191, 8192, 8193, 131_072)]
     assert held == [8191 * 147_456, 0, 147_456, 0]
     other = derived(text, no_rope_layers=[0, 1] * 24, interleave_moe_layer_step=2)
     assert (other.pattern, other.num_moe_layers) == ("F S", 24)

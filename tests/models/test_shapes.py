@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hicache.cli.schema import CONF
 from hicache.models import LayerKind, ModelConfig, RateTable
+from tests.models.test_catalog import bytes_of
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "from_hf")
 MIB = 1 << 20
@@ -219,7 +220,7 @@ def test_the_table_of_models_says_what_their_files_do() -> None:
     told = {row[0]: row[1:] for row in rows if row and row[0] in MODELS}
     for name in set(MODELS) - {"tiny_hybrid"}:
         shape = model(name)
-        held = shape.bytes_of(shape.max_len - 1)  # at a multiple, a chunk is empty
+        held = bytes_of(shape, shape.max_len - 1)  # at a multiple, a chunk is empty
         in_window = ("swa", *(part.name for part in shape.parts if part.rides_on == "swa"))
         window = sum(held.get(each, 0) for each in in_window) / MIB
         sizes = [f"{size:,.1f}" if size else "" for size in (window, shape.mamba_slot_bytes / MIB)]

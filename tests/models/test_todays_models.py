@@ -1,15 +1,15 @@
 """Shapes of the models of late 2026, from the files that they are published with, and refusals."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.studies.catalog import CONFIGS
 from hicache.models import ModelConfig
 from hicache.models.hugging_face import derive_model
 
-ENTRIES = json.loads(CONFIGS.read_text(encoding="utf-8"))
+ENTRIES = json.loads(Path(__file__).with_name("model_configs.json").read_text(encoding="utf-8"))
 
 
 def derived(name: str, **changes: Any) -> ModelConfig:

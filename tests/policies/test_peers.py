@@ -1,4 +1,8 @@
-"""Policies of the literature miss as often as their originals do, and adapters change nothing."""
+"""Policies of the literature miss as often as their originals do, and adapters change nothing.
+
+`peers.json` has the misses that libcachesim 0.3.5, lmcache 0.5.6, vllm 0.33.0 and sglang 0.5.23
+count on the streams; `tests/policies/peers.py` at 09ab7c4b runs them.
+"""
 
 import json
 from collections import OrderedDict
@@ -13,13 +17,13 @@ from hicache.policies.adapters import (
     FromLMCache,
     FromSGLang,
     FromVllm,
+    ToLibCacheSim,
     ToSGLang,
     ToVllm,
 )
 from hicache.policies.eviction import Fifo, Lfu, Slru
 from hicache.policies.queues import Arc, PerPool, S3Fifo
 from hicache.policies.stock import STOCK
-from tests.policies.peers import PLUGINS, counted
 from tests.policies.single import WORLD, misses_of
 from tests.policies.streams import CAPACITY, STREAMS
 
@@ -84,6 +88,32 @@ class Recency:
         return [(key, self.chunks.pop(key)) for key in keys]
 
 
+# hooks of libCacheSim's PluginCache: the one used last goes first
+MRU_HOOKS = (
+    lambda params: OrderedDict(),
+    lambda held, request: held.move_to_end(request.obj_id),
+    lambda held, request: held.update({request.obj_id: request.obj_size}),
+    lambda held, request: held.popitem()[0],
+    lambda held, obj_id: held.pop(obj_id),
+)
+
+
+def counted(stream, hit, make_room, insert):
+    """Misses of a cache whose pages are kept here."""
+    held = set()
+    misses = 0
+    for page in stream:
+        if page in held:
+            hit(page)
+            continue
+        misses += 1
+        if len(held) == CAPACITY:
+            held.remove(make_room())
+        held.add(page)
+        insert(page)
+    return misses
+
+
 def chunk_of(number):
     return SimpleNamespace(chunk_id=number, ref_cnt=-1)
 
@@ -99,7 +129,7 @@ OURS = {  # with the peers that must miss as often
     "MRU from SGLang": (partial(FromSGLang, MostRecent, WORLD), ["sglang MRU"]),
     "MRU from LMCache": (partial(PerPool, partial(FromLMCache, Newest), WORLD), ["lmcache MRU"]),
     "MRU from libCacheSim": (
-        partial(PerPool, partial(FromLibCacheSim, PLUGINS["MRU"]), WORLD),
+        partial(PerPool, partial(FromLibCacheSim, MRU_HOOKS), WORLD),
         ["plugin MRU"],
     ),
     "LRU from vLLM": (
@@ -170,7 +200,8 @@ def of_vllm_chunks():
 
 
 def of_libcachesim_hooks():
-    init, hit, miss, evict, remove = PLUGINS["our LFU"]
+    hooks = ToLibCacheSim(Lfu)
+    init, hit, miss, evict, remove = hooks.init, hooks.hit, hooks.miss, hooks.evict, hooks.remove
     ranked = init(None)
     miss(ranked, SimpleNamespace(obj_id=-1, obj_size=1))
     remove(ranked, -1)

@@ -10,16 +10,17 @@ from matplotlib.figure import Figure
 from hicache.clock import SECOND_NS
 from hicache.config import CacheConfig, ExperimentConfig, PrefetchConfig, WorkloadConfig
 from hicache.results import report
-from hicache.results.metrics import Row, Status, summarize
+from hicache.results.metrics import Status, summarize
 from hicache.results.tracking import write_json
 from hicache.results.verdict import CONDITIONS
 from hicache.scheduler.queue_waits import CAUSES
+from tests.conftest import row_at
 
 
 @pytest.fixture
 def run_dir(tmp_path, make_record, measures, rows):
     write_json(tmp_path / "summary.json", summarize([make_record(0)], measures))
-    lines = [json.dumps(row.flat()) for row in rows]
+    lines = [json.dumps(row) for row in rows]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "config.yaml").write_text("name: <b>bold</b>\n")
     return tmp_path
@@ -112,7 +113,7 @@ def test_the_longest_verdict_is_inside_its_figure(make_record, rows):
     verdict = "; ".join(each.told(0.55, 0.66) for each in CONDITIONS)
     for figure in (
         report.draw_ttft([make_record(0)], run=name, verdict=verdict),
-        report.draw_tokens([row.flat() for row in rows], run=name, verdict=verdict),
+        report.draw_tokens(rows, run=name, verdict=verdict),
     ):
         figure.draw_without_rendering()
         told = figure._suptitle
@@ -122,7 +123,7 @@ def test_the_longest_verdict_is_inside_its_figure(make_record, rows):
 
 
 def test_figures_name_their_run(rows, make_record):
-    tokens = report.draw_tokens([row.flat() for row in rows], run="a run")
+    tokens = report.draw_tokens(rows, run="a run")
     ttft = report.draw_ttft([make_record(0)], run="a run")
     assert [figure.get_suptitle() for figure in (tokens, ttft)] == ["a run", "a run"]
 
@@ -149,7 +150,7 @@ def test_the_ttft_is_drawn_as_a_distribution_and_against_the_prompt_length(make_
 
 def test_a_queue_that_came_and_went_between_two_drawn_points_is_seen():
     waiting = [7 if index == 401 else 0 for index in range(1000)]
-    rows = [Row(time_s=i + 1.0, waiting_count=count).flat() for i, count in enumerate(waiting)]
+    rows = [row_at(i + 1.0) | {"queue/waiting_count": n} for i, n in enumerate(waiting)]
     _, bottom = report.draw_tokens(rows).axes
     line = next(line for line in bottom.lines if line.get_label() == "waiting (most)")
     assert max(line.get_ydata()) == 7
@@ -173,19 +174,20 @@ def test_a_run_without_an_interval_or_a_finished_request_has_a_report(run_dir):
 
 
 def test_the_layers_of_an_interval_stack_up_to_its_hit_rate(rows):
-    top = report.draw_tokens([row.flat() for row in rows]).axes[0]
+    top = report.draw_tokens(rows).axes[0]
     tops = [stairs.get_data().values for stairs in top.patches]
     last = rows[-1]
-    hits = last.device_hit_tokens + last.host_hit_tokens + last.storage_hit_tokens
-    total = hits + last.computed_tokens
-    assert tops[0][-1] == pytest.approx(last.device_hit_tokens / total)
+    device = last["interval/device_hit_tokens"]
+    hits = device + last["interval/host_hit_tokens"] + last["interval/storage_hit_tokens"]
+    total = hits + last["interval/computed_tokens"]
+    assert tops[0][-1] == pytest.approx(device / total)
     assert tops[2][-1] == pytest.approx(hits / total)
     assert tops[3][-1] == pytest.approx(1)
 
 
 def test_intervals_drawn_together_weigh_by_their_tokens():
     rows = [
-        Row(time_s=i + 1.0, computed_tokens=30, device_hit_tokens=850 if i % 5 == 0 else 0).flat()
+        row_at(i + 1.0, computed=30, device_hit=850 if i % 5 == 0 else 0)
         for i in range(5 * report.MAX_BARS)
     ]
     top = report.draw_tokens(rows).axes[0]

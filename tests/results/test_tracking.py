@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hicache.config import TrackerConfig, WandbMode
-from hicache.results.metrics import Row
 from hicache.results.tracking import Tracker, plain, write_json
+from tests.conftest import row_at
 
 CONFIG = {"seed": 3, "cache": {"page_size": 64, "write_policy": "write_back"}}
 OFFLINE = TrackerConfig(project="bench")
@@ -37,7 +37,7 @@ def lines_of(out_dir) -> list[dict]:
 def test_rows_are_on_disk_before_the_run_ends(tmp_path, rows):
     with tracker(tmp_path, FILES_ONLY) as open_tracker:
         open_tracker.log(rows[0])
-        assert lines_of(tmp_path) == [rows[0].flat()]
+        assert lines_of(tmp_path) == [rows[0]]
 
 
 def test_disabled_leaves_nothing_but_our_files(tmp_path, rows):
@@ -59,10 +59,9 @@ def test_a_summary_holds_no_nan(tmp_path):
 
 
 def test_a_config_becomes_plain_values():
-    assert plain({"a": ("write_back", None), "b": Row(time_s=1.0)})["a"] == [
-        "write_back",
-        None,
-    ]
+    told = plain({"a": ("write_back", None), "b": TrackerConfig()})
+    assert told["a"] == ["write_back", None]
+    assert told["b"]["wandb_mode"] == "offline"
 
 
 def records(log: list[dict], kind: str) -> list[dict]:
@@ -86,7 +85,7 @@ def offline_run(tmp_path_factory):
     (out_dir / "table.bin").write_bytes(b"rows")
     with tracker(out_dir) as open_tracker:
         for index in range(3):
-            open_tracker.log(Row(time_s=10.0 * index, computed_tokens=index))
+            open_tracker.log(row_at(10.0 * index, computed=index))
         open_tracker.attach([out_dir / "table.bin"])
         rejected = {"cache/rejected_tokens": 20, "request/prompt_tokens": 100}
         open_tracker.summarize({"cache/token_hit_rate": 0.25, **rejected})
@@ -104,7 +103,7 @@ def test_wandb_offline_names_the_group_the_run_and_its_config(offline_run):
 def test_wandb_offline_mirrors_the_rows(offline_run):
     out_dir, log = offline_run
     items = [entry["item"] for entry in records(log, "history")]
-    keys = Row(time_s=0.0).flat()
+    keys = row_at(0.0)
     assert [{key: item[key] for key in keys} for item in items] == lines_of(out_dir)
 
 
@@ -149,12 +148,11 @@ KILLED_RUN = """
 import os, signal, sys, time
 from pathlib import Path
 from hicache.config import TrackerConfig
-from hicache.results.metrics import Row
 from hicache.results.tracking import Tracker
 
 with Tracker(Path(sys.argv[1]), TrackerConfig(), config={{}}, group="g", name="n") as tracker:
     for index in range(20):
-        tracker.log(Row(time_s=float(index)))
+        tracker.log({{"time_s": float(index)}})
     log = next(Path(sys.argv[1]).glob("wandb/offline-run-*/run-*.wandb"))
     deadline = time.monotonic() + 30
     while log.stat().st_size < 2000 and time.monotonic() < deadline:
@@ -212,5 +210,5 @@ def test_on_a_full_disk_a_row_and_a_summary_are_there_whole_or_not_at_all(tmp_pa
     process.start()
     process.join()
     assert process.exitcode == 0
-    assert lines_of(tmp_path) == [rows[0].flat()]
+    assert lines_of(tmp_path) == [rows[0]]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -257,7 +257,7 @@ GONE = FaultsConfig(gone_from_s=1.0)
         ("file", FaultsConfig(), ["DeadlineStorage"]),
         ("memory", GONE, ["DeadlineStorage", "FaultyStorage"]),
         ("slab", FAULTY, ["DeadlineStorage", "FaultyStorage"]),
-        ("file", CORRUPT, ["DeadlineStorage", "CheckedStorage", "FaultyStorage"]),
+        ("file", CORRUPT, ["DeadlineStorage", "FaultyStorage"]),
     ],
 )
 def test_an_engine_in_earnest_has_the_guards_it_needs(

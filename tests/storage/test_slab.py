@@ -309,7 +309,7 @@ def test_slots_of_a_writer_that_died_meanwhile_are_had_when_all_else_is_taken(
 ) -> None:
     with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
         write(storage, keys(1, 2))
-        owners = {"dead": f"{'0' * 32}.1.1", "living": str(current_owner())}
+        owners = {"dead": f"{'0' * 32}.1.1", "living": current_owner()}
         for who, results in (("living", [False, False]), ("dead", [True, True])):
             storage._table._db.execute(
                 "UPDATE slots SET state = 1, key = NULL, owner = ?", (owners[who],)

@@ -1,30 +1,21 @@
 """The program that computes hit rate against capacity."""
 
-import json
-from pathlib import Path
+import pytest
 
-from experiments.studies import capacity
+from experiments.studies.capacity import hit_rates
 from hicache.cli.schema import config_of
 
-
-def test_the_curve_rises_to_what_a_cache_without_limit_hits(tmp_path: Path) -> None:
-    config = config_of("experiment=capacity", "workload=chat", "workload.num_sessions=20")
-
-    capacity.carry_out(config, tmp_path)
-
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    rates = [summary[f"oracle/lru_{gib}_gib_token_hit_rate"] for gib in capacity.CAPACITIES_GIB]
-    assert rates == sorted(rates)
-    assert rates[-1] == summary["oracle/infinite_token_hit_rate"] > 0
+CHAT = ("experiment=capacity", "workload=chat", "workload.num_sessions=20")
 
 
-def test_checkpoints_cost_hits(tmp_path: Path) -> None:
-    config = config_of(
-        "experiment=capacity", "workload=chat", "workload.num_sessions=20", "model=qwen3_next_80b"
-    )
+def test_the_curve_rises_to_what_a_cache_without_limit_hits() -> None:
+    _, lru, best = zip(*hit_rates(config_of(*CHAT)), strict=True)
+    assert list(lru) == sorted(lru)
+    assert list(best) == sorted(best)
+    assert lru[-1] == best[-1] > 0
+    assert all(each <= bound for each, bound in zip(lru, best, strict=True))
 
-    capacity.carry_out(config, tmp_path)
 
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    bound = summary["oracle/infinite_token_hit_rate"]
-    assert 0 < summary["oracle/lru_maximum_token_hit_rate"] < bound
+def test_a_model_with_states_is_refused() -> None:
+    with pytest.raises(ValueError, match="use hicache size model=qwen3_next_80b"):
+        hit_rates(config_of(*CHAT, "model=qwen3_next_80b"))

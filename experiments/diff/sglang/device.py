@@ -9,11 +9,10 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -54,28 +53,11 @@ DEVICE = SimpleNamespace(
 )
 
 
-def stand_in() -> None:
-    from sglang.srt import utils
-    from sglang.srt.utils import common
-
-    common.get_device_module = utils.get_device_module = lambda: DEVICE
-    # names that a release may have, for the device or for pinning memory
-    for module in ("managers.cache_controller", "mem_cache.l2_transfer"):
-        _replace(module, {"device_module": DEVICE})
-    # until 0.5.15 the controller reads the ranks here, later in the runtime's context
-    alone = {}
-    for parallel in ("tensor", "pipeline"):
-        alone[f"get_{parallel}_model_parallel_rank"] = lambda: 0
-        alone[f"get_{parallel}_model_parallel_world_size"] = lambda: 1
-    _replace("managers.cache_controller", alone)
-    registering = dict.fromkeys(
-        ("_cuda_host_register", "_cuda_host_unregister"), lambda *_, **__: None
-    )
-    for module in ("mem_cache.pool_host.common", "mem_cache.memory_pool_host"):
-        _replace(module, registering)
-    _replace("mem_cache.cpp_utils.native_hash", {"_load_native_hash_module": PageKeys})
-    for pool in host_pools():
-        pool.pin_memory = property(lambda _: False, lambda *_: None)
+def _replace(values: Mapping[str, object], *modules: str) -> None:
+    for module in modules:
+        there = import_module(f"sglang.srt.{module}")
+        for name, value in values.items():
+            setattr(there, name, value)
 
 
 class PageKeys:
@@ -104,27 +86,6 @@ class PageKeys:
         return keys
 
 
-def host_pools() -> Iterable[Any]:
-    old = "memory_pool_host"
-    yield first_of("pool_host.base:HostKVCache", f"{old}:HostKVCache")
-    yield first_of("pool_host.mha:MHATokenToKVPoolHost", f"{old}:MHATokenToKVPoolHost")
-    yield first_of("pool_host.mamba:MambaPoolHost", f"{old}:MambaPoolHost")
-
-
-def first_of(*places: str) -> Any:
-    for place in places:
-        module, _, name = place.partition(":")
-        with suppress(ImportError, AttributeError):
-            return getattr(import_module(f"sglang.srt.mem_cache.{module}"), name)
-    raise ImportError(f"this SGLang release has none of {', '.join(places)}")
-
-
-def component_type() -> Any:
-    return first_of(
-        "unified_cache.component_type:ComponentType", "unified_cache_components:ComponentType"
-    )
-
-
 def count_copies(count: Callable[[object, str, int], None]) -> None:
     """Make SGLang call `count` in place of each copy between host and device.
 
@@ -134,17 +95,23 @@ def count_copies(count: Callable[[object, str, int], None]) -> None:
     def counted(how: str) -> Callable[..., None]:
         return lambda pool, device_pool, host, *_, **__: count(pool, how, len(host))
 
-    for pool in host_pools():
+    for pool in HOST_POOLS:
         pool.backup_from_device_all_layer = counted("back_up")
         pool.load_to_device_per_layer = counted("load_back")
 
 
-def _replace(module: str, values: Mapping[str, object]) -> None:
-    with suppress(ImportError):
-        there = import_module(f"sglang.srt.{module}")
-        for name, value in values.items():
-            if hasattr(there, name):
-                setattr(there, name, value)
+_replace({"get_device_module": lambda: DEVICE}, "utils", "utils.common")
+_replace({"device_module": DEVICE}, "managers.cache_controller", "mem_cache.l2_transfer")
+_replace(
+    dict.fromkeys(("_cuda_host_register", "_cuda_host_unregister"), lambda *_, **__: None),
+    "mem_cache.pool_host.common",
+)
+_replace({"_load_native_hash_module": PageKeys}, "mem_cache.cpp_utils.native_hash")
 
+from sglang.srt.mem_cache.pool_host.base import HostKVCache  # noqa: E402
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost  # noqa: E402
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 
-stand_in()
+HOST_POOLS = (HostKVCache, MHATokenToKVPoolHost, MambaPoolHost)
+for _pool in HOST_POOLS:
+    _pool.pin_memory = property(lambda _: False, lambda *_: None)

@@ -14,11 +14,10 @@ from sglang.srt.mem_cache.memory_pool import (
     ReqToTokenPool,
 )
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from experiments.diff.protocol import Pools
-from experiments.diff.sglang.device import component_type
 
-COMPONENT = component_type()
 LAYERS = ([0], [1])  # full attention; windows or states
 TINY: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cpu"}
 ROW = {"head_num": 1, "head_dim": 1}
@@ -32,9 +31,9 @@ class Memory(NamedTuple):
 
 def make_memory(pools: Pools) -> Memory:
     rows = _rows_with_states(pools) if pools.num_states else ReqToTokenPool(**_rows(pools))
-    states = (COMPONENT.MAMBA,) if pools.num_states else ()
+    states = (ComponentType.MAMBA,) if pools.num_states else ()
     if pools.window_len:
-        return Memory(_windowed(pools), rows, (COMPONENT.FULL, COMPONENT.SWA, *states))
+        return Memory(_windowed(pools), rows, (ComponentType.FULL, ComponentType.SWA, *states))
     sizes = {"size": pools.device_tokens, "page_size": pools.page_size}
     shape = {**sizes, **TINY, **ROW, "enable_memory_saver": False}
     if pools.num_states:
@@ -44,7 +43,7 @@ def make_memory(pools: Pools) -> Memory:
     else:
         kv_pool = MHATokenToKVPool(layer_num=1, **shape)
     allocator = PagedTokenToKVPoolAllocator(**sizes, kvcache=kv_pool, need_sort=False, **TINY)
-    return Memory(allocator, rows, (COMPONENT.FULL, *states))
+    return Memory(allocator, rows, (ComponentType.FULL, *states))
 
 
 def take_pages(allocator: Any, count: int) -> Any:

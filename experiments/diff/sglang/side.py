@@ -4,14 +4,13 @@ import functools
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from os.path import commonprefix
 from typing import Any
 
 import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
-from experiments.diff.pages import NodeView, contents_of, page_names, state_of
+from experiments.diff.pages import NodeView, page_names, state_of
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.sglang import device  # before anything of the package
 from experiments.diff.sglang.clock import Clock
@@ -19,10 +18,16 @@ from experiments.diff.sglang.clock import Clock
 import sglang  # isort: skip
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req  # isort: skip
 from sglang.srt.mem_cache import utils  # isort: skip
+from sglang.srt.mem_cache.allocation import alloc_req_slots  # isort: skip
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams  # isort: skip
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # isort: skip
-from sglang.srt.mem_cache.common import evict_from_tree_cache  # isort: skip
+from sglang.srt.mem_cache.common import (  # isort: skip
+    checkpoint_kv_cache,
+    evict_from_tree_cache,
+    release_kv_cache,
+)
 from sglang.srt.mem_cache.hicache_storage import PoolName  # isort: skip
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType  # isort: skip
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # isort: skip
 from sglang.srt.runtime_context import get_parallel  # isort: skip
 from sglang.srt.sampling.sampling_params import SamplingParams  # isort: skip
@@ -30,12 +35,14 @@ from sglang.srt.server_args import (  # isort: skip
     ServerArgs,
     set_global_server_args_for_scheduler,
 )
-from experiments.diff.sglang import dialect  # isort: skip
 from experiments.diff.sglang.memory import make_memory, take_pages  # isort: skip
 
-COMPONENT = device.component_type()
-NAMES = {COMPONENT.FULL: "full", COMPONENT.SWA: "swa", COMPONENT.MAMBA: "mamba"}
-POOLS = {COMPONENT.FULL: PoolName.KV, COMPONENT.SWA: PoolName.SWA, COMPONENT.MAMBA: PoolName.MAMBA}
+NAMES = {ComponentType.FULL: "full", ComponentType.SWA: "swa", ComponentType.MAMBA: "mamba"}
+POOLS = {
+    ComponentType.FULL: PoolName.KV,
+    ComponentType.SWA: PoolName.SWA,
+    ComponentType.MAMBA: PoolName.MAMBA,
+}
 PATIENCE_S = 60.0  # the package's threads take milliseconds
 
 
@@ -57,7 +64,8 @@ class SglangSide:
         if self._has_host:
             args |= {
                 "hicache_ratio": pools.host_ratio,
-                **dialect.copy_settings(has_states=pools.num_states > 0),
+                "hicache_io_backend": "kernel",
+                "hicache_mem_layout": "page_first",
                 "hicache_write_policy": self._write_policy,
                 "hicache_storage_prefetch_policy": "wait_complete",
             }
@@ -86,7 +94,7 @@ class SglangSide:
             enable_mamba_extra_buffer=pools.num_states > 0,
             tree_components=memory.components,
             eviction_policy=known_policy(eviction),
-            **chosen_core(core),
+            tree_core_backend=core,
         )
         self.cache = UnifiedRadixCache(params)
         if self._has_host:
@@ -121,20 +129,22 @@ class SglangSide:
         if self._has_host:
             cache.check_hicache_events()
         req.init_next_round_input(cache)
-        on_device = dialect.prefix_len(req)
+        on_device = req.prefix_len
         admission = self._admission(req, prompt_len, len(tokens) - prompt_len)
         swa_loaded, states_loaded = req.swa_host_hit_length, req.mamba_host_hit_length
         if req.needs_host_load_back():
             self._load_back(req)
-        host = dialect.prefix_len(req) - on_device
+        host = req.prefix_len - on_device
         storage = min(brought, host)
-        dialect.lock_prefix(cache, req)
-        dialect.alloc_request(self._rows, req, cache)
-        dialect.write_prefix(cache, self._rows, req)
-        self._extend(req, dialect.prefix_len(req), prompt_len)
+        req.lock = cache.lock(req.last_node)
+        alloc_req_slots(self._rows, [req], cache)
+        indices = cache.path_device_indices(req.last_node)
+        self._rows.write((req.kv.req_pool_idx, slice(0, len(indices))), indices)
+        self._extend(req, req.prefix_len, prompt_len)
         if self._pools.num_states:
             self._track_prefill(req, prompt_len)
-        dialect.publish_prompt(cache, req, prompt_len)
+        req.extend_end = prompt_len
+        checkpoint_kv_cache(req, cache)
         self._settle()
         self._running[number] = (req, tokens)
         self._count_storage()
@@ -159,9 +169,9 @@ class SglangSide:
             # decoding captures states at every page
             self._track(req, (len(tokens) - 1) // self._page * self._page)
         if self._pools.window_len:
-            dialect.leave_window(self.cache, self._rows, self._allocator, req, len(tokens) - 2)
+            self.cache.evict_sliding_windows(req, len(tokens) - 2)
         req.finished_reason = FINISH_LENGTH(len(req.output_ids))
-        dialect.release(self.cache, req)
+        release_kv_cache(req, self.cache, checkpoint=True)
         self._settle()
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
@@ -173,25 +183,18 @@ class SglangSide:
             self._probe_storage(ids, found)
         return {name: joined(spans, self._page, name) for name, spans in found.items()}
 
-    def contents(self) -> dict[str, list[int]]:
-        return contents_of(self._nodes())
-
     def close(self) -> None:
         if self._has_host:
             self.cache.cache_controller._stop_storage_threads()
 
     # -- what the scheduler does -------------------------------------------------------------------
 
-    def _admission(self, req: Any, prompt_len: int, num_new: int) -> str | None:
-        # until 0.5.21 the budget is part of the scheduler
-        make_budget = getattr(self._allocator, "create_prefill_budget", None)
-        if make_budget is None:
-            return None
+    def _admission(self, req: Any, prompt_len: int, num_new: int) -> str:
         cache, page = self.cache, self._page
-        extend = prompt_len - dialect.prefix_len(req)
+        extend = prompt_len - req.prefix_len
         computed = extend - req.host_hit_length
         lock = cache.inc_lock_ref(req.last_node)
-        budget = make_budget(cache)
+        budget = self._allocator.create_prefill_budget(cache)
         may, chunk = budget.check_prefill(
             extend_input_len=computed,
             total_tokens=extend + num_new + page,
@@ -214,7 +217,9 @@ class SglangSide:
         )
         if loaded is None:
             return
-        dialect.add_loaded(req, loaded)
+        brought, req.last_node = loaded
+        req.prefix_len += brought
+        req.kv.cache_protected_len = req.prefix_len
         with Clock.at_once():  # the prefill waits for loads layer by layer
             cache.ready_to_load_host_cache()
         cache.loading_check()
@@ -230,14 +235,12 @@ class SglangSide:
             slots = take_pages(self._allocator, count)
             if slots is None:
                 raise self._pools.too_small(end)
-            self._rows.write(
-                (dialect.booked(req, "req_pool_idx"), slice(held, held + count)), slots
-            )
-        dialect.book(req, kv_committed_len=end, kv_allocated_len=end)
+            self._rows.write((req.kv.req_pool_idx, slice(held, held + count)), slots)
+        req.kv.kv_committed_len = req.kv.kv_allocated_len = end
 
     def _track_prefill(self, req: Any, prompt_len: int) -> None:
         # as ScheduleBatch.prepare_for_extend chooses the one state that a prefill captures
-        page, start = self._page, dialect.prefix_len(req)
+        page, start = self._page, req.prefix_len
         if prompt_len - start < page:
             return
         branch = req.mamba_branching_seqlen
@@ -245,19 +248,28 @@ class SglangSide:
         self._track(req, branch if branch is not None and start < branch < prompt_len else last)
 
     def _track(self, req: Any, length: int) -> None:
-        turn = dialect.booked(req, "mamba_next_track_idx")
-        dialect.book(
-            req,
-            mamba_last_track_idx=turn,
-            mamba_next_track_idx=self._rows.get_mamba_ping_pong_other_idx(turn),
-            mamba_last_track_seqlen=length,
-        )
+        turn = req.kv.mamba_next_track_idx
+        req.kv.mamba_last_track_idx = turn
+        req.kv.mamba_next_track_idx = self._rows.get_mamba_ping_pong_other_idx(turn)
+        req.kv.mamba_last_track_seqlen = length
 
     def _prefetch(self, req: Any) -> int:
-        cache = self.cache
-        if not self._has_host or not cache.enable_storage or not dialect.start_prefetch(cache, req):
+        cache, node = self.cache, req.last_host_node
+        if not self._has_host or not cache.enable_storage:
             return 0
-        handle = dialect.handle_of(req)
+        if not (cache.is_backuped(node) or cache.is_root(node)):
+            return 0
+        handle = req.cache_request_handle
+        tokens = req.full_untruncated_fill_ids
+        matched = req.prefix_len + req.host_hit_length
+        cache.prefetch_from_storage(
+            handle,
+            node,
+            tokens[matched : len(tokens) - 1],
+            cache.get_last_hash_value(node),
+            None,
+            matched_prefix_tokens=tokens[:matched],
+        )
 
         def is_done() -> bool:
             cache.check_hicache_events()
@@ -293,7 +305,7 @@ class SglangSide:
         group = self.cache.cache_controller.mem_pool_host
         entries = getattr(group, "entry_map", None)
         if entries is None:  # a model of full attention alone has no group
-            return {COMPONENT.FULL: group}
+            return {ComponentType.FULL: group}
         return {
             kind: entries[name].host_pool
             for kind, name in POOLS.items()
@@ -317,8 +329,7 @@ class SglangSide:
     def _count_evictions(self) -> None:
         # evicted amounts by difference, independent of the release's own counts
         cache = self.cache
-        name = "_evict" if hasattr(cache, "_evict") else "evict"
-        setattr(cache, name, self._counting(getattr(cache, name), "device", self._on_device))
+        cache._evict = self._counting(cache._evict, "device", self._on_device)
         cache.evict_host = self._counting(cache.evict_host, "host", self._on_host)
 
     def _counting(
@@ -335,7 +346,9 @@ class SglangSide:
         return counted
 
     def _on_device(self) -> dict[str, int]:
-        return {NAMES[kind]: dialect.tree_size(self.cache, kind) for kind in self._kinds}
+        core = self.cache.tree_core
+        sizes = (core.component_evictable_size, core.component_protected_size)
+        return {NAMES[kind]: sum(int(size(kind)) for size in sizes) for kind in self._kinds}
 
     def _on_host(self) -> dict[str, int]:
         return {
@@ -354,12 +367,23 @@ class SglangSide:
         return held
 
     def _state(self) -> dict[str, int]:
-        names = [NAMES[kind] for kind in self._kinds]
-        free = dialect.free_sizes(self._allocator, self._rows)
-        state = {f"free/{name}/device": free[name] for name in names}
-        if dialect.root_of(self.cache) is None:
+        allocator = self._allocator
+        free = {
+            "full": getattr(allocator, "full_attn_allocator", allocator),
+            "swa": getattr(allocator, "swa_attn_allocator", None),
+            "mamba": getattr(self._rows, "mamba_allocator", None),
+        }
+        state = {
+            f"free/{name}/device": int(free[name].available_size())
+            for name in (NAMES[kind] for kind in self._kinds)
+        }
+        if self._root is None:
             return state
         return state | state_of(self._nodes(), self._pools)
+
+    @property
+    def _root(self) -> Any:
+        return getattr(self.cache.tree_core, "root_node", None)  # the Rust core has none to show
 
     def _values(self, node: Any, kind: Any) -> tuple[tuple[str, Any], tuple[str, Any]]:
         data = node.component_data[kind]
@@ -367,7 +391,7 @@ class SglangSide:
 
     def _nodes(self) -> Iterator[NodeView]:
         # all nodes below the root; the names of a node's pages are computed once
-        waiting = [(dialect.root_of(self.cache), 0)]
+        waiting = [(self._root, 0)]
         while waiting:
             parent, before = waiting.pop()
             for node in parent.children.values() if parent is not None else ():
@@ -393,7 +417,7 @@ class SglangSide:
 
     def _probe_tree(self, ids: list[int], found: dict[str, list[Span]]) -> None:
         page, start = self._page, 0
-        node = dialect.root_of(self.cache)
+        node = self._root
         while node is not None and start < len(ids):
             children = {tuple(each.key.token_ids[:page]): each for each in node.children.values()}
             node = children.get(tuple(ids[start : start + page]))
@@ -403,7 +427,7 @@ class SglangSide:
             same = len(commonprefix([key, ids[start:]])) // page * page  # noqa: RUF071 - lists
             for kind in self._kinds:
                 for tier, value in self._values(node, kind):
-                    whole = kind != COMPONENT.MAMBA or same == len(key)
+                    whole = kind != ComponentType.MAMBA or same == len(key)
                     if value is not None and whole:
                         span = (start // page, (start + same) // page)
                         found.setdefault(f"{NAMES[kind]}/{tier}", []).append(span)
@@ -427,15 +451,6 @@ def wait_for(is_done: Callable[[], bool], what: str) -> None:
         if time.monotonic() > deadline:
             raise SideError(f"{what} did not finish within {PATIENCE_S:.0f} s")
         time.sleep(2e-4)
-
-
-def chosen_core(core: str) -> dict[str, str]:
-    names = {each.name for each in fields(CacheInitParams)}
-    if "tree_core_backend" in names:
-        return {"tree_core_backend": core}
-    if core != "python":
-        raise SideError(f"sglang {sglang.__version__} has no option to use a {core} core")
-    return {}
 
 
 def request_of(name: str, prompt: Tokens) -> Any:

@@ -1,7 +1,6 @@
 """A storage backend for SGLang's dynamic loader that keeps keys and no bytes."""
 
 from collections import Counter
-from dataclasses import fields
 from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import (
@@ -62,14 +61,11 @@ class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not th
                 lengths = [each for each in lengths if all(there[max(0, each - trailing) : each])]
             if lengths:
                 hits[transfer.name] = lengths[-1]
-        found: dict[str, Any] = {
-            "kv_hit_pages": lengths[-1] if lengths else 0,
-            "extra_pool_hit_pages": hits,
-        }
-        # releases without this field use the longest length
-        if "restorable_prefix_pages" in {each.name for each in fields(PoolTransferResult)}:
-            found["restorable_prefix_pages"] = lengths
-        return PoolTransferResult(**found)
+        return PoolTransferResult(
+            kv_hit_pages=lengths[-1] if lengths else 0,
+            extra_pool_hit_pages=hits,
+            restorable_prefix_pages=lengths,
+        )
 
     def exists(self, key: str) -> bool:
         return key in self.of(PoolName.KV)

@@ -18,12 +18,11 @@ import pandas as pd
 
 from hicache.cli.tables.groups import Group
 from hicache.cli.tables.intervals import Places, draws, ends, lacking
-from hicache.cli.tables.request_metrics import METRICS, Columns, Numbers, Ratio, Statistic, times
+from hicache.cli.tables.request_metrics import METRICS, Columns, Numbers, Ratio, Statistic
 from hicache.results.metrics import Status
 from hicache.results.requests_file import read_requests
 
 ASKED = ["session_id", "prompt_len"]
-BLOCK = 50  # consecutive requests per block, if there is only one window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +34,11 @@ class Difference:
         other: the metric of the other runs.
         interval: the ends of the confidence interval. None if there are too few sessions or too few
             parts of the trace.
-        largest_share: the fraction of the difference that comes from the two parts of the trace
-            with the largest contributions. It is above 1 if other parts contribute with the
-            opposite sign. None if contributions cannot be added, as for a percentile.
-        is_of_runs: True if the metric describes whole runs, such as GPU load, and not requests.
     """
 
     baseline: float
     other: float
     interval: tuple[float, float] | None
-    largest_share: float | None
-    is_of_runs: bool
 
     @property
     def middle(self) -> float:
@@ -57,7 +50,6 @@ class Drawn:
     # units that the bootstrap draws; a row is a request, or a run
     session_of: Places  # [rows]
     window_of: Places  # [sessions]
-    block_of: Places  # [rows]
 
 
 Sides = dict[str, tuple[Statistic, Statistic]]  # by metric
@@ -99,9 +91,7 @@ class Pairs:
         self.num_windows = len(names)
         windows = np.repeat(numbers, [len(part[0]) for part in parts])
         self._requests = self._drawn(windows)
-        self._whole_runs = Drawn(
-            session_of=numbers, window_of=np.arange(self.num_windows), block_of=numbers
-        )
+        self._whole_runs = Drawn(session_of=numbers, window_of=np.arange(self.num_windows))
         self.num_sessions = len(self._requests.window_of)
 
     def __len__(self) -> int:
@@ -110,18 +100,6 @@ class Pairs:
     @property
     def lacks(self) -> str | None:
         return lacking(self.num_windows, self.num_sessions)
-
-    @property
-    def blocks(self) -> str:  # the two largest hold `Difference.largest_share`
-        count = int(self._requests.block_of.max()) + 1
-        what = "windows" if self.num_windows > 1 else f"blocks of {BLOCK} requests in time"
-        return f"{count} {what}"
-
-    def sooner(self) -> float:
-        return float(np.mean(times(self.other, "ttft") < times(self.baseline, "ttft")))
-
-    def later(self) -> float:
-        return float(np.mean(times(self.other, "ttft") > times(self.baseline, "ttft")))
 
     def differences(self, metrics: Sequence[str]) -> dict[str, Difference]:
         """Compare the two groups of runs: return the difference of each metric.
@@ -155,8 +133,6 @@ class Pairs:
                 baseline=float(base.under(once)[0]),
                 other=float(other.under(once)[0]),
                 interval=ends(np.concatenate(found), self.num_windows) if found else None,
-                largest_share=_largest_share(base.parts(), other.parts(), drawn.block_of),
-                is_of_runs=drawn is self._whole_runs,
             )
             for (metric, (base, other)), found in zip(sides.items(), values.values(), strict=True)
         }
@@ -164,23 +140,7 @@ class Pairs:
     def _drawn(self, windows: Places) -> Drawn:
         names = np.stack([windows, self.baseline["session_id"].astype(np.int64)], axis=1)
         sessions, session_of = np.unique(names, axis=0, return_inverse=True)
-        block_of = windows
-        if self.num_windows == 1:
-            block_of = np.empty(len(self), np.int64)
-            in_time = np.argsort(self.baseline["arrival_ns"], kind="stable")
-            block_of[in_time] = np.arange(len(self)) // (BLOCK * len(self._runs[0].runs))
-        return Drawn(session_of=session_of, window_of=sessions[:, 0], block_of=block_of)
-
-
-def _largest_share(
-    baseline: Numbers | None, other: Numbers | None, block_of: Places
-) -> float | None:
-    if baseline is None or other is None:
-        return None
-    parts = np.bincount(block_of, other - baseline)
-    if not parts.sum() or len(parts) <= 2:
-        return None
-    return float(np.sort(parts / parts.sum())[-2:].sum())
+        return Drawn(session_of=session_of, window_of=sessions[:, 0])
 
 
 def _joined(baseline: Path, other: Path) -> tuple[Columns, Columns, int]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from hicache.cli.tables.comparison import (
     NO_CLAIM,
-    RATIO_OF,
     TITLES,
     is_overloaded,
     makes_claim,
@@ -20,7 +19,7 @@ from hicache.cli.tables.paired import Difference, Pairs
 from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.verdicts import Verdicts
 
-PARTS = ("of the first row", "difference", "low", "high", "in the two largest")
+PARTS = ("of the first row", "difference", "low", "high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +31,6 @@ class Comparison:
 
     def makes_claim(self, metric: str) -> bool:
         return makes_claim(metric, self.baseline, self.other)
-
-    @property
-    def shares(self) -> dict[str, float | None]:
-        # of requests with an earlier and with a later first token
-        if not self.makes_claim(RATIO_OF):
-            return {"sooner": None, "later": None}
-        return {"sooner": self.pairs.sooner(), "later": self.pairs.later()}
 
 
 def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Comparison]:
@@ -89,31 +81,26 @@ def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts
     add("windows", pairs.num_windows, f"{pairs.num_windows}")
     add("sessions", pairs.num_sessions, f"{pairs.num_sessions:,}")
     for metric, found in each.differences.items():
-        parts: list[float | None] = [found.baseline, None, None, None, None]
+        parts: list[float | None] = [found.baseline, None, None, None]
         text = number(found.baseline)
         if not is_baseline and each.makes_claim(metric):
-            parts[1:] = [found.middle, *(found.interval or (None, None)), found.largest_share]
+            parts[1:] = [found.middle, *(found.interval or (None, None))]
             text = _told(found)
         elif not is_baseline:
             text = NO_CLAIM
         values = {f"{metric} {name}": part for name, part in zip(PARTS, parts, strict=True)}
         row.add(TITLES.get(metric, metric), text, **values)
-    for name, share in each.shares.items():
-        add(name, share, NO_CLAIM if share is None else f"{share:.0%}")
     return row
 
 
 def _told(found: Difference) -> str:
-    text = _signed(found.middle)
-    if found.interval is not None:
-        text += f" [{', '.join(map(_signed, found.interval))}]"
-    return text if found.largest_share is None else f"{text}, {found.largest_share:.0%}"
+    interval = f" [{', '.join(map(_signed, found.interval))}]" if found.interval else ""
+    return _signed(found.middle) + interval
 
 
 def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[str]:
     notes = [
         "Each difference is over requests that both sides finished, in the same window and seed.",
-        "sooner, later: requests whose first token came sooner or later than in the first row.",
     ]
     lacks = list(dict.fromkeys(each.pairs.lacks for each in comparisons))
     if None in lacks:
@@ -121,18 +108,6 @@ def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[s
             f"In brackets: {CONFIDENCE:.0%} bootstrap intervals over windows and their sessions."
         )
     notes += [f"No interval: {lack}." for lack in lacks if lack is not None]
-    shares = [
-        found.largest_share
-        for each in comparisons
-        for metric, found in each.differences.items()
-        if each.makes_claim(metric)
-    ]
-    if any(share is not None for share in shares):
-        blocks = " or ".join(dict.fromkeys(each.pairs.blocks for each in comparisons))
-        notes.append(
-            f"%: the part of a difference that comes from the two of {blocks} with the largest "
-            f"differences (above 100% if others have the opposite sign)."
-        )
     num_unpaired = sum(each.pairs.num_unpaired for each in comparisons)
     if num_unpaired:
         share = num_unpaired / (num_unpaired + sum(len(each.pairs) for each in comparisons))

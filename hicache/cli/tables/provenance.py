@@ -34,7 +34,7 @@ VERSIONS = ("python", "numpy", *REAL_ONLY)
 
 
 def write_provenance(config: ExperimentConfig, out_dir: Path) -> None:
-    write_json(out_dir / FILE, _provenance(config))
+    write_json(out_dir / FILE, provenance_of(config))
 
 
 def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> list[str]:
@@ -50,7 +50,7 @@ def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> lis
         FileNotFoundError: the trace is missing and cannot be downloaded.
         ValueError: the downloaded trace has the wrong digest.
     """
-    now = _provenance(config)
+    now = provenance_of(config)
     then, wanted = sources_of(stored), sources_of(now)
     # a class whose module cannot be read now has changed too
     names = dict.fromkeys([*wanted, *own_classes(config)])
@@ -65,7 +65,7 @@ def sources_of(provenance: Mapping[str, Any]) -> dict[str, str]:
     return {name: item["sha256"][:8] for name, item in items.items() if item.get("sha256")}
 
 
-def _provenance(config: ExperimentConfig) -> dict[str, object]:
+def provenance_of(config: ExperimentConfig) -> dict[str, object]:
     package = Path(hicache.__file__).parent
     found: dict[str, object] = {
         "hicache": {

@@ -38,10 +38,6 @@ class Ratio:
         above, below = weights @ self.above, weights @ self.below
         return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
-    def parts(self) -> Numbers:
-        # of each request to the metric, [requests]
-        return self.above / max(float(self.below.sum()), 1.0)
-
 
 @dataclass(frozen=True, slots=True)
 class Total:
@@ -49,9 +45,6 @@ class Total:
 
     def under(self, weights: Numbers) -> Numbers:
         return weights @ self.values
-
-    def parts(self) -> Numbers:
-        return self.values
 
 
 class Percentile:
@@ -72,8 +65,6 @@ class Percentile:
             np.searchsorted(row, rank) for row, rank in zip(counts, ranks.tolist(), strict=True)
         ]
         return self._sorted[places]
-
-    def parts(self) -> None: ...
 
 
 Statistic = Ratio | Total | Percentile

@@ -6,10 +6,8 @@ registered with CUDA, which faults all of it in and locks it.
 """
 
 import mmap
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -67,18 +65,3 @@ def pinned_bytes(num_bytes: int, registry: Registry | None = None) -> Tensor:
         raise MemoryError(f"{size:,} bytes of host memory cannot be pinned: CUDA error {code}")
     mapping.release = lambda: registry.cudaHostUnregister(address)
     return tensor
-
-
-def placement(pools: Sequence[Tensor], numa_maps: Path = Path("/proc/self/numa_maps")) -> str:
-    try:
-        # a line for each mapping, by address: "7f3c00000000 default anon=512 N0=512"
-        lines = [line.split() for line in numa_maps.read_text().splitlines()]
-    except OSError:
-        lines = []
-    nodes: set[str] = set()
-    for pool in pools:
-        before = [line for line in lines if int(line[0], 16) <= pool.data_ptr()]
-        its = before[-1] if before else []
-        nodes.update(word[1 : word.index("=")] for word in its if re.match(r"N\d+=", word))
-    where = f"on NUMA node {', '.join(sorted(nodes, key=int))}" if nodes else "NUMA node unknown"
-    return f"{sum(pool.nbytes for pool in pools) / 2**30:.2f} GiB of host memory pinned, {where}"

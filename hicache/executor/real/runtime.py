@@ -16,7 +16,6 @@ from hicache.executor.real.copy_streams import CudaStream, ThreadStream
 from hicache.executor.real.io import TorchExecutor, TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.page_origin import PageOrigin
-from hicache.executor.real.pinned import placement
 from hicache.executor.real.plane import REFERENCE, TRITON, Plane, interpreted
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import Counts, PoolSpec
@@ -92,9 +91,6 @@ class TorchRuntime:
             f"ρ gpu is that of {self._config.hardware.name}, ρ read and write those of the rates "
             f"in storage.*: none of them was measured here",
         ]
-        if self._device.type == "cuda":
-            ranks = [rank for runner in self.io.runners for rank in runner.pools.ranks]
-            notes.append(placement([slab for rank in ranks for slab in rank.host.values()]))
         copied_ns = sum(runner.total_copied_ns for runner in self.io.runners)
         exposed_ns = sum(runner.total_exposed_ns for runner in self.io.runners)
         measures: dict[str, float] = {

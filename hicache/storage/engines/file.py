@@ -18,13 +18,14 @@ from uuid import uuid4
 
 from hicache.storage.base import KEY_BYTES, StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
-from hicache.storage.engines.owner import Owner, current_owner, is_alive, is_this_boot, parse_owner
+from hicache.storage.engines.owner import current_owner, is_alive, is_this_boot
 
 _SUFFIX = ".page"
 _WRITING = "writing"
 _BUCKETS = tuple(f"{first:02x}" for first in range(256))  # by first byte of a key
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RESCAN_SHARE = 0.05  # rescan after writing this share of the capacity: other processes write too
+_UUID_LETTERS = 32
 _FOREIGN_LEFTOVER_S = 3600.0  # writing one page never takes longer, on any machine
 
 
@@ -231,13 +232,14 @@ class FileStorage:
 
     def _sweep(self) -> None:
         for draft in (self._root / _WRITING).iterdir():
-            owner = parse_owner(draft.name.rpartition(".")[0])
+            owner, _, number = draft.name.rpartition(".")
+            is_ours = owner.count(".") == 2 and len(number) == _UUID_LETTERS
             with suppress(FileNotFoundError):
-                if owner is not None and _is_abandoned(owner, draft.stat()):
+                if is_ours and _is_abandoned(owner, draft.stat()):
                     draft.unlink()
 
 
-def _is_abandoned(owner: Owner, draft: os.stat_result) -> bool:
+def _is_abandoned(owner: str, draft: os.stat_result) -> bool:
     if is_this_boot(owner):
         return not is_alive(owner)
     # perhaps of another machine, whose processes are not visible here

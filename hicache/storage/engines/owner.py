@@ -1,48 +1,27 @@
-"""The identity of a writing process, distinct from a later process with the same id."""
+"""The identity of a writing process, distinct from a later process with the same id.
+
+An owner is a text of three parts: the boot of the machine, the process id, and the start of the
+process in clock ticks after the boot.
+"""
 
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
 
-_OWNER = re.compile(r"([0-9a-f]{32})\.([0-9]{1,20})\.([0-9]{1,20})")
+
+def current_owner() -> str:
+    return f"{_boot()}.{os.getpid()}.{_started(os.getpid())}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """Identifies one process of this machine, even if its process id is reused later.
-
-    `boot` identifies the boot of the machine. `started` is the start of the process, in clock ticks
-    after the boot.
-    """
-
-    boot: str
-    pid: int
-    started: int
-
-    def __str__(self) -> str:
-        return f"{self.boot}.{self.pid}.{self.started}"
+def is_this_boot(owner: str) -> bool:
+    return owner.partition(".")[0] == _boot()
 
 
-def current_owner() -> Owner:
-    pid = os.getpid()
-    return Owner(boot=_boot(), pid=pid, started=_started(pid) or 0)
-
-
-def parse_owner(text: str) -> Owner | None:
-    match = _OWNER.fullmatch(text)
-    if match is None:
-        return None
-    boot, pid, started = match.groups()
-    return Owner(boot=boot, pid=int(pid), started=int(started))
-
-
-def is_this_boot(owner: Owner) -> bool:
-    return owner.boot == _boot()
-
-
-def is_alive(owner: Owner) -> bool:
-    return is_this_boot(owner) and _started(owner.pid) == owner.started
+def is_alive(owner: str) -> bool:
+    boot, *numbers = owner.split(".")
+    if boot != _boot() or len(numbers) != 2 or not numbers[0].isdecimal():
+        return False
+    started = _started(int(numbers[0]))
+    return started is not None and str(started) == numbers[1]
 
 
 def _boot() -> str:

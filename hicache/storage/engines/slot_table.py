@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hicache.storage.engines.owner import current_owner, is_alive, parse_owner
+from hicache.storage.engines.owner import current_owner, is_alive
 from hicache.storage.engines.slot_files import Place, SlotFiles
 
 _FREE, _WRITING, _LIVE = 0, 1, 2
@@ -85,7 +85,7 @@ class SlotTable:
         busy_s: float,
     ) -> None:
         self._files = files
-        self._owner = str(current_owner())
+        self._owner = current_owner()
         self._capacity_bytes = capacity_bytes
         self._db = sqlite3.connect(
             path,
@@ -217,11 +217,10 @@ class SlotTable:
 
     def _take_back(self) -> bool:
         taken = False
-        for slot_bytes, slot, text in self._db.execute(
+        for slot_bytes, slot, owner in self._db.execute(
             "SELECT slot_bytes, slot, owner FROM slots WHERE state = ?", (_WRITING,)
         ).fetchall():
-            owner = parse_owner(text)
-            if owner is None or not is_alive(owner):
+            if not is_alive(owner):
                 self._free(Place(slot_bytes, slot))
                 taken = True
         return taken

@@ -1,1 +1,1 @@
-"""Wrappers between the cache and a storage engine: deadlines, breaker, checksums, faults."""
+"""Wrappers between the cache and a storage engine: deadlines, breaker, faults."""

@@ -231,6 +231,8 @@ def _knobs(values: dict[str, Any]) -> StorageConfig:
             f"{', '.join(sorted(known))}, got {values}"
         )
     faults = FaultsConfig(**values.get("faults", {}))
+    if faults.corrupt_rate:
+        raise ValueError("`hicache` must not set corrupt_rate: SGLang would use the corrupt pages")
     return StorageConfig(**{**values, "faults": faults})
 
 

@@ -227,8 +227,8 @@ def test_no_fault_gives_a_wrong_logit_or_a_leak(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_that_is_spoiled_on_the_way_is_refused(kind: str, form: str, tmp_path: Path) -> None:
     # memory for a part of the prompts: what this run has written it must read again
-    config = with_storage(kind, tmp_path, FaultsConfig(corrupt_rate=0.2), form)
-    tight = replace(config.cache, device_gib=0.002, host_gib=0.002)
+    config = with_storage(kind, tmp_path, FaultsConfig(corrupt_rate=0.5), form)
+    tight = replace(config.cache, device_gib=0.002, host_gib=0.0012)
     result = run(replace(config, cache=tight), 40)
     assert result.measures["storage/injected_corrupt_count"] > 0
     assert result.measures["storage/changed_pages"] == bites(result)

@@ -94,18 +94,22 @@ class Admission:
 
         `defer` is the decision about that request, and `running` are the requests that decode. The
         result lies between 1 and `wanted`. The decision can change when a running request needs a
-        new page. If the request lacked tokens, it can also change because fewer tokens are reserved
-        for answers with each step.
+        new page, or leaves window pages of its prompt in its first decode step. If the request
+        lacked tokens, it can also change because fewer tokens are reserved for answers with each
+        step.
         """
         if not defer.stands:
             return 1
         if defer.reason is Reason.running:
             return wanted
-        steps = steps_in_page(running, self._page, wanted)
+        windows, page = self._cache.tree.kinds.window_lens, self._page
+        if windows and any(req.kv_len // page > req.sequence.left_page for req in running):
+            return 1
+        steps = steps_in_page(running, page, wanted)
         if defer.reason is Reason.tokens:
             # filled pages that were free only add to the shortage, unless windows may be the
             # shortage before a path is locked
-            if not (defer.is_second and self._cache.tree.kinds.window_lens):
+            if not (defer.is_second and windows):
                 steps = steps_in_free_pages(self._cache, running, wanted)
 
             def fits(later: int) -> bool:

@@ -168,7 +168,7 @@ def victims(cache: PrefixCache, kind: int) -> list[Node]:
     order = []
     while (node := cache.tree.residency.victim(DEVICE, kind, 1)) is not None:
         order.append(node)
-        cache.tree.residency.pass_over(node, kind)
+        cache.tree.residency.queues[DEVICE][kind].pop(node, None)
     return order
 
 

@@ -20,13 +20,18 @@ PAGE = 16
 FAR = 64
 
 
-def req(*, kv_len: int, remaining_output: int, target_len: int = 0) -> Any:
+def req(
+    *, kv_len: int, remaining_output: int, target_len: int = 0, left_page: int | None = None
+) -> Any:
     return SimpleNamespace(
         kv_len=kv_len,
         remaining_output=remaining_output,
         target_len=target_len,
         extend_len=0,
-        sequence=SimpleNamespace(num_pages=-(-kv_len // PAGE)),
+        sequence=SimpleNamespace(
+            num_pages=-(-kv_len // PAGE),
+            left_page=(kv_len - 1) // PAGE if left_page is None else left_page,
+        ),
     )
 
 
@@ -141,6 +146,14 @@ def test_a_shortage_of_window_pages_stands_until_a_page_is_full(kv_len: int, ste
     assert isinstance(defer, Defer)
     assert defer.reason is Reason.swa_tokens
     assert admission.steps_deferred(defer, reqs, FAR) == steps
+
+
+def test_the_first_decode_step_may_free_window_pages_of_the_prompt() -> None:
+    admission = admission_of(100_000, swa_room=0)
+    reqs = [req(kv_len=97, remaining_output=500, left_page=-1)]
+    defer = decide(admission, reqs)
+    assert isinstance(defer, Defer)
+    assert admission.steps_deferred(defer, reqs, FAR) == 1
 
 
 def test_what_was_deferred_after_it_had_taken_pages_is_looked_at_after_every_step() -> None:

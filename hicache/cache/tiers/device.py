@@ -69,7 +69,7 @@ class Device:
                 self._write_back.save_victim(victim, kind, demand.request_id)
                 if not residency.may_leave_device(victim):
                     stuck.append(victim)
-                    residency.pass_over(victim, kind)
+                    residency.queues[DEVICE][kind].pop(victim, None)
                     continue
             actions: list[FreePages] = []
             self._tree.evict(victim, DEVICE, kind, actions, demand)

@@ -254,9 +254,6 @@ class Residency:
             return self._duplicate()
         return first
 
-    def pass_over(self, node: Node, kind: int) -> None:
-        self.queues[DEVICE][kind].pop(node, None)
-
     def reconsider(self, node: Node, kind: int) -> None:
         if kind == FULL:
             self.refresh(node)
@@ -323,13 +320,11 @@ class Residency:
     def _count_path(self, node: Node, above: Node, change: int) -> None:
         # update after a path was locked (1) or released (-1) from `node` to below `above`; only the
         # deepest nodes of the path on each tier can be leaves
-        leaves = [node]
+        lowest = node
         while node is not above and node.held[DEVICE][FULL] is None:
             assert node.parent is not None
             node = node.parent
-        if node is not leaves[0]:
-            leaves.append(node)
-        for leaf in leaves:
+        for leaf in dict.fromkeys([lowest, node]):
             if change > 0:
                 for queue in self._leaves:
                     queue.pop(leaf, None)

@@ -150,7 +150,7 @@ def test_the_command_of_the_docs_answers_with_its_exit_code(in_the_examples, cap
         ("my_copy:absent", "no kernel my_copy:absent"),
         ("absent_file:my_copy", "no kernel absent_file:my_copy"),
         ("my_copy:BLOCK", "must be a function of two pools or a class with an oracle, got int"),
-        ("nobody", "no kernel nobody, expected module:attribute"),
+        ("unknown", "no kernel unknown, expected module:attribute"),
         ("", "no kernel , expected module:attribute"),
     ],
 )

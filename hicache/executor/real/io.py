@@ -236,7 +236,8 @@ class TorchIo:
             found = [place for place, flag in enumerate(flags) if flag]
             sums = rank.landed([items[place] for place in found], [buffers[n] for n in found])
             for place, now in zip(found, sums, strict=True):
-                # where pages may be spoiled on the way, a page of another process is not trusted
+                # a page that another process wrote has no checksum here; it counts as unchanged,
+                # unless injected faults corrupt pages
                 other = None if self._config.faults.corrupt_rate else now
                 if known.get(keys[place], other) != now:
                     flags[place] = False

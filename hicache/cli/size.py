@@ -6,14 +6,15 @@ hicache size model=gemma3_27b --all
 
 The program simulates `experiment=sizing` with your overrides at each size of the host cache. A
 model with sliding windows or Mamba states divides the host cache: one share is for windows or
-states, and the rest is for full-attention KV. At each size, the program climbs to the share with
-the most hits. With --all, it tries every share at every size. The knee is the smallest size with
-nearly all of the gain in hit rate: at least 95 % of the highest gain over the smallest size.
+states, and the rest is for full-attention KV. The knee is the smallest size with nearly all of the
+gain in hit rate: at least 95 % of the highest gain over the smallest size. The program searches the
+share with the most hits at the knee, at the next smaller size and at the largest size. At other
+sizes, it tries one share only. With --all, it tries every share at every size.
 """
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -83,44 +84,54 @@ def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell
     )
 
 
-def climb(sizes: Sequence[float], shares: Sequence[float], measured: Measure) -> list[Cell]:
-    """Find the best division of the host cache for each size, by hill climbing.
+def search(
+    sizes: Sequence[float],
+    shares: Sequence[float | None],
+    measured: Measure,
+    *,
+    every_share: bool = False,
+) -> list[Cell]:
+    """Find the best division of the host cache at the sizes that decide on the knee.
 
     A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
-    division has the highest hit rate. The search for each size starts at the third fraction (0.2 by
-    default), and moves to a neighboring fraction while the hit rate rises. All sizes are searched
-    at the same time.
+    division has the highest hit rate. At first, each size is simulated with the third fraction (0.2
+    by default). Then three sizes move to a neighboring fraction while their hit rate rises: the
+    largest size, the knee, and the size before the knee.
 
     Args:
-        sizes: sizes of the host cache in GiB.
-        shares: fractions to try, in rising order.
+        sizes: sizes of the host cache in GiB, in rising order.
+        shares: fractions to try, in rising order. `(None,)` means that nothing is divided.
         measured: simulates pairs of a size and a fraction, and returns their results.
+        every_share: simulate all fractions at all sizes.
 
     Returns:
-        One result per size.
+        The best result of each size.
     """
-    places = dict.fromkeys(sizes, min(2, len(shares) - 1))
-    known: dict[tuple[float, int], Cell] = {}
-
-    def near(size: float) -> list[tuple[float, int]]:
-        place = places[size]
-        return [(size, each) for each in (place, place - 1, place + 1) if 0 <= each < len(shares)]
-
-    while new := [each for size in sizes for each in near(size) if each not in known]:
-        cells = measured([(size, shares[place]) for size, place in new])
-        known |= zip(new, cells, strict=True)
-        for size in sizes:  # of equally good fractions, the present one
-            _, places[size] = max(near(size), key=lambda each: known[each].hit_rate)
-    return [known[place] for place in places.items()]
-
-
-def best_of_all(sizes: Iterable[float], shares: Sequence[float], measured: Measure) -> list[Cell]:
-    cells = measured([(size, share) for size in sizes for share in shares])
-    found: dict[float, Cell] = {}
-    for cell in cells:
-        if cell.host_gib not in found or cell.hit_rate > found[cell.host_gib].hit_rate:
-            found[cell.host_gib] = cell
-    return list(found.values())
+    start, places = min(2, len(shares) - 1), range(len(shares))
+    new = [
+        (size, place)
+        for size in sizes
+        for place in places
+        if place == start or (every_share and size)
+    ]
+    tried: dict[float, dict[int, Cell]] = {size: {} for size in sizes}
+    best = dict.fromkeys(sizes, start)
+    while True:
+        cells = measured([(size, shares[place] if size else None) for size, place in new])
+        for (size, place), cell in zip(new, cells, strict=True):
+            tried[size][place] = cell
+        for size, found in tried.items():
+            best[size] = max(found, key=lambda place: found[place].hit_rate)
+        cells = [tried[size][place] for size, place in best.items()]
+        knee = cells.index(knee_of(cells))
+        new = [
+            (size, place)
+            for size in sorted({sizes[max(knee - 1, 0)], sizes[knee], sizes[-1]})
+            for place in (best[size] - 1, best[size] + 1)
+            if size and place in places and place not in tried[size]
+        ]
+        if not new:
+            return cells
 
 
 def knee_of(cells: Sequence[Cell]) -> Cell:
@@ -135,16 +146,14 @@ def knee_of(cells: Sequence[Cell]) -> Cell:
 
 def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
     sizes = sorted(set(options.gib))
+    shares = options.shares if shared_kind(config) is not None else (None,)
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-
-        def measured(places: Sequence[tuple[float, float | None]]) -> list[Cell]:
-            return list(pool.map(partial(measure, config), places))
-
-        if shared_kind(config) is None:
-            return measured([(size, None) for size in sizes])
-        empty = measured([(size, None) for size in sizes if not size])
-        search = best_of_all if options.all else climb
-        return empty + search([size for size in sizes if size], options.shares, measured)
+        return search(
+            sizes,
+            shares,
+            lambda places: list(pool.map(partial(measure, config), places)),
+            every_share=options.all,
+        )
 
 
 def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float | None) -> None:

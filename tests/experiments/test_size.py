@@ -6,7 +6,7 @@ import pytest
 
 from hicache.cache.kinds import MAMBA, SWA
 from hicache.cli.schema import config_of
-from hicache.cli.size import Cell, best_of_all, climb, knee_of, main, shared_kind
+from hicache.cli.size import Cell, knee_of, main, search, shared_kind
 
 SMALL = (
     "workload=chat",
@@ -32,18 +32,53 @@ def cells_of(hits: dict[float, list[float]], measured: list | None = None):
 
 SHARES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
 HILLS = {
-    1.0: [0.0, 0.1, 0.2, 0.1, 0.0, 0.0, 0.0],
-    2.0: [0.0, 0.1, 0.2, 0.3, 0.4, 0.2, 0.0],
-    4.0: [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0],
+    1.0: [0.0, 0.1, 0.15, 0.2, 0.1, 0.0, 0.0],
+    2.0: [0.1, 0.2, 0.3, 0.2, 0.1, 0.0, 0.0],
+    4.0: [0.0, 0.1, 0.2, 0.3, 0.48, 0.2, 0.0],
+    8.0: [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0],
+    16.0: [0.4, 0.45, 0.5, 0.4, 0.3, 0.0, 0.0],
 }
 
 
-def test_climbing_finds_the_best_share_of_each_size_with_fewer_runs():
+def test_the_sizes_that_decide_on_the_knee_get_their_best_share():
     measured: list[tuple[float, float]] = []
-    best = climb(HILLS, SHARES, cells_of(HILLS, measured))
-    assert best == best_of_all(HILLS, SHARES, cells_of(HILLS))
-    assert [(cell.share, cell.hit_rate) for cell in best] == [(0.2, 0.2), (0.4, 0.4), (0.0, 0.5)]
+    sizes = list(HILLS)
+    found = search(sizes, SHARES, cells_of(HILLS, measured))
+    best = search(sizes, SHARES, cells_of(HILLS), every_share=True)
+    assert knee_of(found) == knee_of(best)
+    assert [(cell.share, cell.hit_rate) for cell in best[1:]] == [
+        (0.2, 0.3),
+        (0.4, 0.48),
+        (0.0, 0.5),
+        (0.2, 0.5),
+    ]
+    assert found[1:] == best[1:]
+    assert found[0].share == 0.2  # the best is 0.3, but this size decides nothing
     assert len(measured) == len(set(measured)) < len(HILLS) * len(SHARES)
+
+
+def test_all_shares_of_all_sizes_on_request():
+    measured: list[tuple[float, float]] = []
+    best = search(list(HILLS), SHARES, cells_of(HILLS, measured), every_share=True)
+    assert [cell.hit_rate for cell in best] == [max(hill) for hill in HILLS.values()]
+    assert len(measured) == len(HILLS) * len(SHARES)
+
+
+@pytest.mark.parametrize("every_share", [False, True])
+def test_an_empty_host_is_simulated_once(every_share):
+    measured: list[tuple[float, float | None]] = []
+
+    def measure(places):
+        measured.extend(places)
+        return [
+            Cell(host_gib=size, share=share, hit_rate=size / 10, ttft_s=1.0)
+            for size, share in places
+        ]
+
+    cells = search([0.0, 1.0], [0.1, 0.2, 0.4], measure, every_share=every_share)
+    assert measured.count((0.0, None)) == 1
+    assert cells[0].share is None
+    assert cells[1].share == (0.1 if every_share else 0.4)  # all hit alike
 
 
 @pytest.mark.parametrize(

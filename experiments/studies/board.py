@@ -8,7 +8,7 @@ A cell is one combination of workload, model and host size in `experiment=leader
 runs are kept in `outputs/leaderboard` and not repeated. For each cell, the table shows the token
 hit rate of each policy, and its difference to LRU in the same window (part of the trace): the mean,
 the smallest and the largest. It also shows the share of the oracle's gain over LRU. Policies in a
-cell are ranked by token hit rate, without the oracle. `figure.png` shows the differences.
+cell are ranked by token hit rate, without the oracle. `figure.png` shows the mean differences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -115,26 +115,19 @@ def table(board: Board) -> str:
 
 def figure(board: Board) -> Figure:
     policies = [name for name in next(iter(board.values())) if name != LRU]
-    made = Figure(figsize=(8, 0.5 * len(board) + 1.2), layout="constrained")
+    points = [
+        [100 * mean(gains_of(rows[name], rows)) for name in policies] for rows in board.values()
+    ]
+    made = Figure(figsize=(3 + 0.7 * len(policies), 1 + 0.35 * len(board)), layout="constrained")
     axes = made.subplots()
-    for place, name in enumerate(policies):
-        gains = pd.DataFrame([gains_of(rows[name], rows) for rows in board.values()]) * 100
-        middles = gains.mean(axis=1)
-        axes.barh(
-            [number + 0.8 * place / len(policies) for number in range(len(board))],
-            middles,
-            0.7 / len(policies),
-            xerr=[middles - gains.min(axis=1), gains.max(axis=1) - middles],
-            error_kw={"linewidth": 0.7},
-            color="lightgray" if name == ORACLE else None,
-            label=name,
-        )
-    axes.set_yticks([number + 0.3 for number in range(len(board))], list(board))
-    axes.invert_yaxis()
-    axes.set_xlabel("points of token hits above LRU: mean and range of the windows")
-    axes.axvline(0, color="black", linewidth=0.8)
-    if policies:
-        axes.legend(ncols=len(policies), loc="lower center", bbox_to_anchor=(0.4, 1.0))
+    axes.imshow(points, cmap="RdBu", vmin=-15, vmax=15, aspect="auto")
+    for y, row in enumerate(points):
+        for x, gain in enumerate(row):
+            axes.text(x, y, f"{gain:+.1f}", ha="center", va="center")
+    axes.set_xticks(range(len(policies)), policies)
+    axes.set_yticks(range(len(board)), list(board))
+    axes.tick_params(length=0)
+    axes.set_title("points of token hits above LRU, mean of the windows", loc="right", fontsize=10)
     return made
 
 

@@ -20,4 +20,4 @@ def test_policies_are_ranked_beside_lru_and_the_oracle() -> None:
         ["3", "mine", "0.200", "-0.050 (-0.100 to +0.000)", "-25%"],
     ]
     (axes,) = board.figure(BOARD).axes
-    assert [round(bar.get_width()) for bar in axes.patches] == [-5, 5, 20]
+    assert [text.get_text() for text in axes.texts] == ["-5.0", "+5.0", "+20.0"]

@@ -36,7 +36,7 @@ from hicache.results.verdict import is_overloaded
 SIZES_GIB = (0.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
 SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 KNEE = 0.95
-LEAST_GAIN = 0.005  # a smaller gain in hit rate is not worth a knee
+LEAST_GAIN = 0.005  # smaller gains in hit rate do not count
 WORDS = {SWA: "windows", MAMBA: "states"}
 
 
@@ -96,7 +96,8 @@ def search(
     A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
     division has the highest hit rate. At first, each size is simulated with the third fraction (0.2
     by default). Then three sizes move to a neighboring fraction while their hit rate rises: the
-    largest size, the knee, and the size before the knee.
+    largest size, the knee, and the size before the knee. A size stays as it is where hits hardly
+    rise with size: if more memory for all kinds does not help, another division does not either.
 
     Args:
         sizes: sizes of the host cache in GiB, in rising order.
@@ -123,15 +124,24 @@ def search(
         for size, found in tried.items():
             best[size] = max(found, key=lambda place: found[place].hit_rate)
         cells = [tried[size][place] for size, place in best.items()]
-        knee = cells.index(knee_of(cells))
+        knee, last = cells.index(knee_of(cells)), len(cells) - 1
+        deciding = [
+            sizes[each]
+            for each in sorted({max(knee - 1, 0), knee, last})
+            if not last or _rise(cells, min(each, last - 1)) >= LEAST_GAIN
+        ]
         new = [
             (size, place)
-            for size in sorted({sizes[max(knee - 1, 0)], sizes[knee], sizes[-1]})
+            for size in deciding
             for place in (best[size] - 1, best[size] + 1)
             if size and place in places and place not in tried[size]
         ]
         if not new:
             return cells
+
+
+def _rise(cells: Sequence[Cell], place: int) -> float:
+    return cells[place + 1].hit_rate - cells[place].hit_rate
 
 
 def knee_of(cells: Sequence[Cell]) -> Cell:

@@ -4,6 +4,7 @@ import time
 from typing import Protocol
 
 SECOND_NS = 1_000_000_000
+NEVER = 2**63 - 1  # a time (ns) after all events
 
 
 def to_ns(seconds: float) -> int:

@@ -23,7 +23,7 @@ from hicache.cache.tree.keys import Key, keys, kinds_of
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.cli.schema import config_of
-from hicache.clock import Clock
+from hicache.clock import NEVER, Clock
 from hicache.config import ExperimentConfig
 from hicache.engine.loop import serve
 from hicache.engine.ports import Io
@@ -230,7 +230,7 @@ class CountedIo:
         self._inner, self._pools, self._tally = inner, pools, tally
         self._late: deque[tuple[int, Reported]] = deque()  # (number of the request then, copy)
 
-    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
+    def pass_by(self, limit_ns: int, clock: Clock) -> int:
         return self._inner.pass_by(limit_ns, clock)
 
     def advance(self, now_ns: int) -> list[Delivery]:
@@ -298,8 +298,8 @@ class _Watch:
     def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
         return Dropped([], [])
 
-    def next_look_ns(self) -> None:
-        return None
+    def next_look_ns(self) -> int:
+        return NEVER
 
     def at(self, now_ns: int) -> None:
         pass

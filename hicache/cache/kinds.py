@@ -158,6 +158,8 @@ class Kinds:
         The result is `end`, or less if the model has chunked attention: a node must not cross the
         boundary between two chunks.
         """
+        if not self._chunks:
+            return end
         return min([end, *(start - start % pages + pages for pages in self._chunks)])
 
 

@@ -55,9 +55,9 @@ class PageAllocator:
         else:
             page_ids = returned[: -count - 1 : -1]  # from the top of the stack
             del returned[len(returned) - len(page_ids) :]
-            missing = count - len(page_ids)
-            page_ids += range(self._next_new, self._next_new + missing)
-            self._next_new += missing
+            if missing := count - len(page_ids):
+                page_ids += range(self._next_new, self._next_new + missing)
+                self._next_new += missing
         if self._out is not None:
             self._out.update(page_ids)
         return page_ids

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from hicache.cache.tiers.transfer import StorageWrite
+from hicache.clock import NEVER
 from hicache.executor.completions import StepEnds
 
 
@@ -28,7 +29,7 @@ class DecodeRun:
 
     @property
     def ends_ns(self) -> list[int]:
-        self._ends.look(None)
+        self._ends.look(NEVER)
         return self._ends.known[self.num_taken : self._last + 1]
 
     def cut(self, now_ns: int) -> bool:
@@ -40,24 +41,23 @@ class DecodeRun:
         self._price_to(self._last)
         return self._last != last
 
-    def look_on(self, until_ns: int | None, deadline_ns: int | None) -> bool:
+    def look_on(self, until_ns: int, deadline_ns: int) -> bool:
         """Compute the end times of more decode steps, if they are needed.
 
         Args:
-            until_ns: time of the next event, such as an arrival; None if no event is known. Steps
-                after this time are not needed yet.
-            deadline_ns: next time at which a queued request stops waiting for storage; None if
-                there is no such time.
+            until_ns: time of the next event, such as an arrival. Steps after this time are not
+                needed yet.
+            deadline_ns: next time at which a queued request stops waiting for storage.
 
         Returns:
             True if the end times of more steps are now known. False if all were known already, or
                 if the deadline comes before the last known end time.
         """
         end_ns = self.end_ns
-        if self._horizon == self._last or (deadline_ns is not None and deadline_ns <= end_ns):
+        if self._horizon == self._last or deadline_ns <= end_ns:
             return False
-        if until_ns is not None:
-            until_ns = max(until_ns, end_ns + 1)  # an event at a step end cuts no run
+        if until_ns <= end_ns:  # an event at a step end cuts no run
+            until_ns = end_ns + 1
         self._price_to(min(self._ends.look(until_ns), self._last))
         return True
 

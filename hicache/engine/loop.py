@@ -13,7 +13,7 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import Reported, StorageWrite
-from hicache.clock import Clock
+from hicache.clock import NEVER, Clock
 from hicache.engine.decode_run import DecodeRun
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
@@ -48,7 +48,7 @@ class Engine:
         self._delivered: list[Reported | Prefetch] = []
         self._batch: Batch | None = None  # in flight, or held by a fence
         self._run: DecodeRun | None = None  # its steps, once it is in flight
-        self._deadline_ns: int | None = None  # next prefetch deadline of a waiting request
+        self._deadline_ns = NEVER  # next prefetch deadline of a waiting request
         self._planned_ns = self._started_ns = 0
         self._stall_ns = 0  # of the current step: waiting for load-backs
         self._backlog_ns = 0
@@ -114,26 +114,22 @@ class Engine:
         if self._run is not None:
             self._run.cut(now_ns)
 
-    def look_on(self, until_ns: int | None) -> bool:
+    def look_on(self, until_ns: int) -> bool:
         return self._run is not None and self._run.look_on(until_ns, self._deadline_ns)
 
     @property
     def step_end_ns(self) -> int | None:
         return None if self._run is None else self._run.end_ns
 
-    def next_wake_ns(self, now_ns: int) -> int | None:
+    def next_wake_ns(self, now_ns: int) -> int:
         """Return the time (ns) at which the engine must wake even if nothing arrives.
 
         This is the end of a step, or the time at which a queued request stops waiting for storage.
-        None means that there is no such time.
+        `NEVER` means that there is no such time.
         """
-        scheduler, run = self.scheduler, self._run
-        end = None if run is None else run.end_ns
-        deadline = scheduler.next_deadline_ns(now_ns) if scheduler.waiting else None
-        self._deadline_ns = deadline
-        if deadline is None or end is None:
-            return end if deadline is None else deadline
-        return min(deadline, end)
+        deadline = self._deadline_ns = self.scheduler.next_deadline_ns(now_ns)
+        run = self._run
+        return deadline if run is None or deadline < run.end_ns else run.end_ns
 
     @property
     def extending(self) -> list[Extend]:
@@ -316,7 +312,7 @@ class ClientTimeouts:
         self._patience_ns = patience_ns
         self._line: list[tuple[int, int]] = []  # (time, request id)
         self._engines: dict[int, int] = {}  # by unanswered request
-        self.next_ns: int | None = None  # time of the next timeout
+        self.next_ns = NEVER  # time of the next timeout
 
     def arrived(self, request: Request, engine: int, now_ns: int) -> None:
         patience_ns = self._patience_ns.get(request.id)
@@ -332,7 +328,7 @@ class ClientTimeouts:
 
     def until(self, now_ns: int) -> list[tuple[int, int]]:
         gone: list[tuple[int, int]] = []
-        while self.next_ns is not None and self.next_ns <= now_ns:
+        while self.next_ns <= now_ns:
             request_id = heapq.heappop(self._line)[1]
             gone.append((self._engines.pop(request_id), request_id))
             self._look()
@@ -341,7 +337,7 @@ class ClientTimeouts:
     def _look(self) -> None:
         while self._line and self._line[0][1] not in self._engines:
             heapq.heappop(self._line)
-        self.next_ns = self._line[0][0] if self._line else None
+        self.next_ns = self._line[0][0] if self._line else NEVER
 
 
 def serve(
@@ -378,30 +374,31 @@ def serve(
     timeouts = ClientTimeouts(patience_ns or {})
     look = observer.next_look_ns()
     while True:
-        outside = _earlier(coming.next_ns, timeouts.next_ns)
-        first, soonest = _first(wakes)
-        moment = _earlier(soonest, outside)
-        event = io.pass_by(_earlier(moment, look), clock)
-        moment = _earlier(moment, event)
-        if moment is None:
-            observer.at(clock.now())
-            break
-        if moment == soonest and engines[first].look_on(_earlier(outside, event)):
-            wakes[first] = engines[first].next_wake_ns(soonest)
-            continue
-        clock.wait_until(moment)
+        soonest = min(wakes)
+        outside = min(coming.next_ns, timeouts.next_ns)
+        event = io.pass_by(min(soonest, outside, look), clock)
+        others = event if event < outside else outside
+        if soonest <= others:
+            if soonest == NEVER:
+                observer.at(clock.now())
+                break
+            first = wakes.index(soonest)
+            if engines[first].look_on(others):
+                wakes[first] = engines[first].next_wake_ns(soonest)
+                continue
+        clock.wait_until(soonest if soonest < others else others)
         now = clock.now()
-        if look is not None and look <= now:
+        if look <= now:
             observer.at(now)
             look = observer.next_look_ns()
         touched: list[int] = []
-        if soonest is not None and soonest <= now:
-            touched += [n for n, wake in enumerate(wakes) if wake is not None and wake <= now]
-        if event is not None and event <= now:
+        if soonest <= now:
+            touched += [number for number, wake in enumerate(wakes) if wake <= now]
+        if event <= now:
             for number, done in io.advance(now):
                 if engines[number].deliver(done, now):
                     touched.append(number)
-        if outside is not None and outside <= now:
+        if outside <= now:
             touched += _hand_in(now, coming, timeouts, engines, route)
         for number in sorted(set(touched)) if len(touched) > 1 else touched:
             engine = engines[number]
@@ -443,27 +440,12 @@ def _hand_in(
     return touched
 
 
-def _first(wakes: Sequence[int | None]) -> tuple[int, int | None]:
-    # index and time of the earliest
-    first, soonest = 0, None
-    for number, wake in enumerate(wakes):
-        if wake is not None and (soonest is None or wake < soonest):
-            first, soonest = number, wake
-    return first, soonest
-
-
-def _earlier(moment: int | None, other: int | None) -> int | None:
-    if moment is None or (other is not None and other < moment):
-        return other
-    return moment
-
-
 # requests that were released and have not arrived, by time and order of release; they arrive
 # `late_ns` after their release
 class _Coming:
     def __init__(self, releases: Iterable[Release], late_ns: int) -> None:
         self._late_ns = late_ns
-        self.next_ns: int | None = None
+        self.next_ns = NEVER
         self._numbers = count()
         self._line: list[tuple[int, int, Request]] = []
         self.add(releases, 0)
@@ -475,14 +457,14 @@ class _Coming:
 
     def until(self, now_ns: int) -> list[Release]:
         come: list[Release] = []
-        while self.next_ns is not None and self.next_ns <= now_ns:
+        while self.next_ns <= now_ns:
             due, _, request = heapq.heappop(self._line)
             come.append((due, request))
             self._look()
         return come
 
     def _look(self) -> None:
-        self.next_ns = self._line[0][0] + self._late_ns if self._line else None
+        self.next_ns = self._line[0][0] + self._late_ns if self._line else NEVER
 
 
 def _settle(

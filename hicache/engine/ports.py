@@ -47,12 +47,11 @@ class Executor(Protocol):
 class Io(Protocol):
     """Runs the copies and storage operations of several engines, on links shared by all of them."""
 
-    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
-        """Return the time (ns) of the next I/O event; None if no event is pending.
+    def pass_by(self, limit_ns: int, clock: Clock) -> int:
+        """Return the time (ns) of the next I/O event; `hicache.clock.NEVER` if none is pending.
 
         In simulated time, the method first processes events before `limit_ns` and moves `clock`,
-        until some work is complete. Events at `limit_ns` or later wait for a call of `advance`. If
-        `limit_ns` is None, there is no limit.
+        until some work is complete. Events at `limit_ns` or later wait for a call of `advance`.
         """
 
     def advance(self, now_ns: int) -> list[Delivery]:
@@ -65,8 +64,8 @@ class Io(Protocol):
 class Observer(Protocol):
     """Records the results of a run."""
 
-    def next_look_ns(self) -> int | None:
-        """Return the time (ns) of the next call of `at`; None if no call is due."""
+    def next_look_ns(self) -> int:
+        """Return the time (ns) of the next call of `at`; `hicache.clock.NEVER` if none is due."""
 
     def at(self, now_ns: int) -> None:
         """Record the state of the run at `now_ns`.

@@ -1,11 +1,12 @@
 """What an executor reports to the engine: the ends of a batch's steps, and completed copies."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Generator
 from typing import NamedTuple
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Reported
+from hicache.clock import NEVER
 
 Delivery = tuple[int, Reported | Prefetch]  # the engine's number, and the completed work
 
@@ -13,29 +14,34 @@ Delivery = tuple[int, Reported | Prefetch]  # the engine's number, and the compl
 class StepEnds:
     """The end times (ns) of the steps of one batch, computed only as far as needed.
 
-    `known` holds the end times computed so far, in ascending order.
+    `known` holds the end times computed so far, in ascending order. There is at least one.
     """
 
-    def __init__(self, blocks: Iterable[list[int]]) -> None:
-        self.known: list[int] = []
-        self._blocks = iter(blocks)
+    def __init__(
+        self, known: list[int], more: Generator[list[int], int, None] | None = None
+    ) -> None:
+        """Begin with the end times `known`. `more` yields the later ones, as far as it is asked.
+
+        It is sent the time (ns) up to which end times are needed.
+        """
+        self.known = known
+        self._more = more
 
     def __getitem__(self, step: int) -> int:
-        self.look(None)
+        self.look(NEVER)
         return self.known[step]
 
-    def look(self, until_ns: int | None) -> int:
-        """Compute end times of steps until one is at `until_ns` or later; None computes all.
+    def look(self, until_ns: int) -> int:
+        """Compute end times of steps until one is at `until_ns` or later, or all are known.
 
-        At least one end time is computed. Return the index of the last step whose end time is
-        known.
+        Return the index of the last step whose end time is known.
         """
         known = self.known
-        while not known or until_ns is None or known[-1] < until_ns:
-            block = next(self._blocks, None)
-            if block is None:
-                break
-            known += block
+        while known[-1] < until_ns and self._more is not None:
+            try:
+                known += self._more.send(until_ns)
+            except StopIteration:
+                self._more = None
         return len(known) - 1
 
     def first_from(self, now_ns: int, first: int, last: int) -> int:

@@ -142,7 +142,7 @@ class _WatchedIo:
         self._inner = inner
         self._timeline = timeline
 
-    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
+    def pass_by(self, limit_ns: int, clock: Clock) -> int:
         return self._inner.pass_by(limit_ns, clock)
 
     def advance(self, now_ns: int) -> list[Delivery]:

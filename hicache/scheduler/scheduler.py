@@ -13,6 +13,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import MatchResult
+from hicache.clock import NEVER
 from hicache.config import Batching, SchedulerConfig
 from hicache.request import Request
 from hicache.scheduler.admission import Admission, must_evict, steps_with_pages
@@ -152,9 +153,9 @@ class Scheduler:
             return self.running
         return [req for req in self.running if req.request.id in self.only]
 
-    def next_deadline_ns(self, now_ns: int) -> int | None:
-        if self.prefetcher is None:
-            return None
+    def next_deadline_ns(self, now_ns: int) -> int:
+        if self.prefetcher is None or not self.waiting:
+            return NEVER
         return self.prefetcher.next_deadline_ns(now_ns)
 
     @property

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hicache.clock import NEVER
 from hicache.engine.decode_run import DecodeRun
 from hicache.executor.completions import StepEnds
 
@@ -13,26 +14,27 @@ OTHER: Any = object()
 
 def run_of(*blocks: list[int], now_ns: int = 0) -> DecodeRun:
     """A run whose steps are priced block by block."""
-    return DecodeRun(StepEnds(blocks), sum(map(len, blocks)), now_ns)
+    more = (block for block in blocks)
+    return DecodeRun(StepEnds(next(more), more), sum(map(len, blocks)), now_ns)
 
 
 def test_steps_are_priced_as_far_as_no_event_comes() -> None:
     run = run_of([200], [300, 400], [500])
-    seen = [(run.look_on(until_ns, None), run.end_ns) for until_ns in (100, 400, None)]
+    seen = [(run.look_on(until_ns, NEVER), run.end_ns) for until_ns in (100, 400, NEVER)]
     assert seen == [(True, 400), (True, 500), (False, 500)]
 
 
 def test_no_step_is_priced_beyond_a_deadline() -> None:
     run = run_of([200], [300])
-    assert not run.look_on(None, 200)
-    assert run.look_on(None, 201)
+    assert not run.look_on(NEVER, 200)
+    assert run.look_on(NEVER, 201)
     assert run.end_ns == 300
 
 
 def test_a_run_is_never_longer_than_its_batch() -> None:
-    run = DecodeRun(StepEnds([[100, 200, 300]]), 2, 0)
+    run = DecodeRun(StepEnds([100, 200, 300]), 2, 0)
     assert (run.end_ns, run.num_priced) == (200, 2)
-    assert not run.look_on(None, None)
+    assert not run.look_on(NEVER, NEVER)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_an_event_ends_a_run_with_the_step_at_hand(
     run = run_of([100, 200, 300])
     assert run.cut(now_ns) is is_shorter
     assert run.end_ns == end_ns
-    assert not run.look_on(None, None)
+    assert not run.look_on(NEVER, NEVER)
 
 
 def test_who_looks_takes_the_steps_that_ended_before() -> None:

@@ -9,6 +9,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, CopyState, StorageDelete, StorageWrite, Work
 from hicache.cache.tree.node import DEVICE, HOST
+from hicache.clock import NEVER
 from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, QuirksConfig, StorageConfig
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RanksDivergedError
@@ -43,7 +44,7 @@ class Hand:
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         self.num_forwards += 1
-        return StepRun(StepEnds([[now_ns + STEP_NS * (n + 1) for n in range(batch.num_steps)]]), 5)
+        return StepRun(StepEnds([now_ns + STEP_NS * (n + 1) for n in range(batch.num_steps)]), 5)
 
 
 def ends_of(engine: Engine) -> list[int]:
@@ -380,7 +381,7 @@ def test_the_ranks_wake_when_the_first_of_them_has_waited_for_long_enough() -> N
     pair.own()[1].enqueued_ns = 200
     assert pair.engine.next_wake_ns(1) == 1201
     assert pair.engine.next_wake_ns(1201) == 1501
-    assert pair.engine.next_wake_ns(1501) is None
+    assert pair.engine.next_wake_ns(1501) == NEVER
 
 
 def test_a_vote_that_would_change_at_the_next_boundary_ends_the_run_there() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hicache.cache.tiers.transfer import StorageWrite
-from hicache.clock import SECOND_NS, SimulatedClock
+from hicache.clock import NEVER, SECOND_NS, SimulatedClock
 from hicache.config import PrefetchConfig, SchedulerConfig
 from hicache.engine.decode_run import DecodeRun
 from hicache.engine.loop import Engine, serve
@@ -233,15 +233,15 @@ def test_a_batch_of_a_read_is_news_to_those_who_wait(stop: str, *, is_news: bool
 
 def test_an_engine_wakes_for_what_comes_first() -> None:
     alone = Alone(stop="timeout", threshold=16)
-    assert alone.engine.next_wake_ns(0) is None
+    assert alone.engine.next_wake_ns(0) == NEVER
     alone.submit(0, 0)
     alone.engine._take_in(0)
     deadline_ns = alone.engine.next_wake_ns(0)
     assert deadline_ns is not None
     assert deadline_ns > SECOND_NS
-    alone.engine._run = DecodeRun(StepEnds([[700]]), 1, 0)
+    alone.engine._run = DecodeRun(StepEnds([700]), 1, 0)
     assert alone.engine.next_wake_ns(0) == 700
-    alone.engine._run = DecodeRun(StepEnds([[5 * SECOND_NS]]), 1, 0)
+    alone.engine._run = DecodeRun(StepEnds([5 * SECOND_NS]), 1, 0)
     assert alone.engine.next_wake_ns(0) == deadline_ns
     assert alone.engine.next_wake_ns(deadline_ns) == 5 * SECOND_NS
 
@@ -316,14 +316,14 @@ def test_an_engine_whose_steps_are_looked_at_further_is_woken_at_the_end_of_thes
         is_idle=True,
         deliver=lambda done, now_ns: True,
         look_on=lambda until_ns: len(ends) > 1 and bool(ends.pop(0)),
-        next_wake_ns=lambda now_ns: ends[0] if now_ns < ends[0] else None,
+        next_wake_ns=lambda now_ns: ends[0] if now_ns < ends[0] else NEVER,
         wake=lambda now_ns: woken.append(now_ns) or NOTHING,
     )
     events_alone: Any = SimpleNamespace(
         initial=list,
-        pass_by=lambda limit_ns, clock: events.pop() if events else None,
+        pass_by=lambda limit_ns, clock: events.pop() if events else NEVER,
         advance=lambda now_ns: [(0, None)],
-        next_look_ns=lambda: None,
+        next_look_ns=lambda: NEVER,
         at=lambda now_ns: None,
     )
     serve(
@@ -339,13 +339,13 @@ def test_an_engine_whose_steps_are_looked_at_further_is_woken_at_the_end_of_thes
 
 def test_engines_that_nothing_will_wake_are_an_error() -> None:
     queues = SimpleNamespace(waiting=[1, 2], running=[3])
-    never: Any = lambda now_ns: None  # noqa: E731
+    never: Any = lambda now_ns: NEVER  # noqa: E731
     stuck: Any = SimpleNamespace(is_idle=False, scheduler=queues, next_wake_ns=never)
     idle: Any = SimpleNamespace(is_idle=True, next_wake_ns=never)
     still: Any = SimpleNamespace(
         initial=list,
-        pass_by=lambda limit_ns, clock: None,
-        next_look_ns=lambda: None,
+        pass_by=lambda limit_ns, clock: NEVER,
+        next_look_ns=lambda: NEVER,
         at=never,
     )
 

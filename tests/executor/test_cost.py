@@ -1,7 +1,8 @@
 """The cost of steps, against closed forms and against itself."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hicache.cache.kinds import model_kinds
+from hicache.clock import NEVER
+from hicache.executor.completions import StepEnds
 from hicache.executor.simulated.cost import LAYER_KERNELS, CostModel, Rates
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
 from tests.models.test_shapes import MODELS, load, model
@@ -73,6 +76,19 @@ def small(**fields: Any) -> ModelConfig:
 
 def contexts(*lens: int) -> NDArray[np.int64]:
     return np.array(lens, dtype=np.int64)
+
+
+def step_ends(
+    cost: CostModel, lens: Sequence[int], num_steps: int, *, now_ns: int = 0, looks: int = 1
+) -> list[int]:
+    """The ends of decode steps, looked at in so many parts of their time."""
+    more = cost.decode_ends_ns(lens, num_steps, now_ns)
+    ends = StepEnds(next(more), more)
+    first_ns = ends.known[0]
+    for part in range(1, looks):
+        ends.look(now_ns + (first_ns - now_ns) * num_steps * part // looks)
+    ends.look(NEVER)
+    return ends.known
 
 
 def test_an_empty_step_costs_the_constant() -> None:
@@ -250,13 +266,14 @@ def test_the_bytes_of_layers_add_up_to_what_is_copied_to_all_devices(name: str) 
 @settings(max_examples=25, deadline=None)
 @given(
     lens=st.lists(st.integers(1, 60_000) | st.integers(1000, 1030), min_size=1, max_size=40),
-    num_steps=st.integers(0, 60),
+    num_steps=st.integers(1, 60),
+    looks=st.integers(1, 5),
 )
 def test_steps_priced_together_equal_steps_priced_alone(
-    name: str, lens: list[int], num_steps: int
+    name: str, lens: list[int], num_steps: int, looks: int
 ) -> None:
     cost = COSTS[name]
-    together = list(chain(*cost.decode_ends_ns(lens, num_steps, 5)))
+    together = step_ends(cost, lens, num_steps, now_ns=5, looks=looks)
     alone = [
         cost.forward_ns([], [each + step for each in lens]).total_ns for step in range(num_steps)
     ]
@@ -268,18 +285,18 @@ def test_steps_priced_together_cross_a_point_of_the_bandwidth_table() -> None:
     low = machine.decode_bandwidth.size[0]
     cost = COSTS["llama3_8b"]
     near = int(low / 1024) - 20  # 4 KiB a token and layer over 4 devices
-    together = chain(*cost.decode_ends_ns(contexts(near), 40, 0))
+    together = step_ends(cost, [near], 40, looks=3)
     alone = [cost.forward_ns([], contexts(near + step)).total_ns for step in range(40)]
-    assert list(together) == list(accumulate(alone))
+    assert together == list(accumulate(alone))
 
 
 def test_a_step_beyond_a_point_of_the_bandwidth_table_is_not_priced_as_one_before_it() -> None:
     points = [100.5 * 1024, 101.5 * 1024]  # 1 KiB a token and layer
     table = RateTable(size=points, rate=[1e9, 1e12])
     cost = CostModel(small(), replace(plain(), decode_bandwidth=table), tp=1)
-    together = chain(*cost.decode_ends_ns([95], 12, 0))
+    together = step_ends(cost, [95], 12)
     alone = [cost.forward_ns([], [95 + step]).total_ns for step in range(12)]
-    assert list(together) == list(accumulate(alone))
+    assert together == list(accumulate(alone))
 
 
 @pytest.mark.parametrize("name", MODELS)

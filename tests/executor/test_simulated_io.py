@@ -16,7 +16,7 @@ from hicache.cache.tiers.transfer import (
     StorageDelete,
     StorageWrite,
 )
-from hicache.clock import Stall
+from hicache.clock import NEVER, Stall
 from hicache.config import StorageConfig
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
@@ -108,7 +108,7 @@ class Read:
 def events(io: SimulatedIo) -> list[tuple[int, int, Any]]:
     """All that happens from now on: when, for which engine, and what is done."""
     seen = []
-    while (moment := io.next_event_ns()) is not None:
+    while (moment := io.next_event_ns()) < NEVER:
         seen += [(moment, engine, done) for engine, done in io.advance(moment)]
     return seen
 
@@ -125,7 +125,7 @@ def test_copies_to_the_host_are_counted_until_each_is_done() -> None:
     for num_bytes in (1_000_000, 4_000_000):
         io.begin(io.copy(0, copy_of(BackUp, num_bytes)), 0)
     counts = [io.backing_up[0]]
-    while (moment := io.next_event_ns()) is not None:
+    while (moment := io.next_event_ns()) < NEVER:
         counts += [io.backing_up[0] for _ in io.advance(moment)]
     assert counts == [2, 1, 0]
 
@@ -360,7 +360,7 @@ def test_what_took_no_time_is_done_now() -> None:
     io.begin(io.query(0, read), 7)  # type: ignore[arg-type]
     assert io.next_event_ns() == 7
     assert io.advance(7) == [(0, read)]
-    assert io.next_event_ns() is None
+    assert io.next_event_ns() == NEVER
 
 
 def test_the_next_event_is_the_first_of_all_that_wait_and_all_that_move() -> None:
@@ -388,7 +388,7 @@ class Priced:
 
     def decode_ends_ns(self, lens: Any, num_steps: int, now_ns: int, *, slowdown: float) -> Any:
         self.told = {"lens": lens}
-        return [[now_ns + round(100 * slowdown) * (step + 1) for step in range(num_steps)]]
+        yield [now_ns + round(100 * slowdown) * (step + 1) for step in range(num_steps)]
 
     def layer_bytes(self, *counts: int) -> Any:
         return counts
@@ -504,7 +504,7 @@ def test_work_goes_where_it_belongs() -> None:
     io = io_of(storage)
     executor, _ = executor_of(io)
     executor.submit(CopyState(source=np.zeros(1, np.int32), target=np.zeros(1, np.int32)), 0)
-    assert io.next_event_ns() is None  # part of the step
+    assert io.next_event_ns() == NEVER  # part of the step
     executor.submit(StorageDelete(keys=[b"gone"]), 0)
     fence = copy_of(BackUp, 1_000_000, is_fence=True)
     executor.submit(fence, 0)

@@ -11,7 +11,7 @@ from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.node import HOST, Lock, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.clock import SimulatedClock
+from hicache.clock import NEVER, SimulatedClock
 from hicache.config import StorageConfig
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
@@ -113,7 +113,7 @@ class Simulated:
 
     def _drain(self):
         done = []
-        while (event := self._io.next_event_ns()) is not None:
+        while (event := self._io.next_event_ns()) < NEVER:
             done += self._io.advance(event)
         assert done
 

@@ -13,7 +13,7 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Move, StorageWrite
 from hicache.cache.tree.node import HOST, Lock, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.clock import SimulatedClock
+from hicache.clock import NEVER, SimulatedClock
 from hicache.config import StorageConfig
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
@@ -79,7 +79,7 @@ def drained(io: TorchIo) -> list:
     done = []
     while not io.is_idle:
         assert time.monotonic() < deadline, "nothing came back"
-        io.wait_until(io.pass_by(None, io))
+        io.wait_until(io.pass_by(NEVER, io))
         done += io.advance(io.now())
     return done
 

@@ -13,7 +13,7 @@ from hicache.executor.simulated.cost import CostModel
 from hicache.experiment import run
 from hicache.models import ModelConfig
 from hicache.models.shapes import Part
-from tests.executor.test_cost import H200, contexts, plain
+from tests.executor.test_cost import H200, contexts, plain, step_ends
 
 # as SGLang keeps them: fp8, and a scale of four bytes
 KEYS = Part(
@@ -116,8 +116,7 @@ def test_a_run_of_decodes_costs_what_its_steps_do(tp: int) -> None:
     for step in range(90):
         now += cost.forward_ns([], [*map(int, lens + step)]).total_ns
         ends.append(now)
-    run_ends = [end for ends in cost.decode_ends_ns([*map(int, lens)], 90, 0) for end in ends]
-    assert run_ends == ends
+    assert step_ends(cost, [*map(int, lens)], 90) == ends
 
 
 def test_index_keys_are_counted_where_pages_go() -> None:

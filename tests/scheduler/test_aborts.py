@@ -10,6 +10,7 @@ from hicache.cache import invariants
 from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.node import TIERS
+from hicache.clock import NEVER
 from hicache.config import WRITE_POLICIES, PrefetchConfig, SchedulerConfig, StorageConfig
 from hicache.engine.loop import ClientTimeouts, Engine
 from hicache.engine.warm import warm_storage
@@ -278,4 +279,4 @@ def test_who_gives_up_first_comes_first_and_those_who_ended_do_not_come() -> Non
     assert list(line.until(32)) == [(0, 4), (0, 2)]
     assert list(line.until(49)) == []
     assert list(line.until(50)) == [(0, 0)]
-    assert line.next_ns is None
+    assert line.next_ns == NEVER

@@ -13,7 +13,7 @@ from hicache.cache import invariants
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import Pools, TracedAllocator
 from hicache.cli.schema import config_of
-from hicache.clock import SimulatedClock
+from hicache.clock import NEVER, SimulatedClock
 from hicache.config import (
     Arrivals,
     ParallelConfig,
@@ -173,7 +173,7 @@ class PlainExecutor:
             assert extend.end <= num_pages * self._page_size, f"{req.request.id} lacks pages"
         tokens = sum(extend.end - extend.start for extend in batch.extends)
         step = STEP_NS + TOKEN_NS * tokens
-        return StepRun(StepEnds([[now_ns + step * (n + 1) for n in range(batch.num_steps)]]), 0)
+        return StepRun(StepEnds([now_ns + step * (n + 1) for n in range(batch.num_steps)]), 0)
 
 
 class World:
@@ -303,8 +303,8 @@ class Watch:
         self.all_aborted: list[tuple[RequestState, int]] = []
         self.hooks: list[Callable[[int], None]] = []
 
-    def next_look_ns(self) -> int | None:
-        return 0 if self.hooks else None
+    def next_look_ns(self) -> int:
+        return 0 if self.hooks else NEVER
 
     def at(self, now_ns: int) -> None:
         for hook in self.hooks:

@@ -7,6 +7,7 @@ whatever the distribution of their sizes x (M/G/1-PS).
 import numpy as np
 import pytest
 
+from hicache.clock import NEVER
 from hicache.executor.simulated.links import Links
 
 CAPACITY = 4e9
@@ -26,7 +27,7 @@ def mean_slowdown(sizes: list[float], rho: float, count: int, seed: int) -> dict
     for flow, (arrival, size) in enumerate(zip(arrivals, drawn.tolist(), strict=True)):
         links.start(flow, int(size), ("storage",), arrival)
         ended += links.finish_until(arrival)
-    while (finish := links.next_finish_ns()) is not None:
+    while (finish := links.next_ns) < NEVER:
         ended += links.finish_until(finish)
     slowdowns: dict[float, list[float]] = {size: [] for size in sizes}
     for finish, flow in ended:

@@ -7,8 +7,6 @@ requests is far from its limit whatever the code does, so the engine is held to 
 the nanosecond, and the recursion to the formula, over a million.
 """
 
-from itertools import chain
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.executor.simulated.cost import CostModel
+from tests.executor.test_cost import step_ends
 from tests.validity import runs
 
 ALONE = (
@@ -42,7 +41,9 @@ def service_ns(prompt_len: int, output_len: int) -> int:
         end = min(prompt_len, start + config.scheduler.chunk_tokens)
         total += cost.forward_ns([(start, end)], []).total_ns
         start = end
-    return [total, *chain(*cost.decode_ends_ns([prompt_len + 1], output_len - 1, total))][-1]
+    if output_len == 1:
+        return total
+    return step_ends(cost, [prompt_len + 1], output_len - 1, now_ns=total)[-1]
 
 
 def lindley(gaps: NDArray[np.float64], services: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -134,7 +134,7 @@ class Prefetch:
         lengths = list(range(1, num_leading + 1))
         for kind, window in self.needs if num_leading else ():
             present = contains(self.keys(kind, 0, num_leading))
-            lengths = sorted(
-                {*lengths}.intersection(lengths_with(present, window, self.start_page))
-            )
+            if False in present:
+                usable = lengths_with(present, window, self.start_page)
+                lengths = sorted({*lengths}.intersection(usable))
         return lengths

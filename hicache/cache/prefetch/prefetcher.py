@@ -16,6 +16,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.node import HOST, MatchResult
 from hicache.cache.tree.sequence import Sequence
+from hicache.clock import NEVER
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
 
 
@@ -144,19 +145,17 @@ class Prefetcher:
             return False
         return not self._lets_go(prefetch, now_ns)
 
-    def next_deadline_ns(self, now_ns: int) -> int | None:
+    def next_deadline_ns(self, now_ns: int) -> int:
         """Return the time in nanoseconds at which the next prefetch exceeds its deadline.
 
-        Deadlines before `now_ns` do not count. Return None if no deadline is left.
+        Deadlines before `now_ns` do not count. Return `NEVER` if no deadline is left.
         """
-        if self.policy.deadline_ns is None:
-            return None
-        earliest: int | None = None
-        for prefetch in self._unsettled.values():
-            deadline = self.policy.deadline_ns(prefetch)
-            if deadline is not None and deadline >= now_ns:
-                deadline += 1  # the first moment after it
-                earliest = deadline if earliest is None else min(earliest, deadline)
+        earliest = NEVER
+        if self.policy.deadline_ns is not None:
+            for prefetch in self._unsettled.values():
+                deadline = self.policy.deadline_ns(prefetch)
+                if deadline is not None and now_ns <= deadline < earliest:
+                    earliest = deadline + 1  # the first moment after it
         return earliest
 
     def check(self, request_id: int, now_ns: int) -> bool:

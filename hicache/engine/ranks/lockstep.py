@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Work
-from hicache.clock import to_ns
+from hicache.clock import NEVER, to_ns
 from hicache.config import ParallelConfig, StorageConfig
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Executor
@@ -94,9 +94,9 @@ class RankExecutor:
         leader = self._ranks[0]
         if leader is self:
             ends, load_stall_ns = self.inner.forward(batch, now_ns)
-            ends.look(None)  # each step needs an agreement, so no step may be hidden in a run
+            ends.look(NEVER)  # each step needs an agreement, so no step may be hidden in a run
             late = [end + self._collective_ns * step for step, end in enumerate(ends.known, 1)]
-            self._run = StepRun(StepEnds([late]), load_stall_ns)
+            self._run = StepRun(StepEnds(late), load_stall_ns)
         assert leader._run is not None
         return leader._run
 
@@ -169,10 +169,9 @@ class RankedEngine(Engine):
             follower.catch_up(now_ns)
         self._count("step_collectives_count", self.num_steps - num_steps)
 
-    def next_wake_ns(self, now_ns: int) -> int | None:
-        moments = [super().next_wake_ns(now_ns)]
-        moments += [each.next_wake_ns(now_ns) for each in self.followers]
-        return min((each for each in moments if each is not None), default=None)
+    def next_wake_ns(self, now_ns: int) -> int:
+        moments = [each.next_wake_ns(now_ns) for each in self.followers]
+        return min([super().next_wake_ns(now_ns), *moments])
 
     def interrupt(self, now_ns: int) -> None:
         super().interrupt(now_ns)

@@ -22,7 +22,7 @@ from hicache.cache.tiers.transfer import (
     Work,
 )
 from hicache.cache.tree.keys import Key, key_bytes, kinds_of
-from hicache.clock import SECOND_NS, Clock
+from hicache.clock import NEVER, SECOND_NS, Clock
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
 from hicache.executor.real.model_runner import ModelRunner
@@ -88,11 +88,8 @@ class TorchIo:
     def is_idle(self) -> bool:
         return not self._copies and not self._num_calls
 
-    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
-        if self.is_idle:
-            return None
-        soon = self.now() + POLL_NS
-        return soon if limit_ns is None else min(soon, limit_ns)
+    def pass_by(self, limit_ns: int, clock: Clock) -> int:
+        return NEVER if self.is_idle else min(self.now() + POLL_NS, limit_ns)
 
     def advance(self, now_ns: int) -> list[Delivery]:
         for runner in self.runners:
@@ -303,7 +300,7 @@ class TorchExecutor:
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         assert batch.num_steps == 1, f"real steps are taken one by one, got {batch.num_steps}"
         self._runner.compute(batch)
-        return StepRun(StepEnds([[self._io.now()]]), self._runner.exposed_ns)
+        return StepRun(StepEnds([self._io.now()]), self._runner.exposed_ns)
 
 
 def _raise(error: BaseException) -> Delivery | None:

@@ -11,7 +11,7 @@ doubles in the same order.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import accumulate, pairwise, repeat
 from math import ceil, inf, sqrt
@@ -24,7 +24,6 @@ from hicache.cache.kinds import FULL
 from hicache.models import HardwareConfig, LayerKind, ModelConfig, RateTable
 
 CHUNK_TOKENS = 8192  # default chunk of an isolated prefill
-FIRST_BLOCK = 4  # decode steps in the first block
 LAYER_KERNELS = 10  # per layer without experts: norms, matrices, attention, cache, activation
 EXPERT_KERNELS = 10  # per layer of experts: routing, sorting, two matrices, activation, sum
 # the busiest of `ep` groups of experts takes ep ** IMBALANCE times as long as the mean group
@@ -197,12 +196,13 @@ class CostModel:
 
     def decode_ends_ns(
         self, context_lens: Sequence[int], num_steps: int, now_ns: int, *, slowdown: float = 1.0
-    ) -> Iterator[list[int]]:
+    ) -> Generator[list[int], int, None]:
         """Yield lists of the end times (ns) of `num_steps` decode steps, in order.
 
         The first step starts at `now_ns`, with `context_lens` tokens per request. Each step adds
         one token to each request. Durations are exactly those of `forward_ns`, with the same
-        `slowdown`. The lists grow, so that a caller that needs few steps can stop early.
+        `slowdown`. The first list has one step. After that, the caller sends the time (ns) up to
+        which it needs end times, and the next list has about as many steps.
         """
         num_decodes = len(context_lens)
         fixed_s = self._decode_s(num_decodes)
@@ -210,28 +210,28 @@ class CostModel:
         counts = [_Keys(other, context_lens) for other in self._others]
         token_bytes, num_layers = self._full.token_bytes, float(self._full.num_layers)
         line_end = 0.0  # the rate is linear up to this many bytes read
-        first = 0
-        while first < num_steps:
-            end = min(2 * first + FIRST_BLOCK, num_steps)
-            most = (num_keys + (end - first - 1) * num_decodes) * token_bytes
+        num_more = 1
+        while num_steps:
+            most = (num_keys + (num_more - 1) * num_decodes) * token_bytes
             if most >= line_end:
                 rate, size, slope, line_end = self._full.line(num_keys)
                 if most >= line_end:  # past a point of the table: one step at a time
-                    end = first + 1
-            num_more = end - first
+                    num_more = 1
             others_s = counts[0].seconds(num_more) if counts else [0.0] * num_more
             if len(counts) > 1:
                 more = [keys.seconds(num_more) for keys in counts[1:]]
                 others_s = [sum(each) for each in zip(others_s, *more, strict=True)]
-            ends = []
+            ends, began_ns = [], now_ns
             for other_s in others_s:
                 read = num_keys * token_bytes
                 full = read / (rate + (read - size) * slope) * num_layers
                 now_ns += int((fixed_s + full + other_s) * slowdown * 1e9 + 0.5)
                 ends.append(now_ns)
                 num_keys += more_keys
-            yield ends
-            first = end
+            num_steps -= num_more
+            steps_ns = now_ns - began_ns or 1
+            until_ns = yield ends
+            num_more = min((until_ns - now_ns) * num_more // steps_ns + 1, num_steps)
 
     def prefill_s(self, start: int, end: int, *, chunk_tokens: int = CHUNK_TOKENS) -> float:
         """Return the seconds to compute the tokens from `start` to just before `end`.
@@ -531,9 +531,8 @@ class _Keys:
         reach = attention.reach
         # by how many tokens each context is shorter than `reach`
         self._room = sorted([reach - length for length in context_lens if length < reach])
-        self._num_keys = sum(context_lens)
-        if reach:
-            self._num_keys = reach * self._num_decodes - sum(self._room)
+        held = reach * self._num_decodes - sum(self._room)
+        self._num_keys = held if reach else sum(context_lens)
         self._full_s: float | None = None  # of a step in which each request reads `reach` tokens
 
     def seconds(self, num_steps: int) -> list[float]:

@@ -24,7 +24,7 @@ class CuttingExecutor(SimulatedExecutor):
         end_ns = run.ends[0]
         for pieces in others:
             end_ns = super().forward(Batch(extends=_present(pieces)), end_ns).ends[0]
-        return StepRun(StepEnds([[end_ns]]), run.load_stall_ns)
+        return StepRun(StepEnds([end_ns]), run.load_stall_ns)
 
 
 def _pieces(extend: Extend) -> list[Extend]:

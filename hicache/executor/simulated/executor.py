@@ -7,7 +7,8 @@ writes, evictions and look-ups are real, and bytes are charged to links.
 import heapq
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
-from itertools import count
+from itertools import compress, count
+from operator import not_
 from random import Random
 
 from hicache.cache.kinds import FULL, MAMBA
@@ -20,7 +21,7 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tree.keys import Key, kinds_of
+from hicache.cache.tree.keys import Key
 from hicache.clock import Clock, Stall, to_ns
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
@@ -106,36 +107,38 @@ class SimulatedIo:
         self.backing_up: Counter[int] = Counter()  # back-ups under way, by engine
         self.fences: Counter[int] = Counter()  # copies that the engine's next step waits for
 
-    def next_event_ns(self) -> int | None:
+    def next_event_ns(self) -> int:
+        """Return the time (ns) of the next event, or `NEVER`."""
         if self._done:  # work that took no time completed when it began
             return self._now
         return self._next_ns()
 
-    def _next_ns(self) -> int | None:
-        timers, finish = self._timers, self.links.next_finish_ns()
-        if timers and (finish is None or timers[0][0] < finish):
-            return timers[0][0]
-        return finish
+    def _next_ns(self) -> int:
+        timers, finish_ns = self._timers, self.links.next_ns
+        return timers[0][0] if timers and timers[0][0] < finish_ns else finish_ns
 
     def advance(self, now_ns: int) -> list[Delivery]:
-        while (event := self._next_ns()) is not None and event <= now_ns:
+        while (event := self._next_ns()) <= now_ns:
             self._happen(event)
         self._now = now_ns
         if not self._done:
             return []
-        # report a read once if its last batch and its end coincide
-        done, self._done = dict.fromkeys(self._done), []
+        done, self._done = self._done, []
+        if len(done) > 1:  # report a read once if its last batch and its end coincide
+            done = list(dict.fromkeys(done))
+        if self._num_ranks == 1:
+            return done
         return [(number // self._num_ranks, each) for number, each in done]
 
-    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
+    def pass_by(self, limit_ns: int, clock: Clock) -> int:
         """Process events before `limit_ns` until some work is complete; return the next event time.
 
-        All times are in ns. `clock` moves along with the events. If `limit_ns` is None, there is no
-        limit. Return None if no event is pending.
+        All times are in ns. `clock` moves along with the events. Return `NEVER` if no event is
+        pending.
         """
         while not self._done:
             event = self._next_ns()
-            if event is None or (limit_ns is not None and event >= limit_ns):
+            if event >= limit_ns:
                 return event
             clock.wait_until(event)
             self._happen(event)
@@ -205,17 +208,21 @@ class SimulatedIo:
         all_bytes = sum([page_bytes[kind] * len(page_ids) for kind, page_ids in work.parts])
         if work.is_given_away:  # copied to a buffer first
             yield 0, work.num_bytes, (f"host_memory{engine}",)
-        waited_ns = 0  # round trip of the existence check
+        waited_ns = first = 0  # `waited_ns`: round trip of the existence check
+        sizes: list[int] = []  # by key, if not all keys are written at once
         for part in write_script(work, self.config.batch_pages):
             if isinstance(part, Ask):
                 part.present = self._storage_of(engine).contains(part.keys)
                 waited_ns = self._query_ns + self._stall_ns(engine)
+                if len(work.keys) > self.config.batch_pages or True in part.present:
+                    for kind, page_ids in work.parts:
+                        sizes += [page_bytes[kind]] * len(page_ids)
+                    sizes = list(compress(sizes, map(not_, part.present)))
                 continue
             num_bytes = all_bytes
-            if len(work.parts) == 1:  # pages of one size
-                num_bytes = all_bytes // len(work.keys) * len(part.keys)
-            elif len(part.keys) < len(work.keys):
-                num_bytes = sum(map(page_bytes.__getitem__, kinds_of(part.keys)))
+            if sizes:
+                end = first + len(part.keys)
+                num_bytes, first = sum(sizes[first:end]), end
             yield waited_ns + self._operation_ns, num_bytes, links
             waited_ns = 0
             self.counters["transfer/storage_write_bytes"] += num_bytes
@@ -232,7 +239,7 @@ class SimulatedIo:
 
     def _happen(self, event: int) -> None:
         self._now, timers = event, self._timers
-        if self.links.next_finish_ns() == event:
+        if self.links.next_ns == event:
             for _, flow_id in self.links.finish_until(event):
                 self._go_on(self._flows.pop(flow_id))
         while timers and timers[0][0] <= event:
@@ -369,7 +376,7 @@ class SimulatedExecutor:
         lens = [req.kv_len + 1 for req in batch.decodes]
         if not batch.extends:
             ends = self._cost.decode_ends_ns(lens, batch.num_steps, now_ns, slowdown=slowdown)
-            return StepRun(StepEnds(ends), 0)
+            return StepRun(StepEnds(next(ends), ends), 0)
         load_layer_bytes = None
         if batch.load_backs:
             counts = [0.0] * len(self._page_bytes)
@@ -387,7 +394,7 @@ class SimulatedExecutor:
             slowdown=slowdown,
             saved_states=sum(len(extend.saves) for extend in batch.extends),
         )
-        return StepRun(StepEnds([[now_ns + cost.total_ns]]), cost.load_stall_ns)
+        return StepRun(StepEnds([now_ns + cost.total_ns]), cost.load_stall_ns)
 
 
 def _capacities(config: StorageConfig, copy_rates: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from math import ceil
 
 import numpy as np
 
+from hicache.clock import NEVER
 from hicache.models import HardwareConfig, RateTable
 
 _Route = tuple[str, ...]  # sorted links
@@ -67,7 +68,9 @@ class Links:
         # the same loads recur
         self._rates_of = cache(self._fair_rates)
         self._ended: list[tuple[int, int]] = []  # (finish_ns, flow_id), not reported yet
-        self._next_end_ns: int | None = None
+        self._next_end_ns = NEVER
+        # time (ns) at which the next transfer ends, if no other starts before; NEVER if none
+        self.next_ns = NEVER
 
     def start(self, flow_id: int, num_bytes: int, links: tuple[str, ...], now_ns: int) -> None:
         if flow_id in self._flows:
@@ -91,13 +94,6 @@ class Links:
         self._routes[links] = route
         return route
 
-    def next_finish_ns(self) -> int | None:
-        """Return the time (ns) at which the next transfer ends, if no other starts before.
-
-        None means that no transfer is under way.
-        """
-        return self._ended[0][0] if self._ended else self._next_end_ns
-
     def finish_until(self, now_ns: int) -> list[tuple[int, int]]:
         """Return the transfers that ended by `now_ns` and were not returned before, by end time.
 
@@ -105,6 +101,7 @@ class Links:
         """
         self._advance(now_ns)
         ended, self._ended = self._ended, []
+        self.next_ns = self._next_end_ns
         return ended
 
     def rate(self, flow_id: int) -> float:
@@ -113,12 +110,11 @@ class Links:
     def _advance(self, now_ns: int) -> None:
         if now_ns < self._now_ns:
             raise ValueError(f"time must not decrease, got {now_ns} ns after {self._now_ns} ns")
-        while self._next_end_ns is not None and self._next_end_ns <= now_ns:
+        while self._next_end_ns <= now_ns:
             self._end()
         self._now_ns = now_ns
 
     def _end(self) -> None:
-        assert self._next_end_ns is not None
         self._now_ns = now_ns = self._next_end_ns
         for flow in [flow for flow in self._flows.values() if flow.finish_ns == now_ns]:
             # a flow of 0 bytes may start and end at a time whose other ends are recorded already
@@ -133,7 +129,8 @@ class Links:
         # flows over the same links have equal rates, so the filling runs over routes, not flows
         flows = self._flows.values()
         if not flows:
-            self._next_end_ns = None
+            self._next_end_ns = NEVER
+            self.next_ns = self._ended[0][0] if self._ended else NEVER
             return
         rates = self._rates_of(tuple(self._loads.items()))
         for flow in flows:
@@ -141,6 +138,7 @@ class Links:
             # rate changed and returned between calls at one time
             flow.set_rate(rates[flow.route], self._now_ns)
         self._next_end_ns = min([flow.finish_ns for flow in flows])
+        self.next_ns = self._ended[0][0] if self._ended else self._next_end_ns
 
     def _fair_rates(self, of_routes: _Loads) -> dict[_Route, float]:
         # bytes per second of a flow on each route, by progressive filling

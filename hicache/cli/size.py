@@ -9,7 +9,9 @@ model with sliding windows or Mamba states divides the host cache: one share is 
 states, and the rest is for full-attention KV. The knee is the smallest size with nearly all of the
 gain in hit rate: at least 95 % of the highest gain over the smallest size. The program searches the
 share with the most hits at the knee, at the next smaller size and at the largest size. At other
-sizes, it tries one share only. With --all, it tries every share at every size.
+sizes, it tries 0.2 and the share of the knee. With --all, it tries every share at every size.
+
+The time grows with the number of requests: workload.limit=5000 simulates the first 5,000 only.
 """
 
 import json
@@ -98,6 +100,7 @@ def search(
     by default). Then three sizes move to a neighboring fraction while their hit rate rises: the
     largest size, the knee, and the size before the knee. A size stays as it is where hits hardly
     rise with size: if more memory for all kinds does not help, another division does not either.
+    At last, each other size is simulated with the best fraction of the knee.
 
     Args:
         sizes: sizes of the host cache in GiB, in rising order.
@@ -136,6 +139,9 @@ def search(
             for place in (best[size] - 1, best[size] + 1)
             if size and place in places and place not in tried[size]
         ]
+        if not new:  # the other sizes try the best division of the knee
+            division = best[sizes[knee]]
+            new = [(size, division) for size in sizes if size and division not in tried[size]]
         if not new:
             return cells
 

@@ -53,7 +53,9 @@ def test_the_sizes_that_decide_on_the_knee_get_their_best_share():
         (0.2, 0.5),
     ]
     assert found[1:] == best[1:]
-    assert found[0].share == 0.2  # the best is 0.3, but this size decides nothing
+    # the best is 0.3, but this size decides nothing: it tries 0.2 and the best share of the knee
+    assert found[0].share == 0.2
+    assert {share for size, share in measured if size == sizes[0]} == {0.0, 0.2}
     assert len(measured) == len(set(measured)) < len(HILLS) * len(SHARES)
 
 

@@ -98,9 +98,9 @@ def search(
     A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
     division has the highest hit rate. At first, each size is simulated with the third fraction (0.2
     by default). Then three sizes move to a neighboring fraction while their hit rate rises: the
-    largest size, the knee, and the size before the knee. A size stays as it is where hits hardly
-    rise with size: if more memory for all kinds does not help, another division does not either.
-    At last, each other size is simulated with the best fraction of the knee.
+    largest size, the knee, and the size before the knee. At last, each other size is simulated with
+    the best fraction of the knee. A size stays as it is where hits hardly rise with size: if more
+    memory for all kinds does not help, another division does not either.
 
     Args:
         sizes: sizes of the host cache in GiB, in rising order.
@@ -121,6 +121,7 @@ def search(
     tried: dict[float, dict[int, Cell]] = {size: {} for size in sizes}
     best = dict.fromkeys(sizes, start)
     while True:
+        new.sort(key=lambda each: -each[0])  # the largest sizes take longest
         cells = measured([(size, shares[place] if size else None) for size, place in new])
         for (size, place), cell in zip(new, cells, strict=True):
             tried[size][place] = cell
@@ -128,20 +129,20 @@ def search(
             best[size] = max(found, key=lambda place: found[place].hit_rate)
         cells = [tried[size][place] for size, place in best.items()]
         knee, last = cells.index(knee_of(cells)), len(cells) - 1
-        deciding = [
-            sizes[each]
-            for each in sorted({max(knee - 1, 0), knee, last})
+        rising = [
+            size
+            for each, size in enumerate(sizes)
             if not last or _rise(cells, min(each, last - 1)) >= LEAST_GAIN
         ]
         new = [
             (size, place)
-            for size in deciding
+            for size in {sizes[max(knee - 1, 0)], sizes[knee], sizes[-1]}.intersection(rising)
             for place in (best[size] - 1, best[size] + 1)
             if size and place in places and place not in tried[size]
         ]
         if not new:  # the other sizes try the best division of the knee
             division = best[sizes[knee]]
-            new = [(size, division) for size in sizes if size and division not in tried[size]]
+            new = [(size, division) for size in rising if size and division not in tried[size]]
         if not new:
             return cells
 

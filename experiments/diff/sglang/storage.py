@@ -1,76 +1,43 @@
 """A storage backend for SGLang's dynamic loader that keeps keys and no bytes."""
 
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
 
-from sglang.srt.mem_cache.hicache_storage import (
-    HiCacheStorage,
-    PoolHitPolicy,
-    PoolName,
-    PoolTransferResult,
-)
+from sglang.srt.mem_cache.hicache_storage import PoolName
+
+from hicache.storage.integrations.sglang import HiCacheStore, HostPool
 
 
-class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not there to be typed
+class KeyStorage(HiCacheStore):
+    """Our backend for SGLang without a storage engine: it answers the same calls by keys alone."""
+
     def __init__(self, storage_config: object, kwargs: object) -> None:
         self.keys: dict[str, set[str]] = {}
         self.moved: Counter[tuple[str, str]] = Counter()  # number of keys, by pool and direction
+        self.registered_pools: dict[str, HostPool] = {}
 
-    def of(self, pool: object) -> set[str]:
+    def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
+        self.mem_pool_host = mem_pool_host
+
+    def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
+        self.registered_pools[PoolName(host_pool_name).value] = host_pool
+
+    def of(self, pool: str) -> set[str]:
         return self.keys.setdefault(str(PoolName(pool).value), set())
 
-    def _write(self, pool: object, keys: list[str]) -> list[bool]:
-        held = self.of(pool)
-        before = len(held)
-        held.update(keys)  # existing keys are not written again
-        self.moved[PoolName(pool).value, "write"] += len(held) - before
-        return [True] * len(keys)
+    def close(self) -> None: ...
 
-    def _read(self, pool: object, keys: list[str]) -> list[bool]:
-        there = [key in self.of(pool) for key in keys]
-        self.moved[PoolName(pool).value, "read"] += sum(there)
+    def _contains(self, pool: str, keys: Sequence[str]) -> list[bool]:
+        return [key in self.of(pool) for key in keys]
+
+    def _read(self, name: str, pool: HostPool, keys: Sequence[str], rows: list[int]) -> list[bool]:
+        there = self._contains(name, keys)
+        self.moved[PoolName(name).value, "read"] += sum(there)
         return there
 
-    def batch_set_v1(self, keys: list[str], host_indices: object, extra_info: object = None) -> Any:
-        return self._write(PoolName.KV, keys)
-
-    def batch_get_v1(self, keys: list[str], host_indices: object, extra_info: object = None) -> Any:
-        return self._read(PoolName.KV, keys)
-
-    def batch_set_v2(self, transfers: Any, extra_info: object = None) -> Any:
-        return {each.name: self._write(each.name, each.keys or []) for each in transfers}
-
-    def batch_get_v2(self, transfers: Any, extra_info: object = None) -> Any:
-        return {each.name: self._read(each.name, each.keys or []) for each in transfers}
-
-    def batch_exists_v2(
-        self, keys: list[str], pool_transfers: Any = None, extra_info: object = None
-    ) -> Any:
-        leading = next(
-            (place for place, key in enumerate(keys) if key not in self.of(PoolName.KV)),
-            len(keys),
-        )
-        lengths = list(range(1, leading + 1))
-        hits = {PoolName.KV: leading} if leading else {}
-        for transfer in pool_transfers or []:
-            there = [key in self.of(transfer.name) for key in keys]
-            trailing = max(1, len(transfer.keys or []))
-            if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
-                lengths = [each for each in lengths if all(there[:each])]
-            else:
-                lengths = [each for each in lengths if all(there[max(0, each - trailing) : each])]
-            if lengths:
-                hits[transfer.name] = lengths[-1]
-        return PoolTransferResult(
-            kv_hit_pages=lengths[-1] if lengths else 0,
-            extra_pool_hit_pages=hits,
-            restorable_prefix_pages=lengths,
-        )
-
-    def exists(self, key: str) -> bool:
-        return key in self.of(PoolName.KV)
-
-    def _unasked(self, *_: object, **__: object) -> Any:
-        raise NotImplementedError("only version 1 of the storage interface is implemented")
-
-    get = set = batch_get = batch_set = _unasked  # abstract methods of the package's class
+    def _write(self, name: str, pool: HostPool, keys: Sequence[str], rows: list[int]) -> list[bool]:
+        held = self.of(name)
+        before = len(held)
+        held.update(keys)  # existing keys are not written again
+        self.moved[PoolName(name).value, "write"] += len(held) - before
+        return [True] * len(keys)

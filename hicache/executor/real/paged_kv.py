@@ -65,8 +65,7 @@ class PagedKvView:
         end = start + len(keys)
         table, tiles = self._tile(layer, start, start // self._pools.page_size, end)
         for rank, pool in self._layers(layer):
-            heads = rank.heads[self._kinds[layer]]
-            both = keys[None, :, heads], values[None, :, heads]
+            both = keys[None, :, rank.heads], values[None, :, rank.heads]
             self._pools.plane.append(pool, table, tiles, *both)
 
     def attend(

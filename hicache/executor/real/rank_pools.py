@@ -67,7 +67,7 @@ class RankPools:
         self.states: list[Tensor] = []
         self.host: dict[int, Tensor] = {}
         self.letters = kv_letters(config)
-        self.heads = {kind: _heads(config, kind, rank, spec.tp) for kind in self.letters}
+        self.heads = _heads(config, rank, spec.tp)
         share = config.recurrent_heads // spec.tp
         self.recurrent_heads = slice(rank * share, (rank + 1) * share)
         self._buffers = buffers = dict[int, list[Buffer]]()
@@ -105,7 +105,8 @@ class RankPools:
     def _make_pages(self, kind: int, layers: Sequence[int]) -> list[Buffer]:
         spec = self._spec
         dtype = DTYPES[spec.model.kv_dtype_bytes]
-        page_shape = (spec.page_size, *_head_shape(spec.model, kind, self.heads[kind]))
+        num_heads = self.heads.stop - self.heads.start
+        page_shape = spec.page_size, num_heads, spec.model.head_dim
         shape = (len(layers), 2, count_of(spec.device_counts, kind), *page_shape)
         self.kv[kind] = kv = torch.zeros(shape, dtype=dtype, device=spec.device)
         parts = [
@@ -123,12 +124,15 @@ class RankPools:
         spec, config = self._spec, self._spec.model
         layers = [layer for layer, word in enumerate(config.layer_words) if set("MD") & set(word)]
         num_slots = count_of(spec.device_counts, MAMBA)
-        for layer in layers:
-            taps, state = _state_shapes(config, config.layer_words[layer], spec.tp)
+        heads, dim = config.recurrent_heads // spec.tp, config.recurrent_head_dim
+        state_dim = config.recurrent_state_dim
+        taps = num_slots, heads, config.conv_taps - 1, dim + 2 * state_dim
+        state = num_slots, heads, state_dim, dim
+        for _ in layers:
             dtype = DTYPES[config.conv_dtype_bytes]
-            self.taps.append(torch.zeros(num_slots, *taps, dtype=dtype, device=spec.device))
+            self.taps.append(torch.zeros(taps, dtype=dtype, device=spec.device))
             dtype = DTYPES[config.state_dtype_bytes]
-            self.states.append(torch.zeros(num_slots, *state, dtype=dtype, device=spec.device))
+            self.states.append(torch.zeros(state, dtype=dtype, device=spec.device))
         parts = [
             (layer, part, may_code)
             for layer, *pair in zip(layers, self.taps, self.states, strict=True)
@@ -261,29 +265,6 @@ def count_of(counts: Counts, kind: int) -> int:
     return count
 
 
-def _heads(config: ModelConfig, kind: int, rank: int, tp: int) -> slice:
-    num_heads = (kind == SWA and config.swa_num_kv_heads) or config.num_kv_heads
-    first = rank * num_heads // tp
-    return slice(first, first + max(num_heads // tp, 1))
-
-
-def _head_shape(config: ModelConfig, kind: int, heads: slice) -> tuple[int, int]:
-    # [head, dim] of a token's keys; an MLA latent is keys and values in one, so half of it
-    if config.latent_dim and kind == FULL:
-        return 1, config.latent_dim // 2
-    dim = (kind == SWA and config.swa_head_dim) or config.head_dim
-    return heads.stop - heads.start, dim
-
-
-def _state_shapes(
-    config: ModelConfig, word: str, tp: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    groups = config.recurrent_groups if "M" in word else config.recurrent_key_heads
-    heads, dim = config.recurrent_heads // tp, config.recurrent_head_dim
-    state_dim = config.recurrent_state_dim
-    state = (heads, state_dim, dim)
-    if groups == config.recurrent_heads:
-        return (heads, config.conv_taps - 1, dim + 2 * state_dim), state
-    # heads share groups: each rank keeps the groups of its heads
-    shared = max(groups // tp, min(groups, 1))
-    return (config.conv_taps - 1, heads * dim + 2 * shared * state_dim), state
+def _heads(config: ModelConfig, rank: int, tp: int) -> slice:
+    first = rank * config.num_kv_heads // tp
+    return slice(first, first + max(config.num_kv_heads // tp, 1))

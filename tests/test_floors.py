@@ -169,7 +169,8 @@ def forbidden(module: str, target: str) -> bool:
     if top not in ("hicache", "experiments") or target == "hicache":
         return False
     if is_in(target, "hicache.storage.integrations"):
-        return True  # other systems import it, nobody here
+        # other systems import it, and here what runs inside SGLang
+        return not is_in(module, "experiments.diff.sglang")
     (floor, name), (target_floor, target_name) = floor_of(module), floor_of(target)
     if name == target_name:
         room, target_room = room_of(module, name), room_of(target, name)

@@ -4,8 +4,9 @@ Models are identified by `model_type`; an unknown type is refused.
 """
 
 from collections.abc import Mapping
-from typing import cast
+from typing import TypeVar, cast
 
+Word = TypeVar("Word")
 TIED: dict[str, object] = {"tie_word_embeddings": True}
 MAMBA: dict[str, object] = {
     "mamba_n_heads": 128,
@@ -16,25 +17,19 @@ MAMBA: dict[str, object] = {
 }
 # models whose files need no defaults
 AS_SAID = (
-    "axk1 flex_olmo glm glm4 glm4_moe glm4_moe_lite granite granitemoe granitemoeshared helium "
-    "hy_v3 hyperclovax internlm3 mimo_v2 ministral3 olmo olmo2 olmoe phi3 phimoe qwen2_moe "
-    "seed_oss solar_open stablelm"
+    "llama mistral mixtral qwen2 qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text gpt_oss "
+    "minimax_m2 minimax_m3 minimax_m3_vl_text mimo mimo_v2_flash deepseek_v3 deepseek_v4 kimi_k2 "
+    "nemotron_h cwm exaone4 step3p5 step3p7 axk1 flex_olmo glm glm4 glm4_moe glm4_moe_lite "
+    "granite granitemoe granitemoeshared helium hy_v3 hyperclovax internlm3 mimo_v2 ministral3 "
+    "olmo olmo2 olmoe phi3 phimoe qwen2_moe seed_oss solar_open stablelm"
 )
 # by model_type of the text model: the defaults of its class in the transformers package (5.23), for
 # fields that the file lacks
 KNOWN: dict[str, dict[str, object]] = {
-    "llama": {},
-    "mistral": {},
-    "mixtral": {},
-    "qwen2": {},
-    "qwen3": {},
-    "qwen3_moe": {},
-    "qwen3_vl_text": {},
-    "qwen3_vl_moe_text": {},
+    **{kind: {} for kind in AS_SAID.split()},
     "qwen3_next": {"full_attention_interval": 4, "attn_output_gate": True},
     "qwen3_5_text": {"full_attention_interval": 4, "attn_output_gate": True},
     "qwen3_5_moe_text": {"full_attention_interval": 4, "attn_output_gate": True},
-    "gpt_oss": {},
     "gemma3_text": {
         "vocab_size": 262208,
         "num_attention_heads": 8,
@@ -46,20 +41,8 @@ KNOWN: dict[str, dict[str, object]] = {
     },
     "gemma4_text": {**TIED, "global_head_dim": 512},
     "cohere": TIED,
-    "cohere2": {
-        **TIED,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 4,
-    },
-    "minimax_m2": {},
-    "minimax_m3": {},
-    "minimax_m3_vl_text": {},
-    "mimo": {},
-    "mimo_v2_flash": {},
-    "deepseek_v3": {},
+    "cohere2": {**TIED, "sliding_window": 4096, "sliding_window_pattern": 4},
     "deepseek_v32": {"index_topk": 2048},
-    "deepseek_v4": {},
-    "kimi_k2": {},
     "llama4_text": {
         "attention_chunk_size": 8192,
         "no_rope_layer_interval": 4,
@@ -68,11 +51,8 @@ KNOWN: dict[str, dict[str, object]] = {
     },
     "kimi_linear": {"max_position_embeddings": 1048576, "linear_conv_kernel_dim": 4},
     "glm_moe_dsa": {"index_topk": 2048},
-    "nemotron_h": {},
     "cohere2_moe": {**TIED, "head_dim": 128, "sliding_window": 4096, "sliding_window_pattern": 4},
-    "cwm": {},
     "ernie4_5": {**TIED, "head_dim": 128},
-    "exaone4": {},
     "bamba": MAMBA,
     "falcon_h1": MAMBA,
     "granitemoehybrid": {**MAMBA, "num_local_experts": 8},
@@ -98,17 +78,9 @@ KNOWN: dict[str, dict[str, object]] = {
     "olmo_hybrid": {"full_attention_interval": 4, "linear_conv_kernel_dim": 4},
     "bailing_hybrid": {"full_attention_interval": 6, "short_conv_kernel_size": 4},
     "gemma": {**TIED, "head_dim": 256},
-    "gemma2": {
-        **TIED,
-        "head_dim": 256,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 2,
-    },
+    "gemma2": {**TIED, "head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 2},
     "smollm3": TIED,
-    "step3p5": {},
-    "step3p7": {},
     "youtu": TIED,
-    **{kind: {} for kind in AS_SAID.split()},
 }
 # models that are refused, with the reason
 REFUSED = {
@@ -136,7 +108,11 @@ LAYER_WORDS: dict[str, dict[object, str]] = {
         "moe": "-",
     },
     "layer_types": {
+        "attention": "F",
         "full_attention": "F",
+        "mamba": "M",
+        "conv": "M",
+        "parallel": "FM",
         "deepseek_sparse_attention": "F",
         "indexed_attention": "F",
         "minimax_m3_sparse": "F",
@@ -156,7 +132,7 @@ EVERY = {
 }
 # fields that list the layers with index keys of their own; the other layers reuse the choice of the
 # layer before them
-INDEX_WORDS = {"full": True, "F": True, "shared": False, "S": False}
+INDEX_WORDS: dict[object, bool] = {"full": True, "F": True, "shared": False, "S": False}
 # words of DeepSeek-V4 layers by tokens per entry; 0 means a window alone
 RATIO_WORDS = {0: "S", 4: "SC", 128: "SH"}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -239,6 +215,14 @@ class ConfigFile:
             )
         return list(value)
 
+    def translated(self, name: str, num_layers: int, words: Mapping[object, Word]) -> list[Word]:
+        said = self.each_layer(name, num_layers)
+        for entry in said:
+            if not isinstance(entry, str | int) or entry not in words:
+                known = ", ".join(map(str, words))
+                raise ValueError(f"{self.where}: {name} may contain {known}, got {entry!r}")
+        return [words[entry] for entry in said]
+
     def dtype_bytes(self, *names: str, default: str) -> int:
         name = next((name for name in names if name in self.values), None)
         dtype = str(self.values[name]).removeprefix("torch.") if name else default
@@ -279,16 +263,7 @@ def _own_words(file: ConfigFile) -> list[str]:
         listed = file.values[name]
         if file.kind in ("step3p5", "step3p7") and isinstance(listed, list):
             file.values[name] = listed[:num]  # the entries after these are layers for drafting
-        said = file.each_layer(name, num)
-        unknown = [
-            entry for entry in said if not isinstance(entry, str | int) or entry not in letters
-        ]
-        if unknown:
-            raise ValueError(
-                f"{file.where}: {name} may contain {', '.join(map(str, letters))}, got "
-                f"{unknown[0]!r}"
-            )
-        return [letters[entry] for entry in said]
+        return file.translated(name, num, letters)
     if file.kind == "llama4_text" and file.has("no_rope_layers"):  # 1: in chunks, with rope
         return ["S" if entry else "F" for entry in file.each_layer("no_rope_layers", num)]
     if file.kind == "nemotron_h":
@@ -330,15 +305,7 @@ def index_layers(file: ConfigFile, num_layers: int) -> list[bool]:
     for name in ("indexer_types", "index_topk_pattern"):
         if name not in file.values:
             continue
-        said = file.each_layer(name, num_layers)
-        unknown = [
-            entry for entry in said if not isinstance(entry, str) or entry not in INDEX_WORDS
-        ]
-        if unknown:
-            raise ValueError(
-                f"{file.where}: {name} may hold {', '.join(INDEX_WORDS)}, got {unknown[0]!r}"
-            )
-        return [INDEX_WORDS[str(entry)] for entry in said]
+        return file.translated(name, num_layers, INDEX_WORDS)
     every = file.count("index_topk_freq", default=1)
     skipped = file.count("index_skip_topk_offset", default=2, least=0)
     return [max(layer + 1 - skipped, 0) % every == 0 for layer in range(num_layers)]

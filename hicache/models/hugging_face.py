@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hicache.models.compressed import compressed_parts, index_keys
 from hicache.models.config_file import ConfigFile, blocks_of, index_layers, layer_words
-from hicache.models.hybrids import complete, hybrid_words
+from hicache.models.hybrids import complete
 from hicache.models.plausible import check_shape
 from hicache.models.shapes import ModelConfig, tier_shares
 
@@ -70,7 +70,7 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
     """
     file = ConfigFile(config, f"model.from_hf: {given.get('source', 'config.json')}")
     complete(file)
-    words = hybrid_words(file) or layer_words(file)
+    words = layer_words(file)
     indexed = index_layers(file, len(words))
     hidden = file.count("hidden_size")
     vocabulary = file.count("vocab_size") * hidden

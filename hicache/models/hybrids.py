@@ -5,13 +5,6 @@ from hicache.models.config_file import ConfigFile
 # model types whose linear attention is Mamba, with defaults of their classes in transformers 5.23
 MAMBA_2 = ("falcon_h1", "bamba", "granitemoehybrid")
 CONVOLUTIONS = ("lfm2", "lfm2_moe")
-WORDS = {
-    "attention": "F",
-    "full_attention": "F",
-    "conv": "M",
-    "mamba": "M",
-    "linear_attention": "M",
-}
 
 
 def complete(file: ConfigFile) -> None:
@@ -21,6 +14,9 @@ def complete(file: ConfigFile) -> None:
     Mamba-2 or of a delta rule.
     """
     values, kind, hidden = file.values, file.kind, file.count("hidden_size")
+    if kind in (*MAMBA_2, *CONVOLUTIONS, "jamba"):
+        values["layer_types"] = _layer_types(file)
+        values.pop("layers_block_type", None)
     if kind in MAMBA_2:
         heads = values["mamba_num_heads"] = file.count("mamba_n_heads")
         inner = file.count("mamba_d_ssm", default=hidden * file.count("mamba_expand"))
@@ -81,29 +77,18 @@ def _one_head_each(inner: int, state: int, taps: int) -> dict[str, object]:
     }
 
 
-def hybrid_words(file: ConfigFile) -> list[str] | None:
-    """Return the kinds of each layer of a hybrid model as letters; None for other models.
-
-    F is full attention, and M is a Mamba layer: a layer `FM` has both.
-    """
-    if file.kind not in (*MAMBA_2, *CONVOLUTIONS, "jamba"):
-        return None
+def _layer_types(file: ConfigFile) -> list[object]:
     num = file.count("num_hidden_layers")
     if file.kind == "falcon_h1":
-        return ["FM"] * num
+        return ["parallel"] * num
     if file.kind == "jamba":
         every, first = file.count("attn_layer_period"), file.count("attn_layer_offset", least=0)
-        return ["F" if layer % every == first else "M" for layer in range(num)]
+        return ["attention" if layer % every == first else "mamba" for layer in range(num)]
     name = next((each for each in ("layer_types", "layers_block_type") if each in file.values), "")
     if name:
-        said = file.each_layer(name, num)
-        unknown = [each for each in said if not isinstance(each, str) or each not in WORDS]
-        if unknown:
-            raise ValueError(
-                f"{file.where}: {name} may contain {', '.join(WORDS)}, got {unknown[0]!r}"
-            )
-        return [WORDS[str(each)] for each in said]
+        # transformers writes linear_attention for Mamba as well
+        return ["mamba" if x == "linear_attention" else x for x in file.each_layer(name, num)]
     listed = file.values.get("attn_layer_indices", file.values.get("full_attn_idxs"))
     if not isinstance(listed, list):
         raise ValueError(f"{file.where}: layer_types is missing, which says where attention is")
-    return ["F" if layer in listed else "M" for layer in range(num)]
+    return ["attention" if layer in listed else "mamba" for layer in range(num)]

@@ -40,18 +40,14 @@ class Transfer:
         start_ns: when the engine submitted the transfer.
         end_ns: when the engine learned that the transfer had ended. None means that it has not
             ended.
-        request_id: the request of a storage query or read. None for other transfers.
-        num_bytes: the size of a copy. None for a storage query or read.
-        num_pages: the number of pages of a storage query or read. None for other transfers.
+        about: `request` and `pages` of a storage query or read; `bytes` of a copy.
     """
 
     kind: str
     engine: int
     start_ns: int
     end_ns: int | None = None
-    request_id: int | None = None
-    num_bytes: int | None = None
-    num_pages: int | None = None
+    about: dict[str, int | None]
 
 
 @dataclass(slots=True)
@@ -98,15 +94,15 @@ class _WatchedExecutor:
 
     def submit(self, work: Work, now_ns: int) -> None:
         if isinstance(work, LoadBack | BackUp | StorageWrite):
-            self._begin(work, KINDS[type(work)], now_ns)
+            self._begin(work, KINDS[type(work)], now_ns, bytes=work.num_bytes)
         self._inner.submit(work, now_ns)
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
-        self._begin(prefetch, "storage query", now_ns)
+        self._begin(prefetch, "storage query", now_ns, **_about(prefetch))
         self._inner.query(prefetch, now_ns)
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        self._begin(prefetch, "storage read", now_ns)
+        self._begin(prefetch, "storage read", now_ns, **_about(prefetch))
         self._inner.read(prefetch, now_ns)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
@@ -125,16 +121,14 @@ class _WatchedExecutor:
         )
         return run
 
-    def _begin(
-        self, what: LoadBack | BackUp | StorageWrite | Prefetch, kind: str, now_ns: int
-    ) -> None:
-        transfer = Transfer(kind=kind, engine=self._engine, start_ns=now_ns)
-        if isinstance(what, Prefetch):
-            transfer.request_id, transfer.num_pages = what.request_id, what.num_pages
-        else:
-            transfer.num_bytes = what.num_bytes
+    def _begin(self, what: Work | Prefetch, kind: str, now_ns: int, **about: int | None) -> None:
+        transfer = Transfer(kind=kind, engine=self._engine, start_ns=now_ns, about=about)
         self._timeline.transfers.append(transfer)
         self._timeline.open[what] = transfer
+
+
+def _about(prefetch: Prefetch) -> dict[str, int | None]:
+    return {"request": prefetch.request_id, "pages": prefetch.num_pages}
 
 
 class _WatchedIo:

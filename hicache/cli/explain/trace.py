@@ -6,7 +6,8 @@ Times are microseconds since the start of the run.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,11 @@ from hicache.results.metrics import RequestRecord
 Event = dict[str, Any]
 REQUESTS = 1  # process id of the requests; engines follow
 FORWARD = 1  # an engine's track of forward passes
-SPAN_NAMES = {
-    "queue": "queue: {}",
-    "storage_wait": "storage wait",
-    "load_back": "load-back",
-    "prefill": "prefill",
-}
 
 
 def write_trace(path: Path, run: Rerun) -> int:
     events = list(events_of(run))
-    with path.open("w") as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        file.write(",\n".join(json.dumps(event, separators=(",", ":")) for event in events))
-        file.write("\n]}\n")
+    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}))
     return len(events)
 
 
@@ -52,37 +44,18 @@ def events_of(run: Rerun) -> Iterator[Event]:
 
 
 def _request(run: Rerun, record: RequestRecord, steps: Steps) -> Iterator[Event]:
-    life = run.timeline.lives[record.id]
-    track = record.id + 1
+    life, track = run.timeline.lives[record.id], (REQUESTS, record.id + 1)
     assert record.finish_ns is not None
-    yield _named("thread", f"request {record.id}", REQUESTS, track)
-    yield _span(
-        f"request {record.id}",
-        "request",
-        record.arrival_ns,
-        record.finish_ns,
-        (REQUESTS, track),
-        session=record.session_id,
-        status=record.status.value,
-        prompt_tokens=record.prompt_len,
-        answer_tokens=record.output_len,
-        device_hit_tokens=record.device_hit_len,
-        host_hit_tokens=record.host_hit_len,
-        storage_hit_tokens=record.storage_hit_len,
-        computed_tokens=dict(record.computed_for),
-    )
+    yield _named("thread", f"request {record.id}", *track)
+    about = asdict(record)
+    yield _span(f"request {record.id}", record.arrival_ns, record.finish_ns, track, **about)
     for segment in segments_of(record, life, run.timeline.turns[record.engine], steps):
-        name = "held" if segment.cause == "held" else SPAN_NAMES[segment.part]
-        yield _span(
-            name.format(segment.cause),
-            segment.part,
-            segment.start_ns,
-            segment.end_ns,
-            (REQUESTS, track),
-        )
+        name = "held" if segment.cause == "held" else segment.part.replace("_", " ")
+        if segment.part == "queue":
+            name = f"queue: {segment.cause}"
+        yield _span(name, segment.start_ns, segment.end_ns, track)
     if record.first_token_ns is not None and record.finish_ns > record.first_token_ns:
-        where = (REQUESTS, track)
-        yield _span("answer", "decode", record.first_token_ns, record.finish_ns, where)
+        yield _span("answer", record.first_token_ns, record.finish_ns, track)
 
 
 def _forward_passes(engine: int, steps: Sequence[Step]) -> Iterator[Event]:
@@ -97,7 +70,6 @@ def _forward_passes(engine: int, steps: Sequence[Step]) -> Iterator[Event]:
         num_tokens = sum(end - start for _, start, end in first.extends)
         yield _span(
             f"prefill {num_tokens} tokens" if first.extends else "decode",
-            "forward",
             first.start_ns,
             last.end_ns,
             (REQUESTS + 1 + engine, FORWARD),
@@ -114,41 +86,20 @@ def _goes_on(before: Step, step: Step) -> bool:
 
 
 def _transfer(transfer: Transfer, end_ns: int, number: int) -> Iterator[Event]:
-    amounts = {"bytes": transfer.num_bytes, "pages": transfer.num_pages}
-    known: Event = {name: amount for name, amount in amounts.items() if amount is not None}
-    if transfer.request_id is not None:
-        known["request"] = transfer.request_id
-    common: Event = {
-        "name": transfer.kind,
-        "cat": transfer.kind,
-        "id": number,
-        "pid": REQUESTS + 1 + transfer.engine,
-        "tid": FORWARD,
-    }
-    yield {**common, "ph": "b", "ts": transfer.start_ns / 1000, "args": known}
+    common = _event(transfer.kind, "b", (REQUESTS + 1 + transfer.engine, FORWARD), transfer.about)
+    common |= {"cat": transfer.kind, "id": number}
+    yield {**common, "ts": transfer.start_ns / 1000}
     yield {**common, "ph": "e", "ts": end_ns / 1000}
 
 
-def _span(
-    name: str, category: str, start_ns: int, end_ns: int, where: tuple[int, int], **args: object
-) -> Event:
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "ts": start_ns / 1000,
-        "dur": (end_ns - start_ns) / 1000,
-        "pid": where[0],
-        "tid": where[1],
-        "args": args,
-    }
+def _span(name: str, start_ns: int, end_ns: int, track: tuple[int, int], **about: object) -> Event:
+    times = {"ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}
+    return _event(name, "X", track, about) | times
 
 
 def _named(what: str, name: str, process: int, track: int = 0) -> Event:
-    return {
-        "name": f"{what}_name",
-        "ph": "M",
-        "pid": process,
-        "tid": track,
-        "args": {"name": name},
-    }
+    return _event(f"{what}_name", "M", (process, track), {"name": name})
+
+
+def _event(name: str, phase: str, track: tuple[int, int], about: Mapping[str, object]) -> Event:
+    return {"name": name, "ph": phase, "pid": track[0], "tid": track[1], "args": about}

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.tree.node import TIER_NAMES, TIERS
@@ -156,7 +156,8 @@ class Recorder:
     def rejected(
         self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
-        self._never_ran(req.request, Status.rejected, reason, engine, now_ns, req.submitted_ns)
+        told: dict[str, Any] = {"status": Status.rejected, "reason": reason, "engine": engine}
+        self._record(req.request, now_ns, arrival_ns=req.submitted_ns, output_len=0, **told)
         self._dropped(followers, req, Status.rejected, engine, now_ns)
 
     def aborted(
@@ -173,11 +174,13 @@ class Recorder:
         engine: int,
         now_ns: int,
     ) -> None:
+        reason = f"follows {status.value} request {req.request.id}"
+        told: dict[str, Any] = {"status": status, "reason": reason, "engine": engine}
         for request in followers:
-            reason = f"follows {status.value} request {req.request.id}"
             # a request with an arrival time of its own is dropped at that time
             came_ns = max(request.arrival_ns, now_ns) if self._is_timed else now_ns
-            self._never_ran(request, status, reason, engine, now_ns, came_ns, finish_ns=came_ns)
+            times = {"arrival_ns": came_ns, "finish_ns": came_ns}
+            self._record(request, now_ns, output_len=0, **times, **told)
 
     def _all_counters(self) -> Counter[str]:
         totals: Counter[str] = Counter()
@@ -210,72 +213,42 @@ class Recorder:
         self._record(
             request,
             now_ns,
-            RequestRecord(
-                id=request.id,
-                session_id=request.session_id,
-                engine=engine,
-                status=status,
-                reason=reason,
-                arrival_ns=req.submitted_ns,
-                first_token_ns=req.first_token_ns,
-                finish_ns=now_ns,
-                prompt_len=request.prompt_len,
-                output_len=req.decoded,
-                device_hit_len=req.device_len,
-                host_hit_len=req.host_len,
-                storage_hit_len=req.storage_len,
-                computed_len=req.computed_len,
-                recomputed_len=req.recomputed_len,
-                computed_for=_by_reason(case.spans[0]),
-                recomputed_for=_by_reason(case.spans[1]),
-                window_missing_len=sum(
-                    span.num_tokens for span in case.spans[0] if span.kind not in (FULL, MAMBA)
-                ),
-                state_missing_len=sum(
-                    span.num_tokens for span in case.spans[0] if span.kind == MAMBA
-                ),
-                queue_ns=admitted_ns - req.submitted_ns - req.storage_wait_ns,
-                queue_for_ns={
-                    cause: ns for cause, ns in zip(CAUSES, req.queue_ns, strict=True) if ns
-                },
-                storage_wait_ns=req.storage_wait_ns,
-                load_back_ns=load_back_ns,
-                prefill_ns=prefill_ns,
-                prefill_for_ns={cause: ns for cause, ns in parts_ns if ns},
-                retractions=req.retractions,
-                num_steps=req.num_steps,
+            engine=engine,
+            status=status,
+            reason=reason,
+            arrival_ns=req.submitted_ns,
+            first_token_ns=req.first_token_ns,
+            finish_ns=now_ns,
+            output_len=req.decoded,
+            device_hit_len=req.device_len,
+            host_hit_len=req.host_len,
+            storage_hit_len=req.storage_len,
+            computed_len=req.computed_len,
+            recomputed_len=req.recomputed_len,
+            computed_for=_by_reason(case.spans[0]),
+            recomputed_for=_by_reason(case.spans[1]),
+            window_missing_len=sum(
+                span.num_tokens for span in case.spans[0] if span.kind not in (FULL, MAMBA)
             ),
+            state_missing_len=sum(span.num_tokens for span in case.spans[0] if span.kind == MAMBA),
+            queue_ns=admitted_ns - req.submitted_ns - req.storage_wait_ns,
+            queue_for_ns={cause: ns for cause, ns in zip(CAUSES, req.queue_ns, strict=True) if ns},
+            storage_wait_ns=req.storage_wait_ns,
+            load_back_ns=load_back_ns,
+            prefill_ns=prefill_ns,
+            prefill_for_ns={cause: ns for cause, ns in parts_ns if ns},
+            retractions=req.retractions,
+            num_steps=req.num_steps,
         )
 
-    def _never_ran(
-        self,
-        request: Request,
-        status: Status,
-        reason: str,
-        engine: int,
-        now_ns: int,
-        arrival_ns: int,
-        *,
-        finish_ns: int | None = None,
-    ) -> None:
-        self._record(
-            request,
-            now_ns,
-            RequestRecord(
-                id=request.id,
-                session_id=request.session_id,
-                engine=engine,
-                status=status,
-                reason=reason,
-                arrival_ns=arrival_ns,
-                finish_ns=finish_ns,
-                prompt_len=request.prompt_len,
-                output_len=0,
-            ),
+    def _record(self, request: Request, now_ns: int, **told: Any) -> None:
+        record = RequestRecord(
+            id=request.id,
+            session_id=request.session_id,
+            round=self._rounds.get(request.id, 0),
+            prompt_len=request.prompt_len,
+            **told,
         )
-
-    def _record(self, request: Request, now_ns: int, record: RequestRecord) -> None:
-        record.round = self._rounds.get(request.id, 0)
         if self._workload.stage_ends_s:
             record.stage = stage_at(request.arrival_ns, self._workload) + 1
         check(record)

@@ -47,15 +47,15 @@ def _request(run: Rerun, record: RequestRecord, steps: Steps) -> Iterator[Event]
     life, track = run.timeline.lives[record.id], (REQUESTS, record.id + 1)
     assert record.finish_ns is not None
     yield _named("thread", f"request {record.id}", *track)
-    about = asdict(record)
-    yield _span(f"request {record.id}", record.arrival_ns, record.finish_ns, track, **about)
+    name, about = f"request {record.id}", asdict(record)
+    yield _span(name, "request", record.arrival_ns, record.finish_ns, track, **about)
     for segment in segments_of(record, life, run.timeline.turns[record.engine], steps):
         name = "held" if segment.cause == "held" else segment.part.replace("_", " ")
         if segment.part == "queue":
             name = f"queue: {segment.cause}"
-        yield _span(name, segment.start_ns, segment.end_ns, track)
+        yield _span(name, segment.part, segment.start_ns, segment.end_ns, track)
     if record.first_token_ns is not None and record.finish_ns > record.first_token_ns:
-        yield _span("answer", record.first_token_ns, record.finish_ns, track)
+        yield _span("answer", "decode", record.first_token_ns, record.finish_ns, track)
 
 
 def _forward_passes(engine: int, steps: Sequence[Step]) -> Iterator[Event]:
@@ -70,6 +70,7 @@ def _forward_passes(engine: int, steps: Sequence[Step]) -> Iterator[Event]:
         num_tokens = sum(end - start for _, start, end in first.extends)
         yield _span(
             f"prefill {num_tokens} tokens" if first.extends else "decode",
+            "forward",
             first.start_ns,
             last.end_ns,
             (REQUESTS + 1 + engine, FORWARD),
@@ -92,9 +93,11 @@ def _transfer(transfer: Transfer, end_ns: int, number: int) -> Iterator[Event]:
     yield {**common, "ph": "e", "ts": end_ns / 1000}
 
 
-def _span(name: str, start_ns: int, end_ns: int, track: tuple[int, int], **about: object) -> Event:
+def _span(
+    name: str, category: str, start_ns: int, end_ns: int, track: tuple[int, int], **about: object
+) -> Event:
     times = {"ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}
-    return _event(name, "X", track, about) | times
+    return {**_event(name, "X", track, about), "cat": category, **times}
 
 
 def _named(what: str, name: str, process: int, track: int = 0) -> Event:

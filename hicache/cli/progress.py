@@ -19,9 +19,7 @@ from hicache.results.metrics import Progress
 LOOK_S = 0.5  # seconds between two scans of the job directories
 
 
-def _new_bar(text: str) -> rich_progress.Progress | None:
-    if not sys.stderr.isatty():
-        return None
+def _new_bar(text: str, *, is_shown: bool = True) -> rich_progress.Progress:
     return rich_progress.Progress(
         rich_progress.TextColumn("{task.description}", markup=False),
         rich_progress.BarColumn(),
@@ -31,31 +29,26 @@ def _new_bar(text: str) -> rich_progress.Progress | None:
         console=Console(stderr=True),
         transient=True,
         redirect_stdout=sys.stdout.isatty(),  # output to a file stays in the file
+        disable=not (is_shown and sys.stderr.isatty()),
     )
 
 
 class ProgressBar:
     def __init__(self, title: str, *, is_shown: bool = True) -> None:
-        self._title = title
-        self._task: rich_progress.TaskID | None = None
         text = "requests · {task.fields[time]} of simulated time"
-        self._bar = _new_bar(text) if is_shown else None
+        self._bar = _new_bar(text, is_shown=is_shown)
+        self._task = self._bar.add_task(title, total=None, time="0 s")
 
     def show(self, progress: Progress) -> None:
-        if self._bar is None:
-            return
-        if self._task is None:
-            self._task = self._bar.add_task(self._title, total=progress.total_count, time="0 s")
-        self._bar.update(self._task, completed=progress.done_count, time=clock(progress.time_s))
+        done, total, time = progress.done_count, progress.total_count, clock(progress.time_s)
+        self._bar.update(self._task, completed=done, total=total, time=time)
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
 
 class JobWatch:
@@ -79,10 +72,8 @@ class JobWatch:
         self._started_s = time.monotonic()
         self._stopped = threading.Event()
         self._bar = _new_bar("jobs{task.fields[left]}")
-        if self._bar is not None:
-            done = len(self._kept)
-            self._bar.add_task("sweep", total=num_jobs, completed=done, left="")
-            self._bar.start()
+        self._task = self._bar.add_task("sweep", total=num_jobs, completed=len(self._kept), left="")
+        self._bar.start()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -90,8 +81,7 @@ class JobWatch:
         self._stopped.set()
         self._thread.join()
         self._look()
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
         for path in self._before:
             if path in self._kept - self._ended:
                 self._print(path, "already finished, and nothing has changed since")
@@ -115,9 +105,8 @@ class JobWatch:
                 self._ended.add(path)
                 if is_finished(path):
                     self._print(path, self._line(path))
-        if self._bar is not None:
-            done, left = len(self._kept | self._ended), self.left(time.monotonic())
-            self._bar.update(self._bar.task_ids[0], completed=done, left=left)
+        done, left = len(self._kept | self._ended), self.left(time.monotonic())
+        self._bar.update(self._task, completed=done, left=left)
 
     def _ends(self) -> dict[Path, int]:
         # the time when each job ended: the modification time of its last file

@@ -17,26 +17,14 @@ from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_li
 from hicache.scheduler.queue_waits import CAUSES
 
 BAR_WIDTH = 28
-TIERS = (
-    ("device hit", "cache/device_hit_tokens"),
-    ("host hit", "cache/host_hit_tokens"),
-    ("storage hit", "cache/storage_hit_tokens"),
-    ("computed", "cache/computed_tokens"),
-)
+TIERS = ("device hit", "host hit", "storage hit", "computed")
 # shown after the above, if there are any
 OTHERS = (
     ("recomputed after retraction", "cache/recomputed_tokens"),
     ("rejected", "cache/rejected_tokens"),
     ("aborted", "cache/aborted_tokens"),
 )
-TIMES = (
-    ("TTFT", "ttft"),
-    ("  queue", "queue"),
-    ("  storage wait", "storage_wait"),
-    ("  load-back", "load_back"),
-    ("  prefill", "prefill"),
-)
-assert [key for _, key in TIMES[1:]] == list(TTFT_PARTS)
+TIMES = ("TTFT", "  queue", "  storage wait", "  load-back", "  prefill")
 
 
 def show_run(outcome: Outcome) -> None:
@@ -117,10 +105,11 @@ def _tokens(summary: Mapping[str, float]) -> Table:
     table.add_column("tokens", justify="right")
     table.add_column("share", justify="right")
     table.add_column("", width=BAR_WIDTH)
-    total = sum(summary[key] for _, key in TIERS)
-    for name, key in TIERS:
-        share = summary[key] / total if total else 0.0
-        table.add_row(name, f"{summary[key]:,}", f"{share:.1%}", "█" * round(share * BAR_WIDTH))
+    counts = [summary[f"cache/{name.replace(' ', '_')}_tokens"] for name in TIERS]
+    total = sum(counts)
+    for name, count in zip(TIERS, counts, strict=True):
+        share = count / total if total else 0.0
+        table.add_row(name, f"{count:,}", f"{share:.1%}", "█" * round(share * BAR_WIDTH))
     table.add_section()
     table.add_row("all", f"{total:,}", f"hit {summary['cache/token_hit_rate']:.1%}", "")
     for name, key in OTHERS:
@@ -135,7 +124,7 @@ def _times(summary: Mapping[str, float]) -> Table:
     table.add_column("")
     for heading in ("mean", "p50", "p95", "p99"):
         table.add_column(heading, justify="right", min_width=9)
-    for title, name in TIMES:
+    for title, name in zip(TIMES, ("ttft", *TTFT_PARTS), strict=True):
         cells = [seconds(summary[f"request/{name}_s_{k}"]) for k in ("mean", "p50", "p95", "p99")]
         table.add_row(title, *cells)
     return table

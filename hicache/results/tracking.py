@@ -17,7 +17,6 @@ from enum import Enum
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlparse
 
@@ -82,12 +81,7 @@ class Tracker:
             self._wandb.define_metric("*", step_metric="time_s")  # the x-axis of its charts
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         self._metrics.close()
         if self._wandb is not None:
             self._wandb.finish(exit_code=_exit_code(exc))

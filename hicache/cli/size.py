@@ -9,7 +9,8 @@ model with sliding windows or Mamba states divides the host cache: one share is 
 states, and the rest is for full-attention KV. The knee is the smallest size with nearly all of the
 gain in hit rate: at least 95 % of the highest gain over the smallest size. The program searches the
 share with the most hits at the knee, at the next smaller size and at the largest size. At other
-sizes, it tries 0.2 and the share of the knee. With --all, it tries every share at every size.
+sizes, it tries 0.2, and the share of the knee if hits rise there. With --all, it tries every share
+at every size.
 
 The time grows with the number of requests: workload.limit=5000 simulates the first 5,000 only.
 """
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from multiprocessing import get_context
 
 from rich import box
@@ -128,12 +130,10 @@ def search(
         for size, found in tried.items():
             best[size] = max(found, key=lambda place: found[place].hit_rate)
         cells = [tried[size][place] for size, place in best.items()]
-        knee, last = cells.index(knee_of(cells)), len(cells) - 1
-        rising = [
-            size
-            for each, size in enumerate(sizes)
-            if not last or _rise(cells, min(each, last - 1)) >= LEAST_GAIN
-        ]
+        knee = cells.index(knee_of(cells))
+        rises = [after.hit_rate - cell.hit_rate for cell, after in pairwise(cells)]
+        rises.append(rises[-1] if rises else LEAST_GAIN)  # nothing larger was simulated
+        rising = [size for size, rise in zip(sizes, rises, strict=True) if rise >= LEAST_GAIN]
         new = [
             (size, place)
             for size in {sizes[max(knee - 1, 0)], sizes[knee], sizes[-1]}.intersection(rising)
@@ -145,10 +145,6 @@ def search(
             new = [(size, division) for size in rising if size and division not in tried[size]]
         if not new:
             return cells
-
-
-def _rise(cells: Sequence[Cell], place: int) -> float:
-    return cells[place + 1].hit_rate - cells[place].hit_rate
 
 
 def knee_of(cells: Sequence[Cell]) -> Cell:

@@ -377,7 +377,7 @@ def serve(
         soonest = min(wakes)
         outside = min(coming.next_ns, timeouts.next_ns)
         event = io.pass_by(min(soonest, outside, look), clock)
-        others = event if event < outside else outside
+        others = min(event, outside)
         if soonest <= others:
             if soonest == NEVER:
                 observer.at(clock.now())
@@ -386,7 +386,7 @@ def serve(
             if engines[first].look_on(others):
                 wakes[first] = engines[first].next_wake_ns(soonest)
                 continue
-        clock.wait_until(soonest if soonest < others else others)
+        clock.wait_until(min(soonest, others))
         now = clock.now()
         if look <= now:
             observer.at(now)

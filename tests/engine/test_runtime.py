@@ -27,7 +27,7 @@ def copy_ns(config: ExperimentConfig, tp: int, link: str, num_bytes: int) -> int
     """How long it takes to move so much over a link alone."""
     io = runtime_of(config, tp).io
     io.links.start(0, num_bytes, (f"{link}0",), 0)
-    return io.links.next_ns
+    return io.links.next_finish_ns
 
 
 @pytest.mark.parametrize("tp", [1, 4])

@@ -16,7 +16,7 @@ SECOND = 10**9
 def ends(links: Links, *, now_ns: int = 0) -> dict[int, int]:
     """Run to the end; flow id → finish_ns."""
     finished: dict[int, int] = {}
-    while (next_ns := links.next_ns) < NEVER:
+    while (next_ns := links.next_finish_ns) < NEVER:
         now_ns = max(now_ns, next_ns)
         finished |= {flow_id: finish_ns for finish_ns, flow_id in links.finish_until(now_ns)}
     return finished
@@ -64,7 +64,7 @@ def test_a_flow_without_bytes_ends_as_it_begins() -> None:
     links = Links({"a": 1.0})
     links.start(0, 10, ("a",), 0)
     links.start(1, 0, ("a",), 5)
-    assert links.next_ns == 5
+    assert links.next_finish_ns == 5
     assert links.finish_until(5) == [(5, 1)]
 
 
@@ -81,7 +81,7 @@ def test_finishes_passed_by_another_call_are_still_told() -> None:
     links = Links({"a": 100.0})
     links.start(0, 100, ("a",), 0)
     links.start(1, 100, ("a",), 5 * SECOND)
-    assert links.next_ns == SECOND
+    assert links.next_finish_ns == SECOND
     assert links.finish_until(5 * SECOND) == [(SECOND, 0)]
 
 

@@ -27,7 +27,7 @@ def mean_slowdown(sizes: list[float], rho: float, count: int, seed: int) -> dict
     for flow, (arrival, size) in enumerate(zip(arrivals, drawn.tolist(), strict=True)):
         links.start(flow, int(size), ("storage",), arrival)
         ended += links.finish_until(arrival)
-    while (finish := links.next_ns) < NEVER:
+    while (finish := links.next_finish_ns) < NEVER:
         ended += links.finish_until(finish)
     slowdowns: dict[float, list[float]] = {size: [] for size in sizes}
     for finish, flow in ended:

@@ -531,8 +531,10 @@ class _Keys:
         reach = attention.reach
         # by how many tokens each context is shorter than `reach`
         self._room = sorted([reach - length for length in context_lens if length < reach])
-        held = reach * self._num_decodes - sum(self._room)
-        self._num_keys = held if reach else sum(context_lens)
+        if reach:
+            self._num_keys = reach * self._num_decodes - sum(self._room)
+        else:
+            self._num_keys = sum(context_lens)
         self._full_s: float | None = None  # of a step in which each request reads `reach` tokens
 
     def seconds(self, num_steps: int) -> list[float]:

@@ -114,7 +114,7 @@ class SimulatedIo:
         return self._next_ns()
 
     def _next_ns(self) -> int:
-        timers, finish_ns = self._timers, self.links.next_ns
+        timers, finish_ns = self._timers, self.links.next_finish_ns
         return timers[0][0] if timers and timers[0][0] < finish_ns else finish_ns
 
     def advance(self, now_ns: int) -> list[Delivery]:
@@ -123,11 +123,8 @@ class SimulatedIo:
         self._now = now_ns
         if not self._done:
             return []
-        done, self._done = self._done, []
-        if len(done) > 1:  # report a read once if its last batch and its end coincide
-            done = list(dict.fromkeys(done))
-        if self._num_ranks == 1:
-            return done
+        # report a read once if its last batch and its end coincide
+        done, self._done = dict.fromkeys(self._done), []
         return [(number // self._num_ranks, each) for number, each in done]
 
     def pass_by(self, limit_ns: int, clock: Clock) -> int:
@@ -208,8 +205,9 @@ class SimulatedIo:
         all_bytes = sum([page_bytes[kind] * len(page_ids) for kind, page_ids in work.parts])
         if work.is_given_away:  # copied to a buffer first
             yield 0, work.num_bytes, (f"host_memory{engine}",)
-        waited_ns = first = 0  # `waited_ns`: round trip of the existence check
-        sizes: list[int] = []  # by key, if not all keys are written at once
+        waited_ns = 0  # round trip of the existence check
+        sizes: list[int] = []  # bytes of each key to write, unless all are written at once
+        first = 0
         for part in write_script(work, self.config.batch_pages):
             if isinstance(part, Ask):
                 part.present = self._storage_of(engine).contains(part.keys)
@@ -239,7 +237,7 @@ class SimulatedIo:
 
     def _happen(self, event: int) -> None:
         self._now, timers = event, self._timers
-        if self.links.next_ns == event:
+        if self.links.next_finish_ns == event:
             for _, flow_id in self.links.finish_until(event):
                 self._go_on(self._flows.pop(flow_id))
         while timers and timers[0][0] <= event:

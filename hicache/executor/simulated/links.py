@@ -69,8 +69,8 @@ class Links:
         self._rates_of = cache(self._fair_rates)
         self._ended: list[tuple[int, int]] = []  # (finish_ns, flow_id), not reported yet
         self._next_end_ns = NEVER
-        # time (ns) at which the next transfer ends, if no other starts before; NEVER if none
-        self.next_ns = NEVER
+        # when the next transfer ends if no other starts before, or ended without a report
+        self.next_finish_ns = NEVER
 
     def start(self, flow_id: int, num_bytes: int, links: tuple[str, ...], now_ns: int) -> None:
         if flow_id in self._flows:
@@ -101,7 +101,7 @@ class Links:
         """
         self._advance(now_ns)
         ended, self._ended = self._ended, []
-        self.next_ns = self._next_end_ns
+        self.next_finish_ns = self._next_end_ns
         return ended
 
     def rate(self, flow_id: int) -> float:
@@ -128,17 +128,15 @@ class Links:
     def _share(self) -> None:
         # flows over the same links have equal rates, so the filling runs over routes, not flows
         flows = self._flows.values()
-        if not flows:
-            self._next_end_ns = NEVER
-            self.next_ns = self._ended[0][0] if self._ended else NEVER
-            return
-        rates = self._rates_of(tuple(self._loads.items()))
-        for flow in flows:
-            # even if the rate stays equal: the remaining bytes must not depend on whether the
-            # rate changed and returned between calls at one time
-            flow.set_rate(rates[flow.route], self._now_ns)
-        self._next_end_ns = min([flow.finish_ns for flow in flows])
-        self.next_ns = self._ended[0][0] if self._ended else self._next_end_ns
+        self._next_end_ns = NEVER
+        if flows:
+            rates = self._rates_of(tuple(self._loads.items()))
+            for flow in flows:
+                # even if the rate stays equal: the remaining bytes must not depend on whether the
+                # rate changed and returned between calls at one time
+                flow.set_rate(rates[flow.route], self._now_ns)
+            self._next_end_ns = min([flow.finish_ns for flow in flows])
+        self.next_finish_ns = self._ended[0][0] if self._ended else self._next_end_ns
 
     def _fair_rates(self, of_routes: _Loads) -> dict[_Route, float]:
         # bytes per second of a flow on each route, by progressive filling

@@ -156,8 +156,8 @@ class Recorder:
     def rejected(
         self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
-        told: dict[str, Any] = {"status": Status.rejected, "reason": reason, "engine": engine}
-        self._record(req.request, now_ns, arrival_ns=req.submitted_ns, output_len=0, **told)
+        common: dict[str, Any] = {"status": Status.rejected, "reason": reason, "engine": engine}
+        self._record(req.request, now_ns, arrival_ns=req.submitted_ns, output_len=0, **common)
         self._dropped(followers, req, Status.rejected, engine, now_ns)
 
     def aborted(
@@ -175,12 +175,12 @@ class Recorder:
         now_ns: int,
     ) -> None:
         reason = f"follows {status.value} request {req.request.id}"
-        told: dict[str, Any] = {"status": status, "reason": reason, "engine": engine}
+        common: dict[str, Any] = {"status": status, "reason": reason, "engine": engine}
         for request in followers:
             # a request with an arrival time of its own is dropped at that time
             came_ns = max(request.arrival_ns, now_ns) if self._is_timed else now_ns
             times = {"arrival_ns": came_ns, "finish_ns": came_ns}
-            self._record(request, now_ns, output_len=0, **times, **told)
+            self._record(request, now_ns, output_len=0, **times, **common)
 
     def _all_counters(self) -> Counter[str]:
         totals: Counter[str] = Counter()
@@ -241,13 +241,13 @@ class Recorder:
             num_steps=req.num_steps,
         )
 
-    def _record(self, request: Request, now_ns: int, **told: Any) -> None:
+    def _record(self, request: Request, now_ns: int, **fields: Any) -> None:
         record = RequestRecord(
             id=request.id,
             session_id=request.session_id,
             round=self._rounds.get(request.id, 0),
             prompt_len=request.prompt_len,
-            **told,
+            **fields,
         )
         if self._workload.stage_ends_s:
             record.stage = stage_at(request.arrival_ns, self._workload) + 1

@@ -6,10 +6,11 @@ definitions. 7: copies name nodes that exist and are locked. 8: exclusive tiers 
 9: each prefetched page has one fate.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NoReturn
+
+import numpy as np
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds
@@ -248,12 +249,11 @@ def _check_pages(
     for tier in TIERS:
         for kind in kinds.numbers:
             name = f"{TIER_NAMES[tier]} {kinds.names[kind]}"
-            owned = set(chain.from_iterable(held[tier][kind]))
-            if len(owned) != sum(map(len, held[tier][kind])):
-                ((page_id, _),) = Counter(chain.from_iterable(held[tier][kind])).most_common(1)
-                _break(5, f"page {page_id} of {name} has two owners")
-            if not cache.pools[tier][kind].are_taken(owned):
-                taken = cache.pools[tier][kind].taken
+            num_owners = np.bincount(np.fromiter(chain.from_iterable(held[tier][kind]), np.intp))
+            if num_owners.max(initial=0) > 1:
+                _break(5, f"page {num_owners.argmax()} of {name} has two owners")
+            if not cache.pools[tier][kind].are_taken(num_owners > 0):
+                taken, owned = cache.pools[tier][kind].taken, {*np.flatnonzero(num_owners).tolist()}
                 what = f"{len(taken)} pages of {name} are allocated and {len(owned)} owned"
                 _break(5, f"{what}; they differ in {sorted(taken ^ owned)}")
 

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 PageIds = list[int]
 NO_PAGES: PageIds = []  # shared; must not be changed
 
@@ -36,13 +39,13 @@ class PageAllocator:
             return self._out
         return set(range(self._next_new)).difference(self._returned)
 
-    def are_taken(self, page_ids: set[int]) -> bool:
-        """Return True if the allocated ids are exactly `page_ids`."""
+    def are_taken(self, are_owned: NDArray[np.bool_]) -> bool:
+        """Return True if the allocated ids are exactly those with `are_owned[id]`."""
         if self._out is not None:
-            return self._out == page_ids
-        is_new = max(page_ids, default=-1) >= self._next_new
-        is_free = is_new or not page_ids.isdisjoint(self._returned)
-        return len(page_ids) == self.num_taken and not is_free
+            return self._out == set(np.flatnonzero(are_owned).tolist())
+        are_taken = np.ones(self._next_new, bool)
+        are_taken[self._returned] = False
+        return np.array_equal(np.flatnonzero(are_taken), np.flatnonzero(are_owned))
 
     def allocate(self, count: int) -> PageIds | None:
         """Allocate `count` page ids; return None, and allocate nothing, if fewer ids are free."""

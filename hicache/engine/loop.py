@@ -375,9 +375,11 @@ def serve(
     look = observer.next_look_ns()
     while True:
         soonest = min(wakes)
-        outside = min(coming.next_ns, timeouts.next_ns)
-        event = io.pass_by(min(soonest, outside, look), clock)
-        others = min(event, outside)
+        # compared by hand: calls of min() took 1 % of a replay
+        outside = coming.next_ns if coming.next_ns < timeouts.next_ns else timeouts.next_ns
+        until = outside if outside < look else look
+        event = io.pass_by(soonest if soonest < until else until, clock)
+        others = event if event < outside else outside
         if soonest <= others:
             if soonest == NEVER:
                 observer.at(clock.now())
@@ -386,7 +388,7 @@ def serve(
             if engines[first].look_on(others):
                 wakes[first] = engines[first].next_wake_ns(soonest)
                 continue
-        clock.wait_until(min(soonest, others))
+        clock.wait_until(soonest if soonest < others else others)
         now = clock.now()
         if look <= now:
             observer.at(now)

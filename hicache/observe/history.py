@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hicache.cache.kinds import FULL, KIND_NAMES, Extents, Kinds
 from hicache.cache.tree.events import Demand
-from hicache.cache.tree.keys import KIND_BITS, MAX_KIND, NUMBER_BYTES, Key, PageNames
+from hicache.cache.tree.keys import KIND_STEP, NUMBER_BYTES, Key, PageNames
 from hicache.cache.tree.node import DEVICE, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.engine.warm import pages_left
@@ -199,8 +199,7 @@ class PageHistory:
 
 
 def numbers_in(names: bytes) -> PageNumbers:
-    numbers: PageNumbers = np.frombuffer(names, np.int32) >> KIND_BITS
-    return numbers
+    return np.frombuffer(names, np.int32)
 
 
 def sequence_pages(sequence: Sequence, first: int, end: int | None) -> PageNumbers:
@@ -215,10 +214,9 @@ def request_pages(request: Request, tokens: bytes, page_size: int) -> PageNumber
 
 
 def pages_by_kind(keys: Iterable[Key]) -> Iterable[tuple[int, PageNumbers]]:
-    names = np.array(cast(list[int], keys), np.int32)
-    kinds = names & MAX_KIND
+    kinds, numbers = np.divmod(cast(list[int], keys), KIND_STEP)
     for kind in np.unique(kinds).tolist():
-        yield kind, names[kinds == kind] >> KIND_BITS
+        yield kind, numbers[kinds == kind]
 
 
 def num_leading(flags: NDArray[np.bool_]) -> int:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from hicache.cache.kinds import named_kinds
-from hicache.cache.tree.keys import KIND_BITS
 from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
@@ -94,9 +93,8 @@ def stored_pages(config: ExperimentConfig, num_pages: int) -> list[int]:
     runtime = runtime_of(config)
     kept = []
     for each in runtime.stores:
-        keys = [page << KIND_BITS for page in range(num_pages)]
-        each.write(keys)
-        kept.append(sum(each.contains(keys)))
+        each.write(range(num_pages))
+        kept.append(sum(each.contains(range(num_pages))))
     runtime.close()
     return kept
 

@@ -5,7 +5,7 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA, Window, named_kinds
 from hicache.cache.tree.events import Demand, Purpose
-from hicache.cache.tree.keys import KIND_BITS
+from hicache.cache.tree.keys import KIND_STEP
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.observe.history import (
@@ -21,7 +21,7 @@ from hicache.request import Request, TokenSpans
 from tests.scheduler.world import request_of
 
 NUMBERS = np.arange(8, dtype=np.int32)
-NAMES = (NUMBERS << KIND_BITS).tobytes()
+NAMES = NUMBERS.tobytes()
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_pages_that_will_not_be_computed_were_not_seen_unless_a_tier_has_them(
     history: PageHistory,
 ) -> None:
     history.put(node_of(6, 7), DEVICE, FULL)
-    history.write_ended([5 << KIND_BITS])
+    history.write_ended([5])
     history.admit(request(4), NAMES, 4)
     history.forget(sequence(3))  # not its pages
     assert history.owners.tolist() == [0, 0, 0, 0, 5, 5, 5, 5]
@@ -93,7 +93,7 @@ def test_pages_that_will_not_be_computed_were_not_seen_unless_a_tier_has_them(
 
 
 def test_what_storage_has_stays_written_and_since_then(history: PageHistory) -> None:
-    keys = [number << KIND_BITS for number in range(4)]
+    keys = list(range(4))
     history.at(10)
     history.write_ended(keys[:2])
     history.at(20)
@@ -107,7 +107,7 @@ def test_what_storage_has_stays_written_and_since_then(history: PageHistory) -> 
 
 
 def test_a_write_names_the_kinds_of_its_pages(history: PageHistory) -> None:
-    history.write_queued([3 << KIND_BITS | SWA, 3 << KIND_BITS | MAMBA, 1 << KIND_BITS])
+    history.write_queued([3 + SWA * KIND_STEP, 3 + MAMBA * KIND_STEP, 1])
     under_way = [np.flatnonzero(each).tolist() for each in history.registry.stored]
     assert under_way == [[1], [3], [3]]
 

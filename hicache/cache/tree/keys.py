@@ -21,10 +21,10 @@ from hicache.request import EMPTY_SPANS, TOKEN_BYTES, Request, TokenSpans
 from hicache.storage.base import DIGEST_BYTES
 
 NUMBER_BYTES = 4
-KIND_BITS = 3
-MAX_KIND = (1 << KIND_BITS) - 1
-# a page's name, and also its storage key. As a key, a digest gets the kind's tag appended; a number
-# has `KIND_BITS` low bits for the kind
+# no power of two: in a hash table, the keys of two kinds then lie in different places
+KIND_STEP = (1 << 27) + (1 << 19) + 1
+# a page's name, and also its storage key. As a key, a digest gets the kind's tag appended, and a
+# number is increased by `KIND_STEP` times the kind
 Key = bytes | int
 
 
@@ -92,9 +92,9 @@ class Numbers:
         ends = counts.cumsum(dtype=np.int32)
         firsts = np.concatenate([each.starts for each in spans]) - ends + counts
         numbers = firsts.repeat(counts) + np.arange(len(firsts) and ends[-1], dtype=np.int32)
-        if numbers.max(initial=0) >> (31 - KIND_BITS):
-            raise ValueError(f"a workload may have {1 << (31 - KIND_BITS)} pages at most")
-        self._names: bytes = (numbers << KIND_BITS).tobytes()
+        if numbers.max(initial=0) >= KIND_STEP:
+            raise ValueError(f"a workload may have {KIND_STEP} pages at most")
+        self._names: bytes = numbers.tobytes()
         bounds = np.append(0, NUMBER_BYTES * ends)[np.cumsum([0, *(len(s.starts) for s in spans)])]
         self._places = dict(zip(pages, pairwise(bounds.tolist()), strict=False))
 
@@ -109,7 +109,7 @@ class Numbers:
         return memoryview(sequence.tokens).cast("i")[anchor.end : anchor.end + num_pages].tolist()
 
     def contents(self, names: Items[Any]) -> list[int]:
-        return [name >> KIND_BITS for name in names]
+        return list(names)
 
 
 def chain_seed(namespace: str) -> bytes:
@@ -163,7 +163,7 @@ def last_digest(node: Node) -> bytes:
 def keys(names: Items[Key], kind: int) -> Items[Key]:
     pages: Items[Any] = names
     if not names or isinstance(names[0], int):
-        return [page + kind for page in pages] if kind else names
+        return [page + kind * KIND_STEP for page in pages] if kind else names
     tag = KEY_TAGS[kind : kind + 1]
     return [page + tag for page in pages]
 
@@ -171,7 +171,7 @@ def keys(names: Items[Key], kind: int) -> Items[Key]:
 def kinds_of(keys: Items[Key]) -> list[int]:
     marked: Items[Any] = keys
     if keys and isinstance(keys[0], int):
-        return list(map(MAX_KIND.__and__, marked))
+        return [key // KIND_STEP for key in marked]
     return [KEY_TAGS.index(key[-1:]) for key in marked]
 
 
@@ -180,5 +180,5 @@ def key_bytes(keys: Items[Key]) -> list[bytes]:
 
 
 def _number_key(key: int) -> bytes:
-    tag = key & MAX_KIND
-    return (key >> KIND_BITS).to_bytes(DIGEST_BYTES, "little") + KEY_TAGS[tag : tag + 1]
+    kind, number = divmod(key, KIND_STEP)
+    return number.to_bytes(DIGEST_BYTES, "little") + KEY_TAGS[kind : kind + 1]

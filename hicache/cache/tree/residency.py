@@ -224,18 +224,16 @@ class Residency:
 
     def count_host_locks(self, lock: Lock, change: int) -> None:
         _, node, starts = lock
-        first, paged = node.end, []
         for kind, start in starts:
-            if kind not in self._points:
-                paged.append((kind, start))
-                first = min(first, start)
-            elif node.parent is not None:
-                self._count_host_lock(node, kind, change)
-        while node.parent is not None and node.start >= first:
-            for kind, start in paged:
-                if node.start >= start:
-                    self._count_host_lock(node, kind, change)
-            node = node.parent
+            above, first = node, node.start if kind in self._points else start
+            while above.start >= first and above.parent is not None:
+                locks = above.locks[HOST]
+                before = locks[kind]
+                locks[kind] = after = before + change
+                assert after >= 0, f"{above} is released more often than it was locked"
+                if not (before and after):
+                    self._host_lock_changed(above, kind, change)
+                above = above.parent
 
     # -- leaving ------------------------------------------------------------------------------
 
@@ -349,19 +347,14 @@ class Residency:
                 self.protected[DEVICE][kind] -= len(page_ids)
                 self.queues[DEVICE][kind].add(node)
 
-    def _count_host_lock(self, node: Node, kind: int, change: int) -> None:
-        locks = node.locks[HOST]
-        before = locks[kind]
-        locks[kind] = after = before + change
-        assert after >= 0, f"{node} is released more often than it was locked"
-        if before and after:
-            return
-        page_ids = node.held[HOST][kind]
+    def _host_lock_changed(self, node: Node, kind: int, change: int) -> None:
+        # after the first lock (1) or the release of the last one (-1)
+        device, page_ids = node.held[DEVICE], node.held[HOST][kind]
         if page_ids is not None:
             self.protected[HOST][kind] += len(page_ids) * change
-        if kind != FULL and node.held[DEVICE][kind] is None:
+        if kind != FULL and device[kind] is None:
             self._refresh_sidecar(node, HOST, kind)
-        if node.held[DEVICE][FULL] is None or self._reclaims_duplicates:
+        if device[FULL] is None or self._reclaims_duplicates:
             self.refresh(node)
 
     def _first(self, queue: VictimQueue, tier: int, kind: int) -> Node | None:

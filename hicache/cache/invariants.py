@@ -174,11 +174,11 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
 def _check_locks(tree: RadixTree, survey: _Survey) -> None:
     num_ending: dict[Node, int] = {}  # locks of the device that end at a node or below
     for node in reversed(survey.nodes):
-        children = node.children.values()
-        own = node.path_locks - sum(child.path_locks > 0 for child in children)
+        locked = [child for child in node.children.values() if child.path_locks]
+        own = node.path_locks - len(locked)
         if own < 0:
             _break(4, f"{node} has fewer locks than locked children")
-        num_ending[node] = own + sum(num_ending[child] for child in children)
+        num_ending[node] = own + sum([num_ending[child] for child in locked])
         locks = node.locks[DEVICE]
         for kind, window in tree.kinds.windows:
             least = own if window.first(node.end) < node.end else 0
@@ -207,8 +207,8 @@ def _check_counts(tree: RadixTree, survey: _Survey) -> None:
 
 def _check_queues(tree: RadixTree, survey: _Survey) -> None:
     for node in (*tree.roots.values(), *survey.nodes):
-        held = [child.held[DEVICE][FULL] is not None for child in node.children.values()]
-        if node.num_device_children != sum(held):
+        there = [each for each in node.children.values() if each.held[DEVICE][FULL] is not None]
+        if node.num_device_children != len(there):
             _break(6, f"{node} counts {node.num_device_children} children on the device")
     for tier in TIERS:
         for kind in tree.kinds.numbers:
@@ -249,7 +249,9 @@ def _check_pages(
     for tier in TIERS:
         for kind in kinds.numbers:
             name = f"{TIER_NAMES[tier]} {kinds.names[kind]}"
-            num_owners = np.bincount(np.fromiter(chain.from_iterable(held[tier][kind]), np.intp))
+            there = held[tier][kind]
+            count = sum(map(len, there))
+            num_owners = np.bincount(np.fromiter(chain.from_iterable(there), np.intp, count))
             if num_owners.max(initial=0) > 1:
                 _break(5, f"page {num_owners.argmax()} of {name} has two owners")
             if not cache.pools[tier][kind].are_taken(num_owners > 0):

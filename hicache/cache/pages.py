@@ -43,9 +43,11 @@ class PageAllocator:
         """Return True if the allocated ids are exactly those with `are_owned[id]`."""
         if self._out is not None:
             return self._out == set(np.flatnonzero(are_owned).tolist())
-        are_taken = np.ones(self._next_new, bool)
-        are_taken[self._returned] = False
-        return np.array_equal(np.flatnonzero(are_taken), np.flatnonzero(are_owned))
+        differ = np.zeros(max(self._next_new, len(are_owned)), bool)
+        differ[: self._next_new] = True
+        differ[self._returned] = False
+        differ[: len(are_owned)] ^= are_owned
+        return not differ.any()
 
     def allocate(self, count: int) -> PageIds | None:
         """Allocate `count` page ids; return None, and allocate nothing, if fewer ids are free."""

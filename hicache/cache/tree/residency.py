@@ -161,14 +161,14 @@ class Residency:
         is_free = not node.path_locks and node.parent is not None
         if is_free and is_there and not node.num_device_children:
             on_device.add(node)
-        else:
-            on_device.pop(node, None)
+        elif node in on_device:
+            del on_device[node]
         is_host_leaf = is_free and not is_there and not node.children
         is_unlocked = (is_host_leaf or self._reclaims_duplicates) and not any(node.locks[HOST])
         if is_host_leaf and is_unlocked and host[FULL] is not None:
             on_host.add(node)
-        else:
-            on_host.pop(node, None)
+        elif node in on_host:
+            del on_host[node]
         if self._reclaims_duplicates:
             if is_unlocked and is_there and host[FULL] is not None:
                 self.duplicates.setdefault(node)
@@ -372,8 +372,8 @@ class Residency:
         )
         if evictable:
             self.queues[tier][kind].add(node)
-        else:
-            self.queues[tier][kind].pop(node, None)
+        elif node in self.queues[tier][kind]:
+            del self.queues[tier][kind][node]
 
     def _duplicate(self) -> Node | None:
         # prefer copies of inner nodes: a device leaf needs its copy when it is evicted

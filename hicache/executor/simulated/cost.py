@@ -13,7 +13,7 @@ doubles in the same order.
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import cache, partial
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, pairwise
 from math import ceil, inf, sqrt
 from typing import NamedTuple
 
@@ -207,7 +207,9 @@ class CostModel:
         num_decodes = len(context_lens)
         fixed_s = self._decode_s(num_decodes)
         num_keys, more_keys = float(sum(context_lens)), float(num_decodes)
-        counts = [_Keys(other, context_lens) for other in self._others]
+        others = [other.decode_blocks_s(context_lens) for other in self._others]
+        for other in others:
+            next(other)
         token_bytes, num_layers = self._full.token_bytes, float(self._full.num_layers)
         line_end = 0.0  # the rate is linear up to this many bytes read
         num_more = 1
@@ -217,9 +219,9 @@ class CostModel:
                 rate, size, slope, line_end = self._full.line(num_keys)
                 if most >= line_end:  # past a point of the table: one step at a time
                     num_more = 1
-            others_s = counts[0].seconds(num_more) if counts else [0.0] * num_more
-            if len(counts) > 1:
-                more = [keys.seconds(num_more) for keys in counts[1:]]
+            others_s = others[0].send(num_more) if others else [0.0] * num_more
+            if len(others) > 1:
+                more = [other.send(num_more) for other in others[1:]]
                 others_s = [sum(each) for each in zip(others_s, *more, strict=True)]
             ends, began_ns = [], now_ns
             for other_s in others_s:
@@ -512,6 +514,32 @@ class _Attention:
         num_layers = self.num_layers
         return [read / (rate + (read - size) * slope) * num_layers for read in reads]
 
+    def decode_blocks_s(self, context_lens: Sequence[int]) -> Generator[list[float], int, None]:
+        # the seconds of one decode step after the other: as many as it is sent; at first, none
+        reach, step = self.reach, 0
+        # by how many tokens each context is shorter than `reach`
+        room = sorted([reach - length for length in context_lens if length < reach])
+        added = len(context_lens)  # keys that a step adds, until contexts reach `reach`
+        num_keys = reach * added - sum(room) if reach else sum(context_lens)
+        num_steps = yield []
+        while self.restarts:
+            end = step + num_steps
+            lens = np.array(context_lens) + np.arange(step, end)[:, None] - 1
+            step = end
+            of_steps = (lens % reach + 1).sum(axis=1).tolist()
+            num_steps = yield [self.decode_s(keys) for keys in of_steps]
+        while not reach or (room and room[-1] > step):
+            end = step + num_steps
+            more = [added] * num_steps
+            if reach:
+                more = [len(room) - bisect_right(room, each) for each in range(step, end)]
+            step = end
+            *held, num_keys = accumulate(more, initial=num_keys)
+            num_steps = yield self.decodes_s(held)
+        full_s = self.decode_s(num_keys)  # each request reads `reach` tokens
+        while True:
+            num_steps = yield [full_s] * num_steps
+
     def line(self, num_keys: float) -> tuple[float, float, float, float]:
         return self._bandwidth.line(num_keys * self.token_bytes)
 
@@ -521,39 +549,6 @@ class _Attention:
             return (whole * self.reach * (self.reach + 1) + ramp * (ramp + 1)) // 2
         ramp = min(num_queries, self.reach) if self.reach else num_queries
         return ramp * (ramp + 1) // 2 + (num_queries - ramp) * ramp
-
-
-class _Keys:
-    def __init__(self, attention: _Attention, context_lens: Sequence[int]) -> None:
-        self._attention = attention
-        self._context_lens = context_lens
-        self._step, self._num_decodes = 0, len(context_lens)
-        reach = attention.reach
-        # by how many tokens each context is shorter than `reach`
-        self._room = sorted([reach - length for length in context_lens if length < reach])
-        if reach:
-            self._num_keys = reach * self._num_decodes - sum(self._room)
-        else:
-            self._num_keys = sum(context_lens)
-        self._full_s: float | None = None  # of a step in which each request reads `reach` tokens
-
-    def seconds(self, num_steps: int) -> list[float]:
-        if self._full_s is not None:
-            return [self._full_s] * num_steps
-        first, room = self._step, self._room
-        self._step += num_steps
-        if self._attention.restarts:
-            lens = np.array(self._context_lens) + np.arange(first, self._step)[:, None] - 1
-            num_keys = (lens % self._attention.reach + 1).sum(axis=1)
-            return [self._attention.decode_s(keys) for keys in num_keys.tolist()]
-        if self._attention.reach and not (room and room[-1] > first):
-            self._full_s = self._attention.decode_s(self._num_keys)
-            return [self._full_s] * num_steps
-        more: Iterable[int] = repeat(self._num_decodes, num_steps)  # keys that each step adds
-        if self._attention.reach:
-            more = [len(room) - bisect_right(room, step) for step in range(first, self._step)]
-        *held, self._num_keys = accumulate(more, initial=self._num_keys)
-        return self._attention.decodes_s(held)
 
 
 def _recurrent_s(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> tuple[float, float]:

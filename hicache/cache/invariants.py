@@ -255,7 +255,8 @@ def _check_pages(
             if num_owners.max(initial=0) > 1:
                 _break(5, f"page {num_owners.argmax()} of {name} has two owners")
             if not cache.pools[tier][kind].are_taken(num_owners > 0):
-                taken, owned = cache.pools[tier][kind].taken, {*np.flatnonzero(num_owners).tolist()}
+                taken = cache.pools[tier][kind].taken
+                owned = set(np.flatnonzero(num_owners).tolist())
                 what = f"{len(taken)} pages of {name} are allocated and {len(owned)} owned"
                 _break(5, f"{what}; they differ in {sorted(taken ^ owned)}")
 

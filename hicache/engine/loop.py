@@ -375,7 +375,7 @@ def serve(
     look = observer.next_look_ns()
     while True:
         soonest = min(wakes)
-        # compared by hand: calls of min() took 1 % of a replay
+        # no min(): this loop made half of all calls of min() in a replay
         outside = coming.next_ns if coming.next_ns < timeouts.next_ns else timeouts.next_ns
         until = outside if outside < look else look
         event = io.pass_by(soonest if soonest < until else until, clock)

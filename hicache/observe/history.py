@@ -214,7 +214,7 @@ def request_pages(request: Request, tokens: bytes, page_size: int) -> PageNumber
 
 
 def pages_by_kind(keys: Iterable[Key]) -> Iterable[tuple[int, PageNumbers]]:
-    kinds, numbers = np.divmod(cast(list[int], keys), KIND_STEP)
+    kinds, numbers = np.divmod(np.array(cast(list[int], keys), np.int32), KIND_STEP)
     for kind in np.unique(kinds).tolist():
         yield kind, numbers[kinds == kind]
 

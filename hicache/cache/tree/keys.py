@@ -21,8 +21,9 @@ from hicache.request import EMPTY_SPANS, TOKEN_BYTES, Request, TokenSpans
 from hicache.storage.base import DIGEST_BYTES
 
 NUMBER_BYTES = 4
-# no power of two: in a hash table, the keys of two kinds then lie in different places
-KIND_STEP = (1 << 27) + (1 << 19) + 1
+# A hash table places integers by their low bits. This constant keeps the keys of two kinds apart:
+# their low bits differ by 0x5A5A5, which is not close to a power of two.
+KIND_STEP = (1 << 27) + 0x5A5A5
 # a page's name, and also its storage key. As a key, a digest gets the kind's tag appended, and a
 # number is increased by `KIND_STEP` times the kind
 Key = bytes | int

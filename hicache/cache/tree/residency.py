@@ -225,7 +225,8 @@ class Residency:
     def count_host_locks(self, lock: Lock, change: int) -> None:
         _, node, starts = lock
         for kind, start in starts:
-            above, first = node, node.start if kind in self._points else start
+            above = node
+            first = node.start if kind in self._points else start
             while above.start >= first and above.parent is not None:
                 locks = above.locks[HOST]
                 before = locks[kind]

@@ -207,9 +207,9 @@ class CostModel:
         num_decodes = len(context_lens)
         fixed_s = self._decode_s(num_decodes)
         num_keys, more_keys = float(sum(context_lens)), float(num_decodes)
-        others = [other.decode_blocks_s(context_lens) for other in self._others]
-        for other in others:
-            next(other)
+        blocks = [other.decode_blocks_s(context_lens) for other in self._others]
+        for block in blocks:
+            next(block)
         token_bytes, num_layers = self._full.token_bytes, float(self._full.num_layers)
         line_end = 0.0  # the rate is linear up to this many bytes read
         num_more = 1
@@ -219,9 +219,9 @@ class CostModel:
                 rate, size, slope, line_end = self._full.line(num_keys)
                 if most >= line_end:  # past a point of the table: one step at a time
                     num_more = 1
-            others_s = others[0].send(num_more) if others else [0.0] * num_more
-            if len(others) > 1:
-                more = [other.send(num_more) for other in others[1:]]
+            others_s = blocks[0].send(num_more) if blocks else [0.0] * num_more
+            if len(blocks) > 1:
+                more = [block.send(num_more) for block in blocks[1:]]
                 others_s = [sum(each) for each in zip(others_s, *more, strict=True)]
             ends, began_ns = [], now_ns
             for other_s in others_s:
@@ -515,7 +515,8 @@ class _Attention:
         return [read / (rate + (read - size) * slope) * num_layers for read in reads]
 
     def decode_blocks_s(self, context_lens: Sequence[int]) -> Generator[list[float], int, None]:
-        # the seconds of one decode step after the other: as many as it is sent; at first, none
+        # Yields the seconds of the next decode steps as a list. The caller sends how many steps it
+        # wants. The first list is empty.
         reach, step = self.reach, 0
         # by how many tokens each context is shorter than `reach`
         room = sorted([reach - length for length in context_lens if length < reach])
@@ -525,8 +526,8 @@ class _Attention:
         while self.restarts:
             end = step + num_steps
             lens = np.array(context_lens) + np.arange(step, end)[:, None] - 1
-            step = end
             of_steps = (lens % reach + 1).sum(axis=1).tolist()
+            step = end
             num_steps = yield [self.decode_s(keys) for keys in of_steps]
         while not reach or (room and room[-1] > step):
             end = step + num_steps

@@ -1,6 +1,7 @@
-"""Execute one run in its own process, and print its cost and its metrics as JSON.
+"""Replay one configuration in its own process, and print its cost and its metrics as JSON.
 
-The program is started by its file name. `PYTHONPATH` decides which checkout of hicache it runs.
+The program is started by its file name. `PYTHONPATH` decides which checkout of hicache it runs. It
+prints "ready" before it replays, and waits for the end of its input.
 """
 
 import json
@@ -15,15 +16,19 @@ from hicache.cli.job import report_error
 from hicache.results.metrics import summarize
 
 
-def main(root: str, *overrides: str) -> None:
+def main(root: str, num_replays: str, *overrides: str) -> None:
     schema.register()
     with initialize_config_dir(f"{root}/conf", version_base="1.3"):
         config = schema.to_config(compose("config", list(overrides)))
+    print("ready", flush=True)
+    sys.stdin.read()  # until the other run of the pair is ready too
     before = resource.getrusage(resource.RUSAGE_SELF)
-    result = experiment.run(config)
+    for _ in range(int(num_replays)):
+        result = experiment.run(config)
     after = resource.getrusage(resource.RUSAGE_SELF)
+    processor_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     told = {
-        "processor_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "processor_s": processor_s / int(num_replays),
         "peak_mb": after.ru_maxrss / 1024,
         "summary": summarize(result.records, result.measures),
     }

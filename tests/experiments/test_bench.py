@@ -15,7 +15,7 @@ TINY = ["workload=builtin", "workload.limit=5", "storage=memory"]
 def told(tmp_path, monkeypatch, capsys):
     """What the bench prints and how it ends, against a copy of this checkout with an edit."""
 
-    def bench(edit=None):
+    def bench(edit=None, options=()):
         def check_out(commit, folder):
             folder.mkdir()
             for name in ("hicache", "experiments", "conf"):
@@ -24,7 +24,7 @@ def told(tmp_path, monkeypatch, capsys):
                 edit(folder)
 
         monkeypatch.setattr(replay, "check_out", check_out)
-        monkeypatch.setattr(sys, "argv", ["replay", "--against=now", "--pairs=1", *TINY])
+        monkeypatch.setattr(sys, "argv", ["replay", "--against=now", "--pairs=1", *options, *TINY])
         status = replay.main()
         return status, capsys.readouterr().out
 
@@ -33,11 +33,24 @@ def told(tmp_path, monkeypatch, capsys):
 
 def test_a_replay_that_says_the_same_is_told_so(told, monkeypatch):
     run = {"processor_s": 2.0, "peak_mb": 60.0, "summary": {"request/count": 10}}
-    monkeypatch.setattr(replay, "one_run", lambda *_: run)
+    slower = run | {"processor_s": 2.5}
+    monkeypatch.setattr(replay, "one_pair", lambda *_: (run, slower))
     status, said = told()
     assert status == 0
     assert said.splitlines()[-1] == "equal summaries"
-    assert "pair 1: now 2.00 s, this tree 2.00 s" in said
+    assert "now 2.00 s, this tree 2.50 s; ratio 1.250, upper 95 % bound 1.250; 4 requests" in said
+
+
+def test_the_upper_bound_lies_within_the_upper_half_of_the_ratios():
+    ratios = [1 + 0.01 * number for number in range(15)]
+    assert 1.07 < replay.upper_bound(ratios) <= 1.12
+
+
+def test_settings_of_one_version_do_not_reach_the_other(told):
+    status, said = told(options=["--here=scheduler.chunk_tokens=512"])
+    assert status == 1
+    status, said = told(options=["--here=seed=1", "--there=seed=1"])
+    assert (status, said.splitlines()[-1]) == (0, "equal summaries")
 
 
 def test_runs_of_another_checkout_that_say_something_else_are_noticed(told):
@@ -61,7 +74,7 @@ def test_what_does_not_come_to_its_end_is_told_in_sentences(against, said):
     knobs = ["workload=trace", "workload.path=/gone"]
     done = subprocess.run([*program, *knobs], cwd=replay.ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    why, which = done.stderr.splitlines()
+    why, *_, which = done.stderr.splitlines()
     assert said in why
     assert which.startswith("command failed with exit status ")
 

@@ -12,7 +12,6 @@ from hydra import compose, initialize_config_dir
 
 from hicache import experiment
 from hicache.cli import schema
-from hicache.cli.job import report_error
 from hicache.results.metrics import summarize
 
 
@@ -38,5 +37,5 @@ def main(root: str, num_replays: str, *overrides: str) -> None:
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
-    except Exception as error:
-        sys.exit(report_error(error))
+    except (ValueError, OSError) as error:
+        sys.exit(str(error))

@@ -137,13 +137,14 @@ def _begin(
     run: Run, environment: dict[str, str], core: int, num_replays: int
 ) -> subprocess.Popen[str]:
     root, overrides = run
+    path = os.pathsep.join(filter(None, [str(root), environment.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [sys.executable, str(ONE_RUN), str(root), str(num_replays), *overrides],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=root,
-        env={**environment, "PYTHONPATH": str(root)},
+        env={**environment, "PYTHONPATH": path},
     )
     os.sched_setaffinity(process.pid, {core})
     return process

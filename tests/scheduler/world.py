@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from operator import attrgetter
 from random import Random
 
@@ -12,7 +11,6 @@ import numpy as np
 from hicache.cache import invariants
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import Pools, TracedAllocator
-from hicache.cli.schema import config_of
 from hicache.clock import NEVER, SimulatedClock
 from hicache.config import (
     Arrivals,
@@ -28,7 +26,6 @@ from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.executor.completions import StepEnds, StepRun
-from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request, TokenSpans
@@ -133,36 +130,17 @@ def random_requests(seed: int, count: int = 40) -> list[Request]:
     return requests
 
 
-@cache
-def _unasked_cost() -> CostModel:
-    config = config_of("model=tiny_hybrid")
-    return CostModel(config.model, config.hardware, tp=1)
-
-
-class PlainExecutor:
+class PlainExecutor(SimulatedExecutor):
     """Costs a step by its tokens; copies and storage are those of the simulated machinery."""
 
     def __init__(
         self, io: SimulatedIo, page_size: int, number: int = 0, num_ranks: int = 1
     ) -> None:
-        self._page_size = page_size
-        full, swa, mamba = PAGE_BYTES  # of which a rank has its part
-        self._simulated = SimulatedExecutor(
-            number,
-            _unasked_cost(),
-            io,
-            page_size=page_size,
-            page_bytes=(full // num_ranks, swa // num_ranks, mamba // num_ranks),
-            load_rate=1.0,
-            slowdown=1.0,
+        sizes = [size // num_ranks for size in PAGE_BYTES]  # a rank has its part of each
+        super().__init__(
+            number, None, io, page_size=page_size, page_bytes=sizes, load_rate=1.0, slowdown=1.0
         )
-        self.submit = self._simulated.submit
-        self.query, self.read = self._simulated.query, self._simulated.read
         self.batches: list[tuple[int, int]] = []
-
-    @property
-    def is_fenced(self) -> bool:
-        return self._simulated.is_fenced
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         self.batches.append((len(batch.extends), len(batch.decodes)))

@@ -169,8 +169,16 @@ def run_mix(
     abort_share = float(rng.choice([0.0, 0.0, 0.03]))
     engines: list[AbortingEngine] = []
     for number, (runner, pages) in enumerate(zip(runners, allocators, strict=True)):
-        simulated = _simulated(number, shape, plot, io, rate)
-        executor = CarriedExecutor(runner, simulated, seen, computes=computes)
+        executor = CarriedExecutor(
+            number,
+            CostModel(shape, load(HardwareConfig, "hardware", "h200"), tp=1),
+            io,
+            page_size=page_size,
+            page_bytes=plot.page_bytes,
+            load_rate=rate,
+            slowdown=1.0,
+        )
+        executor.carry(runner, seen, computes=computes)
         engine = engine_of(plot, executor, checks=True, kind=AbortingEngine, pools=pages)
         engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), abort_share, seen)
         engines.append(engine)
@@ -211,20 +219,6 @@ def _spec(shape: ModelConfig, plot: Plot, device: torch.device, tp: int) -> Pool
     )
 
 
-def _simulated(
-    number: int, shape: ModelConfig, plot: Plot, io: SimulatedIo, rate: float
-) -> SimulatedExecutor:
-    return SimulatedExecutor(
-        number,
-        CostModel(shape, _h200(), tp=1),
-        io,
-        page_size=plot.page_size,
-        page_bytes=plot.page_bytes,
-        load_rate=rate,
-        slowdown=1.0,
-    )
-
-
 def _draw_room(
     rng: np.random.Generator, model: ModelConfig, page_size: int, requests: list[Request]
 ) -> tuple[Plot, int]:
@@ -237,8 +231,7 @@ def _draw_room(
     scale = float(rng.choice([0.7, 1.0, 3.0]))
     tp = int(rng.choice([1, 1, 2, 4]))
     plot = Plot(
-        window_len=model.window_len,
-        has_states=model.num_mamba_layers > 0,
+        cache={"window_len": model.window_len, "has_states": model.num_mamba_layers > 0},
         device=device,
         host=tuple(int(count * scale) + 1 for count in device),
         page_size=page_size,
@@ -274,15 +267,17 @@ def _draw_storage(
 
 def _with_policies(rng: np.random.Generator, plot: Plot, *, has_storage: bool) -> Plot:
     """Policies, the same for all engines of a run."""
+    write_policy = _draw(rng, [*WRITE_POLICIES, "write_through"])
+    checkpoints = _draw(rng, ["end", "end_branch", "every", "every"])
+    drawn = {"write_policy": write_policy, "load_back_threshold": int(rng.choice([1, 10]))}
     return replace(
         plot,
         has_storage=has_storage,
-        write_policy=_draw(rng, [*WRITE_POLICIES, "write_through"]),
-        checkpoints=_draw(rng, ["end", "end_branch", "every", "every"]),
+        cache={**plot.cache, **drawn},
+        checkpoints=checkpoints,
         checkpoint_pages=1,
         may_jump=False,
         takes_decode_pages_first=True,
-        load_back_threshold=int(rng.choice([1, 10])),
         prefetch=PrefetchConfig(
             stop=_draw(rng, [*STOP_POLICIES, "wait_complete"]),
             threshold=plot.page_size * int(rng.choice([1, 2])),
@@ -300,11 +295,6 @@ def _with_policies(rng: np.random.Generator, plot: Plot, *, has_storage: bool) -
             new_token_ratio_floor=0.0,
         ),
     )
-
-
-@functools.cache
-def _h200() -> HardwareConfig:
-    return load(HardwareConfig, "hardware", "h200")
 
 
 class CarriedIo(SimulatedIo):
@@ -356,22 +346,16 @@ class CarriedIo(SimulatedIo):
             yield storage, [rank.payload(*item) for item in items]
 
 
-class CarriedExecutor:
+class CarriedExecutor(SimulatedExecutor):
     """Bytes by the data runner, time by the cost model."""
 
-    def __init__(self, runner, simulated, seen, *, computes: bool) -> None:
-        self._runner = runner
-        self._simulated = simulated
-        self.query, self.read = simulated.query, simulated.read
-        self._seen = seen
-        self._computes = computes
+    is_fenced = False  # streams keep the order, as in real time
 
-    @property
-    def is_fenced(self) -> bool:
-        return False  # streams keep the order, as in real time
+    def carry(self, runner: ModelRunner, seen: Counter[str], *, computes: bool) -> None:
+        self._runner, self._seen, self._computes = runner, seen, computes
 
     def submit(self, work, now_ns) -> None:
-        self._simulated.submit(work, now_ns)
+        super().submit(work, now_ns)
         if not isinstance(work, StorageWrite) and self._computes:
             self._runner.submit(work)
         self._seen[type(work).__name__] += 1
@@ -382,7 +366,7 @@ class CarriedExecutor:
             self._seen["load back of a state alone"] += bool(state and not full and not swa)
 
     def forward(self, batch, now_ns) -> StepRun:
-        run = self._simulated.forward(batch, now_ns)
+        run = super().forward(batch, now_ns)
         if self._computes:
             self._runner.compute(batch)
         return run

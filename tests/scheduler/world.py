@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from hicache.config import (
     Arrivals,
     ParallelConfig,
     PrefetchConfig,
-    QuirksConfig,
     SchedulerConfig,
     StorageConfig,
     WorkloadConfig,
@@ -41,7 +41,6 @@ STEP_NS = 10_000_000
 TOKEN_NS = 20_000
 SCHEDULER = SchedulerConfig(chunk_tokens=64, max_running=8)
 PREFETCH = PrefetchConfig(threshold=16, occupied_share=1.0)
-QUIRKS = QuirksConfig()
 STORAGE = StorageConfig(kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4)
 KINDS = {
     "full": (0, False),
@@ -59,16 +58,15 @@ TOLD = attrgetter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What a world is made of; pools by kind in pages of 8 tokens and slots."""
+    """What a world is made of; pools by kind in pages of 8 tokens and slots.
 
-    window_len: int = 0
-    has_states: bool = False
+    `cache`: further arguments of `make_cache`.
+    """
+
     device: tuple[int, int, int] = (40, 30, 12)
     host: tuple[int, int, int] = (80, 60, 16)
     page_size: int = 8
     page_bytes: tuple[int, int, int] = PAGE_BYTES
-    load_back_threshold: int = 10
-    write_policy: str = "write_through"
     scheduler: SchedulerConfig = SCHEDULER
     prefetch: PrefetchConfig = PREFETCH
     storage: StorageConfig = STORAGE
@@ -78,16 +76,14 @@ class Plot:
     may_jump: bool = True
     takes_decode_pages_first: bool = False
     num_ranks: int = 1
-    eviction: str = "lru"
-    policy: object = None
-    backs_up_answers: bool = True
-    quirks: QuirksConfig = QUIRKS
+    cache: Mapping[str, Any] = field(default_factory=dict)
 
 
-def plot_of(kind: str, **changes: object) -> Plot:
-    """A plot for one of `KINDS`."""
+def plot_of(kind: str, **changes: Any) -> Plot:
+    """A plot for one of `KINDS`; what it has no attribute for goes to the cache."""
     window_len, has_states = KINDS[kind]
-    return replace(Plot(window_len=window_len, has_states=has_states), **changes)  # type: ignore[arg-type]
+    own = {name: changes.pop(name) for name in Plot.__slots__ if name in changes}
+    return Plot(**own, cache={"window_len": window_len, "has_states": has_states, **changes})
 
 
 def spans(tokens: Sequence[int]) -> TokenSpans:
@@ -243,21 +239,14 @@ def engine_of(
     cache = make_cache(
         pools or make_pools(plot.device, plot.host, TracedAllocator),
         page_size=plot.page_size,
-        policy=plot.policy,
-        eviction=plot.eviction,
         checkpoints=plot.checkpoints,
         windows=plot.checkpoints,
         checkpoint_tokens=plot.checkpoint_pages * plot.page_size,
         scheduler=plot.scheduler,
-        window_len=plot.window_len,
-        has_states=plot.has_states,
         page_bytes=plot.page_bytes,
-        write_policy=plot.write_policy,
-        load_back_threshold=plot.load_back_threshold,
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
         storage=plot.storage,
-        backs_up_answers=plot.backs_up_answers,
-        quirks=plot.quirks,
+        **plot.cache,
     )
     host_tokens = plot.host[FULL] * plot.page_size
     prefetcher = prefetcher_of(cache, plot.prefetch, host_tokens) if plot.has_storage else None

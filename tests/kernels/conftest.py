@@ -15,21 +15,10 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 POISON = 0xA5
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(
-            "cpu",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs the kernels"),
-        ),
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-            ],
-        ),
-    ]
-)
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(params=[GPU if torch.cuda.is_available() else "cpu"])
 def device(request) -> torch.device:
     """Where kernels run: the same cases in the interpreter and on a GPU."""
     return torch.device(request.param, 0 if request.param == "cuda" else None)

@@ -26,11 +26,6 @@ class Knob:
     values: Mapping[str, Overrides]
     plain_share: float | None = 0.6
 
-    @property
-    def plain(self) -> str:
-        """The first value."""
-        return next(iter(self.values))
-
 
 def _each(key: str, *values: object, plain_share: float | None = 0.6) -> Knob:
     """A knob of the configuration, by the values it may have."""

@@ -30,7 +30,7 @@ CHAT_UNITS = {
 
 Choices = Mapping[str, str]
 SEED = "seed"  # of requests and storage delays: a choice too, which is another in every scenario
-PLAIN: Choices = {SEED: "0", **{knob.name: knob.plain for knob in KNOBS}}
+PLAIN: Choices = {SEED: "0", **{knob.name: next(iter(knob.values)) for knob in KNOBS}}
 
 
 def draw(seed: int, number: int) -> dict[str, str]:

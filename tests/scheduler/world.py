@@ -157,13 +157,11 @@ class World:
     """
 
     def __init__(self, plot: Plot, *, checks: bool = True) -> None:
-        self.plot = plot
         sizes = {ord(tag): size for tag, size in zip("fsm", PAGE_BYTES, strict=True)}
         num_ranks = plot.num_ranks
         self.storages = [
             MemoryStorage(capacity_bytes=None, page_bytes=sizes) for _ in range(num_ranks)
         ]
-        self.storage = self.storages[0]
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
         self.io = SimulatedIo(
             plot.storage,
@@ -222,7 +220,6 @@ class World:
             "rejected": [(req.request.id, reason) for req, reason in self.rejected],
             "counters": counters,
             "io": dict(self.io.counters),
-            "busy_ns": self.cache.counters["engine/busy_ns"],
             "steps": self.engine.num_steps,
         }
 

@@ -8,7 +8,7 @@ wrong logit.
 import functools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hicache.cache import invariants
-from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, MAMBA, SWA, model_kinds
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.clock import SimulatedClock
 from hicache.config import (
@@ -43,7 +43,7 @@ from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verdict, Verifier
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
-from hicache.models import HardwareConfig, LayerKind, ModelConfig
+from hicache.models import HardwareConfig, ModelConfig
 from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.feeder import Feeder
@@ -62,7 +62,7 @@ class Mix:
 
     verdict: Verdict
     counters: Counter[str]
-    seen: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str]
 
 
 def tiny(pattern: str, page_size: int) -> ModelConfig:
@@ -157,9 +157,10 @@ def run_mix(
         )
         for each, pages in zip(pools, allocators, strict=True)
     ]
-    if plane is REFERENCE:
-        for runner in runners:
-            _load_late(runner, layers_at_once)
+    for runner in runners if plane is REFERENCE else ():
+        # a late stream brings so many layers at a time, not before the model waits for them
+        late = functools.partial(runner._streams.load.load_items, layers_at_once=layers_at_once)
+        runner.pools.plane = plane._replace(load_items=late)
     for runner in runners if fault is not None else ():
         fault(runner)
     rate = float(rng.choice([1e6, 1e8, 1e10]))
@@ -200,14 +201,6 @@ def run_mix(
     return Mix(verifier.verify(), counters, seen)
 
 
-def _load_late(runner: ModelRunner, layers_at_once: int) -> None:
-    """Let a late stream bring so many layers at a time, not before the model waits for them."""
-    stream = runner._streams.load
-    if isinstance(stream, PlacedStream):
-        late = functools.partial(stream.load_items, layers_at_once=layers_at_once)
-        runner.pools.plane = runner.pools.plane._replace(load_items=late)
-
-
 def _spec(shape: ModelConfig, plot: Plot, device: torch.device, tp: int) -> PoolSpec:
     return PoolSpec(
         model=shape,
@@ -230,17 +223,13 @@ def _draw_room(
     device = (full, swa * (model.num_swa_layers > 0), int(rng.integers(6, 24)))
     scale = float(rng.choice([0.7, 1.0, 3.0]))
     tp = int(rng.choice([1, 1, 2, 4]))
+    kinds = model_kinds(model, page_size, tp)
     plot = Plot(
-        cache={"window_len": model.window_len, "has_states": model.num_mamba_layers > 0},
+        cache={"kinds": kinds},
         device=device,
         host=tuple(int(count * scale) + 1 for count in device),
         page_size=page_size,
-        page_bytes=tuple(
-            model.page_bytes(kind, page_size) * model.kv_copies(kind, tp)
-            if kind in model.kinds
-            else 0
-            for kind in LayerKind
-        ),
+        page_bytes=kinds.page_bytes,
     )
     return plot, tp
 

@@ -12,7 +12,7 @@ from hicache.config import ExperimentConfig
 from hicache.models import GIB
 from hicache.workload.workload import Workload, load_workload
 from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob
-from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, make_talk, unit_tokens
+from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, unit_tokens
 
 BASE = (
     "workload=chat",
@@ -80,10 +80,17 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
         "cache.checkpoint_tokens": 2 * unit_tokens(page),
     }
     if choices[WORKLOAD] == TALK:
-        workload = make_talk(Talk(page_size=page, seed=config.seed, **talk))
+        workload = Talk(page_size=page, seed=config.seed, **talk).workload()
     else:
-        overrides |= _thinned(choices[WORKLOAD], page, talk["gap_s"])
-        overrides["workload.limit"] = limit or NUM_REQUESTS
+        # generated conversations, as long as a talk's and as close together
+        stride = max(CHAT_UNITS[choices[WORKLOAD]] // unit_tokens(page), 4)
+        overrides |= {
+            "workload.num_sessions": 16,
+            "workload.session_rate": 0.05,
+            "workload.token_stride": stride,
+            "workload.time_scale": talk["gap_s"] / 20,
+            "workload.limit": limit or NUM_REQUESTS,
+        }
         settings = config_of(*BASE, *_words(overrides)).workload
         workload = load_workload(settings, data_dir=None, seed=config.seed)
     overrides |= _pools(config, workload, pools)
@@ -98,16 +105,6 @@ def _split_off(overrides: dict[str, Any], area: str) -> dict[str, Any]:
     """Take the values out whose keys begin with `area`, by the rest of the key."""
     keys = [key for key in overrides if key.startswith(f"{area}.")]
     return {key.partition(".")[2]: overrides.pop(key) for key in keys}
-
-
-def _thinned(kind: str, page: int, gap_s: float) -> dict[str, object]:
-    """Generated conversations, as long as a talk's and as close together."""
-    return {
-        "workload.num_sessions": 16,
-        "workload.session_rate": 0.05,
-        "workload.token_stride": max(CHAT_UNITS[kind] // unit_tokens(page), 4),
-        "workload.time_scale": gap_s / 20,
-    }
 
 
 def _pools(

@@ -30,9 +30,7 @@ class HangError(AssertionError):
 class BoundedClock(SimulatedClock):
     """Refuses to look at more moments than any small run has."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._moments_left = MOST_MOMENTS
+    _moments_left = MOST_MOMENTS
 
     def wait_until(self, time_ns: int) -> None:
         self._moments_left -= 1
@@ -130,9 +128,8 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
     """
     ids = [record.id for record in records]
     assert len(set(ids)) == len(ids), f"of {len(ids)} records only {len(set(ids))} are different"
-    warm_up_ns = round(plan.config.workload.warm_up_s * 1e9)
     requests = {request.id: request for request in plan.workload.requests}
-    if not warm_up_ns:
+    if not plan.config.workload.warm_up_s:
         assert set(ids) == set(requests), f"{len(requests)} requests came, {len(ids)} are recorded"
     shared = None
     if plan.config.workload.start is StartState.cold:

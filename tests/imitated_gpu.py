@@ -10,7 +10,6 @@ are interpreted. Streams do everything at once, so neither order nor time means 
 
 import os
 import threading
-from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -23,6 +22,7 @@ import torch
 import torch._dynamo  # whatever asks for an annotated class of torch does so before it is replaced
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 
 from hicache.workbench.bench import copy_engine
@@ -102,7 +102,7 @@ def _side(name, args, kwargs):
         if name != "copy_" and not is_on and any(each in ON_GPU for each in _tensors(args[1])):
             raise RuntimeError("a tensor of the host cannot be indexed by one of the device")
         return is_on
-    tensors = list(_tensors([args, kwargs]))
+    tensors = _tensors([args, kwargs])
     sides = {each in ON_GPU for each in tensors if each.dim()}  # numbers go anywhere
     if len(sides) == 2:
         raise RuntimeError(f"{name}: all tensors must be on the same device")
@@ -132,14 +132,8 @@ def _is_pinned(tensor):
     return tensor in PINNED or any(address in each for each in Runtime.registered.values())
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+def _tensors(value: object) -> list[Tensor]:
+    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
 
 
 # -- torch.cuda ----------------------------------------------------------------------------------

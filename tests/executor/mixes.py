@@ -53,7 +53,6 @@ from tests.models.test_shapes import load, model
 from tests.scheduler.world import Plot, Watch, engine_of, request_of
 
 PATTERNS = ("F S M D", "F S M D", "S D F M", "F S", "M F", "F", "D S F")
-PATIENCE_NS = 2e6  # of a client who gives up, on average
 Fault = Callable[[ModelRunner], None]
 
 
@@ -168,8 +167,8 @@ def run_mix(
     storage_config, storages = _draw_storage(rng, plot, tp)
     io = CarriedIo(storage_config, storages, runners, rate, computes=computes)
     plot = _with_policies(rng, plot, has_storage=bool(storages))
-    abort_share = float(rng.choice([0.0, 0.0, 0.5]))
-    engines: list[Engine] = []
+    abort_share = float(rng.choice([0.0, 0.0, 0.03]))
+    engines: list[AbortingEngine] = []
     for number, (runner, pages) in enumerate(zip(runners, allocators, strict=True)):
         executor = CarriedExecutor(
             number,
@@ -181,7 +180,9 @@ def run_mix(
             slowdown=1.0,
         )
         executor.carry(runner, seen, computes=computes)
-        engines.append(engine_of(plot, executor, checks=True, pools=pages))
+        engine = engine_of(plot, executor, checks=True, kind=AbortingEngine, pools=pages)
+        engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), abort_share, seen)
+        engines.append(engine)
     watch, turns = Watch(), count()
     serve(
         engines,
@@ -190,11 +191,6 @@ def run_mix(
         io=io,
         route=lambda request: next(turns) % len(engines),
         observer=watch,
-        patience_ns={
-            each.id: int(rng.exponential(PATIENCE_NS))
-            for each in requests
-            if rng.random() < abort_share
-        },
     )
     _count_ends(watch, seen)
     counters: Counter[str] = Counter(io.counters)
@@ -365,13 +361,32 @@ class CarriedExecutor(SimulatedExecutor):
         return run
 
 
+class AbortingEngine(Engine):
+    """Now and then a request is taken back, wherever it is."""
+
+    def begin_aborting(self, rng: np.random.Generator, share: float, seen: Counter[str]) -> None:
+        self._rng, self._share, self._events = rng, share, seen
+
+    def _take_in(self, now_ns: int) -> None:
+        super()._take_in(now_ns)
+        if self._batch is not None or self._rng.random() >= self._share:
+            return
+        scheduler = self.scheduler
+        waiting = [req for _, req in scheduler.waiting]
+        partial = [scheduler.partial] if scheduler.partial else []
+        for name, reqs in (("waiting", waiting), ("running", [*scheduler.running, *partial])):
+            if reqs and self._rng.random() < 0.5:
+                req = reqs[int(self._rng.integers(len(reqs)))]
+                assert scheduler.abort(req.request.id, now_ns) is req
+                self._events[f"aborted while {name}"] += 1
+                return
+
+
 def _count_ends(watch: Watch, seen: Counter[str]) -> None:
     for req, _ in watch.all_finished:
         for tier in ("device", "host", "storage"):
             seen[f"{tier} hit"] += getattr(req, f"{tier}_len") > 0
         seen["retracted"] += req.retractions > 0
-    for req, _ in watch.all_aborted:
-        seen[f"aborted while {'waiting' if req.admitted_ns is None else 'running'}"] += 1
     for end in ("finished", "rejected", "aborted"):
         seen[end] += len(getattr(watch, f"all_{end}"))
 

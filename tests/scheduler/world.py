@@ -225,7 +225,12 @@ class World:
 
 
 def engine_of(
-    plot: Plot, executor: Executor, *, checks: bool, pools: Pools | None = None
+    plot: Plot,
+    executor: Executor,
+    *,
+    checks: bool,
+    kind: type[Engine] = Engine,
+    pools: Pools | None = None,
 ) -> Engine:
     """One rank, or all there is, with these pools or with new ones."""
     cache = make_cache(
@@ -250,7 +255,7 @@ def engine_of(
         may_jump=plot.may_jump,
         takes_decode_pages_first=plot.takes_decode_pages_first,
     )
-    return Engine(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
+    return kind(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
 
 
 class Watch:

@@ -10,7 +10,6 @@ import pytest
 
 from hicache.cache.tiers.transfer import FATES
 from hicache.clock import SECOND_NS
-from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, Row, Status
 from hicache.results.recorder import TIER_TOKENS
@@ -52,23 +51,19 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def drawn_once() -> Iterator[None]:
     """Equal workloads are drawn once: a run cut to a few requests would spend its time on that."""
 
-    @functools.lru_cache(maxsize=16)
-    def requests(kind: str, seed: int, *values: float) -> list[Request]:
-        # a generator that reads any other knob fails here
-        return drawing[kind](
-            SimpleNamespace(**dict(zip(DRAWN_FROM, values, strict=True))), seed=seed
+    def once(generate: Callable[..., list[Request]]) -> Callable[..., list[Request]]:
+        @functools.lru_cache(maxsize=6)
+        def requests(seed: int, **knobs: float) -> list[Request]:
+            # a generator that reads any other knob fails here
+            return generate(SimpleNamespace(**knobs), seed=seed)
+
+        return lambda config, *, seed: requests(
+            seed, **{name: getattr(config, name) for name in DRAWN_FROM}
         )
 
-    def drawn(kind: str) -> Callable[..., list[Request]]:
-        def draw(config: WorkloadConfig, *, seed: int) -> list[Request]:
-            return requests(kind, seed, *(getattr(config, name) for name in DRAWN_FROM))
-
-        return draw
-
-    drawing = dict(workload.GENERATORS)
     with pytest.MonkeyPatch.context() as patch:
         for kind in DRAWN:
-            patch.setitem(workload.GENERATORS, kind, drawn(kind))
+            patch.setitem(workload.GENERATORS, kind, once(workload.GENERATORS[kind]))
         yield
 
 

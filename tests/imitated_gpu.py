@@ -10,17 +10,19 @@ are interpreted. Streams do everything at once, so neither order nor time means 
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import patch
+from weakref import WeakSet
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when a module with kernels is imported
 
 import torch
 import torch._dynamo  # whatever asks for an annotated class of torch does so before it is replaced
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 
 from hicache.workbench.bench import copy_engine
@@ -31,19 +33,14 @@ MOVES = {"to": None, "cpu": HOST, "pin_memory": HOST, "cuda": GPU}
 CROSSING = {"copy_", "__getitem__", "__setitem__"}  # take tensors of both sides
 
 
-class Storages:
-    """Storages with something in common, for as long as they live."""
-
-    def __init__(self) -> None:
-        self._refs: dict[int, StorageWeakRef] = {}
+class Storages(WeakSet):
+    """Storages of tensors with something in common, for as long as they live."""
 
     def add(self, tensor: Tensor) -> None:
-        ref = StorageWeakRef(tensor.untyped_storage())
-        self._refs[ref.cdata] = ref
+        super().add(tensor.untyped_storage())
 
     def __contains__(self, tensor: Tensor) -> bool:
-        ref = self._refs.get(tensor.untyped_storage()._cdata)
-        return ref is not None and not ref.expired()
+        return super().__contains__(tensor.untyped_storage())
 
 
 ON_GPU, PINNED = Storages(), Storages()
@@ -105,7 +102,7 @@ def _side(name, args, kwargs):
         if name != "copy_" and not is_on and any(each in ON_GPU for each in _tensors(args[1])):
             raise RuntimeError("a tensor of the host cannot be indexed by one of the device")
         return is_on
-    tensors = list(_tensors([args, kwargs]))
+    tensors = _tensors([args, kwargs])
     sides = {each in ON_GPU for each in tensors if each.dim()}  # numbers go anywhere
     if len(sides) == 2:
         raise RuntimeError(f"{name}: all tensors must be on the same device")
@@ -113,14 +110,15 @@ def _side(name, args, kwargs):
 
 
 def _moved(tensor, name, args, kwargs):
-    wanted = [torch.device(each) for each in (*args, *kwargs.values()) if _is_device(each)]
+    given = (*args, *kwargs.values())
+    wanted = [torch.device(each) for each in given if isinstance(each, str | torch.device)]
     wanted.append(MOVES[name] or (GPU if tensor in ON_GPU else HOST))
     is_on = wanted[0].type == "cuda"
     if name == "pin_memory" or is_on != (tensor in ON_GPU):
         tensor = tensor.clone()
         if is_on or name == "pin_memory":
             (ON_GPU if is_on else PINNED).add(tensor)
-    dtypes = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.dtype)]
+    dtypes = [each for each in given if isinstance(each, torch.dtype)]
     if dtypes and dtypes[0] != tensor.dtype:
         tensor = tensor.to(dtypes[0])
         if is_on:
@@ -134,18 +132,8 @@ def _is_pinned(tensor):
     return tensor in PINNED or any(address in each for each in Runtime.registered.values())
 
 
-def _is_device(value: object) -> bool:
-    return isinstance(value, (str, torch.device))
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+def _tensors(value: object) -> list[Tensor]:
+    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
 
 
 # -- torch.cuda ----------------------------------------------------------------------------------
@@ -205,27 +193,8 @@ class Graph:
 _default, _now = Stream(handle=0), threading.local()
 
 
-@contextmanager
-def _on_stream(stream):
-    before = _current_stream()
-    _now.stream = stream or before
-    try:
-        yield
-    finally:
-        _now.stream = before
-
-
 def _current_stream(device=None):
     return getattr(_now, "stream", _default)
-
-
-@contextmanager
-def _capturing(graph):
-    _now.graph = graph
-    try:
-        yield
-    finally:
-        _now.graph = None
 
 
 def _launched(self, *args, **kwargs):
@@ -247,10 +216,6 @@ def _launched(self, *args, **kwargs):
 def _run_thread(self):
     with ImitatedGpu():
         _thread_run(self)
-
-
-class Properties:
-    multi_processor_count = 132
 
 
 class Runtime:
@@ -277,18 +242,18 @@ torch.Tensor.record_stream = lambda self, stream: RECORDED.append((self.data_ptr
 for _name, _value in {
     "is_available": lambda: True,
     "cudart": Runtime,
-    "get_device_properties": lambda device=None: Properties,
+    "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=132),
     "get_device_name": lambda device=None: "an imitated GPU",
     "synchronize": lambda device=None: None,
     "set_sync_debug_mode": lambda mode: None,
     "device": lambda device: nullcontext(),
     "default_stream": lambda device=None: _default,
     "current_stream": _current_stream,
-    "stream": _on_stream,
+    "stream": lambda stream: patch.dict(vars(_now), stream=stream or _current_stream()),
     "Stream": Stream,
     "Event": Event,
     "CUDAGraph": Graph,
-    "graph": _capturing,
+    "graph": lambda graph: patch.dict(vars(_now), graph=graph),
     "_sleep": lambda cycles: None,
 }.items():
     setattr(torch.cuda, _name, _value)

@@ -11,7 +11,7 @@ from hicache.cache.kinds import FULL, Extent, Kind, Kinds
 from hicache.cache.tree.node import DEVICE, HOST, TIERS, MatchResult
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.request import TOKEN_BYTES
-from tests.cache.ghost import Held, Payload
+from tests.cache.ghost import Held, Payload, nothing_held
 
 
 class Answer(NamedTuple):
@@ -21,11 +21,6 @@ class Answer(NamedTuple):
     usable_len: int
     full_len: int
     host_hits: tuple[int, ...]
-
-
-def nothing_held(kinds: Kinds) -> Held:
-    """An empty cache."""
-    return tuple([{} for _ in range(kinds.size)] for _ in TIERS)
 
 
 def flatten(tree: RadixTree) -> Held:

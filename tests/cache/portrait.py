@@ -1,7 +1,8 @@
 """A picture of all that a tree knows, to tell whether something has changed it."""
 
-from hicache.cache.tree.node import Node
 from hicache.cache.tree.radix_tree import RadixTree
+
+LINKS = ("parent", "children")  # of nodes, told by identity
 
 
 def portrait(tree: RadixTree) -> list[object]:
@@ -19,12 +20,8 @@ def portrait(tree: RadixTree) -> list[object]:
     ]
     while stack:
         node = stack.pop()
-        picture.append((id(node), id(node.parent), _sayings(node)))
+        others = {name: value for name, value in vars(node).items() if name not in LINKS}
+        picture.append((id(node), id(node.parent), repr(others)))
         picture.append([(first, id(child)) for first, child in node.children.items()])
         stack += node.children.values()
     return picture
-
-
-def _sayings(node: Node) -> str:
-    plain = [name for name in vars(node) if name not in ("parent", "children", "held")]
-    return repr(([(name, getattr(node, name)) for name in plain], node.held))

@@ -37,9 +37,9 @@ def kinds_of(others: tuple[Kind, ...], page_size: int = 4) -> Kinds:
     return Kinds((Kind(name="full", number=FULL, page_bytes=11), *others), page_size)
 
 
-def setting_of(seed: int, others: tuple[Kind, ...], num_operations: int) -> Setting:
+def setting_of(seed: int, others: tuple[Kind, ...]) -> Setting:
     """A walk in small pools of these kinds; the write queue is often full."""
-    drawn = random_setting(seed, num_operations=num_operations)
+    drawn = random_setting(seed)
     rng = Random(f"kinds {seed}")
     kinds = kinds_of(others)
     windows = {kind: window.num_pages for kind, window in (*kinds.windows, *kinds.replayed)}
@@ -59,25 +59,25 @@ def setting_of(seed: int, others: tuple[Kind, ...], num_operations: int) -> Sett
 
 @pytest.mark.parametrize("others", SUBSETS, ids=lambda each: "+".join(k.name for k in each))
 def test_a_walk_of_any_kinds_says_what_the_naive_cache_says(others: tuple[Kind, ...]) -> None:
-    Walk(setting_of(len(others), others, num_operations=150)).run()
+    Walk(setting_of(len(others), others)).run(150)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("others", SUBSETS, ids=lambda each: "+".join(k.name for k in each))
 def test_many_walks_of_any_kinds_say_what_the_naive_cache_says(others: tuple[Kind, ...]) -> None:
     for seed in range(25):  # of 27 subsets: 170,000 operations
-        Walk(setting_of(seed, others, num_operations=250)).run()
+        Walk(setting_of(seed, others)).run(250)
 
 
 def test_a_tree_that_forgets_the_second_window_is_found_out() -> None:
     def forgetful(seed: int) -> Walk:
-        walk = Walk(setting_of(seed, OTHERS, num_operations=100))
+        walk = Walk(setting_of(seed, OTHERS))
         walk.tree._windows = walk.tree._windows[:1]
         return walk
 
     with pytest.raises((AssertionError, ValueError)):  # noqa: PT012 - whichever walk meets it
         for seed in range(10):
-            forgetful(seed).run()
+            forgetful(seed).run(100)
 
 
 def test_a_hit_needs_both_windows() -> None:

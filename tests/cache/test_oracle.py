@@ -23,7 +23,7 @@ from tests.cache.walk import Setting, Walk, WrongMatchError, random_setting
 
 def hybrid_setting(seed: int, **changes: Any) -> Setting:
     """All kinds, write-through, room for storage writes; `changes`: of its cache."""
-    setting = random_setting(seed, num_operations=80)
+    setting = random_setting(seed)
     hybrid = {
         "page_size": 4,
         "window_len": 9,
@@ -43,7 +43,7 @@ def breaks(mutate: Callable[[Walk], None], num_seeds: int = 12) -> set[str]:
         walk = Walk(hybrid_setting(seed))
         mutate(walk)
         try:
-            walk.run()
+            walk.run(80)
         except (AssertionError, ValueError, KeyError) as error:
             errors.add(type(error).__name__)
     return errors

@@ -15,11 +15,11 @@ NUM_SOAK_WALKS = 5000
 @pytest.mark.parametrize("block", range(10))
 def test_random_walks_keep_every_law_and_agree_with_the_oracle(block: int) -> None:
     for seed in range(block, NUM_WALKS, 10):
-        Walk(random_setting(seed, num_operations=100)).run()
+        Walk(random_setting(seed)).run(100)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("block", range(10))
 def test_thousands_of_long_walks_keep_every_law(block: int) -> None:
     for seed in range(NUM_WALKS + block, NUM_WALKS + NUM_SOAK_WALKS, 10):
-        Walk(random_setting(seed, num_operations=250)).run()
+        Walk(random_setting(seed)).run(250)

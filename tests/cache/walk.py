@@ -50,14 +50,12 @@ class Setting:
     """What a walk runs in. `cache`: arguments of `make_cache`."""
 
     seed: int
-    num_operations: int
     num_namespaces: int
     prefetch: PrefetchConfig
-    eviction: str
     cache: dict[str, Any]
 
 
-def random_setting(seed: int, *, num_operations: int) -> Setting:
+def random_setting(seed: int) -> Setting:
     """Any kinds, page size, policies and tiny pools."""
     rng = Random(seed)
     page = rng.choice([1, 4, 16])
@@ -78,7 +76,6 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
     }
     return Setting(
         seed=seed,
-        num_operations=num_operations,
         prefetch=PrefetchConfig(
             stop=rng.choice([*STOP_POLICIES, "wait_complete"]),
             timeout_base_s=rng.choice([0.0, 1.0, 10.0]),
@@ -89,9 +86,9 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
             deadline_from=rng.choice(list(DeadlineFrom)),
             occupied_share=rng.choice([0.5, 1.0, 1.0]),
         ),
-        eviction=rng.choice(sorted(EVICTION_POLICIES)),
         cache={
             **pools,
+            "eviction": rng.choice(sorted(EVICTION_POLICIES)),
             "page_size": page,
             "window_len": window,
             "has_states": has_states,
@@ -129,7 +126,7 @@ class Walk:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.rng = Random(setting.seed + 1)
-        self.cache = make_cache(eviction=setting.eviction, **setting.cache)
+        self.cache = make_cache(**setting.cache)
         self.tree = self.cache.tree
         self.page = self.tree.page_size
         self.device_pages = setting.cache["device"][FULL]
@@ -144,17 +141,15 @@ class Walk:
         self.readers: list[Iterator[object]] = []  # reads under way
         self.read: list[Prefetch] = []  # read, and not taken in yet
         self.now_ns = 0
-        self.num_actors = 0
         self.past: list[bytes] = [b""]
-        self.log: list[str] = []
         if setting.cache["storage_queue_bytes"] is not None:
             for _ in range(3):
                 self._store_document()
 
     # -- the walk ------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """All operations, then let everything end."""
+    def run(self, num_operations: int) -> None:
+        """So many operations, then let everything end."""
         operations: list[tuple[Callable[[], None], int]] = [
             (self.submit, 8),
             (self.start, 2),
@@ -174,10 +169,8 @@ class Walk:
             (self.probe, 1),
         ]
         calls, weights = zip(*operations, strict=True)
-        for _ in range(self.setting.num_operations):
-            call = self.rng.choices(calls, weights)[0]
-            self.log.append(call.__name__)
-            call()
+        for _ in range(num_operations):
+            self.rng.choices(calls, weights)[0]()
             self.now_ns += self.rng.randint(0, SECOND_NS // 4)
             self.check()
         self.drain()
@@ -220,9 +213,8 @@ class Walk:
         tokens += self._bits(rng.randint(1, 2 * page + 1))
         self.past.append(tokens)
         namespace = "n1" if rng.random() < 0.2 and self.setting.num_namespaces > 1 else "n0"
-        self.num_actors += 1
         sequence = Sequence(tokens, namespace)
-        actor = Actor(id=self.num_actors, sequence=sequence, prompt_len=prompt_len)
+        actor = Actor(id=len(self.past), sequence=sequence, prompt_len=prompt_len)
         self.waiting.append(actor)
         match = self.match(actor)
         prefetch = self.prefetcher.prefetch_from_storage(

@@ -3,6 +3,5 @@
 import os
 import sys
 
-sys.stderr.write("farewell\n")
-sys.stderr.flush()
+print("farewell", file=sys.stderr, flush=True)
 os._exit(1)

@@ -67,8 +67,8 @@ class Pair:
         has_storage: bool = True,
         timeout_s: float = 1.0,
     ) -> None:
-        plot = replace(
-            plot_of(kind),
+        plot = plot_of(
+            kind,
             num_ranks=num_ranks,
             quirks=QuirksConfig(hit_agreement=rule),
             prefetch=PrefetchConfig(

@@ -45,29 +45,21 @@ class KernelsOnly(TorchDispatchMode):
         finally:
             self._num_paused -= 1
 
-    def pausing(self, function):
-        def run(*args, **kwargs):
-            with self.paused():
-                return function(*args, **kwargs)
-
-        return run
-
 
 @contextmanager
 def kernels_only() -> Iterator[KernelsOnly]:
-    """Within this context; `pausing` wraps what launches kernels."""
+    """Within this context; `paused()` decorates what launches kernels."""
     mode = KernelsOnly()
     make = TorchPools.__init__
 
     def made(pools, spec):
-        with mode.paused():
-            make(pools, spec)
+        mode.paused()(make)(pools, spec)
         mode.add(pools)
 
     with (
         patch.object(TorchPools, "__init__", made),
         # poison is a check of the tests, and no part of a run
-        patch.object(TorchPools, "poison", mode.pausing(TorchPools.poison)),
+        patch.object(TorchPools, "poison", mode.paused()(TorchPools.poison)),
         # small tiles: the interpreter pays for each word
         patch.object(copy, "TILE_WORDS", 512),
         patch.object(table, "TILE_WORDS", 512),

@@ -8,7 +8,7 @@ wrong logit.
 import functools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hicache.cache import invariants
-from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, MAMBA, SWA, model_kinds
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.clock import SimulatedClock
 from hicache.config import (
@@ -43,7 +43,7 @@ from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verdict, Verifier
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
-from hicache.models import HardwareConfig, LayerKind, ModelConfig
+from hicache.models import HardwareConfig, ModelConfig
 from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.feeder import Feeder
@@ -62,7 +62,7 @@ class Mix:
 
     verdict: Verdict
     counters: Counter[str]
-    seen: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str]
 
 
 def tiny(pattern: str, page_size: int) -> ModelConfig:
@@ -157,9 +157,10 @@ def run_mix(
         )
         for each, pages in zip(pools, allocators, strict=True)
     ]
-    if plane is REFERENCE:
-        for runner in runners:
-            _load_late(runner, layers_at_once)
+    for runner in runners if plane is REFERENCE else ():
+        # a late stream brings so many layers at a time, not before the model waits for them
+        late = functools.partial(runner._streams.load.load_items, layers_at_once=layers_at_once)
+        runner.pools.plane = plane._replace(load_items=late)
     for runner in runners if fault is not None else ():
         fault(runner)
     rate = float(rng.choice([1e6, 1e8, 1e10]))
@@ -169,8 +170,16 @@ def run_mix(
     abort_share = float(rng.choice([0.0, 0.0, 0.03]))
     engines: list[AbortingEngine] = []
     for number, (runner, pages) in enumerate(zip(runners, allocators, strict=True)):
-        simulated = _simulated(number, shape, plot, io, rate)
-        executor = CarriedExecutor(runner, simulated, seen, computes=computes)
+        executor = CarriedExecutor(
+            number,
+            CostModel(shape, load(HardwareConfig, "hardware", "h200"), tp=1),
+            io,
+            page_size=page_size,
+            page_bytes=plot.page_bytes,
+            load_rate=rate,
+            slowdown=1.0,
+        )
+        executor.carry(runner, seen, computes=computes)
         engine = engine_of(plot, executor, checks=True, kind=AbortingEngine, pools=pages)
         engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), abort_share, seen)
         engines.append(engine)
@@ -192,14 +201,6 @@ def run_mix(
     return Mix(verifier.verify(), counters, seen)
 
 
-def _load_late(runner: ModelRunner, layers_at_once: int) -> None:
-    """Let a late stream bring so many layers at a time, not before the model waits for them."""
-    stream = runner._streams.load
-    if isinstance(stream, PlacedStream):
-        late = functools.partial(stream.load_items, layers_at_once=layers_at_once)
-        runner.pools.plane = runner.pools.plane._replace(load_items=late)
-
-
 def _spec(shape: ModelConfig, plot: Plot, device: torch.device, tp: int) -> PoolSpec:
     return PoolSpec(
         model=shape,
@@ -208,20 +209,6 @@ def _spec(shape: ModelConfig, plot: Plot, device: torch.device, tp: int) -> Pool
         host_counts=plot.host,
         device=device,
         tp=tp,
-    )
-
-
-def _simulated(
-    number: int, shape: ModelConfig, plot: Plot, io: SimulatedIo, rate: float
-) -> SimulatedExecutor:
-    return SimulatedExecutor(
-        number,
-        CostModel(shape, _h200(), tp=1),
-        io,
-        page_size=plot.page_size,
-        page_bytes=plot.page_bytes,
-        load_rate=rate,
-        slowdown=1.0,
     )
 
 
@@ -236,18 +223,13 @@ def _draw_room(
     device = (full, swa * (model.num_swa_layers > 0), int(rng.integers(6, 24)))
     scale = float(rng.choice([0.7, 1.0, 3.0]))
     tp = int(rng.choice([1, 1, 2, 4]))
+    kinds = model_kinds(model, page_size, tp)
     plot = Plot(
-        window_len=model.window_len,
-        has_states=model.num_mamba_layers > 0,
+        cache={"kinds": kinds},
         device=device,
         host=tuple(int(count * scale) + 1 for count in device),
         page_size=page_size,
-        page_bytes=tuple(
-            model.page_bytes(kind, page_size) * model.kv_copies(kind, tp)
-            if kind in model.kinds
-            else 0
-            for kind in LayerKind
-        ),
+        page_bytes=kinds.page_bytes,
     )
     return plot, tp
 
@@ -274,15 +256,17 @@ def _draw_storage(
 
 def _with_policies(rng: np.random.Generator, plot: Plot, *, has_storage: bool) -> Plot:
     """Policies, the same for all engines of a run."""
+    write_policy = _draw(rng, [*WRITE_POLICIES, "write_through"])
+    checkpoints = _draw(rng, ["end", "end_branch", "every", "every"])
+    drawn = {"write_policy": write_policy, "load_back_threshold": int(rng.choice([1, 10]))}
     return replace(
         plot,
         has_storage=has_storage,
-        write_policy=_draw(rng, [*WRITE_POLICIES, "write_through"]),
-        checkpoints=_draw(rng, ["end", "end_branch", "every", "every"]),
+        cache={**plot.cache, **drawn},
+        checkpoints=checkpoints,
         checkpoint_pages=1,
         may_jump=False,
         takes_decode_pages_first=True,
-        load_back_threshold=int(rng.choice([1, 10])),
         prefetch=PrefetchConfig(
             stop=_draw(rng, [*STOP_POLICIES, "wait_complete"]),
             threshold=plot.page_size * int(rng.choice([1, 2])),
@@ -300,11 +284,6 @@ def _with_policies(rng: np.random.Generator, plot: Plot, *, has_storage: bool) -
             new_token_ratio_floor=0.0,
         ),
     )
-
-
-@functools.cache
-def _h200() -> HardwareConfig:
-    return load(HardwareConfig, "hardware", "h200")
 
 
 class CarriedIo(SimulatedIo):
@@ -356,22 +335,16 @@ class CarriedIo(SimulatedIo):
             yield storage, [rank.payload(*item) for item in items]
 
 
-class CarriedExecutor:
+class CarriedExecutor(SimulatedExecutor):
     """Bytes by the data runner, time by the cost model."""
 
-    def __init__(self, runner, simulated, seen, *, computes: bool) -> None:
-        self._runner = runner
-        self._simulated = simulated
-        self.query, self.read = simulated.query, simulated.read
-        self._seen = seen
-        self._computes = computes
+    is_fenced = False  # streams keep the order, as in real time
 
-    @property
-    def is_fenced(self) -> bool:
-        return False  # streams keep the order, as in real time
+    def carry(self, runner: ModelRunner, seen: Counter[str], *, computes: bool) -> None:
+        self._runner, self._seen, self._computes = runner, seen, computes
 
     def submit(self, work, now_ns) -> None:
-        self._simulated.submit(work, now_ns)
+        super().submit(work, now_ns)
         if not isinstance(work, StorageWrite) and self._computes:
             self._runner.submit(work)
         self._seen[type(work).__name__] += 1
@@ -382,7 +355,7 @@ class CarriedExecutor:
             self._seen["load back of a state alone"] += bool(state and not full and not swa)
 
     def forward(self, batch, now_ns) -> StepRun:
-        run = self._simulated.forward(batch, now_ns)
+        run = super().forward(batch, now_ns)
         if self._computes:
             self._runner.compute(batch)
         return run

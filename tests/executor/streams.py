@@ -2,6 +2,7 @@
 
 from collections import deque
 from functools import partial
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -18,12 +19,8 @@ class PlacedStream:
     def __init__(self, *, is_late: bool) -> None:
         self._is_late = is_late
         self._waiting: deque[Action] = deque()
-        self._parts: deque[Action] = deque()  # of the last copy
+        self.parts: deque[Action] = deque()  # of the last copy
         self.num_run = 0
-
-    @property
-    def has_parts(self) -> bool:
-        return bool(self._parts)
 
     def run(self, action: Action) -> "_PlacedEvent":
         self._waiting.append(action)
@@ -42,8 +39,8 @@ class PlacedStream:
 
     def run_parts(self, layer: int = 0, landed: Tensor | None = None, count: int = 0) -> None:
         """Run parts until a layer has landed so many times, or all."""
-        while self._parts and (landed is None or int(landed[layer, 1]) < count):
-            self._parts.popleft()()
+        while self.parts and (landed is None or int(landed[layer, 1]) < count):
+            self.parts.popleft()()
 
     def load_items(
         self,
@@ -57,7 +54,7 @@ class PlacedStream:
         for first in range(0, table.num_layers, layers_at_once):
             layers = range(first, first + layers_at_once)
             part = partial(naive_load_items, table, load, landed, layers=layers)
-            self._parts.append(part)
+            self.parts.append(part)
         if not self._is_late:
             self.run_parts()
 
@@ -66,21 +63,20 @@ class PlacedStream:
         self.run_parts()
 
 
-class _PlacedEvent:
-    def __init__(self, stream: PlacedStream, number: int) -> None:
-        self._stream = stream
-        self._number = number
+class _PlacedEvent(NamedTuple):
+    stream: PlacedStream
+    number: int
 
     def is_done(self) -> bool:
-        return self._stream.num_run > self._number and not self._stream.has_parts
+        return self.stream.num_run > self.number and not self.stream.parts
 
     def wait(self) -> None:
-        self._stream.run_until(self._number)
-        self._stream.run_parts()
+        self.stream.run_until(self.number)
+        self.stream.run_parts()
 
     def wait_for_layer(self, landed: Tensor, layer: int, count: int) -> None:
-        self._stream.run_until(self._number)
-        self._stream.run_parts(layer, landed, count)
+        self.stream.run_until(self.number)
+        self.stream.run_parts(layer, landed, count)
 
     def duration_ns(self) -> int:
         return 0  # whoever waits for it does it

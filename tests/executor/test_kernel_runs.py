@@ -26,7 +26,7 @@ from tests.executor.mixes import run_mix, tiny
 )
 def test_logits_equal_a_cold_start_on_kernels_alone(seed, most, hits):
     with kernels_only() as mode:
-        mix = run_mix(seed, plane=interpreted().wrapped(mode.pausing), most=most)
+        mix = run_mix(seed, plane=interpreted().wrapped(mode.paused()), most=most)
     assert mix.verdict.num_equal == mix.verdict.num_checked > 0
     assert all(mix.seen[hit] for hit in hits)
 

@@ -26,11 +26,6 @@ class Knob:
     values: Mapping[str, Overrides]
     plain_share: float | None = 0.6
 
-    @property
-    def plain(self) -> str:
-        """The first value."""
-        return next(iter(self.values))
-
 
 def _each(key: str, *values: object, plain_share: float | None = 0.6) -> Knob:
     """A knob of the configuration, by the values it may have."""
@@ -330,20 +325,17 @@ KNOBS = (
 )
 
 RANKS = (("parallel.ranks", "2"), ("parallel.ranks", "3"), ("seam", "votes of a step ago"))
+WARM = ("workload.start", "warm_storage")
 STORED = (  # values that need storage, or copies other than write_back
     *RANKS,
-    ("workload.start", "warm_storage"),
+    WARM,
     ("seam", "batches of a read"),
     ("seam", "look of a router"),
 )
 # of values that cannot go together, the second gives way to its knob's plain one
 BARRED = (
-    (("storage.kind", "none"), ("parallel.ranks", "2")),
-    (("storage.kind", "none"), ("parallel.ranks", "3")),
-    (("storage.kind", "none"), ("workload.start", "warm_storage")),
-    (("kinds", "full_mamba"), ("cache.window", "replay")),
-    (("kinds", "all"), ("cache.window", "replay")),
-    (("kinds", "parts"), ("cache.window", "replay")),
+    *((("storage.kind", "none"), barred) for barred in (*RANKS[:2], WARM)),
+    *((("kinds", kind), ("cache.window", "replay")) for kind in ("full_mamba", "all", "parts")),
     *((("host.layout", layout), barred) for layout in ("shared", "both") for barred in RANKS),
     *((("host.layout", layout), barred) for layout in ("exclusive", "both") for barred in STORED),
 )

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
@@ -12,7 +12,7 @@ from hicache.config import ExperimentConfig
 from hicache.models import GIB
 from hicache.workload.workload import Workload, load_workload
 from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob
-from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, make_talk, unit_tokens
+from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, unit_tokens
 
 BASE = (
     "workload=chat",
@@ -21,7 +21,6 @@ BASE = (
     "tracker.wandb_mode=disabled",
     "tracker.interval_s=0.02",
 )
-OURS = ("pools", "talk", "pages")  # areas whose keys are no knobs of a run
 CHAT_UNITS = {
     "chat": 512,
     "agents": 2048,
@@ -31,7 +30,7 @@ CHAT_UNITS = {
 
 Choices = Mapping[str, str]
 SEED = "seed"  # of requests and storage delays: a choice too, which is another in every scenario
-PLAIN: Choices = {SEED: "0", **{knob.name: knob.plain for knob in KNOBS}}
+PLAIN: Choices = {SEED: "0", **{knob.name: next(iter(knob.values)) for knob in KNOBS}}
 
 
 def draw(seed: int, number: int) -> dict[str, str]:
@@ -44,25 +43,11 @@ def draw(seed: int, number: int) -> dict[str, str]:
     return choices
 
 
-def parse(name: str) -> tuple[int, int]:
-    """Seed and number of a scenario's name."""
-    seed, number = map(int, name.split("/"))
-    return seed, number
-
-
 def _draw_value(knob: Knob, rng: Random) -> str:
     plain, *others = knob.values
     if knob.plain_share is None:
         return rng.choice([plain, *others])
     return plain if rng.random() < knob.plain_share else rng.choice(others)
-
-
-def overrides_of(choices: Choices) -> dict[str, object]:
-    """What the choices override, in the order of the knobs."""
-    merged: dict[str, object] = {"seed": int(choices[SEED])}
-    for knob in KNOBS:
-        merged |= knob.values[choices[knob.name]]
-    return merged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,33 +69,31 @@ class Plan:
 
 def plan_of(choices: Choices, limit: int | None = None) -> Plan:
     """What to run; `limit`: the first requests only."""
-    told = overrides_of(choices)
-    ours = {key: value for key, value in told.items() if key.split(".")[0] in OURS}
-    overrides = {key: value for key, value in told.items() if key not in ours}
+    overrides: dict[str, Any] = {"seed": int(choices[SEED])}
+    for knob in KNOBS:
+        overrides |= knob.values[choices[knob.name]]
+    pools, talk, pages = (_split_off(overrides, area) for area in ("pools", "talk", "pages"))
     config = config_of(*BASE, *_words(overrides))
     page = config.cache.page_size
     overrides |= {
-        "prefetch.threshold": page * int(ours["pages.prefetch.threshold"]),
-        "scheduler.chunk_tokens": page * int(ours["pages.scheduler.chunk_tokens"]),
+        **{key: page * count for key, count in pages.items()},
         "cache.checkpoint_tokens": 2 * unit_tokens(page),
     }
     if choices[WORKLOAD] == TALK:
-        workload = make_talk(
-            Talk(
-                page_size=page,
-                namespaces=int(ours["talk.namespaces"]),
-                gap_s=float(ours["talk.gap_s"]),
-                giants=int(ours["talk.giants"]),
-                longest_answer=int(ours["talk.longest_answer"]),
-                seed=config.seed,
-            )
-        )
+        workload = Talk(page_size=page, seed=config.seed, **talk).workload()
     else:
-        overrides |= _thinned(choices[WORKLOAD], page, float(ours["talk.gap_s"]))
-        overrides["workload.limit"] = limit or NUM_REQUESTS
+        # generated conversations, as long as a talk's and as close together
+        stride = max(CHAT_UNITS[choices[WORKLOAD]] // unit_tokens(page), 4)
+        overrides |= {
+            "workload.num_sessions": 16,
+            "workload.session_rate": 0.05,
+            "workload.token_stride": stride,
+            "workload.time_scale": talk["gap_s"] / 20,
+            "workload.limit": limit or NUM_REQUESTS,
+        }
         settings = config_of(*BASE, *_words(overrides)).workload
         workload = load_workload(settings, data_dir=None, seed=config.seed)
-    overrides |= _pools(config, workload, ours, overrides)
+    overrides |= _pools(config, workload, pools)
     return Plan(
         config=config_of(*BASE, *_words(overrides)),
         workload=replace(workload, requests=workload.requests[:limit]),
@@ -118,21 +101,14 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
     )
 
 
-def _thinned(kind: str, page: int, gap_s: float) -> dict[str, object]:
-    """Generated conversations, as long as a talk's and as close together."""
-    return {
-        "workload.num_sessions": 16,
-        "workload.session_rate": 0.05,
-        "workload.token_stride": max(CHAT_UNITS[kind] // unit_tokens(page), 4),
-        "workload.time_scale": gap_s / 20,
-    }
+def _split_off(overrides: dict[str, Any], area: str) -> dict[str, Any]:
+    """Take the values out whose keys begin with `area`, by the rest of the key."""
+    keys = [key for key in overrides if key.startswith(f"{area}.")]
+    return {key.partition(".")[2]: overrides.pop(key) for key in keys}
 
 
 def _pools(
-    config: ExperimentConfig,
-    workload: Workload,
-    ours: Mapping[str, Any],
-    overrides: Mapping[str, Any],
+    config: ExperimentConfig, workload: Workload, wanted: Mapping[str, Any]
 ) -> dict[str, object]:
     """Memory for so many pages of each pool, in terms of what a long request takes."""
     model, page = config.model, config.cache.page_size
@@ -140,21 +116,14 @@ def _pools(
     longest = _longest_pages(workload, page)
     lens = (model.window_len, *(part.window_len for part in model.parts if part.window_len))
     windows = [-(-length // page) + 2 for length in lens]
-    on_device = [round(each + 1 + longest * ours["pools.swa_device"]) for each in windows]
-    on_host = [round((longest + each * 2) * ours["pools.swa_host"]) for each in windows]
-    device = (
-        round(longest * ours["pools.full_device"]) + 2,
-        on_device[0],
-        int(ours["pools.slots_device"]),
-        *on_device[1:],
-    )
-    host = (
-        round(longest * ours["pools.full_host"]),
-        on_host[0],
-        int(ours["pools.slots_host"]),
-        *on_host[1:],
-    )
+    swa, *others = [round(each + 1 + longest * wanted["swa_device"]) for each in windows]
+    device = round(longest * wanted["full_device"]) + 2, swa, wanted["slots_device"], *others
+    swa, *others = [round((longest + each * 2) * wanted["swa_host"]) for each in windows]
+    host = round(longest * wanted["full_host"]), swa, wanted["slots_host"], *others
     derived: dict[str, Any] = {}
+    model_parts = [
+        {name: value for name, value in asdict(part).items() if value} for part in model.parts
+    ]
     for tier, counts in (("device", device), ("host", host)):
         parts = [count * size for count, size in zip(counts, sizes, strict=True)]
         total = sum(parts) + sum(sizes) // 2
@@ -162,16 +131,15 @@ def _pools(
         for kind, place in (("swa", 1), ("mamba", 2)):
             share = (parts[place] + sizes[place] // 4) / total if sizes[place] else None
             derived[f"cache.{kind}_{tier}_share"] = share
-        told = [dict(each) for each in derived.get("model.parts", overrides.get("model.parts", ()))]
-        windows_told = [each for each in told if "window_len" in each]
-        for place, each in enumerate(windows_told, 3):
+        windowed = [each for each in model_parts if "window_len" in each]
+        for place, each in enumerate(windowed, 3):
             each[f"{tier}_share"] = (parts[place] + sizes[place] // 4) / total
-        if told:
-            derived["model.parts"] = told
+    if model_parts:
+        derived["model.parts"] = model_parts
     page_total = sum(sizes)
-    if ours["pools.storage"]:
-        derived["storage.capacity_gib"] = longest * ours["pools.storage"] * page_total / GIB
-    derived["storage.write_queue_gib"] = longest * ours["pools.write_queue"] * page_total / GIB
+    if wanted["storage"]:
+        derived["storage.capacity_gib"] = longest * wanted["storage"] * page_total / GIB
+    derived["storage.write_queue_gib"] = longest * wanted["write_queue"] * page_total / GIB
     return derived
 
 
@@ -186,11 +154,8 @@ def _words(overrides: Mapping[str, object]) -> list[str]:
 
 
 def _word(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, list | tuple) and value and isinstance(value[0], dict):
-        objects = (",".join(f"{key}:{held}" for key, held in each.items()) for each in value)
-        return f"[{','.join(f'{{{each}}}' for each in objects)}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_word(held)}' for key, held in value.items())}}}"
     if isinstance(value, list | tuple):
-        return str(list(value)).replace(" ", "")
-    return str(value).replace(":", "\\:")
+        return f"[{','.join(map(_word, value))}]"
+    return "null" if value is None else str(value).replace(":", "\\:")

@@ -3,7 +3,7 @@
 Half of its lengths lie within three tokens of a page boundary, which is where things go wrong.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 from hicache.clock import to_ns
@@ -17,7 +17,12 @@ NUM_SYSTEM_PROMPTS = 3
 LONGEST_UNITS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def unit_tokens(page_size: int) -> int:
+    """Tokens in which lengths are drawn."""
+    return max(page_size, 8)
+
+
+@dataclass(kw_only=True)
 class Talk:
     """What to draw. A unit is a page, or eight tokens where pages are smaller."""
 
@@ -28,42 +33,35 @@ class Talk:
     giants: int  # requests too long for any pool, at the end of their sessions
     seed: int
 
+    def workload(self) -> Workload:
+        """The requests in order of arrival; equal for equal settings."""
+        while len(self.requests) < NUM_REQUESTS:
+            self._add_session()
+        requests = sorted(self.requests[:NUM_REQUESTS], key=lambda each: (each.arrival_ns, each.id))
+        ids: dict[int | None, int] = {each.id: number for number, each in enumerate(requests)}
+        for each in requests:
+            each.id, each.session_id = ids[each.id], ids[each.session_id]
+            each.parent_id = ids.get(each.parent_id)
+        return Workload(name=TALK, requests=requests)
 
-def unit_tokens(page_size: int) -> int:
-    """Tokens in which lengths are drawn."""
-    return max(page_size, 8)
-
-
-def make_talk(talk: Talk) -> Workload:
-    """The requests in order of arrival; equal for equal arguments."""
-    draft = _Draft(talk)
-    while len(draft.requests) < NUM_REQUESTS:
-        draft.add_session()
-    requests = sorted(draft.requests[:NUM_REQUESTS], key=lambda each: (each.arrival_ns, each.id))
-    return Workload(name=TALK, requests=_numbered(requests))
-
-
-class _Draft:
-    def __init__(self, talk: Talk) -> None:
+    def __post_init__(self) -> None:
         self.requests: list[Request] = []
-        self._talk = talk
-        self._rng = Random(f"{talk.seed}")
-        self._unit = unit_tokens(talk.page_size)
+        self._rng = Random(f"{self.seed}")
+        self._unit = unit_tokens(self.page_size)
         self._next_id = 0
         self._start_s = 0.0
-        self._giants_left = talk.giants
         self._systems = [self._fresh(self._length(1, 4)) for _ in range(NUM_SYSTEM_PROMPTS)]
         self._past: list[list[int]] = []
 
-    def add_session(self) -> None:
-        """One conversation, its turns a gap apart."""
-        rng, talk = self._rng, self._talk
-        self._start_s += rng.expovariate(1 / (2 * talk.gap_s))
+    def _add_session(self) -> None:
+        # one conversation, its turns a gap apart
+        rng = self._rng
+        self._start_s += rng.expovariate(1 / (2 * self.gap_s))
         time_s, parent, first = self._start_s, None, len(self.requests)
-        namespace = f"tenant-{rng.randrange(talk.namespaces)}" if talk.namespaces > 1 else ""
+        namespace = f"tenant-{rng.randrange(self.namespaces)}" if self.namespaces > 1 else ""
         prompt = self._opening()
         for _ in range(rng.randint(2, 6)):
-            answer = self._fresh(rng.choice((1, 2, rng.randint(1, talk.longest_answer))))
+            answer = self._fresh(rng.choice((1, 2, rng.randint(1, self.longest_answer))))
             number = len(self.requests)
             self.requests.append(
                 Request(
@@ -73,7 +71,7 @@ class _Draft:
                     prompt=spans(prompt),
                     output=spans(answer),
                     parent_id=parent,
-                    think_ns=to_ns(rng.expovariate(1 / talk.gap_s)),
+                    think_ns=to_ns(rng.expovariate(1 / self.gap_s)),
                     namespace=namespace,
                 )
             )
@@ -82,12 +80,12 @@ class _Draft:
             ):  # two giants and pools would be their size
                 self._past.append(prompt + answer)
             parent = number
-            time_s += rng.expovariate(1 / (4 * talk.gap_s))
+            time_s += rng.expovariate(1 / (4 * self.gap_s))
             prompt = self._next_turn(prompt, answer)
             if len(prompt) > LONGEST_UNITS * self._unit:
-                if not self._giants_left:
+                if not self.giants:
                     return
-                self._giants_left -= 1
+                self.giants -= 1
                 prompt = prompt + self._fresh(100 * LONGEST_UNITS * self._unit)
 
     def _opening(self) -> list[int]:
@@ -113,16 +111,3 @@ class _Draft:
         first = self._next_id
         self._next_id += count
         return list(range(first, self._next_id))
-
-
-def _numbered(requests: list[Request]) -> list[Request]:
-    ids = {request.id: number for number, request in enumerate(requests)}
-    return [
-        replace(
-            request,
-            id=ids[request.id],
-            session_id=ids[request.session_id],
-            parent_id=None if request.parent_id is None else ids[request.parent_id],
-        )
-        for request in requests
-    ]

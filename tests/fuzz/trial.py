@@ -3,19 +3,18 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from unittest import mock
 
 from hicache import experiment
 from hicache.cache import invariants
-from hicache.cache.tree.keys import Digests
+from hicache.cache.tree.keys import Digests, Numbers
 from hicache.clock import SimulatedClock
 from hicache.config import StartState
 from hicache.request import TOKEN_BYTES, Request
 from hicache.results.metrics import TTFT_PARTS, Progress, RequestRecord, Row, Status, summarize
-from hicache.workload.page_numbers import page_numbers
 from hicache.workload.workload import Workload
 from tests.fuzz.scenario import Choices, Plan, plan_of
 from tests.workload.infinite_cache import page_chain
@@ -24,20 +23,14 @@ MOST_MOMENTS = 300_000  # some 40 requests take a few thousand
 STEPS_CHECKED = 2_000  # each of them; of those of a longer run, one in 16
 
 
-class BrokenPromiseError(AssertionError):
-    """A run came to its end, and something about it is wrong."""
-
-
-class HangError(BrokenPromiseError):
+class HangError(AssertionError):
     """A run goes on and on."""
 
 
 class BoundedClock(SimulatedClock):
     """Refuses to look at more moments than any small run has."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._moments_left = MOST_MOMENTS
+    _moments_left = MOST_MOMENTS
 
     def wait_until(self, time_ns: int) -> None:
         self._moments_left -= 1
@@ -77,7 +70,8 @@ class Trial:
         """Return all of it but why tokens were computed."""
         areas = ("computed", "recomputed")
         nothing = dict.fromkeys(("window_missing_len", "state_missing_len"), 0)
-        return Trial(
+        return replace(
+            self,
             summary={
                 key: value
                 for key, value in self.summary.items()
@@ -87,7 +81,6 @@ class Trial:
                 replace(each, computed_for={}, recomputed_for={}, **nothing)  # type: ignore[arg-type]
                 for each in self.records
             ],
-            rows=self.rows,
         )
 
 
@@ -105,36 +98,26 @@ def try_choices(choices: Choices, limit: int | None = None) -> Trial:
     plan = plan_of(choices, limit)
     trial = _run(plan)
     check_records(plan, trial.records)
-    second = _run(plan, checks=False, names=Digests)
+    second = _run(plan, checks=False, by_digests=True)
     check_equal(trial.without_reasons(), second.without_reasons(), "a second run")
     check_equal(trial, _run(plan, checks=False, jump=False), "engine.jump=false")
     return trial
 
 
-def _run(
-    plan: Plan, *, checks: bool = True, jump: bool = True, names: type[Digests] | None = None
-) -> Trial:
-    engine = replace(plan.config.engine, check_invariants=checks, jump=jump, explain=names is None)
-    rows: list[Row] = []
-
-    def watch(progress: Progress) -> None:
-        if progress.row is not None:
-            rows.append(progress.row)
-
-    with ExitStack() as patches:
-        patches.enter_context(
-            mock.patch("hicache.engine.simulated_runtime.SimulatedClock", BoundedClock)
-        )
-        patches.enter_context(mock.patch.object(invariants, "check", thinned(invariants.check)))
-        if names is not None:
-            size = plan.config.cache.page_size
-            page_names = names(size, page_numbers(plan.workload.requests, size))
-            named = mock.patch.object(experiment, "Numbers", return_value=page_names)
-            patches.enter_context(named)
+def _run(plan: Plan, *, checks: bool = True, jump: bool = True, by_digests: bool = False) -> Trial:
+    engine = replace(plan.config.engine, check_invariants=checks, jump=jump, explain=not by_digests)
+    names = partial(Digests, plan.config.cache.page_size) if by_digests else Numbers
+    seen: list[Progress] = []
+    with (
+        mock.patch("hicache.engine.simulated_runtime.SimulatedClock", BoundedClock),
+        mock.patch.object(invariants, "check", thinned(invariants.check)),
+        mock.patch.object(experiment, "Numbers", names),
+    ):
         result = experiment.run(
-            replace(plan.config, engine=engine), workload=plan.workload, progress=watch
+            replace(plan.config, engine=engine), workload=plan.workload, progress=seen.append
         )
     summary = summarize(result.records, result.measures)
+    rows = [each.row for each in seen if each.row is not None]
     return Trial(summary=summary, records=result.records, rows=rows)
 
 
@@ -144,11 +127,10 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
     Nor may a request hit what no other request of its namespace had.
     """
     ids = [record.id for record in records]
-    _hold(len(set(ids)) == len(ids), f"of {len(ids)} records only {len(set(ids))} are different")
-    warm_up_ns = round(plan.config.workload.warm_up_s * 1e9)
+    assert len(set(ids)) == len(ids), f"of {len(ids)} records only {len(set(ids))} are different"
     requests = {request.id: request for request in plan.workload.requests}
-    if not warm_up_ns:
-        _hold(set(ids) == set(requests), f"{len(requests)} requests came, {len(ids)} are recorded")
+    if not plan.config.workload.warm_up_s:
+        assert set(ids) == set(requests), f"{len(requests)} requests came, {len(ids)} are recorded"
     shared = None
     if plan.config.workload.start is StartState.cold:
         cache = plan.config.cache
@@ -158,25 +140,23 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
     for record in records:
         for part in TTFT_PARTS:
             time_ns = getattr(record, f"{part}_ns")
-            _hold(time_ns >= 0, f"request {record.id} has a {part} of {time_ns} ns")
-        _hold(
-            record.status is not Status.aborted or plan.config.workload.abort_share,
-            f"request {record.id} was aborted and nobody ever gives up",
+            assert time_ns >= 0, f"request {record.id} has a {part} of {time_ns} ns"
+        assert record.status is not Status.aborted or plan.config.workload.abort_share, (
+            f"request {record.id} was aborted and no request ever gives up"
         )
         if record.status is not Status.finished:
             continue
         hit_len = record.prompt_len - record.computed_len
         longest = record.prompt_len - 1 if shared is None else shared[record.id]
-        _hold(
-            0 <= hit_len <= longest,
-            f"request {record.id} hit {hit_len} tokens and at most {longest} could be there",
+        assert 0 <= hit_len <= longest, (
+            f"request {record.id} hit {hit_len} tokens and at most {longest} could be there"
         )
         wanted = requests[record.id].output_len
-        _hold(record.output_len == wanted, f"request {record.id} got {record.output_len} tokens")
+        assert record.output_len == wanted, f"request {record.id} got {record.output_len} tokens"
         assert record.first_token_ns is not None
         assert record.finish_ns is not None
         in_order = record.arrival_ns <= record.first_token_ns <= record.finish_ns
-        _hold(in_order, f"request {record.id} finished before its first token or arrival")
+        assert in_order, f"request {record.id} finished before its first token or arrival"
 
 
 def shared_lengths(
@@ -208,9 +188,4 @@ def check_equal(trial: Trial, other: Trial, what: str) -> None:
         return
     pairs = zip(trial.lines, other.lines, strict=False)
     left, right = next(((a, b) for a, b in pairs if a != b), ("", ""))
-    raise BrokenPromiseError(f"{what} differs: {left} / {right}")
-
-
-def _hold(condition: object, message: str) -> None:
-    if not condition:
-        raise BrokenPromiseError(message)
+    raise AssertionError(f"{what} differs: {left} / {right}")

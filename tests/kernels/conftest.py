@@ -15,21 +15,10 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 POISON = 0xA5
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(
-            "cpu",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs the kernels"),
-        ),
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-            ],
-        ),
-    ]
-)
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(params=[GPU if torch.cuda.is_available() else "cpu"])
 def device(request) -> torch.device:
     """Where kernels run: the same cases in the interpreter and on a GPU."""
     return torch.device(request.param, 0 if request.param == "cuda" else None)
@@ -43,38 +32,26 @@ def generator() -> torch.Generator:
 @pytest.fixture
 def random_bytes(device, generator) -> Callable[..., Tensor]:
     """Random bytes of a shape, seen as a dtype: opaque words, NaN patterns included."""
-
-    def make(*shape: int, dtype: torch.dtype = torch.uint8, host: bool = False) -> Tensor:
-        last = shape[-1] * dtype.itemsize
-        values = torch.randint(0, 256, (*shape[:-1], last), generator=generator, dtype=torch.uint8)
-        return _placed(values, device, host=host).view(dtype)
-
-    return make
+    return _slabs(lambda shape: torch.randint(0, 256, shape, generator=generator), device)
 
 
 @pytest.fixture
 def poisoned(device) -> Callable[..., Tensor]:
     """A poisoned slab: what a kernel should have written, and did not, is seen."""
+    return _slabs(lambda shape: torch.full(shape, POISON), device)
 
+
+def _slabs(fill: Callable[[Sequence[int]], Tensor], device: torch.device) -> Callable[..., Tensor]:
     def make(*shape: int, dtype: torch.dtype = torch.uint8, host: bool = False) -> Tensor:
-        last = shape[-1] * dtype.itemsize
-        slab = torch.full((*shape[:-1], last), POISON, dtype=torch.uint8)
-        return _placed(slab, device, host=host).view(dtype)
+        slab = fill((*shape[:-1], shape[-1] * dtype.itemsize)).to(torch.uint8)
+        if device.type == "cuda":
+            slab = slab.pin_memory() if host else slab.to(device)
+        return slab.view(dtype)
 
     return make
-
-
-def _placed(values: Tensor, device: torch.device, *, host: bool) -> Tensor:
-    if device.type == "cpu":
-        return values
-    return values.pin_memory() if host else values.to(device)
 
 
 @pytest.fixture
 def ids(device) -> Callable[[Sequence[int] | Tensor], Tensor]:
     """Ids as the kernels want them."""
-
-    def make(values: Sequence[int] | Tensor) -> Tensor:
-        return torch.as_tensor(values, dtype=torch.int32).to(device)
-
-    return make
+    return lambda values: torch.as_tensor(values, dtype=torch.int32).to(device)

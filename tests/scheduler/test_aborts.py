@@ -250,7 +250,7 @@ def test_a_wait_for_storage_ends_with_the_abort() -> None:
     )
     world = World(plot)
     request = request_of(0, range(104), [1])
-    warm_storage(StandIns(world.storage), [request], world.cache.tree)
+    warm_storage(StandIns(world.storages[0]), [request], world.cache.tree)
     world.serve([request], patience_ns={0: 7_000_000})
     ((req, end_ns),) = world.aborted
     assert end_ns == req.storage_wait_ns == 7_000_000

@@ -175,9 +175,15 @@ def test_the_last_running_request_waits_for_a_prompt_in_the_same_step(num_pages:
 def test_a_prompt_that_fails_half_way_again_and_again_is_rejected() -> None:
     # its hit's window is locked, and leaves no room for a window of its own
     plot = plot_of(
-        "full_swa", window_len=64, device=(200, 16, 0), host=(0, 0, 0), has_storage=False
+        "full_swa",
+        window_len=64,
+        device=(200, 16, 0),
+        host=(0, 0, 0),
+        has_storage=False,
+        scheduler=EIGHT,
+        policy=FreeOfCharge(),
     )
-    world = World(replace(plot, scheduler=EIGHT, policy=FreeOfCharge()))
+    world = World(plot)
     first = list(range(120))
     later = request_of(1, [*first, *range(1000, 1200)], [7], arrival_ns=10**9)
     world.serve([request_of(0, first, [7]), later])
@@ -190,10 +196,8 @@ def test_a_prompt_that_fails_half_way_again_and_again_is_rejected() -> None:
 def host_window_world(budget: str) -> World:
     """A window pool with room for a prompt and its window, but not for that and a load-back."""
     config = SchedulerConfig(chunk_tokens=4096, max_running=8, swa_budget=budget)
-    plot = Plot(
-        window_len=64, device=(200, 17, 0), host=(400, 100, 0), scheduler=config, has_storage=False
-    )
-    world = World(plot)
+    pools = {"device": (200, 17, 0), "host": (400, 100, 0)}
+    world = World(plot_of("full_swa", window_len=64, scheduler=config, has_storage=False, **pools))
     first = list(range(1000, 1120))
     long = list(range(5000, 5110))
     world.serve(

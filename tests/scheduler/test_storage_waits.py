@@ -107,7 +107,7 @@ def test_no_part_of_a_time_to_first_token_is_negative_though_requests_are_retrac
     roomy = plot(ranks=ranks)
     tight = replace(
         roomy,
-        policy=UntilPagesCome(),
+        cache=roomy.cache | {"policy": UntilPagesCome()},
         scheduler=limits,
         device=(24, 0, 0),
         # a page at a time, and slowly: there is news half way

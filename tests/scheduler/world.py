@@ -2,23 +2,21 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field
 from operator import attrgetter
 from random import Random
+from typing import Any
 
 import numpy as np
 
 from hicache.cache import invariants
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import Pools, TracedAllocator
-from hicache.cli.schema import config_of
 from hicache.clock import NEVER, SimulatedClock
 from hicache.config import (
     Arrivals,
     ParallelConfig,
     PrefetchConfig,
-    QuirksConfig,
     SchedulerConfig,
     StorageConfig,
     WorkloadConfig,
@@ -28,7 +26,6 @@ from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.executor.completions import StepEnds, StepRun
-from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request, TokenSpans
@@ -44,7 +41,6 @@ STEP_NS = 10_000_000
 TOKEN_NS = 20_000
 SCHEDULER = SchedulerConfig(chunk_tokens=64, max_running=8)
 PREFETCH = PrefetchConfig(threshold=16, occupied_share=1.0)
-QUIRKS = QuirksConfig()
 STORAGE = StorageConfig(kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4)
 KINDS = {
     "full": (0, False),
@@ -62,16 +58,15 @@ TOLD = attrgetter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What a world is made of; pools by kind in pages of 8 tokens and slots."""
+    """What a world is made of; pools by kind in pages of 8 tokens and slots.
 
-    window_len: int = 0
-    has_states: bool = False
+    `cache`: further arguments of `make_cache`.
+    """
+
     device: tuple[int, int, int] = (40, 30, 12)
     host: tuple[int, int, int] = (80, 60, 16)
     page_size: int = 8
     page_bytes: tuple[int, int, int] = PAGE_BYTES
-    load_back_threshold: int = 10
-    write_policy: str = "write_through"
     scheduler: SchedulerConfig = SCHEDULER
     prefetch: PrefetchConfig = PREFETCH
     storage: StorageConfig = STORAGE
@@ -81,16 +76,14 @@ class Plot:
     may_jump: bool = True
     takes_decode_pages_first: bool = False
     num_ranks: int = 1
-    eviction: str = "lru"
-    policy: object = None
-    backs_up_answers: bool = True
-    quirks: QuirksConfig = QUIRKS
+    cache: Mapping[str, Any] = field(default_factory=dict)
 
 
-def plot_of(kind: str, **changes: object) -> Plot:
-    """A plot for one of `KINDS`."""
+def plot_of(kind: str, **changes: Any) -> Plot:
+    """A plot for one of `KINDS`; what it has no attribute for goes to the cache."""
     window_len, has_states = KINDS[kind]
-    return replace(Plot(window_len=window_len, has_states=has_states), **changes)  # type: ignore[arg-type]
+    own = {name: changes.pop(name) for name in Plot.__slots__ if name in changes}
+    return Plot(**own, cache={"window_len": window_len, "has_states": has_states, **changes})
 
 
 def spans(tokens: Sequence[int]) -> TokenSpans:
@@ -133,36 +126,17 @@ def random_requests(seed: int, count: int = 40) -> list[Request]:
     return requests
 
 
-@cache
-def _unasked_cost() -> CostModel:
-    config = config_of("model=tiny_hybrid")
-    return CostModel(config.model, config.hardware, tp=1)
-
-
-class PlainExecutor:
+class PlainExecutor(SimulatedExecutor):
     """Costs a step by its tokens; copies and storage are those of the simulated machinery."""
 
     def __init__(
         self, io: SimulatedIo, page_size: int, number: int = 0, num_ranks: int = 1
     ) -> None:
-        self._page_size = page_size
-        full, swa, mamba = PAGE_BYTES  # of which a rank has its part
-        self._simulated = SimulatedExecutor(
-            number,
-            _unasked_cost(),
-            io,
-            page_size=page_size,
-            page_bytes=(full // num_ranks, swa // num_ranks, mamba // num_ranks),
-            load_rate=1.0,
-            slowdown=1.0,
+        sizes = [size // num_ranks for size in PAGE_BYTES]  # a rank has its part of each
+        super().__init__(
+            number, None, io, page_size=page_size, page_bytes=sizes, load_rate=1.0, slowdown=1.0
         )
-        self.submit = self._simulated.submit
-        self.query, self.read = self._simulated.query, self._simulated.read
         self.batches: list[tuple[int, int]] = []
-
-    @property
-    def is_fenced(self) -> bool:
-        return self._simulated.is_fenced
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         self.batches.append((len(batch.extends), len(batch.decodes)))
@@ -183,13 +157,11 @@ class World:
     """
 
     def __init__(self, plot: Plot, *, checks: bool = True) -> None:
-        self.plot = plot
         sizes = {ord(tag): size for tag, size in zip("fsm", PAGE_BYTES, strict=True)}
         num_ranks = plot.num_ranks
         self.storages = [
             MemoryStorage(capacity_bytes=None, page_bytes=sizes) for _ in range(num_ranks)
         ]
-        self.storage = self.storages[0]
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
         self.io = SimulatedIo(
             plot.storage,
@@ -248,7 +220,6 @@ class World:
             "rejected": [(req.request.id, reason) for req, reason in self.rejected],
             "counters": counters,
             "io": dict(self.io.counters),
-            "busy_ns": self.cache.counters["engine/busy_ns"],
             "steps": self.engine.num_steps,
         }
 
@@ -265,21 +236,14 @@ def engine_of(
     cache = make_cache(
         pools or make_pools(plot.device, plot.host, TracedAllocator),
         page_size=plot.page_size,
-        policy=plot.policy,
-        eviction=plot.eviction,
         checkpoints=plot.checkpoints,
         windows=plot.checkpoints,
         checkpoint_tokens=plot.checkpoint_pages * plot.page_size,
         scheduler=plot.scheduler,
-        window_len=plot.window_len,
-        has_states=plot.has_states,
         page_bytes=plot.page_bytes,
-        write_policy=plot.write_policy,
-        load_back_threshold=plot.load_back_threshold,
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
         storage=plot.storage,
-        backs_up_answers=plot.backs_up_answers,
-        quirks=plot.quirks,
+        **plot.cache,
     )
     host_tokens = plot.host[FULL] * plot.page_size
     prefetcher = prefetcher_of(cache, plot.prefetch, host_tokens) if plot.has_storage else None

@@ -17,13 +17,10 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.fixture
-def root(engine: Engine, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def root(engine: Engine, request: pytest.FixtureRequest) -> str:
     """Where the engine's pages are: a directory, or the address of a server."""
-    if engine.kind == "redis":
-        return str(request.getfixturevalue("redis_url"))
-    if engine.kind == "mooncake":
-        return str(request.getfixturevalue("mooncake_master"))
-    return str(tmp_path)
+    servers = {"redis": "redis_url", "mooncake": "mooncake_master"}
+    return str(request.getfixturevalue(servers.get(engine.kind, "tmp_path")))
 
 
 @pytest.fixture

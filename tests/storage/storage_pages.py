@@ -83,7 +83,7 @@ def main(
     config = StorageConfig(kind=kind, root=root, capacity_gib=capacity_gib)
     storage = open_storage(config, namespace=namespace, page_bytes={0: PAGE_BYTES})
     assert storage is not None
-    say("open")
+    print("open", flush=True)
     if file_kib is not None:
         limit = file_kib * 1024
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -92,19 +92,14 @@ def main(
         try:
             results = write(storage, keys(*numbers))
         except StorageError:
-            say("failed")
+            print("failed", flush=True)
             continue
         for number, stored in zip(numbers, results, strict=True):
             if stored:
-                say(str(number))
+                print(number, flush=True)
             elif file_kib is not None:
-                say("refused")
+                print("refused", flush=True)
     storage.close()
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

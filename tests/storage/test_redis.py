@@ -15,6 +15,7 @@ from hicache.storage.base import StorageError
 from hicache.storage.digest import namespace_name
 from hicache.storage.engines.redis import RedisStorage, _parts
 from hicache.storage.guards.breaker import BreakerStorage
+from hicache.storage.passwords import PASSWORD
 
 
 @pytest.fixture
@@ -119,6 +120,21 @@ def test_a_namespace_is_forgotten_whole_and_alone(redis_url: str, namespace: str
         storage.forget_all()
         assert not any(storage.contains(keys(*range(2_500))))
         assert other.contains(keys(1)) == [True]
+
+
+def test_a_password_comes_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        RedisServer.started(tmp_path) as server,
+        closing(RedisStorage(server.url, namespace="test")) as storage,
+    ):
+        storage._client.config_set("requirepass", "p@w/d")  # type: ignore[attr-defined]
+        with pytest.raises(StorageError, match="authenticated"):
+            RedisStorage(server.url, namespace="test")
+        monkeypatch.setenv(PASSWORD, "p@w/d")
+        with closing(RedisStorage(server.url, namespace="test")) as other:
+            assert write(other, keys(1)) == [True]
 
 
 def test_a_full_server_that_evicts_nothing_declines_pages(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ machines is rarely faster. The server's own settings decide how much it keeps an
 """
 
 import importlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from threading import Lock
 
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
-from hicache.storage.passwords import with_password
+from hicache.storage.passwords import PASSWORD
 
 _MESSAGE_BYTES = 16 * 2**20  # larger replies take more time per byte
 _SCANNED_KEYS = 1000  # per round trip
@@ -45,7 +46,8 @@ class RedisStorage:
         self._lock = Lock()
         self._stats = StorageStats()
         self._client = redis.Redis.from_url(
-            with_password(url),
+            url,
+            password=os.environ.get(PASSWORD),
             socket_timeout=deadline_s,
             socket_connect_timeout=deadline_s,
             # one attempt: the caller decides about a retry

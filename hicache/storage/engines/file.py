@@ -9,7 +9,7 @@ import errno
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,26 +33,16 @@ class FileStorage:
     """A storage engine that keeps each KV-cache page in a file of its own below `root`.
 
     Each namespace (the pages of one model, layout, page size and rank) has its own directory.
-    `capacity_bytes` limits the sum of the namespace's page sizes; None means no limit. `page_bytes`
-    maps a kind of page (the last byte of a key) to the size that is counted for a page. A page of
-    any other kind counts with its own length. A single process never exceeds the limit. Each
-    further process that writes to the directory can exceed the limit by 5% until it scans the
-    directory again.
+    `capacity_bytes` limits the sum of the namespace's page sizes; None means no limit. A single
+    process never exceeds the limit. Each further process that writes to the directory can exceed
+    the limit by 5% until it scans the directory again.
 
     A file with a wrong digest counts as a damaged page and is deleted.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        namespace: str,
-        capacity_bytes: int | None,
-        page_bytes: Mapping[int, int] | None = None,
-    ) -> None:
+    def __init__(self, root: Path, *, namespace: str, capacity_bytes: int | None) -> None:
         self._namespace = namespace.encode()
         self._capacity_bytes = capacity_bytes
-        self._page_bytes = {} if page_bytes is None else dict(page_bytes)
         self._root = root / namespace_name(namespace)
         self._owner = current_owner()
         self._lock = Lock()
@@ -143,22 +133,21 @@ class FileStorage:
             with self._lock:
                 self._refresh(key)
             return True
-        charged_bytes = self._charged_bytes(key, buffer.nbytes)
         with self._lock:
-            if not self._make_room(charged_bytes):
+            if not self._make_room(buffer.nbytes):
                 return False
             # charge before writing, so that concurrent writers keep the bound
-            self._used_bytes += charged_bytes
-            self._unscanned_bytes += charged_bytes
+            self._used_bytes += buffer.nbytes
+            self._unscanned_bytes += buffer.nbytes
         written = False
         try:
             written = self._publish(key, buffer)
         finally:
             with self._lock:
                 if written and key not in self._pages:
-                    self._pages[key] = charged_bytes
+                    self._pages[key] = buffer.nbytes
                 else:
-                    self._used_bytes -= charged_bytes
+                    self._used_bytes -= buffer.nbytes
         return written
 
     def _publish(self, key: bytes, buffer: memoryview) -> bool:
@@ -179,9 +168,6 @@ class FileStorage:
                 return False
             raise
         return True
-
-    def _charged_bytes(self, key: bytes, payload_bytes: int) -> int:
-        return self._page_bytes.get(key[-1], payload_bytes)
 
     def _refresh(self, key: bytes) -> None:
         if key in self._pages:
@@ -217,7 +203,7 @@ class FileStorage:
             size_bytes = max(status.st_size - PAGE_DIGEST_BYTES, 0)
             # file systems resolve times to some milliseconds only
             age = (status.st_mtime_ns, order.get(key, len(order)))
-            found.append((age, key, self._charged_bytes(key, size_bytes)))
+            found.append((age, key, size_bytes))
         self._pages = OrderedDict((key, size_bytes) for _, key, size_bytes in sorted(found))
         self._used_bytes = writing_bytes + sum(self._pages.values())
         self._unscanned_bytes = 0

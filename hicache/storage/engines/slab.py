@@ -11,7 +11,7 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -45,7 +45,6 @@ class SlabStorage:
     `root` must be on a local file system, because SQLite's log cannot be shared over a network.
     Each namespace (the pages of one model, layout, page size and rank) has its own directory and
     its own `capacity_bytes`. A slot is as large as its page, rounded up to a multiple of 4 KiB.
-    `page_bytes` can set another page size for a kind of page (the last byte of a key).
     `num_threads` threads copy the pages of one call.
     """
 
@@ -55,12 +54,10 @@ class SlabStorage:
         *,
         namespace: str,
         capacity_bytes: int | None,
-        page_bytes: Mapping[int, int] | None = None,
         num_threads: int = 2,
         busy_s: float = 5.0,
     ) -> None:
         self._namespace = namespace.encode()
-        self._page_bytes = {} if page_bytes is None else dict(page_bytes)
         self._root = root / namespace_name(namespace)
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="slab")
@@ -156,7 +153,7 @@ class SlabStorage:
         return results
 
     def _write_all(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        wanted = [self._wanted(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
+        wanted = list(zip(keys, map(_slot_bytes, buffers), strict=True))
         try:
             with self._use_table() as table:
                 places = table.reserve(wanted, touched=self._take_touched())
@@ -178,25 +175,13 @@ class SlabStorage:
             for place, page in zip(places, written, strict=True)
         ]
 
-    def _wanted(self, key: bytes, buffer: memoryview) -> tuple[bytes, int]:
-        longest = self._page_bytes.get(key[-1], buffer.nbytes)
-        if buffer.nbytes > longest:
-            raise ValueError(
-                f"a page of kind {key[-1]} has at most {longest} bytes, got {buffer.nbytes}"
-            )
-        return key, self._slot_bytes(key, buffer)
-
-    def _slot_bytes(self, key: bytes, buffer: memoryview) -> int:
-        slot_bytes = self._page_bytes.get(key[-1], buffer.nbytes)
-        return max(-(-slot_bytes // ALIGN_BYTES), 1) * ALIGN_BYTES
-
     def _read(self, key: bytes, page: StoredPage | None, buffer: memoryview) -> bool:
         if page is None:
             return False
         if page.length == buffer.nbytes:
             if self._move(self._files.read, key, page.place, buffer) == page.digest:
                 return True
-        elif page.place.slot_bytes > self._slot_bytes(key, buffer) or self._is_whole(key, page):
+        elif page.place.slot_bytes > _slot_bytes(buffer) or self._is_whole(key, page):
             return False  # a page of another length
         with suppress(_DiskFullError), self._use_table() as table:
             # the slot was reused meanwhile and holds another page: an ordinary miss
@@ -300,6 +285,10 @@ class SlabStorage:
                 if code == sqlite3.SQLITE_FULL:
                     raise _DiskFullError from error
                 raise StorageError(f"the slot table in {self._root} failed: {error}") from error
+
+
+def _slot_bytes(buffer: memoryview) -> int:
+    return max(-(-buffer.nbytes // ALIGN_BYTES), 1) * ALIGN_BYTES
 
 
 @contextmanager

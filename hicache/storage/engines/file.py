@@ -18,7 +18,6 @@ from uuid import uuid4
 
 from hicache.storage.base import KEY_BYTES, StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
-from hicache.storage.engines.owner import current_owner, is_alive, is_this_boot
 
 _SUFFIX = ".page"
 _WRITING = "writing"
@@ -26,7 +25,7 @@ _BUCKETS = tuple(f"{first:02x}" for first in range(256))  # by first byte of a k
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RESCAN_SHARE = 0.05  # rescan after writing this share of the capacity: other processes write too
 _UUID_LETTERS = 32
-_FOREIGN_LEFTOVER_S = 3600.0  # writing one page never takes longer, on any machine
+_LEFTOVER_S = 3600.0  # writing one page never takes longer
 
 
 class FileStorage:
@@ -44,7 +43,6 @@ class FileStorage:
         self._namespace = namespace.encode()
         self._capacity_bytes = capacity_bytes
         self._root = root / namespace_name(namespace)
-        self._owner = current_owner()
         self._lock = Lock()
         self._pages: OrderedDict[bytes, int] = OrderedDict()  # oldest first, with charged bytes
         self._stats = StorageStats()
@@ -151,7 +149,7 @@ class FileStorage:
         return written
 
     def _publish(self, key: bytes, buffer: memoryview) -> bool:
-        draft = self._root / _WRITING / f"{self._owner}.{uuid4().hex}"
+        draft = self._root / _WRITING / uuid4().hex
         digest = page_digest(self._namespace, key, buffer)
         try:
             file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -217,19 +215,14 @@ class FileStorage:
                         yield key, path.stat()
 
     def _sweep(self) -> None:
+        # drafts of writers that died, which may have run on another machine
         for draft in (self._root / _WRITING).iterdir():
-            owner, _, number = draft.name.rpartition(".")
-            is_ours = owner.count(".") == 2 and len(number) == _UUID_LETTERS
             with suppress(FileNotFoundError):
-                if is_ours and _is_abandoned(owner, draft.stat()):
+                age_s = time.time() - draft.stat().st_mtime
+                # earlier versions put the process before a dot
+                number = draft.name.rpartition(".")[2]
+                if len(number) == _UUID_LETTERS and age_s > _LEFTOVER_S:
                     draft.unlink()
-
-
-def _is_abandoned(owner: str, draft: os.stat_result) -> bool:
-    if is_this_boot(owner):
-        return not is_alive(owner)
-    # perhaps of another machine, whose processes are not visible here
-    return time.time() - draft.st_mtime > _FOREIGN_LEFTOVER_S
 
 
 def _name(key: bytes) -> str:

@@ -12,10 +12,6 @@ def current_owner() -> str:
     return f"{_boot()}.{os.getpid()}.{_started(os.getpid())}"
 
 
-def is_this_boot(owner: str) -> bool:
-    return owner.partition(".")[0] == _boot()
-
-
 def is_alive(owner: str) -> bool:
     boot, *numbers = owner.split(".")
     if boot != _boot() or len(numbers) != 2 or not numbers[0].isdecimal():

@@ -294,24 +294,18 @@ def _slot_bytes(buffer: memoryview) -> int:
 @contextmanager
 def _opening(path: Path, busy_s: float) -> Iterator[None]:
     # one process at a time, because SQLite does not wait while a table is created
+    give_up_at = time.monotonic() + busy_s
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _lock(file, busy_s)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= give_up_at:
+                    told = f"locked by another process for more than {busy_s:g} s"
+                    raise TimeoutError(told) from None
+                time.sleep(_LOCK_POLL_S)
         yield
     finally:
         os.close(file)
-
-
-def _lock(file: int, busy_s: float) -> None:
-    give_up_at = time.monotonic() + busy_s
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= give_up_at:
-                raise TimeoutError(
-                    f"locked by another process for more than {busy_s:g} s"
-                ) from None
-            time.sleep(_LOCK_POLL_S)
-        else:
-            return

@@ -13,7 +13,8 @@ from storage_servers import RedisServer, free_port
 from hicache.clock import SimulatedClock, to_ns
 from hicache.storage.base import StorageError
 from hicache.storage.digest import namespace_name
-from hicache.storage.engines.redis import RedisStorage, _parts
+from hicache.storage.engines.parts import parts
+from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.guards.breaker import BreakerStorage
 from hicache.storage.passwords import PASSWORD
 
@@ -35,7 +36,6 @@ def test_a_batch_of_many_messages_comes_back(redis_url: str, namespace: str) -> 
 
 
 def test_messages_hold_sixteen_mebibytes_or_one_page() -> None:
-    arena = memoryview(bytes(17 * 2**20))
     mib = 2**20
     for sizes, wanted in (
         ([], []),
@@ -48,9 +48,9 @@ def test_messages_hold_sixteen_mebibytes_or_one_page() -> None:
         ([1, 17 * mib], [1, 1]),
         ([17 * mib, 8 * mib, 8 * mib, 1], [1, 2, 1]),
     ):
-        parts = list(_parts([arena[:size] for size in sizes]))
-        assert [part.stop - part.start for part in parts] == wanted, sizes
-        assert [index for part in parts for index in range(part.start, part.stop)] == list(
+        found = list(parts(sizes, 16 * mib))
+        assert [part.stop - part.start for part in found] == wanted, sizes
+        assert [index for part in found for index in range(part.start, part.stop)] == list(
             range(len(sizes))
         )
 

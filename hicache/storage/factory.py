@@ -79,7 +79,10 @@ def open_storage(
 
 
 def _build_own(kind: str, root: str | None, **given: object) -> Storage:
-    make = _class_of(kind)
+    try:
+        make: Callable[..., Storage] = resolve_name(kind)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"storage.kind={kind} cannot be loaded: {error}") from error
     try:
         engine = make(root, **given)
     except TypeError as error:
@@ -90,16 +93,6 @@ def _build_own(kind: str, root: str | None, **given: object) -> Storage:
     if missing:
         raise ValueError(f"storage.kind={kind} lacks {', '.join(missing)}")
     return engine
-
-
-def _class_of(kind: str) -> Callable[..., Storage]:
-    try:
-        found: Callable[..., Storage] = resolve_name(kind)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"storage.kind={kind} cannot be loaded: {error}") from error
-    if not callable(found):
-        raise ValueError(f"storage.kind={kind} must be a class, got {type(found).__name__}")
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

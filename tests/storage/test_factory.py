@@ -93,7 +93,9 @@ def test_a_class_that_is_not_there_is_named(kind: str, reason: str) -> None:
 
 
 def test_what_is_no_class_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"storage\.kind=json: must be a class, got module"):
+    with pytest.raises(
+        ValueError, match=r"storage\.kind=json: cannot be built: 'module' object is not"
+    ):
         opened(StorageConfig(kind="json:"))
 
 

@@ -107,7 +107,6 @@ class FileStorage:
             if error.errno == errno.EIO:
                 return False
             raise
-        self._refresh_file(key)
         length = num_bytes - PAGE_DIGEST_BYTES
         if length > buffer.nbytes:
             return False  # not the caller's length: a miss
@@ -116,20 +115,18 @@ class FileStorage:
         )
         whole = length >= 0 and page_digest(self._namespace, key, buffer[:length]) == digest
         right = whole and length == buffer.nbytes
-        with self._lock:
-            if not whole:
+        if right:
+            self._refresh(key)
+        elif not whole:
+            with self._lock:
                 # remove the damaged page: a later write would keep it
                 self._stats.damaged_pages += 1
                 self._remove(key)
-            if right:
-                self._refresh(key)
         return right
 
     def _write(self, key: bytes, buffer: memoryview) -> bool:
         if self._path(key).exists():
-            self._refresh_file(key)
-            with self._lock:
-                self._refresh(key)
+            self._refresh(key)
             return True
         with self._lock:
             if not self._make_room(buffer.nbytes):
@@ -168,13 +165,12 @@ class FileStorage:
         return True
 
     def _refresh(self, key: bytes) -> None:
-        if key in self._pages:
-            self._pages.move_to_end(key)
-
-    def _refresh_file(self, key: bytes) -> None:
         if self._capacity_bytes is not None:
             with suppress(OSError):
                 os.utime(self._path(key))
+        with self._lock:
+            if key in self._pages:
+                self._pages.move_to_end(key)
 
     def _make_room(self, wanted_bytes: int) -> bool:
         if self._capacity_bytes is None:

@@ -321,7 +321,7 @@ def test_a_slot_that_the_table_cannot_find_is_an_error_and_no_endless_eviction(
     with closing(open_slab(tmp_path)) as storage:
         write(storage, keys(1))
         with pytest.raises(sqlite3.DatabaseError, match=r"slot=7.* cannot be updated"):
-            storage._table._free(Place(PAGE_BYTES, 7))
+            storage._table.free(Place(PAGE_BYTES, 7))
         assert storage.stats().stored_bytes == PAGE_BYTES
 
 

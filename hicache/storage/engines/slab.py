@@ -93,8 +93,9 @@ class SlabStorage:
             return self._write_all(keys, buffers)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        with self._in_use(), self._use_table() as table:
-            table.forget(keys)
+        with self._in_use(), self._change_table() as table:
+            for page in table.find(keys).values():
+                table.free(page.place)
 
     def stats(self) -> StorageStats:
         with self._in_use(), self._use_table() as table:
@@ -155,8 +156,9 @@ class SlabStorage:
     def _write_all(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         wanted = list(zip(keys, map(_slot_bytes, buffers), strict=True))
         try:
-            with self._use_table() as table:
-                places = table.reserve(wanted, touched=self._take_touched())
+            with self._change_table() as table:
+                table.touch(self._take_touched())
+                places = table.reserve(wanted)
         except _DiskFullError:
             return self.contains(keys)
         written: list[Written | None] = [None] * len(keys)
@@ -183,9 +185,10 @@ class SlabStorage:
                 return True
         elif page.place.slot_bytes > _slot_bytes(buffer) or self._is_whole(key, page):
             return False  # a page of another length
-        with suppress(_DiskFullError), self._use_table() as table:
-            # the slot was reused meanwhile and holds another page: an ordinary miss
-            if table.forget_page(key, page):
+        with suppress(_DiskFullError), self._change_table() as table:
+            # or the slot was reused meanwhile and holds another page: an ordinary miss
+            if table.find([key]).get(key) == page:
+                table.free(page.place)
                 self._stats.damaged_pages += 1
         return False
 
@@ -224,7 +227,7 @@ class SlabStorage:
 
     def _publish(self, pages: Sequence[Written], failed: Sequence[Reservation]) -> set[bytes]:
         try:
-            with self._use_table() as table:
+            with self._change_table() as table:
                 stored = table.publish(pages, failed=failed)
         except _DiskFullError:
             self._withdraw([*(page.reservation for page in pages), *failed])
@@ -234,7 +237,7 @@ class SlabStorage:
     def _withdraw(self, reservations: Sequence[Reservation]) -> None:
         for reservation in reservations:
             self._files.free_space(reservation.place)
-        with suppress(_DiskFullError), self._use_table() as table:
+        with suppress(_DiskFullError), self._change_table() as table:
             table.publish([], failed=reservations)
 
     def _spread(
@@ -267,13 +270,18 @@ class SlabStorage:
         return [results[index] for index in range(len(pages))]
 
     def _touch_all(self) -> None:
-        with suppress(_DiskFullError), self._use_table() as table:
+        with suppress(_DiskFullError), self._change_table() as table:
             table.touch(self._take_touched())
 
     def _take_touched(self) -> list[bytes]:
         touched = list(self._touched)
         self._touched.clear()
         return touched
+
+    @contextmanager
+    def _change_table(self) -> Iterator[SlotTable]:
+        with self._use_table() as table, table.transaction():
+            yield table
 
     @contextmanager
     def _use_table(self) -> Iterator[SlotTable]:

@@ -10,7 +10,6 @@ each. Runs are kept in `outputs/published/runs`, by configuration and code, and 
 cases that are batches.
 """
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from experiments.studies.kept_runs import kept_runs
-from hicache.cli.command import in_one_sentence
+from hicache.cli.command import in_one_sentence, parser_of
 from hicache.results.metrics import Result
 from hicache.results.report import save
 from hicache.results.requests_file import columns_of
@@ -70,9 +69,7 @@ class Arm:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.studies.published", description=__doc__.partition("\n")[0]
-    )
+    parser = parser_of("python -m experiments.studies.published", __doc__)
     known = sorted(path.stem for path in CASES.glob("*.yaml"))
     parser.add_argument("cases", nargs="*", help=f"cases to run: {', '.join(known)}; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="number of runs at a time")

@@ -73,7 +73,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(write(result))
         else:
             show_result(result, heading)
-
-
-if __name__ == "__main__":
-    main()

@@ -181,7 +181,3 @@ def say_what_there_is(why: str) -> bool:
     except Exception as error:
         report_error(error)
     return True
-
-
-if __name__ == "__main__":
-    main()

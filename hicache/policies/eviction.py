@@ -1,8 +1,9 @@
 """Built-in eviction policies. They rank the full KV of leaves; windows and states keep LRU order.
 
-A leaf's rank should only grow while the leaf waits. `rank` is called again when the leaf is about
-to be evicted, and an earlier fall has no effect. The number of calls depends on how many steps are
-taken at once, so a policy that draws random numbers should draw once per entry.
+`rank` is called when something must be evicted: for each leaf that has become evictable since the
+last eviction, and again for the leaf that is about to be evicted. A leaf's rank should only grow
+while the leaf waits; an earlier fall has no effect. The number of calls depends on how many steps
+are taken at once, so a policy that draws random numbers should draw once per entry.
 """
 
 from collections.abc import Callable

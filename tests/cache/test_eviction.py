@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 
 from hicache.cache.invariants import check
-from hicache.cache.kinds import FULL, SWA
+from hicache.cache.kinds import FULL, SWA, named_kinds
+from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.eviction import VictimQueue
+from hicache.cache.tree.keys import Digests
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.residency import by_last_use
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import EVICTION_POLICIES, QuirksConfig
 from hicache.policies.eviction import Random
 from tests.cache.small import (
+    PAGE,
     complete_all,
     evict_all,
     make_cache,
@@ -60,7 +63,8 @@ def test_random_takes_all_alike() -> None:
 
 
 def test_the_lots_of_random_are_of_48_bits() -> None:
-    entries = [node.entries[FULL] for node in leaves(10)]
+    made = Entries(object(), named_kinds(PAGE), Digests(PAGE))
+    entries = [made.of(node, FULL) for node in leaves(10)]
     worlds: list[Any] = [SimpleNamespace(seed=seed) for seed in range(20)]
     ranks = [Random(world).rank(each, "host", "full") for world in worlds for each in entries]
     lots = [rank[0] for rank in ranks if rank is not None]

@@ -62,5 +62,6 @@ def admits(tree: RadixTree, node: Node, load: Load) -> bool:
 
     `load` names the kind of data and the tier that holds the data now.
     """
-    entry = node.entries.get(load.kind, node)  # a run without entries shows the node
+    # a run without entries shows the node
+    entry = node if tree.entries is None else tree.entries.of(node, load.kind)
     return bool(tree.policy.admit(entry, *PATHS[load.source], load))

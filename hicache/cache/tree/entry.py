@@ -1,6 +1,7 @@
 """Entries: what a user's policy sees of the cache, and how it receives events.
 
-An entry is the data of one kind of one tree node. Entries exist only in a run with `cache.policy`.
+An entry is the data of one kind of one tree node. Entries exist only in a run with `cache.policy`
+or with a `cache.eviction` other than lru, and only for data that the policy has been shown.
 """
 
 from collections.abc import Iterator, Mapping
@@ -118,8 +119,7 @@ class Entry:
         above, kind = self._node.parent, self._kind
         while above is not None and above.parent is not None:
             if above.held[DEVICE][kind] is not None or above.held[HOST][kind] is not None:
-                entry: Entry = above.entries[kind]
-                return entry
+                return self._entries.of(above, kind)
             above = above.parent
         return None
 
@@ -136,7 +136,8 @@ class Evictable:
     policy can iterate over the entries, or test with `in` whether an entry can be evicted.
     """
 
-    def __init__(self, queues: Mapping[int, VictimQueue], tier: int) -> None:
+    def __init__(self, entries: "Entries", queues: Mapping[int, VictimQueue], tier: int) -> None:
+        self._entries = entries
         self._queues = queues
         self._tier = tier
 
@@ -153,7 +154,7 @@ class Evictable:
         for kind, queue in self._queues.items():
             for node in queue:
                 if not self._is_locked(node, kind):
-                    yield node.entries[kind]
+                    yield self._entries.of(node, kind)
 
 
 class Entries:
@@ -168,12 +169,21 @@ class Entries:
         self.names = names
         self.last_id = -1
         events = ("insert", "hit", "miss", "split", "evict", "finish")
-        self._on_insert, self._on_hit, self._on_miss, self._on_split, self._on_evict, on_finish = (
+        self.on_insert, self._on_hit, self._on_miss, self._on_split, self.on_evict, on_finish = (
             getattr(policy, f"on_{event}", None) for event in events
         )
         self._on_finish = on_finish
         self._rank = getattr(policy, "rank", None)
-        self._victim = getattr(policy, "victim", None)
+        self.choose = getattr(policy, "victim", None)
+
+    def of(self, node: Node, kind: int) -> Entry:
+        # made when it is first needed: most data of a run is never ranked or reused
+        entry: Entry | None = node.entries.get(kind)
+        if entry is None:
+            if not node.entries:
+                node.entries = {}
+            entry = node.entries[kind] = Entry(self, node, kind)
+        return entry
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -181,9 +191,10 @@ class Entries:
         if self._rank is None:
             return default
         rank, tier_name, kind_name = self._rank, TIER_NAMES[tier], self.kinds.names[kind]
+        entry_of = self.of
 
         def priority(node: Node) -> Priority:
-            given = rank(node.entries[kind], tier_name, kind_name)
+            given = rank(node.entries.get(kind) or entry_of(node, kind), tier_name, kind_name)
             if type(given) is tuple:
                 return given
             return default(node) if given is None else (given,)
@@ -201,10 +212,9 @@ class Entries:
         Raises:
             PolicyError: the policy chose an entry that may not be evicted.
         """
-        if self._victim is None:
-            return None
-        offered = Evictable(queues, tier)
-        chosen = self._victim(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
+        assert self.choose is not None
+        offered = Evictable(self, queues, tier)
+        chosen = self.choose(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
         if chosen is None:
             return None
         if not isinstance(chosen, Entry) or chosen not in offered:
@@ -217,25 +227,20 @@ class Entries:
     # -- events -------------------------------------------------------------------------------
 
     def inserted(self, node: Node, tier: int, kind: int) -> None:
-        entry = node.entries.get(kind)
-        if entry is None:
-            if not node.entries:
-                node.entries = {}
-            entry = node.entries[kind] = Entry(self, node, kind)
-        if self._on_insert is not None:
-            self._on_insert(entry, TIER_NAMES[tier])
+        assert self.on_insert is not None
+        self.on_insert(self.of(node, kind), TIER_NAMES[tier])
 
     def left(self, node: Node, tier: int, kind: int, *, is_victim: bool) -> None:
-        if self._on_evict is not None:
-            is_kept = node.held[1 - tier][kind] is not None
-            why = DEMOTED if is_kept else EVICTED if is_victim else LOST
-            self._on_evict(node.entries[kind], TIER_NAMES[tier], why)
+        assert self.on_evict is not None
+        is_kept = node.held[1 - tier][kind] is not None
+        why = DEMOTED if is_kept else EVICTED if is_victim else LOST
+        self.on_evict(self.of(node, kind), TIER_NAMES[tier], why)
 
     def split(self, upper: Node, lower: Node) -> None:
-        upper.entries = {}
-        for kind, entry in lower.entries.items():
+        kinds = tuple(lower.entries) if self._on_split is None else self.kinds.numbers
+        for kind in kinds:
             if any(upper.held[tier][kind] is not None for tier in TIERS):
-                first = upper.entries[kind] = Entry(self, upper, kind)
+                entry, first = self.of(lower, kind), self.of(upper, kind)
                 first.hits = entry.hits
                 if self._on_split is not None:
                     self._on_split(entry, first)
@@ -262,7 +267,7 @@ class Entries:
     def _hit(self, nodes: list[Node], kind: int, request: Request | None) -> None:
         on_hit = self._on_hit
         for node in nodes:
-            entry = node.entries[kind]
+            entry = self.of(node, kind)
             entry.hits += 1
             if on_hit is not None:
                 on_hit(entry, request)

@@ -19,16 +19,15 @@ class VictimQueue(dict[Node, int]):
     def __init__(self, priority: Ranking) -> None:
         super().__init__()
         self.priority = priority
-        self._heap: list[
-            tuple[Priority, int, Node]
-        ] = []  # (priority, number, node), possibly outdated
-        self._entered: set[Node] = set()  # nodes with a heap entry
+        # (priority, number, node), possibly outdated
+        self._heap: list[tuple[Priority, int, Node]] = []
+        self._unranked: list[Node] = []  # they enter the heap when `best` is called
+        self._entered: set[Node] = set()  # nodes that are unranked or have a heap entry
         self._next_number = 0
 
     def add(self, node: Node) -> None:
         # a heap with one entry per node, which stays after `pop`; `best` corrects outdated
-        # priorities at the top, so that touching a node costs nothing. O(log n), or O(1) with an
-        # old entry
+        # priorities at the top, so that touching a node costs nothing. O(1)
         if node in self:
             return
         self[node] = number = self._next_number
@@ -37,8 +36,9 @@ class VictimQueue(dict[Node, int]):
         if node in entered:
             return
         entered.add(node)
-        heapq.heappush(self._heap, (self.priority(node), number, node))
+        self._unranked.append(node)
         if len(entered) > 64 + 4 * len(self):
+            self._unranked = [each for each in self._unranked if each in self]
             self._heap = [entry for entry in self._heap if entry[2] in self]
             self._entered = set(self)
             heapq.heapify(self._heap)
@@ -49,6 +49,12 @@ class VictimQueue(dict[Node, int]):
         The node stays in the queue.
         """
         heap = self._heap
+        for node in self._unranked:
+            if node in self:
+                heapq.heappush(heap, (self.priority(node), self[node], node))
+            else:
+                self._entered.discard(node)
+        self._unranked.clear()
         anew: set[int] = set()  # ranked in this call; a user's policy may change its ranks
         while heap:
             ranked, number, node = heap[0]

@@ -56,6 +56,9 @@ class Residency:
         self.queues = tuple([queue(tier, kind) for kind in range(kinds.size)] for tier in TIERS)
         self._leaves = [queues[FULL] for queues in self.queues]
         self._entries = entries
+        self._inserting = None if entries is None or entries.on_insert is None else entries
+        self._leaving = None if entries is None or entries.on_evict is None else entries
+        self._chooser = None if entries is None or entries.choose is None else entries
         self.duplicates: dict[Node, None] = {}
         self._listener = listener
         self.tick = 0  # logical time, advanced by each match and each insertion
@@ -98,8 +101,8 @@ class Residency:
             self.protected[tier][kind] += len(page_ids)
         if kind != FULL and (tier == DEVICE or node.held[DEVICE][kind] is None):
             node.aux_ticks[kind] = self.next_tick()
-        if self._entries is not None:
-            self._entries.inserted(node, tier, kind)
+        if self._inserting is not None:
+            self._inserting.inserted(node, tier, kind)
         self._changed(node, tier, kind, 1)
 
     def drop(
@@ -130,8 +133,8 @@ class Residency:
         actions.append(FreePages(tier, kind, page_ids))
         if self._leaving_refreshes and tier == DEVICE and node.held[HOST][kind] is not None:
             node.aux_ticks[kind] = self.next_tick()
-        if self._entries is not None:
-            self._entries.left(node, tier, kind, is_victim=is_victim)
+        if self._leaving is not None:
+            self._leaving.left(node, tier, kind, is_victim=is_victim)
         self._changed(node, tier, kind, -1)
 
     def split(self, upper: Node, lower: Node) -> None:
@@ -244,8 +247,8 @@ class Residency:
         `need` is the number of pages or state slots that must become free.
         """
         queue = self.queues[tier][kind]
-        if self._entries is not None:
-            chosen = self._entries.victim(tier, kind, need, {kind: queue})
+        if self._chooser is not None:
+            chosen = self._chooser.victim(tier, kind, need, {kind: queue})
             if chosen is not None:
                 return chosen[0]
         first = self._first(queue, tier, kind)
@@ -266,8 +269,8 @@ class Residency:
         be of another kind.
         """
         queues = dict(enumerate(self.queues[HOST]))
-        if self._entries is not None:
-            chosen = self._entries.victim(HOST, kind, need, queues)
+        if self._chooser is not None:
+            chosen = self._chooser.victim(HOST, kind, need, queues)
             if chosen is not None:
                 return chosen
         firsts = {each: self._first(queue, HOST, each) for each, queue in queues.items()}

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -14,14 +13,6 @@ from experiments.diff.engines import Launch, say
 from experiments.diff.process import SideProcess
 from experiments.diff.protocol import Call, Outcome, Pools, SideError, Tokens
 from hicache.request import Request
-
-
-class Asked(Protocol):
-    def about(self) -> dict[str, str]: ...
-
-    def ask(self, calls: list[Call]) -> None: ...
-
-    def take_outcome(self) -> Outcome: ...
 
 
 class Kind(Enum):
@@ -189,30 +180,19 @@ def compare(
     Raises:
         SideError: one of the caches cannot be started.
     """
-    with ExitStack() as stack:
-        sides = open_sides(stack, pools, launches, logs)
-        return compare_sides(requests, pools, sides, until_first=until_first)
-
-
-def compare_sides(
-    requests: Sequence[Request],
-    pools: Pools,
-    sides: tuple[Asked, Asked],
-    *,
-    until_first: bool = False,
-) -> Comparison:
     rows: list[Row] = []
     failure = None
-    driver = Driver(requests, pools, sides)
-    try:
-        for number in range(len(requests)):
-            rows.append(driver.next_row())
-            if until_first and rows[-1].kind in HIT_KINDS:
-                break
-            if (number + 1) % 250 == 0:
-                say(f"{number + 1:,} of {len(requests):,} requests")
-    except SideError as error:
-        failure = f"at request {len(rows)} {error}"
+    with ExitStack() as stack:
+        driver = Driver(requests, pools, open_sides(stack, pools, launches, logs))
+        try:
+            for number in range(len(requests)):
+                rows.append(driver.next_row())
+                if until_first and rows[-1].kind in HIT_KINDS:
+                    break
+                if (number + 1) % 250 == 0:
+                    say(f"{number + 1:,} of {len(requests):,} requests")
+        except SideError as error:
+            failure = f"at request {len(rows)} {error}"
     base, head = driver.about
     return Comparison(base=base, head=head, pools=pools, rows=tuple(rows), failure=failure)
 
@@ -229,7 +209,7 @@ def open_sides(
 
 class Driver:
     def __init__(
-        self, requests: Sequence[Request], pools: Pools, sides: tuple[Asked, Asked]
+        self, requests: Sequence[Request], pools: Pools, sides: tuple[SideProcess, SideProcess]
     ) -> None:
         self._requests, self._pools, self._sides = requests, pools, sides
         self.about = sides[0].about(), sides[1].about()

@@ -10,10 +10,9 @@ which take seconds.
 
 from random import Random
 
-import numpy as np
-
 from experiments.diff.protocol import Pools
-from hicache.request import Request, TokenSpans
+from hicache.request import Request
+from hicache.workload.runs import Runs, cut_runs, runs_len, to_spans
 
 NAME = "edges"
 COUNT = 500
@@ -27,7 +26,6 @@ MOST_PAGES = 18  # of one request's new tokens
 ANSWER_LENGTHS = (1, 2, 60, 64, 65, 130)
 RECENT = 8
 FIRST_ROUND = 440  # the request from which a few prompts rotate
-Runs = list[tuple[int, int]]  # consecutive ids as (first, count)
 
 
 def edges(count: int = COUNT) -> list[Request]:
@@ -44,8 +42,8 @@ def edges(count: int = COUNT) -> list[Request]:
                 id=number,
                 session_id=number,
                 arrival_ns=number,
-                prompt=_spans(prompt),
-                output=_spans(answer),
+                prompt=to_spans(prompt),
+                output=to_spans(answer),
             )
         )
     return requests
@@ -72,9 +70,9 @@ def _prompt(random: Random, past: list[tuple[Runs, Runs]], fresh: int) -> Runs:
     if how < 0.40:  # the same prompt again
         return prompt
     if how < 0.70:  # the conversation continues
-        return _cut([*prompt, *answer, (fresh, added)], room)
-    shared = min(_length(random), sum(count for _, count in prompt))
-    return _cut([*_cut(prompt, shared), (fresh, added)], room)
+        return cut_runs([*prompt, *answer, (fresh, added)], 0, room)
+    shared = min(_length(random), runs_len(prompt))
+    return cut_runs([*cut_runs(prompt, 0, shared), (fresh, added)], 0, room)
 
 
 def _length(random: Random) -> int:
@@ -82,17 +80,3 @@ def _length(random: Random) -> int:
     return random.choice(
         [PAGE * pages + 1, PAGE * pages, 280, 300, random.randint(1, PAGE * MOST_PAGES)]
     )
-
-
-def _cut(runs: Runs, length: int) -> Runs:
-    kept: Runs = []
-    for first, count in runs:
-        if length > 0:
-            kept.append((first, min(count, length)))
-        length -= count
-    return kept
-
-
-def _spans(runs: Runs) -> TokenSpans:
-    firsts, counts = (np.array(column, np.int32) for column in zip(*runs, strict=True))
-    return TokenSpans(firsts, counts)

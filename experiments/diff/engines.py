@@ -42,7 +42,6 @@ class Engine:
         module: our module that drives the engine's cache.
         requirements: packages to install for the engine. None of them requires torch.
         alone: packages to install without their dependencies.
-        sources: folders of a source checkout that may contain the package.
         python_only: True if only the Python files of a release are used, without compiled ones.
         has_storage: True if the cache has a storage tier below host memory.
         compat: name of our preset in `conf/compat` that imitates the engine.
@@ -52,7 +51,6 @@ class Engine:
     module: str
     requirements: tuple[str, ...]
     alone: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ("", "python", "src")
     python_only: bool = False
     has_storage: bool = True
     compat: str = "sglang_0_5_23"
@@ -147,7 +145,7 @@ def files_of(engine: Engine, spec: str) -> tuple[Path, str]:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         return _release(engine, str(path.resolve()), cache / f"wheel-{digest}"), path.stem
     if path.is_dir():
-        for folder in engine.sources:
+        for folder in ("", "python", "src"):
             if (path / folder / package / "__init__.py").is_file():
                 return (path / folder).resolve(), path.resolve().name
         raise SideError(

@@ -107,8 +107,7 @@ def spans_in_words(spans: Sequence[Span] | None) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def in_words(explanation: Explanation, names: tuple[str, str]) -> list[str]:
-    row = explanation.row
+def row_in_words(row: Row, names: tuple[str, str]) -> list[str]:
     sentences = [
         f"Request {row.number} (prompt of {row.prompt_len:,} tokens): {row.kind.value}."
         f" {names[0]} hit {hits_in_words(row.base)}; {names[1]} hit {hits_in_words(row.head)}."
@@ -117,6 +116,11 @@ def in_words(explanation: Explanation, names: tuple[str, str]) -> list[str]:
         sentences.append(f"Admission: {row.base.admission} against {row.head.admission}.")
     if changes := changes_in_words(row):
         sentences.append(f"Changes ({names[0]} → {names[1]}): {changes}.")
+    return sentences
+
+
+def in_words(explanation: Explanation, names: tuple[str, str]) -> list[str]:
+    sentences = row_in_words(explanation.row, names)
     if explanation.last_use is None:
         sentences.append("No earlier request shares a prefix with it.")
     else:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.diff.compare import HIT_KINDS, Comparison, Row
-from experiments.diff.explain import Explanation, changes_in_words, hits_in_words, in_words
+from experiments.diff.compare import HIT_KINDS, Comparison
+from experiments.diff.explain import Explanation, changes_in_words, in_words, row_in_words
 from experiments.diff.protocol import COMPONENTS, MOVES, TIERS
 
 GIB = 1 << 30
@@ -105,21 +105,13 @@ def to_markdown(
         said = " ".join(in_words(explanation, (base, head)))
         lines += ["", f"**First request that differs.** {said}"]
     elif first_hit is not None:
-        lines += [
-            "",
-            f"**The first request with different hits** is {_told(first_hit, (base, head))}",
-        ]
+        said = " ".join(row_in_words(first_hit, (base, head)))
+        lines += ["", f"**First request with different hits.** {said}"]
     told = first_hit if explanation is None else explanation.row
     if first is not None and first is not told:
-        lines += ["", f"**The first difference of any kind** is in {_told(first, (base, head))}"]
+        said = " ".join(row_in_words(first, (base, head)))
+        lines += ["", f"**First difference of any kind.** {said}"]
     return "\n".join(lines) + "\n"
-
-
-def _told(row: Row, names: tuple[str, str]) -> str:
-    return (
-        f"request {row.number}: {row.kind.value}. {names[0]} hit {hits_in_words(row.base)};"
-        f" {names[1]} hit {hits_in_words(row.head)}. Changes: {changes_in_words(row)}."
-    )
 
 
 def names_of(comparison: Comparison) -> tuple[str, str]:

@@ -10,7 +10,6 @@ each. Runs are kept in `outputs/published/runs`, by configuration and code, and 
 cases that are batches.
 """
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from experiments.studies.kept_runs import kept_runs
-from hicache.cli.command import in_one_sentence
+from hicache.cli.command import in_one_sentence, parser_of
 from hicache.results.metrics import Result
 from hicache.results.report import save
 from hicache.results.requests_file import columns_of
@@ -63,17 +62,14 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    result: int
-    arm: str
-    x: float | None
-    overrides: tuple[str, ...]
+class Arm:
+    name: str
+    result: Mapping[str, Any]
+    runs: Sequence[tuple[str, ...]]  # overrides, one run or one for each point
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.studies.published", description=__doc__.partition("\n")[0]
-    )
+    parser = parser_of("python -m experiments.studies.published", __doc__)
     known = sorted(path.stem for path in CASES.glob("*.yaml"))
     parser.add_argument("cases", nargs="*", help=f"cases to run: {', '.join(known)}; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="number of runs at a time")
@@ -113,19 +109,21 @@ def read_case(name: str) -> dict[str, Any]:
     return dict(case)
 
 
-def plans_of(case: Mapping[str, Any]) -> Iterator[Plan]:
-    for number, result in enumerate(case["results"]):
+def arms_of(case: Mapping[str, Any]) -> Iterator[Arm]:
+    for result in case["results"]:
         fixed = [*case["settings"], *result.get("settings", [])]
         for fact in case.get("facts", []):
             fixed += fact.get("settings", [])
-        for arm in result["theirs"]:
-            chosen = {**case.get("arms", {}), **result.get("arms", {})}[arm]
+        for name in result["theirs"]:
+            chosen = {**case.get("arms", {}), **result.get("arms", {})}[name]
+            runs = []
             for place, x in enumerate(result["x"] if "knobs" in result else [None]):
                 more = {key: values[place] for key, values in result.get("with", {}).items()}
                 if "batch" in result:
                     more["batch"] = batch_trace(hit_percent=x, **result["batch"])
                 knobs = [each.format(x=x, **more) for each in (*chosen, *result.get("knobs", []))]
-                yield Plan(result=number, arm=arm, x=x, overrides=(*fixed, *knobs))
+                runs.append((*fixed, *knobs))
+            yield Arm(name=name, result=result, runs=runs)
 
 
 def batch_trace(*, prompts: int, tokens: int, kept: int, begins_s: float, hit_percent: int) -> Path:
@@ -154,43 +152,37 @@ def batch_trace(*, prompts: int, tokens: int, kept: int, begins_s: float, hit_pe
 def compare(
     cases: Mapping[str, Mapping[str, Any]], folder: Path, *, jobs: int
 ) -> dict[str, list[Series]]:
-    plans = {name: list(plans_of(case)) for name, case in cases.items()}
-    wanted = list(dict.fromkeys(each.overrides for some in plans.values() for each in some))
-    records = dict(zip(wanted, kept_runs(wanted, frame_of, folder, jobs=jobs), strict=True))
-    return {name: list(series_of(name, case, plans[name], records)) for name, case in cases.items()}
+    arms = {name: list(arms_of(case)) for name, case in cases.items()}
+    wanted = list(dict.fromkeys(run for some in arms.values() for arm in some for run in arm.runs))
+    frames = dict(zip(wanted, kept_runs(wanted, frame_of, folder, jobs=jobs), strict=True))
+    return {
+        name: [series_of(name, arm, [frames[run] for run in arm.runs]) for arm in some]
+        for name, some in arms.items()
+    }
 
 
 def frame_of(result: Result) -> pd.DataFrame:
     return pd.DataFrame(columns_of(result.records))
 
 
-def series_of(
-    name: str,
-    case: Mapping[str, Any],
-    plans: Sequence[Plan],
-    records: Mapping[tuple[str, ...], pd.DataFrame],
-) -> Iterator[Series]:
-    for number, result in enumerate(case["results"]):
-        for arm, theirs in result["theirs"].items():
-            mine = [each for each in plans if (each.result, each.arm) == (number, arm)]
-            values = []
-            for each in mine:
-                frame = records[each.overrides]
-                if "where" in result:
-                    frame = frame.query(result["where"])
-                found = measure(frame, result["measure"], by=result.get("by"))
-                values += [found[x] for x in result["x"]] if "by" in result else [found[0]]
-            kept = [place for place, value in enumerate(theirs) if value is not None]
-            yield Series(
-                case=name,
-                result=result["name"],
-                measure=result["measure"],
-                arm=arm,
-                axis=result["axis"],
-                x=[result["x"][place] for place in kept],
-                theirs=[theirs[place] for place in kept],
-                ours=[values[place] for place in kept],
-            )
+def series_of(case: str, arm: Arm, frames: Sequence[pd.DataFrame]) -> Series:
+    result, theirs = arm.result, arm.result["theirs"][arm.name]
+    values = []
+    for frame in frames:
+        part = frame.query(result["where"]) if "where" in result else frame
+        found = measure(part, result["measure"], by=result.get("by"))
+        values += [found[x] for x in result["x"]] if "by" in result else [found[0]]
+    kept = [place for place, value in enumerate(theirs) if value is not None]
+    return Series(
+        case=case,
+        result=result["name"],
+        measure=result["measure"],
+        arm=arm.name,
+        axis=result["axis"],
+        x=[result["x"][place] for place in kept],
+        theirs=[theirs[place] for place in kept],
+        ours=[values[place] for place in kept],
+    )
 
 
 def knee(values: Sequence[float]) -> int:
@@ -284,16 +276,9 @@ def errors_table(series: Mapping[str, Sequence[Series]]) -> str:
 
 
 def facts_table(facts: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        {
-            "not published": fact["what"],
-            "considered": ", ".join(map(str, fact["choices"])),
-            "chosen": fact["chosen"],
-            "why": fact["why"],
-        }
-        for fact in facts
-    ]
-    return pd.DataFrame(rows).to_markdown(index=False)
+    named = {"what": "not published", "choices": "considered", "chosen": "chosen", "why": "why"}
+    rows = [{**fact, "choices": ", ".join(map(str, fact["choices"]))} for fact in facts]
+    return pd.DataFrame(rows)[[*named]].rename(columns=named).to_markdown(index=False)
 
 
 def points_table(title: str, lines: Sequence[Series]) -> str:

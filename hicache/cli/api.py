@@ -184,12 +184,12 @@ def compare(
             that differs and is not a number.
     """
     from hicache.cli.tables.comparison import table_of
-    from hicache.cli.tables.paired_table import compare_pairs, table_of_pairs
+    from hicache.cli.tables.paired_table import table_of_pairs
 
     base = [] if baseline is None else [str(_place(baseline))]
     groups = compared_groups([_place(each) for each in paths], where=where, baseline=base)
     if paired:
-        return table_of_pairs(groups, compare_pairs(groups, metrics)).values
+        return table_of_pairs(groups, metrics).values
     return table_of(groups, metrics).values
 
 

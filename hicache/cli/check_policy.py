@@ -9,7 +9,6 @@ decisions.
 """
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 
 from hicache import experiment
@@ -79,8 +78,3 @@ def _run(*overrides: str) -> Result:
 
 def _summary(result: Result) -> str:
     return json.dumps(summarize(result.records, result.measures), sort_keys=True)
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, "")
-    main()

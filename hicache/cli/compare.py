@@ -19,13 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.cli.tables.comparison import (
-    RATIO_OF,
-    over_runs,
-    table_of,
-)
+from hicache.cli.tables.comparison import RATIO_OF, over_runs, table_of
 from hicache.cli.tables.groups import compared_groups
-from hicache.cli.tables.paired_table import compare_pairs, table_of_pairs
+from hicache.cli.tables.paired_table import table_of_pairs
 from hicache.cli.tables.result_table import as_csv, as_json, as_markdown, show_result
 
 FORMS = {
@@ -66,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         groups = compared_groups(options.paths, where=options.where, baseline=options.baseline)
         metrics = tuple(options.metric or groups[0].runs[0].metrics)
         if options.paired:
-            result = table_of_pairs(groups, compare_pairs(groups, metrics))
+            result = table_of_pairs(groups, metrics)
             heading = "Differences to the first row of each section"
         else:
             result = table_of(groups, metrics, ratio_of=metrics[0] if options.metric else RATIO_OF)
@@ -77,7 +73,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(write(result))
         else:
             show_result(result, heading)
-
-
-if __name__ == "__main__":
-    main()

@@ -136,7 +136,8 @@ def main() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     if {"-h", "--help"} & set(sys.argv[1:]):
-        sys.exit(show_help([word for word in sys.argv[1:] if not word.startswith("-")]))
+        show_help([word for word in sys.argv[1:] if not word.startswith("-")])
+        return
     with in_one_sentence():
         sys.argv[1:] = schema.with_implied(sys.argv[1:])
     try:
@@ -160,12 +161,9 @@ def main() -> None:
         sys.exit(1)
 
 
-def show_help(groups: Sequence[str]) -> int:
-    try:
+def show_help(groups: Sequence[str]) -> None:
+    with in_one_sentence():
         print(knobs.help_of(groups))
-    except (ValueError, OSError) as error:
-        return report_error(error)
-    return 0
 
 
 def unfinished_run() -> Path | None:
@@ -183,7 +181,3 @@ def say_what_there_is(why: str) -> bool:
     except Exception as error:
         report_error(error)
     return True
-
-
-if __name__ == "__main__":
-    main()

@@ -32,12 +32,9 @@ from hicache.storage.passwords import refuse_password
 CONF = Path(__file__).parents[1] / "conf"
 # knobs that replace a whole group file, and the option that selects them
 IMPLIED = {"model.from_hf": "model=from_hf", "workload.path": "workload=trace"}
-# our launcher settings: no dashboard, no worker logs in the driver's output
-OF_LAUNCHERS = {
-    "hydra/launcher=ray": [
-        f"+hydra.launcher.ray.init.{key}=false" for key in ("include_dashboard", "log_to_driver")
-    ]
-}
+QUIET_RAY = [  # no dashboard, no worker logs in the driver's output
+    f"+hydra.launcher.ray.init.{key}=false" for key in ("include_dashboard", "log_to_driver")
+]
 
 
 @cache
@@ -85,9 +82,8 @@ def with_implied(overrides: Sequence[str]) -> list[str]:
         for knob, option in IMPLIED.items()
         if knob in typed and not typed.keys() & {option.partition("=")[0], "experiment"}
     ]
-    for launcher, settings in OF_LAUNCHERS.items():
-        if launcher in overrides:
-            implied += settings
+    if "hydra/launcher=ray" in overrides:
+        implied += QUIET_RAY
     return [*overrides, *implied]  # at the end, since argparse wants overrides to be adjacent
 
 

@@ -238,7 +238,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _numbers(text: str) -> list[float]:
     return [float(each) for each in text.split(",")]
-
-
-if __name__ == "__main__":
-    main()

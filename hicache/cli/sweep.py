@@ -47,10 +47,7 @@ class SweepProgress(Callback):
         _WATCHES.append(JobWatch(Path(config.hydra.sweep.dir).absolute(), num_jobs, line_of))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        watch = _WATCHES.pop()
-        watch.stop()
-        jobs = watch.jobs()
-        finished = [path for path in jobs if is_finished(path)]
+        watch, finished = _stop()
         is_written = True
         try:
             if finished:
@@ -61,7 +58,7 @@ class SweepProgress(Callback):
         except (OSError, ValueError) as error:
             report_error(error)
             is_written = False
-        for path in jobs:
+        for path in watch.jobs():
             if path not in finished:
                 sys.stderr.write(f"job {path.name} failed: {_failure(path)}\n")
         console().print(str(watch.directory), soft_wrap=True)
@@ -77,9 +74,7 @@ def end_early(why: str) -> bool:
     """
     if not _WATCHES:
         return False
-    watch = _WATCHES.pop()
-    watch.stop()
-    finished = [path for path in watch.jobs() if is_finished(path)]
+    watch, finished = _stop()
     if finished:
         sum_up(watch.directory, finished, title=str(load_run(finished[0]).config["name"]))
     sys.stderr.write(
@@ -88,6 +83,13 @@ def end_early(why: str) -> bool:
     )
     console().print(str(watch.directory), soft_wrap=True)
     return True
+
+
+def _stop() -> tuple[JobWatch, list[Path]]:
+    # also returns the directories of finished jobs
+    watch = _WATCHES.pop()
+    watch.stop()
+    return watch, [path for path in watch.jobs() if is_finished(path)]
 
 
 def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> None:

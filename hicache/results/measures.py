@@ -72,9 +72,14 @@ def _load(
         for record in records
         if record.output_len  # finished, or aborted after the answer had begun
     ]
+    read, write = (counters[f"transfer/storage_{side}_bytes"] for side in ("read", "write"))
+    shared = 0.0
+    if storage.shared_gbps is not None:
+        shared = (read + write) / span_s / (storage.shared_gbps * 1e9)
     return {
         "load/rho_gpu": _utilisation(deployment.cost, lengths, span_s, num_engines),
-        **_storage_load(storage, counters, span_s),
+        "load/rho_read": max(read / span_s / (storage.read_gbps * 1e9), shared),
+        "load/rho_write": max(write / span_s / (storage.write_gbps * 1e9), shared),
         "load/rho_workers": max(counters[name] for name in WORKER_TIMES) / SECOND_NS / span_s,
         # time in which a request could have started with more room in the step or in memory
         "load/rho_queue": counters["engine/backlog_ns"] / SECOND_NS / span_s / num_engines,
@@ -122,19 +127,6 @@ def _utilisation(
 ) -> float:
     offered = sum(cost.offered_s(*lengths, OFFERED_BATCH) for lengths in requests)
     return offered / span_s / num_engines
-
-
-def _storage_load(
-    storage: StorageConfig, counters: Mapping[str, int], span_s: float
-) -> dict[str, float]:
-    read, write = (counters[f"transfer/storage_{side}_bytes"] for side in ("read", "write"))
-    shared = 0.0
-    if storage.shared_gbps is not None:
-        shared = (read + write) / span_s / (storage.shared_gbps * 1e9)
-    return {
-        "load/rho_read": max(read / span_s / (storage.read_gbps * 1e9), shared),
-        "load/rho_write": max(write / span_s / (storage.write_gbps * 1e9), shared),
-    }
 
 
 def _span_s(arrivals_ns: Sequence[int]) -> float:

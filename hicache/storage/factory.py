@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from shutil import rmtree
@@ -24,14 +23,7 @@ from hicache.storage.guards.deadline import DeadlineStorage
 from hicache.storage.guards.faults import Fault, FaultyStorage
 
 KINDS = ("none", *STORAGES)
-ASKED = (
-    "contains",
-    "read",
-    "write",
-    "delete",
-    "stats",
-    "close",
-)  # an engine's methods
+ASKED = [name for name in vars(Storage) if not name.startswith("_")]  # an engine's methods
 
 
 def open_storage(
@@ -43,8 +35,8 @@ def open_storage(
     HOST:PORT for mooncake. For mooncake, `config.capacity_gib` is the memory that this process
     lends to the store. A user's class (`module:Class`) is called with `config.root`, `namespace`,
     `capacity_bytes` and `page_bytes`. `page_bytes` maps a kind of page (the last byte of a key) to
-    the size in bytes that is counted for a page. None means that each page counts with its own
-    length.
+    the size in bytes that an engine in memory counts for a page. None means that each page counts
+    with its own length, as in all other engines of ours.
 
     Raises:
         ValueError: the configuration is invalid.
@@ -60,7 +52,7 @@ def open_storage(
             return MooncakeMaster(capacity_bytes=capacity_bytes, page_bytes=page_bytes)
         case "slab" | "file":
             engine = SlabStorage if config.kind == "slab" else FileStorage
-            make: Callable[..., Storage] = partial(engine, Path(_root(config)))
+            return engine(Path(_root(config)), namespace=namespace, capacity_bytes=capacity_bytes)
         case "redis":
             if capacity_bytes is not None:
                 raise ValueError(
@@ -73,16 +65,24 @@ def open_storage(
                 _root(config), namespace=namespace, segment_bytes=capacity_bytes or 0
             )
         case kind if ":" in kind:
-            make = partial(_build_own, kind, config.root)
+            return _build_own(
+                kind,
+                config.root,
+                namespace=namespace,
+                capacity_bytes=capacity_bytes,
+                page_bytes=page_bytes,
+            )
         case unknown:
             raise ValueError(
                 f"storage.kind must be one of {', '.join(KINDS)} or module:Class, got {unknown!r}"
             )
-    return make(namespace=namespace, capacity_bytes=capacity_bytes, page_bytes=page_bytes)
 
 
 def _build_own(kind: str, root: str | None, **given: object) -> Storage:
-    make = _class_of(kind)
+    try:
+        make: Callable[..., Storage] = resolve_name(kind)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"storage.kind={kind} cannot be loaded: {error}") from error
     try:
         engine = make(root, **given)
     except TypeError as error:
@@ -93,16 +93,6 @@ def _build_own(kind: str, root: str | None, **given: object) -> Storage:
     if missing:
         raise ValueError(f"storage.kind={kind} lacks {', '.join(missing)}")
     return engine
-
-
-def _class_of(kind: str) -> Callable[..., Storage]:
-    try:
-        found: Callable[..., Storage] = resolve_name(kind)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"storage.kind={kind} cannot be loaded: {error}") from error
-    if not callable(found):
-        raise ValueError(f"storage.kind={kind} must be a class, got {type(found).__name__}")
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,6 @@
 """The password of a storage server: from the environment, and in nothing that a run writes."""
 
-import os
 import re
-from urllib.parse import quote
 
 PASSWORD = "HICACHE_STORAGE_PASSWORD"
 # group 1: a URL up to its user; the password ends at the last @ before the next URL
@@ -18,12 +16,3 @@ def refuse_password(root: str) -> None:
     shown = _IN_URL.sub(r"\1***@", root)
     if shown != root:
         raise ValueError(f"storage.root={shown} holds a password: give it in {PASSWORD} instead")
-
-
-def with_password(url: str) -> str:
-    password = os.environ.get(PASSWORD)
-    if password is None:
-        return url
-    scheme, _, rest = url.partition("://")
-    user, _, host = rest.rpartition("@")
-    return f"{scheme}://{user}:{quote(password, safe='')}@{host}"

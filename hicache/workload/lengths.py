@@ -86,10 +86,7 @@ def column_names(header: Sequence[str]) -> str:
 
 def _tokens(record: Mapping[str, str], column: str, where: str) -> int:
     value = record.get(column, "")
-    try:
-        count = int(value)
-    except ValueError:
-        count = 0
+    count = int(value) if value.strip().isdecimal() else 0
     if count < 1:
         raise TraceError(f"{where}: {column} must be an integer of at least 1, got {value!r}")
     return count

@@ -203,15 +203,8 @@ def _block_numbers(rows: Sequence[Row], block_tokens: int) -> list[list[int]]:
 
 def _token_runs(blocks: Sequence[int], block_tokens: int, prompt_len: int) -> Runs:
     runs: Runs = []
-    if not blocks:
-        return runs
-    first = last = blocks[0]  # the current run: blocks [first, last]
-    for block in blocks[1:]:
-        if block != last + 1:
-            append_run(runs, first * block_tokens, (last + 1 - first) * block_tokens)
-            first = block
-        last = block
-    append_run(runs, first * block_tokens, (last + 1 - first) * block_tokens)
+    for block in blocks:
+        append_run(runs, block * block_tokens, block_tokens)
     return cut_runs(runs, 0, prompt_len)
 
 

@@ -56,14 +56,7 @@ def runs_len(runs: Runs) -> int:
 
 
 def is_prefix(head: Runs, whole: Runs) -> bool:
-    if not head:
-        return True
-    if len(head) > len(whole):
-        return False
-    last = len(head) - 1
-    first, count = head[last]
-    whole_first, whole_count = whole[last]
-    return first == whole_first and count <= whole_count and head[:last] == whole[:last]
+    return cut_runs(whole, 0, runs_len(head)) == head
 
 
 def to_spans(runs: Runs) -> TokenSpans:

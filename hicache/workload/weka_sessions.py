@@ -84,9 +84,7 @@ def _block_ids(request: Record, where: str) -> np.ndarray[tuple[int], np.dtype[n
 
 
 def _ranges(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
-    if not len(ids):
-        return []
-    begins = np.concatenate(([0], np.flatnonzero(np.diff(ids) != 1) + 1))
+    begins = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 2) != 1)
     counts = np.diff(begins, append=len(ids))
     flat: list[int] = np.stack((ids[begins], counts), axis=1).ravel().tolist()
     return flat

@@ -1,12 +1,15 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from experiments.diff.compare import Comparison, Kind, Row, compare_sides
-from experiments.diff.protocol import Hits, Outcome
-from tests.diff.sides import PAGE, POOLS, prompt, requests_of
+from experiments.diff.compare import Comparison, Kind, Row, compare
+from experiments.diff.protocol import Hits, Outcome, Pools
+from hicache.request import Request
+from tests.diff.sides import FAKE, PAGE, POOLS, prompt, requests_of
 
 Compared = Callable[..., Comparison]
 # four pages of 1, four of 2, and both again: room for seven pages loses one of 1
@@ -158,11 +161,18 @@ class Listening:
         return OUTCOME
 
 
+def compare_with(
+    base: Listening, head: Listening, requests: Sequence[Request], pools: Pools
+) -> None:
+    with patch("experiments.diff.compare.open_sides", return_value=(base, head)):
+        compare(requests, pools, (FAKE, FAKE), Path())
+
+
 def asked(base: Listening, head: Listening, *, is_eventful: bool) -> list[tuple[str, int]]:
     """What base is asked, `match` with the number of the prompt."""
     requests = requests_of(*(prompt(name, 1) for name in range(40)))
     pools = replace(POOLS, is_eventful=is_eventful, num_running=2)
-    compare_sides(requests, pools, (base, head))
+    compare_with(base, head, requests, pools)
     assert len(base.calls) == len(head.calls)
     assert all(len(np.atleast_1d(call[1])) == PAGE + 1 for call in base.calls if call[0] == "match")
     return [
@@ -208,6 +218,6 @@ def test_nothing_is_aborted_where_a_side_cannot() -> None:
 
 def test_progress_is_said_every_250_requests(capsys: pytest.CaptureFixture[str]) -> None:
     requests = requests_of(*([[1, 2]] * 501))
-    compare_sides(requests, POOLS, (Listening(), Listening()))
+    compare_with(Listening(), Listening(), requests, POOLS)
     said = capsys.readouterr().err.splitlines()
     assert said == ["250 of 501 requests", "500 of 501 requests"]

@@ -286,7 +286,7 @@ def test_the_report_is_written_before_it_is_explained(
     assert found["explanation"] is None
     assert found["first_hit"] is not None
     comment = (tmp_path / "comment.md").read_text()
-    assert "**The first request with different hits** is request" in comment
+    assert "**First request with different hits.** Request " in comment
 
 
 def test_a_side_that_fails_while_it_is_explained_leaves_the_report(
@@ -302,7 +302,7 @@ def test_a_side_that_fails_while_it_is_explained_leaves_the_report(
     assert ask_fakes(monkeypatch, tmp_path, "--workload", "edges") == 0
     said = capsys.readouterr()
     assert "cannot be explained: it is gone" in said.err
-    assert "**The first request with different hits** is request" in said.out
+    assert "**First request with different hits.** Request " in said.out
 
 
 def test_an_explanation_takes_the_place_of_the_short_report(
@@ -320,7 +320,7 @@ def test_an_explanation_takes_the_place_of_the_short_report(
     assert found["explanation"][0].startswith(f"Request {found['first_hit']} (")
     comment = (tmp_path / "comment.md").read_text()
     assert f"**First request that differs.** Request {found['first_hit']} (" in comment
-    assert f"**The first difference of any kind** is in request {found['first']}:" in comment
+    assert f"**First difference of any kind.** Request {found['first']} (" in comment
 
 
 def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:

@@ -24,10 +24,12 @@ def test_the_comment_says_rates_totals_kinds_and_the_first(compared: Compared) -
     assert "Four requests. Hit rate **47.06% → 35.29%** (-11.76 points of 68" in comment
     assert "| hits: full device | 32 tokens (8.0 GiB) | 24 tokens (6.0 GiB) | -25.00% |" in comment
     assert "| head hits fewer tokens | 2 |" in comment
-    assert (
-        "**The first request with different hits** is request 2: head hits fewer tokens" in comment
+    hits = "**First request with different hits.** Request 2 (prompt of 17 tokens): head hits fewer"
+    assert hits in comment
+    any_kind = (
+        "**First difference of any kind.** Request 1 (prompt of 17 tokens): the same hits and"
     )
-    assert "**The first difference of any kind** is in request 1: the same hits and" in comment
+    assert any_kind in comment
 
 
 def test_the_comment_says_that_a_side_did_not_come_to_the_end(compared: Compared) -> None:
@@ -102,7 +104,7 @@ def test_every_amount_has_a_row_in_tokens_or_states_and_bytes() -> None:
     assert lines[20].startswith("| 0 | head hits more tokens | copied swa/load_back 0 → 1,000")
     assert lines[21] == ""
     assert lines[22].startswith(
-        "**The first request with different hits** is request 0: head hits more"
+        "**First request with different hits.** Request 0 (prompt of 100 tokens): head hits more"
     )
     assert len(lines) == 23
 
@@ -124,7 +126,7 @@ def test_the_five_that_differ_most_are_listed() -> None:
     listed = [line.split(" | ")[0] for line in lines if " | different amounts held" in line]
     assert listed == ["| 6", "| 13", "| 5", "| 12", "| 19"]
     assert lines[-1].startswith(
-        "**The first difference of any kind** is in request 1: different amounts"
+        "**First difference of any kind.** Request 1 (prompt of 100 tokens): different amounts"
     )
 
 

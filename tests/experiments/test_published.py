@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.studies import published
-from experiments.studies.published import CASES, Series, knee, plans_of, ranking, read_case
+from experiments.studies.published import CASES, Series, arms_of, knee, ranking, read_case
 from hicache import experiment
 from hicache.cli.schema import config_of
 from hicache.results.requests_file import columns_of
@@ -50,8 +50,8 @@ def test_every_case_is_a_list_of_runs_with_a_value_for_each_published_point(
 ) -> None:
     monkeypatch.setattr(published, "OUT", tmp_path)
     case = read_case(name)
-    for plan in plans_of(case):
-        config_of(*plan.overrides)
+    for run in (run for arm in arms_of(case) for run in arm.runs):
+        config_of(*run)
     for result in case["results"]:
         assert result["measure"] in MEASURES
         assert {len(values) for values in result["theirs"].values()} == {len(result["x"])}

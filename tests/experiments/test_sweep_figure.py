@@ -92,8 +92,8 @@ def test_names_keep_every_letter():
 )
 def test_no_two_lines_look_alike(names):
     looks = looks_of(names)
-    assert len({(look.color, look.marker) for look in looks.values()}) == min(len(names), 49)
-    assert len(set(looks.values())) == len(names)
+    assert len({(look["color"], look["marker"]) for look in looks.values()}) == min(len(names), 49)
+    assert len({tuple(look.values()) for look in looks.values()}) == len(names)
 
 
 def test_overloaded_points_are_hollow_and_the_title_says_so():

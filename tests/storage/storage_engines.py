@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from storage_pages import PAGE_BYTES
 
 from hicache.storage.base import Storage
 from hicache.storage.engines.file import FileStorage
@@ -47,9 +46,7 @@ ENGINES = {
         bounded=False,  # it keeps below 95 %, and not the youngest: test_mooncake_master.py
     ),
     "slab": Engine(kind="slab", open=slab),
-    "slab-sized": Engine(
-        kind="slab", open=partial(slab, page_bytes={0: PAGE_BYTES}, num_threads=1)
-    ),
+    "slab-alone": Engine(kind="slab", open=partial(slab, num_threads=1)),
     "file": Engine(
         kind="file",
         open=lambda root, namespace, capacity: FileStorage(

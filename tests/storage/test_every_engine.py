@@ -22,8 +22,6 @@ from hicache.storage.engines.memory import MemoryStorage
 
 @pytest.mark.parametrize("num_bytes", [1, 4095, 4096, PAGE_BYTES, 300_001])
 def test_a_page_comes_back_as_it_was_written(storage: Storage, num_bytes: int) -> None:
-    if num_bytes > PAGE_BYTES and getattr(storage, "_page_bytes", None):
-        num_bytes = PAGE_BYTES - 1
     buffer = poisoned(num_bytes)
     storage.write([key(1)], [payload(key(1), num_bytes)])
     assert storage.read([key(1)], [buffer]) == [True]

@@ -130,18 +130,6 @@ def test_a_stump_is_a_page_of_no_bytes_until_it_is_read(tmp_path: Path) -> None:
     assert (stats.stored_pages, stats.stored_bytes, stats.damaged_pages) == (0, 0, 1)
 
 
-def test_sizes_may_be_nominal(tmp_path: Path) -> None:
-    storage = FileStorage(
-        tmp_path, namespace="test", capacity_bytes=1000, page_bytes={0: 400, 2: 700}
-    )
-    some = [key(1), key(2), key(3, 2)]
-    assert storage.write(some[:2], [payload(each, PAGE) for each in some[:2]]) == [True, True]
-    assert storage.stats().stored_bytes == 800
-    assert storage.write(some[2:], [payload(some[2], PAGE)]) == [True]
-    assert storage.contains(some) == [False, False, True]
-    assert storage.stats().stored_bytes == 700
-
-
 def test_forgetting_what_is_not_there_makes_no_room(tmp_path: Path) -> None:
     storage = open_files_store(tmp_path, 2)
     put(storage, 1, 2)

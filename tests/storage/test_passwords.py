@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache.storage.passwords import PASSWORD, refuse_password, with_password
+from hicache.storage.passwords import refuse_password
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,5 @@ def test_a_password_in_a_root_is_refused_and_not_told(root: str, shown: str) -> 
 @pytest.mark.parametrize(
     "url", ["redis://host:6379/0", "redis://me@host", "/a/place", "host:50051"]
 )
-def test_what_has_no_password_stays(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PASSWORD, raising=False)
+def test_what_has_no_password_stays(url: str) -> None:
     refuse_password(url)
-    assert with_password(url) == url
-
-
-def test_a_url_is_given_the_password_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PASSWORD, "p@w")
-    assert with_password("redis://host:6379/0") == "redis://:p%40w@host:6379/0"
-    assert with_password("redis://me@host") == "redis://me:p%40w@host"

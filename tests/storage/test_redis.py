@@ -13,8 +13,10 @@ from storage_servers import RedisServer, free_port
 from hicache.clock import SimulatedClock, to_ns
 from hicache.storage.base import StorageError
 from hicache.storage.digest import namespace_name
-from hicache.storage.engines.redis import RedisStorage, _parts
+from hicache.storage.engines.parts import parts
+from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.guards.breaker import BreakerStorage
+from hicache.storage.passwords import PASSWORD
 
 
 @pytest.fixture
@@ -34,7 +36,6 @@ def test_a_batch_of_many_messages_comes_back(redis_url: str, namespace: str) -> 
 
 
 def test_messages_hold_sixteen_mebibytes_or_one_page() -> None:
-    arena = memoryview(bytes(17 * 2**20))
     mib = 2**20
     for sizes, wanted in (
         ([], []),
@@ -47,9 +48,9 @@ def test_messages_hold_sixteen_mebibytes_or_one_page() -> None:
         ([1, 17 * mib], [1, 1]),
         ([17 * mib, 8 * mib, 8 * mib, 1], [1, 2, 1]),
     ):
-        parts = list(_parts([arena[:size] for size in sizes]))
-        assert [part.stop - part.start for part in parts] == wanted, sizes
-        assert [index for part in parts for index in range(part.start, part.stop)] == list(
+        found = list(parts(sizes, 16 * mib))
+        assert [part.stop - part.start for part in found] == wanted, sizes
+        assert [index for part in found for index in range(part.start, part.stop)] == list(
             range(len(sizes))
         )
 
@@ -119,6 +120,21 @@ def test_a_namespace_is_forgotten_whole_and_alone(redis_url: str, namespace: str
         storage.forget_all()
         assert not any(storage.contains(keys(*range(2_500))))
         assert other.contains(keys(1)) == [True]
+
+
+def test_a_password_comes_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        RedisServer.started(tmp_path) as server,
+        closing(RedisStorage(server.url, namespace="test")) as storage,
+    ):
+        storage._client.config_set("requirepass", "p@w/d")  # type: ignore[attr-defined]
+        with pytest.raises(StorageError, match="authenticated"):
+            RedisStorage(server.url, namespace="test")
+        monkeypatch.setenv(PASSWORD, "p@w/d")
+        with closing(RedisStorage(server.url, namespace="test")) as other:
+            assert write(other, keys(1)) == [True]
 
 
 def test_a_full_server_that_evicts_nothing_declines_pages(tmp_path: Path) -> None:

@@ -111,22 +111,6 @@ def test_a_page_larger_than_the_capacity_evicts_nothing(tmp_path: Path) -> None:
         assert storage.contains(keys(1, 2, 3)) == [True, True, False]
 
 
-def test_stand_ins_are_charged_the_size_of_their_component(tmp_path: Path) -> None:
-    with closing(open_slab(tmp_path, 6 * LARGE, page_bytes={0: SMALL, 2: LARGE})) as storage:
-        for number in range(3):
-            write_sized(storage, key(number), 16)
-            write_sized(storage, key(number, 2), 16)
-        assert storage.stats().stored_bytes == 3 * (SMALL + LARGE)
-
-
-def test_a_page_larger_than_its_component_is_refused(tmp_path: Path) -> None:
-    with closing(open_slab(tmp_path, page_bytes={2: SMALL})) as storage:
-        assert write_sized(storage, key(1), LARGE)
-        assert write_sized(storage, key(1, 2), SMALL)
-        with pytest.raises(ValueError, match=f"kind 2 has at most {SMALL} bytes, got {LARGE}"):
-            write_sized(storage, key(2, 2), LARGE)
-
-
 def test_a_large_page_is_moved_in_parts_that_fit_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,11 +145,8 @@ def test_a_large_page_is_moved_in_parts_that_fit_the_cache(
         assert storage.stats().damaged_pages == 0
 
 
-@pytest.mark.parametrize("nominal", [PAGE_BYTES, 3 * PAGE_BYTES])
-def test_a_length_that_the_table_has_wrong_is_found_in_any_slot_of_its_component(
-    nominal: int, tmp_path: Path
-) -> None:
-    with closing(open_slab(tmp_path, page_bytes={0: nominal})) as storage:
+def test_a_length_that_the_table_has_wrong_is_found(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path)) as storage:
         write(storage, keys(1))
         storage._table._db.execute("UPDATE slots SET length = length - 1")
         assert read(storage, keys(1)) == [None]
@@ -340,7 +321,7 @@ def test_a_slot_that_the_table_cannot_find_is_an_error_and_no_endless_eviction(
     with closing(open_slab(tmp_path)) as storage:
         write(storage, keys(1))
         with pytest.raises(sqlite3.DatabaseError, match=r"slot=7.* cannot be updated"):
-            storage._table._free(Place(PAGE_BYTES, 7))
+            storage._table.free(Place(PAGE_BYTES, 7))
         assert storage.stats().stored_bytes == PAGE_BYTES
 
 

@@ -69,7 +69,3 @@ def lines(run: Rerun, requests: Sequence[int], slowest: int | None, *, is_trace:
     for record in chosen:
         told += ["", *teller.tell(record)]
     return told
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
@@ -37,7 +38,7 @@ class Storyteller:
         segments = segments_of(
             record, life, self._run.timeline.turns[record.engine], self._steps[record.engine]
         )
-        yield f"  {_headline(record, segments)}"
+        yield f"  {_headline(record)}"
         yield ""
         yield "  What happened"
         for at_ns, told in sorted(self._events(record, life, segments), key=lambda each: each[0]):
@@ -221,16 +222,14 @@ def _size(record: RequestRecord) -> str:
     return f"prompt of {record.prompt_len:,} tokens: {', '.join(parts) or 'never admitted'}"
 
 
-def _headline(record: RequestRecord, segments: list[Segment]) -> str:
+def _headline(record: RequestRecord) -> str:
     if record.ttft_ns is None:
         return f"{record.status.value} before its first token: {record.reason}"
     told = f"first token after {_seconds(record.ttft_ns)}"
-    causes: Counter[str] = Counter()
-    for segment in segments:
-        if segment.part == "queue":
-            causes[f"in the queue, waiting for {CAUSES[segment.cause]}"] += segment.length_ns
-        if segment.part == "storage_wait":
-            causes["waiting for its prefetch"] += segment.length_ns
+    causes = Counter(
+        {f"in the queue, waiting for {CAUSES[key]}": ns for key, ns in record.queue_for_ns.items()}
+    )
+    causes["waiting for its prefetch"] = record.storage_wait_ns
     causes["waiting for load-backs"] = record.load_back_ns
     parts = record.prefill_for_ns
     causes["computing its own tokens"] = parts.get("own", 0)
@@ -245,17 +244,11 @@ def _found(record: RequestRecord) -> str:
     return f"{hit:,} prompt tokens were hits" if hit else "without a hit"
 
 
-def _joined(segments: list[Segment]) -> list[Segment]:
-    # merge neighbors with the same part and cause
-    joined: list[Segment] = []
-    for segment in segments:
-        last = joined[-1] if joined else None
-        begins = (segment.part, segment.cause, segment.first, segment.start_ns)
-        if last is not None and (last.part, last.cause, last.first, last.end_ns) == begins:
-            joined[-1] = last._replace(end_ns=segment.end_ns)
-        else:
-            joined.append(segment)
-    return joined
+def _joined(segments: list[Segment]) -> Iterator[Segment]:
+    # merge neighbors with the same part and cause; segments leave no gaps
+    for _, neighbors in groupby(segments, key=lambda each: (each.part, each.cause, each.first)):
+        joined = list(neighbors)
+        yield joined[0]._replace(end_ns=joined[-1].end_ns)
 
 
 def _seconds(ns: int, *, sign: str = "") -> str:

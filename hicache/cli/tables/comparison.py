@@ -4,15 +4,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from textwrap import shorten
 
-from hicache.cli.tables.groups import (
-    Group,
-    Spread,
-    answer_sets,
-    question_key,
-    short,
-)
+from hicache.cli.tables.groups import Group, Spread, answer_sets, question_key, short
 from hicache.cli.tables.result_table import ResultTable, Row
-from hicache.cli.tables.verdicts import Verdicts
+from hicache.cli.tables.verdicts import UNSERVED, Verdicts
 
 TITLES = {
     "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
@@ -38,7 +32,6 @@ LATENCY = "request/*_s_*"
 SPREAD_PARTS = ("median", "lowest", "highest")
 NO_CLAIM = "–"
 MAX_SAME = 300  # longest note on settings without effect, in characters
-UNSERVED = {"request/rejected_count": "rejected", "request/aborted_count": "aborted"}
 
 
 def table_of(
@@ -118,7 +111,9 @@ def number(value: float) -> str:
 def warnings(groups: Sequence[Group]) -> list[str]:
     notes = []
     repeated = [group for group in groups if len(group.runs) > 1]
-    if repeated and all(_is_one_run(group) for group in repeated):
+    if repeated and all(
+        run.summary == group.runs[0].summary for group in repeated for run in group.runs
+    ):
         notes.append("All seeds gave the same run, so the table shows no spread.")
     return notes + same_runs(groups)
 
@@ -168,10 +163,6 @@ def _ratios(group: Group, baseline: Group, metric: str) -> Sequence[float] | str
     if not makes_claim(metric, group, baseline):
         return NO_CLAIM
     return group.ratios(baseline, metric) or ""
-
-
-def _is_one_run(group: Group) -> bool:
-    return all(run.summary == group.runs[0].summary for run in group.runs)
 
 
 def _unserved(groups: Sequence[Group]) -> list[str]:

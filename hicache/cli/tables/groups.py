@@ -181,14 +181,14 @@ def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
     keys = _differing_knobs(runs)
     made_of = dict.fromkeys(key for run in runs for key in run.sources)
     alike = [group.runs for group in group_runs(runs, keys)]
-    keys += [key for key in made_of if any(_disagree(group, key) for group in alike)]
+    keys += [
+        key
+        for key in made_of
+        if any(len({run.sources.get(key) for run in each}) > 1 for each in alike)
+    ]
     if any(_disagrees_with_itself(group.runs) for group in group_runs(runs, keys)):
         keys.append(RUN)
     return keys
-
-
-def _disagree(runs: Sequence[StoredRun], key: str) -> bool:
-    return len({run.sources.get(key) for run in runs}) > 1
 
 
 def _disagrees_with_itself(runs: Sequence[StoredRun]) -> bool:
@@ -311,13 +311,11 @@ def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
     sets = [[baseline] for baseline in baselines]
     for group in groups:
         if not any(group is baseline for baseline in baselines):
-            common = [_num_common(group, baseline) for baseline in baselines]
+            common = [
+                len(group.settings.items() & baseline.settings.items()) for baseline in baselines
+            ]
             sets[common.index(max(common))].append(group)
     return sets
-
-
-def _num_common(group: Group, other: Group) -> int:
-    return sum(other.settings[key] == value for key, value in group.settings.items())
 
 
 def short(value: Value) -> str:

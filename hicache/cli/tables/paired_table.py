@@ -29,11 +29,8 @@ class Comparison:
     pairs: Pairs
     differences: dict[str, Difference]
 
-    def makes_claim(self, metric: str) -> bool:
-        return makes_claim(metric, self.baseline, self.other)
 
-
-def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Comparison]:
+def table_of_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> ResultTable:
     """Compare each group of runs with its baseline, request by request.
 
     A group holds the runs of one configuration.
@@ -42,29 +39,22 @@ def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Compa
         ValueError: there is only one configuration, or two configurations have no request in
             common, or a run lacks one of the metrics.
     """
-    found = []
+    keys = setting_keys(groups)
+    verdicts = Verdicts([[group] for group in groups])  # each alone, without SURVIVORS
+    sections: list[list[Row]] = []
+    comparisons: list[Comparison] = []
     for baseline, *others in answer_sets(groups):
         for other in others:
             pairs = Pairs(baseline, other)
-            differences = pairs.differences(metrics)
-            found.append(
-                Comparison(baseline=baseline, other=other, pairs=pairs, differences=differences)
+            each = Comparison(
+                baseline=baseline, other=other, pairs=pairs, differences=pairs.differences(metrics)
             )
-    if not found:
+            comparisons.append(each)
+            if other is others[0]:
+                sections.append([_row(baseline, each, keys, verdicts)])
+            sections[-1].append(_row(other, each, keys, verdicts))
+    if not comparisons:
         raise ValueError("--paired needs runs of at least two configurations, got one")
-    return found
-
-
-def table_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> ResultTable:
-    keys = setting_keys(groups)
-    sections: list[list[Row]] = []
-    baseline = None
-    verdicts = Verdicts([[group] for group in groups])  # each alone, without SURVIVORS
-    for each in comparisons:
-        if each.baseline is not baseline:
-            baseline = each.baseline
-            sections.append([_row(each.baseline, each, keys, verdicts)])
-        sections[-1].append(_row(each.other, each, keys, verdicts))
     notes = [*_notes(groups, comparisons), *verdicts.notes]
     return ResultTable(sections=sections, notes=notes, num_names=len(keys))
 
@@ -83,7 +73,7 @@ def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts
     for metric, found in each.differences.items():
         parts: list[float | None] = [found.baseline, None, None, None]
         text = number(found.baseline)
-        if not is_baseline and each.makes_claim(metric):
+        if not is_baseline and makes_claim(metric, each.baseline, each.other):
             parts[1:] = [found.middle, *(found.interval or (None, None))]
             text = _told(found)
         elif not is_baseline:

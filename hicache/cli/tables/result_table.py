@@ -88,7 +88,9 @@ def as_json(result: ResultTable) -> str:
 
 
 def as_markdown(result: ResultTable) -> str:
-    texts = result.texts.map(markdown).rename(columns=lambda each: markdown(on_one_line(each)))
+    texts = result.texts.map(markdown).rename(
+        columns=lambda each: markdown(each.replace("\n", " "))
+    )
     num_numbers = texts.shape[1] - result.num_names
     aligned = ["left"] * result.num_names + ["right"] * num_numbers
     table = texts.to_markdown(index=False, disable_numparse=True, colalign=aligned)
@@ -98,7 +100,3 @@ def as_markdown(result: ResultTable) -> str:
 def markdown(text: str) -> str:
     # underscores inside a word need no escape, nor do brackets without a link
     return re.sub(r"[\\`*|<$~]|\](?=[(\[:])|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
-
-
-def on_one_line(heading: str) -> str:
-    return heading.replace("\n", " ")

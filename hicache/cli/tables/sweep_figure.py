@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -33,12 +33,6 @@ TITLE_LETTERS = 34  # letters that fit above a panel
 TITLE_LETTER_INCHES = 0.105
 
 
-class Look(NamedTuple):
-    color: str
-    marker: str
-    ls: str
-
-
 @literal
 def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -> Figure:
     keys = list(groups[0].settings)
@@ -48,10 +42,10 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
     for group in groups:
         name = tuple(short(group.settings[key]) for key in line_keys)
         lines.setdefault(name, []).append(group)
-    places = _places(groups, x_key)
+    places, is_axis = _places(groups, x_key), _is_axis(groups, x_key)
 
     width, height = PANEL_INCHES
-    if not _is_axis(groups, x_key):  # every name needs room, if necessary as a vertical label
+    if not is_axis:  # every name needs room, if necessary as a vertical label
         width = max(width, 1.5 + len(places) * PLACE_INCHES)
     width *= len(metrics)
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -61,14 +55,13 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
         for name, members in lines.items():
             points = [(places[short(group.settings[x_key])], group) for group in members]
             points.sort(key=lambda point: point[0])
-            look = looks[name]._asdict() | {"markersize": 5}
-            look |= {} if _is_axis(groups, x_key) else {"ls": "none"}
+            look = looks[name] | ({} if is_axis else {"ls": "none"})
             _draw_line(axes, points, metric, ", ".join(name), look)
         numbers = sorted(places.values())
-        if _is_axis(groups, x_key) and numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_SPAN:
+        if is_axis and numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_SPAN:
             axes.set_xscale("log")
         axis_width = width / len(metrics) - MARGIN_INCHES
-        if _name_places(axes, places, axis_width, is_axis=_is_axis(groups, x_key)):
+        if _name_places(axes, places, axis_width, is_axis=is_axis):
             upright_inches = max(map(len, places)) * LETTER_INCHES
         axes.minorticks_off()
         axes.set_xlabel("\n".join(wrapped(x_key, TITLE_LETTERS)))
@@ -103,12 +96,16 @@ def _draw_legend(figure: Figure, lines: Sequence[tuple[str, ...]], title: str) -
     return -(-len(lines) // num_columns)
 
 
-def looks_of(names: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], Look]:
+def looks_of(names: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], dict[str, Any]]:
     found = {}
     for index, name in enumerate(names):
         turn, colour = divmod(index, len(COLOURS))
-        marker = MARKERS[(colour + turn) % len(MARKERS)]
-        found[name] = Look(COLOURS[colour], marker, DASHES[turn // len(MARKERS) % len(DASHES)])
+        found[name] = {
+            "color": COLOURS[colour],
+            "marker": MARKERS[(colour + turn) % len(MARKERS)],
+            "ls": DASHES[turn // len(MARKERS) % len(DASHES)],
+            "markersize": 5,
+        }
     return found
 
 

@@ -8,7 +8,7 @@ from hicache.results.metrics import Status
 from hicache.results.requests_file import has_requests, read_requests
 from hicache.results.verdict import CLEAN, SURVIVORS, Objection, in_short, objection, objections
 
-UNSERVED = ("request/rejected_count", "request/aborted_count")
+UNSERVED = {"request/rejected_count": "rejected", "request/aborted_count": "aborted"}
 
 
 class Verdicts:
@@ -66,7 +66,8 @@ def apart(groups: Sequence[Group]) -> list[float]:
         runs = [run for group in groups for run in group.runs if run.served == served]
         counts = {run.summary.get("request/count") for run in runs}
         is_known = all(has_requests(run.path) for run in runs)
-        if len(counts) > 1 or not is_known or not any(map(_lost_some, runs)):
+        lost = any(run.summary.get(key) for run in runs for key in UNSERVED)
+        if len(counts) > 1 or not is_known or not lost:
             continue
         survivors = [_survivors(run) for run in runs]
         in_any = set.union(*survivors)
@@ -74,10 +75,6 @@ def apart(groups: Sequence[Group]) -> list[float]:
         if share >= SURVIVORS.threshold:
             shares.append(share)
     return shares
-
-
-def _lost_some(run: StoredRun) -> bool:
-    return any(run.summary.get(key) for key in UNSERVED)
 
 
 def _survivors(run: StoredRun) -> set[int]:

@@ -9,7 +9,7 @@ import errno
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from uuid import uuid4
 
 from hicache.storage.base import KEY_BYTES, StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
-from hicache.storage.engines.owner import current_owner, is_alive, is_this_boot
 
 _SUFFIX = ".page"
 _WRITING = "writing"
@@ -26,35 +25,24 @@ _BUCKETS = tuple(f"{first:02x}" for first in range(256))  # by first byte of a k
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RESCAN_SHARE = 0.05  # rescan after writing this share of the capacity: other processes write too
 _UUID_LETTERS = 32
-_FOREIGN_LEFTOVER_S = 3600.0  # writing one page never takes longer, on any machine
+_LEFTOVER_S = 3600.0  # writing one page never takes longer
 
 
 class FileStorage:
     """A storage engine that keeps each KV-cache page in a file of its own below `root`.
 
     Each namespace (the pages of one model, layout, page size and rank) has its own directory.
-    `capacity_bytes` limits the sum of the namespace's page sizes; None means no limit. `page_bytes`
-    maps a kind of page (the last byte of a key) to the size that is counted for a page. A page of
-    any other kind counts with its own length. A single process never exceeds the limit. Each
-    further process that writes to the directory can exceed the limit by 5% until it scans the
-    directory again.
+    `capacity_bytes` limits the sum of the namespace's page sizes; None means no limit. A single
+    process never exceeds the limit. Each further process that writes to the directory can exceed
+    the limit by 5% until it scans the directory again.
 
     A file with a wrong digest counts as a damaged page and is deleted.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        namespace: str,
-        capacity_bytes: int | None,
-        page_bytes: Mapping[int, int] | None = None,
-    ) -> None:
+    def __init__(self, root: Path, *, namespace: str, capacity_bytes: int | None) -> None:
         self._namespace = namespace.encode()
         self._capacity_bytes = capacity_bytes
-        self._page_bytes = {} if page_bytes is None else dict(page_bytes)
         self._root = root / namespace_name(namespace)
-        self._owner = current_owner()
         self._lock = Lock()
         self._pages: OrderedDict[bytes, int] = OrderedDict()  # oldest first, with charged bytes
         self._stats = StorageStats()
@@ -119,7 +107,6 @@ class FileStorage:
             if error.errno == errno.EIO:
                 return False
             raise
-        self._refresh_file(key)
         length = num_bytes - PAGE_DIGEST_BYTES
         if length > buffer.nbytes:
             return False  # not the caller's length: a miss
@@ -128,41 +115,38 @@ class FileStorage:
         )
         whole = length >= 0 and page_digest(self._namespace, key, buffer[:length]) == digest
         right = whole and length == buffer.nbytes
-        with self._lock:
-            if not whole:
+        if right:
+            self._refresh(key)
+        elif not whole:
+            with self._lock:
                 # remove the damaged page: a later write would keep it
                 self._stats.damaged_pages += 1
                 self._remove(key)
-            if right:
-                self._refresh(key)
         return right
 
     def _write(self, key: bytes, buffer: memoryview) -> bool:
         if self._path(key).exists():
-            self._refresh_file(key)
-            with self._lock:
-                self._refresh(key)
+            self._refresh(key)
             return True
-        charged_bytes = self._charged_bytes(key, buffer.nbytes)
         with self._lock:
-            if not self._make_room(charged_bytes):
+            if not self._make_room(buffer.nbytes):
                 return False
             # charge before writing, so that concurrent writers keep the bound
-            self._used_bytes += charged_bytes
-            self._unscanned_bytes += charged_bytes
+            self._used_bytes += buffer.nbytes
+            self._unscanned_bytes += buffer.nbytes
         written = False
         try:
             written = self._publish(key, buffer)
         finally:
             with self._lock:
                 if written and key not in self._pages:
-                    self._pages[key] = charged_bytes
+                    self._pages[key] = buffer.nbytes
                 else:
-                    self._used_bytes -= charged_bytes
+                    self._used_bytes -= buffer.nbytes
         return written
 
     def _publish(self, key: bytes, buffer: memoryview) -> bool:
-        draft = self._root / _WRITING / f"{self._owner}.{uuid4().hex}"
+        draft = self._root / _WRITING / uuid4().hex
         digest = page_digest(self._namespace, key, buffer)
         try:
             file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -180,17 +164,13 @@ class FileStorage:
             raise
         return True
 
-    def _charged_bytes(self, key: bytes, payload_bytes: int) -> int:
-        return self._page_bytes.get(key[-1], payload_bytes)
-
     def _refresh(self, key: bytes) -> None:
-        if key in self._pages:
-            self._pages.move_to_end(key)
-
-    def _refresh_file(self, key: bytes) -> None:
         if self._capacity_bytes is not None:
             with suppress(OSError):
                 os.utime(self._path(key))
+        with self._lock:
+            if key in self._pages:
+                self._pages.move_to_end(key)
 
     def _make_room(self, wanted_bytes: int) -> bool:
         if self._capacity_bytes is None:
@@ -217,7 +197,7 @@ class FileStorage:
             size_bytes = max(status.st_size - PAGE_DIGEST_BYTES, 0)
             # file systems resolve times to some milliseconds only
             age = (status.st_mtime_ns, order.get(key, len(order)))
-            found.append((age, key, self._charged_bytes(key, size_bytes)))
+            found.append((age, key, size_bytes))
         self._pages = OrderedDict((key, size_bytes) for _, key, size_bytes in sorted(found))
         self._used_bytes = writing_bytes + sum(self._pages.values())
         self._unscanned_bytes = 0
@@ -231,19 +211,14 @@ class FileStorage:
                         yield key, path.stat()
 
     def _sweep(self) -> None:
+        # drafts of writers that died, which may have run on another machine
         for draft in (self._root / _WRITING).iterdir():
-            owner, _, number = draft.name.rpartition(".")
-            is_ours = owner.count(".") == 2 and len(number) == _UUID_LETTERS
             with suppress(FileNotFoundError):
-                if is_ours and _is_abandoned(owner, draft.stat()):
+                age_s = time.time() - draft.stat().st_mtime
+                # earlier versions put the process before a dot
+                number = draft.name.rpartition(".")[2]
+                if len(number) == _UUID_LETTERS and age_s > _LEFTOVER_S:
                     draft.unlink()
-
-
-def _is_abandoned(owner: str, draft: os.stat_result) -> bool:
-    if is_this_boot(owner):
-        return not is_alive(owner)
-    # perhaps of another machine, whose processes are not visible here
-    return time.time() - draft.st_mtime > _FOREIGN_LEFTOVER_S
 
 
 def _name(key: bytes) -> str:

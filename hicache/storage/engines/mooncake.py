@@ -13,10 +13,12 @@ import mmap
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from threading import Lock
 
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
+from hicache.storage.engines.parts import parts
 from hicache.storage.guards.deadline import DeadlineThreads
 
 _RPC_FAILED = -900  # the master does not answer; every other code concerns a single page
@@ -154,23 +156,16 @@ class MooncakeStorage:
         return [f"{self._prefix}/{key.hex()}" for key in keys]
 
     def _parts(self, buffers: Sequence[memoryview]) -> Iterator[tuple[slice, list[slice]]]:
-        # runs of pages that fit staging memory, each with the places of its pages there
-        first = 0
-        places: list[slice] = []
-        for index, buffer in enumerate(buffers):
-            num_bytes = buffer.nbytes + PAGE_DIGEST_BYTES
-            if num_bytes > self._staging.nbytes:
+        # parts that fit staging memory, each with the places of its pages there
+        sizes = [buffer.nbytes + PAGE_DIGEST_BYTES for buffer in buffers]
+        for part in parts(sizes, self._staging.nbytes):
+            ends = list(accumulate(sizes[part], initial=0))
+            if ends[-1] > self._staging.nbytes:
                 raise ValueError(
-                    f"a page of {buffer.nbytes} bytes and its digest do not fit the staging buffer "
-                    f"of {self._staging.nbytes} bytes"
+                    f"a page of {buffers[part][0].nbytes} bytes and its digest do not fit the "
+                    f"staging buffer of {self._staging.nbytes} bytes"
                 )
-            start = places[-1].stop if places else 0
-            if start + num_bytes > self._staging.nbytes:
-                yield slice(first, index), places
-                first, start, places = index, 0, []
-            places.append(slice(start, start + num_bytes))
-        if places:
-            yield slice(first, len(buffers)), places
+            yield part, [slice(start, end) for start, end in pairwise(ends)]
 
     def _unpack(self, key: bytes, place: slice, buffer: memoryview) -> bool:
         end = place.stop - PAGE_DIGEST_BYTES

@@ -9,30 +9,22 @@ from pathlib import Path
 
 
 def current_owner() -> str:
-    return f"{_boot()}.{os.getpid()}.{_started(os.getpid())}"
-
-
-def is_this_boot(owner: str) -> bool:
-    return owner.partition(".")[0] == _boot()
+    owner = _owner_of(os.getpid())
+    assert owner is not None
+    return owner
 
 
 def is_alive(owner: str) -> bool:
-    boot, *numbers = owner.split(".")
-    if boot != _boot() or len(numbers) != 2 or not numbers[0].isdecimal():
-        return False
-    started = _started(int(numbers[0]))
-    return started is not None and str(started) == numbers[1]
+    pid = owner.partition(".")[2].partition(".")[0]
+    return pid.isdecimal() and owner == _owner_of(int(pid))
 
 
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
-
-
-def _started(pid: int) -> int | None:
+def _owner_of(pid: int) -> str | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
     # the name in field 2 may contain blanks and brackets, so split after the last bracket
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])  # field 22 of proc(5)
+    return None if fields[0] in "ZX" else f"{boot}.{pid}.{fields[19]}"  # field 22 of proc(5)

@@ -8,6 +8,7 @@ machines is rarely faster. The server's own settings decide how much it keeps an
 """
 
 import importlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ from threading import Lock
 
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
-from hicache.storage.passwords import with_password
+from hicache.storage.engines.parts import parts
+from hicache.storage.passwords import PASSWORD
 
 _MESSAGE_BYTES = 16 * 2**20  # larger replies take more time per byte
 _SCANNED_KEYS = 1000  # per round trip
@@ -45,13 +47,12 @@ class RedisStorage:
         self._lock = Lock()
         self._stats = StorageStats()
         self._client = redis.Redis.from_url(
-            with_password(url),
+            url,
+            password=os.environ.get(PASSWORD),
             socket_timeout=deadline_s,
             socket_connect_timeout=deadline_s,
             # one attempt: the caller decides about a retry
-            retry=importlib.import_module("redis.retry").Retry(
-                importlib.import_module("redis.backoff").NoBackoff(), 0
-            ),
+            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
         )
         try:
             with self._reached():
@@ -69,7 +70,7 @@ class RedisStorage:
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         results: list[bool] = []
-        for part in _parts(buffers):
+        for part in parts([buffer.nbytes for buffer in buffers], _MESSAGE_BYTES):
             with self._reached():
                 values = self._client.mget([self._prefix + key for key in keys[part]])
             for key, buffer, value in zip(keys[part], buffers[part], values, strict=True):
@@ -79,7 +80,7 @@ class RedisStorage:
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         results = self.contains(keys)
         missing = [index for index, stored in enumerate(results) if not stored]
-        for part in _parts([buffers[index] for index in missing]):
+        for part in parts([buffers[index].nbytes for index in missing], _MESSAGE_BYTES):
             pipeline = self._client.pipeline(transaction=False)
             for index in missing[part]:
                 digest = page_digest(self._namespace, keys[index], buffers[index])
@@ -133,14 +134,3 @@ class RedisStorage:
             yield
         except self._errors as error:
             raise StorageError(f"cannot use Redis at {self._url}: {error}") from error
-
-
-def _parts(buffers: Sequence[memoryview]) -> Iterator[slice]:
-    start, num_bytes = 0, 0
-    for index, buffer in enumerate(buffers):
-        if index > start and num_bytes + buffer.nbytes > _MESSAGE_BYTES:
-            yield slice(start, index)
-            start, num_bytes = index, 0
-        num_bytes += buffer.nbytes
-    if start < len(buffers):
-        yield slice(start, len(buffers))

@@ -11,7 +11,7 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -45,7 +45,6 @@ class SlabStorage:
     `root` must be on a local file system, because SQLite's log cannot be shared over a network.
     Each namespace (the pages of one model, layout, page size and rank) has its own directory and
     its own `capacity_bytes`. A slot is as large as its page, rounded up to a multiple of 4 KiB.
-    `page_bytes` can set another page size for a kind of page (the last byte of a key).
     `num_threads` threads copy the pages of one call.
     """
 
@@ -55,12 +54,10 @@ class SlabStorage:
         *,
         namespace: str,
         capacity_bytes: int | None,
-        page_bytes: Mapping[int, int] | None = None,
         num_threads: int = 2,
         busy_s: float = 5.0,
     ) -> None:
         self._namespace = namespace.encode()
-        self._page_bytes = {} if page_bytes is None else dict(page_bytes)
         self._root = root / namespace_name(namespace)
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="slab")
@@ -96,8 +93,9 @@ class SlabStorage:
             return self._write_all(keys, buffers)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        with self._in_use(), self._use_table() as table:
-            table.forget(keys)
+        with self._in_use(), self._change_table() as table:
+            for page in table.find(keys).values():
+                table.free(page.place)
 
     def stats(self) -> StorageStats:
         with self._in_use(), self._use_table() as table:
@@ -156,10 +154,11 @@ class SlabStorage:
         return results
 
     def _write_all(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        wanted = [self._wanted(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
+        wanted = list(zip(keys, map(_slot_bytes, buffers), strict=True))
         try:
-            with self._use_table() as table:
-                places = table.reserve(wanted, touched=self._take_touched())
+            with self._change_table() as table:
+                table.touch(self._take_touched())
+                places = table.reserve(wanted)
         except _DiskFullError:
             return self.contains(keys)
         written: list[Written | None] = [None] * len(keys)
@@ -178,29 +177,18 @@ class SlabStorage:
             for place, page in zip(places, written, strict=True)
         ]
 
-    def _wanted(self, key: bytes, buffer: memoryview) -> tuple[bytes, int]:
-        longest = self._page_bytes.get(key[-1], buffer.nbytes)
-        if buffer.nbytes > longest:
-            raise ValueError(
-                f"a page of kind {key[-1]} has at most {longest} bytes, got {buffer.nbytes}"
-            )
-        return key, self._slot_bytes(key, buffer)
-
-    def _slot_bytes(self, key: bytes, buffer: memoryview) -> int:
-        slot_bytes = self._page_bytes.get(key[-1], buffer.nbytes)
-        return max(-(-slot_bytes // ALIGN_BYTES), 1) * ALIGN_BYTES
-
     def _read(self, key: bytes, page: StoredPage | None, buffer: memoryview) -> bool:
         if page is None:
             return False
         if page.length == buffer.nbytes:
             if self._move(self._files.read, key, page.place, buffer) == page.digest:
                 return True
-        elif page.place.slot_bytes > self._slot_bytes(key, buffer) or self._is_whole(key, page):
+        elif page.place.slot_bytes > _slot_bytes(buffer) or self._is_whole(key, page):
             return False  # a page of another length
-        with suppress(_DiskFullError), self._use_table() as table:
-            # the slot was reused meanwhile and holds another page: an ordinary miss
-            if table.forget_page(key, page):
+        with suppress(_DiskFullError), self._change_table() as table:
+            # or the slot was reused meanwhile and holds another page: an ordinary miss
+            if table.find([key]).get(key) == page:
+                table.free(page.place)
                 self._stats.damaged_pages += 1
         return False
 
@@ -239,7 +227,7 @@ class SlabStorage:
 
     def _publish(self, pages: Sequence[Written], failed: Sequence[Reservation]) -> set[bytes]:
         try:
-            with self._use_table() as table:
+            with self._change_table() as table:
                 stored = table.publish(pages, failed=failed)
         except _DiskFullError:
             self._withdraw([*(page.reservation for page in pages), *failed])
@@ -249,7 +237,7 @@ class SlabStorage:
     def _withdraw(self, reservations: Sequence[Reservation]) -> None:
         for reservation in reservations:
             self._files.free_space(reservation.place)
-        with suppress(_DiskFullError), self._use_table() as table:
+        with suppress(_DiskFullError), self._change_table() as table:
             table.publish([], failed=reservations)
 
     def _spread(
@@ -282,13 +270,18 @@ class SlabStorage:
         return [results[index] for index in range(len(pages))]
 
     def _touch_all(self) -> None:
-        with suppress(_DiskFullError), self._use_table() as table:
+        with suppress(_DiskFullError), self._change_table() as table:
             table.touch(self._take_touched())
 
     def _take_touched(self) -> list[bytes]:
         touched = list(self._touched)
         self._touched.clear()
         return touched
+
+    @contextmanager
+    def _change_table(self) -> Iterator[SlotTable]:
+        with self._use_table() as table, table.transaction():
+            yield table
 
     @contextmanager
     def _use_table(self) -> Iterator[SlotTable]:
@@ -302,27 +295,25 @@ class SlabStorage:
                 raise StorageError(f"the slot table in {self._root} failed: {error}") from error
 
 
+def _slot_bytes(buffer: memoryview) -> int:
+    return max(-(-buffer.nbytes // ALIGN_BYTES), 1) * ALIGN_BYTES
+
+
 @contextmanager
 def _opening(path: Path, busy_s: float) -> Iterator[None]:
     # one process at a time, because SQLite does not wait while a table is created
+    give_up_at = time.monotonic() + busy_s
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _lock(file, busy_s)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= give_up_at:
+                    told = f"locked by another process for more than {busy_s:g} s"
+                    raise TimeoutError(told) from None
+                time.sleep(_LOCK_POLL_S)
         yield
     finally:
         os.close(file)
-
-
-def _lock(file: int, busy_s: float) -> None:
-    give_up_at = time.monotonic() + busy_s
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= give_up_at:
-                raise TimeoutError(
-                    f"locked by another process for more than {busy_s:g} s"
-                ) from None
-            time.sleep(_LOCK_POLL_S)
-        else:
-            return

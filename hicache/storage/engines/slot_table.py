@@ -54,7 +54,6 @@ class Reservation:
 
 class StoredPage(NamedTuple):
     place: Place
-    tick: int
     length: int
     digest: bytes
 
@@ -73,7 +72,7 @@ class SlotTable:
     All processes that share the files share the table. If there is no room, the least recently used
     page is evicted. The disk space of a freed slot is released in the same transaction, unless the
     slot is reused at once. An instance is not thread-safe: the caller holds a lock around each
-    call.
+    call, and a transaction around each change.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class SlotTable:
             self._db.execute("PRAGMA journal_mode = WAL")
             # readers check the digest of each page, so an old table after a power cut is harmless
             self._db.execute("PRAGMA synchronous = NORMAL")
-            with self._transaction():
+            with self.transaction():
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
                 self._take_back()
@@ -118,44 +117,42 @@ class SlotTable:
         for start in range(0, len(keys), _KEYS_A_QUERY):
             some = keys[start : start + _KEYS_A_QUERY]
             marks = ",".join("?" * len(some))
-            for key, slot_bytes, slot, tick, length, digest in self._db.execute(
+            for key, slot_bytes, slot, length, digest in self._db.execute(
                 # without the hint, SQLite scans all live rows
-                "SELECT key, slot_bytes, slot, tick, length, digest FROM slots INDEXED BY by_key"
+                "SELECT key, slot_bytes, slot, length, digest FROM slots INDEXED BY by_key"
                 f" WHERE key IN ({marks}) AND state = {_LIVE}",
                 some,
             ):
                 place = Place(int(slot_bytes), int(slot))
-                found[key] = StoredPage(place, tick, int(length), digest)
+                found[key] = StoredPage(place, int(length), digest)
         return found
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        with self._transaction():
-            self._touch(keys)
+        tick = self._next_tick()
+        self._db.executemany(
+            "UPDATE slots SET tick = ? WHERE key = ?",
+            [(tick + i, key) for i, key in enumerate(keys)],
+        )
 
-    def reserve(
-        self, wanted: Sequence[tuple[bytes, int]], *, touched: Iterable[bytes]
-    ) -> list[Reservation | StoredPage | None]:
+    def reserve(self, wanted: Sequence[tuple[bytes, int]]) -> list[Reservation | StoredPage | None]:
         """Reserve a slot for each `(key, size in bytes)`, evicting the oldest pages if necessary.
 
-        The function first marks the pages of the keys in `touched` as recently used. The result has
-        one entry per wanted page, usually a `Reservation`. If the key is stored already, the entry
-        is the stored page, and that page becomes the most recently used. The entry is None if no
-        slot can be freed.
+        The result has one entry per wanted page, usually a `Reservation`. If the key is stored
+        already, the entry is the stored page, and that page becomes the most recently used. The
+        entry is None if no slot can be freed.
         """
-        with self._transaction():
-            self._touch(touched)
-            stored = self.find([key for key, _ in wanted])
-            self._touch(stored)
-            tick = self._next_tick()
-            given: list[Reservation | StoredPage | None] = []
-            for key, slot_bytes in wanted:
-                page = stored.get(key)
-                if page is not None:
-                    given.append(page)
-                    continue
-                given.append(self._reserve(slot_bytes, tick))
-                tick += 1
-            return given
+        stored = self.find([key for key, _ in wanted])
+        self.touch(stored)
+        tick = self._next_tick()
+        given: list[Reservation | StoredPage | None] = []
+        for key, slot_bytes in wanted:
+            page = stored.get(key)
+            if page is not None:
+                given.append(page)
+                continue
+            given.append(self._reserve(slot_bytes, tick))
+            tick += 1
+        return given
 
     def publish(self, pages: Sequence[Written], *, failed: Sequence[Reservation]) -> list[bool]:
         """Make written pages readable under their keys, and free the slots of failed writes.
@@ -164,35 +161,21 @@ class SlotTable:
         key first, that page stays, and the slot written by the caller is freed. False means that
         the slot was no longer reserved for the caller.
         """
-        with self._transaction():
-            for reservation in failed:
-                self._give_up(reservation)
-            results = []
-            for page in pages:
-                place, tick = page.reservation.place, page.reservation.tick
-                live = self._db.execute(
-                    "UPDATE OR IGNORE slots SET state = ?, owner = NULL, key = ?, length = ?,"
-                    " digest = ? WHERE slot_bytes = ? AND slot = ? AND state = ? AND tick = ?",
-                    (_LIVE, page.key, page.length, page.digest, place.slot_bytes, place.slot,
-                     _WRITING, tick),
-                ).rowcount  # fmt: skip
-                if not live:
-                    self._give_up(page.reservation)
-                results.append(bool(live) or bool(self.find([page.key])))
-            return results
-
-    def forget(self, keys: Sequence[bytes]) -> None:
-        with self._transaction():
-            for page in self.find(keys).values():
-                self._free(page.place)
-
-    def forget_page(self, key: bytes, page: StoredPage) -> bool:
-        with self._transaction():
-            now = self.find([key]).get(key)
-            if now is None or (now.place, now.digest) != (page.place, page.digest):
-                return False
-            self._free(page.place)
-            return True
+        for reservation in failed:
+            self._give_up(reservation)
+        results = []
+        for page in pages:
+            place, tick = page.reservation.place, page.reservation.tick
+            live = self._db.execute(
+                "UPDATE OR IGNORE slots SET state = ?, owner = NULL, key = ?, length = ?,"
+                " digest = ? WHERE slot_bytes = ? AND slot = ? AND state = ? AND tick = ?",
+                (_LIVE, page.key, page.length, page.digest, place.slot_bytes, place.slot,
+                 _WRITING, tick),
+            ).rowcount  # fmt: skip
+            if not live:
+                self._give_up(page.reservation)
+            results.append(bool(live) or bool(self.find([page.key])))
+        return results
 
     def stored(self) -> tuple[int, int]:
         row = self._db.execute(
@@ -205,7 +188,8 @@ class SlotTable:
         self._db.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
+        """Return a context whose changes take effect together at its end, or not at all."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -221,20 +205,13 @@ class SlotTable:
             "SELECT slot_bytes, slot, owner FROM slots WHERE state = ?", (_WRITING,)
         ).fetchall():
             if not is_alive(owner):
-                self._free(Place(slot_bytes, slot))
+                self.free(Place(slot_bytes, slot))
                 taken = True
         return taken
 
     def _next_tick(self) -> int:
         newest = self._db.execute("SELECT coalesce(max(tick), 0) FROM slots")
         return int(newest.fetchone()[0]) + 1
-
-    def _touch(self, keys: Iterable[bytes]) -> None:
-        tick = self._next_tick()
-        self._db.executemany(
-            "UPDATE slots SET tick = ? WHERE key = ?",
-            [(tick + i, key) for i, key in enumerate(keys)],
-        )
 
     def _reserve(self, slot_bytes: int, tick: int) -> Reservation | None:
         place = self._make_room(slot_bytes)
@@ -263,7 +240,7 @@ class SlotTable:
                 if place.slot_bytes == slot_bytes and used <= self._capacity_bytes:
                     self._charge(-slot_bytes)
                     return place  # the caller overwrites it at once, so keep its space
-                self._free(place)
+                self.free(place)
             elif not self._take_back():
                 return None
         free = self._db.execute(
@@ -284,9 +261,9 @@ class SlotTable:
             (place.slot_bytes, place.slot, _WRITING, reservation.tick),
         ).fetchone()
         if ours is not None:
-            self._free(place)
+            self.free(place)
 
-    def _free(self, place: Place) -> None:
+    def free(self, place: Place) -> None:
         freed = self._db.execute(
             "UPDATE slots SET state = ?, owner = NULL, key = NULL, length = NULL, digest = NULL"
             " WHERE slot_bytes = ? AND slot = ?",

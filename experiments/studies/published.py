@@ -1,6 +1,6 @@
 """Repeats published measurements, and compares hits, times and throughput with the simulator's.
 
-python -m experiments.studies.published           all cases
+python -m experiments.studies.published           all cases but those that need a trace
 python -m experiments.studies.published A E       two of them
 
 A case is a file of `experiments/published/`. It has the settings of its runs and the published
@@ -71,12 +71,14 @@ class Arm:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("python -m experiments.studies.published", __doc__)
     known = sorted(path.stem for path in CASES.glob("*.yaml"))
-    parser.add_argument("cases", nargs="*", help=f"cases to run: {', '.join(known)}; default: all")
+    usual = [name for name in known if "needs" not in read_case(name)]
+    told = f"cases to run, of {', '.join(known)}; default: {', '.join(usual)}"
+    parser.add_argument("cases", nargs="*", help=told)
     parser.add_argument("--jobs", type=int, default=2, help="number of runs at a time")
     parser.add_argument("--out", type=Path, default=OUT, help="directory of runs, page and figure")
     options = parser.parse_args(arguments)
     with in_one_sentence():
-        names = options.cases or known
+        names = options.cases or usual
         if unknown := set(names) - set(known):
             raise ValueError(f"no such case: {', '.join(sorted(unknown))}; there are {known}")
         cases = {each: case for name in names for each, case in variants(name)}

@@ -79,6 +79,24 @@ def test_a_case_is_run_once_and_compared_point_by_point(
     assert published.compare({"S": small}, tmp_path, jobs=1)["S"] == found
 
 
+def test_a_case_that_needs_a_trace_runs_only_if_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    def compare(cases: dict[str, object], *_: object, **__: object) -> None:
+        seen.append(list(cases))
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(published, "compare", compare)
+    for named in ([], ["H"]):
+        with pytest.raises(SystemExit):
+            published.main([*named, "--out", str(tmp_path)])
+    assert "G" in seen[0]
+    assert "H" not in seen[0]
+    assert seen[1] == ["H"]
+
+
 def test_a_batch_repeats_a_share_of_what_came_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 class PolicyError(RuntimeError):
     """Raised when a user's policy class fails or returns a wrong value.
 
-    The message names the class and the call. `place` shows the source line of the class, as a
-    traceback would. It is empty if the original exception shows that line.
+    The message names the class and the call. `place` is the source line that defines the called
+    method, in the form of a traceback. It is empty if the method itself raised an exception, whose
+    traceback shows a more exact line.
     """
 
     def __init__(self, told: str, place: str = "") -> None:

@@ -147,7 +147,11 @@ class Kinds:
         return 1 if kind in self.points else num_pages
 
     def replay_start(self, end: int) -> int:
-        """The page at which a request with a hit of `end` pages starts to compute."""
+        """Return the page at which a request with a hit of `end` pages starts to compute.
+
+        That is `end`, unless windows are recomputed instead of cached (`cache.window=replay`): then
+        the request computes the last window of the hit again.
+        """
         if not self.replayed:
             return end
         return max(min([end, *(window.first(end) for _, window in self.replayed)]), 0)
@@ -251,9 +255,9 @@ def model_kinds(
 def lengths_with(present: Iterable[bool], window: Window, start: int = 0) -> list[int]:
     """Return the prefix lengths after which a request can resume, ascending.
 
-    `present[i]` is True if page `start + i` is cached. A request can resume after a prefix if the
-    last pages that the attention `window` spans are cached. Lengths are in pages from page `start`
-    on. Pages before `start` are not checked.
+    Lengths are in pages and count from page `start`: length 1 ends with page `start`. `present[i]`
+    is True if page `start + i` is cached. A request can resume after a prefix if the last pages
+    that the attention `window` spans are cached. Pages before `start` count as cached.
     """
     there = np.fromiter(present, bool)
     lengths = np.arange(1, there.size + 1)

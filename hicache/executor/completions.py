@@ -51,8 +51,9 @@ class StepEnds:
 class StepRun(NamedTuple):
     """The times of a batch that has started.
 
-    `ends` holds the end time of each step. `load_stall_ns` is the time in ns for which the batch
-    waits for KV to be loaded from host to device.
+    A batch of decodes may run several steps in a row. `ends` holds the end time of each step; a
+    simulated executor knows them when the batch starts. `load_stall_ns` is the time in ns for which
+    the batch waits for KV to be loaded from host to device.
     """
 
     ends: StepEnds

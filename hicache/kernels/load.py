@@ -166,15 +166,15 @@ def _parts(buffers: Sequence[LoadBuffer], counts: Sequence[int], form: int) -> l
 
 
 def load_of(table: LoadTable, moves: Mapping[int, tuple[Tensor, Tensor]]) -> Load:
-    """Check the ids of a load-back (a copy from host to device), and send them to the device.
+    """Prepare a load-back (a copy from host to device): check its ids and send them to the device.
 
-    All ids are sent in one copy.
+    All ids are sent in one copy. The result is what the copy kernel needs besides the table. It can
+    be used with any other table whose buffers have the same shapes.
 
     Args:
-        table: the buffers to copy. The result also serves any other table with as many buffers of
-            the same shapes.
-        moves: for each kind of cache, source ids and target ids. Both are [items] int32 in host
-            memory and not negative.
+        table: the buffers to copy.
+        moves: for each kind of cache, the page or slot numbers to copy from and those to copy to.
+            Both are [items] int32 in host memory and not negative.
 
     Raises:
         ValueError: an id is out of range, a target occurs twice, or a tensor has a wrong shape,

@@ -32,11 +32,11 @@ _OTHER_LETTERS = "t-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Additional data that some layers cache: index keys, compressed KV or another window.
+    """Additional data that some layers cache: index keys, compressed KV, or KV of a further window.
 
-    The data consists of entries, each for `tokens` tokens. They lie in the pages (or state slots)
-    of a kind of cached data: full-attention KV, sliding-window KV or Mamba states. Each state slot
-    holds one entry. A part with a window has pages of its own.
+    The data consists of entries, each for `tokens` tokens. A part without a window has no pages:
+    its entries lie in those of another kind of cached data (full-attention KV, sliding-window KV or
+    Mamba states, where each slot holds one entry). A part with a window has pages of its own.
 
     Attributes:
         name: used in messages.

@@ -90,8 +90,8 @@ class Scheduler:
     ) -> RequestState:
         """Queue a request and start its prefetch from storage, or reject it if it can never run.
 
-        `arrived_ns` is the arrival time in ns if the request then had to wait for the end of a
-        step. None means that it arrives at `now_ns`.
+        `arrived_ns` is the arrival time in ns. It is before `now_ns` if the request came during a
+        step and was held until the step ended. None means that the request arrives at `now_ns`.
         """
         self._num_submitted += 1
         tokens = self.cache.tree.names.tokens(request)

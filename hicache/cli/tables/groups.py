@@ -283,9 +283,10 @@ def select(runs: Sequence[StoredRun], conditions: Sequence[str]) -> list[StoredR
 def question_key(groups: Sequence[Group]) -> str | None:
     """Return the name of the setting whose effect a comparison of the groups shows.
 
-    Each group holds the runs of one configuration. A setting is preferred if it has one value in
-    all groups that the user chose as baselines. Among such settings, one with text values is
-    preferred to one with numbers. None means that no setting differs between the groups.
+    Each group holds the runs of one configuration, and `Group.settings` the settings in which the
+    groups differ. None means that there are none. Settings that differ between the groups which the
+    user chose as baselines come last. Of the rest, those with text values come before those with
+    numbers.
     """
     keys = list(groups[0].settings)
     marked = [group for group in groups if group.is_baseline]

@@ -28,10 +28,11 @@ class CopyEvent(Protocol):
         """
 
     def wait_for_layer(self, landed: Tensor, layer: int, count: int) -> None:
-        """Make the caller's next work start after the copy has completed one layer.
+        """Make work that the caller starts next wait until the copy has completed one layer.
 
-        `landed` is [layers, 2]. The copy has completed the layer when `landed[layer, 1]` reaches
-        `count`.
+        On a GPU the call returns at once, and the current stream waits. On a CPU the call blocks.
+        `landed` is [layers, 2]: the first column is for the kernels alone, the second counts
+        completed copies. The layer is complete when `landed[layer, 1]` reaches `count`.
         """
 
     def duration_ns(self) -> int: ...

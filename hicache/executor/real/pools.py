@@ -23,7 +23,7 @@ POISON = 0xFF  # as floating-point numbers of any width: NaN
 
 
 class Arrival(NamedTuple):
-    """Copies into the device that share one launch.
+    """Copies into the device that share one kernel launch.
 
     If `is_within` is True, `moves` copy Mamba states between slots of the device. If False, `moves`
     copy pages and states from the host.
@@ -71,9 +71,10 @@ class TorchPools:
         self.numbers = torch.arange(num_slots, dtype=torch.int32, device=spec.device)
 
     def load(self, arrivals: Sequence[Arrival]) -> None:
-        """Copy pages and Mamba states into the device, with one launch per arrival and rank.
+        """Copy pages and Mamba states into the device.
 
-        Each launch adds 1 to the `landed` counter of a layer when the layer is complete.
+        Each `Arrival` is a group of copies, which one kernel launch carries out on each rank. The
+        launch adds 1 to the `landed` counter of a layer when the layer is complete.
         """
         for is_within, moves in arrivals:
             tables = [there(rank.copies if is_within else rank.loads) for rank in self.ranks]

@@ -147,9 +147,10 @@ def checksums(session: Session) -> None:
 
 
 def sweep(session: Session) -> None:
-    """Measure the bandwidth of page copies for many page sizes, row sizes and program counts.
+    """Measure the bandwidth of page copies and add each measurement to `session`.
 
-    Copies run within the device, from host to device, and from device to host.
+    The cases differ in tokens per page, in bytes per token and layer (a row), and in the number of
+    Triton programs. Copies run within the device, from host to device, and from device to host.
     """
     pages = [(row, page, False) for row in (256, 2 * KIB) for page in (1, 4, 16, 64, 128)]
     pages.append((2 * KIB, 16, True))

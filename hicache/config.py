@@ -853,7 +853,7 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """Options of the serving loop: its speed, its explanations and its checks."""
+    """Options of the serving loop: step by step or faster, what it records, and what it checks."""
 
     # Simulate several consecutive decode steps at once, which is faster and gives the same results.
     jump: bool = True

@@ -101,7 +101,10 @@ def measure(
 def one_pair(
     runs: tuple[Run, Run], environment: dict[str, str], core: int, num_replays: int
 ) -> Pair:
-    """Run both versions on one core. Both begin to replay when both are ready."""
+    """Replay two checkouts at the same time on one core; return what each reports of its run.
+
+    Both begin to replay when both are ready.
+    """
     with ExitStack() as stack:
         processes = [
             stack.enter_context(_begin(run, environment, core, num_replays)) for run in runs

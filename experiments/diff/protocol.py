@@ -120,10 +120,10 @@ class Side(Protocol):
         """
 
     def match(self, tokens: Tokens) -> None:
-        """Look up a prompt in the cache, then abort the request.
+        """Look up a prompt in the cache as a request that is aborted while it waits would.
 
-        The method is optional. A cache with this method has a key `matches` in the result of
-        `about()`.
+        The method returns nothing and is optional. A cache with this method has a key `matches` in
+        the result of `about()`.
         """
 
     def finish(self, number: int) -> None:

@@ -64,12 +64,13 @@ def pools_for(
 ) -> Pools:
     """Return pool sizes that suit a workload.
 
+    `kind` is the name of the workload. `components` lists the cached kinds, as in `full+swa+mamba`.
     `changes` overrides sizes, as in `device_tokens=262144,host_tokens=0`. `copies` is `instant`, or
     `delayed:N` if a copy completes N requests later. `has_storage` is True if the engine has a
     storage tier.
 
     Raises:
-        SideError: a name is unknown, or a number is invalid.
+        SideError: a name in `changes` is unknown, or a number is invalid.
     """
     pools = ROOMS.get(kind, ROOM)
     if "swa" in components:
@@ -109,8 +110,11 @@ def pools_for(
 def bytes_of(model: str, component: str) -> dict[str, int]:
     """Return the bytes per token of full-attention and sliding-window KV, and per Mamba state.
 
+    The keys are `full`, `swa` and `mamba`. `component` lists those that the model must have, as in
+    `full+swa`.
+
     Raises:
-        SideError: there is no file for the model in `conf/model`, or the model has no such layers.
+        SideError: there is no file for the model in `conf/model`, or the model lacks one of them.
     """
     path = CONF / "model" / f"{model}.yaml"
     if not path.is_file():

@@ -317,7 +317,8 @@ class _Watch:
 def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
     """Return the configuration of our simulator for these pools.
 
-    Cache hits do not depend on time with this configuration.
+    `options` are the settings that both sides share, such as `eviction` and `write_policy`. Cache
+    hits do not depend on time with this configuration.
 
     Raises:
         ValueError: no configuration has pools of these sizes.

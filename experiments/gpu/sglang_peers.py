@@ -19,9 +19,10 @@ SGLANG_PAGE = 16  # tokens of a page
 
 
 def _sglang(src: Buffers, dst: Buffers, *, programs: int, uses_tma: bool) -> CopyLaunch:
-    """Prepare SGLang's own kernel `transfer_hicache_all_layer` for two layer-first pools.
+    """Return a function that copies pages with SGLang's kernel `transfer_hicache_all_layer`.
 
-    The buffers of a pool alternate between K and V.
+    Both pools are layer-first, and their buffers alternate between K and V. With `uses_tma`, the
+    kernel is SGLang's variant with TMA.
 
     Raises:
         NotImplementedError: SGLang is not installed, or would choose another of its kernels.

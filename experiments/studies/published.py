@@ -131,9 +131,9 @@ def arms_of(case: Mapping[str, Any]) -> Iterator[Arm]:
 def batch_trace(*, prompts: int, tokens: int, kept: int, begins_s: float, hit_percent: int) -> Path:
     """Write the trace of a batch in which a share of the prompts repeats earlier ones.
 
-    `kept` requests bring prompts first, of which `hit_percent` are repeated. At `begins_s` the
-    batch of `prompts` requests arrives at once. All prompts have `tokens` tokens. The batch repeats
-    its pattern of hits after every 100 requests.
+    First `kept` different prompts arrive, which fill the cache. `begins_s` seconds later, the batch
+    of `prompts` requests arrives at once: `hit_percent` of each 100 repeat one of the prompts that
+    came last. All prompts have `tokens` tokens. The result is the path of the file.
     """
     hits = {each * 100 // hit_percent for each in range(hit_percent)}
     brought = iter(range(kept, kept + prompts))

@@ -102,8 +102,10 @@ class Kinds:
         replayed: the same for the windows that are not kept but computed again.
         all_windows: the same for both.
         window_lens: tokens of each sliding window or chunk, by number.
-        points: the number of the Mamba states; empty if the model has none.
-        extents: (number, pages) of those that the tree keeps: what a reusable prefix ends with.
+        points: the kinds of which a hit needs one state at its end: the number of the Mamba
+            states, or nothing.
+        extents: (number, pages) of each kind except full-attention KV that the tree keeps. A hit
+            needs the data of so many pages before its end.
         lost_with: by number, the kinds that are evicted together from an inner tree node.
         names: by number.
         page_bytes: bytes of a page or state slot, by number.
@@ -217,7 +219,8 @@ def model_kinds(
     """Return the kinds of data that `model` caches, with the bytes of a page of each kind.
 
     `page_size` is in tokens. `tp` is the number of tensor-parallel devices. `form` is the number
-    format of cached values, such as fp8; "plain" keeps the model's own format.
+    format of cached values, such as fp8; "plain" keeps the model's own format. `replays` is True if
+    sliding windows are recomputed instead of cached (`cache.window=replay`).
 
     Raises:
         ValueError: `page_size` does not fit the data of the model.

@@ -144,8 +144,9 @@ class PrefixCache:
 
         The copy brings the host part to the device. If the host part is too short or the device has
         no room, the request reuses only the device part. The request also gets Mamba state slots if
-        the model needs them. Return None if no slots, or no pages for a window
-        that is computed again, are free; the request then holds nothing.
+        the model needs them. The result says what is reused from which tier. It is
+        None if the slots do not fit, or with `cache.window=replay` the pages of the window that is
+        computed again; the request then holds nothing.
 
         Args:
             sequence: the tokens of the request. The call stores the lock, the pages and the slots
@@ -331,8 +332,8 @@ class PrefixCache:
         """Insert host pages that were read from storage into the radix tree, after `anchor`.
 
         `pages` holds page ids by kind: full-attention KV, sliding windows and the Mamba state.
-        Return the number of full-attention pages that were new to the tree. The other pages are
-        freed.
+        Return the number of full-attention pages that were new to the tree. Pages that the tree
+        had already are freed.
         """
         actions: list[FreePages] = []
         node = insert_host(self.tree, anchor, sequence, pages, actions)

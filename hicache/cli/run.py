@@ -116,7 +116,8 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
     """Return a sentence for each setting in `overrides` that has no effect.
 
     Raises:
-        ValueError: the path of a trace file has no effect, or only the name of the hardware is set.
+        ValueError: the path of a trace file has no effect, or the hardware's name is changed but
+            none of its speeds.
     """
     typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
     needs = {key: where for key, where in inert_knobs(config).items() if key in typed}

@@ -95,14 +95,16 @@ def search(
     *,
     every_share: bool = False,
 ) -> list[Cell]:
-    """Find the best division of the host cache at the sizes that decide on the knee.
+    """Find the best division of the host cache at each of several sizes.
+
+    The knee is the size from which on more memory gains little. Only sizes near it are searched.
 
     A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
     division has the highest hit rate. At first, each size is simulated with the third fraction (0.2
     by default). Then three sizes move to a neighboring fraction while their hit rate rises: the
     largest size, the knee, and the size before the knee. At last, each other size is simulated with
-    the best fraction of the knee. A size stays as it is where hits hardly rise with size: if more
-    memory for all kinds does not help, another division does not either.
+    the best fraction of the knee. All these searches leave out sizes at which hits hardly rise with
+    size: if more memory for all kinds does not help, another division does not either.
 
     Args:
         sizes: sizes of the host cache in GiB, in rising order.

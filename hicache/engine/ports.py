@@ -65,7 +65,10 @@ class Observer(Protocol):
     """Records the results of a run."""
 
     def next_look_ns(self) -> int:
-        """Return the time (ns) of the next call of `at`; `hicache.clock.NEVER` if none is due."""
+        """Return the time (ns) at which the loop shall call the method `at` next.
+
+        `hicache.clock.NEVER` means not before the end of the run.
+        """
 
     def at(self, now_ns: int) -> None:
         """Record the state of the run at `now_ns`.

@@ -65,8 +65,8 @@ def append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Ten
             sequence may be left out.
         tiles: [tiles, 4] int32. The fields are the position of row 0 in the sequence, the first row
             to write, the end of the rows to write, and the number of page ids left out.
-        keys: [tiles, rows, kv_heads, head_dim]. Rows need not be adjacent in memory, but tiles are
-            as many rows apart as they have.
+        keys: [tiles, rows, kv_heads, head_dim]. Rows need not be adjacent in memory, but all rows
+            of all tiles must be equally far apart.
         values: the values, in the same shape as `keys`.
     """
     num_tiles, num_rows, heads, dim = keys.shape

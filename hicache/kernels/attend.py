@@ -181,8 +181,8 @@ def attend(
         table: [tiles, columns] int32, the page ids of each tile's sequence. The first page ids of a
             sequence may be left out.
         tiles: [tiles, 4] int32. The fields are the position of row 0 in the sequence, the first
-            valid row, the end of the valid rows, and the number of page ids left out. The pages
-            must hold every token before the end of the valid rows.
+            valid row, the end of the valid rows, and the number of page ids left out. The listed
+            pages must hold every token that row 0 or a later valid row attends to.
         queries: [tiles, rows, query_heads, head_dim], contiguous. The number of rows is a power of
             two, or less than 16.
         end: the largest sequence position, over all tiles, at which the valid rows of a tile end.
@@ -254,7 +254,8 @@ def naive_attend(
 ) -> Tensor:
     """Compute causal attention in plain PyTorch, as a reference for the kernel `attend`.
 
-    The bits of a tile's result do not depend on the rest of the batch.
+    Arguments and result are those of `attend`. The result of a tile is bit-equal whatever other
+    tiles the call has.
     """
     size, dim = pool.shape[2], pool.shape[4]
     num_rows, query_heads = queries.shape[1:3]

@@ -24,7 +24,7 @@ def send_ids(*pairs: tuple[Sides, Tensor, Tensor]) -> list[tuple[Tensor, Tensor]
     Args:
         pairs: for each transfer, the two pools, the source ids and the target ids. Ids are [pages]
             int32 in host memory. All transfers use the same device. Source ids may occur twice.
-            Pairs with a negative id are skipped.
+            An item whose source or target id is negative is not copied.
 
     Raises:
         ValueError: ids have a wrong shape, dtype or device, an id is out of range, a target id

@@ -30,8 +30,9 @@ class Progressions(NamedTuple):
 def refuse_overlaps(names: Sequence[str], sets: Iterable[Sequence[Tensor]]) -> None:
     """Raise ValueError if a transfer writes a byte twice, or writes a byte that it reads.
 
-    `sets` lists the fields of `Progressions` for some sets of intervals each, and `names` names the
-    buffer of each set.
+    Each item of `sets` has the fields of `Progressions`: sets of memory intervals that the transfer
+    reads or writes. All items are checked together. `names` has the buffer of each set, for the
+    message.
     """
     found = first_overlap(Progressions(*map(torch.cat, zip(*sets, strict=True))))
     if found is not None:

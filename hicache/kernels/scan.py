@@ -40,7 +40,11 @@ def _input(
     inputs_ptr, taps_ptr, row, head, channel, row_stride,
     TAPS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Load one input [heads, channels]; inputs before the launch's first are taps of the slot."""
+    """Load the inputs of one token, [heads, channels].
+
+    Tokens before the first one of the launch (`row` < 0) are read from the slot's taps, the last
+    inputs of the convolution.
+    """
     here = tl.where(row >= 0, CHANNELS, 0)
     where = head[:, None] * CHANNELS + channel[None, :]
     new = tl.load(inputs_ptr + row.to(tl.int64) * row_stride + where, channel[None, :] < here, 0.0)
@@ -198,7 +202,8 @@ def scan(
     """Run one recurrent layer over the next tokens of a sequence, and save states on the way.
 
     The layer is a short convolution followed by a recurrence. Its taps are the last inputs of the
-    convolution. A sequence goes on later if the last pair in `ends` is (R, source):
+    convolution. A later call can go on where this one ends if the last pair in `ends` is
+    (R, source), where R is the number of tokens:
 
         scan(taps, states, slot, torch.tensor([[len(inputs), slot]]).int(), inputs, gates, weights,
              start=position, block=page_size)
@@ -271,10 +276,11 @@ def naive_scan(
     start: int,
     block: int,
 ) -> Tensor:
-    """PyTorch reference for `scan`; a token's bits depend only on its place in its block.
+    """PyTorch reference for the kernel `scan`, with the same arguments and result.
 
-    Blocks are those of the sequence: the first begins at position 0. Rows of a block that are not
-    among the tokens are padding.
+    It computes blocks of `block` tokens; the first begins at position 0 of the sequence. Rows of a
+    block that are not among the given tokens are padding. So the rounding of a result depends only
+    on the token's place in its block, not on how a prompt is cut into calls.
     """
     line = torch.cat([taps[source].transpose(0, 1), inputs])  # [K - 1 + R, H, channels]
     state, num_taps, num_rows = states[source], taps.shape[2], len(inputs)
@@ -312,7 +318,10 @@ def naive_scan(
 def _ssd(
     weights: ScanWeights, gates: Tensor, inputs: tuple[Tensor, ...], state: Tensor, rows: slice
 ) -> tuple[Tensor, list[Tensor]]:
-    """Mamba-2: the state decays by a scalar per head and adds an outer product."""
+    """Compute Mamba-2's recurrence on the tokens `rows`; return the outputs and all states.
+
+    With each token, the state decays by a scalar per head, and an outer product is added.
+    """
     values, keys, queries = inputs
     assert weights.skip is not None
     delta = functional.softplus(gates[:, 0])
@@ -328,7 +337,10 @@ def _ssd(
 def _delta(
     weights: ScanWeights, gates: Tensor, inputs: tuple[Tensor, ...], state: Tensor, rows: slice
 ) -> tuple[Tensor, list[Tensor]]:
-    """Gated delta rule: move the state's output for a key towards the value."""
+    """Compute the gated delta rule on the tokens `rows`; return the outputs and all states.
+
+    Each token moves the state's output for its key towards its value.
+    """
     values, keys, queries = inputs
     keys = functional.normalize(keys, dim=-1)[..., None]
     queries = functional.normalize(queries, dim=-1)[..., None]

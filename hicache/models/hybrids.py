@@ -8,10 +8,10 @@ CONVOLUTIONS = ("lfm2", "lfm2_moe")
 
 
 def complete(file: ConfigFile) -> None:
-    """Add the fields that `hugging_face` reads to the file of a hybrid model.
+    """Complete the config.json of a hybrid model with the fields that `hugging_face` looks for.
 
-    `recurrent_params` are the parameters of a recurrent layer's matrices, if they are not those of
-    Mamba-2 or of a delta rule.
+    One of them is `recurrent_params`, the number of parameters of a recurrent layer's matrices. It
+    is added if the layer is neither Mamba-2 nor a delta rule.
     """
     values, kind, hidden = file.values, file.kind, file.count("hidden_size")
     if kind in (*MAMBA_2, *CONVOLUTIONS, "jamba"):

@@ -120,7 +120,7 @@ class Part:
     def copies(self, tp: int) -> int:
         """Return how many of the `tp` devices of an engine hold a copy of the same head.
 
-        If the part has a single head, which is not divided, all `tp` devices hold a copy.
+        Data with a single head is not divided among devices, so all `tp` devices hold a copy.
         """
         return max(1, tp // self.heads) if self.heads else tp
 

@@ -49,8 +49,9 @@ class PageRegistry:
     Attributes:
         num_pages: the number of different pages in the workload.
         is_seen: [num_pages], True if an earlier request had the page, or if storage reported it.
-        stored: [num_pages] for each kind of page, how far the page is on its way to storage. Kinds
-            are full-attention KV, sliding-window KV and Mamba states.
+        stored: for each kind of page, [num_pages]: a code of `Stored`, which says how far the page
+            is on its way to storage. Kinds are full-attention KV, sliding-window KV and Mamba
+            states.
         written_ns: [num_pages] for each kind of page, when the write to storage ended.
     """
 

@@ -70,9 +70,10 @@ def _rank(policy: Any, entry: Any, tier: str) -> tuple[float, ...]:
 
 
 class Ranked:
-    """The items of another cache, as an eviction policy of this package sees them.
+    """Keeps the items of another cache, and ranks them by an eviction policy of this package.
 
-    An item is one page or object. It has the attributes of an `Entry` that need no radix tree.
+    An item is a page or an object. The policy sees it as an `Entry` without the attributes that
+    need a radix tree.
     """
 
     def __init__(self, policy: Any, tier: str) -> None:
@@ -158,7 +159,7 @@ class ToLibCacheSim:
         hooks = ToLibCacheSim(Lfu)
         cache = PluginCache(size, hooks.init, hooks.hit, hooks.miss, hooks.evict, hooks.remove)
 
-    Sizes of objects are their `count`.
+    The policy sees the size of an object as `Entry.count`.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -267,8 +268,8 @@ class FromLibCacheSim:
 class FromVllm:
     """Runs a `CachePolicy` of vLLM's KV offloading as the eviction policy of one page pool.
 
-    `make(capacity)` creates the vLLM policy. `chunk(number)` creates an unused `ChunkStatus` of
-    vLLM. `context()` creates a `ReqContext` of vLLM.
+    `make(capacity)` creates the vLLM policy. `chunk(number)` creates an unused `ChunkStatus`
+    of vLLM; `number` is another in each call. `context()` creates a `ReqContext` of vLLM.
     """
 
     def __init__(

@@ -259,7 +259,7 @@ class Belady:
     all data gets more hits. In other cases, another policy may get more.
 
     Raises:
-        ValueError: the engine has several ranks, because their clocks differ.
+        ValueError: the engine has several ranks. Their clocks differ, so they would disagree.
     """
 
     def __init__(self, world: World) -> None:

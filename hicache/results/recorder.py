@@ -131,7 +131,7 @@ class Recorder:
         return totals
 
     def stages(self) -> list[Stage]:
-        """Return the stages of the workload with their event counts.
+        """Return the stages of the workload, each with how much the run's counters rose in it.
 
         A workload with stages changes its request rate at the start of each stage. Stages that
         begin during the warm-up are left out.

@@ -94,9 +94,9 @@ class Admission:
 
         `defer` is the decision about that request, and `running` are the requests that decode. The
         result lies between 1 and `wanted`. The decision can change when a running request needs a
-        new page, or leaves window pages of its prompt in its first decode step. If the request
-        lacked tokens, it can also change because fewer tokens are reserved for answers with each
-        step.
+        new page, or frees window pages of its prompt in its first decode step. If the request did
+        not fit into the tokens of the device, it can also change because with each step fewer
+        tokens are reserved for answers.
         """
         if not defer.stands:
             return 1

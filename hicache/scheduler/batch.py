@@ -24,9 +24,9 @@ class Extend:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """What one step computes: prompt chunks, decodes, and loads of KV from host to device.
+    """What the executor computes next: prompt chunks, decodes, and loads of KV from host to device.
 
-    `num_steps` is the number of consecutive decode steps. It is 1 if the batch has prompt chunks.
+    A batch is one step, or several if it only decodes: `num_steps` consecutive decode steps.
     """
 
     extends: list[Extend] = field(default_factory=list)

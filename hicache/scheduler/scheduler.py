@@ -119,10 +119,10 @@ class Scheduler:
         return req
 
     def abort(self, request_id: int, now_ns: int) -> RequestState | None:
-        """Remove a request, whether it waits or runs, and free its memory.
+        """Remove a request, whether it waits or runs, free its memory and return its state.
 
-        Return None if there is no such request. The method must not be called during a step that
-        computes the request.
+        The result is None if there is no such request. The method must not be called during a step
+        that computes the request.
         """
         req = self._take_out(request_id)
         if req is None:

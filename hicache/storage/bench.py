@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _measure(name: str, page_bytes: int, options: argparse.Namespace) -> NDArray[np.float64]:
-    """Return [rounds, 4] rates in bytes/s: plain write and read, the engine's write and read."""
+    """Return [rounds, 4] rates in bytes/s: write and read of a plain file, then of the engine."""
     num_pages = max(options.mib * 2**20 // page_bytes, 1)
     source, target = _pages(num_pages, page_bytes), _pages(num_pages, page_bytes)
     rng = Random(0)

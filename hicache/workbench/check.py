@@ -101,7 +101,7 @@ def check(
     device: torch.device = CPU,
     told: Callable[[str], object] = lambda _: None,
 ) -> Verdict:
-    """Check a kernel on random cases.
+    """Check a kernel on random cases, and return the number of right and wrong ones and the faults.
 
     Args:
         kernel: a copy kernel, which is checked on transfers between random pools, or a kernel with

@@ -130,7 +130,8 @@ def faults_of(
             runs Triton programs in reverse order.
 
     Raises:
-        ValueError: the reference function does not return exactly the kernel's outputs.
+        ValueError: the names that the reference function returns are not those of the kernel's
+            outputs.
     """
     case = ", ".join(f"{name} {value}" for name, value in sizes.items())
     arguments = kernel.make(sizes, torch.Generator().manual_seed(seed))

@@ -44,9 +44,10 @@ class Scalars:
         return self.assumed.setdefault(name, wanted) == wanted
 
     def step(self, opcode: str, operands: list[str], targets: list[str], *, guard: str) -> None:
-        """Execute one machine instruction on the known values.
+        """Execute one machine instruction on the registers and predicates whose values are known.
 
-        `targets` are the registers that the instruction writes, and `guard` is its predicate.
+        A result that depends on an unknown value becomes unknown. `targets` are the registers that
+        the instruction writes. `guard` is the predicate that decides whether it takes effect.
         """
         if self.holds(guard) is False:
             return

@@ -33,9 +33,9 @@ def stage_at(arrival_ns: int, config: WorkloadConfig) -> int:
 def stages_of(requests: Sequence[Request], config: WorkloadConfig) -> dict[int, int]:
     """Return the index of the load stage of each request, from 0, by request id.
 
-    If clients ask in rounds, the stage of a request is its round. If the workload is a sequence of
-    request rates, the stage is the index of the rate. The dict is empty if the rates change at
-    fixed times, or if the load has no stages.
+    If clients ask in rounds, the stage of a request is its round. If a request rate lasts until
+    all its requests have ended (`workload.drain`), the stage is the index of the rate. The dict is
+    empty if the rate changes at fixed times, or if the load has no stages.
     """
     if config.has_rounds:
         return rounds_of(requests)

@@ -56,8 +56,8 @@ def predecessors(calls: Sequence[Call], spawners: Mapping[Hashable, Hashable]) -
     A call is a request with its start and its end; `calls` are in order of start. A call waits for
     the previous call of its session. `spawners` maps the session of a sub-agent to the session that
     started the sub-agent (the starting session). The first call of a sub-agent waits for the latest
-    earlier call of the starting session. When all answers of the sub-agent are there, the next call
-    of the starting session waits for the last of them.
+    earlier call of the starting session. The first call of the
+    starting session that starts after all answers of the sub-agent waits for the last of them.
     """
     waits: list[list[int]] = [[] for _ in calls]
     members: dict[Hashable, list[int]] = {}

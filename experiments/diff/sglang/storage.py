@@ -9,7 +9,7 @@ from hicache.storage.integrations.sglang import HiCacheStore, HostPool
 
 
 class KeyStorage(HiCacheStore):
-    """Our backend for SGLang without a storage engine: it answers the same calls by keys alone."""
+    """Storage backend for SGLang that remembers only which keys were written, and no page."""
 
     def __init__(self, storage_config: object, kwargs: object) -> None:
         self.keys: dict[str, set[str]] = {}

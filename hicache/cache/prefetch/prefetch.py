@@ -27,7 +27,7 @@ class Prefetch:
     The read covers `num_pages` pages of the prompt from page `start_page` on. `sequence` holds the
     prompt. In the radix tree, the pages follow the node `anchor`. `staged` holds the ids of the
     host pages that the read fills, by kind of data. Once `is_settled` is True, the request no
-    longer waits, and the read ends after the current batch.
+    longer waits, and the read ends with the pages that storage is reading at the time.
     """
 
     request_id: int
@@ -59,10 +59,11 @@ class Prefetch:
 
     @property
     def leading_end(self) -> int:
-        """Return the page of the prompt at which the full-attention KV in storage ends.
+        """Return the page of the prompt up to which KV in storage is useless without its sidecars.
 
-        The result is 0, except if storage holds no sliding window or Mamba state that this KV could
-        be used with.
+        Sidecars are the sliding-window pages and Mamba states that a hit needs besides
+        full-attention KV. The result is 0 if storage has sidecars for some of the prefix, or if no
+        KV was found there.
         """
         return self.start_page + self.leading_pages if self.restorable == [] else 0
 

@@ -81,9 +81,10 @@ class CopyState:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StorageWrite:
-    """A write of cached pages from host to storage; `keys[i]` is the storage key of `pages[i]`.
+    """A write of cached pages from host to storage.
 
-    `parts` holds pairs (kind of data, host page ids). `is_given_away` is True if the host pages are
+    `parts` holds pairs (kind of data, host page ids). `pages` lists the same pages one by one, and
+    `keys[i]` is the storage key of `pages[i]`. `is_given_away` is True if the host pages are
     already free. The executor must then copy their bytes before its `submit` method returns.
     """
 

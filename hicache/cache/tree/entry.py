@@ -101,10 +101,11 @@ class Entry:
 
     @property
     def key(self) -> int:
-        """Return a number that identifies the content: all tokens up to the end of the first page.
+        """Return a number that identifies the entry's content.
 
-        For a Mamba state, the content is all tokens up to the end of the last page. Equal content
-        has the same number whenever it is cached, also in other runs of the same workload.
+        Two entries have the same number if all tokens of their prompts are equal up to the end of
+        the entry's first page (for a Mamba state: of its last page). The number is the same
+        whenever the content is cached, also in other runs of the same workload.
         """
         node, names = self._node, self._entries.names
         place = node.num_pages - 1 if self._kind in self._entries.kinds.points else 0
@@ -206,8 +207,9 @@ class Entries:
     ) -> tuple[Node, int] | None:
         """Return the node and the kind of data that the user's policy evicts from `tier`.
 
-        `need` is the number of pages or state slots of `kind` to free. `queues` holds what may be
-        evicted, by kind. None means that the policy leaves the choice to the order of the queues.
+        The result is None if the policy leaves the choice to the order of the queues. `need` is the
+        number of pages or state slots of `kind` to free. `queues` holds what may be evicted, by
+        kind.
 
         Raises:
             PolicyError: the policy chose an entry that may not be evicted.

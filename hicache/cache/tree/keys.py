@@ -30,10 +30,11 @@ Key = bytes | int
 
 
 class PageNames(Protocol):
-    """Interface of an object that gives each page of a prompt a name.
+    """Interface of an object that names each page of a prompt, by a number or a hash.
 
-    Two pages have the same name if all tokens up to the ends of the pages are equal. The
-    method `tokens` encodes a prompt in `page_bytes` bytes for each page.
+    Two pages have the same name if all tokens up to the ends of the pages are equal. The method
+    `tokens` returns the bytes that stand for a request's tokens in the tree, `page_bytes` for each
+    page.
     """
 
     page_bytes: int
@@ -43,7 +44,7 @@ class PageNames(Protocol):
     def of_node(self, node: Node, start: int = 0) -> Items[Key]: ...
 
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> Items[Key]:
-        """Return the names of the `num_pages` pages of a sequence that follow `anchor`."""
+        """Name the `num_pages` pages of a sequence that follow `anchor`: numbers or hashes."""
 
     def contents(self, names: Items[Key]) -> list[int]:
         """Return one number per page name; equal numbers mean equal prompt prefixes."""

@@ -21,8 +21,8 @@ class Node:
 
     The pages are those from `start` to `end` (excluded) of the prompts. `held[tier][kind]` are page
     ids, or one slot for a Mamba state at the end of the node. None means that the tier does not
-    hold the data. `locks[tier][kind]` counts the locks that prevent eviction. Only full-attention
-    KV on the device is locked by `path_locks`: the locks that end at this node, plus one per locked
+    hold the data. `locks[tier][kind]` counts the locks that prevent eviction. For full-attention KV
+    on the device, `path_locks` counts instead: the locks that end at this node, plus one per locked
     child. When a node is split, this object becomes the lower half.
     """
 

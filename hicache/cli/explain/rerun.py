@@ -26,11 +26,12 @@ class Rerun:
 
 
 def rerun(run_dir: Path) -> Rerun:
-    """Simulate a stored run once more, and record all of its events.
+    """Simulate a stored run once more, and return it with a record of all its events.
 
     Raises:
         FileNotFoundError: the directory holds no run.
-        ValueError: the stored run was not simulated, or this version does not know its settings.
+        ValueError: the stored run moved real data instead of simulating, or this version does not
+            know its settings.
     """
     config = stored_config(run_dir / CONFIG_FILE)
     if config.executor.kind != "simulated":

@@ -232,7 +232,7 @@ def compared_groups(
         paths: directories of runs or of sweeps.
         where: conditions such as `cache.eviction=lru,slru`. Only runs that meet all of them count.
         baseline: conditions, or directories of runs. A group becomes a baseline if one of its runs
-            meets all of them.
+            meets all conditions and lies in one of the directories.
 
     Raises:
         ValueError: no run meets a condition, or every group is a baseline.

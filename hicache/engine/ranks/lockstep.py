@@ -144,7 +144,9 @@ class RankedEngine(Engine):
             follower.abort(request_id, now_ns)
 
     def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
-        """Tell the engine that one rank has finished a copy or query, or has read more pages.
+        """Tell the engine that one rank has finished a copy, or has news of a prefetch.
+
+        The news is which pages storage has, or that more of them have been read.
 
         The report takes effect when all ranks have made the same report. Return True if the engine
         must act now: the report takes effect, or a planned batch still has to begin.

@@ -25,7 +25,8 @@ class PagedKvView:
 
     Args:
         pools: memory of all ranks.
-        words: a string for each layer, as in `ModelConfig.layer_words`.
+        words: for each layer, the letters of the kinds of data that it caches, such as "F" for
+            full attention (`ModelConfig.layer_words`).
         tables: by kind, page ids of the sequence in order. -1 means that the page is missing.
         slot: slot of the sequence's Mamba state. -1 means that the model has no such state.
         rows: the page ids on the device, by kind of attention. None means that they are copied to
@@ -96,7 +97,10 @@ class PagedKvView:
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
 
     def write_index(self, layer: int, start: int, keys: Tensor) -> None:
-        """Write the index keys [token, dim] of the tokens from `start` on, on every rank."""
+        """Write the keys of the layer's indexer for the tokens from `start` on, on every rank.
+
+        `keys` is [token, dim].
+        """
         size, end = self._pools.page_size, start + len(keys)
         tokens = torch.arange(start, end, device=keys.device)
         self._page_ids(FULL, start // size, -(-end // size))
@@ -139,9 +143,11 @@ class PagedKvView:
     def scan(
         self, layer: int, inputs: Tensor, gates: Tensor, weights: ScanWeights, start: int
     ) -> Tensor:
-        """Compute tokens from `start` on, from the working slot and into it; capture on the way.
+        """Run a recurrent layer over the tokens from `start` on.
 
-        Arguments and result as for `kernels.scan.scan`, with the heads of all ranks.
+        The state is read from the sequence's slot (`slot`) and written back to it. After the
+        lengths in `captures`, it is also copied to other slots. Arguments and result as for
+        `kernels.scan.scan`, with the heads of all ranks.
         """
         captures = [(end - start, slot) for end, slot in self._captures]
         ends = torch.tensor([*captures, (len(inputs), self._slot)], dtype=torch.int32)

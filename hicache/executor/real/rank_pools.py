@@ -51,11 +51,11 @@ class PoolSpec:
 class RankPools:
     """The memory of one tensor-parallel rank, for KV pages and Mamba states.
 
-    On the device, `kv[kind]` is [layer, kv, page, token, head, dim]. `index`, the index keys in the
-    pages of full, is a list by layer of [page, token, dim]. `taps` (convolution inputs) and
-    `states` (Mamba states) are lists of one tensor [slot, ...] per recurrent layer. On the host,
-    `host[kind]` is [page or slot, bytes]. `layout` describes the bytes of a stored page. `stored`
-    converts pages between the formats of host and storage.
+    On the device, `kv[kind]` is [layer, kv, page, token, head, dim]. `index` holds the keys of
+    indexers, which share the pages of full-attention KV: by layer, [page, token, dim]. `taps`
+    (convolution inputs) and `states` (Mamba states) are lists of one tensor [slot, ...] per
+    recurrent layer. On the host, `host[kind]` is [page or slot, bytes]. `layout` describes the
+    bytes of a stored page. `stored` converts pages between the formats of host and storage.
     """
 
     def __init__(self, spec: PoolSpec, rank: int) -> None:
@@ -235,12 +235,19 @@ class RankPools:
 
 
 def index_part(config: ModelConfig) -> Part | None:
-    """The index keys in the pages of full, which every rank keeps."""
+    """Return the model's index keys; None if it has none.
+
+    They lie in the pages of full-attention KV. Every rank keeps a copy of them.
+    """
     return next((part for part in config.parts if not part.window_len), None)
 
 
 def kv_letters(config: ModelConfig) -> dict[int, str]:
-    """By kind with pages, the letter of its layers; `ModelConfig.kind_names` numbers the kinds."""
+    """Return for each kind of cached data that has pages the letter of its layers in the pattern.
+
+    `ModelConfig.pattern` has a letter for each layer, for example "F" for full attention. The
+    number of a kind is its place in `ModelConfig.kind_names`.
+    """
     windows = {
         config.kind_names.index(part.name): part.letter for part in config.parts if part.window_len
     }

@@ -168,7 +168,11 @@ class ReferenceModel:
         return turned[:, :heads]
 
     def _choose(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
-        """Attention to the `top_tokens` tokens whose index keys fit a token best."""
+        """Compute attention in which each token sees only those that fit it best.
+
+        A token attends to the `top_tokens` earlier tokens whose index keys have the highest product
+        with its index query.
+        """
         config, weights, rows, size = self.config, self._layers[layer], block.rows, self.page_size
         first, end = block.page * size, (block.page + 1) * size
         queries = self._project(layer, x, block, memory)

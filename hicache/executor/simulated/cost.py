@@ -202,7 +202,7 @@ class CostModel:
         The first step starts at `now_ns`, with `context_lens` tokens per request. Each step adds
         one token to each request. Durations are exactly those of `forward_ns`, with the same
         `slowdown`. The first list has one step. After that, the caller sends the time (ns) up to
-        which it needs end times, and the next list has about as many steps.
+        which it needs end times. The next list reaches about as far.
         """
         num_decodes = len(context_lens)
         fixed_s = self._decode_s(num_decodes)

@@ -106,8 +106,9 @@ class Bound:
 class PointerCopy:
     """A copy kernel that reads and writes at listed addresses, like some kernels of other engines.
 
-    By default, `programs` Triton programs share the items. Each item is divided among `tiles`
-    programs.
+    The launch has `programs` · `tiles` Triton programs, unless the caller gives another number in
+    place of `programs`. Each item is divided into `tiles` equal parts, and `programs` programs
+    share the items.
     """
 
     word: tl.dtype
@@ -146,7 +147,7 @@ sglang_slots = PointerCopy(word=tl.int16, block=8192, num_warps=8, programs=528)
 
 
 def vllm_blocks(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """Prepare a kernel like vLLM's block copy, for copies within the device or into it.
+    """Return a function that copies blocks as vLLM's kernel does, within the device or into it.
 
     Raises:
         NotImplementedError: the copy goes from device to host; vLLM uses batched memcpy for that.
@@ -157,7 +158,7 @@ def vllm_blocks(src: Buffers, dst: Buffers) -> CopyLaunch:
 
 
 def sglang_unified(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """Prepare a kernel like SGLang's load-back of pages from host to device.
+    """Return a function that copies pages from host to device as SGLang's load-back does.
 
     There is one launch per buffer, while SGLang copies K and V of a layer in one launch.
     """

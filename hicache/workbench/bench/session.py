@@ -16,7 +16,8 @@ from hicache.workbench.own import OwnKernel
 class Record:
     """The measured time of one launch.
 
-    `num_bytes` counts the bytes written. A copy within the device also reads as many bytes.
+    `num_bytes` counts the bytes written, and no bytes read. A copy within the device therefore
+    moves twice as many bytes through the device's memory.
     """
 
     op: str
@@ -108,7 +109,8 @@ class Session:
     ) -> float:
         """Check that a launch moves the right bytes, then time it; return its bandwidth in GB/s.
 
-        `launch` must move the items of `transfer`. None means our own copy kernel.
+        `launch` must move the items of `transfer`. None means our own copy kernel. `op`, `case` and
+        `parameters` label the record of the measurement.
         """
         launch = launch or transfer.launch
         self.bench.verify(transfer, launch)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache import experiment
+from hicache.cli.errors import sentence
 from hicache.cli.grid import choices_of, jobs_of, name_of, varied
-from hicache.cli.job import run_job
+from hicache.cli.job import CONFIG_ERRORS, run_job
 from hicache.cli.progress import ProgressBar
 from hicache.cli.schema import config_of
 from hicache.cli.stored import is_finished
@@ -123,7 +124,7 @@ def run(
     Raises:
         ValueError: a setting is unknown or has an invalid value, or `out_dir` holds a finished run.
     """
-    config = config_of(*_untracked(overrides), *_choice_of(policy, policy_args))
+    config = _config_of(*_untracked(overrides), *_choice_of(policy, policy_args))
     return _run(config, _new_dir(config, out_dir))
 
 
@@ -143,7 +144,7 @@ def sweep(*overrides: str, out_dir: str | Path | None = None) -> Sweep:
     """
     choices = choices_of(_untracked(overrides))
     jobs = jobs_of(choices)
-    configs = [config_of(*job) for job in jobs]
+    configs = [_config_of(*job) for job in jobs]
     directory = _new_dir(configs[0], out_dir)
     names = [name_of(number, varied(job, choices)) for number, job in enumerate(jobs)]
     runs = tuple(_run(each, directory / name) for each, name in zip(configs, names, strict=True))
@@ -214,6 +215,13 @@ def _new_dir(config: ExperimentConfig, out_dir: str | Path | None) -> Path:
     return Path(
         "outputs", config.name, f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}_{secrets.token_hex(3)}"
     )
+
+
+def _config_of(*overrides: str) -> ExperimentConfig:
+    try:
+        return config_of(*overrides)
+    except CONFIG_ERRORS as error:
+        raise ValueError(sentence(error)) from None
 
 
 def _untracked(overrides: Sequence[str]) -> list[str]:

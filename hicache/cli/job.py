@@ -185,8 +185,10 @@ def report_error(error: Exception, out_dir: Path | None = None) -> int:
     else:
         text = one_sentence(error, out_dir)
     if isinstance(error, PolicyError):  # the author of the policy needs the line numbers
-        cause = error.__cause__
-        lines = [] if cause is None else traceback.format_exception(cause, chain=False)
+        cause, lines = error.__cause__, []
+        if cause is not None and cause.__traceback__ is not None:  # its first frame is ours
+            own = cause.with_traceback(cause.__traceback__.tb_next)
+            lines = traceback.format_exception(own, chain=False)
         text = "\n".join([*"".join([*lines, error.place]).splitlines(), one_sentence(error)])
     with suppress(OSError):
         sys.stderr.write(text + "\n")

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from typing import get_args
 
-from hicache.cli.schema import CONF
+from hicache.cli.schema import CONF, config_of
 from hicache.config import ExperimentConfig
 from hicache.models import Figure, RateTable
 
@@ -106,8 +107,10 @@ def as_markdown() -> str:
 
 def _help_of_group(group: str, kind: type) -> str:
     lines = [f"{group}: {_prose(kind)}", _options_line(group)]
+    lines.append("Values are those of a run without options:")
+    plain = config_of()
     for knob in knobs_of(kind, f"{group}."):
-        head = f"  {knob.name}={knob.default}"
+        head = f"  {knob.name}={_shown(attrgetter(knob.name)(plain))}"
         lines.append(f"{head}  ({knob.limits})" if knob.limits else head)
         lines += textwrap.wrap(
             knob.meaning, 92, initial_indent="      ", subsequent_indent="      "
@@ -142,6 +145,10 @@ def _default(item: Field[object]) -> str:
     value = item.default
     if value is MISSING and item.default_factory is not MISSING:
         value = item.default_factory()
+    return _shown(value)
+
+
+def _shown(value: object) -> str:
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Figure | RateTable):

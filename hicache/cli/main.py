@@ -30,10 +30,10 @@ def main() -> None:
         return
     if name not in COMMANDS:
         sys.exit(f"hicache: there is no command {name!r}\n{USAGE}")
+    sys.path.insert(0, "")  # the user's modules, and experiments/ in a checkout
     module = COMMANDS[name][0]
     if module.startswith("experiments.") and util.find_spec("experiments") is None:
         sys.exit(f"hicache {name} needs the repository: run it at the root of a checkout")
-    sys.path.insert(0, "")  # find the user's modules in the working directory
     sys.argv[:2] = [f"hicache {name}"]
     try:
         import_module(module).main()

@@ -34,6 +34,10 @@ from hicache.config import ExperimentConfig, inert_knobs
 
 UNEQUAL = 3  # exit code if the cache gave a model wrong bytes
 LAUNCHERS = ("joblib", "ray", "submitit")  # errors of these packages mean a lost worker
+REPLACED = {  # knobs of the cache, and those that replace them
+    "device_gib": ("mem_fraction_static", "gpu_memory_utilization", "unlimited"),
+    "host_gib": ("host_ratio", "host_gib_per_rank", "unlimited"),
+}
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
 
 schema.register()
@@ -78,7 +82,8 @@ def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]
         overrides = varied(overrides, stored_choices(out_dir.parent))
     config = schema.to_config(cfg)
     refuse_unknown(config.metrics)
-    for note in unheeded(config, overrides):
+    notes = unheeded(config, overrides)
+    for note in () if is_job else notes:
         sys.stderr.write(f"{note}\n")
     refuse_other(config, out_dir)
     settings = out_dir.name.partition("_")[2] or out_dir.name  # of a job: eviction=lru,seed=0
@@ -122,6 +127,11 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
     typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
     needs = {key: where for key, where in inert_knobs(config).items() if key in typed}
     notes = [f"{key} has no effect: it is used only with {where}" for key, where in needs.items()]
+    for key, others in REPLACED.items():
+        for other in others if f"cache.{key}" in typed else ():
+            value = getattr(config.cache, other)
+            if value is not None and value is not False:
+                notes.append(f"cache.{key} has no effect: cache.{other}={value} replaces it")
     if "workload.path" in needs:
         raise ValueError(notes[list(needs).index("workload.path")])
     machine = [key for key in typed if key.startswith("hardware.")]

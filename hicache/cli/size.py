@@ -7,7 +7,7 @@ hicache size model=gemma3_27b --all
 The program simulates `experiment=sizing` with your overrides at each size of the host cache. A
 model with sliding windows or Mamba states divides the host cache: one share is for windows or
 states, and the rest is for full-attention KV. The knee is the smallest size with nearly all of the
-gain in hit rate: at least 95 % of the highest gain over the smallest size. The program searches the
+gain in hit rate: at least 95 % of the highest gain over no host cache. The program searches the
 share with the most hits at the knee, at the next smaller size and at the largest size. At other
 sizes, it tries 0.2, and the share of the knee if hits rise there. With --all, it tries every share
 at every size.
@@ -34,6 +34,7 @@ from hicache.cli.console import console, show_table
 from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
+from hicache.models.shapes import LayerKind
 from hicache.results.metrics import summarize
 from hicache.results.verdict import is_overloaded
 
@@ -160,7 +161,7 @@ def knee_of(cells: Sequence[Cell]) -> Cell:
 
 
 def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
-    sizes = sorted(set(options.gib))
+    sizes = sorted({0.0, *options.gib})
     shares = options.shares if shared_kind(config) is not None else (None,)
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         return search(
@@ -172,15 +173,17 @@ def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
 
 
 def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float | None) -> None:
-    kind, knee = shared_kind(config), knee_of(cells)
+    kind, knee, terminal = shared_kind(config), knee_of(cells), console()
+    terminal.print(_headline(config))
+    gain = max(cell.hit_rate for cell in cells) - cells[0].hit_rate
+    still_rises = knee is cells[-1] and gain >= LEAST_GAIN
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     rows = [_row(cell, kind, dollars_per_gib) for cell in cells]
     for heading in rows[0]:
         table.add_column(heading, justify="right")
     table.add_column("")
     for cell, row in zip(cells, rows, strict=True):
-        table.add_row(*row.values(), "← knee" if cell is knee else "")
-    terminal = console()
+        table.add_row(*row.values(), "← knee" if cell is knee and not still_rises else "")
     show_table(terminal, table, wraps=True)
     if kind is not None:
         kinds = deploy(config).kinds
@@ -190,17 +193,34 @@ def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float
             f"one {what} takes {sizes[kind] / 2**10:,.0f} KiB, as much as the full KV of "
             f"{sizes[kind] / sizes[0]:,.1f} tokens ({sizes[0] / 2**10:,.1f} KiB each)"
         )
-    gain = max(cell.hit_rate for cell in cells) - cells[0].hit_rate
+    copies = config.model.kv_copies(LayerKind.full, config.tp)
+    if copies > 1:
+        terminal.print(
+            f"its {config.tp} devices hold {copies} copies of the KV, because the model has fewer "
+            "KV heads than devices (parallel.tp)"
+        )
     if gain < LEAST_GAIN:
         terminal.print(
             f"the host adds {gain:.2%} of the prompt tokens to the hits: no size pays off"
         )
-    elif knee is cells[-1]:
-        terminal.print(f"hits still rise at {knee.host_gib:g} GiB: try larger sizes with --gib")
+    elif still_rises:
+        terminal.print(
+            f"no knee: hits still rise at {knee.host_gib:g} GiB; try larger sizes with --gib "
+            "(cache.unlimited=true gives the most there are)"
+        )
     if any(cell.ttft_s is None for cell in cells):
         terminal.print(
             "–: the GPUs are overloaded at this size, so TTFT grows until the trace ends"
         )
+
+
+def _headline(config: ExperimentConfig) -> str:
+    workload = config.workload
+    some = f", its first {workload.limit:,} requests" if workload.limit else ""
+    return (
+        f"{config.model.name} on {config.tp} x {config.hardware.name}, workload "
+        f"{workload.kind}{some}"
+    )
 
 
 def _row(cell: Cell, kind: int | None, dollars_per_gib: float | None) -> dict[str, str]:
@@ -220,9 +240,9 @@ def _row(cell: Cell, kind: int | None, dollars_per_gib: float | None) -> dict[st
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("hicache size", __doc__)
     parser.add_argument("overrides", nargs="*", help="settings, as for hicache run")
-    parser.add_argument("--gib", type=_numbers, default=SIZES_GIB, help="sizes of the host tier")
+    parser.add_argument("--gib", type=numbers, default=SIZES_GIB, help="sizes of the host tier")
     parser.add_argument(
-        "--shares", type=_numbers, default=SHARES, help="shares of the host for windows or states"
+        "--shares", type=numbers, default=SHARES, help="shares of the host for windows or states"
     )
     parser.add_argument("--all", action="store_true", help="try every share at every size")
     parser.add_argument("--dollars-per-gib", type=float, help="price of host memory")
@@ -231,6 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_intermixed_args(arguments)
     with in_one_sentence():
         config = config_of("experiment=sizing", *options.overrides)
+        if config.cache.unlimited:
+            raise ValueError("cache.unlimited=true has no size to find: leave it out")
         cells = find(config, options)
         if options.json:
             print(json.dumps([asdict(cell) for cell in cells], indent=2))
@@ -238,5 +260,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
             show(config, cells, options.dollars_per_gib)
 
 
-def _numbers(text: str) -> list[float]:
+def numbers(text: str) -> list[float]:
     return [float(each) for each in text.split(",")]

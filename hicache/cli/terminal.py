@@ -34,7 +34,7 @@ def show_run(outcome: Outcome) -> None:
         terminal.print(f"  {note}", soft_wrap=True, style="dim")
     show_table(terminal, _tokens(summary))
     show_table(terminal, _times(summary))
-    for line in _lines(summary):
+    for line in _lines(outcome):
         terminal.print(line, soft_wrap=True)
     found = objections([summary])
     for each in found:
@@ -130,9 +130,10 @@ def _times(summary: Mapping[str, float]) -> Table:
     return table
 
 
-def _lines(summary: Mapping[str, float]) -> Sequence[str]:
+def _lines(outcome: Outcome) -> Sequence[str]:
+    summary = outcome.summary
     return [
-        f"computed   {_reasons(summary)}",
+        *_reasons(outcome),
         f"queue      time by cause: {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
         f"load       {loads(summary)}",
         *(f"  {line}" for line in stage_lines(summary)),
@@ -154,10 +155,12 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     ]
 
 
-def _reasons(summary: Mapping[str, float]) -> str:
-    if "computed/first_seen_tokens" not in summary:
-        return "see why with `hicache explain RUN`, or set engine.explain=true"
-    return _shares(summary, "computed/{}_tokens", REASONS)
+def _reasons(outcome: Outcome) -> list[str]:
+    if "computed/first_seen_tokens" in outcome.summary:
+        return [f"computed   {_shares(outcome.summary, 'computed/{}_tokens', REASONS)}"]
+    if outcome.config.executor.kind != "simulated":  # cannot be explained
+        return []
+    return ["computed   see why with `hicache explain RUN`, or set engine.explain=true"]
 
 
 def _shares(summary: Mapping[str, float], key: str, names: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from hicache.cache.tiers.shared import shared_capacity
 from hicache.config import ExperimentConfig, WindowHit
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, PLAIN
+from hicache.models.shapes import LayerKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,9 @@ def deploy(config: ExperimentConfig) -> Deployment:
 
 def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
     model, devices = config.model.name, f"{deployment.tp} device(s)"
+    copies = config.model.kv_copies(LayerKind.full, deployment.tp)
+    if copies > 1:
+        devices += f" ({copies} copies of the KV)"
     if config.cache.unlimited:
         return [f"{model} on {devices}: pools of unlimited size"]
     notes = []

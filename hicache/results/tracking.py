@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -141,7 +142,7 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
     if mode is WandbMode.disabled:
         return None
     if mode is WandbMode.offline and find_spec("wandb") is None:
-        _say("no wandb/ directory: W&B is not installed (pip install 'hicache[wandb]')")
+        _say_not_installed()
         return None
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -215,6 +216,11 @@ def _exit_code(exc: BaseException | None) -> int:
     if isinstance(exc, SystemExit) and isinstance(exc.code, int):
         return exc.code
     return 0 if exc is None else 1
+
+
+@cache  # once in each process of a sweep
+def _say_not_installed() -> None:
+    _say("no wandb/ directory: W&B is not installed (pip install 'hicache[wandb]')")
 
 
 def _say(sentence: str) -> None:

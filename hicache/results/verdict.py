@@ -198,7 +198,8 @@ def _overloaded(what: str, *rhos: str) -> Condition:
     def number(summary: Summary, threshold: float) -> float | None:
         if summary.get(CLOSED):  # a closed loop is as full as its user configured it
             return None
-        return _above(_busiest(summary, rhos), threshold)
+        busiest = _busiest(summary, rhos)
+        return None if busiest is None else _above(round(busiest, 2), threshold)  # as it is shown
 
     return Condition(
         name=f"overloaded {what}",
@@ -245,8 +246,8 @@ CONDITIONS = (
         threshold=0.001,
         number=_inert_host,
         phrase="inert host tier: pages are backed up, but {} of the prompt tokens hit them",
-        means="back-ups use the link and save nothing (cache.host_gib is too small, or prefixes "
-        "come back while the device still holds them)",
+        means="back-ups use the link and save nothing (prefixes come back while the device still "
+        "holds them, or cache.host_gib is too small)",
     ),
     Condition(
         name="start-up",

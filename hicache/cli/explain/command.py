@@ -5,8 +5,8 @@ hicache explain RUN --slowest 3
 hicache explain RUN --request 412
 hicache explain RUN --perfetto trace.json
 
-The program replays a simulated run from its config.yaml and records all events, which takes as long
-as the run did. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
+The program replays a simulated run from its config.yaml and records all events, which takes about
+twice as long as the run did. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
 """
 
 from collections.abc import Sequence

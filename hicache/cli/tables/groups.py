@@ -8,8 +8,10 @@ different results. Such groups are told apart by keys that the user did not type
 """
 
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -17,7 +19,7 @@ from typing import NamedTuple
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from hicache.cli.grid import NUMBERED
-from hicache.cli.stored import read_json, read_yaml
+from hicache.cli.stored import ERROR_FILE, read_json, read_yaml
 from hicache.cli.tables import provenance
 from hicache.config import METRICS
 from hicache.results.verdict import is_overloaded
@@ -96,7 +98,7 @@ class Group:
     def values(self, metric: str) -> list[float]:
         for run in self.runs:
             if metric not in run.summary:
-                raise ValueError(f"{run.path} has no metric {metric}")
+                raise ValueError(f"{run.path} has no metric {metric}{meant(metric, run.summary)}")
         return [run.summary[metric] for run in self.runs]
 
     def ratios(self, baseline: "Group", metric: str) -> list[float]:
@@ -237,6 +239,11 @@ def compared_groups(
     Raises:
         ValueError: no run meets a condition, or every group is a baseline.
     """
+    unfinished = [path for path in paths if (path / ERROR_FILE).is_file()]
+    if len(unfinished) < len(paths):  # else the error is that of the first
+        paths = [path for path in paths if path not in unfinished]
+        for path in unfinished:
+            sys.stderr.write(f"{path} is left out: its run failed\n")
     known = {run.resolve() for path in paths for run in find_runs(path)}
     named = [run for path in map(Path, baseline) if path.is_dir() for run in find_runs(path)]
     more = [run for run in named if run.resolve() not in known]
@@ -273,6 +280,8 @@ def select(runs: Sequence[StoredRun], conditions: Sequence[str]) -> list[StoredR
             if folder in (run.path.resolve(), run.path.resolve().parent)
             or (values and short(run.setting(knob)) in values.split(","))
         ]
+        if not found and values and all(knob not in {*run.config, *run.typed} for run in left):
+            raise ValueError(f"there is no setting {knob}{meant(knob, left[0].config)}")
         if not found:
             known = dict.fromkeys(short(run.setting(knob)) for run in left)
             raise ValueError(f"no run has {condition}: {knob} is {' or '.join(known)}")
@@ -293,6 +302,12 @@ def question_key(groups: Sequence[Group]) -> str | None:
     equal = [key for key in keys if len({repr(group.settings[key]) for group in marked}) <= 1]
     choices = [key for key in equal if not is_number(groups[0].settings[key])]
     return next(iter([*choices, *equal, *keys]), None)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    near += [each for each in known if each.endswith(f"/{name}")]
+    return f" (did you mean {near[-1]}?)" if near else ""
 
 
 def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:

@@ -210,7 +210,7 @@ def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float
         )
     if any(cell.ttft_s is None for cell in cells):
         terminal.print(
-            "–: the GPUs are overloaded at this size, so TTFT grows until the trace ends"
+            "–: the engine is overloaded at this size, so TTFT grows until the trace ends"
         )
 
 

@@ -211,9 +211,24 @@ def _overloaded(what: str, *rhos: str) -> Condition:
     )
 
 
+def _growing_queue(summary: Summary, threshold: float) -> float | None:
+    waits_s, span_s = summary.get("request/queue_s_mean", 0.0), summary.get("engine/span_s")
+    # 9: what an M/M/1 queue waits at ρ = 0.9, in service times
+    if summary.get(CLOSED) or not span_s or waits_s < 9 * summary["request/prefill_s_mean"]:
+        return None
+    return _above(waits_s / span_s, threshold)
+
+
 OVERLOADS = (
     _overloaded("GPU", "gpu"),
     _overloaded("queue", "queue"),
+    Condition(
+        name="growing queue",
+        threshold=0.01,
+        number=_growing_queue,
+        phrase="requests queue for {} of the run on average",
+        means="they arrive faster than they are served, so do not compare latencies",
+    ),
     _overloaded("storage", "read", "write", "workers"),
 )
 

@@ -18,12 +18,13 @@ import venv
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 from experiments.diff.protocol import SideError
+from hicache.cli.errors import missing
 
 OURS = "hicache"
 RELEASE = re.compile(r"\d+(\.\w+)+")
@@ -182,7 +183,11 @@ def _unpack_python(wanted: str, made: Path) -> None:
 
 def _shared(engine: Engine, cache: Path) -> Path:
     # no path of this clone: other clones share the environment
-    versions = (sys.version, sys.base_prefix, f"torch {version('torch')}", SHARED_PTH)
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        raise SideError(missing("torch")) from None
+    versions = (sys.version, sys.base_prefix, f"torch {torch}", SHARED_PTH)
     asked = (*engine.requirements, *engine.alone, *versions)
     digest = hashlib.sha256("\n".join(asked).encode()).hexdigest()[:12]
 

@@ -52,7 +52,9 @@ def help_of(groups: Sequence[str]) -> str:
             raise ValueError(f"unknown group {group}: the groups are {', '.join(known)}")
     if not groups:
         lines = [f"  {group:<11}{_first_line(kind)}" for group, kind in known.items()]
-        return "\n".join([USAGE, "Groups:", *lines])
+        presets = ["Presets, as compat=NAME:", _names("compat")]
+        questions = ["Questions with their grids, as experiment=NAME:", _names("experiment")]
+        return "\n".join([USAGE, "Groups:", *lines, "", *presets, "", *questions])
     return "\n\n".join(_help_of_group(group, known[group]) for group in groups)
 
 
@@ -137,8 +139,18 @@ def _first_line(kind: type) -> str:
 
 
 def _options_line(group: str) -> str:
-    options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    options = _options(group)
     return f"Options: {', '.join(options)}." if len(options) > 1 else ""
+
+
+def _names(group: str) -> str:
+    return textwrap.fill(
+        ", ".join(_options(group)), 98, initial_indent="  ", subsequent_indent="  "
+    )
+
+
+def _options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 def _default(item: Field[object]) -> str:

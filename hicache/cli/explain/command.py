@@ -1,7 +1,7 @@
 """Explain a run: why a request was slow, and why its tokens were computed.
 
-hicache explain RUN                     the ten slowest requests
-hicache explain RUN --slowest 3
+hicache explain RUN                     the three slowest requests
+hicache explain RUN --slowest 10
 hicache explain RUN --request 412
 hicache explain RUN --perfetto trace.json
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="id of a request to explain; may be repeated",
     )
     parser.add_argument(
-        "--slowest", type=int, metavar="COUNT", help="explain the slowest by TTFT (default 10)"
+        "--slowest", type=int, metavar="COUNT", help="explain the slowest by TTFT (default 3)"
     )
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace of the run")
     options = parser.parse_args(arguments)
@@ -55,7 +55,7 @@ def lines(run: Rerun, requests: Sequence[int], slowest: int | None, *, is_trace:
     chosen: list[RequestRecord] = [run.records[number] for number in requests]
     count = slowest
     if count is None and not requests and not is_trace:
-        count = 10
+        count = 3
     if count is not None:
         answered = [record for record in run.records.values() if record.ttft_ns is not None]
         chosen += sorted(answered, key=lambda record: (-(record.ttft_ns or 0), record.id))[:count]

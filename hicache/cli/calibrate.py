@@ -27,13 +27,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = config_of(*options.overrides)
         cost, chunk = deploy(config).cost, config.scheduler.chunk_tokens
         log = read_measured(options.measured)
-        cold = log[log[HIT_COLUMNS].sum(axis=1) == 0]
+        cold = log[log[HIT_COLUMNS].sum(axis=1, skipna=False) == 0]
         if cold.empty:
-            raise ValueError(f"{options.measured} has no request without hits")
+            raise ValueError(
+                f"{options.measured} has no request that is known to have hit nothing: give "
+                "device_hit, host_hit or storage_hit, 0 if there were none"
+            )
         ttft_s = (cold["first_token_ns"] - cold["arrival_ns"]) / SECOND_NS
         left_s = [
             measured - cost.prefill_s(0, length, chunk_tokens=chunk)
             for measured, length in zip(ttft_s, cold["prompt_len"].tolist(), strict=True)
         ]
-        constant = max(0.0, percentile(left_s, 10))
-    print(f"scheduler.server_s={constant:.4g}  # from {len(cold):,} requests without hits")
+        constant = percentile(left_s, 10)
+    print(
+        f"scheduler.server_s={max(0.0, constant):.4g}  # from {len(cold):,} requests without hits; "
+        f"{config.model.name} on {config.tp} x {config.hardware.name}"
+    )
+    if constant < 0:
+        print(f"# the simulation is slower than the server by {-constant:.4g} s and more")

@@ -54,8 +54,10 @@ def findings(settings: Sequence[str]) -> Iterator[str]:
         ValueError: a run gave other results when it was repeated, or when it decoded one step at a
             time.
     """
+    methods = dir(loaded(*settings[0].split("=", 1)))
+    engines = ("parallel.replicas=2",) if "route" in methods else ()
     for model, pools in POOLS.items():
-        base = (*TIGHT, *pools)
+        base = (*TIGHT, *pools, *engines)
         first = _run(*base, *settings)
         yield f"{model}: {len(first.records)} requests, every invariant held after every step"
         if _summary(_run(*base, *settings)) != _summary(first):
@@ -73,7 +75,7 @@ def findings(settings: Sequence[str]) -> Iterator[str]:
             )
         else:
             yield f"{model}: results differ from a run without the policy"
-    if hasattr(loaded(*settings[0].split("=", 1)), "prefetch"):
+    if "prefetch" in methods:
         yield "two ranks were not run: prefetch(...) needs parallel.ranks=1"
         return
     _run(*base, *settings, "parallel.ranks=2")

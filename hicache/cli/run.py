@@ -146,6 +146,8 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
 def main() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
+    # argparse wants overrides to be adjacent
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))
     if {"-h", "--help"} & set(sys.argv[1:]):
         show_help([word for word in sys.argv[1:] if not word.startswith("-")])
         return

@@ -4,7 +4,8 @@ hicache validate RUN measured.jsonl
 
 RUN is the directory of a run. measured.jsonl holds one JSON object for each request of the server:
 arrival, ttft and latency in seconds, prompt and output in tokens, and device_hit, host_hit and
-storage_hit in tokens if known. Errors of hits are in percentage points, all others in percent.
+storage_hit in tokens if known. Hits are in percent of the prompt tokens. Errors of hits are in
+percentage points, all others in percent.
 docs/published.md compares published measurements with simulated ones.
 """
 
@@ -22,5 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("measured", type=Path, help="log of the server")
     options = parser.parse_args(arguments)
     with in_one_sentence():
-        table = compare_measured(read_requests(options.run), read_measured(options.measured))
+        run, log = read_requests(options.run), read_measured(options.measured)
+        table = compare_measured(run, log)
+    if len(run) != len(log):
+        print(f"{len(log):,} requests were measured and {len(run):,} simulated: rates differ by it")
     print(table.to_string(index=False, na_rep="", float_format="{:.4g}".format))

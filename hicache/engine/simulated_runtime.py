@@ -116,8 +116,9 @@ def _is_endless(config: StorageConfig) -> bool:
 def _open_storages(
     config: ExperimentConfig, sizes: Sequence[int], clock: Clock
 ) -> list[GuardedStorage]:
-    # the simulation stores keys without pages: memory engines count nominal bytes, others keys
-    nominal = config.storage.kind in ("memory", "mooncake_master")
+    # the simulation stores keys without pages: engines in memory and a user's own count nominal
+    # bytes, others keys
+    nominal = config.storage.kind in ("memory", "mooncake_master") or ":" in config.storage.kind
     num_ranks = config.parallel.ranks
     page_sizes = {
         tag: size if nominal else KEY_BYTES

@@ -2,7 +2,8 @@
 
 Parameters, bytes and rates decide what a run costs; an error in them gives a wrong but credible
 result. The bounds are wide: for models from the smallest size that the heads and experts allow to
-more than any published model; for machines the lowest rates of any machine.
+more than any published model; for machines from the lowest rates of any machine to ten times the
+highest.
 """
 
 from dataclasses import fields
@@ -14,6 +15,7 @@ from hicache.models.shapes import LayerKind, ModelConfig
 MLP_WIDTH = 16  # in hidden sizes: largest intermediate size; gpt-oss has 1, Gemma 3 4, Falcon 7B 4
 
 LEAST_RATE = 1e6  # per second; no link or device is so slow, but a rate typed in GB/s would be
+MOST_RATE = 1e17  # ten times the fastest machine in fp4
 LEAST = {
     **dict.fromkeys(("step_s", "extend_s", "kernel_s", "all_reduce_s", "activation_bytes"), 0),
     "copy_slowdown": 1,
@@ -44,6 +46,8 @@ def check_machine(hardware: HardwareConfig) -> None:
                     f"hardware.{name} must be a finite number of at least {least:,.0f}{what}, "
                     f"got {number:,}"
                 )
+            if number > MOST_RATE:
+                raise ValueError(f"hardware.{name} must be at most {MOST_RATE:.0e}, got {number:g}")
 
 
 def check_shape(model: ModelConfig) -> None:
@@ -54,7 +58,11 @@ def check_shape(model: ModelConfig) -> None:
     """
     full = model.num_holders(LayerKind.full)
     full += sum(model.part_layers(part) for part in model.parts if part.rides_on == "full")
-    _within(model, "number of full layers with KV of their own", full, 1, None)
+    if not full:
+        raise ValueError(
+            "full layers with KV of their own: at least 1 wanted, got 0 (models with windows alone "
+            "are not supported)"
+        )
     _within(model, "hidden_size", model.hidden_size, 1, 1 << 17)
     _within(model, "num_query_heads", model.num_query_heads, 1, 1 << 12)
     _within(model, "head_dim", model.head_dim, 1, 1 << 12)

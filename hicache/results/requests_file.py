@@ -69,6 +69,8 @@ def columns_of(records: Sequence[RequestRecord]) -> dict[str, list[Any]]:
         if item.name not in PARTS:
             columns[item.name] = values
             continue
+        if PARTS[item.name] is REASONS and not any(values):
+            continue  # the run was not explained
         for part in PARTS[item.name]:
             columns[f"{item.name}_{part}"] = [value.get(part, 0) for value in values]
     return columns

@@ -20,7 +20,13 @@ HIT_COLUMNS = [f"{tier}_len" for tier in HITS]
 
 
 def _hits(frame: "pd.DataFrame") -> float:
-    return 100 * float(frame[HIT_COLUMNS].to_numpy().sum() / frame["prompt_len"].sum())
+    known = frame.dropna(subset=HIT_COLUMNS)
+    return 100 * float(known[HIT_COLUMNS].to_numpy().sum() / known["prompt_len"].sum())
+
+
+def _hit_count(frame: "pd.DataFrame") -> float:
+    known = frame.dropna(subset=HIT_COLUMNS)
+    return float((known[HIT_COLUMNS].sum(axis=1) > 0).sum()) if len(known) else nan
 
 
 def _ttft_s(frame: "pd.DataFrame") -> float:
@@ -34,7 +40,7 @@ def _span_s(frame: "pd.DataFrame") -> float:
 # of a table of finished requests
 MEASURES: dict[str, Callable[["pd.DataFrame"], float]] = {
     "hits": _hits,  # percent of the prompt tokens
-    "hit_count": lambda frame: float((frame[HIT_COLUMNS].sum(axis=1) > 0).sum()),
+    "hit_count": _hit_count,
     "ttft_s": _ttft_s,  # mean
     "latency_s": lambda frame: float((frame["finish_ns"] - frame["arrival_ns"]).mean()) / SECOND_NS,
     "span_s": _span_s,
@@ -68,10 +74,12 @@ def read_measured(path: Path) -> "pd.DataFrame":
 
     Each line of the log is a JSON object about one request. The keys `arrival`, `ttft` and
     `latency` are in seconds. The keys `prompt` and `output` are in tokens, and so are the optional
-    keys `device_hit`, `host_hit` and `storage_hit`. The table is sorted by arrival.
+    keys `device_hit`, `host_hit` and `storage_hit`; without any of them, the hits of the request
+    are unknown (NaN). The table is sorted by arrival.
 
     Raises:
-        ValueError: a line is not a JSON object or lacks a key, or the log is empty.
+        ValueError: a line is not a JSON object, lacks a key or contradicts itself, or the log is
+            empty.
     """
     import pandas as pd
 
@@ -80,6 +88,12 @@ def read_measured(path: Path) -> "pd.DataFrame":
         try:
             line = json.loads(text)
             arrival_s, prompt_len = float(line["arrival"]), int(line["prompt"])
+            is_known = any(tier in line for tier in HITS)
+            hits = [int(line.get(tier, 0)) if is_known else nan for tier in HITS]
+            if sum(hits) > prompt_len:
+                raise ValueError(f"{sum(hits)} tokens hit of a prompt of {prompt_len}")
+            if float(line["ttft"]) > float(line["latency"]):
+                raise ValueError(f"ttft={line['ttft']} is longer than latency={line['latency']}")
             rows.append(
                 {
                     "status": "finished",
@@ -88,7 +102,7 @@ def read_measured(path: Path) -> "pd.DataFrame":
                     "finish_ns": to_ns(arrival_s + float(line["latency"])),
                     "prompt_len": prompt_len,
                     "output_len": int(line["output"]),
-                    **{f"{tier}_len": int(line.get(tier, 0)) for tier in HITS},
+                    **dict(zip(HIT_COLUMNS, hits, strict=True)),
                 }
             )
         except (ValueError, TypeError, KeyError) as error:
@@ -122,5 +136,6 @@ def compare_measured(simulated: "pd.DataFrame", measured: "pd.DataFrame") -> "pd
             for part in (each.reset_index(drop=True) for each in parts)
         ]
         errors = abs(ttft[1] / ttft[0] - 1)
-        rows.append({"measure": "ttft of each request", "error": 100 * float(median(errors))})
+        error = 100 * float(median(errors))
+        rows.append({"measure": "ttft of each request, median", "error": error})
     return pd.DataFrame(rows)

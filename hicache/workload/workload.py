@@ -63,9 +63,13 @@ class Workload:
         drawn = ", session starts drawn" if self.name == "weka_agentic" else ""
         return (
             f"{self.name}: {len(self.requests):,} requests in {num_sessions:,} sessions, "
-            f"{prompt_tokens / 1e6:,.1f} M prompt and {answer_tokens / 1e6:,.1f} M answer tokens, "
+            f"{_count(prompt_tokens)} prompt and {_count(answer_tokens)} answer tokens, "
             f"arriving over {span_s:,.0f} s{drawn}"
         )
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens / 1e6:,.1f} M" if tokens >= 1e6 else f"{tokens:,}"
 
 
 def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:

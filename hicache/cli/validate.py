@@ -5,7 +5,7 @@ hicache validate RUN measured.jsonl
 RUN is the directory of a run. measured.jsonl holds one JSON object for each request of the server:
 arrival, ttft and latency in seconds, prompt and output in tokens, and device_hit, host_hit and
 storage_hit in tokens if known. Hits are in percent of the prompt tokens. Errors of hits are in
-percentage points, all others in percent.
+percentage points, all others in percent; the last row is the median error of TTFT by request.
 docs/published.md compares published measurements with simulated ones.
 """
 

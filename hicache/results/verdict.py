@@ -212,13 +212,12 @@ def _overloaded(what: str, *rhos: str) -> Condition:
 
 
 def _growing_queue(summary: Summary, threshold: float) -> float | None:
-    waits_s, prefills_s = (
-        summary.get(f"request/{part}_s_mean", 0.0) for part in ("queue", "prefill")
-    )
+    waits_s, span_s = summary.get("request/queue_s_mean", 0.0), summary.get("engine/span_s")
+    prefill_s = summary.get("request/prefill_s_mean", 0.0)
     # 9: what an M/M/1 queue waits at ρ = 0.9, in service times
-    if summary.get(CLOSED) or not waits_s or waits_s < 9 * prefills_s:
+    if summary.get(CLOSED) or not span_s or waits_s < 9 * prefill_s:
         return None
-    return _above(waits_s / summary["engine/span_s"], threshold)
+    return _above(waits_s / span_s, threshold)
 
 
 OVERLOADS = (

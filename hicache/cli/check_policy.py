@@ -5,7 +5,7 @@ hicache check-policy my_policies:Mine --args weight=0.5
 
 The program checks every invariant of the cache after every step. A run must give the same result
 when it is repeated and when it takes one decode step at a time, and two ranks must make equal
-decisions.
+decisions. A class that routes requests runs on two engines.
 """
 
 import json

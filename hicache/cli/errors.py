@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Iterable
 from itertools import takewhile
 
 from hydra.errors import OverrideParseException
@@ -39,8 +40,7 @@ def sentence(error: BaseException) -> str:
     told = ": ".join(parts) or type(error).__name__
     unknown = re.search(r"Could not (?:override|append to config)[^']*'([^']+)'", told)
     if unknown:
-        near = difflib.get_close_matches(unknown[1].lstrip("+~"), known_keys(), n=1)
-        told += f" (did you mean {near[0]}?)" if near else ""
+        told += meant(unknown[1].lstrip("+~"), known_keys())
     launcher = re.search(r"hydra/launcher/(ray|submitit)", told)
     if launcher:
         return missing(launcher[1])
@@ -49,6 +49,16 @@ def sentence(error: BaseException) -> str:
     if told.startswith("Ambiguous value for argument"):
         told += " (add -m to run every value, or write a list as [a,b])"
     return told
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean ...?)" with the known name that is closest; "" if none is close.
+
+    A known name that ends with `/name`, as metrics may, is preferred.
+    """
+    near = [each for each in known if each.endswith(f"/{name}")]
+    near += difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _gist(text: str) -> str:

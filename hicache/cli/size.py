@@ -96,9 +96,9 @@ def search(
     *,
     every_share: bool = False,
 ) -> list[Cell]:
-    """Find the best division of the host cache at each of several sizes.
+    """Find a good division of the host cache for each size, and the best one where it matters.
 
-    The knee is the size from which on more memory gains little. Only sizes near it are searched.
+    It matters for the knee, the size from which on more memory gains little.
 
     A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
     division has the highest hit rate. At first, each size is simulated with the third fraction (0.2
@@ -196,8 +196,8 @@ def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float
     copies = config.model.kv_copies(LayerKind.full, config.tp)
     if copies > 1:
         terminal.print(
-            f"its {config.tp} devices hold {copies} copies of the KV, because the model has fewer "
-            "KV heads than devices (parallel.tp)"
+            f"its {config.tp} devices hold {copies} copies of the KV, which is not divided further "
+            "(parallel.tp)"
         )
     if gain < LEAST_GAIN:
         terminal.print(

@@ -21,12 +21,14 @@ HIT_COLUMNS = [f"{tier}_len" for tier in HITS]
 
 def _hits(frame: "pd.DataFrame") -> float:
     known = frame.dropna(subset=HIT_COLUMNS)
+    if known.empty:
+        return nan
     return 100 * float(known[HIT_COLUMNS].to_numpy().sum() / known["prompt_len"].sum())
 
 
 def _hit_count(frame: "pd.DataFrame") -> float:
     known = frame.dropna(subset=HIT_COLUMNS)
-    return float((known[HIT_COLUMNS].sum(axis=1) > 0).sum()) if len(known) else nan
+    return nan if known.empty else float((known[HIT_COLUMNS].sum(axis=1) > 0).sum())
 
 
 def _ttft_s(frame: "pd.DataFrame") -> float:
@@ -136,6 +138,5 @@ def compare_measured(simulated: "pd.DataFrame", measured: "pd.DataFrame") -> "pd
             for part in (each.reset_index(drop=True) for each in parts)
         ]
         errors = abs(ttft[1] / ttft[0] - 1)
-        error = 100 * float(median(errors))
-        rows.append({"measure": "ttft of each request", "error": error})
+        rows.append({"measure": "ttft of each request", "error": 100 * float(median(errors))})
     return pd.DataFrame(rows)

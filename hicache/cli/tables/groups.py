@@ -9,15 +9,15 @@ different results. Such groups are told apart by keys that the user did not type
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from hicache.cli.errors import meant
 from hicache.cli.grid import NUMBERED
 from hicache.cli.stored import ERROR_FILE, read_json, read_yaml
 from hicache.cli.tables import provenance
@@ -302,12 +302,6 @@ def question_key(groups: Sequence[Group]) -> str | None:
     equal = [key for key in keys if len({repr(group.settings[key]) for group in marked}) <= 1]
     choices = [key for key in equal if not is_number(groups[0].settings[key])]
     return next(iter([*choices, *equal, *keys]), None)
-
-
-def meant(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    near += [each for each in known if each.endswith(f"/{name}")]
-    return f" (did you mean {near[-1]}?)" if near else ""
 
 
 def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:

@@ -62,3 +62,20 @@ def test_a_run_leaves_the_line_the_class_and_the_question_behind(tmp_path, capsy
     assert "return 1 / (30 - self._asked)" in told
     assert told.splitlines()[-1].startswith(f"cache.policy={OWN}Boom: sort_key(")
     assert capsys.readouterr().err == told
+
+
+class Alternate:
+    """Sends every second request to the second engine."""
+
+    def __init__(self, world):
+        self._next = 1
+
+    def route(self, request, engines):
+        self._next = 1 - self._next
+        return self._next
+
+
+def test_a_router_is_checked_on_two_engines(capsys, monkeypatch):
+    monkeypatch.setattr(check_policy, "TIGHT", (*check_policy.TIGHT, "workload.limit=10"))
+    check_policy.main([OWN + "Alternate"])
+    assert "two ranks made equal decisions" in capsys.readouterr().out

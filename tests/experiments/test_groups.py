@@ -496,3 +496,18 @@ def test_compare_refuses_in_one_sentence(sweep, monkeypatch, capsys, arguments):
         compare.main(arguments)
     assert caught.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_failed_runs_are_left_out_and_close_names_are_suggested(sweep, tmp_path, capsys):
+    failed = tmp_path / "failed"
+    failed.mkdir()
+    (failed / "error.txt").write_text("it failed")
+    groups = compared_groups([sweep, failed])
+    assert f"{failed} is left out: its run failed" in capsys.readouterr().err
+    assert [group.settings for group in groups] == [
+        group.settings for group in compared_groups([sweep])
+    ]
+    with pytest.raises(ValueError, match=r"ttft_s_mean \(did you mean request/ttft_s_mean\?\)"):
+        groups[0].values("ttft_s_mean")
+    with pytest.raises(ValueError, match=r"no setting prefetch\.stp \(did you mean prefetch\.stop"):
+        compared_groups([sweep], where=["prefetch.stp=timeout"])

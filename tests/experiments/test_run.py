@@ -617,6 +617,19 @@ def test_what_changes_nothing_here_is_said(program):
     assert "no effect" not in program("prefetch.timeout_base_s=3").stderr
 
 
+def test_what_another_setting_replaces_is_said(program):
+    done = program("cache.host_gib=64", "cache.host_ratio=2")
+    assert done.returncode == 0
+    told = "cache.host_gib has no effect: cache.host_ratio=2.0 replaces it"
+    assert done.stderr.splitlines()[0] == told
+
+
+def test_the_option_for_sweeps_may_stand_anywhere(program, tmp_path):
+    done = program("seed=0,1", f"hydra.sweep.dir={tmp_path / 'mine'}", "-m")
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "mine").glob("*/summary.json"))) == 2
+
+
 def test_what_only_storage_needs_changes_nothing_without(program):
     done = program("storage=none", "prefetch.stop=best_effort", "storage.faults.delay_ms=5")
     assert done.returncode == 0

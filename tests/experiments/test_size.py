@@ -123,3 +123,11 @@ def test_the_table_marks_the_knee_and_prices_the_memory(capsys):
     assert told.count("← knee") == 1
     assert "512" in told  # dollars for 128 GiB
     assert "for states" not in told
+
+
+def test_no_knee_is_marked_while_hits_rise_and_no_host_is_the_first_row(capsys):
+    main([*SMALL, "model=llama3_8b", "--gib=16"])
+    told = capsys.readouterr().out
+    assert "← knee" not in told
+    assert "no knee: hits still rise at 16 GiB" in told
+    assert [line.split()[0] for line in told.splitlines()[3:5]] == ["0", "16"]

@@ -69,3 +69,34 @@ def test_a_log_that_is_none_is_refused_with_its_line(line: str, told: str, tmp_p
     (tmp_path / "log").write_text(line)
     with pytest.raises(ValueError, match=told):
         read_measured(tmp_path / "log")
+
+
+def test_requests_without_hit_fields_count_neither_as_hits_nor_as_misses(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = log_of(run_dir, tmp_path / "log")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    unknown = [{key: line[key] for key in line if "hit" not in key} for line in lines]
+    file.write_text("\n".join(map(json.dumps, unknown)))
+    table = compare_measured(read_requests(run_dir), read_measured(file)).set_index("measure")
+    assert table.loc[["hits", "hit_count"], "measured"].isna().all()
+    with pytest.raises(SystemExit):
+        calibrate.main([str(file), *TOLD])
+    assert "known to have hit nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"device_hit": 51}, "51 tokens hit of a prompt of 50"), ({"ttft": 3}, "longer than latency")],
+)
+def test_a_line_that_contradicts_itself_is_refused(
+    changes: dict[str, float], told: str, tmp_path: Path
+) -> None:
+    line = {"arrival": 0, "ttft": 1, "latency": 2, "prompt": 50, "output": 1, **changes}
+    (tmp_path / "log").write_text(json.dumps(line))
+    with pytest.raises(ValueError, match=told):
+        read_measured(tmp_path / "log")
+
+
+def test_a_run_that_was_not_explained_has_no_columns_of_reasons(run_dir: Path) -> None:
+    assert not [name for name in read_requests(run_dir) if "computed_for" in name]

@@ -53,6 +53,7 @@ def test_the_command_line_refuses_it_too() -> None:
         ("copy_slowdown.value=0", r"copy_slowdown must be .* at least 1, got 0\.0"),
         ("tile_tokens=0", "tile_tokens must be at least 1, got 0"),
         ("gemm_bf16={size: [1], rate: [inf]}", "gemm_bf16 must be a finite number"),
+        ("gemm_bf16={size: [1], rate: [2e30]}", r"gemm_bf16 must be at most 1e\+17, got 2e\+30"),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused(knob: str, told: str) -> None:

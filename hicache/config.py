@@ -637,6 +637,9 @@ class QuirksConfig:
     # and into that of the request, as SGLang does. False copies it once over the link, then from
     # slot to slot on the device.
     loads_states_twice: bool = False
+    # In a step with several chunks, compute attention to the tokens before each chunk as if all
+    # chunks were as long as the longest, as SGLang's Triton attention does (extend_attention.py).
+    pads_chunks: bool = False
     # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
     # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
     short_windows: bool = knob(True, only=STORED)

@@ -187,9 +187,21 @@ def series_of(case: str, arm: Arm, frames: Sequence[pd.DataFrame]) -> Series:
     )
 
 
-def knee(values: Sequence[float]) -> int:
-    steps = [abs(log(after / before)) for before, after in pairwise(values)]
-    return int(np.argmax(steps))
+def knees(line: Series) -> tuple[int, int] | None:
+    """Return the steps at which the published and the simulated curve change most.
+
+    The result is None if the published curve has no knee: its steepest step is less than 1.5 times
+    as steep as another one that is not its neighbor.
+    """
+    theirs, ours = (
+        [abs(log(after / before)) for before, after in pairwise(values)]
+        for values in (line.theirs, line.ours)
+    )
+    steepest = int(np.argmax(theirs))
+    others = [step for i, step in enumerate(theirs) if abs(i - steepest) > 1]
+    if theirs[steepest] < 1.5 * max(others, default=0.0):
+        return None
+    return steepest, int(np.argmax(ours))
 
 
 def ranking(lines: Sequence[Series]) -> tuple[int, int]:
@@ -254,10 +266,11 @@ def errors_table(series: Mapping[str, Sequence[Series]]) -> str:
             is_points = some[0].measure in POINTS
             gains = [] if is_points or len(some) == 1 else gain_errors(some)
             same, other = ranking(some)
-            knees = [
-                abs(knee(each.ours) - knee(each.theirs))
+            off = [
+                abs(pair[0] - pair[1])
                 for each in some
-                if not is_points and len(each.x) > 2 and max(each.theirs) > 1.5 * min(each.theirs)
+                if not is_points and max(each.theirs) > 1.5 * min(each.theirs)
+                if (pair := knees(each)) is not None
             ]
             rows.append(
                 {
@@ -268,7 +281,7 @@ def errors_table(series: Mapping[str, Sequence[Series]]) -> str:
                     + POINTS.get(some[0].measure, "%"),
                     "worst arm": max(some, key=lambda each: each.error).arm,
                     "gains off by at most": f"{max(gains):.0f} %" if gains else "",
-                    "knees off by at most": f"{max(knees)} steps" if knees else "",
+                    "knees off by at most": f"{max(off)} steps" if off else "",
                     "Kendall's tau": f"{(same - other) / (same + other):.2f} ({same + other} pairs)"
                     if same + other
                     else "",

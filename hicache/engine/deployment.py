@@ -43,7 +43,13 @@ def deploy(config: ExperimentConfig) -> Deployment:
     Raises:
         ValueError: a memory pool is too small for one request.
     """
-    cost = CostModel(config.model, config.hardware, tp=config.tp, ep=config.parallel.ep)
+    cost = CostModel(
+        config.model,
+        config.hardware,
+        tp=config.tp,
+        ep=config.parallel.ep,
+        pads_chunks=config.compat.quirks.pads_chunks,
+    )
     replays = config.cache.window is WindowHit.replay
     kinds, host_kinds, storage_kinds = (
         model_kinds(config.model, config.cache.page_size, config.tp, form, replays=replays)

@@ -81,7 +81,9 @@ class Rates:
 class CostModel:
     """Predicts the duration of the steps of one model on one machine.
 
-    `tp` devices share the model by tensor parallelism, and `ep` is the expert-parallel size.
+    `tp` devices share the model by tensor parallelism, and `ep` is the expert-parallel size. With
+    `pads_chunks`, full attention to the tokens before a chunk takes as long as for the longest
+    chunk of the step.
 
     Raises:
         ValueError: the machine has fewer than `tp` devices, or their memory is too small for the
@@ -89,7 +91,13 @@ class CostModel:
     """
 
     def __init__(
-        self, model: ModelConfig, hardware: HardwareConfig, *, tp: int, ep: int = 1
+        self,
+        model: ModelConfig,
+        hardware: HardwareConfig,
+        *,
+        tp: int,
+        ep: int = 1,
+        pads_chunks: bool = False,
     ) -> None:
         if not 1 <= tp <= hardware.num_devices:
             raise ValueError(
@@ -121,6 +129,7 @@ class CostModel:
         self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
         # dense full attention, and the other sorts
         self._full, *others = _attentions(model, hardware, tp=tp)
+        self._full.pads_chunks = pads_chunks
         self._others = [each for each in others if each.num_layers]
         self._scan_s, self._state_s = _recurrent_s(model, hardware, tp=tp)
         self._save_s = 2 * model.mamba_slot_bytes / tp / hardware.state_bandwidth.value
@@ -366,16 +375,18 @@ class _Weights:
         )
 
     def _experts_s(self, num_tokens: int) -> float:
-        # seconds of one layer's experts on the device with most work
+        # seconds of one layer's experts on the device with most work. Tensor parallelism divides
+        # all of them but the launches of kernels, which the tables' times include
         model, tp = self._model, self._tp
         tokens_each = num_tokens * model.experts_per_token / model.num_experts
-        flops = 2 * num_tokens * model.experts_per_token * model.expert_params / tp
+        flops = 2 * num_tokens * model.experts_per_token * model.expert_params
+        whole_s = max(flops / self._experts.at(tokens_each), self._least_s)
         # expected experts with at least one token, if tokens choose uniformly
         missed = (1 - model.experts_per_token / model.num_experts) ** num_tokens
         touched = model.num_experts * (1 - missed)
         read = touched * model.expert_params * model.expert_param_bytes / tp
-        computing_s = flops * (1 / self._experts.at(tokens_each) + self._slice_s)
-        return max(self._uneven * max(computing_s, read / self._bandwidth), self._least_s)
+        computing_s = self._least_s + (whole_s - self._least_s + flops * self._slice_s) / tp
+        return self._uneven * max(computing_s, read / self._bandwidth)
 
 
 def _experts_table(model: ModelConfig) -> str:
@@ -456,6 +467,7 @@ class _Attention:
         self.before = _count_before(layers)
         self.reach = reach
         self.restarts = restarts
+        self.pads_chunks = False
         self._is_window = is_window
         self.token_bytes = token_bytes / tp
         self._flops = 2 * ceil(heads / tp) * sum(dims)  # a query and a key
@@ -479,12 +491,16 @@ class _Attention:
         # interval, where the mean is over pairs
         if not self.num_layers:
             return 0.0
-        num_pairs = num_keys = squares = 0
+        num_pairs = num_keys = squares = longest = 0
+        if self.pads_chunks:
+            longest = max([end - start for start, end in extends])
         for start, end in extends:
             if self.reach:
                 pairs = self._pairs(end) - self._pairs(start)
             else:
                 pairs = (end * (end + 1) - start * (start + 1)) // 2
+            if longest:
+                pairs += start * (longest - (end - start))
             num_keys += end
             if self._is_window:
                 num_keys -= max(start - (start % self.reach if self.restarts else self.reach), 0)

@@ -11,6 +11,7 @@ The convolution covers K inputs; a slot keeps the last K - 1 of them (*taps*) be
 Sizes: R tokens, H heads of D values, N keys, K taps of the convolution, P slots, E ends.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -302,7 +303,7 @@ def naive_scan(
             mixed = mixed + padded[tap : tap + block] * weights.conv[tap]
         strengths = gates.new_zeros(block, *gates.shape[1:])
         strengths[rows] = gates[begin:end_of_rows]
-        parts = torch.split(functional.silu(mixed).to(state.dtype), sizes, dim=-1)
+        parts = torch.split(_in_double(functional.silu, mixed).to(state.dtype), sizes, dim=-1)
         rule = _delta if weights.skip is None else _ssd
         of_rows, after = rule(weights, strengths.to(state.dtype), parts, state, rows)
         state = after[rows.stop - 1]
@@ -324,8 +325,8 @@ def _ssd(
     """
     values, keys, queries = inputs
     assert weights.skip is not None
-    delta = functional.softplus(gates[:, 0])
-    decay = torch.exp(-weights.decay * delta)[..., None, None]
+    delta = _in_double(functional.softplus, gates[:, 0])
+    decay = _in_double(torch.exp, -weights.decay * delta)[..., None, None]
     added = keys[..., None] * (delta[..., None] * values)[..., None, :]
     states = list(torch.zeros_like(added))
     for row in range(rows.start, rows.stop):
@@ -344,11 +345,18 @@ def _delta(
     values, keys, queries = inputs
     keys = functional.normalize(keys, dim=-1)[..., None]
     queries = functional.normalize(queries, dim=-1)[..., None]
-    strength = torch.sigmoid(gates[:, 0])[..., None]
-    decay = torch.exp(-weights.decay * functional.softplus(gates[:, 1]))[..., None, None]
+    strength = _in_double(torch.sigmoid, gates[:, 0])[..., None]
+    faded = _in_double(functional.softplus, gates[:, 1])
+    decay = _in_double(torch.exp, -weights.decay * faded)[..., None, None]
     states = list(torch.zeros_like(keys * values[..., None, :]))
     for row in range(rows.start, rows.stop):
         state = decay[row] * state
         error = values[row] - (keys[row] * state).sum(-2)
         states[row] = state = torch.addcmul(state, keys[row], (strength[row] * error)[:, None])
     return (queries * torch.stack(states)).sum(-2), states
+
+
+def _in_double(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    # In single precision, torch rounds differently on some processors if a tensor has another
+    # number of heads or other strides.
+    return function(x.double()).to(x.dtype)

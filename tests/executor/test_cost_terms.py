@@ -111,6 +111,33 @@ def test_experts_take_their_kernels_at_the_least() -> None:
     assert cost.forward_ns([], contexts(1)).total_ns == kernels * 1000
 
 
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_tensor_parallelism_divides_experts_but_not_their_kernels(tp: int) -> None:
+    whole_ns = 4 * 2 * 1000 * 2 * 1000  # four layers at 1 flop a nanosecond
+    layers_ns, experts_ns = 4 * LAYER_KERNELS * 100, 4 * EXPERT_KERNELS * 100
+    cost = CostModel(SPARSE, plain(moe_wide=1e9, kernel_s=1e-7), tp=tp)
+    assert cost.forward_ns([(0, 1000)], NO_CONTEXT).total_ns == pytest.approx(
+        layers_ns + experts_ns + (whole_ns - experts_ns) / tp
+    )
+
+
+def test_padded_chunks_attend_to_what_is_before_them_as_long_as_the_longest() -> None:
+    shape = small(num_query_heads=1, head_dim=64)
+    machine = plain(attention_d64=1e9)
+    plainly, padded = (
+        CostModel(shape, machine, tp=1, pads_chunks=pads) for pads in (False, True)
+    )
+
+    def ns(cost: CostModel, *extends: tuple[int, int]) -> int:
+        return cost.forward_ns(extends, NO_CONTEXT).total_ns
+
+    assert ns(padded, (500, 600)) == ns(plainly, (500, 600))
+    assert ns(padded, (0, 3), (500, 600)) == ns(plainly, (0, 3), (500, 600))
+    missing = 97 * 500  # pairs of a query and a key, 4 x 64 flops each
+    more_ns = ns(padded, (0, 100), (500, 503)) - ns(plainly, (0, 100), (500, 503))
+    assert more_ns == pytest.approx(missing * 4 * 64 * shape.num_full_layers, abs=1)
+
+
 @pytest.mark.parametrize(("output_len", "middle"), [(2, 1001), (9, 1004), (100, 1050)])
 def test_a_request_asks_for_its_prefill_and_its_share_of_each_decode_step(
     output_len: int, middle: int

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.studies import published
-from experiments.studies.published import CASES, Series, arms_of, knee, ranking, read_case
+from experiments.studies.published import CASES, Series, arms_of, knees, ranking, read_case
 from hicache import experiment
 from hicache.cli.schema import config_of
 from hicache.results.requests_file import columns_of
@@ -131,8 +131,13 @@ def test_errors_are_points_of_hits_and_percent_of_times() -> None:
 
 
 def test_a_knee_is_where_a_curve_changes_most() -> None:
-    assert knee([10, 10, 5.5, 5]) == 1
-    assert knee([1, 1.1, 1.2, 9]) == 2
+    assert knees(line([10, 10, 5.5, 5], [1, 2, 9, 9])) == (1, 1)
+    assert knees(line([1, 1.1, 1.2, 9], [9, 1, 1.1, 1.2])) == (2, 0)
+    assert knees(line([10, 9.9, 5.9, 3.2, 3.1], [10, 9.9, 9.8, 3.2, 3.1])) == (2, 2)
+
+
+def test_a_curve_that_bends_in_two_places_alike_has_no_knee() -> None:
+    assert knees(line([1, 2, 2.1, 2.2, 4], [1, 2, 3, 4, 5])) is None
 
 
 def test_pairs_that_differ_little_are_not_ranked() -> None:

@@ -203,6 +203,7 @@ KNOBS = (
     _or_preset("prefetch.deadline_from", "enqueue", "first_poll"),
     _or_preset("compat.quirks.evicts_whole", *OFF_ON),
     _or_preset("compat.quirks.short_windows", *OFF_ON),
+    _or_preset("compat.quirks.pads_chunks", *OFF_ON),
     _each("compat.quirks.await_sidecars", *reversed(OFF_ON), plain_share=0.7),
     _each("prefetch.timeout_base_s", 0.02, 0.0, 1.0),
     _each("prefetch.timeout_per_ki_token_s", 0.25, 0.0),

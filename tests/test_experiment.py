@@ -398,7 +398,7 @@ def test_an_argument_that_a_policy_has_not_is_refused() -> None:
 
 
 def test_a_queue_that_never_empties_is_overload_whatever_the_gpu_does() -> None:
-    fast = ("workload.session_rate=3", "storage.write_gbps=100")  # so that storage is no queue
+    fast = ("workload.session_rate=2.85", "storage.write_gbps=100")  # so that storage is no queue
     alone, together = (
         summarize(result.records, result.measures)
         for most in (1, 256)

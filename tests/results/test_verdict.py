@@ -88,7 +88,7 @@ def test_a_run_on_the_page_triggers(condition, tmp_path, monkeypatch):
 def test_nothing_is_objected_to_the_default_run_which_is_contended_in_every_tier():
     summary = summary_of(*overrides_of(CLEAN_RUN))
     assert in_short(objections([summary])) == CLEAN
-    assert 0.6 < summary["load/rho_gpu"] < 0.8
+    assert 0.6 < summary["load/rho_gpu"] < 0.85
     assert summary["load/rho_read"] > 0.4
     assert summary["load/rho_write"] > 0.4
     assert summary["request/storage_wait_s_mean"] > summary["request/prefill_s_mean"]

@@ -124,9 +124,7 @@ def test_tensor_parallelism_divides_experts_but_not_their_kernels(tp: int) -> No
 def test_padded_chunks_attend_to_what_is_before_them_as_long_as_the_longest() -> None:
     shape = small(num_query_heads=1, head_dim=64)
     machine = plain(attention_d64=1e9)
-    plainly, padded = (
-        CostModel(shape, machine, tp=1, pads_chunks=pads) for pads in (False, True)
-    )
+    plainly, padded = (CostModel(shape, machine, tp=1, pads_chunks=pads) for pads in (False, True))
 
     def ns(cost: CostModel, *extends: tuple[int, int]) -> int:
         return cost.forward_ns(extends, NO_CONTEXT).total_ns

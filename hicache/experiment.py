@@ -13,7 +13,6 @@ from hicache.engine.deployment import Deployment, deploy, describe
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io
 from hicache.engine.ranks.lockstep import RankedEngine
-from hicache.engine.routing import router_of
 from hicache.engine.simulated_runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.cost import CostModel
@@ -21,6 +20,7 @@ from hicache.models.shapes import describe as describe_shape
 from hicache.observe.explainer import Case, Explainer
 from hicache.observe.history import PageRegistry
 from hicache.observe.timeline import Timeline
+from hicache.policies.routing import Replica, router_of
 from hicache.results.measures import cold_load, run_measures, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
@@ -200,13 +200,14 @@ def _serve(
         feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)
     elif config.workload.drain and config.workload.kind == "shared_prefix":
         feeder = StageFeeder(workload.requests, config.workload)
+    replicas = [Replica(each.scheduler, each.num_requests) for each in engines]
     try:
         serve(
             engines,
             feeder,
             clock=runtime.clock,
             io=io,
-            route=router_of(engines),
+            route=router_of(engines[0].cache.tree.policy.route, replicas),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
             server_ns=to_ns(config.scheduler.server_s),

@@ -29,16 +29,16 @@ from hicache.config import (
 from hicache.engine.build import queue_bytes
 from hicache.engine.deployment import deploy
 from hicache.engine.ranks.lockstep import RankedEngine
-from hicache.engine.routing import ROUTERS
 from hicache.experiment import run
 from hicache.models import GIB
+from hicache.policies.checkpoints import PLACEMENTS
 from hicache.policies.eviction import EVICTIONS
+from hicache.policies.order import ORDERS
+from hicache.policies.routing import ROUTERS
 from hicache.policies.stop import STOPS
 from hicache.policies.world import World
 from hicache.results.metrics import Progress, Result, Row, Status, summarize
 from hicache.results.verdict import is_overloaded
-from hicache.scheduler.checkpoints import PLACEMENTS
-from hicache.scheduler.order import ORDERS
 from hicache.scheduler.request_state import RequestState
 from hicache.workload.workload import Workload, load_workload
 

@@ -18,8 +18,8 @@ FLOORS = [
     ],
     ["hicache.kernels", "hicache.storage", "hicache.workload"],
     ["hicache.cache"],
-    ["hicache.policies"],
     ["hicache.scheduler", "hicache.executor"],
+    ["hicache.policies"],
     ["hicache.engine"],
     ["hicache.observe"],
     ["hicache.results"],
@@ -48,12 +48,10 @@ ROOMS = {
     "hicache.engine": [
         "ports",
         "loop",
-        "routing",
         "warm",
         "ranks",
         "deployment",
         "simulated_runtime",
-        "policy",
         "build",
     ],
     "hicache.storage": [
@@ -199,7 +197,7 @@ def test_there_is_no_circle():
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("hicache.cache.tree.radix_tree", "from hicache.scheduler.budget import Budget"),
+        ("hicache.cache.tree.radix_tree", "from hicache.scheduler.admission import StepBudget"),
         ("hicache.cache.tree.radix_tree", "import torch"),
         ("hicache.cache.tree.radix_tree", "def late():\n    from hicache import experiment"),
         ("hicache.storage.engines.slab", "from hicache.workload.trace import load"),

@@ -1,7 +1,7 @@
 """Builds an engine: its tree, cache, prefetcher and scheduler."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hicache.cache import invariants
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -14,9 +14,10 @@ from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
-from hicache.engine.policy import policy_of
 from hicache.engine.simulated_runtime import Runtime
 from hicache.models import GIB
+from hicache.policies.policy import policy_of
+from hicache.policies.world import World
 from hicache.request import Request
 from hicache.scheduler.events import Listener
 from hicache.scheduler.scheduler import Scheduler
@@ -44,7 +45,7 @@ def build_engine(
     tree = RadixTree(
         kinds=deployment.host_kinds,
         names=names,
-        policy=policy_of(config, deployment, rates, runtime.clock.now, requests),
+        policy=policy_of(_world(config, deployment, rates, runtime.clock.now, requests)),
         knobs=config.cache,
         quirks=config.compat.quirks,
         listener=listener,
@@ -68,6 +69,37 @@ def build_engine(
     )
     check = check_laws if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
+
+
+def _world(
+    config: ExperimentConfig,
+    deployment: Deployment,
+    rates: RateEstimator,
+    now_ns: Callable[[], int],
+    requests: Sequence[Request],
+) -> World:
+    kinds, names = deployment.kinds, deployment.kinds.names
+    tiers = {"device": (deployment.device, kinds), "host": (deployment.host, deployment.host_kinds)}
+    return World(
+        page_size=kinds.page_size,
+        seed=config.seed,
+        kinds=tuple(names[kind] for kind in kinds.numbers),
+        capacity={
+            tier: {names[kind]: room.counts[kind] for kind in kinds.numbers}
+            for tier, (room, _) in tiers.items()
+        },
+        unit_bytes={
+            tier: {names[kind]: own.page_bytes[kind] for kind in kinds.numbers}
+            for tier, (_, own) in tiers.items()
+        },
+        window_tokens={names[kind]: length for kind, length in kinds.window_lens.items()},
+        flops=deployment.cost.flops,
+        seconds=deployment.cost.prefill_s,
+        rates=rates,
+        now_ns=now_ns,
+        config=config,
+        requests=requests,
+    )
 
 
 def _cache(

@@ -135,7 +135,6 @@ class Engine:
     def extending(self) -> list[Extend]:
         return self._batch.extends if self._batch is not None else []
 
-    @property
     def num_requests(self) -> int:
         scheduler = self.scheduler
         partial = scheduler.partial

@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from hicache.cache.tiers.writes import Load
+from hicache.cache.tiers.transfer import Load
 from hicache.cache.tree.entry import Entry, Evictable
 from hicache.clock import to_ns
 from hicache.config import Arrivals

@@ -7,7 +7,7 @@ run without entries, a policy gets a node.
 from collections.abc import Callable
 from typing import Any
 
-from hicache.cache.tiers.writes import COPIED, EVICTED, HIT, INSERTED, Load
+from hicache.cache.tiers.transfer import COPIED, EVICTED, HIT, INSERTED, Load
 from hicache.cache.tree.entry import Entry
 from hicache.policies.world import World
 

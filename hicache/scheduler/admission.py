@@ -2,14 +2,66 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import SchedulerConfig
-from hicache.scheduler.budget import NewTokenRatio, StepBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.request_state import RequestState
+
+
+def ceil_page(tokens: int, page_size: int) -> int:
+    return -(-tokens // page_size) * page_size
+
+
+@dataclass(slots=True, kw_only=True)
+class StepBudget:
+    """What one step may still compute, and the memory that is already reserved for requests.
+
+    `chunk_tokens`: prompt tokens that the step may still compute. `reserved_tokens`: full-attention
+    KV tokens that are reserved, but not allocated yet. `reserved_windows`: the same for each kind
+    of sliding window, in tokens.
+    """
+
+    chunk_tokens: int  # extend tokens left
+    reserved_tokens: float  # full tokens reserved and not yet taken
+    reserved_windows: dict[int, int] = field(default_factory=dict)  # by kind
+
+
+class NewTokenRatio:
+    """Computes the fraction of future answer tokens for which admission reserves memory.
+
+    The fraction falls linearly from `first` to `floor` over `decay_steps` decode steps. It rises
+    when memory runs out and a running request is sent back to the queue (a retraction).
+    """
+
+    def __init__(self, *, first: float, floor: float, decay_steps: int) -> None:
+        self._base = first
+        self._floor = floor
+        self._decay = (first - floor) / max(decay_steps, 1)
+        self._steps = 0
+
+    @property
+    def value(self) -> float:
+        return self.after(0)
+
+    def after(self, num_steps: int) -> float:
+        return max(self._floor, self._base - (self._steps + num_steps) * self._decay)
+
+    def decoded(self, num_steps: int) -> None:
+        self._steps += num_steps
+
+    def retracted(self, decoded: int, max_new: int, running: int) -> None:
+        """Set the reserved fraction of answer tokens anew after a retraction, by SGLang's formula.
+
+        A retraction sends a running request back to the queue, for lack of memory. `running` is the
+        number of requests that still run. Together they have decoded `decoded` of at most `max_new`
+        answer tokens.
+        """
+        self._base = max(self._floor, min(1.0, (decoded + 20 * running) / (max_new + 1)))
+        self._steps = 0
 
 
 class Asking(Protocol):

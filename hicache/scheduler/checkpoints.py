@@ -1,45 +1,9 @@
-"""Checkpoints: where a prompt's states and windows are kept, and the slots of captured states."""
-
-from collections.abc import Callable
+"""Checkpoints: the prompt lengths at which states and windows are kept, and the slots of states."""
 
 from hicache.cache.pages import PageIds
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import MatchResult
-from hicache.policies.world import World
 from hicache.scheduler.request_state import RequestState
-
-
-class End:
-    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
-        return [end]
-
-
-class EndBranch:
-    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
-        return [end] if branch is None else [branch, end]
-
-
-class BranchOrEnd:
-    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
-        return [end if branch is None else branch]
-
-
-class Every:
-    def __init__(self, world: World) -> None:
-        self._grid_tokens = world.config.cache.checkpoint_tokens
-
-    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
-        grid = self._grid_tokens
-        ends = [end] if branch is None else [branch, end]
-        return [*range(start // grid * grid + grid, end, grid), *ends]
-
-
-PLACEMENTS: dict[str, Callable[..., object]] = {
-    "end": End,
-    "end_branch": EndBranch,
-    "branch_or_end": BranchOrEnd,
-    "every": Every,
-}
 
 
 class CheckpointSaver:

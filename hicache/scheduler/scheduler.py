@@ -16,9 +16,8 @@ from hicache.cache.tree.node import MatchResult
 from hicache.clock import NEVER
 from hicache.config import Batching, SchedulerConfig
 from hicache.request import Request
-from hicache.scheduler.admission import Admission, must_evict, steps_with_pages
+from hicache.scheduler.admission import Admission, StepBudget, must_evict, steps_with_pages
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
-from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.checkpoints import CheckpointSaver
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.events import Listener

@@ -25,7 +25,7 @@ from hicache.config import (
     SchedulerConfig,
     StorageConfig,
 )
-from hicache.engine.policy import METHODS, presets
+from hicache.policies.policy import METHODS, presets
 
 PAGE = 4
 

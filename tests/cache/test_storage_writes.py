@@ -10,7 +10,7 @@ from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig, Tiering
-from hicache.engine.policy import presets
+from hicache.policies.policy import presets
 from tests.cache.small import PAGE, complete_all, evict_all, run_request, tokens_of, world_of
 
 PAGE_BYTES = (100, 10, 1)

@@ -15,7 +15,6 @@ from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import HitAgreement, PrefetchConfig
-from hicache.engine.policy import presets
 from hicache.engine.ranks.agreement import (
     RankAgreement,
     RanksDivergedError,
@@ -26,6 +25,7 @@ from hicache.engine.ranks.agreement import (
     traffic_digest,
     tree_digest,
 )
+from hicache.policies.policy import presets
 from tests.cache.small import prefetcher_of, world_of
 
 PAGE = 4

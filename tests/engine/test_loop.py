@@ -260,21 +260,21 @@ def test_every_wake_is_checked() -> None:
 def test_a_request_counts_from_its_arrival_to_its_answer() -> None:
     alone = Alone(max_running=2)  # a chunk is 64 tokens
     engine = alone.engine
-    assert engine.num_requests == 0
+    assert engine.num_requests() == 0
     engine.submit(request_of(0, range(100), [1, 2]), 0)
-    assert engine.num_requests == 1  # not looked at
+    assert engine.num_requests() == 1  # not looked at
     engine.wake(0)
-    assert engine.num_requests == 1  # the first chunk
+    assert engine.num_requests() == 1  # the first chunk
     alone.submit(1, 10)
-    assert engine.num_requests == 2
+    assert engine.num_requests() == 2
     engine.wake(100)
-    assert (len(engine.extending), engine.num_requests) == (2, 2)  # the last, and a whole prompt
+    assert (len(engine.extending), engine.num_requests()) == (2, 2)  # the last, and a whole prompt
     alone.submit(2, 110)
     engine.wake(200)
-    assert (len(engine.scheduler.running), engine.num_requests) == (2, 3)  # and one waits
+    assert (len(engine.scheduler.running), engine.num_requests()) == (2, 3)  # and one waits
     (outcome,) = [engine.wake(300)]
     assert [req.request.id for req in outcome.finished] == [0]
-    assert engine.num_requests == 2
+    assert engine.num_requests() == 2
 
 
 def test_an_engine_is_idle_with_nobody_here_and_nothing_under_way() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hicache.cache.kinds import named_kinds
 from hicache.cache.tree.keys import Numbers, chain_seed, page_digests
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.engine.policy import presets
 from hicache.engine.warm import warm_storage
 from hicache.observe.history import PageRegistry, Stored
+from hicache.policies.policy import presets
 from hicache.request import Request, TokenSpans
 from tests.cache.small import world_of
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hicache.config import WRITE_POLICIES
-from hicache.engine.routing import ROUTERS
+from hicache.policies.routing import ROUTERS
 
 Overrides = Mapping[str, object]
 

@@ -4,9 +4,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.writes import Load
+from hicache.cache.tiers.transfer import Load
 from hicache.cache.tree.entry import Entry, Evictable
-from hicache.engine.routing import Replica
+from hicache.policies.routing import Replica
 from hicache.policies.world import World
 from hicache.request import Request
 

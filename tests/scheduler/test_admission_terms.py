@@ -8,9 +8,8 @@ import pytest
 from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
 from hicache.cache.pages import PageAllocator
 from hicache.config import SWA_BUDGETS, SchedulerConfig
-from hicache.engine.policy import presets
-from hicache.scheduler.admission import Admission
-from hicache.scheduler.budget import StepBudget, ceil_page
+from hicache.policies.policy import presets
+from hicache.scheduler.admission import Admission, StepBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
 from tests.cache.small import world_of
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hicache.scheduler.budget import ceil_page, swa_budget_for_req
+from hicache.policies.window_charge import swa_budget_for_req
+from hicache.scheduler.admission import ceil_page
 
 
 @pytest.mark.parametrize(

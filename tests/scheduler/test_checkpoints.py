@@ -9,7 +9,7 @@ import pytest
 
 from hicache.cache.kinds import SWA, Kinds, named_kinds
 from hicache.config import CacheConfig, QuirksConfig
-from hicache.engine.policy import presets
+from hicache.policies.policy import presets
 from hicache.scheduler.checkpoints import CheckpointSaver
 from tests.cache.small import world_of
 from tests.scheduler.world import World, plot_of, request_of

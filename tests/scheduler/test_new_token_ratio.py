@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache.scheduler.budget import NewTokenRatio
+from hicache.scheduler.admission import NewTokenRatio
 
 
 def ratio(first: float = 0.7, floor: float = 0.1, decay_steps: int = 600) -> NewTokenRatio:

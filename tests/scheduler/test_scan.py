@@ -3,7 +3,7 @@
 import pytest
 
 from hicache.config import SchedulerConfig
-from hicache.scheduler.budget import StepBudget
+from hicache.scheduler.admission import StepBudget
 from tests.scheduler.world import World, plot_of, request_of
 
 

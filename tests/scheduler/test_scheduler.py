@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from hicache.cache.prefix_cache import Acquired
+from hicache.scheduler.admission import StepBudget
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
-from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.decision import Reason
 from hicache.scheduler.request_state import RequestState
 from tests.scheduler.world import World, plot_of, request_of

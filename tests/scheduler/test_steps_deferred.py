@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hicache.cache.kinds import FULL, SWA, named_kinds
 from hicache.cache.pages import PageAllocator
 from hicache.config import CacheConfig, SchedulerConfig
-from hicache.engine.policy import presets
-from hicache.scheduler.admission import Admission
-from hicache.scheduler.budget import StepBudget
+from hicache.policies.policy import presets
+from hicache.scheduler.admission import Admission, StepBudget
 from hicache.scheduler.decision import Admit, Defer, Reason
 from tests.cache.small import world_of
 

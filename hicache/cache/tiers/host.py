@@ -3,8 +3,15 @@
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, free, joined
 from hicache.cache.tiers.storage_writes import StorageWriter
-from hicache.cache.tiers.transfer import BackUp, Bookings, Move
-from hicache.cache.tiers.writes import EVICTED, INSERTED, Load, admits
+from hicache.cache.tiers.transfer import (
+    EVICTED,
+    INSERTED,
+    BackUp,
+    Bookings,
+    Load,
+    Move,
+    admits,
+)
 from hicache.cache.tree.events import NO_DEMAND, Demand, Purpose
 from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
 from hicache.cache.tree.radix_tree import Plan, RadixTree

@@ -1,8 +1,17 @@
 """Writes from host to storage: which pages are written, when, and how many bytes may wait."""
 
 from hicache.cache.pages import PageIds
-from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
-from hicache.cache.tiers.writes import COPIED, EVICTED, HIT, Load, admits
+from hicache.cache.tiers.transfer import (
+    COPIED,
+    EVICTED,
+    HIT,
+    BackUp,
+    Bookings,
+    Load,
+    StorageDelete,
+    StorageWrite,
+    admits,
+)
 from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree

@@ -1,7 +1,9 @@
 """Copies between tiers, as the cache queues them and the executor carries them out.
 
 A copy names the kinds of data, the ids of source and target, and the locks that protect both. The
-locks are released by `PrefixCache.complete`.
+locks are released by `PrefixCache.complete`. A write policy decides what is copied to the tier
+below: device data may be copied when it is inserted or evicted, host data when it is copied, hit or
+evicted.
 """
 
 from collections import Counter
@@ -13,7 +15,10 @@ from hicache.cache.kinds import Kinds
 from hicache.cache.pages import FreePages, PageIds, Pools
 from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import HOST, TIER_NAMES, Lock, Node
+from hicache.cache.tree.radix_tree import RadixTree
 
+INSERTED, COPIED, HIT, EVICTED = MOMENTS = ("inserted", "copied", "hit", "evicted")
+PATHS = (("device", "host"), ("host", "storage"))  # by source
 FATES = ("used", "unused_at_end", "evicted_unused", "duplicate", "late", "not_restorable")
 
 
@@ -189,3 +194,54 @@ class Bookings:
                 self.fates.evict(page_ids)
             self.counters[self._evicted[tier][kind]] += len(page_ids)
             self.pools[tier][kind].free(page_ids)
+
+
+class Load(NamedTuple):
+    """Holds the facts on which a write policy decides whether data is copied to the tier below.
+
+    `moment` is "inserted", "copied", "hit" or "evicted": what happens to the data. `kind` is the
+    kind of data. `source` is the tier that holds it: 0 for the device, 1 for the host. `writes` is
+    given for copies to storage: the bytes that wait to be written, and their limit. `is_answer` is
+    True if the data belongs to generated tokens.
+    """
+
+    moment: str
+    bookings: Bookings
+    kind: int
+    source: int
+    writes: tuple[int, int] | None = None  # storage only: bytes queued, and the limit
+    is_answer: bool = False
+
+    @property
+    def source_free(self) -> float:
+        """Return the free share of the page pool from which data would be copied, from 0 to 1.
+
+        The share of an unlimited pool is 1.
+        """
+        pool = self.bookings.pools[self.source][self.kind]
+        return 1.0 if pool.capacity is None else pool.num_free / max(pool.capacity, 1)
+
+    @property
+    def target_free_bytes(self) -> int:
+        """Return how many bytes the target tier can take without evicting or dropping data."""
+        if self.writes is not None:
+            return self.writes[1] - self.writes[0]
+        return self.bookings.pools[HOST][self.kind].num_free * self.bookings.page_bytes[self.kind]
+
+    @property
+    def queued_bytes(self) -> int:
+        """Return the bytes of all unfinished copies to the target tier."""
+        if self.writes is not None:
+            return self.writes[0]
+        copies = [each for each in self.bookings.in_flight if isinstance(each, BackUp)]
+        return sum(each.num_bytes for each in copies)
+
+
+def admits(tree: RadixTree, node: Node, load: Load) -> bool:
+    """Return True if the write policy wants a node's data copied to the next slower tier.
+
+    `load` names the kind of data and the tier that holds the data now.
+    """
+    # a run without entries shows the node
+    entry = node if tree.entries is None else tree.entries.of(node, load.kind)
+    return bool(tree.policy.admit(entry, *PATHS[load.source], load))

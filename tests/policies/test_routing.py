@@ -9,7 +9,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.tree.node import DEVICE
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import traffic_digest, tree_digest
-from hicache.engine.routing import (
+from hicache.policies.routing import (
     PrefixLoad,
     Replica,
     RoundRobin,
@@ -31,7 +31,7 @@ def engines_that_served(*prompts: Sequence[int], kind: str = "full") -> list[Eng
 
 
 def seen(engines: Sequence[Engine]) -> list[Replica]:
-    return [Replica(each) for each in engines]
+    return [Replica(each.scheduler, each.num_requests) for each in engines]
 
 
 def load(engine: Engine, count: int) -> None:

@@ -1,6 +1,6 @@
 """The policy of an engine: the methods of a user's class, and built-in ones for the rest."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -17,20 +17,16 @@ from hicache.cache.named import (
     is_number,
     loaded,
 )
-from hicache.cache.prefetch.rates import RateEstimator
-from hicache.cache.tiers.writes import MOMENTS
-from hicache.config import ExperimentConfig
-from hicache.engine.deployment import Deployment
-from hicache.engine.routing import ROUTERS
+from hicache.cache.tiers.transfer import MOMENTS
+from hicache.policies.checkpoints import PLACEMENTS
 from hicache.policies.eviction import EVICTIONS
+from hicache.policies.order import ORDERS
+from hicache.policies.routing import ROUTERS
 from hicache.policies.stock import STOCK
 from hicache.policies.stop import STOPS
+from hicache.policies.window_charge import NamedCharge
 from hicache.policies.world import World
 from hicache.policies.writes import COPIES, WRITES, Downward
-from hicache.request import Request
-from hicache.scheduler.budget import NamedBudget
-from hicache.scheduler.checkpoints import PLACEMENTS
-from hicache.scheduler.order import ORDERS
 
 
 def _is_rank(value: object) -> bool:
@@ -72,8 +68,8 @@ METHODS = {
     ),
     "sort_key": NUMBER,  # (req, match): rank of a waiting request, smallest first
     # (*, extend, chunk, window, page, swa_host_hit_length, max_new): tokens that a request is
-    # charged in a window pool (`hicache.scheduler.budget`); must not fall as `extend` and `chunk`
-    # grow, because admission finds the longest chunk that fits by bisection
+    # charged in a window pool (`hicache.policies.window_charge`); must not fall as `extend` and
+    # `chunk` grow, because admission finds the longest chunk that fits by bisection
     "window_charge": TOKENS,
     # (request, engines): number of the engine that serves it; None leaves it to `parallel.router`
     "route": Answer("None or the number of an engine", lambda v: v is None or TOKENS.fits(v)),
@@ -88,38 +84,26 @@ RENAMED = {
 }
 
 
-def policy_of(
-    config: ExperimentConfig,
-    deployment: Deployment,
-    rates: RateEstimator,
-    now_ns: Callable[[], int],
-    requests: Sequence[Request] = (),
-) -> SimpleNamespace:
-    """Build the policies that `config` names, as one object with a method for each decision.
+def policy_of(world: World) -> SimpleNamespace:
+    """Build the policies that `world.config` names, as one object with a method for each decision.
 
-    The methods of the user's class, which `config.cache.policy` names, replace built-in ones.
-
-    Args:
-        config: all settings of the run.
-        deployment: the step costs and the sizes of the memory pools.
-        rates: measures how fast the engine computes and loads.
-        now_ns: returns the engine's time in ns.
-        requests: the whole workload, for a policy that knows the future.
+    The methods of the user's class, which `cache.policy` names, replace built-in ones. All policies
+    get `world`.
 
     Raises:
         ValueError: the user's class does not exist, does not accept its arguments, or has a method
             that does not work with several ranks.
         PolicyError: the user's class fails, or its methods are not those of a policy.
     """
-    cache, world = config.cache, _world(config, deployment, rates, now_ns, requests)
+    cache, num_ranks = world.config.cache, world.config.parallel.ranks
     policy = presets(world)
     if cache.policy == "none":
         return policy
     own = own_policy(cache.policy, world, cache.policy_args)
-    if config.parallel.ranks > 1 and hasattr(own, "prefetch"):
+    if num_ranks > 1 and hasattr(own, "prefetch"):
         raise ValueError(
             f"cache.policy={cache.policy} has a method prefetch, which needs parallel.ranks=1, got "
-            f"{config.parallel.ranks}: ranks measure different rates and must read alike"
+            f"{num_ranks}: ranks measure different rates and must read alike"
         )
     if hasattr(own, "may_stop"):
         policy.waits, policy.deadline_ns = True, None
@@ -155,7 +139,7 @@ def presets(world: World) -> SimpleNamespace:
         deadline_ns=getattr(stop, "deadline_ns", None),
         checkpoints=_made(PLACEMENTS[placement], world).checkpoints,
         sort_key=order.sort_key,
-        window_charge=NamedBudget(world).window_charge,
+        window_charge=NamedCharge(world).window_charge,
         route=_made(ROUTERS[config.parallel.router], world).route,
         has_entries=hasattr(eviction, "rank"),
     )
@@ -211,34 +195,3 @@ def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> Simpl
     if fault:
         raise PolicyError(f"{told} {fault}: the methods are {names}", place_of(type(policy)))
     return checked(told, policy, wanted)
-
-
-def _world(
-    config: ExperimentConfig,
-    deployment: Deployment,
-    rates: RateEstimator,
-    now_ns: Callable[[], int],
-    requests: Sequence[Request],
-) -> World:
-    kinds, names = deployment.kinds, deployment.kinds.names
-    tiers = {"device": (deployment.device, kinds), "host": (deployment.host, deployment.host_kinds)}
-    return World(
-        page_size=kinds.page_size,
-        seed=config.seed,
-        kinds=tuple(names[kind] for kind in kinds.numbers),
-        capacity={
-            tier: {names[kind]: room.counts[kind] for kind in kinds.numbers}
-            for tier, (room, _) in tiers.items()
-        },
-        unit_bytes={
-            tier: {names[kind]: own.page_bytes[kind] for kind in kinds.numbers}
-            for tier, (_, own) in tiers.items()
-        },
-        window_tokens={names[kind]: length for kind, length in kinds.window_lens.items()},
-        flops=deployment.cost.flops,
-        seconds=deployment.cost.prefill_s,
-        rates=rates,
-        now_ns=now_ns,
-        config=config,
-        requests=requests,
-    )

@@ -5,7 +5,7 @@ from typing import Any
 
 from hicache.clock import SECOND_NS
 from hicache.config import SchedulerConfig
-from hicache.engine.policy import presets
+from hicache.policies.policy import presets
 from tests.cache.small import world_of
 
 

@@ -4,23 +4,25 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from hicache.cache.checked import PolicyError
-from hicache.engine.loop import Engine
 from hicache.request import Request
+from hicache.scheduler.scheduler import Scheduler
 
 
 class Replica:
     """Shows a router the load and the cached prefixes of one engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, scheduler: Scheduler, count_requests: Callable[[], int]) -> None:
+        self._scheduler = scheduler
+        self._count_requests = count_requests
+        self._cache = scheduler.cache
 
     @property
     def num_requests(self) -> int:
-        return self._engine.num_requests
+        return self._count_requests()
 
     @property
     def num_waiting(self) -> int:
-        return len(self._engine.scheduler.waiting)
+        return len(self._scheduler.waiting)
 
     @property
     def free_share(self) -> float:
@@ -28,8 +30,7 @@ class Replica:
 
         The fraction is 1 if the pool is unlimited.
         """
-        cache = self._engine.cache
-        capacity = cache.device_pages
+        cache, capacity = self._cache, self._cache.device_pages
         return 1.0 if capacity is None else cache.room() / (capacity * cache.page_size)
 
     def held_tokens(self, request: Request, *, on_device: bool = False) -> int:
@@ -37,21 +38,22 @@ class Replica:
 
         Tokens on device and host count. With `on_device`, only tokens on the device count.
         """
-        tree = self._engine.cache.tree
+        tree = self._cache.tree
         tokens, max_len = tree.names.tokens(request), request.prompt_len - 1
         return tree.usable_len(tokens, max_len, request.namespace, on_device=on_device)
 
 
-def router_of(engines: Sequence[Engine]) -> Callable[[Request], int]:
-    """Return the function that picks the engine for a request, as an index into `engines`.
+def router_of(
+    choose: Callable[[Request, Sequence[Replica]], int], replicas: Sequence[Replica]
+) -> Callable[[Request], int]:
+    """Return the function that picks the engine for a request, as an index into `replicas`.
 
-    The policy of the first engine makes the choice. The function raises PolicyError if the policy
+    `choose` is the method `route` of a policy. The function raises PolicyError if that method
     returns an index that is too large.
     """
-    policy, replicas = engines[0].cache.tree.policy, [Replica(each) for each in engines]
 
     def route(request: Request) -> int:
-        number: int = policy.route(request, replicas)
+        number = choose(request, replicas)
         if number >= len(replicas):
             raise PolicyError(
                 f"cache.policy: route must return a number below {len(replicas)}, got {number}"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-CORE = ("engine/", "scheduler/", "cache/", "policies/", "executor/simulated/", "experiment.py")
+CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py")
 # what a replay reaches today; the numbers may only fall, and the goal is 35 files and 4,300 lines
-MOST_FILES = 41
-MOST_LINES = 5_983  # 5,925 before host pools that share bytes and tiers that exclude each other
+MOST_FILES = 34
+MOST_LINES = 5_570
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

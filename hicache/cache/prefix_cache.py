@@ -77,6 +77,7 @@ class PrefixCache:
         self._is_exclusive = tree.knobs.device_host == "exclusive"
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
+        self.outbox: list[Work] = self._bookings.outbox
         self.fates = self._bookings.fates
         self.in_flight = self._bookings.in_flight
         self._writer = None
@@ -88,21 +89,11 @@ class PrefixCache:
         self.host = Host(tree, self._bookings, self._writer)
         self.device = Device(tree, self._bookings, self.host if tree.demotes else None)
 
-    # -- what is to be carried out -------------------------------------------------------------
-
-    @property
-    def outbox(self) -> list[Work]:
-        return self._bookings.outbox
-
-    @outbox.setter
-    def outbox(self, outbox: list[Work]) -> None:
-        self._bookings.outbox = outbox
+    # -- how much room there is ----------------------------------------------------------------
 
     @property
     def queued_write_bytes(self) -> int:
         return 0 if self._writer is None else self._writer.queued_bytes
-
-    # -- how much room there is ----------------------------------------------------------------
 
     def available_size(self, kind: int, tier: int = DEVICE) -> int:
         return self.pools[tier][kind].num_free * self._units[kind]

@@ -1,5 +1,6 @@
 """A run of decode steps, which an engine commits several at a time."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from hicache.cache.tiers.transfer import StorageWrite
@@ -24,7 +25,7 @@ class DecodeRun:
         self.num_taken = 0
         self._ends = ends
         self._last = num_steps - 1
-        self._price_to(min(ends.look(now_ns), self._last))
+        self._price_to(ends.look(now_ns))
         self._written: list[tuple[int, StorageWrite]] = []  # (step in which it ended, write)
 
     @property
@@ -53,12 +54,10 @@ class DecodeRun:
             True if the end times of more steps are now known. False if all were known already, or
                 if the deadline comes before the last known end time.
         """
-        end_ns = self.end_ns
-        if self._horizon == self._last or deadline_ns <= end_ns:
+        if self.num_priced > self._last or deadline_ns <= self.end_ns:
             return False
-        if until_ns <= end_ns:  # an event at a step end cuts no run
-            until_ns = end_ns + 1
-        self._price_to(min(self._ends.look(until_ns), self._last))
+        # an event at a step end cuts no run
+        self._price_to(self._ends.look(max(until_ns, self.end_ns + 1)))
         return True
 
     def note_write(self, write: StorageWrite, now_ns: int) -> None:
@@ -80,7 +79,7 @@ class DecodeRun:
         yield self._advance(end), self._ends.known[end - 1], None
 
     def _price_to(self, step: int) -> None:
-        self._horizon = step
+        step = min(step, self._last)
         self.num_priced, self.end_ns = step + 1, self._ends.known[step]
 
     def _advance(self, end: int) -> int:
@@ -88,4 +87,4 @@ class DecodeRun:
         return num_steps
 
     def _step_at(self, now_ns: int) -> int:
-        return self._ends.first_from(now_ns, self.num_taken, self._horizon)
+        return bisect_left(self._ends.known, now_ns, self.num_taken, self.num_priced - 1)

@@ -81,7 +81,12 @@ class Engine:
         wake, because the report cannot change anything yet.
         """
         run = self._run
-        if run is not None and isinstance(done, StorageWrite) and self._may_write_beside:
+        if (
+            isinstance(done, StorageWrite)
+            and run is not None
+            and not (self.extending or self._delivered or self.cache.tree.demotes)
+        ):
+            # it only makes room for other writes, and lets host pages be evicted
             run.note_write(done, now_ns)
             return False
         if not isinstance(done, Prefetch) or done.is_read or not done.is_reading:
@@ -90,13 +95,6 @@ class Engine:
             return False
         # a copy moves no deadline
         return run is None or run.cut(now_ns) or isinstance(done, Prefetch)
-
-    @property
-    def _may_write_beside(self) -> bool:
-        # such a write only makes room for other writes and lets host pages be evicted
-        if self.extending or self._delivered:
-            return False
-        return not self.cache.tree.demotes
 
     def catch_up(self, now_ns: int) -> None:
         """Commit the decode steps of the current run that ended before `now_ns`.
@@ -282,19 +280,17 @@ class Engine:
     def _hand_out(self, now_ns: int) -> None:
         outbox, prefetcher = self.cache.outbox, self.prefetcher
         if outbox:
-            self.cache.outbox = []
             for work in outbox:
                 self.executor.submit(work, now_ns)
+            outbox.clear()
         if prefetcher is None:
             return
-        if prefetcher.outbox:
-            queries, prefetcher.outbox = prefetcher.outbox, []
-            for prefetch in queries:
-                self.executor.query(prefetch, now_ns)
-        if prefetcher.reads:
-            reads, prefetcher.reads = prefetcher.reads, []
-            for prefetch in reads:
-                self.executor.read(prefetch, now_ns)
+        for prefetch in prefetcher.outbox:
+            self.executor.query(prefetch, now_ns)
+        prefetcher.outbox.clear()
+        for prefetch in prefetcher.reads:
+            self.executor.read(prefetch, now_ns)
+        prefetcher.reads.clear()
 
 
 class ClientTimeouts:

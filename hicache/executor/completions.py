@@ -1,6 +1,5 @@
 """What an executor reports to the engine: the ends of a batch's steps, and completed copies."""
 
-from bisect import bisect_left
 from collections.abc import Generator
 from typing import NamedTuple
 
@@ -43,9 +42,6 @@ class StepEnds:
             except StopIteration:
                 self._more = None
         return len(known) - 1
-
-    def first_from(self, now_ns: int, first: int, last: int) -> int:
-        return bisect_left(self.known, now_ns, first, last)
 
 
 class StepRun(NamedTuple):

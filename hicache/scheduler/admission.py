@@ -3,7 +3,6 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
@@ -33,63 +32,50 @@ class StepBudget:
 class NewTokenRatio:
     """Computes the fraction of future answer tokens for which admission reserves memory.
 
-    The fraction falls linearly from `first` to `floor` over `decay_steps` decode steps. It rises
-    when memory runs out and a running request is sent back to the queue (a retraction).
+    The fraction falls linearly from `new_token_ratio` to `new_token_ratio_floor` over
+    `new_token_ratio_decay_steps` decode steps. It rises when memory runs out and a running request
+    is sent back to the queue (a retraction).
     """
 
-    def __init__(self, *, first: float, floor: float, decay_steps: int) -> None:
-        self._base = first
-        self._floor = floor
-        self._decay = (first - floor) / max(decay_steps, 1)
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._base = config.new_token_ratio
+        self._floor = min(config.new_token_ratio_floor, self._base)
+        self._decay = (self._base - self._floor) / max(config.new_token_ratio_decay_steps, 1)
         self._steps = 0
 
-    @property
-    def value(self) -> float:
-        return self.after(0)
-
-    def after(self, num_steps: int) -> float:
+    def after(self, num_steps: int = 0) -> float:
         return max(self._floor, self._base - (self._steps + num_steps) * self._decay)
 
     def decoded(self, num_steps: int) -> None:
         self._steps += num_steps
 
-    def retracted(self, decoded: int, max_new: int, running: int) -> None:
+    def retracted(self, left: Sequence[RequestState]) -> None:
         """Set the reserved fraction of answer tokens anew after a retraction, by SGLang's formula.
 
-        A retraction sends a running request back to the queue, for lack of memory. `running` is the
-        number of requests that still run. Together they have decoded `decoded` of at most `max_new`
-        answer tokens.
+        A retraction sends a running request back to the queue, for lack of memory. `left` are the
+        requests that still run.
         """
-        self._base = max(self._floor, min(1.0, (decoded + 20 * running) / (max_new + 1)))
+        decoded = sum(req.decoded for req in left)
+        max_new = sum(req.request.output_len for req in left)
+        self._base = max(self._floor, min(1.0, (decoded + 20 * len(left)) / (max_new + 1)))
         self._steps = 0
-
-
-class Asking(Protocol):
-    @property
-    def target_len(self) -> int: ...
-
-    @property
-    def remaining_output(self) -> int: ...
 
 
 class Admission:
     """Decides whether a request fits in the memory pools, and reserves room for it.
 
-    KV is counted in tokens, and Mamba states in slots of one state each.
+    KV is counted in tokens, and Mamba states in slots of one state each. `new_token_ratio` is the
+    fraction of the answers for which memory is reserved.
     """
 
     def __init__(self, cache: PrefixCache, config: SchedulerConfig) -> None:
-        self._new_token_ratio = NewTokenRatio(
-            first=config.new_token_ratio,
-            floor=min(config.new_token_ratio_floor, config.new_token_ratio),
-            decay_steps=config.new_token_ratio_decay_steps,
-        )
+        self.new_token_ratio = NewTokenRatio(config)
         self._policy = cache.tree.policy
         self._cache = cache
         self._config = config
         self._page = cache.page_size
 
-    def decide(self, req: Asking, match: MatchResult, budget: StepBudget) -> Admit | Defer:
+    def decide(self, req: RequestState, match: MatchResult, budget: StepBudget) -> Admit | Defer:
         cache, page = self._cache, self._page
         extend = req.target_len - match.usable_len
         max_new = min(req.remaining_output, self._config.clip_new_tokens)
@@ -134,7 +120,7 @@ class Admission:
     def reserved_tokens(
         self, running: Sequence[RequestState], partial: RequestState | None
     ) -> float:
-        ratio = self._new_token_ratio.value
+        ratio = self.new_token_ratio.after()
         reserved = self._answers(running) * ratio
         if partial is not None:
             reserved += partial.extend_len + self._page
@@ -165,20 +151,12 @@ class Admission:
                 steps = steps_in_free_pages(self._cache, running, wanted)
 
             def fits(later: int) -> bool:
-                reserved = self._answers(running, later) * self._new_token_ratio.after(later)
+                reserved = self._answers(running, later) * self.new_token_ratio.after(later)
                 return defer.needed < defer.room - reserved
 
             # the reserved tokens only shrink
             return 1 + bisect_left(range(1, steps), x=True, key=fits)
         return steps
-
-    def decoded(self, num_steps: int) -> None:
-        self._new_token_ratio.decoded(num_steps)
-
-    def retracted(self, left: Sequence[RequestState]) -> None:
-        decoded = sum(req.decoded for req in left)
-        max_new = sum(req.request.output_len for req in left)
-        self._new_token_ratio.retracted(decoded, max_new, len(left))
 
     def _answers(self, running: Sequence[RequestState], later: int = 0) -> int:
         clip = self._config.clip_new_tokens + later

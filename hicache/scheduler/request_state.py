@@ -62,13 +62,6 @@ class RequestState:
     def num_steps(self) -> int:
         return self.num_parts + self.decoded
 
-    @property
-    def is_finished(self) -> bool:
-        return not self.remaining_output
-
-    def begin_queue(self, mark: Mark) -> None:
-        self.queue_mark = mark
-
     def end_queue(self, mark: Mark) -> None:
         """Stop counting queue time for this request.
 
@@ -80,12 +73,6 @@ class RequestState:
             parts = zip(self.queue_ns, self.queue_mark, mark, strict=True)
             self.queue_ns = [spent + now - since for spent, since, now in parts]
             self.queue_mark = None
-
-    def end_wait(self, now_ns: int) -> None:
-        if self.blocked_since_ns is not None:
-            self.storage_wait_ns += now_ns - self.blocked_since_ns
-            self.storage_waits.append((self.blocked_since_ns, now_ns))
-            self.blocked_since_ns = None
 
     def restart(self) -> None:
         self.sequence = Sequence(self.tokens, self.request.namespace, self.request)

@@ -98,8 +98,7 @@ class Scheduler:
         req = RequestState(request, tokens, self._num_submitted, came_ns)
         reason = self._never_fits(request)
         if reason is not None:
-            self._report_end(req, "rejected")
-            self._ended.rejected.append((req, reason))
+            self._reject(req, reason)
             return req
         match = self._match(req)
         if self.prefetcher is not None:
@@ -113,7 +112,7 @@ class Scheduler:
         req.place = (self.cache.tree.policy.sort_key(req, match), req.number)
         req.looked_ns = now_ns
         req.queue_ns[STEP] = now_ns - came_ns
-        req.begin_queue(self.queue_waits.mark(now_ns))
+        req.queue_mark = self.queue_waits.mark(now_ns)
         insort(self.waiting, (req.place, req))
         return req
 
@@ -182,8 +181,11 @@ class Scheduler:
         was_running = bool(self.running)
         self._defer = None
         if self.prefetcher is not None:
-            self.prefetcher.begin_step(len(self.waiting))
-            self._end_waits(self.prefetcher, now_ns)
+            self.prefetcher.rates.num_waiting = len(self.waiting)
+            for _, req in self.waiting:  # also those that the scan will not reach
+                is_waiting = req.blocked_since_ns is not None
+                if is_waiting and not self.prefetcher.is_blocking(req.request.id, now_ns):
+                    self._end_wait(req, now_ns)
         lacks = NO_STEP  # applies to requests that arrive during the step
         if self.partial is not None or self.waiting:
             budget = StepBudget(
@@ -252,18 +254,12 @@ class Scheduler:
             req.blocked_since_ns = now_ns
         return False
 
-    def _end_waits(self, prefetcher: Prefetcher, now_ns: int) -> None:
-        # includes requests that the scan will not reach: they no longer wait for storage
-        for _, req in self.waiting:
-            if req.blocked_since_ns is None:
-                continue
-            if not prefetcher.is_blocking(req.request.id, now_ns):
-                self._end_wait(req, now_ns)
-
     def _end_wait(self, req: RequestState, now_ns: int) -> None:
         if req.blocked_since_ns is not None:
-            req.end_wait(now_ns)
-            req.begin_queue(self.queue_waits.mark(now_ns))
+            req.storage_wait_ns += now_ns - req.blocked_since_ns
+            req.storage_waits.append((req.blocked_since_ns, now_ns))
+            req.blocked_since_ns = None
+            req.queue_mark = self.queue_waits.mark(now_ns)
 
     def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
         match = self._match(req)
@@ -485,7 +481,7 @@ class Scheduler:
         req.remaining_output -= 1
         if req.first_token_ns is None:
             req.first_token_ns = now_ns
-        if req.is_finished:
+        if not req.remaining_output:
             self._finish(req)
             return
         if cache.quirks.trims_windows or cache.tree.kinds.replayed:
@@ -559,11 +555,11 @@ class Scheduler:
         self.counters["scheduler/retracted_count"] += 1
         if not self.running:
             return False
-        self._admission.retracted(self.running)
+        self._admission.new_token_ratio.retracted(self.running)
         return True
 
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
-        self._admission.decoded(num_steps)
+        self._admission.new_token_ratio.decoded(num_steps)
         cache, page = self.cache, self._page
         has_windows, answer_pages = bool(cache.tree.kinds.window_lens), self._answer_pages
         finished = []

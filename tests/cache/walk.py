@@ -400,17 +400,18 @@ class Walk:
 
     def _hand_over(self) -> None:
         # copies are carried out before anything is computed over what they leave
-        outbox, self.cache.outbox = self.cache.outbox, []
+        outbox = self.cache.outbox.copy()
+        self.cache.outbox.clear()
         for work in outbox:
             self.memory.book(work)
             if not isinstance(work, CopyState | StorageDelete):
                 self.copies.append(work)
         self.queries += self.prefetcher.outbox
-        self.prefetcher.outbox = []
+        self.prefetcher.outbox.clear()
         for prefetch in self.prefetcher.reads:
             batch_pages = self.rng.randint(1, 2)
             self.readers.append(self._reading(prefetch, read_script(prefetch, batch_pages)))
-        self.prefetcher.reads = []
+        self.prefetcher.reads.clear()
 
     # -- copies and storage --------------------------------------------------------------------
 

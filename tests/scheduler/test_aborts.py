@@ -100,7 +100,7 @@ def given_up_on(world: World, requests: list[Request], seed: int) -> Counter[str
     assert {req.request.id for req, _ in world.aborted} <= set(patience_ns)
     for req, end_ns in world.aborted:
         assert end_ns >= req.submitted_ns + patience_ns[req.request.id]
-        assert not req.is_finished
+        assert req.remaining_output
     for req, end_ns in world.finished:  # whoever was answered in time, or in the step at hand
         if req.request.id in patience_ns:
             limit_ns = req.submitted_ns + patience_ns[req.request.id]

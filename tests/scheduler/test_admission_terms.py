@@ -259,6 +259,6 @@ def test_a_half_computed_prompt_is_promised_its_rest_a_page_and_a_share_of_its_a
 
 def test_no_more_is_reserved_at_first_than_ever_after() -> None:
     judging = admission(new_token_ratio=0.05, new_token_ratio_floor=0.3)
-    assert judging._new_token_ratio.value == 0.05
-    judging._new_token_ratio.decoded(10_000)
-    assert judging._new_token_ratio.value == 0.05
+    assert judging.new_token_ratio.after() == 0.05
+    judging.new_token_ratio.decoded(10_000)
+    assert judging.new_token_ratio.after() == 0.05

@@ -15,7 +15,7 @@ def test_of_a_request_that_has_not_begun_no_token_is_counted() -> None:
     assert counted == (0, 0, 0, 0, 0)
     assert (req.decoded, req.num_steps, req.retractions, req.storage_wait_ns) == (0, 0, 0, 0)
     assert (req.load_back_ns, req.cached_len, req.kv_len) == (0, 0, 0)
-    assert (req.extend_len, req.remaining_output, req.is_finished) == (20, 2, False)
+    assert (req.extend_len, req.remaining_output) == (20, 2)
 
 
 def test_a_request_that_is_sent_back_begins_again_where_its_answer_ends() -> None:

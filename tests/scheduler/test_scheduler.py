@@ -65,17 +65,17 @@ def test_those_that_stay_say_how_much_of_an_answer_is_reserved() -> None:
     world = world_with((10, 90, 50), (20, 100, 40), (30, 80, 3))
     world.scheduler._retract_one(Batch())
     # (decoded + 20 for each) / (their answers + 1)
-    ratio = world.scheduler._admission._new_token_ratio
-    assert ratio.value == pytest.approx((90 + 2 * 20) / (190 + 1))
+    ratio = world.scheduler._admission.new_token_ratio
+    assert ratio.after() == pytest.approx((90 + 2 * 20) / (190 + 1))
 
 
 def test_the_last_one_is_sent_back_as_well_and_nothing_is_left_to_decode() -> None:
     world = world_with((10, 90, 5))
-    before = world.scheduler._admission._new_token_ratio.value
+    before = world.scheduler._admission.new_token_ratio.after()
     assert not world.scheduler._retract_one(Batch())
     assert world.scheduler.running == []
     assert ids([req for _, req in world.scheduler.waiting]) == [0]
-    assert world.scheduler._admission._new_token_ratio.value == before
+    assert world.scheduler._admission.new_token_ratio.after() == before
     assert world.scheduler.take_ended().rejected == []
 
 

@@ -70,7 +70,7 @@ def looks_deferred(admission: Admission, running: list[Any], free: int, steps: i
         if free < 0:
             return max(done - 1, 1)
         admission._cache.rooms[FULL] -= taken * PAGE  # type: ignore[attr-defined]
-        admission.decoded(1)
+        admission.new_token_ratio.decoded(1)
         for each in running:
             each.kv_len += 1
             each.remaining_output -= 1

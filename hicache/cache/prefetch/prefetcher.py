@@ -100,9 +100,6 @@ class Prefetcher:
         self.counters["prefetch/started_count"] += 1
         return prefetch
 
-    def begin_step(self, num_waiting: int) -> None:
-        self.rates.num_waiting = num_waiting
-
     # -- while it runs -------------------------------------------------------------------------
 
     def on_queried(self, prefetch: Prefetch, now_ns: int = 0) -> None:

@@ -4,16 +4,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from hicache.cache import invariants
-from hicache.cache.tree.keys import Digests, Numbers
+from hicache.cache.tree.digests import Digests
+from hicache.cache.tree.keys import Numbers
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import to_ns
 from hicache.config import ExperimentConfig, StartState
 from hicache.engine.build import build_engine
 from hicache.engine.deployment import Deployment, deploy, describe
 from hicache.engine.loop import Engine, serve
-from hicache.engine.ports import Io
+from hicache.engine.ports import Io, Runtime
 from hicache.engine.ranks.lockstep import RankedEngine
-from hicache.engine.simulated_runtime import Runtime, SimulatedRuntime, make_runtime
+from hicache.engine.simulated_runtime import SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models.shapes import describe as describe_shape

@@ -14,7 +14,6 @@ from hicache.cache import invariants
 from hicache.cache.checked import PolicyError
 from hicache.cache.pages import Pools
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree.entry import Entry
 from hicache.cache.tree.node import MatchResult, Node
 from hicache.cli import schema
@@ -26,7 +25,7 @@ from hicache.config import (
     STOP_POLICIES,
     ExperimentConfig,
 )
-from hicache.engine.build import queue_bytes
+from hicache.engine.build import make_pools, queue_bytes
 from hicache.engine.deployment import deploy
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.experiment import run

@@ -1,7 +1,5 @@
 """Allocators of page ids or Mamba state slots, one per pool."""
 
-import zlib
-from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -110,30 +108,5 @@ def free(actions: Iterable[FreePages], pools: Pools) -> None:
         pools[tier][kind].free(page_ids)
 
 
-class TracedAllocator(PageAllocator):
-    """A page allocator that keeps a checksum of all ids that it has allocated or freed.
-
-    The checksum is `traffic`. The ranks of an engine must make equal caching decisions. Different
-    checksums show that their decisions differ.
-    """
-
-    def __init__(self, capacity: int | None, *, is_checked: bool = True) -> None:
-        super().__init__(capacity, is_checked=is_checked)
-        self.traffic = 0
-
-    def allocate(self, count: int) -> PageIds | None:
-        page_ids = super().allocate(count)
-        self.traffic = zlib.crc32(b"-" if page_ids is None else packed(page_ids), self.traffic)
-        return page_ids
-
-    def free(self, page_ids: PageIds) -> None:
-        super().free(page_ids)
-        self.traffic = zlib.crc32(packed(page_ids), self.traffic ^ 1)
-
-
 def joined(parts: Sequence[PageIds]) -> PageIds:
     return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
-
-
-def packed(page_ids: PageIds) -> bytes:
-    return array("i", page_ids).tobytes()

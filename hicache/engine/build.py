@@ -2,19 +2,22 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from hicache.cache import invariants
+from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.capacity import make_pools
+from hicache.cache.tiers.capacity import Capacity
 from hicache.cache.tiers.shared import shared_pools
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
-from hicache.engine.simulated_runtime import Runtime
+from hicache.engine.ports import Runtime
+from hicache.engine.ranks.agreement import TracedAllocator
 from hicache.models import GIB
 from hicache.policies.policy import policy_of
 from hicache.policies.world import World
@@ -117,6 +120,13 @@ def _cache(
         )
     num_bytes = queue_bytes(config, deployment) if has_storage else None
     return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)
+
+
+def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:
+    # traced allocators keep the checksum by which ranks are compared; checked ones detect double
+    # frees
+    allocator = partial(TracedAllocator if is_traced else PageAllocator, is_checked=is_checked)
+    return [*map(allocator, device.counts)], [*map(allocator, host.counts)]
 
 
 def queue_bytes(config: ExperimentConfig, deployment: Deployment) -> int:

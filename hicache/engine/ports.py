@@ -1,9 +1,11 @@
-"""The interfaces of the serving loop: executor, shared I/O and observer."""
+"""The interfaces of the serving loop: executor, shared I/O, runtime and observer."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import Work
 from hicache.clock import Clock
 from hicache.executor.completions import Delivery, StepRun
@@ -59,6 +61,25 @@ class Io(Protocol):
 
         Each element of the result is a pair: the index of the engine, and its finished work.
         """
+
+
+class Runtime(Protocol):
+    """The clock, copies, storage and executors of a run; `counters` count what storage did."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def io(self) -> Io: ...
+
+    counters: Counter[str]
+    has_storage: bool
+
+    def executor(self, cache: PrefixCache) -> Executor: ...
+
+    def close(self) -> None: ...
+
+    def report(self) -> tuple[list[str], dict[str, float]]: ...
 
 
 class Observer(Protocol):

@@ -1,58 +1,42 @@
 """The runtime of a run: its clock, copies, storage and executors."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Protocol
 
 from hicache.cache.kinds import KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.clock import Clock, SimulatedClock
-from hicache.config import ExperimentConfig, StorageConfig
+from hicache.clock import SimulatedClock
+from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment
-from hicache.engine.ports import Executor, Io
+from hicache.engine.ports import Runtime
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
 from hicache.models import PLAIN, LayerKind
-from hicache.storage.base import KEY_BYTES
-from hicache.storage.factory import GuardedStorage, open_simulated_storage
+from hicache.storage.factory import GuardedStorage, open_rank_storages
 
 STAGED_PARTS = 4  # groups of layers of a staged load-back
-
-
-class Runtime(Protocol):
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def io(self) -> Io: ...
-
-    counters: Counter[str]
-    has_storage: bool
-
-    def executor(self, cache: PrefixCache) -> Executor: ...
-
-    def close(self) -> None: ...
-
-    def report(self) -> tuple[list[str], dict[str, float]]: ...
 
 
 class SimulatedRuntime:
     def __init__(self, config: ExperimentConfig, deployment: Deployment) -> None:
         num_ranks = config.parallel.ranks
+        # of one rank, by kind
+        page_bytes = [-(-size // num_ranks) for size in deployment.storage_kinds.page_bytes]
         rates = _copy_rates(config, deployment)
         self.clock = SimulatedClock()
         self.storages: list[GuardedStorage] = []
-        if _is_endless(config.storage):
+        is_unbounded = config.storage.kind == "memory" and config.storage.capacity_gib is None
+        if is_unbounded and config.storage.faults.is_harmless:
             self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
             self.unguarded = self.stores
         else:
-            self.storages = _open_storages(config, deployment.storage_kinds.page_bytes, self.clock)
+            sizes = {tag: size for tag, size in zip(KEY_TAGS, page_bytes, strict=False) if size}
+            self.storages = open_rank_storages(config, sizes, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
             self.unguarded = [StandIns(each.engine) for each in self.storages]
         self.has_storage = bool(self.stores)
@@ -66,16 +50,18 @@ class SimulatedRuntime:
         )
         self.counters = self.io.counters
         self._numbers = count()
+        is_staged = config.executor.copy_path == CopyPath.staged.value
         self._executor = partial(
             CuttingExecutor if config.executor.capture == "cut" else SimulatedExecutor,
             cost=deployment.cost,
             io=self.io,
             page_size=config.cache.page_size,
-            page_bytes=_part(deployment.storage_kinds.page_bytes, num_ranks),
+            page_bytes=page_bytes,
             load_shares=_load_shares(deployment),
             load_rate=rates["to_device"],
             shared_load_rate=_shared_load_rate(rates),
-            slowdown=_slowdown(config),
+            # a staged copy uses no SMs, so it does not slow computing
+            slowdown=1.0 if is_staged else config.hardware.copy_slowdown.value,
         )
 
     def executor(self, cache: PrefixCache) -> SimulatedExecutor:
@@ -106,48 +92,6 @@ def make_runtime(config: ExperimentConfig, deployment: Deployment) -> Runtime:
         counts = deployment.device.counts, deployment.host.counts
         return TorchRuntime(config, *counts, tp=deployment.tp)
     return SimulatedRuntime(config, deployment)
-
-
-def _is_endless(config: StorageConfig) -> bool:
-    is_unbounded = config.kind == "memory" and config.capacity_gib is None
-    return is_unbounded and config.faults.is_harmless
-
-
-def _open_storages(
-    config: ExperimentConfig, sizes: Sequence[int], clock: Clock
-) -> list[GuardedStorage]:
-    # the simulation stores keys without pages: engines in memory and a user's own count nominal
-    # bytes, others keys
-    nominal = config.storage.kind in ("memory", "mooncake_master") or ":" in config.storage.kind
-    num_ranks = config.parallel.ranks
-    page_sizes = {
-        tag: size if nominal else KEY_BYTES
-        for tag, size in zip(KEY_TAGS, _part(sizes, num_ranks), strict=False)
-        if size
-    }
-    settings = config.storage
-    if settings.capacity_gib is not None:
-        settings = replace(settings, capacity_gib=settings.capacity_gib / num_ranks)
-    storages: list[GuardedStorage] = []
-    for rank in range(num_ranks):
-        part = f"-rank{rank}of{num_ranks}" if num_ranks > 1 else ""
-        form = "" if config.storage_format == PLAIN else f"-{config.storage_format}"
-        namespace = f"{config.model.name}-p{config.cache.page_size}{form}{part}-simulated"
-        storage = open_simulated_storage(
-            settings,
-            namespace=namespace,
-            page_bytes=page_sizes,
-            clock=clock,
-            seed=config.seed * num_ranks + rank,
-        )
-        if storage is None:
-            return []
-        storages.append(storage)
-    return storages
-
-
-def _part(sizes: Sequence[int], num_ranks: int) -> list[int]:
-    return [-(-size // num_ranks) for size in sizes]
 
 
 def _load_shares(deployment: Deployment) -> list[float]:
@@ -181,12 +125,6 @@ def _copy_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, f
     if hardware.both_ways_bandwidth.value:
         rates["both_ways"] = tp * hardware.both_ways_bandwidth.value
     return rates
-
-
-def _slowdown(config: ExperimentConfig) -> float:
-    # factor by which copies slow computing; a staged copy uses no SMs and does not
-    is_staged = config.executor.copy_path == CopyPath.staged.value
-    return 1.0 if is_staged else config.hardware.copy_slowdown.value
 
 
 def _shared_load_rate(rates: Mapping[str, float]) -> float:

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from hicache.cache.kinds import Kinds
-from hicache.cache.tree.keys import keys, make_root
+from hicache.cache.tree.keys import keys
+from hicache.cache.tree.node import make_root
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.executor.simulated.stores import KeyStore

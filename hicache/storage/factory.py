@@ -10,8 +10,9 @@ from tempfile import mkdtemp
 from uuid import uuid4
 
 from hicache.clock import Clock, Stall
-from hicache.config import STORAGES, StorageConfig
-from hicache.storage.base import Storage, StorageError
+from hicache.config import STORAGES, ExperimentConfig, StorageConfig
+from hicache.models import PLAIN
+from hicache.storage.base import KEY_BYTES, Storage, StorageError
 from hicache.storage.engines.file import FileStorage
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.engines.mooncake import MooncakeStorage
@@ -198,6 +199,35 @@ def open_simulated_storage(
     return GuardedStorage(
         engine=engine, storage=behind, faulty=faulty, stall=stall, scratch=scratch
     )
+
+
+def open_rank_storages(
+    config: ExperimentConfig, page_bytes: Mapping[int, int], clock: Clock
+) -> list[GuardedStorage]:
+    """Open an empty storage engine for each rank of a simulated run; none if the run has none.
+
+    `page_bytes` maps a kind of page (the last byte of a key) to the size in bytes of a rank's part.
+    A simulation stores keys without pages: engines in memory and a user's own count these sizes,
+    others the sizes of keys.
+    """
+    settings, num_ranks = config.storage, config.parallel.ranks
+    if settings.kind not in ("memory", "mooncake_master") and ":" not in settings.kind:
+        page_bytes = dict.fromkeys(page_bytes, KEY_BYTES)
+    if settings.capacity_gib is not None:
+        settings = replace(settings, capacity_gib=settings.capacity_gib / num_ranks)
+    form = "" if config.storage_format == PLAIN else f"-{config.storage_format}"
+    name = f"{config.model.name}-p{config.cache.page_size}{form}"
+    opened = [
+        open_simulated_storage(
+            settings,
+            namespace=f"{name}{f'-rank{rank}of{num_ranks}' if num_ranks > 1 else ''}-simulated",
+            page_bytes=page_bytes,
+            clock=clock,
+            seed=config.seed * num_ranks + rank,
+        )
+        for rank in range(num_ranks)
+    ]
+    return [each for each in opened if each is not None]
 
 
 def _behind_breaker(storage: Storage, config: StorageConfig, clock: Clock) -> BreakerStorage:

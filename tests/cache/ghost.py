@@ -18,7 +18,7 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tree.keys import chain_seed, page_digests
+from hicache.cache.tree.digests import chain_seed, page_digests
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence

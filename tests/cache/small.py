@@ -10,9 +10,9 @@ from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.eviction import Ranking
-from hicache.cache.tree.keys import Digests
 from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.residency import by_last_use

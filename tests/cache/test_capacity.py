@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, Kinds, model_kinds, named_kinds
-from hicache.cache.pages import PageAllocator, TracedAllocator
-from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule, make_pools
+from hicache.cache.pages import PageAllocator
+from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule
 from hicache.cli.schema import config_of
 from hicache.config import CacheConfig
+from hicache.engine.build import make_pools
 from hicache.engine.deployment import deploy
+from hicache.engine.ranks.agreement import TracedAllocator
 from hicache.models import GIB, Figure, HardwareConfig, ModelConfig
 
 MIB = 1 << 20

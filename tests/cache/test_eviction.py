@@ -8,9 +8,9 @@ import pytest
 
 from hicache.cache.invariants import check
 from hicache.cache.kinds import FULL, SWA, named_kinds
+from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.eviction import VictimQueue
-from hicache.cache.tree.keys import Digests
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.residency import by_last_use
 from hicache.cache.tree.sequence import Sequence

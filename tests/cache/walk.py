@@ -16,7 +16,7 @@ from hicache.cache import invariants
 from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, StorageDelete
-from hicache.cache.tree.keys import chain_seed, page_digests
+from hicache.cache.tree.digests import chain_seed, page_digests
 from hicache.cache.tree.node import TIERS, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
-from hicache.cache.pages import TracedAllocator
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, LoadBack
@@ -19,6 +18,7 @@ from hicache.engine.ranks.agreement import (
     RankAgreement,
     RanksDivergedError,
     ReadProgress,
+    TracedAllocator,
     minimum_of,
     offer,
     taken,

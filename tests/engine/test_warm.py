@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from hicache.cache.kinds import named_kinds
-from hicache.cache.tree.keys import Numbers, chain_seed, page_digests
+from hicache.cache.tree.digests import chain_seed, page_digests
+from hicache.cache.tree.keys import Numbers
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.engine.warm import warm_storage
 from hicache.observe.history import PageRegistry, Stored

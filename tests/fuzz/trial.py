@@ -10,7 +10,8 @@ from unittest import mock
 
 from hicache import experiment
 from hicache.cache import invariants
-from hicache.cache.tree.keys import Digests, Numbers
+from hicache.cache.tree.digests import Digests
+from hicache.cache.tree.keys import Numbers
 from hicache.clock import SimulatedClock
 from hicache.config import StartState
 from hicache.request import TOKEN_BYTES, Request

@@ -3,7 +3,7 @@
 import pytest
 
 from hicache.cache.kinds import FULL, KEY_TAGS, SWA
-from hicache.cache.tree.keys import chain_seed, page_digests
+from hicache.cache.tree.digests import chain_seed, page_digests
 from hicache.cache.tree.node import DEVICE
 from hicache.config import PrefetchConfig, StorageConfig
 from hicache.engine.warm import warm_storage

@@ -11,7 +11,7 @@ import numpy as np
 
 from hicache.cache import invariants
 from hicache.cache.kinds import FULL
-from hicache.cache.pages import Pools, TracedAllocator
+from hicache.cache.pages import Pools
 from hicache.clock import NEVER, SimulatedClock
 from hicache.config import (
     Arrivals,
@@ -24,6 +24,7 @@ from hicache.config import (
 from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Executor
+from hicache.engine.ranks.agreement import TracedAllocator
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo

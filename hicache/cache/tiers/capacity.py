@@ -1,10 +1,8 @@
 """Computes how many pages and state slots each pool gets from a memory budget."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from hicache.cache.kinds import FULL, Kinds
-from hicache.cache.pages import PageAllocator, Pools, TracedAllocator
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES
 from hicache.config import CacheConfig
 from hicache.models import GIB, HardwareConfig, ModelConfig
@@ -100,13 +98,6 @@ def capacities(
         return device, Capacity(counts=scaled, total_bytes=total)
     host_bytes = 2 * device_bytes if cache.host_gib is None else int(cache.host_gib * GIB)
     return device, _split(cache, model, host_kinds, HOST, host_bytes)
-
-
-def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:
-    # traced allocators keep the checksum by which ranks are compared; checked ones detect double
-    # frees
-    allocator = partial(TracedAllocator if is_traced else PageAllocator, is_checked=is_checked)
-    return [*map(allocator, device.counts)], [*map(allocator, host.counts)]
 
 
 def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, total: int) -> Capacity:

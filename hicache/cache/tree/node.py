@@ -50,7 +50,7 @@ class Node:
         self.created = 0  # number in the order of creation; both halves of a split keep it
         self.digests: list[bytes] | None = None  # one per page; None until storage needs them
         self.stored = [False] * num_kinds  # by kind: storage has received it, or had it
-        self.seed: bytes | None = None  # roots only: start of the digest chain
+        self.namespace = ""  # roots only: whose prompts the tree below it holds
         self.entries = NO_ENTRIES  # by kind: the `Entry` that a user's policy sees
 
     @property
@@ -87,6 +87,12 @@ class Node:
         return (
             f"<Node pages [{self.start}, {self.end}) {device or '-'}/{host or '-'} locks {locks}>"
         )
+
+
+def make_root(namespace: str, num_kinds: int = len(KIND_NAMES)) -> Node:
+    root = Node(None, b"", 0, 0, num_kinds)
+    root.namespace = namespace
+    return root
 
 
 class Lock(NamedTuple):

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
+from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
-from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
-from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult, Node
+from hicache.cache.tree.keys import Key, PageNames, keys
+from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult, Node, make_root
 from hicache.cache.tree.residency import Residency
 from hicache.config import CacheConfig, QuirksConfig
 

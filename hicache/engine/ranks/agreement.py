@@ -14,13 +14,15 @@ Queries and reads are agreed in the background, each on its own channel. A rank 
 that have reached every rank by the step's own agreement. Hence law 8: equal trees after every step.
 """
 
+import zlib
+from array import array
 from collections import deque
 from collections.abc import Sequence as Items
 from hashlib import blake2b
 from itertools import takewhile
 from typing import NamedTuple, get_args
 
-from hicache.cache.pages import TracedAllocator, packed
+from hicache.cache.pages import PageAllocator, PageIds
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
@@ -223,6 +225,31 @@ class RankAgreement:
             prefetch.read_ns = progress.read_ns
             prefetch.is_read = True
             self._prefetcher.on_read(prefetch)
+
+
+class TracedAllocator(PageAllocator):
+    """A page allocator that keeps a checksum of all ids that it has allocated or freed.
+
+    The checksum is `traffic`. The ranks of an engine must make equal caching decisions. Different
+    checksums show that their decisions differ.
+    """
+
+    def __init__(self, capacity: int | None, *, is_checked: bool = True) -> None:
+        super().__init__(capacity, is_checked=is_checked)
+        self.traffic = 0
+
+    def allocate(self, count: int) -> PageIds | None:
+        page_ids = super().allocate(count)
+        self.traffic = zlib.crc32(b"-" if page_ids is None else packed(page_ids), self.traffic)
+        return page_ids
+
+    def free(self, page_ids: PageIds) -> None:
+        super().free(page_ids)
+        self.traffic = zlib.crc32(packed(page_ids), self.traffic ^ 1)
+
+
+def packed(page_ids: PageIds) -> bytes:
+    return array("i", page_ids).tobytes()
 
 
 def traffic_digest(cache: PrefixCache) -> int:

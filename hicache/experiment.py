@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 
-from hicache.cache import invariants
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.keys import Numbers
 from hicache.cache.tree.radix_tree import RadixTree
@@ -16,8 +15,9 @@ from hicache.engine.ports import Io, Runtime
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.engine.simulated_runtime import SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_storage
-from hicache.executor.simulated.cost import CostModel
+from hicache.models.cost import CostModel
 from hicache.models.shapes import describe as describe_shape
+from hicache.observe import invariants
 from hicache.observe.explainer import Case, Explainer
 from hicache.observe.history import PageRegistry
 from hicache.observe.timeline import Timeline
@@ -45,7 +45,7 @@ def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
     deployment = deploy(config)
     runtime = make_runtime(config, deployment)
     names = Digests(config.cache.page_size)
-    return build_engine(config, deployment, runtime, names), runtime
+    return build_engine(config, deployment, runtime, names, check=_check(config)), runtime
 
 
 def run(
@@ -161,11 +161,19 @@ def _parts(
             listener = Explainer(
                 registry, deployment.kinds, config, cases, names_evictions=timeline is not None
             )
-        parts.append(build_engine(config, deployment, runtime, names, listener, workload.requests))
+        parts.append(
+            build_engine(
+                config, deployment, runtime, names, listener, workload.requests, _check(config)
+            )
+        )
     if timeline is not None:
         for number, part in enumerate(parts[::num_ranks]):
             part.executor = timeline.watch(part, number, part.executor)
     return parts
+
+
+def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:
+    return invariants.check_laws if config.engine.check_invariants else None
 
 
 def _in_lockstep(parts: Sequence[Engine], config: ExperimentConfig) -> Sequence[Engine]:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hicache import experiment
-from hicache.cache import invariants
 from hicache.cache.checked import PolicyError
 from hicache.cache.pages import Pools
 from hicache.cache.prefetch.prefetch import Prefetch
@@ -30,6 +29,7 @@ from hicache.engine.deployment import deploy
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.experiment import run
 from hicache.models import GIB
+from hicache.observe import invariants
 from hicache.policies.checkpoints import PLACEMENTS
 from hicache.policies.eviction import EVICTIONS
 from hicache.policies.order import ORDERS

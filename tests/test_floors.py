@@ -42,7 +42,6 @@ ROOMS = {
         "tiers",
         "prefix_cache",
         "prefetch",
-        "invariants",
     ],
     "hicache.executor": ["completions", "storage_script", "simulated", "real"],
     "hicache.engine": [

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from hicache.cache import invariants
 from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
@@ -33,6 +32,7 @@ def build_engine(
     names: PageNames,
     listener: Listener | None = None,
     requests: Sequence[Request] = (),
+    check: Callable[[Engine], None] | None = None,
 ) -> Engine:
     """Build one serving engine, or one tensor-parallel rank of an engine.
 
@@ -43,6 +43,7 @@ def build_engine(
         names: computes the names (hashes) of KV-cache pages from their tokens.
         listener: receives the events of the cache and of requests; None means no listener.
         requests: the whole workload, for a policy that knows the future.
+        check: a function that is called after each step; None means no calls.
     """
     rates = RateEstimator(num_engines=config.parallel.replicas)
     tree = RadixTree(
@@ -70,7 +71,6 @@ def build_engine(
         takes_decode_pages_first=is_real,
         listener=listener,
     )
-    check = check_laws if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
 
 
@@ -138,17 +138,3 @@ def queue_bytes(config: ExperimentConfig, deployment: Deployment) -> int:
     if config.storage.write_queue_gib is not None:
         return int(config.storage.write_queue_gib * GIB)
     return sys.maxsize if config.cache.unlimited else deployment.host.total_bytes // 2
-
-
-def check_laws(engine: Engine) -> None:
-    scheduler = engine.scheduler
-    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-    reqs += [extend.req for extend in engine.extending]
-    slots = [slot for extend in engine.extending for _, slot in extend.saves]
-    invariants.check(engine.cache, engine.prefetcher, {req.sequence for req in reqs}, slots)
-    for req in reqs:
-        if req.blocked_since_ns is not None:
-            raise invariants.BrokenLawError(
-                f"law 9: request {req.request.id} is running but still counted as "
-                "waiting for storage"
-            )

@@ -6,8 +6,8 @@ from hicache.cache.kinds import Kinds, model_kinds
 from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule
 from hicache.cache.tiers.shared import shared_capacity
 from hicache.config import ExperimentConfig, WindowHit
-from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, PLAIN
+from hicache.models.cost import CostModel
 from hicache.models.shapes import LayerKind
 
 

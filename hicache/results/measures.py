@@ -8,7 +8,7 @@ from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
-from hicache.executor.simulated.cost import CostModel
+from hicache.models.cost import CostModel
 from hicache.request import Request, TokenSpans
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, request_times

@@ -4,7 +4,6 @@ from random import Random
 
 import pytest
 
-from hicache.cache import invariants
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE
@@ -16,6 +15,7 @@ from hicache.engine.ranks.agreement import (
     minimum_of,
     tree_digest,
 )
+from hicache.observe import invariants
 from tests.cache.small import (
     PAGE,
     complete_all,

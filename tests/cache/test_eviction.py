@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from hicache.cache.invariants import check
 from hicache.cache.kinds import FULL, SWA, named_kinds
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries
@@ -15,6 +14,7 @@ from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.residency import by_last_use
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import EVICTION_POLICIES, QuirksConfig
+from hicache.observe.invariants import check
 from hicache.policies.eviction import Random
 from tests.cache.small import (
     PAGE,

@@ -11,8 +11,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from hicache.cache import invariants
 from hicache.cache.tree.sequence import Sequence
+from hicache.observe import invariants
 from tests.cache.small import PAGE, complete_all, make_cache
 
 Prompt = tuple[int, ...]  # its pages; the same number after the same prefix is the same page

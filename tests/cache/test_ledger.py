@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-from hicache.cache import invariants
 from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, StorageWrite
 from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
+from hicache.observe import invariants
 from tests.cache.small import complete_all, evict_all, make_cache, run_request, tokens_of
 
 WEIGHTS = (1, 10, 100)  # bytes of a page, a window page and a state: a sum tells how many of each

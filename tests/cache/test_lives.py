@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 
-from hicache.cache import invariants
 from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import FATES
@@ -19,6 +18,7 @@ from hicache.config import (
     QuirksConfig,
     StageAt,
 )
+from hicache.observe import invariants
 from tests.cache.small import (
     PAGE,
     complete_all,

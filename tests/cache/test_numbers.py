@@ -18,7 +18,6 @@ back-filled), 24 (process-level suites; faults of storage are tested in `tests/s
 import numpy as np
 import pytest
 
-from hicache.cache import invariants
 from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
 from hicache.cache.pages import free
 from hicache.cache.prefix_cache import PrefixCache
@@ -26,6 +25,7 @@ from hicache.cache.tiers.transfer import CopyState, LoadBack
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.residency import Residency
 from hicache.cache.tree.sequence import Sequence
+from hicache.observe import invariants
 from tests.cache.small import (
     PAGE,
     complete_all,

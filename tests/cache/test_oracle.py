@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache.cache import invariants
-from hicache.cache.invariants import BrokenLawError
 from hicache.cache.kinds import FULL, KIND_NAMES, MAMBA, SWA, named_kinds
 from hicache.cache.tiers.transfer import LoadBack, StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST
@@ -16,6 +14,8 @@ from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.residency import Residency
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig
+from hicache.observe import invariants
+from hicache.observe.invariants import BrokenLawError
 from tests.cache.ghost import GhostMemory, Payload, WrongPageError
 from tests.cache.oracle import Answer, longest_match, nothing_held
 from tests.cache.walk import Setting, Walk, WrongMatchError, random_setting

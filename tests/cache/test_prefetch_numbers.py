@@ -5,7 +5,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from hicache.cache import invariants
 from hicache.cache.kinds import FULL, MAMBA, SWA, Window
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -20,6 +19,7 @@ from hicache.config import (
     QuirksConfig,
     StageAt,
 )
+from hicache.observe import invariants
 from tests.cache import small
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of
 

@@ -1,12 +1,12 @@
 """Bugs that random walks found, each in the fewest steps that show it."""
 
-from hicache.cache import invariants
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig, StageAt, StorageConfig
+from hicache.observe import invariants
 from tests.cache.small import (
     complete_all,
     evict_all,

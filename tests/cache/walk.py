@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from hicache.cache import invariants
 from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, StorageDelete
@@ -35,6 +34,7 @@ from hicache.config import (
     Tiering,
 )
 from hicache.executor.storage_script import Load, read_script
+from hicache.observe import invariants
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match
 from tests.cache.portrait import portrait

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from hicache.cache import invariants
 from hicache.cache.kinds import FULL, MAMBA, SWA, model_kinds
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.clock import SimulatedClock
@@ -41,9 +40,10 @@ from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verdict, Verifier
-from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.models import HardwareConfig, ModelConfig
+from hicache.models.cost import CostModel
+from hicache.observe import invariants
 from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.feeder import Feeder

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache.cache.invariants import BrokenLawError
+from hicache.observe.invariants import BrokenLawError
 from hicache.scheduler.scheduler import Scheduler
 from tests.fuzz.scenario import PLAIN
 from tests.fuzz.trial import try_choices

@@ -9,11 +9,11 @@ from itertools import count
 from unittest import mock
 
 from hicache import experiment
-from hicache.cache import invariants
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.keys import Numbers
 from hicache.clock import SimulatedClock
 from hicache.config import StartState
+from hicache.observe import invariants
 from hicache.request import TOKEN_BYTES, Request
 from hicache.results.metrics import TTFT_PARTS, Progress, RequestRecord, Row, Status, summarize
 from hicache.workload.workload import Workload

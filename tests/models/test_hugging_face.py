@@ -9,11 +9,11 @@ import pytest
 
 from hicache.cli.schema import config_of
 from hicache.engine.deployment import deploy
-from hicache.executor.simulated.cost import CostModel
+from hicache.models.cost import CostModel
 from hicache.models.hugging_face import derive_model, read_model
 from hicache.models.shapes import ModelConfig, describe
-from tests.executor.test_cost import h200
 from tests.models.test_catalog import bytes_of
+from tests.models.test_cost import h200
 from tests.models.test_shapes import model
 from tests.models.texts import TEXTS
 

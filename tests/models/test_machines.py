@@ -10,8 +10,8 @@ import yaml
 from hicache import experiment
 from hicache.cli.schema import CONF, config_of
 from hicache.config import ExperimentConfig
-from hicache.executor.simulated.cost import CostModel
 from hicache.models import CopyKernelConfig, Figure, HardwareConfig, RateTable
+from hicache.models.cost import CostModel
 from hicache.models.own_table import read_table
 from hicache.results.metrics import Result
 

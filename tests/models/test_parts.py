@@ -9,11 +9,11 @@ import pytest
 from hicache.cache.kinds import FULL, Window, model_kinds
 from hicache.cli.schema import config_of
 from hicache.engine.deployment import deploy
-from hicache.executor.simulated.cost import CostModel
 from hicache.experiment import run
 from hicache.models import ModelConfig
+from hicache.models.cost import CostModel
 from hicache.models.shapes import Part
-from tests.executor.test_cost import H200, contexts, plain, step_ends
+from tests.models.test_cost import H200, contexts, plain, step_ends
 
 # as SGLang keeps them: fp8, and a scale of four bytes
 KEYS = Part(

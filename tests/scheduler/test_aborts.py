@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from hicache.cache import invariants
 from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.node import TIERS
@@ -15,6 +14,7 @@ from hicache.config import WRITE_POLICIES, PrefetchConfig, SchedulerConfig, Stor
 from hicache.engine.loop import ClientTimeouts, Engine
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.stores import StandIns
+from hicache.observe import invariants
 from hicache.request import Request
 from hicache.scheduler.batch import Outcome
 from tests.scheduler.world import (

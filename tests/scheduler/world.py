@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from hicache.cache import invariants
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import Pools
 from hicache.clock import NEVER, SimulatedClock
@@ -21,7 +20,6 @@ from hicache.config import (
     StorageConfig,
     WorkloadConfig,
 )
-from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.agreement import TracedAllocator
@@ -29,6 +27,8 @@ from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import StandIns
+from hicache.observe import invariants
+from hicache.observe.invariants import check_laws
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.request_state import RequestState

@@ -8,7 +8,7 @@ import pytest
 
 from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
-from hicache.executor.simulated.cost import CostModel
+from hicache.models.cost import CostModel
 from hicache.results.metrics import RequestRecord
 from hicache.workload.workload import Workload
 from tests.scheduler.world import request_of

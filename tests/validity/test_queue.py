@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
-from hicache.executor.simulated.cost import CostModel
-from tests.executor.test_cost import step_ends
+from hicache.models.cost import CostModel
+from tests.models.test_cost import step_ends
 from tests.validity import runs
 
 ALONE = (

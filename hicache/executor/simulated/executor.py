@@ -25,10 +25,10 @@ from hicache.cache.tree.keys import Key
 from hicache.clock import Clock, Stall, to_ns
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
-from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.links import Links
 from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Load, read_script, write_script
+from hicache.models.cost import CostModel
 from hicache.scheduler.batch import Batch
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes moved after it, links crossed)

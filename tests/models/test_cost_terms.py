@@ -6,14 +6,14 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from hicache.executor.simulated.cost import (
+from hicache.models import RateTable
+from hicache.models.cost import (
     EXPERT_KERNELS,
     IMBALANCE,
     LAYER_KERNELS,
     CostModel,
 )
-from hicache.models import RateTable
-from tests.executor.test_cost import COSTS, NO_CONTEXT, contexts, plain, small
+from tests.models.test_cost import COSTS, NO_CONTEXT, contexts, plain, small
 
 
 def recurrent(pattern: str, num_layers: int = 4) -> CostModel:

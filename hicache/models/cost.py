@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hicache.cache.kinds import FULL
-from hicache.models import HardwareConfig, LayerKind, ModelConfig, RateTable
+from hicache.models.machines import HardwareConfig, RateTable
+from hicache.models.shapes import LayerKind, ModelConfig
 
 CHUNK_TOKENS = 8192  # default chunk of an isolated prefill
 LAYER_KERNELS = 10  # per layer without experts: norms, matrices, attention, cache, activation
@@ -290,7 +290,7 @@ class CostModel:
         window. For Mamba, the count is a number of states. A count may be a fraction, because data
         in a smaller number format counts for less.
         """
-        layers: NDArray[np.float64] = self._layer_bytes[FULL] * counts[FULL]
+        layers: NDArray[np.float64] = self._layer_bytes[0] * counts[0]
         for table, count in zip(self._layer_bytes[1:], counts[1:], strict=True):
             if count:
                 layers += table * count

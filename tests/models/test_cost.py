@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from hicache.cache.kinds import model_kinds
 from hicache.clock import NEVER
 from hicache.executor.completions import StepEnds
-from hicache.executor.simulated.cost import LAYER_KERNELS, CostModel, Rates
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
+from hicache.models.cost import LAYER_KERNELS, CostModel, Rates
 from tests.models.test_shapes import MODELS, load, model
 
 NO_CONTEXT = np.empty(0, dtype=np.int64)

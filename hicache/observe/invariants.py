@@ -20,6 +20,7 @@ from hicache.cache.tiers.transfer import FATES, BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
+from hicache.engine.loop import Engine
 
 ByKind = tuple[list[list[PageIds]], ...]  # by tier and kind
 
@@ -65,6 +66,20 @@ def check(
     _check_transfers(cache, survey.locked)
     if prefetcher is not None:
         _check_anchors(prefetcher, set(survey.nodes))
+
+
+def check_laws(engine: Engine) -> None:
+    scheduler = engine.scheduler
+    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+    reqs += [extend.req for extend in engine.extending]
+    slots = [slot for extend in engine.extending for _, slot in extend.saves]
+    check(engine.cache, engine.prefetcher, {req.sequence for req in reqs}, slots)
+    for req in reqs:
+        if req.blocked_since_ns is not None:
+            raise BrokenLawError(
+                f"law 9: request {req.request.id} is running but still counted as "
+                "waiting for storage"
+            )
 
 
 class _Survey:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hicache.cache import invariants
-from hicache.cache.invariants import BrokenLawError
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import FreePages, free
 from hicache.cache.prefetch.prefetch import Phase
@@ -16,6 +14,8 @@ from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig, StageAt
+from hicache.observe import invariants
+from hicache.observe.invariants import BrokenLawError
 from tests.cache.small import (
     complete_all,
     evict_all,

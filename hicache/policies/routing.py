@@ -1,10 +1,12 @@
 """Routers: which of several engines serves a request."""
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, takewhile
 
 from hicache.cache.checked import PolicyError
-from hicache.request import Request
+from hicache.policies.world import World
+from hicache.request import TOKEN_BYTES, Request
 from hicache.scheduler.scheduler import Scheduler
 
 
@@ -128,14 +130,19 @@ class Scored:
         def score(number: int) -> tuple[float, int]:
             replica = engines[number]
             queue = (max(queues) - queues[number]) / spread if spread else 1.0
-            held = self.cache_weight * replica.held_tokens(request)
-            held += self.device_weight * replica.held_tokens(request, on_device=True)
+            held = self.weighted_tokens(request, number, replica)
             total = 2 * queue + 2 * replica.free_share + held / request.prompt_len
             return total, -self._chosen.get(number, 0)
 
         best = max(range(len(engines)), key=score)
         self._chosen[best] = next(self._turns)
         return best
+
+    def weighted_tokens(self, request: Request, number: int, engine: Replica) -> int:
+        """Return the cached prompt tokens of `engine`, times the weights of device and cache."""
+        return self.device_weight * engine.held_tokens(
+            request, on_device=True
+        ) + self.cache_weight * engine.held_tokens(request)
 
 
 class ScoredDevice(Scored):
@@ -148,10 +155,53 @@ class ScoredDevice(Scored):
     device_weight, cache_weight = 3, 0
 
 
+class ScoredEstimate(ScoredDevice):
+    """Routes like `ScoredDevice`, but estimates what the devices hold from its own choices.
+
+    For each engine it remembers the pages of the prompts that it sent there. If they are more than
+    the pages of full-attention KV that would fit in the device's whole memory for KV, it forgets
+    those that were sent least recently. This is llm-d's `approx-prefix-cache-producer`, which
+    takes that number from vLLM (`num_gpu_blocks`). The estimate is too high for a model whose
+    other layers take part of that memory.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._most = most = world.capacity["device"]["full"]
+        if most is not None and world.config.cache.pools != "shared_both":
+            sizes = world.unit_bytes["device"]
+            units = [(world.capacity["device"][kind] or 0, sizes[kind]) for kind in world.kinds]
+            self._most = sum(count * size for count, size in units) // sizes["full"]
+        self._page_bytes = world.page_size * TOKEN_BYTES
+        self._sent: dict[int, OrderedDict[int, None]] = defaultdict(OrderedDict)
+        self._pages: list[int] = []  # of the request that is routed
+
+    def route(self, request: Request, engines: Sequence[Replica]) -> int:
+        data, size, name = request.prompt.to_bytes(), self._page_bytes, hash(request.namespace)
+        self._pages = []
+        for start in range(0, len(data) - size + 1, size):
+            name = hash((name, data[start : start + size]))
+            self._pages.append(name)
+        best = super().route(request, engines)
+        sent = self._sent[best]
+        for name in self._pages:
+            sent[name] = None
+            sent.move_to_end(name)
+            if self._most is not None and len(sent) > self._most:
+                sent.popitem(last=False)
+        return best
+
+    def weighted_tokens(self, request: Request, number: int, engine: Replica) -> int:
+        sent = self._sent[number]
+        known = sum(1 for _ in takewhile(sent.__contains__, self._pages))
+        return self.device_weight * known * self._page_bytes // TOKEN_BYTES
+
+
 ROUTERS: dict[str, Callable[..., object]] = {
     "sticky": Sticky,
     "round_robin": RoundRobin,
     "prefix_load": PrefixLoad,
     "scored": Scored,
     "scored_device": ScoredDevice,
+    "scored_estimate": ScoredEstimate,
 }

@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import SchedulerConfig
@@ -82,27 +83,38 @@ class Admission:
         chunk = budget.chunk_tokens
         # device data behind a missing state or window gets locked, and needs no new pages
         needed = extend + match.host_hit_length + max_new + page
-        room = cache.room()
+        # if the kinds share the device, each lacks what the others take
+        promised = budget.reserved_windows.items()
+        taken = sum([cache.shared_bytes(kind, tokens) for kind, tokens in promised])
+        room = cache.room() - cache.beside(FULL, taken)
         if needed >= room - budget.reserved_tokens:
-            return Defer(Reason.tokens, stands=True, needed=needed, room=room)
+            return Defer(Reason.tokens, stands=not cache.device.is_shared, needed=needed, room=room)
+        own = cache.shared_bytes(FULL, needed)
+        taken += own + cache.shared_bytes(FULL, budget.reserved_tokens)
         # of windows also the pages of tokens that are computed again
         windows = req.target_len - cache.tree.kinds.replay_start(match.usable_len // page) * page
         for kind in cache.tree.kinds.window_lens:
-            remaining = cache.room(kind) - budget.reserved_windows.get(kind, 0)
+            remaining = cache.room(kind) - cache.beside(kind, taken)
+            if not cache.device.is_shared:
+                remaining -= budget.reserved_windows.get(kind, 0)
             host_hit = match.host_hits[kind]
             needed = self._charge(kind, ceil_page(windows, page), max_new, chunk, host_hit)
             if needed >= remaining:
                 capacity = cache.pools[DEVICE][kind].capacity
                 # a temporary shortage is waited out; a chunk that can never fit is cut
-                if capacity is None or needed < capacity * page:
-                    return Defer(Reason.swa_tokens, stands=True)
+                defer = Defer(Reason.swa_tokens, stands=not cache.device.is_shared)
+                if capacity is None or needed < capacity * page - cache.beside(kind, own):
+                    return defer
                 chunk = self._fitting_chunk(kind, remaining, max_new, chunk, host_hit)
                 if not chunk:
-                    return Defer(Reason.swa_tokens, stands=True)
+                    return defer
+                needed = remaining
+            own += cache.shared_bytes(kind, needed)
+            taken += cache.shared_bytes(kind, needed)
         for kind in cache.tree.kinds.points:
             needed = cache.quirks.states_per_request + match.host_hits[kind]
-            if needed > cache.room(kind):
-                return Defer(Reason.slots, stands=True)
+            if needed > cache.room(kind) - cache.beside(kind, taken):
+                return Defer(Reason.slots, stands=not cache.device.is_shared)
         return Admit(chunk)
 
     def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None:
@@ -206,16 +218,17 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
     page, kinds = cache.page_size, cache.tree.kinds.paged
     # an upper bound for any lengths
     most = len(running) * (wanted // page + 1) + cache.quirks.spare_pages
-    if min([cache.available_size(kind) for kind in kinds]) >= most * page:
+    if min([cache.growth_pages(kind, cache.available_size(kind)) for kind in kinds]) >= most:
         return wanted
     # several steps use free pages only where a victim is copied before the next step (write_back)
     # or where pages that leave a window do not count
     for kind in kinds:
-        if kind not in cache.tree.kinds.aux and not cache.tree.demotes:
+        waits = kind in cache.tree.kinds.aux or cache.tree.demotes or cache.device.is_shared
+        if not waits:
             continue
         if not _are_free(cache, kind, running, wanted):
             wanted = steps_in_page(running, page, wanted)
-    room = min(cache.room(kind) // page for kind in kinds)
+    room = min(cache.growth_pages(kind, cache.room(kind)) for kind in kinds)
     while wanted and pages_for(running, page, wanted) > room:
         wanted //= 2
     return wanted
@@ -245,7 +258,8 @@ def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wan
     The result is at least 1, even if the first step must evict, and at most `wanted`.
     """
     page = cache.page_size
-    free = min([cache.available_size(kind) for kind in cache.tree.kinds.paged]) // page
+    paged = cache.tree.kinds.paged
+    free = min([cache.growth_pages(kind, cache.available_size(kind)) for kind in paged])
     free -= cache.quirks.spare_pages
     if pages_for(running, page, wanted) <= free:
         return wanted
@@ -258,5 +272,5 @@ def _are_free(
 ) -> bool:
     # eviction keeps the spare pages free, so they do not count
     count = pages_for(running, cache.page_size, num_steps)
-    free = cache.available_size(kind) // cache.page_size
+    free = cache.growth_pages(kind, cache.available_size(kind))
     return not count or count + cache.quirks.spare_pages <= free

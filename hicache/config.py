@@ -508,11 +508,11 @@ class CacheConfig:
     write_watermark: float = knob(
         0.2, least=0, most=1, only="cache.write_policy=write_back_watermark"
     )
-    # How the kinds of data divide the host tier: split (each kind has its own pool) or shared (all
-    # kinds take pages from the same bytes, and what is evicted to make room for one kind may be of
-    # another: the data of any kind that was used least recently, or what `cache.policy` chooses).
-    # The device is always split. shared is for simulated runs only.
-    pools: str = knob("split", one_of=("split", "shared"))
+    # How the kinds of data divide a tier: split (each kind has its own pool), shared (on the host,
+    # all kinds take pages from the same bytes, and what is evicted to make room for one kind may be
+    # of another: the data of any kind that was used least recently, or what `cache.policy` chooses)
+    # or shared_both (on the device too, as in vLLM). Only simulated runs can share.
+    pools: str = knob("split", one_of=("split", "shared", "shared_both"))
     # Whether the host keeps data that is loaded back to the device: inclusive (it does) or
     # exclusive (it frees its copy as soon as the device holds the data and no copy reads or writes
     # it). exclusive needs cache.write_policy=write_back and storage.kind=none, and is for simulated
@@ -976,7 +976,7 @@ class ExperimentConfig:
             "engine.explain=true": self.engine.explain,
             "cache.window=replay": self.cache.window is WindowHit.replay,
             "model.window_restarts=true": self.model.window_restarts,
-            "cache.pools=shared": self.cache.pools == "shared",
+            f"cache.pools={self.cache.pools}": self.cache.pools != "split",
             "cache.device_host=exclusive": self.cache.device_host == "exclusive",
         }
         for setting in (each for each, is_set in simulated.items() if is_set):
@@ -987,8 +987,8 @@ class ExperimentConfig:
                 f"parallel.ranks={ranks} needs executor.kind=simulated (the real executor splits "
                 f"memory by parallel.tp), got {executor}"
             )
-        if ranks > 1 and self.cache.pools == "shared":
-            raise ValueError(f"cache.pools=shared needs parallel.ranks=1, got {ranks}")
+        if ranks > 1 and self.cache.pools != "split":
+            raise ValueError(f"cache.pools={self.cache.pools} needs parallel.ranks=1, got {ranks}")
         copies = self.cache.write_policy
         if self.cache.device_host == "exclusive" and (copies, storage) != ("write_back", "none"):
             raise ValueError(

@@ -6,7 +6,9 @@ executor, and calls `complete` when a copy is finished.
 """
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import NO_PAGES, FreePages, PageIds, Pools, free
@@ -112,6 +114,26 @@ class PrefixCache:
         """
         return self.available_size(kind) + self.evictable_size(kind)
 
+    def taken(self, kind: int, claims: Mapping[int, float]) -> float:
+        """Return how many tokens (or states) of a kind's device pool the `claims` take.
+
+        `claims` are tokens (or states) by kind. Where the kinds share the device's bytes, claims of
+        other kinds take from the pool as well.
+        """
+        if not self.device.is_shared:
+            return claims.get(kind, 0)
+        sizes, units = self.tree.kinds.page_bytes, self._units
+        num_bytes = sum([sizes[each] * count / units[each] for each, count in claims.items()])
+        return ceil(num_bytes / sizes[kind]) * units[kind]
+
+    def growth_pages(self, kind: int, tokens: int) -> int:
+        """Return how many pages of `kind` fit in `tokens` if each paged kind takes as many."""
+        pages = tokens // self.page_size
+        if not self.device.is_shared:
+            return pages
+        sizes, paged = self.tree.kinds.page_bytes, self.tree.kinds.paged
+        return pages * sizes[kind] // sum([sizes[each] for each in paged])
+
     # -- a request's life ----------------------------------------------------------------------
 
     def match(self, sequence: Sequence, prompt_len: int) -> MatchResult:
@@ -213,15 +235,23 @@ class PrefixCache:
         if count <= 0:
             return True
         pools, spare = self.pools[DEVICE], self.quirks.spare_pages
-        for kind in self.tree.kinds.paged:
-            if pools[kind].num_free < count + spare:
+        for kind, needed in self._growth(count):
+            if pools[kind].num_free < needed + spare:
                 demand = Demand(purpose, sequence.request_id)
-                if not self.device.make_room(kind, count, demand, spare=spare):
+                if not self.device.make_room(kind, needed, demand, spare=spare):
                     return False
         for kind in self.tree.kinds.paged:
             sequence.pages[kind] += pools[kind].allocate(count) or NO_PAGES
         sequence.num_pages += count
         return True
+
+    def _growth(self, count: int) -> Iterable[tuple[int, int]]:
+        # the pages that must be free, by kind, before each paged kind takes `count`
+        if not self.device.is_shared:
+            return [(kind, count) for kind in self.tree.kinds.paged]
+        sizes = self.tree.kinds.page_bytes
+        total = count * sum([sizes[kind] for kind in self.tree.kinds.paged])
+        return [(FULL, -(-total // sizes[FULL]))]
 
     def leave_window(self, sequence: Sequence, length: int) -> None:
         """Free the sliding-window pages that only this sequence holds and no longer needs.

@@ -69,7 +69,7 @@ Measure = Callable[[Sequence[tuple[float, float | None]]], list[Cell]]
 def shared_kind(config: ExperimentConfig) -> int | None:
     # the kind whose share of the host varies: states rather than windows; None if nothing is shared
     # out, because there is one kind or all kinds take from the same bytes
-    if config.cache.pools == "shared":
+    if config.cache.pools != "split":
         return None
     return next((kind for kind in (MAMBA, SWA) if kind in deploy(config).kinds.numbers), None)
 

@@ -113,11 +113,12 @@ def _cache(
     pools = make_pools(
         deployment.device, host, is_traced=config.parallel.ranks > 1, is_checked=is_checked
     )
-    if config.cache.pools == "shared":
-        pools = (
-            pools[0],
-            shared_pools(host, deployment.host_kinds.page_bytes, is_checked=is_checked),
-        )
+    if config.cache.pools != "split":
+        tiers = ((deployment.device, deployment.kinds), (host, deployment.host_kinds))
+        shared = [
+            shared_pools(tier, kinds.page_bytes, is_checked=is_checked) for tier, kinds in tiers
+        ]
+        pools = (shared[0] if config.cache.pools == "shared_both" else pools[0], shared[1])
     num_bytes = queue_bytes(config, deployment) if has_storage else None
     return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)
 

@@ -62,8 +62,10 @@ def deploy(config: ExperimentConfig) -> Deployment:
     if cache.host_gib_per_rank is not None:
         cache = replace(cache, host_gib=cache.host_gib_per_rank * config.tp)
     device, host = capacities(cache, config.model, kinds, free_bytes, host_kinds=host_kinds)
-    if cache.pools == "shared":
+    if cache.pools != "split":
         host = shared_capacity(host, host_kinds.page_bytes)
+    if cache.pools == "shared_both":
+        device = shared_capacity(device, kinds.page_bytes)
     return Deployment(
         tp=config.tp,
         cost=cost,
@@ -89,7 +91,8 @@ def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
             number = capacity.counts[kind] or 0
             unit = "states" if kind in kinds.points else f"{kinds.names[kind]} tokens"
             parts.append(f"{number * kinds.units[kind]:,} {unit}")
-        is_shared = word == "host" and config.cache.pools == "shared"
+        pools = config.cache.pools
+        is_shared = pools == "shared_both" or (word == "host" and pools == "shared")
         held = (" or " if is_shared else " + ").join(parts)
         notes.append(f"{model} on {devices}, {word}: {_gib(capacity.total_bytes)} = {held}")
     forms = {"host": config.cache.host_format}

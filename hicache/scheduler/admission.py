@@ -3,7 +3,9 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import floor
 
+from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import SchedulerConfig
@@ -80,29 +82,37 @@ class Admission:
         extend = req.target_len - match.usable_len
         max_new = min(req.remaining_output, self._config.clip_new_tokens)
         chunk = budget.chunk_tokens
+        # a shortage stands unless what another kind frees may end it
+        stands = not cache.device.is_shared
+        promised: dict[int, float] = {FULL: budget.reserved_tokens, **budget.reserved_windows}
+        own: dict[int, float] = {}  # what this request takes of the kinds so far
         # device data behind a missing state or window gets locked, and needs no new pages
-        needed = extend + match.host_hit_length + max_new + page
+        own[FULL] = needed = extend + match.host_hit_length + max_new + page
         room = cache.room()
-        if needed >= room - budget.reserved_tokens:
-            return Defer(Reason.tokens, stands=True, needed=needed, room=room)
+        if needed >= room - cache.taken(FULL, promised):
+            return Defer(Reason.tokens, stands=stands, needed=needed, room=room)
         # of windows also the pages of tokens that are computed again
         windows = req.target_len - cache.tree.kinds.replay_start(match.usable_len // page) * page
         for kind in cache.tree.kinds.window_lens:
-            remaining = cache.room(kind) - budget.reserved_windows.get(kind, 0)
+            left = cache.room(kind) - cache.taken(kind, promised) - cache.taken(kind, own)
+            remaining = floor(left)
             host_hit = match.host_hits[kind]
             needed = self._charge(kind, ceil_page(windows, page), max_new, chunk, host_hit)
             if needed >= remaining:
                 capacity = cache.pools[DEVICE][kind].capacity
                 # a temporary shortage is waited out; a chunk that can never fit is cut
-                if capacity is None or needed < capacity * page:
-                    return Defer(Reason.swa_tokens, stands=True)
+                if capacity is None or needed < capacity * page - cache.taken(kind, own):
+                    return Defer(Reason.swa_tokens, stands=stands)
                 chunk = self._fitting_chunk(kind, remaining, max_new, chunk, host_hit)
                 if not chunk:
-                    return Defer(Reason.swa_tokens, stands=True)
+                    return Defer(Reason.swa_tokens, stands=stands)
+                needed = remaining
+            own[kind] = needed
         for kind in cache.tree.kinds.points:
             needed = cache.quirks.states_per_request + match.host_hits[kind]
-            if needed > cache.room(kind):
-                return Defer(Reason.slots, stands=True)
+            taken = cache.taken(kind, promised) + cache.taken(kind, own)
+            if needed > cache.room(kind) - taken:
+                return Defer(Reason.slots, stands=stands)
         return Admit(chunk)
 
     def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None:
@@ -206,16 +216,17 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
     page, kinds = cache.page_size, cache.tree.kinds.paged
     # an upper bound for any lengths
     most = len(running) * (wanted // page + 1) + cache.quirks.spare_pages
-    if min([cache.available_size(kind) for kind in kinds]) >= most * page:
+    if min([cache.growth_pages(kind, cache.available_size(kind)) for kind in kinds]) >= most:
         return wanted
     # several steps use free pages only where a victim is copied before the next step (write_back)
     # or where pages that leave a window do not count
     for kind in kinds:
-        if kind not in cache.tree.kinds.aux and not cache.tree.demotes:
+        waits = kind in cache.tree.kinds.aux or cache.tree.demotes or cache.device.is_shared
+        if not waits:
             continue
         if not _are_free(cache, kind, running, wanted):
             wanted = steps_in_page(running, page, wanted)
-    room = min(cache.room(kind) // page for kind in kinds)
+    room = min(cache.growth_pages(kind, cache.room(kind)) for kind in kinds)
     while wanted and pages_for(running, page, wanted) > room:
         wanted //= 2
     return wanted
@@ -245,7 +256,8 @@ def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wan
     The result is at least 1, even if the first step must evict, and at most `wanted`.
     """
     page = cache.page_size
-    free = min([cache.available_size(kind) for kind in cache.tree.kinds.paged]) // page
+    paged = cache.tree.kinds.paged
+    free = min([cache.growth_pages(kind, cache.available_size(kind)) for kind in paged])
     free -= cache.quirks.spare_pages
     if pages_for(running, page, wanted) <= free:
         return wanted
@@ -258,5 +270,5 @@ def _are_free(
 ) -> bool:
     # eviction keeps the spare pages free, so they do not count
     count = pages_for(running, cache.page_size, num_steps)
-    free = cache.available_size(kind) // cache.page_size
+    free = cache.growth_pages(kind, cache.available_size(kind))
     return not count or count + cache.quirks.spare_pages <= free

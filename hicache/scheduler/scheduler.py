@@ -443,7 +443,8 @@ class Scheduler:
     def _continue_partial(self, req: RequestState, batch: Batch, budget: StepBudget) -> None:
         chunk = budget.chunk_tokens
         for kind in self.cache.tree.kinds.window_lens:
-            chunk = min(chunk, self.cache.room(kind) - self._page)
+            room = self.cache.growth_pages(kind, self.cache.room(kind))
+            chunk = min(chunk, (room - 1) * self._page)
         chunk_end = self._chunk_end(req, max(chunk, self._page))
         if not self.cache.extend(req.sequence, chunk_end):
             if self.running or self._may_get_room:

@@ -68,9 +68,10 @@ def test_a_state_may_leave_to_make_room_for_pages(policy, is_shared, left):
 
 @pytest.mark.parametrize("model", SMALL)
 @pytest.mark.parametrize("policy", ["none", "marconi", "s3fifo"])
-def test_the_laws_hold_and_the_results_differ(model: str, policy: str) -> None:
+@pytest.mark.parametrize("pools", ["shared", "shared_both"])
+def test_the_laws_hold_and_one_kind_shares_nothing(model: str, policy: str, pools: str) -> None:
     more = ("parallel.tp=8", "storage=memory", f"cache.policy={policy}")
-    shared = run_of(model, *more, "cache.pools=shared")
+    shared = run_of(model, *more, f"cache.pools={pools}")
     if model == "llama3_8b":  # one kind
         assert summary_of(shared) == summary_of(run_of(model, *more))
 

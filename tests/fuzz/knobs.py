@@ -278,6 +278,7 @@ KNOBS = (
         values={
             "plain": {},
             "shared": {"cache.pools": "shared"},
+            "one pool a tier": {"cache.pools": "shared_both"},
             "exclusive": EXCLUSIVE,
             "both": {"cache.pools": "shared", **EXCLUSIVE},
         },
@@ -337,7 +338,11 @@ STORED = (  # values that need storage, or copies other than write_back
 BARRED = (
     *((("storage.kind", "none"), barred) for barred in (*RANKS[:2], WARM)),
     *((("kinds", kind), ("cache.window", "replay")) for kind in ("full_mamba", "all", "parts")),
-    *((("host.layout", layout), barred) for layout in ("shared", "both") for barred in RANKS),
+    *(
+        (("host.layout", layout), barred)
+        for layout in ("shared", "one pool a tier", "both")
+        for barred in RANKS
+    ),
     *((("host.layout", layout), barred) for layout in ("exclusive", "both") for barred in STORED),
 )
 

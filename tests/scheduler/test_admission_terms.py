@@ -40,6 +40,8 @@ def admission(
         room=lambda kind=FULL: {FULL: room, SWA: swa_room, MAMBA: slots}[kind],
         pools=[[None, PageAllocator(swa_pages), None]],
         quirks=SimpleNamespace(states_per_request=2),
+        taken=lambda kind, claims: claims.get(kind, 0),
+        device=SimpleNamespace(is_shared=False),
     )
     return Admission(cache, config)
 
@@ -200,6 +202,8 @@ def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
         tree=SimpleNamespace(kinds=named_kinds(1, window_len=WINDOW), policy=presets(world_of())),
         room=lambda kind=FULL: {FULL: PLENTY, SWA: WINDOW + 2}[kind],
         pools=[[None, PageAllocator(WINDOW + 2), None]],
+        taken=lambda kind, claims: claims.get(kind, 0),
+        device=SimpleNamespace(is_shared=False),
     )
     assert Admission(cache, SchedulerConfig()).decide(req(4000), match(), budget()) == Admit(1)
 

@@ -63,6 +63,8 @@ def cache(
         quirks=SimpleNamespace(spare_pages=spare),
         available_size=lambda kind: free[kind] * PAGE,
         room=lambda kind: (free[kind] + more.get(kind, 0)) * PAGE,
+        growth_pages=lambda kind, tokens: tokens // PAGE,
+        device=SimpleNamespace(is_shared=False),
     )
 
 

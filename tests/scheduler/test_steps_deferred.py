@@ -49,6 +49,9 @@ def admission_of(
         rooms=rooms,
         room=lambda kind=FULL: rooms[kind],
         available_size=lambda kind: free * PAGE,
+        taken=lambda kind, claims: claims.get(kind, 0),
+        growth_pages=lambda kind, tokens: tokens // PAGE,
+        device=SimpleNamespace(is_shared=False),
         pools=[[None, PageAllocator(1000), None]],
     )
     return Admission(cache, SchedulerConfig(new_token_ratio_decay_steps=40, **knobs))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, joined
 from hicache.cache.tiers.host import Host
+from hicache.cache.tiers.shared import SharedAllocator
 from hicache.cache.tiers.transfer import Bookings, LoadBack, Move
 from hicache.cache.tree.events import NO_DEMAND, Demand, Purpose
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
@@ -20,12 +21,19 @@ class Device:
         self._bookings = bookings
         self._counters = bookings.counters
         self._write_back = write_back
+        self.is_shared = isinstance(self._pools[FULL], SharedAllocator)
 
     # -- room ----------------------------------------------------------------------------------
 
     def evictable(self, kind: int) -> int:
         residency = self._tree.residency
-        return residency.resident[DEVICE][kind] - residency.protected[DEVICE][kind]
+        resident, protected = residency.resident[DEVICE], residency.protected[DEVICE]
+        if not self.is_shared:
+            return resident[kind] - protected[kind]
+        sizes = self._bookings.page_bytes
+        numbers = self._tree.kinds.numbers
+        total = sum([(resident[each] - protected[each]) * sizes[each] for each in numbers])
+        return total // sizes[kind]
 
     def allocate(self, kind: int, count: int, demand: Demand = NO_DEMAND) -> PageIds | None:
         """Allocate `count` device page ids of one kind of data; return None if there is no room.
@@ -53,22 +61,26 @@ class Device:
     def evict(self, kind: int, count: int, demand: Demand = NO_DEMAND) -> bool:
         pool = self._pools[kind]
         wanted = pool.num_free + count
-        stuck: list[Node] = []
+        stuck: list[tuple[Node, int]] = []
         while pool.num_free < wanted:
             if not self._evict_one(kind, wanted - pool.num_free, stuck, demand):
                 break
-        for node in stuck:
-            self._tree.residency.reconsider(node, kind)
+        for node, each in stuck:
+            self._tree.residency.reconsider(node, each)
         return pool.num_free >= wanted
 
-    def _evict_one(self, kind: int, missing: int, stuck: list[Node], demand: Demand) -> bool:
-        residency = self._tree.residency
-        while (victim := residency.victim(DEVICE, kind, missing)) is not None:
+    def _evict_one(
+        self, wanted: int, need: int, stuck: list[tuple[Node, int]], demand: Demand
+    ) -> bool:
+        residency, sizes = self._tree.residency, self._bookings.page_bytes
+        while (found := self._victim(wanted, need)) is not None:
+            victim, kind = found
+            missing = need if kind == wanted else -(-need * sizes[wanted] // sizes[kind])
             self._tree.trim(victim, kind, missing)
             if self._write_back is not None:
                 self._write_back.save_victim(victim, kind, demand.request_id)
                 if not residency.may_leave_device(victim):
-                    stuck.append(victim)
+                    stuck.append(found)
                     residency.queues[DEVICE][kind].pop(victim, None)
                     continue
             actions: list[FreePages] = []
@@ -76,6 +88,13 @@ class Device:
             self._bookings.free_evicted(actions)
             return True
         return False
+
+    def _victim(self, kind: int, need: int) -> tuple[Node, int] | None:
+        residency = self._tree.residency
+        if self.is_shared:
+            return residency.shared_victim(DEVICE, kind, need)
+        victim = residency.victim(DEVICE, kind, need)
+        return None if victim is None else (victim, kind)
 
     # -- load-backs ----------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ class Host:
             if victim is None:
                 return False
         else:
-            found = residency.shared_victim(kind, missing)
+            found = residency.shared_victim(HOST, kind, missing)
             if found is None:
                 return False
             sizes, wanted = self._bookings.page_bytes, kind

@@ -1,4 +1,4 @@
-"""Host pools of several kinds of data that share their bytes (`cache.pools=shared`)."""
+"""Pools of several kinds of data that share the bytes of a tier (`cache.pools`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,28 +33,28 @@ class SharedAllocator(PageAllocator):
         self._room.free += (count - self.num_free) * self._page_bytes
 
 
-def shared_capacity(host: Capacity, page_bytes: Sequence[int]) -> Capacity:
-    """Return the sizes of the host's pools if each may take all bytes of the host.
+def shared_capacity(tier: Capacity, page_bytes: Sequence[int]) -> Capacity:
+    """Return the sizes of a tier's pools if each may take all bytes of the tier.
 
-    `page_bytes` holds the bytes of a page or state on the host, by kind.
+    `page_bytes` holds the bytes of a page or state on that tier, by kind.
     """
-    counts = zip(host.counts, page_bytes, strict=True)
+    counts = zip(tier.counts, page_bytes, strict=True)
     return replace(
-        host, counts=tuple([host.total_bytes // size if count else count for count, size in counts])
+        tier, counts=tuple([tier.total_bytes // size if count else count for count, size in counts])
     )
 
 
 def shared_pools(
-    host: Capacity, page_bytes: Sequence[int], *, is_checked: bool
+    tier: Capacity, page_bytes: Sequence[int], *, is_checked: bool
 ) -> list[PageAllocator]:
-    """Return the allocators of the host, which share its bytes.
+    """Return the allocators of a tier, which share its bytes.
 
     Pools of unlimited size share nothing. If `is_checked` is True, they detect double frees.
     """
-    room = SharedBytes(host.total_bytes)
+    room = SharedBytes(tier.total_bytes)
     return [
         SharedAllocator(room, size, is_checked=is_checked)
         if count
         else PageAllocator(count, is_checked=is_checked)
-        for count, size in zip(host.counts, page_bytes, strict=True)
+        for count, size in zip(tier.counts, page_bytes, strict=True)
     ]

@@ -262,25 +262,25 @@ class Residency:
         else:
             self._refresh_sidecar(node, DEVICE, kind)
 
-    def shared_victim(self, kind: int, need: int) -> tuple[Node, int] | None:
-        """Return the data to evict from a host whose kinds share their bytes, as node and kind.
+    def shared_victim(self, tier: int, kind: int, need: int) -> tuple[Node, int] | None:
+        """Return the data to evict from a tier whose kinds share their bytes, as node and kind.
 
         `need` is the number of pages or state slots of `kind` that must become free. The victim may
         be of another kind.
         """
-        queues = dict(enumerate(self.queues[HOST]))
+        queues = dict(enumerate(self.queues[tier]))
         if self._chooser is not None:
-            chosen = self._chooser.victim(HOST, kind, need, queues)
+            chosen = self._chooser.victim(tier, kind, need, queues)
             if chosen is not None:
                 return chosen
-        firsts = {each: self._first(queue, HOST, each) for each, queue in queues.items()}
+        firsts = {each: self._first(queue, tier, each) for each, queue in queues.items()}
         ranked = [
             (queues[each].priority(node), each, node) for each, node in firsts.items() if node
         ]
         if ranked:
             _, each, victim = min(ranked, key=lambda found: found[:2])
             return victim, each
-        spared = self._duplicate() if self.duplicates else None
+        spared = self._duplicate() if tier == HOST and self.duplicates else None
         return None if spared is None else (spared, FULL)
 
     def may_leave_device(self, node: Node) -> bool:

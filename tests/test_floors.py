@@ -18,6 +18,7 @@ FLOORS = [
     ],
     ["hicache.kernels", "hicache.storage", "hicache.workload"],
     ["hicache.cache"],
+    ["hicache.memory"],
     ["hicache.scheduler", "hicache.executor"],
     ["hicache.policies"],
     ["hicache.engine"],

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.clock import SECOND_NS
 from hicache.observe.history import PageHistory, PageRegistry, Stored
 from hicache.observe.missing_pages import MissingPages
@@ -14,6 +14,7 @@ from hicache.observe.reasons import REASONS, Span
 from hicache.request import Request
 from hicache.results.metrics import RequestRecord, Result, Status, summarize
 from hicache.workload.workload import load_workload
+from tests.cache.small import named_kinds
 from tests.scheduler.world import request_of
 from tests.test_experiment import MODELS, config_of, run
 from tests.validity import runs

@@ -7,14 +7,12 @@ model's `Kinds`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-from hicache.models import PLAIN, LayerKind, ModelConfig, coded_page_bytes
 
 FULL, SWA, MAMBA = range(3)
 Position = TypeVar("Position", int, NDArray[np.int64])
@@ -117,7 +115,6 @@ class Kinds:
         self.all = tuple(kinds)
         own = {kind.number: kind for kind in self.all if kind.rider_of is None}
         of = {extent: [n for n in sorted(own) if own[n].extent is extent] for extent in Extent}
-        _refuse_unless_possible(self.all, own, of, page_size)
         self.size = max(len(KIND_NAMES), *(number + 1 for number in own))
         self.numbers = tuple(sorted(own))
         self.aux = self.numbers[1:]
@@ -167,92 +164,6 @@ class Kinds:
         if not self._chunks:
             return end
         return min([end, *(start - start % pages + pages for pages in self._chunks)])
-
-
-def _refuse_unless_possible(
-    kinds: tuple[Kind, ...], own: dict[int, Kind], of: dict[Extent, list[int]], page_size: int
-) -> None:
-    names = {kind.name for kind in own.values()}
-    riders = [kind for kind in kinds if kind.rider_of is not None]
-    if len({kind.name for kind in kinds}) < len(kinds) or len(own) + len(riders) < len(kinds):
-        raise ValueError(f"two kinds have one name or number: {kinds}")
-    for kind in riders:
-        if kind.rider_of not in names:
-            raise ValueError(f"kind {kind.name} rides on {kind.rider_of}, which has no pool")
-    if of[Extent.path] != [FULL]:
-        raise ValueError(f"full must be the only path, got the numbers {of[Extent.path]}")
-    if len(of[Extent.point]) > 1:
-        raise ValueError(f"a second point must ride on the first, got {of[Extent.point]}")
-    if min(own) < 0 or max(own) >= len(KEY_TAGS):
-        raise ValueError(f"numbers must lie in [0, {len(KEY_TAGS)}), got {sorted(own)}")
-    if not all(own[number].window_len > 0 for number in of[Extent.window] + of[Extent.chunk]):
-        raise ValueError(f"a window must have tokens: {kinds}")
-    if of[Extent.point] and any(kind.is_replayed for kind in kinds):
-        raise ValueError("cache.window=replay needs a model without states, which it would repeat")
-    for number in of[Extent.chunk]:
-        if own[number].window_len % page_size:
-            raise ValueError(
-                f"cache.page_size must divide the chunks of {own[number].name}, "
-                f"{own[number].window_len} tokens, got {page_size}"
-            )
-
-
-def named_kinds(
-    page_size: int, *, window_len: int = 0, has_states: bool = False, page_bytes: Iterable[int] = ()
-) -> Kinds:
-    sizes = dict(zip(range(len(KIND_NAMES)), page_bytes, strict=False))
-    kinds = [Kind(name="full", number=FULL, page_bytes=sizes.get(FULL, 1))]
-    if window_len:
-        extent, size = Extent.window, sizes.get(SWA, 1)
-        kinds.append(
-            Kind(name="swa", number=SWA, extent=extent, window_len=window_len, page_bytes=size)
-        )
-    if has_states:
-        size = sizes.get(MAMBA, 1)
-        kinds.append(Kind(name="mamba", number=MAMBA, extent=Extent.point, page_bytes=size))
-    return Kinds(kinds, page_size)
-
-
-def model_kinds(
-    model: ModelConfig, page_size: int, tp: int, form: str = PLAIN, *, replays: bool = False
-) -> Kinds:
-    """Return the kinds of data that `model` caches, with the bytes of a page of each kind.
-
-    `page_size` is in tokens. `tp` is the number of tensor-parallel devices. `form` is the number
-    format of cached values, such as fp8; "plain" keeps the model's own format. `replays` is True if
-    sliding windows are recomputed instead of cached (`cache.window=replay`).
-
-    Raises:
-        ValueError: `page_size` does not fit the data of the model.
-    """
-    sizes = [
-        coded_page_bytes(model, kind, page_size, form) * model.kv_copies(kind, tp)
-        for kind in LayerKind
-    ]
-    named = named_kinds(
-        page_size,
-        window_len=model.window_len if sizes[SWA] else 0,
-        has_states=sizes[MAMBA] > 0,
-        page_bytes=sizes,
-    )
-    extent = Extent.chunk if model.window_restarts else Extent.window
-    kinds = [
-        replace(kind, extent=extent, is_replayed=replays) if kind.number == SWA else kind
-        for kind in named.all
-    ]
-    kinds += [
-        Kind(
-            name=part.name,
-            number=model.kind_names.index(part.name) if part.window_len else -1,
-            extent=Extent.window if part.window_len else Extent.path,
-            window_len=part.window_len,
-            is_replayed=replays and part.window_len > 0,
-            rider_of=None if part.window_len else part.rides_on,
-            page_bytes=model.part_page_bytes(part, page_size, tp),
-        )
-        for part in model.parts
-    ]
-    return Kinds(kinds, page_size)
 
 
 def lengths_with(present: Iterable[bool], window: Window, start: int = 0) -> list[int]:

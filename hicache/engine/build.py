@@ -8,7 +8,6 @@ from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.capacity import Capacity
 from hicache.cache.tiers.shared import shared_pools
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
@@ -17,6 +16,7 @@ from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Runtime
 from hicache.engine.ranks.agreement import TracedAllocator
+from hicache.memory import Capacity
 from hicache.models import GIB
 from hicache.policies.policy import policy_of
 from hicache.policies.world import World
@@ -116,7 +116,8 @@ def _cache(
     if config.cache.pools != "split":
         tiers = ((deployment.device, deployment.kinds), (host, deployment.host_kinds))
         shared = [
-            shared_pools(tier, kinds.page_bytes, is_checked=is_checked) for tier, kinds in tiers
+            shared_pools(tier.counts, kinds.page_bytes, tier.total_bytes, is_checked=is_checked)
+            for tier, kinds in tiers
         ]
         pools = (shared[0] if config.cache.pools == "shared_both" else pools[0], shared[1])
     num_bytes = queue_bytes(config, deployment) if has_storage else None

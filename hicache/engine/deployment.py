@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from hicache.cache.kinds import Kinds, model_kinds
-from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule
-from hicache.cache.tiers.shared import shared_capacity
+from hicache.cache.kinds import Kinds
 from hicache.config import ExperimentConfig, WindowHit
+from hicache.memory import Capacity, capacities, engine_rule, model_kinds, shared_capacity
 from hicache.models import GIB, PLAIN
 from hicache.models.cost import CostModel
 from hicache.models.shapes import LayerKind

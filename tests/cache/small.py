@@ -1,11 +1,12 @@
 """Caches small enough to say what is in them, and the shortest way to put something there."""
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from hicache.cache.kinds import FULL, Kinds, named_kinds
+from hicache.cache.kinds import FULL, MAMBA, SWA, Extent, Kind, Kinds
 from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
@@ -33,6 +34,23 @@ PAGE = 4
 def tokens_of(count: int, first: int = 0) -> bytes:
     """`count` consecutive token ids."""
     return np.arange(first, first + count, dtype="<i4").tobytes()
+
+
+def named_kinds(
+    page_size: int, *, window_len: int = 0, has_states: bool = False, page_bytes: Iterable[int] = ()
+) -> Kinds:
+    """Full KV, with a window and states if asked for; by default a page weighs one byte."""
+    sizes = dict(enumerate(page_bytes))
+    kinds = [Kind(name="full", number=FULL, page_bytes=sizes.get(FULL, 1))]
+    if window_len:
+        extent, size = Extent.window, sizes.get(SWA, 1)
+        kinds.append(
+            Kind(name="swa", number=SWA, extent=extent, window_len=window_len, page_bytes=size)
+        )
+    if has_states:
+        size = sizes.get(MAMBA, 1)
+        kinds.append(Kind(name="mamba", number=MAMBA, extent=Extent.point, page_bytes=size))
+    return Kinds(kinds, page_size)
 
 
 Counts = tuple[int | None, ...]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hicache.cache.kinds import FULL, SWA, named_kinds
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.eviction import VictimQueue
@@ -21,6 +21,7 @@ from tests.cache.small import (
     complete_all,
     evict_all,
     make_cache,
+    named_kinds,
     ranking_of,
     run_request,
     tokens_of,

@@ -14,11 +14,13 @@ from hicache.cache.kinds import FULL, MAMBA, SWA, Extent, Kind, Kinds
 from hicache.cache.pages import FreePages, free
 from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
+from hicache.memory import refuse_unless_possible
 from tests.cache.oracle import flatten
 from tests.cache.small import complete_all, make_cache, node_at, run_request, tokens_of
 from tests.cache.walk import Setting, Walk, random_setting
 
 WIDE = 3  # the number of the second window
+FULL_KV = Kind(name="full", number=FULL, page_bytes=11)
 KEYS = Kind(name="index keys", rider_of="full", page_bytes=5)
 OTHERS = (
     Kind(name="swa", number=SWA, extent=Extent.window, window_len=6, page_bytes=3),
@@ -34,7 +36,7 @@ SUBSETS += [REPLAYED[:1], REPLAYED[1:], REPLAYED]
 
 
 def kinds_of(others: tuple[Kind, ...], page_size: int = 4) -> Kinds:
-    return Kinds((Kind(name="full", number=FULL, page_bytes=11), *others), page_size)
+    return Kinds((FULL_KV, *others), page_size)
 
 
 def setting_of(seed: int, others: tuple[Kind, ...]) -> Setting:
@@ -148,4 +150,4 @@ def test_kinds_that_no_cache_can_hold_together_are_refused(
     others: tuple[Kind, ...], refusal: str
 ) -> None:
     with pytest.raises(ValueError, match=refusal):
-        kinds_of(others)
+        refuse_unless_possible((FULL_KV, *others), page_size=4)

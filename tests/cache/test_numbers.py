@@ -18,7 +18,7 @@ back-filled), 24 (process-level suites; faults of storage are tested in `tests/s
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import free
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import CopyState, LoadBack
@@ -31,6 +31,7 @@ from tests.cache.small import (
     complete_all,
     evict_all,
     make_cache,
+    named_kinds,
     node_at,
     run_request,
     tokens_of,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import FULL, KIND_NAMES, MAMBA, SWA, named_kinds
+from hicache.cache.kinds import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.cache.tiers.transfer import LoadBack, StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.radix_tree import RadixTree
@@ -18,6 +18,7 @@ from hicache.observe import invariants
 from hicache.observe.invariants import BrokenLawError
 from tests.cache.ghost import GhostMemory, Payload, WrongPageError
 from tests.cache.oracle import Answer, longest_match, nothing_held
+from tests.cache.small import named_kinds
 from tests.cache.walk import Setting, Walk, WrongMatchError, random_setting
 
 

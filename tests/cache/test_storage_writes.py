@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import NO_PAGES, PageAllocator
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, StorageDelete, StorageWrite
@@ -11,7 +11,15 @@ from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig, Tiering
 from hicache.policies.policy import presets
-from tests.cache.small import PAGE, complete_all, evict_all, run_request, tokens_of, world_of
+from tests.cache.small import (
+    PAGE,
+    complete_all,
+    evict_all,
+    named_kinds,
+    run_request,
+    tokens_of,
+    world_of,
+)
 
 PAGE_BYTES = (100, 10, 1)
 

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, LoadBack
@@ -26,7 +26,7 @@ from hicache.engine.ranks.agreement import (
     tree_digest,
 )
 from hicache.policies.policy import presets
-from tests.cache.small import prefetcher_of, world_of
+from tests.cache.small import named_kinds, prefetcher_of, world_of
 
 PAGE = 4
 SECOND = 1_000_000_000

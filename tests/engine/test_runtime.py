@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from hicache.cache.kinds import named_kinds
 from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
 from hicache.engine.simulated_runtime import SimulatedRuntime
 from hicache.executor.simulated.links import CopyPath, pcie_rate
+from tests.cache.small import named_kinds
 
 MB = 1_000_000
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import named_kinds
 from hicache.cache.tree.digests import chain_seed, page_digests
 from hicache.cache.tree.keys import Numbers
 from hicache.cache.tree.radix_tree import RadixTree
@@ -11,7 +10,7 @@ from hicache.engine.warm import warm_storage
 from hicache.observe.history import PageRegistry, Stored
 from hicache.policies.policy import presets
 from hicache.request import Request, TokenSpans
-from tests.cache.small import world_of
+from tests.cache.small import named_kinds, world_of
 
 PAGE = 4
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from hicache.cache.kinds import FULL, MAMBA, SWA, model_kinds
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.clock import SimulatedClock
 from hicache.config import (
@@ -41,6 +41,7 @@ from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verdict, Verifier
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
+from hicache.memory import model_kinds
 from hicache.models import HardwareConfig, ModelConfig
 from hicache.models.cost import CostModel
 from hicache.observe import invariants

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
-from hicache.cache.kinds import model_kinds
 from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
+from hicache.memory import model_kinds
 from hicache.models import GIB
 from hicache.workload.workload import Workload, load_workload
 from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob

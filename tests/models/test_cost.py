@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hicache.cache.kinds import model_kinds
 from hicache.clock import NEVER
 from hicache.executor.completions import StepEnds
+from hicache.memory import model_kinds
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
 from hicache.models.cost import LAYER_KERNELS, CostModel, Rates
 from tests.models.test_shapes import MODELS, load, model

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import FULL, Window, model_kinds
+from hicache.cache.kinds import FULL, Window
 from hicache.cli.schema import config_of
 from hicache.engine.deployment import deploy
 from hicache.experiment import run
+from hicache.memory import model_kinds
 from hicache.models import ModelConfig
 from hicache.models.cost import CostModel
 from hicache.models.shapes import Part

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import FULL, MAMBA, SWA, Window, named_kinds
+from hicache.cache.kinds import FULL, MAMBA, SWA, Window
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.keys import KIND_STEP
 from hicache.cache.tree.node import DEVICE, HOST, Node
@@ -18,6 +18,7 @@ from hicache.observe.history import (
     place_of,
 )
 from hicache.request import Request, TokenSpans
+from tests.cache.small import named_kinds
 from tests.scheduler.world import request_of
 
 NUMBERS = np.arange(8, dtype=np.int32)

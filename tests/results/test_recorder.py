@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hicache import config
-from hicache.cache.kinds import FULL, named_kinds
+from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageAllocator
 from hicache.cache.tiers.transfer import PrefetchFates
 from hicache.clock import SECOND_NS
@@ -19,6 +19,7 @@ from hicache.observe.reasons import Span
 from hicache.request import Request, TokenSpans
 from hicache.results.metrics import Progress, Status
 from hicache.results.recorder import Recorder
+from tests.cache.small import named_kinds
 
 TIERS = ("device_hit", "host_hit", "storage_hit", "computed")
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import PageAllocator
 from hicache.config import SWA_BUDGETS, SchedulerConfig
 from hicache.policies.policy import presets
 from hicache.scheduler.admission import Admission, StepBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
-from tests.cache.small import world_of
+from tests.cache.small import named_kinds, world_of
 
 PAGE = 16
 WINDOW = 32

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import SWA, Kinds, named_kinds
+from hicache.cache.kinds import SWA, Kinds
 from hicache.config import CacheConfig, QuirksConfig
 from hicache.policies.policy import presets
 from hicache.scheduler.checkpoints import CheckpointSaver
-from tests.cache.small import world_of
+from tests.cache.small import named_kinds, world_of
 from tests.scheduler.world import World, plot_of, request_of
 
 PAGE = 16

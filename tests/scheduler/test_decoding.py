@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hicache.cache.kinds import FULL, SWA, named_kinds
+from hicache.cache.kinds import FULL, SWA
 from hicache.scheduler.admission import (
     must_evict,
     pages_for,
@@ -13,6 +13,7 @@ from hicache.scheduler.admission import (
     steps_in_page,
     steps_with_pages,
 )
+from tests.cache.small import named_kinds
 
 PAGE = 16
 

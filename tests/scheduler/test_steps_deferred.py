@@ -7,13 +7,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hicache.cache.kinds import FULL, SWA, named_kinds
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.pages import PageAllocator
 from hicache.config import CacheConfig, SchedulerConfig
 from hicache.policies.policy import presets
 from hicache.scheduler.admission import Admission, StepBudget
 from hicache.scheduler.decision import Admit, Defer, Reason
-from tests.cache.small import world_of
+from tests.cache.small import named_kinds, world_of
 
 PAGE = 16
 FAR = 64

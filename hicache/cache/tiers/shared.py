@@ -1,10 +1,8 @@
 """Pools of several kinds of data that share the bytes of a tier (`cache.pools`)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hicache.cache.pages import PageAllocator
-from hicache.cache.tiers.capacity import Capacity
 
 
 class SharedBytes:
@@ -33,28 +31,18 @@ class SharedAllocator(PageAllocator):
         self._room.free += (count - self.num_free) * self._page_bytes
 
 
-def shared_capacity(tier: Capacity, page_bytes: Sequence[int]) -> Capacity:
-    """Return the sizes of a tier's pools if each may take all bytes of the tier.
-
-    `page_bytes` holds the bytes of a page or state on that tier, by kind.
-    """
-    counts = zip(tier.counts, page_bytes, strict=True)
-    return replace(
-        tier, counts=tuple([tier.total_bytes // size if count else count for count, size in counts])
-    )
-
-
 def shared_pools(
-    tier: Capacity, page_bytes: Sequence[int], *, is_checked: bool
+    counts: Sequence[int | None], page_bytes: Sequence[int], total_bytes: int, *, is_checked: bool
 ) -> list[PageAllocator]:
-    """Return the allocators of a tier, which share its bytes.
+    """Return the allocators of a tier, which share `total_bytes`.
 
-    Pools of unlimited size share nothing. If `is_checked` is True, they detect double frees.
+    `counts` holds the pages or states that each pool may take if it takes all bytes. Pools of
+    unlimited size share nothing. If `is_checked` is True, the pools detect double frees.
     """
-    room = SharedBytes(tier.total_bytes)
+    room = SharedBytes(total_bytes)
     return [
         SharedAllocator(room, size, is_checked=is_checked)
         if count
         else PageAllocator(count, is_checked=is_checked)
-        for count, size in zip(tier.counts, page_bytes, strict=True)
+        for count, size in zip(counts, page_bytes, strict=True)
     ]

@@ -1,11 +1,19 @@
-"""Computes how many pages and state slots each pool gets from a memory budget."""
+"""What a model caches, and how much of it fits: kinds of data, and sizes of page pools."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from hicache.cache.kinds import FULL, Kinds
+from hicache.cache.kinds import FULL, KEY_TAGS, MAMBA, SWA, Extent, Kind, Kinds
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES
 from hicache.config import CacheConfig
-from hicache.models import GIB, HardwareConfig, ModelConfig
+from hicache.models import (
+    GIB,
+    PLAIN,
+    HardwareConfig,
+    LayerKind,
+    ModelConfig,
+    coded_page_bytes,
+)
 
 # per device, before weights are loaded: CUDA context and libraries (an assumption, not measured)
 CONTEXT_BYTES = GIB
@@ -19,6 +27,84 @@ EXACT = {
     "swa": ("swa_device_tokens", "swa_host_tokens"),
     "mamba": ("device_states", "host_states"),
 }
+
+
+def model_kinds(
+    model: ModelConfig, page_size: int, tp: int, form: str = PLAIN, *, replays: bool = False
+) -> Kinds:
+    """Return the kinds of data that `model` caches, with the bytes of a page of each kind.
+
+    `page_size` is in tokens. `tp` is the number of tensor-parallel devices. `form` is the number
+    format of cached values, such as fp8; "plain" keeps the model's own format. `replays` is True if
+    sliding windows are recomputed instead of cached (`cache.window=replay`).
+
+    Raises:
+        ValueError: `page_size` does not fit the data of the model.
+    """
+    full_bytes, swa_bytes, mamba_bytes = (
+        coded_page_bytes(model, kind, page_size, form) * model.kv_copies(kind, tp)
+        for kind in LayerKind
+    )
+    kinds = [Kind(name="full", number=FULL, page_bytes=full_bytes)]
+    if swa_bytes:
+        swa = Kind(
+            name="swa",
+            number=SWA,
+            extent=Extent.chunk if model.window_restarts else Extent.window,
+            window_len=model.window_len,
+            is_replayed=replays,
+            page_bytes=swa_bytes,
+        )
+        kinds.append(swa)
+    if mamba_bytes:
+        kinds.append(Kind(name="mamba", number=MAMBA, extent=Extent.point, page_bytes=mamba_bytes))
+    kinds += [
+        Kind(
+            name=part.name,
+            number=model.kind_names.index(part.name) if part.window_len else -1,
+            extent=Extent.window if part.window_len else Extent.path,
+            window_len=part.window_len,
+            is_replayed=replays and part.window_len > 0,
+            rider_of=None if part.window_len else part.rides_on,
+            page_bytes=model.part_page_bytes(part, page_size, tp),
+        )
+        for part in model.parts
+    ]
+    refuse_unless_possible(kinds, page_size)
+    return Kinds(kinds, page_size)
+
+
+def refuse_unless_possible(kinds: Sequence[Kind], page_size: int) -> None:
+    """Check that one cache can hold these kinds of data together.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    own = {kind.number: kind for kind in kinds if kind.rider_of is None}
+    of = {extent: [n for n in sorted(own) if own[n].extent is extent] for extent in Extent}
+    names = {kind.name for kind in own.values()}
+    riders = [kind for kind in kinds if kind.rider_of is not None]
+    if len({kind.name for kind in kinds}) < len(kinds) or len(own) + len(riders) < len(kinds):
+        raise ValueError(f"two kinds have one name or number: {kinds}")
+    for kind in riders:
+        if kind.rider_of not in names:
+            raise ValueError(f"kind {kind.name} rides on {kind.rider_of}, which has no pool")
+    if of[Extent.path] != [FULL]:
+        raise ValueError(f"full must be the only path, got the numbers {of[Extent.path]}")
+    if len(of[Extent.point]) > 1:
+        raise ValueError(f"a second point must ride on the first, got {of[Extent.point]}")
+    if min(own) < 0 or max(own) >= len(KEY_TAGS):
+        raise ValueError(f"numbers must lie in [0, {len(KEY_TAGS)}), got {sorted(own)}")
+    if not all(own[number].window_len > 0 for number in of[Extent.window] + of[Extent.chunk]):
+        raise ValueError(f"a window must have tokens: {kinds}")
+    if of[Extent.point] and any(kind.is_replayed for kind in kinds):
+        raise ValueError("cache.window=replay needs a model without states, which it would repeat")
+    for number in of[Extent.chunk]:
+        if own[number].window_len % page_size:
+            raise ValueError(
+                f"cache.page_size must divide the chunks of {own[number].name}, "
+                f"{own[number].window_len} tokens, got {page_size}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +226,14 @@ def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, tota
     if has_exact:
         total = sum(count * size for count, size in zip(counts, kinds.page_bytes, strict=True))
     return Capacity(counts=tuple(counts), total_bytes=total)
+
+
+def shared_capacity(tier: Capacity, page_bytes: Sequence[int]) -> Capacity:
+    """Return the sizes of a tier's pools if each may take all bytes of the tier.
+
+    `page_bytes` holds the bytes of a page or state on that tier, by kind.
+    """
+    counts = zip(tier.counts, page_bytes, strict=True)
+    return replace(
+        tier, counts=tuple([tier.total_bytes // size if count else count for count, size in counts])
+    )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from hicache.cache.checked import PolicyError
+from hicache.cache.tree.lookup import usable_len
 from hicache.request import Request
 from hicache.scheduler.scheduler import Scheduler
 
@@ -40,7 +41,7 @@ class Replica:
         """
         tree = self._cache.tree
         tokens, max_len = tree.names.tokens(request), request.prompt_len - 1
-        return tree.usable_len(tokens, max_len, request.namespace, on_device=on_device)
+        return usable_len(tree, tokens, max_len, request.namespace, on_device=on_device)
 
 
 def router_of(

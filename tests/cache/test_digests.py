@@ -6,6 +6,7 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.lookup import usable_len
 from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig, StageAt
@@ -114,7 +115,7 @@ def test_asking_finds_what_a_match_finds_and_changes_nothing(
         for namespace in ("", "tenant", "nobody"):
             tokens, max_len = _bytes(prompt), rng.randint(0, len(prompt))
             before_asking = tree_digest(cache.tree), cache.tree.residency.tick
-            usable = cache.tree.usable_len(tokens, max_len, namespace)
+            usable = usable_len(cache.tree, tokens, max_len, namespace)
             assert (tree_digest(cache.tree), cache.tree.residency.tick) == before_asking
             assert usable == cache.tree.match(tokens, max_len, namespace).usable_len
             asked += usable > 0

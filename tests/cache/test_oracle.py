@@ -82,12 +82,12 @@ def test_a_tree_that_forgets_its_window_is_found_out() -> None:
     assert "WrongMatchError" in breaks(forget)
 
 
-def test_a_tree_that_changes_when_asked_is_found_out() -> None:
-    def touch(walk: Walk) -> None:
-        def asked(tokens: bytes, max_len: int, namespace: str = "") -> int:
-            return walk.tree.match(tokens, max_len, namespace).usable_len
+def test_a_tree_that_changes_when_asked_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> int:
+        return tree.match(tokens, max_len, namespace).usable_len
 
-        walk.tree.usable_len = asked  # type: ignore[method-assign]
+    def touch(walk: Walk) -> None:
+        monkeypatch.setattr("tests.cache.walk.usable_len", asked)
 
     assert breaks(touch) == {"WrongMatchError"}
 

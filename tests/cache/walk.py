@@ -16,6 +16,7 @@ from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, StorageDelete
 from hicache.cache.tree.digests import chain_seed, page_digests
+from hicache.cache.tree.lookup import usable_len
 from hicache.cache.tree.node import TIERS, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
@@ -229,7 +230,7 @@ class Walk:
         sought = (actor.sequence.tokens, actor.prompt_len - 1, actor.sequence.namespace)
         wanted = longest_match(flatten(self.tree), self.tree.kinds, *sought)
         before = portrait(self.tree)
-        told = self.tree.usable_len(*sought)
+        told = usable_len(self.tree, *sought)
         if told != wanted.usable_len:
             raise WrongMatchError(f"asked, the tree says {told}, the oracle {wanted.usable_len}")
         if portrait(self.tree) != before:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hicache.cache.kinds import FULL
+from hicache.cache.tree.lookup import usable_len
 from hicache.cache.tree.node import DEVICE
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import traffic_digest, tree_digest
@@ -120,8 +121,8 @@ def test_a_match_on_the_device_scores_above_one_on_the_host() -> None:
     evict_all(engines[0].cache, DEVICE, FULL)
     tree, tokens = engines[0].cache.tree, engines[0].cache.tree.names.tokens
     request = request_of(9, range(64), [1])
-    assert tree.usable_len(tokens(request), 63, on_device=True) == 0
-    assert tree.usable_len(tokens(request), 63) > 0
+    assert usable_len(tree, tokens(request), 63, on_device=True) == 0
+    assert usable_len(tree, tokens(request), 63) > 0
     assert Scored(None).route(request, seen(engines)) == 1
 
 

@@ -93,41 +93,26 @@ class RadixTree:
             best_node=best,
         )
 
-    def usable_len(
-        self, tokens: bytes, max_len: int, namespace: str = "", *, on_device: bool = False
-    ) -> int:
-        """Return how many of the first `max_len` tokens are cached and can be reused.
+    def num_shared(self, child: Node, tokens: bytes, end: int) -> int:
+        """Return how many leading pages of `child` are those of `tokens`, up to page `end`.
 
-        The tree does not change. If `on_device` is True, only data on the device counts; otherwise
-        data on the host counts as well.
+        The first page must be equal.
         """
-        end = max_len // self.page_size
-        node = self.roots.get(namespace)
-        usable = 0  # pages
-        held_from = [0] * len(self._windows)  # by window; full is held from the root on
-        while node is not None and node.end < end:
-            first = node.end * self.page_bytes
-            child = node.children.get(tokens[first : first + self.page_bytes])
-            if child is None:
-                break
-            pages = self._num_shared(child, tokens, end)
-            device, host = child.held
-            if on_device:
-                host = device
-                if device[FULL] is None:
-                    break
-            is_whole = pages == child.num_pages
-            is_usable = True
-            for place, (kind, window) in enumerate(self._windows):
-                if device[kind] is None and host[kind] is None:
-                    held_from[place] = child.start + pages
-                is_usable &= held_from[place] <= max(window.first(child.start + pages), 0)
-            for kind in self._points:  # a state belongs to the end of its node
-                is_usable &= is_whole and (device[kind] is not None or host[kind] is not None)
-            if is_usable:
-                usable = child.start + pages
-            node = child if is_whole else None
-        return usable * self.page_size
+        size, start, edge = self.page_bytes, child.start, child.edge
+        pages = min(child.num_pages, end - start)
+        if tokens[start * size : (start + pages) * size] == edge[: pages * size]:
+            return pages
+        same, differs = 1, pages  # the first page is equal; a page before `differs` is not
+        while differs - same > 1:
+            middle = (same + differs) // 2
+            if (
+                tokens[(start + same) * size : (start + middle) * size]
+                == edge[same * size : middle * size]
+            ):
+                same = middle
+            else:
+                differs = middle
+        return same
 
     def root(self, namespace: str) -> Node:
         root = self.roots.get(namespace)
@@ -199,7 +184,7 @@ class RadixTree:
             return None
         if child.end <= end and tokens.startswith(child.edge, first):
             return child  # the common case
-        return self._split(child, self._num_shared(child, tokens, end))
+        return self._split(child, self.num_shared(child, tokens, end))
 
     def grow(self, parent: Node, edge: bytes) -> Node:
         child = Node(parent, edge, parent.end, len(edge) // self.page_bytes, self.kinds.size)
@@ -299,7 +284,7 @@ class RadixTree:
             if child is None:
                 return node
             if child.end > end or not tokens.startswith(child.edge, first):
-                return self._split(child, self._num_shared(child, tokens, end))
+                return self._split(child, self.num_shared(child, tokens, end))
             node = child
         return node
 
@@ -329,24 +314,6 @@ class RadixTree:
                     return above
                 above = above.parent
         return None
-
-    def _num_shared(self, child: Node, tokens: bytes, end: int) -> int:
-        # number of leading pages up to `end` that a child with an equal first page shares
-        size, start, edge = self.page_bytes, child.start, child.edge
-        pages = min(child.num_pages, end - start)
-        if tokens[start * size : (start + pages) * size] == edge[: pages * size]:
-            return pages
-        same, differs = 1, pages  # the first page is equal; a page before `differs` is not
-        while differs - same > 1:
-            middle = (same + differs) // 2
-            if (
-                tokens[(start + same) * size : (start + middle) * size]
-                == edge[same * size : middle * size]
-            ):
-                same = middle
-            else:
-                differs = middle
-        return same
 
     def _split(self, lower: Node, pages: int) -> Node:
         cut = pages * self.page_bytes

@@ -6,14 +6,15 @@ executor, and calls `complete` when a copy is finished.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import NO_PAGES, FreePages, PageIds, Pools, free
+from hicache.cache.tiers import shared
 from hicache.cache.tiers.device import Device
 from hicache.cache.tiers.host import Host
+from hicache.cache.tiers.own_copies import load_last, load_state
 from hicache.cache.tiers.storage_writes import StorageWriter
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -120,19 +121,16 @@ class PrefixCache:
         `claims` are tokens (or states) by kind. Where the kinds share the device's bytes, claims of
         other kinds take from the pool as well.
         """
-        if not self.device.is_shared:
-            return claims.get(kind, 0)
-        sizes, units = self.tree.kinds.page_bytes, self._units
-        num_bytes = sum([sizes[each] * count / units[each] for each, count in claims.items()])
-        return ceil(num_bytes / sizes[kind]) * units[kind]
+        if self.device.is_shared:
+            return shared.taken(self.tree.kinds, kind, claims)
+        return claims.get(kind, 0)
 
     def growth_pages(self, kind: int, tokens: int) -> int:
         """Return how many pages of `kind` fit in `tokens` if each paged kind takes as many."""
         pages = tokens // self.page_size
-        if not self.device.is_shared:
-            return pages
-        sizes, paged = self.tree.kinds.page_bytes, self.tree.kinds.paged
-        return pages * sizes[kind] // sum([sizes[each] for each in paged])
+        if self.device.is_shared:
+            return shared.growth_pages(self.tree.kinds, kind, pages)
+        return pages
 
     # -- a request's life ----------------------------------------------------------------------
 
@@ -186,7 +184,7 @@ class PrefixCache:
         sequence.lock = self.tree.lock(node)
         if not self._take_slots(sequence, node, load_back):
             # the load-back continues: its pages are in the tree and will be a device hit next time
-            self._release_lock(sequence)
+            self.abandon(sequence)
             return None
         sequence.tree_pages = sequence.num_pages = node.end
         kinds = self.tree.kinds
@@ -212,7 +210,7 @@ class PrefixCache:
         on_host = min(on_host, max(cached - on_device, 0))
         cached_len, host_len = cached * size, on_host * size
         if self.knobs.loads_last_page and cached_len + size == prompt_len:
-            last = self.device.load_last(node, sequence, load_back)
+            last = load_last(self.tree, self._bookings, self.device, node, sequence, load_back)
             if last is not None:
                 load_back, cached_len, host_len = last, prompt_len - 1, host_len + size - 1
         return Acquired(
@@ -234,24 +232,19 @@ class PrefixCache:
         count = -(-num_tokens // self.page_size) - sequence.num_pages
         if count <= 0:
             return True
-        pools, spare = self.pools[DEVICE], self.quirks.spare_pages
-        for kind, needed in self._growth(count):
+        pools, spare, kinds = self.pools[DEVICE], self.quirks.spare_pages, self.tree.kinds
+        growth = [(kind, count) for kind in kinds.paged]
+        if self.device.is_shared:
+            growth = [(FULL, shared.growth(kinds, count))]
+        for kind, needed in growth:
             if pools[kind].num_free < needed + spare:
                 demand = Demand(purpose, sequence.request_id)
                 if not self.device.make_room(kind, needed, demand, spare=spare):
                     return False
-        for kind in self.tree.kinds.paged:
+        for kind in kinds.paged:
             sequence.pages[kind] += pools[kind].allocate(count) or NO_PAGES
         sequence.num_pages += count
         return True
-
-    def _growth(self, count: int) -> Iterable[tuple[int, int]]:
-        # the pages that must be free, by kind, before each paged kind takes `count`
-        if not self.device.is_shared:
-            return [(kind, count) for kind in self.tree.kinds.paged]
-        sizes = self.tree.kinds.page_bytes
-        total = count * sum([sizes[kind] for kind in self.tree.kinds.paged])
-        return [(FULL, -(-total // sizes[FULL]))]
 
     def leave_window(self, sequence: Sequence, length: int) -> None:
         """Free the sliding-window pages that only this sequence holds and no longer needs.
@@ -324,11 +317,13 @@ class PrefixCache:
         slots = (sequence.working_slot, sequence.boundary_slot, sequence.spare_slots)
         for slot in (*slots, *sequence.states.values()):
             if slot is not None:
-                self.device.free(self.tree.kinds.points[0], slot)
+                self.pools[DEVICE][self.tree.kinds.points[0]].free(slot)
         sequence.working_slot = sequence.boundary_slot = sequence.spare_slots = None
         sequence.states.clear()
         sequence.num_pages = sequence.tree_pages = 0
-        self._release_lock(sequence)
+        if sequence.lock is not None:
+            self.tree.release(sequence.lock)
+            sequence.lock = None
 
     # -- copies that are done ------------------------------------------------------------------
 
@@ -378,15 +373,13 @@ class PrefixCache:
             count = self.quirks.states_per_request - len(taken)
             slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
             if slots is None:
-                self.device.free(kind, taken)
-                sequence.working_slot = None
                 return False
             slots = taken + slots
             sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:2]
             sequence.spare_slots = slots[2:]
             state = node.held[DEVICE][kind]
             if self.quirks.loads_states_twice and load_back is not None and load_back.counts[kind]:
-                self.device.load_again(load_back, sequence.working_slot)
+                load_state(self.tree, self._bookings, load_back, sequence.working_slot)
             elif state is not None:
                 self.outbox.append(CopyState(source=state, target=sequence.working_slot))
         return True
@@ -403,11 +396,6 @@ class PrefixCache:
             sequence.pages[kind][first:] = page_ids
             sequence.starts[kind] = first
         return True
-
-    def _release_lock(self, sequence: Sequence) -> None:
-        if sequence.lock is not None:
-            self.tree.release(sequence.lock)
-            sequence.lock = None
 
     def _full_by_tier(
         self, node: Node, storage_start: int, storage_end: int

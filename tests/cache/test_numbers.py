@@ -475,4 +475,5 @@ def test_leaving_the_device_counts_as_a_use_where_it_is_asked_for(
             residency.put(node, tier, MAMBA, np.array([0], np.int32))
     residency.next_tick()
     residency.drop(left, DEVICE, MAMBA, [])
-    assert residency.victim(HOST, MAMBA, 1) is {"left": left, "stayed": stayed}[victim]
+    wanted = {"left": left, "stayed": stayed}[victim]
+    assert residency.victim(HOST, MAMBA, 1, (MAMBA,)) == (wanted, MAMBA)

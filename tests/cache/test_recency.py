@@ -35,7 +35,8 @@ def node_of(cache: PrefixCache, first: int) -> Node:
 
 
 def next_victim(cache: PrefixCache) -> Node | None:
-    return cache.tree.residency.victim(DEVICE, FULL, 1)
+    found = cache.tree.victim(DEVICE, FULL, 1)
+    return None if found is None else found[0]
 
 
 # -- policies -----------------------------------------------------------------------------------
@@ -166,9 +167,9 @@ def test_publishing_what_is_there_already_is_a_use_and_a_hit() -> None:
 def victims(cache: PrefixCache, kind: int) -> list[Node]:
     """Who would go, one after the other."""
     order = []
-    while (node := cache.tree.residency.victim(DEVICE, kind, 1)) is not None:
-        order.append(node)
-        cache.tree.residency.queues[DEVICE][kind].pop(node, None)
+    while (found := cache.tree.victim(DEVICE, kind, 1)) is not None:
+        order.append(found[0])
+        cache.tree.residency.queues[DEVICE][kind].pop(found[0], None)
     return order
 
 

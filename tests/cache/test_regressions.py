@@ -74,7 +74,7 @@ def test_another_leaf_goes_where_the_oldest_may_not() -> None:
     assert page_ids is not None
     assert list(cache.tree.nodes()) == [stuck]
     assert cache.device.allocate(FULL, 1) is None
-    cache.device.free(FULL, page_ids)
+    cache.pools[DEVICE][FULL].free(page_ids)
     cache.tree.release(lock)
     evict_all(cache, DEVICE, FULL)
     assert not list(cache.tree.nodes())

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
-from hicache.cache.pages import FreePages, free
+from hicache.cache.pages import free
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import StorageWrite
+from hicache.cache.tree.events import NO_DEMAND
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig, StageAt
@@ -305,9 +306,7 @@ def test_a_prefetch_whose_anchor_has_left_the_host_is_found() -> None:
     (prefetch,) = world.prefetcher.active.values()
     lock = prefetch.anchor_lock
     world.cache.tree.release(lock)
-    actions: list[FreePages] = []
-    world.cache.tree.evict(prefetch.anchor, HOST, FULL, actions)
-    free(actions, world.cache.pools)
+    free(world.cache.tree.evict(prefetch.anchor, HOST, FULL, NO_DEMAND), world.cache.pools)
     with pytest.raises(BrokenLawError, match=r"law 7: anchor .* is not on the host"):
         world.check()
 
@@ -370,7 +369,7 @@ def test_a_prefetch_that_is_still_there_is_found() -> None:
         world.check_drained()
     world.prefetcher.lingering.clear()
     for kind in (FULL, SWA, MAMBA):
-        world.cache.host.free(kind, prefetch.staged[kind])
+        world.cache.pools[HOST][kind].free(prefetch.staged[kind])
     with pytest.raises(BrokenLawError, match="law 5: 12 tokens are still occupied by prefetches"):
         world.check_drained()
     world.prefetcher.occupied_tokens = 0

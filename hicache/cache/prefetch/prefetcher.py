@@ -49,6 +49,7 @@ class Prefetcher:
         self.verdicts: dict[int, bool] | None = None
         self.policy = cache.tree.policy
         self._page = cache.page_size
+        self._pools = cache.pools[HOST]
         self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
 
     # -- starting ------------------------------------------------------------------------------
@@ -243,23 +244,23 @@ class Prefetcher:
         # allocate host pages, all of them or none; `config.cut` may shorten the prefetch to what
         # fits
         demand = Demand(Purpose.prefetch, prefetch.request_id)
-        room, config = self.cache.host, self.config
+        host, pools, config = self.cache.host, self._pools, self.config
         wanted = prefetch.num_pages
-        room.make_room(FULL, wanted, demand)
-        full = room.allocate(FULL, wanted, evict=False)
+        host.make_room(FULL, wanted, demand)
+        full = pools[FULL].allocate(wanted)
         if full is None and config.cut is not CutPolicy.abandon:
             fits = self.cache.available_size(FULL, HOST) // self._page
             if config.cut is CutPolicy.restorable and prefetch.restorable is not None:
                 fits = max((each for each in prefetch.restorable if each <= fits), default=0)
             if fits * self._page >= config.threshold:
-                full = room.allocate(FULL, fits, evict=False)
+                full = pools[FULL].allocate(fits)
         if full is None:
             return self._give_up("host_room", wanted)
         prefetch.staged[FULL] = full
         for kind, window in prefetch.needs:
             count = min(window.num_pages, len(full))  # a shorter prefix may need more of a chunk
-            room.make_room(kind, count, demand)
-            page_ids = room.allocate(kind, count, evict=False)
+            host.make_room(kind, count, demand)
+            page_ids = pools[kind].allocate(count)
             if page_ids is None:
                 self._unstage(prefetch)
                 return self._give_up("sidecar_room", wanted)
@@ -282,14 +283,14 @@ class Prefetcher:
         kept = {kind: min(window.num_pages, keep) for kind, window in prefetch.needs}
         for kind, keep_now in {FULL: keep, **kept}.items():
             staged = prefetch.staged[kind]
-            self.cache.host.free(kind, staged[keep_now:])
+            self._pools[kind].free(staged[keep_now:])
             prefetch.staged[kind] = staged[:keep_now]
         self.counters[f"prefetch/discarded_{reason}_pages"] += discarded
 
     def _unstage(self, prefetch: Prefetch) -> None:
         # free what is still staged
         for kind in self.cache.tree.kinds.numbers:
-            self.cache.host.free(kind, prefetch.staged[kind])
+            self._pools[kind].free(prefetch.staged[kind])
             prefetch.staged[kind] = NO_PAGES
 
     def _revoke(self, prefetch: Prefetch, reason: str) -> None:
@@ -337,7 +338,7 @@ class Prefetcher:
             )
         unusable = prefetch.staged[FULL][: completed - kept]
         prefetch.staged[FULL] = prefetch.staged[FULL][completed - kept :]
-        self.cache.host.free(FULL, unusable)
+        self._pools[FULL].free(unusable)
         self.cache.fates.count(completed - kept, "not_restorable")
         self._settle(prefetch)
 

@@ -1,14 +1,15 @@
 """The device tier: allocates pages and state slots, evicts, and copies from the host."""
 
+from operator import sub
+
 from hicache.cache.kinds import FULL
-from hicache.cache.pages import FreePages, PageIds, joined
+from hicache.cache.pages import PageIds, joined
 from hicache.cache.tiers.host import Host
-from hicache.cache.tiers.shared import SharedAllocator
+from hicache.cache.tiers.shared import SharedAllocator, fitting
 from hicache.cache.tiers.transfer import Bookings, LoadBack, Move
-from hicache.cache.tree.events import NO_DEMAND, Demand, Purpose
+from hicache.cache.tree.events import NO_DEMAND, Demand
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.cache.tree.sequence import Sequence
 
 
 class Device:
@@ -28,12 +29,9 @@ class Device:
     def evictable(self, kind: int) -> int:
         residency = self._tree.residency
         resident, protected = residency.resident[DEVICE], residency.protected[DEVICE]
-        if not self.is_shared:
-            return resident[kind] - protected[kind]
-        sizes = self._bookings.page_bytes
-        numbers = self._tree.kinds.numbers
-        total = sum([(resident[each] - protected[each]) * sizes[each] for each in numbers])
-        return total // sizes[kind]
+        if self.is_shared:
+            return fitting(self._tree.kinds, kind, map(sub, resident, protected))
+        return resident[kind] - protected[kind]
 
     def allocate(self, kind: int, count: int, demand: Demand = NO_DEMAND) -> PageIds | None:
         """Allocate `count` device page ids of one kind of data; return None if there is no room.
@@ -55,46 +53,29 @@ class Device:
             self.evict(kind, count + spare - pool.num_free, demand)
         return pool.num_free >= count
 
-    def free(self, kind: int, page_ids: PageIds) -> None:
-        self._pools[kind].free(page_ids)
-
     def evict(self, kind: int, count: int, demand: Demand = NO_DEMAND) -> bool:
         pool = self._pools[kind]
         wanted = pool.num_free + count
         stuck: list[tuple[Node, int]] = []
         while pool.num_free < wanted:
-            if not self._evict_one(kind, wanted - pool.num_free, stuck, demand):
+            found = self._tree.victim(DEVICE, kind, wanted - pool.num_free)
+            if found is None:
                 break
+            if not self._evict(*found, demand):
+                stuck.append(found)
         for node, each in stuck:
             self._tree.residency.reconsider(node, each)
         return pool.num_free >= wanted
 
-    def _evict_one(
-        self, wanted: int, need: int, stuck: list[tuple[Node, int]], demand: Demand
-    ) -> bool:
-        residency, sizes = self._tree.residency, self._bookings.page_bytes
-        while (found := self._victim(wanted, need)) is not None:
-            victim, kind = found
-            missing = need if kind == wanted else -(-need * sizes[wanted] // sizes[kind])
-            self._tree.trim(victim, kind, missing)
-            if self._write_back is not None:
-                self._write_back.save_victim(victim, kind, demand.request_id)
-                if not residency.may_leave_device(victim):
-                    stuck.append(found)
-                    residency.queues[DEVICE][kind].pop(victim, None)
-                    continue
-            actions: list[FreePages] = []
-            self._tree.evict(victim, DEVICE, kind, actions, demand)
-            self._bookings.free_evicted(actions)
-            return True
-        return False
-
-    def _victim(self, kind: int, need: int) -> tuple[Node, int] | None:
+    def _evict(self, victim: Node, kind: int, demand: Demand) -> bool:
         residency = self._tree.residency
-        if self.is_shared:
-            return residency.shared_victim(DEVICE, kind, need)
-        victim = residency.victim(DEVICE, kind, need)
-        return None if victim is None else (victim, kind)
+        if self._write_back is not None:
+            self._write_back.save_victim(victim, kind, demand.request_id)
+            if not residency.may_leave_device(victim):
+                residency.queues[DEVICE][kind].pop(victim, None)
+                return False
+        self._bookings.free_evicted(self._tree.evict(victim, DEVICE, kind, demand))
+        return True
 
     # -- load-backs ----------------------------------------------------------------------------
 
@@ -117,7 +98,7 @@ class Device:
             page_ids = self.allocate(kind, count, demand)
             if page_ids is None:
                 for earlier, ids in taken.items():
-                    self.free(earlier, ids)
+                    self._pools[earlier].free(ids)
                 tree.release(host_lock)
                 tree.release(lock)
                 self._counters["load_back/failed_count"] += 1
@@ -143,47 +124,3 @@ class Device:
         self._bookings.book(load_back)
         self._counters["transfer/load_back_bytes"] += num_bytes
         return load_back
-
-    def load_again(self, load_back: LoadBack, slot: PageIds) -> None:
-        (states,) = (move for move in load_back.moves if move.kind in self._tree.kinds.points)
-        self._add(load_back, states._replace(targets=slot, is_own=True))
-
-    def load_last(
-        self, node: Node, sequence: Sequence, load_back: LoadBack | None
-    ) -> LoadBack | None:
-        """Copy the page after `node` from the host to a device page that only this sequence owns.
-
-        The copy is added to `load_back`, which must not have started. If `load_back` is None, a new
-        copy is queued. Return the copy. Return None if the host lacks the page or the device has no
-        free page. The result is also None for a model with sliding windows or Mamba states.
-        """
-        tree, end = self._tree, node.end + 1
-        if tree.kinds.aux or sequence.lock is None:
-            return None
-        last = tree.descend(node, sequence.tokens, end)
-        held = None if last is None else last.held[HOST][FULL]
-        if last is None or held is None:
-            return None
-        host_lock = tree.lock_host(last, {FULL: node.end})
-        page_ids = self.allocate(FULL, 1, Demand(Purpose.load_back, sequence.request_id))
-        if page_ids is None:
-            tree.release(host_lock)
-            return None
-        last.tick = tree.residency.tick
-        self._bookings.fates.use(held)
-        sequence.pages[FULL] += page_ids
-        sequence.num_pages = end
-        is_new = load_back is None
-        if load_back is None:
-            load_back = LoadBack(moves=[], num_bytes=0, node=node, locks=[tree.lock(node)])
-        load_back.host_locks.append(host_lock)
-        self._add(load_back, Move(FULL, held, page_ids, is_own=True))
-        if is_new:
-            self._bookings.book(load_back)
-        return load_back
-
-    def _add(self, load_back: LoadBack, move: Move) -> None:
-        num_bytes = self._bookings.bytes_of([move])
-        load_back.moves.append(move)
-        load_back.num_bytes += num_bytes
-        self._counters["transfer/load_back_bytes"] += num_bytes

@@ -37,18 +37,12 @@ class Host:
 
     # -- room ----------------------------------------------------------------------------------
 
-    def allocate(
-        self, kind: int, count: int, demand: Demand = NO_DEMAND, *, evict: bool = True
-    ) -> PageIds | None:
+    def allocate(self, kind: int, count: int, demand: Demand = NO_DEMAND) -> PageIds | None:
         pool = self._pools[kind]
-        if evict:
-            while pool.num_free < count:
-                if not self.evict_one(kind, count - pool.num_free, demand):
-                    return None
+        while pool.num_free < count:
+            if not self.evict_one(kind, count - pool.num_free, demand):
+                return None
         return pool.allocate(count)
-
-    def free(self, kind: int, page_ids: PageIds) -> None:
-        self._pools[kind].free(page_ids)
 
     def make_room(self, kind: int, count: int, demand: Demand) -> None:
         pool = self._pools[kind]
@@ -59,24 +53,13 @@ class Host:
             pass
 
     def evict_one(self, kind: int, missing: int, demand: Demand = NO_DEMAND) -> bool:
-        residency = self._tree.residency
-        if self._tree.knobs.pools == "split":
-            victim = residency.victim(HOST, kind, missing)
-            if victim is None:
-                return False
-        else:
-            found = residency.shared_victim(HOST, kind, missing)
-            if found is None:
-                return False
-            sizes, wanted = self._bookings.page_bytes, kind
-            victim, kind = found
-            missing = -(-missing * sizes[wanted] // sizes[kind])
-        self._tree.trim(victim, kind, missing)
+        found = self._tree.victim(HOST, kind, missing)
+        if found is None:
+            return False
+        victim, leaving = found
         if self._writer is not None:
-            self._writer.on_leaving(victim, kind)
-        actions: list[FreePages] = []
-        self._tree.evict(victim, HOST, kind, actions, demand)
-        self._bookings.free_evicted(actions)
+            self._writer.on_leaving(victim, leaving)
+        self._bookings.free_evicted(self._tree.evict(victim, HOST, leaving, demand))
         return True
 
     def leave(self, node: Node) -> None:
@@ -148,6 +131,7 @@ class Host:
         tree = self._tree
         demand = Demand(Purpose.back_up, request_id)
         moves: list[Move] = []
+        copied: Plan = [[] for _ in plan]
         held: list[Lock] = []
         for kind in tree.kinds.numbers:
             sources: list[PageIds] = []
@@ -168,12 +152,13 @@ class Host:
                 tree.residency.put(each, HOST, kind, target)
                 if tree.demotes:  # no eviction for the next node may take this node's copy
                     held.append(tree.lock_host(each, {kind: each.start}))
+                copied[kind].append(each)
                 sources.append(source)
                 targets.append(target)
             if sources:
                 moves.append(Move(kind, joined(sources), joined(targets)))
         if moves:
-            self._book(plan, moves, is_fence=is_fence)
+            self._book(copied, moves, is_fence=is_fence)
         for lock in held:
             tree.release(lock)
         if tree.listener is not None:
@@ -182,24 +167,11 @@ class Host:
                     if each.held[HOST][kind] is None:
                         tree.listener.not_copied(each, kind)
 
-    def _book(self, plan: Plan, moves: list[Move], *, is_fence: bool) -> None:
-        tree = self._tree
-        starts: dict[int, int] = {}
-        ends: list[Node] = []
-        tops: list[Node] = []
-        points: list[tuple[int, Node]] = []
-        for kind, nodes in enumerate(plan):
-            copied = [each for each in nodes if each.held[HOST][kind] is not None]
-            if not copied:
-                continue
-            ends.append(copied[-1])
-            if kind in tree.kinds.points:
-                points += [(kind, each) for each in copied]
-            else:
-                starts[kind] = copied[0].start
-                if kind != FULL:
-                    tops.append(copied[0])
-        deepest = ends[0] if len(ends) == 1 else max(ends, key=lambda each: each.end)
+    def _book(self, copied: Plan, moves: list[Move], *, is_fence: bool) -> None:
+        tree, kinds = self._tree, self._tree.kinds
+        starts = {kind: copied[kind][0].start for kind in kinds.kept if copied[kind]}
+        points = [(kind, each) for kind in kinds.points for each in copied[kind]]
+        deepest = max([nodes[-1] for nodes in copied if nodes], key=lambda each: each.end)
         host_locks = [tree.lock_host(deepest, starts)]
         host_locks += [tree.lock_host(each, {kind: each.start}) for kind, each in points]
         back_up = BackUp(
@@ -213,6 +185,7 @@ class Host:
         )
         if not is_fence:
             # a lock covers one window; the copy may have one page more
+            tops = [copied[kind][0] for kind, _ in kinds.windows if copied[kind]]
             covered = dict.fromkeys([deepest, *tops, *[each for _, each in points]])
             back_up.locks = [tree.lock(each) for each in covered]
         self._bookings.book(back_up)

@@ -1,7 +1,9 @@
 """Pools of several kinds of data that share the bytes of a tier (`cache.pools`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 
+from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import PageAllocator
 
 
@@ -46,3 +48,31 @@ def shared_pools(
         else PageAllocator(count, is_checked=is_checked)
         for count, size in zip(counts, page_bytes, strict=True)
     ]
+
+
+def fitting(kinds: Kinds, kind: int, counts: Iterable[int]) -> int:
+    """Return how many pages or states of `kind` take the bytes of `counts` pages, by kind."""
+    sizes = kinds.page_bytes
+    return sum([size * count for size, count in zip(sizes, counts, strict=True)]) // sizes[kind]
+
+
+def taken(kinds: Kinds, kind: int, claims: Mapping[int, float]) -> int:
+    """Return how many tokens (or states) of `kind` the `claims` take: tokens (or states) by kind.
+
+    The result is a multiple of a page.
+    """
+    sizes, units = kinds.page_bytes, kinds.units
+    num_bytes = sum([sizes[each] * count / units[each] for each, count in claims.items()])
+    return ceil(num_bytes / sizes[kind]) * units[kind]
+
+
+def growth_pages(kinds: Kinds, kind: int, pages: int) -> int:
+    """Return how many pages of each paged kind take the bytes of `pages` pages of `kind`."""
+    sizes = kinds.page_bytes
+    return pages * sizes[kind] // sum([sizes[each] for each in kinds.paged])
+
+
+def growth(kinds: Kinds, count: int) -> int:
+    """Return how many pages of full KV take the bytes of `count` pages of each paged kind."""
+    num_bytes = count * sum([kinds.page_bytes[each] for each in kinds.paged])
+    return -(-num_bytes // kinds.page_bytes[FULL])

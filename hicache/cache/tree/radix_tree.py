@@ -12,7 +12,7 @@ from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries
-from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
+from hicache.cache.tree.events import CacheListener, Demand
 from hicache.cache.tree.keys import Key, PageNames, keys
 from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult, Node, make_root
 from hicache.cache.tree.residency import Residency
@@ -245,10 +245,22 @@ class RadixTree:
 
     # -- evicting -----------------------------------------------------------------------------
 
-    def trim(self, leaf: Node, kind: int, missing: int) -> None:
-        # split a leaf that will be evicted, if its last `missing` pages suffice
-        if kind == FULL and self.knobs.trims_leaves and missing < leaf.num_pages:
-            self._split(leaf, leaf.num_pages - missing)
+    def victim(self, tier: int, kind: int, need: int) -> tuple[Node, int] | None:
+        """Return the data that a tier evicts next, as node and kind, or None if none can leave.
+
+        `need` is the number of pages or state slots of `kind` that must become free. A leaf of
+        which the last pages suffice may be split.
+        """
+        pools = self.knobs.pools
+        is_shared = pools == "shared_both" or (pools == "shared" and tier == HOST)
+        among = self.kinds.numbers if is_shared else (kind,)
+        found = self.residency.victim(tier, kind, need, among)
+        if found is not None and found[1] == FULL and self.knobs.trims_leaves:
+            leaf, sizes = found[0], self.kinds.page_bytes
+            missing = need if kind == FULL else -(-need * sizes[kind] // sizes[FULL])
+            if missing < leaf.num_pages:
+                self._split(leaf, leaf.num_pages - missing)
+        return found
 
     def lost(self, node: Node, tier: int, kind: int) -> tuple[int, ...]:
         """Return the kinds of data that a node loses on a tier when its data of `kind` is evicted.
@@ -258,18 +270,17 @@ class RadixTree:
         """
         return self.kinds.lost_with[FULL if node in self.residency.queues[tier][FULL] else kind]
 
-    def evict(
-        self,
-        node: Node,
-        tier: int,
-        kind: int,
-        actions: list[FreePages],
-        demand: Demand = NO_DEMAND,
-    ) -> None:
+    def evict(self, node: Node, tier: int, kind: int, demand: Demand) -> list[FreePages]:
+        """Evict a node's data of `kind` from a tier, and all data that is lost with it.
+
+        Return the page ids to free.
+        """
+        actions: list[FreePages] = []
         for other in self.lost(node, tier, kind):
             self.residency.drop(node, tier, other, actions, demand, is_victim=other == kind)
         if node.held[DEVICE][FULL] is None and node.held[HOST][FULL] is None:
             self._remove(node, actions, demand)
+        return actions
 
     # -- inside -------------------------------------------------------------------------------
 

@@ -241,47 +241,33 @@ class Residency:
 
     # -- leaving ------------------------------------------------------------------------------
 
-    def victim(self, tier: int, kind: int, need: int) -> Node | None:
-        """Return the node whose data of one kind a tier evicts next, or None if none can leave.
+    def victim(
+        self, tier: int, kind: int, need: int, among: Sequence[int]
+    ) -> tuple[Node, int] | None:
+        """Return the data that a tier evicts next, as node and kind, or None if none can leave.
 
-        `need` is the number of pages or state slots that must become free.
+        `need` is the number of pages or state slots of `kind` that must become free. `among` lists
+        the kinds that may leave for it, ascending.
         """
-        queue = self.queues[tier][kind]
+        queues = self.queues[tier]
         if self._chooser is not None:
-            chosen = self._chooser.victim(tier, kind, need, {kind: queue})
+            offered = {each: queues[each] for each in among}
+            chosen = self._chooser.victim(tier, kind, need, offered)
             if chosen is not None:
-                return chosen[0]
-        first = self._first(queue, tier, kind)
-        if first is None and tier == HOST and kind == FULL and self.duplicates:
-            return self._duplicate()
-        return first
+                return chosen
+        firsts = [(node, each) for each in among if (node := self._first(tier, each)) is not None]
+        if len(among) > 1 and firsts:
+            return min(firsts, key=lambda found: (queues[found[1]].priority(found[0]), found[1]))
+        if firsts:
+            return firsts[0]
+        spared = self._duplicate() if tier == HOST and FULL in among else None
+        return None if spared is None else (spared, FULL)
 
     def reconsider(self, node: Node, kind: int) -> None:
         if kind == FULL:
             self.refresh(node)
         else:
             self._refresh_sidecar(node, DEVICE, kind)
-
-    def shared_victim(self, tier: int, kind: int, need: int) -> tuple[Node, int] | None:
-        """Return the data to evict from a tier whose kinds share their bytes, as node and kind.
-
-        `need` is the number of pages or state slots of `kind` that must become free. The victim may
-        be of another kind.
-        """
-        queues = dict(enumerate(self.queues[tier]))
-        if self._chooser is not None:
-            chosen = self._chooser.victim(tier, kind, need, queues)
-            if chosen is not None:
-                return chosen
-        firsts = {each: self._first(queue, tier, each) for each, queue in queues.items()}
-        ranked = [
-            (queues[each].priority(node), each, node) for each, node in firsts.items() if node
-        ]
-        if ranked:
-            _, each, victim = min(ranked, key=lambda found: found[:2])
-            return victim, each
-        spared = self._duplicate() if tier == HOST and self.duplicates else None
-        return None if spared is None else (spared, FULL)
 
     def may_leave_device(self, node: Node) -> bool:
         """Return True if a node may be evicted from the device.
@@ -361,7 +347,8 @@ class Residency:
         if device[FULL] is None or self._reclaims_duplicates:
             self.refresh(node)
 
-    def _first(self, queue: VictimQueue, tier: int, kind: int) -> Node | None:
+    def _first(self, tier: int, kind: int) -> Node | None:
+        queue = self.queues[tier][kind]
         node = queue.best()
         while kind != FULL and node is not None and node.locks[tier][kind]:
             queue.pop(node, None)  # locked after it was queued; its release adds it again
@@ -381,9 +368,5 @@ class Residency:
 
     def _duplicate(self) -> Node | None:
         # prefer copies of inner nodes: a device leaf needs its copy when it is evicted
-        spared = None
-        for node in self.duplicates:
-            if node not in self.queues[DEVICE][FULL]:
-                return node
-            spared = spared or node
-        return spared
+        inner = (node for node in self.duplicates if node not in self._leaves[DEVICE])
+        return next(inner, next(iter(self.duplicates), None))

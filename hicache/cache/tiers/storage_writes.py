@@ -120,10 +120,9 @@ class StorageWriter:
         return nodes
 
     def _write_nodes(self, items: list[tuple[Node, int]], *, is_given_away: bool = False) -> None:
-        write = self._write_of(items)
-        if not write.keys or not self._has_room(write):
+        write = self._queue(items, is_given_away=is_given_away)
+        if write is None:
             return
-        write.is_given_away = is_given_away
         if not is_given_away:
             write.host_locks = [
                 self._tree.lock_host(node, {kind: node.start}) for node, kind in items
@@ -131,19 +130,21 @@ class StorageWriter:
         for node, kind in items:
             # exclusive storage deletes it again when it is read
             node.stored[kind] = True
-        self._book(write)
 
     def _write_copies(self, back_up: BackUp) -> None:
         first = min(back_up.starts.values(), default=back_up.node.end)
         copied = _items(back_up.node.span(first), back_up.starts, back_up.points)
-        write = self._write_of([item for item in copied if item[0].held[HOST][item[1]] is not None])
-        if self._has_room(write):
+        write = self._queue([item for item in copied if item[0].held[HOST][item[1]] is not None])
+        if write is not None:
             # the locks of the back-up protect the copies until they are written
             write.host_locks, back_up.host_locks = back_up.host_locks, []
-            self._book(write)
 
-    def _write_of(self, items: list[tuple[Node, int]]) -> StorageWrite:
-        # all data is on the host; this function locks nothing
+    def _queue(
+        self, items: list[tuple[Node, int]], *, is_given_away: bool = False
+    ) -> StorageWrite | None:
+        # all data is on the host; this function locks nothing. None: nothing to write, or no room
+        if not items:
+            return None
         keys: list[Key] = []
         parts: list[tuple[int, PageIds]] = []
         num_bytes = 0
@@ -153,22 +154,21 @@ class StorageWriter:
             keys += self._tree.keys(node, kind)
             parts.append((kind, page_ids))
             num_bytes += self._bookings.page_bytes[kind] * len(page_ids)
-        return StorageWrite(keys=keys, parts=parts, num_bytes=num_bytes)
-
-    def _has_room(self, write: StorageWrite) -> bool:
-        if self.queued_bytes + write.num_bytes <= self._queue_bytes:
-            return True
-        self._counters["storage/dropped_write_pages"] += len(write.keys)
-        if self._tree.listener is not None:
-            self._tree.listener.write_dropped(write.keys)
-        return False
-
-    def _book(self, write: StorageWrite) -> None:
-        self.queued_bytes += write.num_bytes
-        self._counters["storage/queued_write_pages"] += len(write.keys)
+        listener = self._tree.listener
+        if self.queued_bytes + num_bytes > self._queue_bytes:
+            self._counters["storage/dropped_write_pages"] += len(keys)
+            if listener is not None:
+                listener.write_dropped(keys)
+            return None
+        self.queued_bytes += num_bytes
+        self._counters["storage/queued_write_pages"] += len(keys)
+        write = StorageWrite(
+            keys=keys, parts=parts, num_bytes=num_bytes, is_given_away=is_given_away
+        )
         self._bookings.book(write)
-        if self._tree.listener is not None:
-            self._tree.listener.write_queued(write.keys)
+        if listener is not None:
+            listener.write_queued(keys)
+        return write
 
 
 def _items(

@@ -170,12 +170,12 @@ class Entries:
         self.names = names
         self.last_id = -1
         events = ("insert", "hit", "miss", "split", "evict", "finish")
-        self.on_insert, self._on_hit, self._on_miss, self._on_split, self.on_evict, on_finish = (
+        self._on_insert, self._on_hit, self._on_miss, self._on_split, self._on_evict, on_finish = (
             getattr(policy, f"on_{event}", None) for event in events
         )
         self._on_finish = on_finish
         self._rank = getattr(policy, "rank", None)
-        self.choose = getattr(policy, "victim", None)
+        self._choose = getattr(policy, "victim", None)
 
     def of(self, node: Node, kind: int) -> Entry:
         # made when it is first needed: most data of a run is never ranked or reused
@@ -214,9 +214,10 @@ class Entries:
         Raises:
             PolicyError: the policy chose an entry that may not be evicted.
         """
-        assert self.choose is not None
+        if self._choose is None:
+            return None
         offered = Evictable(self, queues, tier)
-        chosen = self.choose(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
+        chosen = self._choose(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
         if chosen is None:
             return None
         if not isinstance(chosen, Entry) or chosen not in offered:
@@ -229,14 +230,15 @@ class Entries:
     # -- events -------------------------------------------------------------------------------
 
     def inserted(self, node: Node, tier: int, kind: int) -> None:
-        assert self.on_insert is not None
-        self.on_insert(self.of(node, kind), TIER_NAMES[tier])
+        if self._on_insert is not None:
+            self._on_insert(self.of(node, kind), TIER_NAMES[tier])
 
     def left(self, node: Node, tier: int, kind: int, *, is_victim: bool) -> None:
-        assert self.on_evict is not None
+        if self._on_evict is None:
+            return
         is_kept = node.held[1 - tier][kind] is not None
         why = DEMOTED if is_kept else EVICTED if is_victim else LOST
-        self.on_evict(self.of(node, kind), TIER_NAMES[tier], why)
+        self._on_evict(self.of(node, kind), TIER_NAMES[tier], why)
 
     def split(self, upper: Node, lower: Node) -> None:
         kinds = tuple(lower.entries) if self._on_split is None else self.kinds.numbers

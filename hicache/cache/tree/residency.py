@@ -56,9 +56,6 @@ class Residency:
         self.queues = tuple([queue(tier, kind) for kind in range(kinds.size)] for tier in TIERS)
         self._leaves = [queues[FULL] for queues in self.queues]
         self._entries = entries
-        self._inserting = None if entries is None or entries.on_insert is None else entries
-        self._leaving = None if entries is None or entries.on_evict is None else entries
-        self._chooser = None if entries is None or entries.choose is None else entries
         self.duplicates: dict[Node, None] = {}
         self._listener = listener
         self.tick = 0  # logical time, advanced by each match and each insertion
@@ -101,8 +98,8 @@ class Residency:
             self.protected[tier][kind] += len(page_ids)
         if kind != FULL and (tier == DEVICE or node.held[DEVICE][kind] is None):
             node.aux_ticks[kind] = self.next_tick()
-        if self._inserting is not None:
-            self._inserting.inserted(node, tier, kind)
+        if self._entries is not None:
+            self._entries.inserted(node, tier, kind)
         self._changed(node, tier, kind, 1)
 
     def drop(
@@ -133,8 +130,8 @@ class Residency:
         actions.append(FreePages(tier, kind, page_ids))
         if self._leaving_refreshes and tier == DEVICE and node.held[HOST][kind] is not None:
             node.aux_ticks[kind] = self.next_tick()
-        if self._leaving is not None:
-            self._leaving.left(node, tier, kind, is_victim=is_victim)
+        if self._entries is not None:
+            self._entries.left(node, tier, kind, is_victim=is_victim)
         self._changed(node, tier, kind, -1)
 
     def split(self, upper: Node, lower: Node) -> None:
@@ -250,9 +247,9 @@ class Residency:
         the kinds that may leave for it, ascending.
         """
         queues = self.queues[tier]
-        if self._chooser is not None:
+        if self._entries is not None:
             offered = {each: queues[each] for each in among}
-            chosen = self._chooser.victim(tier, kind, need, offered)
+            chosen = self._entries.victim(tier, kind, need, offered)
             if chosen is not None:
                 return chosen
         firsts = [(node, each) for each in among if (node := self._first(tier, each)) is not None]

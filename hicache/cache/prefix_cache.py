@@ -356,10 +356,8 @@ class PrefixCache:
         free(actions, self.pools)
         if self._writer is not None:
             self._writer.on_read(node.span(anchor.end), node, pages)
-        full = set(pages[FULL])
-        for action in actions:
-            if action.kind == FULL:
-                full.difference_update(action.page_ids)
+        doubles = [action.page_ids for action in actions if action.kind == FULL]
+        full = set(pages[FULL]).difference(*doubles)
         self.fates.count(len(pages[FULL]) - len(full), "duplicate")
         self.fates.publish(full)
         return len(full)

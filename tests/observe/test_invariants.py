@@ -392,7 +392,7 @@ def test_a_page_from_storage_without_a_fate_is_found() -> None:
 
 def test_a_page_from_storage_that_has_left_without_a_fate_is_found() -> None:
     world = World().done()
-    world.cache.fates.publish([7])
+    world.cache.fates.publish({7})
     told = re.escape(
         "law 9: pages {7} were read from storage but are neither counted nor on the host"
     )

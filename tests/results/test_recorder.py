@@ -274,14 +274,14 @@ def test_counting_begins_when_the_warm_up_ends() -> None:
 def test_a_page_read_in_the_warm_up_counts_as_read_where_its_fate_falls() -> None:
     score = Score(FakeEngine(), FakeEngine(), warm_up_s=3.0)
     one, other = (engine.cache.fates for engine in score.engines)
-    one.publish([1, 2, 3])
-    other.publish([1, 2])
-    one.use([1])
+    one.publish({1, 2, 3})
+    other.publish({1, 2})
+    one.close([1], "used")
     other.count(9, "late")
     score.recorder.at(3 * SECOND_NS)
-    one.use([2])
-    other.evict([1])
-    other.publish([3, 4, 5, 6])
+    one.close([2], "used")
+    other.close([1], "evicted_unused")
+    other.publish({3, 4, 5, 6})
     score.recorder.at(8 * SECOND_NS)
     totals = {key: count for key, count in score.recorder.totals().items() if count}
     assert totals == {

@@ -115,8 +115,8 @@ class Device:
                 tree.residency.put(each, DEVICE, kind, targets[done : done + len(held)])
                 done += len(held)
             moves.append(Move(kind, joined(sources), targets))
-            if kind not in kinds.aux:
-                self._bookings.fates.use(moves[-1].sources)
+            if kind == FULL:
+                self._bookings.fates.close(moves[-1].sources, "used")
         num_bytes = self._bookings.bytes_of(moves)
         load_back = LoadBack(
             moves=moves, num_bytes=num_bytes, node=node, locks=[lock], host_locks=[host_lock]

@@ -46,7 +46,7 @@ def load_last(
         tree.release(host_lock)
         return None
     last.tick = tree.residency.tick
-    bookings.fates.use(held)
+    bookings.fates.close(held, "used")
     sequence.pages[FULL] += page_ids
     sequence.num_pages = end
     is_new = load_back is None

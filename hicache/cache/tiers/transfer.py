@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hicache.cache.kinds import Kinds
+from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages, PageIds, Pools
 from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import HOST, TIER_NAMES, Lock, Node
@@ -139,26 +139,18 @@ class PrefetchFates:
         self._counters["prefetch/read_pages"] += num_pages
         self._counters[f"prefetch/{fate}_pages"] += num_pages
 
-    def publish(self, page_ids: Iterable[int]) -> None:
-        new = set(page_ids)
-        self._counters["prefetch/read_pages"] += len(new)
-        self.unused |= new
+    def publish(self, page_ids: set[int]) -> None:
+        self._counters["prefetch/read_pages"] += len(page_ids)
+        self.unused |= page_ids
 
-    def use(self, page_ids: Iterable[int]) -> None:
-        self._close(page_ids, "used")
-
-    def evict(self, page_ids: Iterable[int]) -> None:
-        self._close(page_ids, "evicted_unused")
+    def close(self, page_ids: Iterable[int], fate: str) -> None:
+        if self.unused:
+            closed = self.unused.intersection(page_ids)
+            self.unused -= closed
+            self._counters[f"prefetch/{fate}_pages"] += len(closed)
 
     def fates_now(self) -> Counter[str]:
         return Counter({"prefetch/unused_at_end_pages": len(self.unused)})
-
-    def _close(self, page_ids: Iterable[int], fate: str) -> None:
-        if not self.unused:
-            return
-        closed = self.unused.intersection(page_ids)
-        self.unused -= closed
-        self._counters[f"prefetch/{fate}_pages"] += len(closed)
 
 
 class Bookings:
@@ -174,7 +166,6 @@ class Bookings:
         self.counters = counters
         self.fates = PrefetchFates(counters)
         self.page_bytes = kinds.page_bytes
-        self._aux = kinds.aux
         self._evicted = [
             [f"evict/{tier}_{name}_pages" for name in kinds.names] for tier in TIER_NAMES
         ]
@@ -190,8 +181,8 @@ class Bookings:
 
     def free_evicted(self, actions: list[FreePages]) -> None:
         for tier, kind, page_ids in actions:
-            if tier == HOST and kind not in self._aux:
-                self.fates.evict(page_ids)
+            if tier == HOST and kind == FULL:
+                self.fates.close(page_ids, "evicted_unused")
             self.counters[self._evicted[tier][kind]] += len(page_ids)
             self.pools[tier][kind].free(page_ids)
 

@@ -40,9 +40,17 @@ def insert(
                     page_ids = sequence.pages[kind][start:cut]
                     residency.put(child, DEVICE, kind, page_ids)
         else:
+            # the tree already has these tokens, on at least one tier
             for kind in kinds.kept:
-                if start >= starts[kind]:
-                    _merge(tree, child, kind, sequence.pages[kind], actions)
+                if start < starts[kind]:
+                    continue
+                page_ids, ours = sequence.pages[kind], child.held[DEVICE][kind]
+                theirs = page_ids[start : child.end]
+                if ours is None:
+                    residency.put(child, DEVICE, kind, theirs)
+                else:
+                    actions.append(FreePages(DEVICE, kind, theirs))
+                    page_ids[start : child.end] = ours
         child.uses += 1
         child.tick = tick
         node = child
@@ -111,19 +119,6 @@ def _grow(tree: RadixTree, node: Node, sequence: Sequence, end: int) -> Node:
     child = tree.grow(node, sequence.tokens[start * tree.page_bytes : end * tree.page_bytes])
     child.digests = sequence.known_digests(start, end)
     return child
-
-
-def _merge(
-    tree: RadixTree, node: Node, kind: int, page_ids: PageIds, actions: list[FreePages]
-) -> None:
-    # the tree already has these tokens, on at least one tier
-    theirs = page_ids[node.start : node.end]
-    ours = node.held[DEVICE][kind]
-    if ours is None:
-        tree.residency.put(node, DEVICE, kind, theirs)
-    else:
-        actions.append(FreePages(DEVICE, kind, theirs))
-        page_ids[node.start : node.end] = ours
 
 
 def _put_host(

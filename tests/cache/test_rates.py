@@ -44,7 +44,7 @@ def marginal(rates: RateEstimator, patience: float | None = 1) -> Marginal:
 
 
 def test_a_rate_nobody_has_seen_is_unknown() -> None:
-    rates = RateEstimator({})
+    rates = RateEstimator()
     assert rates.load_ns(prefetch_of(1)) is None
     assert rates.compute_ns(1) is None
 
@@ -64,14 +64,14 @@ def test_half_a_memory_later_a_rate_counts_half() -> None:
 
 
 def test_readers_side_by_side_share_their_time() -> None:
-    rates = RateEstimator({})
+    rates = RateEstimator()
     was_read(rates, 5, 0, 10)
     was_read(rates, 5, 0, 10)
     assert rates.load_ns(prefetch_of(1)) == pytest.approx(1.0, rel=0.01)
 
 
 def test_time_in_which_nothing_was_read_does_not_count() -> None:
-    rates = RateEstimator({})
+    rates = RateEstimator()
     was_read(rates, 5, 0, 10)
     was_read(rates, 5, 1_000, 1_010)
     assert rates.load_ns(prefetch_of(1)) == pytest.approx(2.0)
@@ -81,7 +81,7 @@ def test_time_in_which_nothing_was_read_does_not_count() -> None:
 def test_a_read_from_shared_storage_includes_the_wait_for_other_engines(
     num_engines: int, page_ns: int
 ) -> None:
-    rates = RateEstimator({}, num_engines)
+    rates = RateEstimator(num_engines)
     prefetch = prefetch_of(5, completed=5)
     prefetch.answered_ns, prefetch.read_ns = 100, (120, 130)
     rates.was_read(prefetch)
@@ -91,26 +91,27 @@ def test_a_read_from_shared_storage_includes_the_wait_for_other_engines(
 def test_earlier_prefetches_are_read_first() -> None:
     earlier, done, ours, later = prefetch_of(7, completed=2), *map(prefetch_of, (50, 3, 90))
     done.phase = Phase.stopped
-    rates = RateEstimator(dict(enumerate([earlier, done, ours, later])))
+    rates = RateEstimator()
+    rates.active.update(enumerate([earlier, done, ours, later]))
     was_read(rates, 10, 0, 10)
     assert rates.load_ns(ours) == pytest.approx(5 + 3)
 
 
 @pytest.mark.parametrize(("token_ns", "may_stop"), [(2, False), (3, False), (1, True)])
 def test_marginal_stops_when_computing_is_sooner_done(token_ns: int, *, may_stop: bool) -> None:
-    rates = RateEstimator({})
+    rates = RateEstimator()
     was_read(rates, 10, 0, 80)  # 8 ns a page of 4 tokens
     rates.was_computed(100, 100 * token_ns)
     assert marginal(rates).may_stop(prefetch_of(5), 0) is may_stop
 
 
 def test_marginal_lets_the_first_request_go_to_learn_what_computing_takes() -> None:
-    assert marginal(RateEstimator({})).may_stop(prefetch_of(5), 0)
-    assert marginal(RateEstimator({})).deadline_ns(prefetch_of(5)) is None
+    assert marginal(RateEstimator()).may_stop(prefetch_of(5), 0)
+    assert marginal(RateEstimator()).deadline_ns(prefetch_of(5)) is None
 
 
 def test_marginal_waits_for_an_answer_of_storage() -> None:
-    rates = RateEstimator({})
+    rates = RateEstimator()
     was_read(rates, 10, 0, 10**9)
     rates.was_computed(1, 10)
     unanswered = prefetch_of(5)
@@ -120,7 +121,7 @@ def test_marginal_waits_for_an_answer_of_storage() -> None:
 
 
 def test_nobody_waits_longer_than_computing_would_have_taken() -> None:
-    rates = RateEstimator({})
+    rates = RateEstimator()
     rates.was_computed(1, 10)
     policy, prefetch = marginal(rates), prefetch_of(5)  # no read has told how long this one takes
     assert policy.deadline_ns(prefetch) == 5 * PAGE * 10
@@ -132,7 +133,7 @@ def test_nobody_waits_longer_than_computing_would_have_taken() -> None:
 def test_computing_counts_once_for_everybody_it_keeps_waiting(
     num_waiting: int, *, may_stop: bool
 ) -> None:
-    rates = RateEstimator({})
+    rates = RateEstimator()
     was_read(rates, 10, 0, 80)
     rates.was_computed(100, 150)
     rates.num_waiting = num_waiting
@@ -140,7 +141,7 @@ def test_computing_counts_once_for_everybody_it_keeps_waiting(
 
 
 def test_patience_is_what_computing_counts_for() -> None:
-    rates = RateEstimator({})
+    rates = RateEstimator()
     was_read(rates, 10, 0, 80)
     rates.was_computed(100, 150)
     verdicts = [marginal(rates, patience).may_stop(prefetch_of(5), 0) for patience in (1.3, 1.4)]
@@ -154,7 +155,7 @@ def test_patience_is_what_computing_counts_for() -> None:
 def test_at_stake_is_what_a_stop_would_not_keep(
     restorable: list[int], *, keeps_part: bool, may_stop: bool
 ) -> None:
-    rates = RateEstimator({})
+    rates = RateEstimator()
     was_read(rates, 10, 0, 114)
     rates.was_computed(100, 150)
     half = prefetch_of(10, completed=5, has_state=True)  # 57 ns to read, 60 or 30 to compute
@@ -166,7 +167,7 @@ def test_at_stake_is_what_a_stop_would_not_keep(
 def test_saving_gpu_time_justifies_no_longer_read_from_shared_storage(
     num_engines: int, *, may_stop: bool
 ) -> None:
-    rates = RateEstimator({}, num_engines)
+    rates = RateEstimator(num_engines)
     was_read(rates, 10, 0, 80)
     rates.was_computed(100, 150)
     policy = marginal(rates, None)

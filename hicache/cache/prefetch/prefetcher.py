@@ -115,14 +115,12 @@ class Prefetcher:
         if hit * self._page < self.config.threshold:
             self._revoke(prefetch, "miss")
             return
+        prefetch.num_pages = hit
         if prefetch.is_staged:
-            self._give_back(prefetch, hit, "miss")
-            prefetch.num_pages = hit
-        else:
-            prefetch.num_pages = hit
-            if not self._stage(prefetch):
-                self._revoke(prefetch, "no_room")
-                return
+            self._give_back(prefetch, hit)
+        elif not self._stage(prefetch):
+            self._revoke(prefetch, "no_room")
+            return
         prefetch.phase = Phase.reading
         self.reads.append(prefetch)
 
@@ -277,15 +275,15 @@ class Prefetcher:
         self.counters[f"prefetch/abandoned_{reason}_tokens"] += num_pages * self._page
         return False
 
-    def _give_back(self, prefetch: Prefetch, keep: int, reason: str) -> None:
+    def _give_back(self, prefetch: Prefetch, keep: int) -> None:
         # free the staged full pages from `keep` on, and the window pages beyond a shorter prefix
-        discarded = len(prefetch.staged[FULL]) - min(keep, len(prefetch.staged[FULL]))
-        kept = {kind: min(window.num_pages, keep) for kind, window in prefetch.needs}
-        for kind, keep_now in {FULL: keep, **kept}.items():
+        discarded = max(len(prefetch.staged[FULL]) - keep, 0)
+        self.counters["prefetch/discarded_miss_pages"] += discarded
+        counts = {kind: min(window.num_pages, keep) for kind, window in prefetch.needs}
+        for kind, count in {FULL: keep, **counts}.items():
             staged = prefetch.staged[kind]
-            self._pools[kind].free(staged[keep_now:])
-            prefetch.staged[kind] = staged[:keep_now]
-        self.counters[f"prefetch/discarded_{reason}_pages"] += discarded
+            self._pools[kind].free(staged[count:])
+            prefetch.staged[kind] = staged[:count]
 
     def _unstage(self, prefetch: Prefetch) -> None:
         # free what is still staged

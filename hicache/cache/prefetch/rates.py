@@ -54,9 +54,9 @@ class RateEstimator:
         active: the unfinished reads from storage, by request id.
     """
 
-    def __init__(self, active: dict[int, Prefetch] | None = None, num_engines: int = 1) -> None:
+    def __init__(self, num_engines: int = 1) -> None:
         self.num_engines = num_engines
-        self.active = {} if active is None else active
+        self.active: dict[int, Prefetch] = {}
         self._reading = RecentRate(PAGES_REMEMBERED)
         self._computing = RecentRate(TOKENS_REMEMBERED)
         self._read_until_ns = 0

@@ -120,9 +120,10 @@ class StorageWriter:
         return nodes
 
     def _write_nodes(self, items: list[tuple[Node, int]], *, is_given_away: bool = False) -> None:
-        write = self._queue(items, is_given_away=is_given_away)
+        write = self._queue(items)
         if write is None:
             return
+        write.is_given_away = is_given_away
         if not is_given_away:
             write.host_locks = [
                 self._tree.lock_host(node, {kind: node.start}) for node, kind in items
@@ -139,9 +140,7 @@ class StorageWriter:
             # the locks of the back-up protect the copies until they are written
             write.host_locks, back_up.host_locks = back_up.host_locks, []
 
-    def _queue(
-        self, items: list[tuple[Node, int]], *, is_given_away: bool = False
-    ) -> StorageWrite | None:
+    def _queue(self, items: list[tuple[Node, int]]) -> StorageWrite | None:
         # all data is on the host; this function locks nothing. None: nothing to write, or no room
         if not items:
             return None
@@ -162,9 +161,7 @@ class StorageWriter:
             return None
         self.queued_bytes += num_bytes
         self._counters["storage/queued_write_pages"] += len(keys)
-        write = StorageWrite(
-            keys=keys, parts=parts, num_bytes=num_bytes, is_given_away=is_given_away
-        )
+        write = StorageWrite(keys=keys, parts=parts, num_bytes=num_bytes)
         self._bookings.book(write)
         if listener is not None:
             listener.write_queued(keys)

@@ -25,6 +25,7 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
+from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.node import DEVICE, MatchResult, Node
@@ -90,7 +91,8 @@ class PrefixCache:
             )
         # each tier makes room with the help of the tier below it
         self.host = Host(tree, self._bookings, self._writer)
-        self.device = Device(tree, self._bookings, self.host if tree.demotes else None)
+        write_back = WriteBack(tree, self._bookings, self.host) if tree.demotes else None
+        self.device = Device(tree, self._bookings, write_back)
 
     # -- how much room there is ----------------------------------------------------------------
 

@@ -4,9 +4,9 @@ from operator import sub
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds, joined
-from hicache.cache.tiers.host import Host
 from hicache.cache.tiers.shared import SharedAllocator, fitting
 from hicache.cache.tiers.transfer import Bookings, LoadBack, Move
+from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import NO_DEMAND, Demand
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
@@ -15,7 +15,7 @@ from hicache.cache.tree.radix_tree import RadixTree
 class Device:
     """Manages the device tier: allocates pages, evicts data, and queues copies from the host."""
 
-    def __init__(self, tree: RadixTree, bookings: Bookings, write_back: Host | None) -> None:
+    def __init__(self, tree: RadixTree, bookings: Bookings, write_back: WriteBack | None) -> None:
         # `write_back` copies victims before they are evicted; None: no copy at eviction
         self._tree = tree
         self._pools = bookings.pools[DEVICE]
@@ -61,21 +61,16 @@ class Device:
             found = self._tree.victim(DEVICE, kind, wanted - pool.num_free)
             if found is None:
                 break
-            if not self._evict(*found, demand):
+            victim, each = found
+            write_back = self._write_back
+            if write_back is None or write_back.save(victim, each, demand.request_id):
+                self._bookings.free_evicted(self._tree.evict(victim, DEVICE, each, demand))
+            else:
                 stuck.append(found)
+                self._tree.residency.queues[DEVICE][each].pop(victim, None)
         for node, each in stuck:
             self._tree.residency.reconsider(node, each)
         return pool.num_free >= wanted
-
-    def _evict(self, victim: Node, kind: int, demand: Demand) -> bool:
-        residency = self._tree.residency
-        if self._write_back is not None:
-            self._write_back.save_victim(victim, kind, demand.request_id)
-            if not residency.may_leave_device(victim):
-                residency.queues[DEVICE][kind].pop(victim, None)
-                return False
-        self._bookings.free_evicted(self._tree.evict(victim, DEVICE, kind, demand))
-        return True
 
     # -- load-backs ----------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, free, joined
 from hicache.cache.tiers.storage_writes import StorageWriter
 from hicache.cache.tiers.transfer import (
-    EVICTED,
     INSERTED,
     BackUp,
     Bookings,
@@ -97,32 +96,17 @@ class Host:
             node = node.parent
         plan = self._tree.plan_back_up(node)
         if node is not published and not node.is_root:
-            self._back_up_locked(node, plan, request_id, is_fence=False)
+            self.back_up_locked(node, plan, request_id, is_fence=False)
         elif any(plan):
             self._back_up(plan, request_id, is_fence=False)
 
-    def save_victim(self, victim: Node, kind: int, request_id: int | None) -> None:
-        """Copy data to the host before an eviction drops the data from the device.
-
-        The eviction chose the data of `kind` at the node `victim`; a leaf loses its data of other
-        kinds as well. Data that the write policy does not want is not copied. The next step of the
-        engine waits for the copy. `request_id` names the request that needs the space.
-        """
-        device, host = victim.held
-        plan: Plan = [[] for _ in device]
-        lost = self._tree.lost(victim, DEVICE, kind)
-        for other in lost:
-            load = Load(EVICTED, self._bookings, other, DEVICE)
-            if FULL in lost and other != FULL and host[FULL] is None and not plan[FULL]:
-                break  # windows and states need the full pages
-            is_new = device[other] is not None and host[other] is None
-            if is_new and admits(self._tree, victim, load):
-                plan[other] = [victim]
-        self._back_up_locked(victim, plan, request_id, is_fence=True)
-
-    def _back_up_locked(
+    def back_up_locked(
         self, node: Node, plan: Plan, request_id: int | None, *, is_fence: bool
     ) -> None:
+        """Copy what `plan` lists, data on the path to `node`, while the path is locked.
+
+        If `is_fence` is True, the device frees the data at once.
+        """
         lock = self._tree.lock(node)  # eviction on the host may drop other data of the path
         self._back_up(plan, request_id, is_fence=is_fence)
         self._tree.release(lock)

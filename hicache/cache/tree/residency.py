@@ -266,24 +266,6 @@ class Residency:
         else:
             self._refresh_sidecar(node, DEVICE, kind)
 
-    def may_leave_device(self, node: Node) -> bool:
-        """Return True if a node may be evicted from the device.
-
-        If the node has no copy on the host, its eviction also drops all nodes below it, which lie
-        on the host only. The result is False if any data that would be dropped is locked.
-        """
-        if node.held[HOST][FULL] is not None or node not in self.queues[DEVICE][FULL]:
-            return True
-        if any(node.locks[HOST]):
-            return False
-        stack = list(node.children.values())
-        while stack:
-            below = stack.pop()
-            if any(below.locks[HOST]) or below.path_locks:
-                return False
-            stack.extend(below.children.values())
-        return True
-
     # -- inside -------------------------------------------------------------------------------
 
     def _changed(self, node: Node, tier: int, kind: int, change: int) -> None:

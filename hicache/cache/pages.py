@@ -4,6 +4,9 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 PageIds = list[int]
 NO_PAGES: PageIds = []  # shared; must not be changed
 
@@ -33,6 +36,16 @@ class PageAllocator:
         if self._out is not None:
             return self._out
         return set(range(self._next_new)).difference(self._returned)
+
+    def are_taken(self, are_owned: NDArray[np.bool_]) -> bool:
+        """Return True if the allocated ids are exactly those with `are_owned[id]`."""
+        if self._out is not None:
+            return self._out == set(np.flatnonzero(are_owned).tolist())
+        differ = np.zeros(max(self._next_new, len(are_owned)), bool)
+        differ[: self._next_new] = True
+        differ[self._returned] = False
+        differ[: len(are_owned)] ^= are_owned
+        return not differ.any()
 
     def allocate(self, count: int) -> PageIds | None:
         """Allocate `count` page ids; return None, and allocate nothing, if fewer ids are free."""

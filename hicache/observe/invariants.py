@@ -269,9 +269,9 @@ def _check_pages(
             num_owners = np.bincount(np.fromiter(chain.from_iterable(there), np.intp, count))
             if num_owners.max(initial=0) > 1:
                 _break(5, f"page {num_owners.argmax()} of {name} has two owners")
-            owned = set(np.flatnonzero(num_owners).tolist())
-            taken = cache.pools[tier][kind].taken
-            if taken != owned:
+            if not cache.pools[tier][kind].are_taken(num_owners > 0):
+                taken = cache.pools[tier][kind].taken
+                owned = set(np.flatnonzero(num_owners).tolist())
                 what = f"{len(taken)} pages of {name} are allocated and {len(owned)} owned"
                 _break(5, f"{what}; they differ in {sorted(taken ^ owned)}")
 

@@ -237,7 +237,7 @@ class PrefixCache:
         pools, spare, kinds = self.pools[DEVICE], self.quirks.spare_pages, self.tree.kinds
         growth = [(kind, count) for kind in kinds.paged]
         if self.device.is_shared:
-            growth = [(FULL, shared.growth(kinds, count))]
+            growth = [(FULL, shared.growth_in_full_pages(kinds, count))]
         for kind, needed in growth:
             if pools[kind].num_free < needed + spare:
                 demand = Demand(purpose, sequence.request_id)

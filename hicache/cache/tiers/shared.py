@@ -1,4 +1,4 @@
-"""Pools of several kinds of data that share the bytes of a tier (`cache.pools`)."""
+"""Pools of several kinds of data that share a tier's bytes (`cache.pools`): what fits in them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
@@ -72,7 +72,7 @@ def growth_pages(kinds: Kinds, kind: int, pages: int) -> int:
     return pages * sizes[kind] // sum([sizes[each] for each in kinds.paged])
 
 
-def growth(kinds: Kinds, count: int) -> int:
+def growth_in_full_pages(kinds: Kinds, count: int) -> int:
     """Return how many pages of full KV take the bytes of `count` pages of each paged kind."""
     num_bytes = count * sum([kinds.page_bytes[each] for each in kinds.paged])
     return -(-num_bytes // kinds.page_bytes[FULL])

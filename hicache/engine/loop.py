@@ -5,9 +5,7 @@ run of decode steps counts as one step. An event moves its end forward to the ne
 result is the same as with single steps.
 """
 
-import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -19,7 +17,8 @@ from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.scheduler import Scheduler
-from hicache.workload.feeder import Release, Releases
+from hicache.workload.clients import Clients
+from hicache.workload.feeder import Releases
 
 
 class Engine:
@@ -293,48 +292,6 @@ class Engine:
         prefetcher.reads.clear()
 
 
-class ClientTimeouts:
-    """Decides when clients give up on requests that have no complete answer yet.
-
-    A request that has ended is removed, so its timeout has no effect.
-    """
-
-    def __init__(self, patience_ns: Mapping[int, int]) -> None:
-        """Set the client timeouts: `patience_ns` maps request ids to ns after arrival.
-
-        Clients of requests that are not in `patience_ns` never give up.
-        """
-        self._patience_ns = patience_ns
-        self._line: list[tuple[int, int]] = []  # (time, request id)
-        self._engines: dict[int, int] = {}  # by unanswered request
-        self.next_ns = NEVER  # time of the next timeout
-
-    def arrived(self, request: Request, engine: int, now_ns: int) -> None:
-        patience_ns = self._patience_ns.get(request.id)
-        if patience_ns is not None:
-            heapq.heappush(self._line, (now_ns + patience_ns, request.id))
-            self._engines[request.id] = engine
-            self._look()
-
-    def ended(self, outcome: Outcome) -> None:
-        for req in (*outcome.finished, *(req for req, _ in outcome.rejected)):
-            self._engines.pop(req.request.id, None)
-        self._look()
-
-    def until(self, now_ns: int) -> list[tuple[int, int]]:
-        gone: list[tuple[int, int]] = []
-        while self.next_ns <= now_ns:
-            request_id = heapq.heappop(self._line)[1]
-            gone.append((self._engines.pop(request_id), request_id))
-            self._look()
-        return gone
-
-    def _look(self) -> None:
-        while self._line and self._line[0][1] not in self._engines:
-            heapq.heappop(self._line)
-        self.next_ns = self._line[0][0] if self._line else NEVER
-
-
 def serve(
     engines: Sequence[Engine],
     feeder: Releases,
@@ -364,14 +321,13 @@ def serve(
     Raises:
         RuntimeError: requests are left, but no event is pending.
     """
-    coming = _Coming(feeder.initial(), server_ns)
+    clients = Clients(feeder, late_ns=server_ns, patience_ns=patience_ns)
     wakes = [engine.next_wake_ns(clock.now()) for engine in engines]
-    timeouts = ClientTimeouts(patience_ns or {})
     look = observer.next_look_ns()
     while True:
         soonest = min(wakes)
+        outside = clients.next_ns
         # no min(): this loop made half of all calls of min() in a replay
-        outside = coming.next_ns if coming.next_ns < timeouts.next_ns else timeouts.next_ns
         until = outside if outside < look else look
         event = io.pass_by(soonest if soonest < until else until, clock)
         others = event if event < outside else outside
@@ -396,13 +352,12 @@ def serve(
                 if engines[number].deliver(done, now):
                     touched.append(number)
         if outside <= now:
-            touched += _hand_in(now, coming, timeouts, engines, route)
+            touched += _hand_in(now, clients, engines, route)
         for number in sorted(set(touched)) if len(touched) > 1 else touched:
             engine = engines[number]
             outcome = engine.wake(now)
             if outcome is not NOTHING:
-                timeouts.ended(outcome)
-                coming.add(_settle(outcome, number, now, feeder, observer), now)
+                _settle(outcome, number, now, clients, observer)
             wakes[number] = engine.next_wake_ns(now)
     _refuse_stuck(engines)
 
@@ -417,66 +372,30 @@ def _refuse_stuck(engines: Sequence[Engine]) -> None:
 
 
 def _hand_in(
-    now_ns: int,
-    coming: "_Coming",
-    timeouts: ClientTimeouts,
-    engines: Sequence[Engine],
-    route: Callable[[Request], int],
+    now_ns: int, clients: Clients, engines: Sequence[Engine], route: Callable[[Request], int]
 ) -> list[int]:
     touched: list[int] = []
-    for due, request in coming.until(now_ns):
+    for released_ns, request in clients.arrivals(now_ns):
         for engine in engines:
             engine.catch_up(now_ns)  # a router or an explanation may read any engine's state
         number = route(request)
-        engines[number].submit(request, now_ns, came_ns=due)
-        timeouts.arrived(request, number, due)
+        engines[number].submit(request, now_ns, came_ns=released_ns)
+        clients.wait(request.id, number, released_ns)
         touched.append(number)
-    for number, request_id in timeouts.until(now_ns):
+    for number, request_id in clients.give_up(now_ns):
         engines[number].abort(request_id, now_ns)
         touched.append(number)
     return touched
 
 
-# requests that were released and have not arrived, by time and order of release; they arrive
-# `late_ns` after their release
-class _Coming:
-    def __init__(self, releases: Iterable[Release], late_ns: int) -> None:
-        self._late_ns = late_ns
-        self.next_ns = NEVER
-        self._numbers = count()
-        self._line: list[tuple[int, int, Request]] = []
-        self.add(releases, 0)
-
-    def add(self, releases: Iterable[Release], now_ns: int) -> None:
-        for time_ns, request in releases:
-            heapq.heappush(self._line, (max(time_ns, now_ns), next(self._numbers), request))
-        self._look()
-
-    def until(self, now_ns: int) -> list[Release]:
-        come: list[Release] = []
-        while self.next_ns <= now_ns:
-            due, _, request = heapq.heappop(self._line)
-            come.append((due, request))
-            self._look()
-        return come
-
-    def _look(self) -> None:
-        self.next_ns = self._line[0][0] + self._late_ns if self._line else NEVER
-
-
 def _settle(
-    outcome: Outcome, engine: int, now_ns: int, feeder: Releases, observer: Observer
-) -> list[Release]:
-    released: list[Release] = []
+    outcome: Outcome, engine: int, now_ns: int, clients: Clients, observer: Observer
+) -> None:
     for req in outcome.finished:
         observer.finished(req, engine, now_ns)
-        released += feeder.on_answered(req.request.id, now_ns)
+        clients.answered(req.request.id, now_ns)
     for req, reason in outcome.rejected:
-        dropped = feeder.on_dropped(req.request.id, now_ns)
-        observer.rejected(req, reason, dropped.requests, engine, now_ns)
-        released += dropped.released
+        followers = clients.dropped(req.request.id, now_ns)
+        observer.rejected(req, reason, followers, engine, now_ns)
     for req in outcome.aborted:
-        dropped = feeder.on_dropped(req.request.id, now_ns)
-        observer.aborted(req, dropped.requests, engine, now_ns)
-        released += dropped.released
-    return released
+        observer.aborted(req, clients.dropped(req.request.id, now_ns), engine, now_ns)

@@ -8,10 +8,10 @@ import torch
 from hicache.cli.schema import config_of
 from hicache.engine.deployment import deploy, describe
 from hicache.engine.simulated_runtime import SimulatedRuntime, make_runtime
-from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.experiment import run
 from hicache.kernels.transcode import Format, coded_bytes
 from hicache.models import FORMATS, LayerKind, ModelConfig, coded_page_bytes
+from hicache.models.copy_rates import CopyPath, pcie_rate
 
 MODELS = ["llama3_8b", "gemma3_27b", "qwen3_next_80b", "gpt_oss_120b", "tiny_hybrid"]
 SMALL = (

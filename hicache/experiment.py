@@ -5,18 +5,16 @@ from collections.abc import Callable, Sequence
 
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.keys import Numbers
-from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import to_ns
 from hicache.config import ExperimentConfig, StartState
 from hicache.engine.build import build_engine
-from hicache.engine.deployment import Deployment, deploy, describe
+from hicache.engine.deployment import Deployment, deploy
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io, Runtime
 from hicache.engine.ranks.lockstep import RankedEngine
-from hicache.engine.simulated_runtime import SimulatedRuntime, make_runtime
-from hicache.engine.warm import warm_storage
+from hicache.engine.simulated_runtime import make_runtime
+from hicache.engine.warm import warm_storages
 from hicache.models.cost import CostModel
-from hicache.models.shapes import describe as describe_shape
 from hicache.observe import invariants
 from hicache.observe.explainer import Case, Explainer
 from hicache.observe.history import PageRegistry
@@ -25,11 +23,11 @@ from hicache.policies.routing import Replica, router_of
 from hicache.results.measures import cold_load, run_measures, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
-from hicache.workload.feeder import Feeder, Releases
+from hicache.results.remarks import remarks
 from hicache.workload.kept import no_collection
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
-from hicache.workload.rounds import RoundFeeder, StageFeeder, rounds_of, stages_of
+from hicache.workload.rounds import feeder_of, rounds_of, stages_of
 from hicache.workload.workload import Workload, load_workload, repeat_sessions, sample_sessions
 
 
@@ -82,13 +80,13 @@ def _run(
     deployment = deploy(config)
     if workload is None:
         workload = _workload(config, deployment.cost, notes)
-    notes += _remarks(config, deployment, workload)
+    notes += remarks(config, deployment, workload)
     runtime = make_runtime(config, deployment)
     cases: dict[int, Case] = {}
     parts = _parts(config, deployment, runtime, workload, cases, timeline)
     engines = _in_lockstep(parts, config)
     if config.workload.start is StartState.warm_storage:
-        _warm(config, runtime, workload, parts[0].cache.tree)
+        warm_storages(config, runtime, workload.requests, parts[0].cache.tree)
     recorder = Recorder(
         engines,
         config,
@@ -119,22 +117,6 @@ def _run(
         part.cache.tree.take_apart()
     wall_s = time.perf_counter() - started
     return Result(records=records, measures=measures, wall_s=wall_s, notes=notes + found)
-
-
-def _remarks(config: ExperimentConfig, deployment: Deployment, workload: Workload) -> list[str]:
-    notes = []
-    max_len = config.model.max_len
-    too_long = sum(each.prompt_len + each.output_len > max_len for each in workload.requests)
-    if too_long:
-        notes.append(
-            f"{too_long:,} requests are longer than model.max_len={max_len:,}: they are rejected, "
-            f"and so are the later turns of their sessions"
-        )
-    if config.model.from_hf is not None:
-        notes.append(describe_shape(config.model))
-    if config.hardware.table is not None:
-        notes.append(f"{config.hardware.name}, with the measurements of {config.hardware.table}")
-    return notes + describe(config, deployment)
 
 
 def _parts(
@@ -186,16 +168,6 @@ def _in_lockstep(parts: Sequence[Engine], config: ExperimentConfig) -> Sequence[
     ]
 
 
-def _warm(config: ExperimentConfig, runtime: Runtime, workload: Workload, tree: RadixTree) -> None:
-    if not isinstance(runtime, SimulatedRuntime) or not runtime.has_storage:
-        raise ValueError(
-            "workload.start=warm_storage needs a storage engine and executor.kind=simulated, got "
-            f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
-        )
-    for store in runtime.unguarded:
-        warm_storage(store, workload.requests, tree)
-
-
 def _serve(
     config: ExperimentConfig,
     workload: Workload,
@@ -204,16 +176,11 @@ def _serve(
     io: Io,
     recorder: Recorder,
 ) -> None:
-    feeder: Releases = Feeder(workload.requests, config.workload)
-    if config.workload.has_rounds:
-        feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)
-    elif config.workload.drain and config.workload.kind == "shared_prefix":
-        feeder = StageFeeder(workload.requests, config.workload)
     replicas = [Replica(each.scheduler, each.num_requests) for each in engines]
     try:
         serve(
             engines,
-            feeder,
+            feeder_of(workload.requests, config.workload, seed=config.seed),
             clock=runtime.clock,
             io=io,
             route=router_of(engines[0].cache.tree.policy.route, replicas),

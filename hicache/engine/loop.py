@@ -5,7 +5,7 @@ run of decode steps counts as one step. An event moves its end forward to the ne
 result is the same as with single steps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -65,8 +65,7 @@ class Engine:
         """
         self._arrived.append((now_ns if came_ns is None else came_ns, request))
         # counts up to the last arrival: the time to drain the rest says nothing about the load
-        self._count_backlog(now_ns)
-        self.cache.counters["engine/backlog_ns"] = self._backlog_ns
+        self.cache.counters["engine/backlog_ns"] = self.backlog_ns(now_ns)
         self.interrupt(now_ns)
 
     def abort(self, request_id: int, now_ns: int) -> None:
@@ -103,9 +102,8 @@ class Engine:
         """
         if self._run is None:
             return
-        for num_steps, end_ns, write in self._run.take_before(now_ns):
-            self._commit(num_steps, end_ns, write)
-        assert not self.scheduler.has_finished, "a run goes on after an answer is complete"
+        self._commit(self._run.take_before(now_ns))
+        assert not self.scheduler.ended.finished, "a run goes on after an answer is complete"
 
     def interrupt(self, now_ns: int) -> None:
         if self._run is not None:
@@ -168,7 +166,7 @@ class Engine:
         if self._delivered or self._arrived or self._aborted:
             self._take_in(now_ns)
         if self._batch is None:
-            self._count_backlog(now_ns)
+            self._backlog_ns = self.backlog_ns(now_ns)
             self._batch = self.scheduler.plan(now_ns)
             self._planned_ns = now_ns
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
@@ -190,8 +188,7 @@ class Engine:
 
     def _end_run(self, run: DecodeRun) -> Outcome:
         assert self._batch is not None
-        for num_steps, end_ns, write in run.take(run.num_priced):
-            self._commit(num_steps, end_ns, write)
+        self._commit(run.take(run.num_priced))
         num_left = self._batch.num_steps - run.num_priced
         self._run = None
         if num_left and self._only_gained_room():
@@ -210,12 +207,12 @@ class Engine:
             return False
         return not any(isinstance(done, Prefetch) for done in self._delivered)
 
-    def _commit(self, num_steps: int, now_ns: int, write: StorageWrite | None) -> None:
-        # commit steps of the batch, the last of which ends now, and a write that ended in it
-        if num_steps:
-            self._commit_steps(num_steps, now_ns)
-        if write is not None:
-            self.cache.complete(write)
+    def _commit(self, ended: Iterable[tuple[int, int, StorageWrite | None]]) -> None:
+        for num_steps, end_ns, write in ended:
+            if num_steps:
+                self._commit_steps(num_steps, end_ns)
+            if write is not None:  # it ended in the last of these steps
+                self.cache.complete(write)
 
     def _commit_steps(self, num_steps: int, now_ns: int) -> None:
         assert self._batch is not None
@@ -229,7 +226,7 @@ class Engine:
         if self._batch.extends:
             counters["engine/prefill_ns"] += step_ns
             num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
-            self._share_out(self._batch, num_tokens, step_ns)
+            self._share_out(self._batch, num_tokens + len(self._batch.decodes), step_ns)
             if self.prefetcher is not None:
                 self.prefetcher.rates.was_computed(num_tokens, step_ns)
         self.scheduler.commit(self._batch, num_steps, now_ns)
@@ -239,8 +236,7 @@ class Engine:
         for extend in batch.extends:
             req = extend.req
             if req.first_token_ns is None:
-                all_tokens = num_tokens + len(batch.decodes)
-                own_ns = computing_ns * (extend.end - extend.start) // all_tokens
+                own_ns = computing_ns * (extend.end - extend.start) // num_tokens
                 req.own_ns += own_ns
                 req.shared_ns += computing_ns - own_ns
 
@@ -249,13 +245,9 @@ class Engine:
 
         A queued request is ready if it does not wait for a read from storage.
         """
-        since_ns = now_ns if self._backlog_since_ns is None else self._backlog_since_ns
-        return self._backlog_ns + max(now_ns - since_ns, 0)
-
-    def _count_backlog(self, now_ns: int) -> None:
-        if self._backlog_since_ns is not None:
-            self._backlog_ns += now_ns - self._backlog_since_ns
-            self._backlog_since_ns = now_ns
+        if self._backlog_since_ns is None:
+            return self._backlog_ns
+        return self._backlog_ns + max(now_ns - self._backlog_since_ns, 0)
 
     def _take_in(self, now_ns: int) -> None:
         delivered, self._delivered = self._delivered, []

@@ -80,7 +80,7 @@ def test_a_request_has_come_when_it_came(came_ns: int | None, submitted_ns: int)
     alone.decode()
     alone.submit(1, 130, came_ns=came_ns)
     alone.engine.wake(200)
-    ((_, req),) = alone.engine.scheduler.waiting
+    (req,) = alone.engine.scheduler.waiting
     assert req.submitted_ns == submitted_ns
 
 

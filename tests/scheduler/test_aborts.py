@@ -34,7 +34,7 @@ def state_of(engine: Engine, request_id: int) -> set[str]:
     scheduler, found = engine.scheduler, set[str]()
     if any(request.id == request_id for _, request in engine._arrived):
         found.add("not looked at")
-    for _, req in scheduler.waiting:
+    for req in scheduler.waiting:
         if req.request.id == request_id:
             found.add("waiting")
             prefetch = engine.prefetcher and engine.prefetcher.active.get(request_id)
@@ -175,7 +175,7 @@ def test_a_request_that_was_sent_back_can_be_given_up_on() -> None:
     calm, world = World(plot), World(plot)
 
     def look(now_ns: int) -> None:
-        for _, req in calm.scheduler.waiting:
+        for req in calm.scheduler.waiting:
             if req.retractions:
                 sent_back.append((req.request.id, now_ns))
 

@@ -36,6 +36,16 @@ IoJob = Generator[Wait, None, None]
 NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
 
+# a group of storage workers, and the operations that wait for one of them; `busy_counter` is the
+# mean busy time of `num_counted` workers
+class _Workers:
+    def __init__(self, operation: str, num_workers: int, num_counted: int) -> None:
+        self.num_free = num_workers
+        self.num_counted = num_counted
+        self.busy_counter = f"storage/{operation}_busy_ns"
+        self.queue: deque[IoJob] = deque()
+
+
 class SimulatedIo:
     """Simulates the copies and storage operations of all engines, in one event queue.
 
@@ -88,30 +98,19 @@ class SimulatedIo:
         self._flows: dict[int, IoJob] = {}
         self._now = 0
         self._done: list[Delivery] = []
-        # an engine queries one request at a time, as SGLang's prefetch thread does
-        queries = [f"query{engine}" for engine in range(len(copy_rates))]
+        num_readers, num_writers = (
+            number * self._num_ranks for number in (config.read_workers, config.write_workers)
+        )
         self._workers = {
-            "read": config.read_workers * self._num_ranks,
-            "write": config.write_workers * self._num_ranks,
-            **dict.fromkeys(queries, 1),
+            "read": _Workers("read", num_readers, num_readers),
+            "write": _Workers("write", num_writers, num_writers),
         }
-        # the counter of a worker's busy time, and the number of workers of its kind
-        self._busy_counters = {
-            **{
-                name: (f"storage/{name}_busy_ns", self._workers[name]) for name in ("read", "write")
-            },
-            **dict.fromkeys(queries, ("storage/query_busy_ns", len(queries))),
-        }
-        self._queues: dict[str, deque[IoJob]] = {name: deque() for name in self._workers}
+        # an engine queries one request at a time, as SGLang's prefetch thread does
+        for engine in range(len(copy_rates)):
+            self._workers[f"query{engine}"] = _Workers("query", 1, len(copy_rates))
         self.copying: Counter[int] = Counter()  # copies under way, by engine
         self.backing_up: Counter[int] = Counter()  # back-ups under way, by engine
         self.fences: Counter[int] = Counter()  # copies that the engine's next step waits for
-
-    def next_event_ns(self) -> int:
-        """Return the time (ns) of the next event, or `NEVER`."""
-        if self._done:  # work that took no time completed when it began
-            return self._now
-        return self._next_ns()
 
     def _next_ns(self) -> int:
         timers, finish_ns = self._timers, self.links.next_finish_ns
@@ -152,8 +151,9 @@ class SimulatedIo:
         group "query0" belongs to engine 0, "query1" to engine 1, and so on.
         """
         self._now = now_ns
-        self._queues[worker].append(work)
-        self._dispatch(worker)
+        workers = self._workers[worker]
+        workers.queue.append(work)
+        self._dispatch(workers)
 
     def copy(self, engine: int, work: BackUp | LoadBack) -> IoJob:
         direction = "to_host" if isinstance(work, BackUp) else "to_device"
@@ -268,19 +268,17 @@ class SimulatedIo:
     def _load(self, engine: int, load: Load) -> int:
         return self._storage_of(engine).read(load.keys)
 
-    def _dispatch(self, worker: str) -> None:
-        queue = self._queues[worker]
-        while queue and self._workers[worker]:
-            self._workers[worker] -= 1
-            self._go_on(self._occupy(worker, queue.popleft()))
+    def _dispatch(self, workers: _Workers) -> None:
+        while workers.queue and workers.num_free:
+            workers.num_free -= 1
+            self._go_on(self._occupy(workers, workers.queue.popleft()))
 
-    def _occupy(self, worker: str, work: IoJob) -> IoJob:
+    def _occupy(self, workers: _Workers, work: IoJob) -> IoJob:
         began_ns = self._now
         yield from work
-        counter, num_workers = self._busy_counters[worker]
-        self.counters[counter] += (self._now - began_ns) // num_workers
-        self._workers[worker] += 1
-        self._dispatch(worker)
+        self.counters[workers.busy_counter] += (self._now - began_ns) // workers.num_counted
+        workers.num_free += 1
+        self._dispatch(workers)
 
     def _go_on(self, work: IoJob) -> None:
         for latency_ns, num_bytes, links in work:

@@ -6,8 +6,8 @@ writes, evictions and look-ups are real, and bytes are charged to links.
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Generator, Sequence
-from itertools import compress, count
+from collections.abc import Generator, Iterator, Sequence
+from itertools import chain, compress, count, islice, repeat
 from operator import not_
 from random import Random
 
@@ -202,25 +202,21 @@ class SimulatedIo:
 
     def write(self, engine: int, work: StorageWrite, page_bytes: Sequence[int]) -> IoJob:
         links = ("storage_write", "storage", f"host_memory{engine}")
-        all_bytes = sum([page_bytes[kind] * len(page_ids) for kind, page_ids in work.parts])
+        # bytes of each key to write
+        sizes: Iterator[int] = chain.from_iterable(
+            repeat(page_bytes[kind], len(page_ids)) for kind, page_ids in work.parts
+        )
         if work.is_given_away:  # copied to a buffer first
             yield 0, work.num_bytes, (f"host_memory{engine}",)
         waited_ns = 0  # round trip of the existence check
-        sizes: list[int] = []  # bytes of each key to write, unless all are written at once
-        first = 0
         for part in write_script(work, self.config.batch_pages):
             if isinstance(part, Ask):
                 part.present = self._storage_of(engine).contains(part.keys)
                 waited_ns = self._query_ns + self._stall_ns(engine)
-                if len(work.keys) > self.config.batch_pages or True in part.present:
-                    for kind, page_ids in work.parts:
-                        sizes += [page_bytes[kind]] * len(page_ids)
-                    sizes = list(compress(sizes, map(not_, part.present)))
+                if True in part.present:
+                    sizes = compress(sizes, map(not_, part.present))
                 continue
-            num_bytes = all_bytes
-            if sizes:
-                end = first + len(part.keys)
-                num_bytes, first = sum(sizes[first:end]), end
+            num_bytes = sum(islice(sizes, len(part.keys)))
             yield waited_ns + self._operation_ns, num_bytes, links
             waited_ns = 0
             self.counters["transfer/storage_write_bytes"] += num_bytes

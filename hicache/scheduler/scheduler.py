@@ -17,7 +17,7 @@ from hicache.cache.tree.node import MatchResult
 from hicache.clock import NEVER
 from hicache.config import Batching, SchedulerConfig
 from hicache.request import Request
-from hicache.scheduler.admission import Admission, StepBudget, must_evict, steps_with_pages
+from hicache.scheduler.admission import Admission, StepBudget, are_free, steps_with_pages
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.checkpoints import CheckpointSaver
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
@@ -137,11 +137,6 @@ class Scheduler:
         self._report_end(req, "aborted")
         self.ended.aborted.append(req)
         return req
-
-    def end(self, request_id: int) -> None:
-        req = next(each for each in self.running if each.request.id == request_id)
-        self.running.remove(req)
-        self._finish(req)
 
     @property
     def is_idle(self) -> bool:
@@ -480,7 +475,7 @@ class Scheduler:
         if req.first_token_ns is None:
             req.first_token_ns = now_ns
         if not req.remaining_output:
-            self._finish(req)
+            self.finish(req)
             return
         if cache.quirks.trims_windows or cache.tree.kinds.replayed:
             cache.leave_window(req.sequence, req.kv_len)
@@ -499,7 +494,7 @@ class Scheduler:
     # -- decoding ------------------------------------------------------------------------------
 
     def _plan_decodes(self, batch: Batch) -> None:
-        running = self.decoding
+        running, tree = self.decoding, self.cache.tree
         if not running:
             return
         wanted = 1 if batch.extends else self._steps_unwatched(running)
@@ -507,8 +502,7 @@ class Scheduler:
             steps = steps_with_pages(self.cache, running, wanted)
             # under write_back a page that looks evictable may be locked through its descendants:
             # allocate it before the step is planned (several steps use free pages only)
-            is_write_back = self.cache.tree.demotes
-            is_unsure = is_write_back and must_evict(self.cache, running)
+            is_unsure = tree.demotes and not are_free(self.cache, tree.kinds.paged, running, 1)
             takes_first = self._takes_decode_pages_first or is_unsure
             if steps and (not takes_first or self._take_decode_pages(running, steps)):
                 break
@@ -576,7 +570,7 @@ class Scheduler:
                 cache.publish(sequence, length // page, is_answer=True)
         for req in finished:
             self.running.remove(req)
-            self._finish(req)
+            self.finish(req)
 
     def _steps_to_publish(self, req: RequestState) -> int:
         # decode steps until the complete answer pages reach the number to insert at once
@@ -589,7 +583,8 @@ class Scheduler:
             for req in running
         )
 
-    def _finish(self, req: RequestState) -> None:
+    def finish(self, req: RequestState) -> None:
+        """Publish the answer of a request that no longer runs, and free the rest of its memory."""
         self._report_end(req, "finished")
         num_pages = req.kv_len // self._page
         sequence = req.sequence

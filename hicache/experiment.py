@@ -16,8 +16,7 @@ from hicache.engine.simulated_runtime import make_runtime
 from hicache.engine.warm import warm_storages
 from hicache.models.cost import CostModel
 from hicache.observe import invariants
-from hicache.observe.explainer import Case, Explainer
-from hicache.observe.history import PageRegistry
+from hicache.observe.explainer import Case, Explainer, explainers
 from hicache.observe.timeline import Timeline
 from hicache.policies.routing import Replica, router_of
 from hicache.results.measures import cold_load, run_measures, working_set
@@ -83,10 +82,9 @@ def _run(
     notes += remarks(config, deployment, workload)
     runtime = make_runtime(config, deployment)
     cases: dict[int, Case] = {}
-    parts = _parts(config, deployment, runtime, workload, cases, timeline)
-    engines = _in_lockstep(parts, config)
+    engines = _engines(config, deployment, runtime, workload, cases, timeline)
     if config.workload.start is StartState.warm_storage:
-        warm_storages(config, runtime, workload.requests, parts[0].cache.tree)
+        warm_storages(config, runtime, workload.requests, engines[0].cache.tree)
     recorder = Recorder(
         engines,
         config,
@@ -101,9 +99,9 @@ def _run(
     io = runtime.io if timeline is None else timeline.watch_io(runtime.io)
     _serve(config, workload, engines, runtime, io, recorder)
     recorder.close()
-    for part in parts:
-        invariants.check_drained(part.cache, part.prefetcher)
     for engine in engines:
+        for rank in (engine, *engine.followers):
+            invariants.check_drained(rank.cache, rank.prefetcher)
         if isinstance(engine, RankedEngine):
             engine.check_equal()
     records = sorted(recorder.records, key=lambda record: record.id)
@@ -113,13 +111,14 @@ def _run(
         **working_set(workload.requests, deployment, config.cache.page_size),
         **measures,
     }
-    for part in parts:
-        part.cache.tree.take_apart()
+    for engine in engines:
+        for rank in (engine, *engine.followers):
+            rank.cache.tree.take_apart()
     wall_s = time.perf_counter() - started
     return Result(records=records, measures=measures, wall_s=wall_s, notes=notes + found)
 
 
-def _parts(
+def _engines(
     config: ExperimentConfig,
     deployment: Deployment,
     runtime: Runtime,
@@ -128,44 +127,34 @@ def _parts(
     timeline: Timeline | None,
 ) -> list[Engine]:
     num_ranks, page_size = config.parallel.ranks, config.cache.page_size
-    pages = page_numbers(workload.requests, page_size)
+    requests, kinds = workload.requests, deployment.kinds
+    pages = page_numbers(requests, page_size)
     numbers = pages if config.cache.policy != "none" else None
     # simulated pages do not outlive the run, so numbers suffice
     names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size, numbers)
-    registry = PageRegistry(pages, deployment.kinds.size) if config.engine.explain else None
-    if registry is not None and config.workload.start is StartState.warm_storage:
-        registry.warm(workload.requests, names, deployment.kinds)
-    parts = []
-    for number in range(config.parallel.replicas * num_ranks):
-        listener = None
-        # ranks decide alike, so a listener for the first one suffices
-        if registry is not None and number % num_ranks == 0:
-            listener = Explainer(
-                registry, deployment.kinds, config, cases, names_evictions=timeline is not None
-            )
-        parts.append(
-            build_engine(
-                config, deployment, runtime, names, listener, workload.requests, _check(config)
-            )
+    listeners: Sequence[Explainer | None] = [None] * config.parallel.replicas
+    if config.engine.explain:
+        is_named = timeline is not None
+        listeners = explainers(
+            config, kinds, requests, pages, names, cases, names_evictions=is_named
         )
-    if timeline is not None:
-        for number, part in enumerate(parts[::num_ranks]):
-            part.executor = timeline.watch(part, number, part.executor)
-    return parts
+    engines: list[Engine] = []
+    for number, listener in enumerate(listeners):
+        # ranks decide alike, so a listener for the first one suffices
+        first, *others = (
+            build_engine(config, deployment, runtime, names, each, requests, _check(config))
+            for each in (listener, *[None] * (num_ranks - 1))
+        )
+        if timeline is not None:
+            first.executor = timeline.watch(first, number, first.executor)
+        if others:
+            first = RankedEngine([first, *others], config.parallel, config.storage)
+        engines.append(first)
+    return engines
 
 
 def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:
     return invariants.check_laws if config.engine.check_invariants else None
-
-
-def _in_lockstep(parts: Sequence[Engine], config: ExperimentConfig) -> Sequence[Engine]:
-    num_ranks = config.parallel.ranks
-    if num_ranks == 1:
-        return parts
-    return [
-        RankedEngine(parts[first : first + num_ranks], config.parallel, config.storage)
-        for first in range(0, len(parts), num_ranks)
-    ]
 
 
 def _serve(

@@ -27,6 +27,8 @@ class Engine:
     Requests that arrive and copies that finish during a step take effect at the end of the step.
     """
 
+    followers: Sequence["Engine"] = ()  # further ranks, which repeat each step
+
     def __init__(
         self,
         cache: PrefixCache,
@@ -132,19 +134,13 @@ class Engine:
 
     def num_requests(self) -> int:
         scheduler = self.scheduler
-        partial = scheduler.partial
-        extending = sum(extend.req is not partial for extend in self.extending)
+        started = {scheduler.partial, *(extend.req for extend in self.extending)} - {None}
         elsewhere = len(self._arrived) + len(scheduler.waiting) + len(scheduler.running)
-        return elsewhere + extending + (partial is not None)
+        return elsewhere + len(started)
 
     @property
     def is_idle(self) -> bool:
-        return (
-            self._batch is None
-            and not self._arrived
-            and not self._delivered
-            and self.scheduler.is_idle
-        )
+        return self.scheduler.is_idle and not (self._batch or self._arrived or self._delivered)
 
     # -- what it does --------------------------------------------------------------------------
 

@@ -38,12 +38,10 @@ class SimulatedRuntime:
         is_unbounded = config.storage.kind == "memory" and config.storage.capacity_gib is None
         if is_unbounded and config.storage.faults.is_harmless:
             self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
-            self.unguarded = self.stores
         else:
             sizes = {tag: size for tag, size in zip(KEY_TAGS, page_bytes, strict=False) if size}
             self.storages = open_rank_storages(config, sizes, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
-            self.unguarded = [StandIns(each.engine) for each in self.storages]
         self.has_storage = bool(self.stores)
         parts = {link: rate / num_ranks for link, rate in rates.items()}
         self.io = SimulatedIo(

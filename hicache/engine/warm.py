@@ -11,7 +11,7 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.config import ExperimentConfig
 from hicache.engine.ports import Runtime
 from hicache.engine.simulated_runtime import SimulatedRuntime
-from hicache.executor.simulated.stores import KeyStore
+from hicache.executor.simulated.stores import KeyStore, StandIns
 from hicache.request import Request
 
 
@@ -28,7 +28,8 @@ def warm_storages(
             "workload.start=warm_storage needs a storage engine and executor.kind=simulated, got "
             f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
         )
-    for store in runtime.unguarded:
+    unguarded = [StandIns(each.engine) for each in runtime.storages]
+    for store in unguarded or runtime.stores:
         warm_storage(store, requests, tree)
 
 

@@ -237,7 +237,7 @@ class Recorder:
             prefill_ns=prefill_ns,
             prefill_for_ns={cause: ns for cause, ns in parts_ns if ns},
             retractions=req.retractions,
-            num_steps=req.num_steps,
+            num_steps=req.num_parts + req.decoded,
         )
 
     def _record(self, request: Request, now_ns: int, **fields: Any) -> None:

@@ -38,11 +38,6 @@ class Shortage(NamedTuple):
 NO_STEP, NO_CHUNK = Shortage(Cause.step), Shortage(Cause.chunk)
 
 
-class Turn(NamedTuple):
-    at_ns: int
-    lacks: Shortage
-
-
 class QueueWaits:
     """Adds up the waiting time of an engine's queue in ns, by cause.
 
@@ -52,21 +47,18 @@ class QueueWaits:
     """
 
     def __init__(self) -> None:
-        self.turns: list[Turn] | None = None  # recorded only if a list is set
         self._spent = dict.fromkeys(Cause, 0)
-        self._lacks = NO_STEP
+        self.lacks = NO_STEP
         self._since_ns = 0
 
     def turn(self, now_ns: int, lacks: Shortage) -> None:
         if now_ns != self._since_ns:
-            self._spent[self._lacks.cause] += now_ns - self._since_ns
+            self._spent[self.lacks.cause] += now_ns - self._since_ns
             self._since_ns = now_ns
-        if self.turns is not None and lacks != self._lacks:
-            self.turns.append(Turn(now_ns, lacks))
-        self._lacks = lacks
+        self.lacks = lacks
 
     def mark(self, now_ns: int) -> Mark:
         """Return a copy of the sums of waiting time up to `now_ns`, in ns by cause."""
         if now_ns != self._since_ns:
-            self.turn(now_ns, self._lacks)
+            self.turn(now_ns, self.lacks)
         return self._spent.copy()

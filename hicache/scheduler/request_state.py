@@ -58,10 +58,6 @@ class RequestState:
     def decoded(self) -> int:
         return self.request.output_len - self.remaining_output
 
-    @property
-    def num_steps(self) -> int:
-        return self.num_parts + self.decoded
-
     def end_queue(self, mark: Mark) -> None:
         """Stop counting queue time for this request.
 

@@ -122,7 +122,7 @@ class Score:
             "computed_len": 10,
             "recomputed_len": 3,
             "retractions": 2,
-            "num_steps": 6,
+            "num_parts": 1,
             "decoded": 5,
         }
         return SimpleNamespace(**{**values, **changes})

@@ -4,7 +4,8 @@ import pytest
 
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.config import SchedulerConfig
-from hicache.scheduler.queue_waits import NO_CHUNK, Cause, QueueWaits, Shortage, Turn
+from hicache.observe.timeline import RecordedWaits, Turn
+from hicache.scheduler.queue_waits import NO_CHUNK, Cause, Shortage
 from hicache.scheduler.request_state import RequestState
 from tests.scheduler.world import World, plot_of, request_of
 
@@ -13,7 +14,7 @@ def test_of_a_request_that_has_not_begun_no_token_is_counted() -> None:
     req = RequestState(request_of(3, range(20), [1, 2]), b"", 7, 500)
     counted = (req.device_len, req.host_len, req.storage_len, req.computed_len, req.recomputed_len)
     assert counted == (0, 0, 0, 0, 0)
-    assert (req.decoded, req.num_steps, req.retractions, req.storage_wait_ns) == (0, 0, 0, 0)
+    assert (req.decoded, req.num_parts, req.retractions, req.storage_wait_ns) == (0, 0, 0, 0)
     assert (req.load_back_ns, req.cached_len, req.kv_len) == (0, 0, 0)
     assert (req.extend_len, req.remaining_output) == (20, 2)
 
@@ -154,8 +155,8 @@ def test_steps_are_cut_short_only_while_somebody_waits_for_room(*, is_dropped: b
 
 
 def test_a_wait_counts_for_what_was_lacking_since_the_last_turn() -> None:
-    waits = QueueWaits()
-    waits.turns = []
+    turns: list[Turn] = []
+    waits = RecordedWaits(turns)
     lacks = Shortage(Cause.tokens, first=3)
     for now_ns, shortage in ((10, NO_CHUNK), (25, lacks), (30, lacks)):
         waits.turn(now_ns, shortage)
@@ -164,4 +165,4 @@ def test_a_wait_counts_for_what_was_lacking_since_the_last_turn() -> None:
         Cause.chunk: 15,
         Cause.tokens: 35,
     }
-    assert waits.turns == [Turn(10, NO_CHUNK), Turn(25, lacks)]
+    assert turns == [Turn(10, NO_CHUNK), Turn(25, lacks)]

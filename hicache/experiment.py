@@ -19,15 +19,15 @@ from hicache.observe import invariants
 from hicache.observe.explainer import Case, Explainer, explainers
 from hicache.observe.timeline import Timeline
 from hicache.policies.routing import Replica, router_of
-from hicache.results.measures import cold_load, run_measures, working_set
+from hicache.results.measures import run_measures, scaled_to_load, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
 from hicache.results.remarks import remarks
 from hicache.workload.kept import no_collection
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
-from hicache.workload.rounds import feeder_of, rounds_of, stages_of
-from hicache.workload.workload import Workload, load_workload, repeat_sessions, sample_sessions
+from hicache.workload.rounds import make_feeder, rounds_of, stages_of
+from hicache.workload.workload import Workload, load_workload
 
 
 def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
@@ -169,7 +169,7 @@ def _serve(
     try:
         serve(
             engines,
-            feeder_of(workload.requests, config.workload, seed=config.seed),
+            make_feeder(workload.requests, config.workload, seed=config.seed),
             clock=runtime.clock,
             io=io,
             route=router_of(engines[0].cache.tree.policy.route, replicas),
@@ -184,15 +184,8 @@ def _serve(
 def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     if config.workload.load is not None:
-        asked = config.workload.load
-        share = asked / cold_load(workload.requests, cost, config.parallel.replicas)
-        change = sample_sessions if share <= 1 else repeat_sessions
-        workload = change(workload, share, config.seed)
-        reached = cold_load(workload.requests, cost, config.parallel.replicas)
-        notes.append(
-            f"workload.load: target {asked:g}, reached {reached:.3g} (GPU utilization without "
-            f"cache hits) with {share:.3g} times the sessions"
-        )
+        workload, note = scaled_to_load(workload, config.workload.load, config, cost)
+        notes.append(note)
     notes += workload.notes
     notes.insert(0, workload.description)
     return workload

@@ -20,7 +20,7 @@ from hicache.request import Request
 from hicache.workload.feeder import Dropped, Feeder, Release, Releases
 
 
-def feeder_of(requests: Sequence[Request], config: WorkloadConfig, *, seed: int) -> Releases:
+def make_feeder(requests: Sequence[Request], config: WorkloadConfig, *, seed: int) -> Releases:
     if config.has_rounds:
         return RoundFeeder(requests, config, seed=seed)
     if config.drain and config.kind == "shared_prefix":

@@ -16,7 +16,8 @@ from hicache.engine.simulated_runtime import make_runtime
 from hicache.engine.warm import warm_storages
 from hicache.models.cost import CostModel
 from hicache.observe import invariants
-from hicache.observe.explainer import Case, Explainer, explainers
+from hicache.observe.explainer import Case, Explainer
+from hicache.observe.history import PageRegistry
 from hicache.observe.timeline import Timeline
 from hicache.policies.routing import Replica, router_of
 from hicache.results.measures import run_measures, scaled_to_load, working_set
@@ -99,9 +100,10 @@ def _run(
     io = runtime.io if timeline is None else timeline.watch_io(runtime.io)
     _serve(config, workload, engines, runtime, io, recorder)
     recorder.close()
+    ranks = [rank for engine in engines for rank in (engine, *engine.followers)]
+    for rank in ranks:
+        invariants.check_drained(rank.cache, rank.prefetcher)
     for engine in engines:
-        for rank in (engine, *engine.followers):
-            invariants.check_drained(rank.cache, rank.prefetcher)
         if isinstance(engine, RankedEngine):
             engine.check_equal()
     records = sorted(recorder.records, key=lambda record: record.id)
@@ -111,9 +113,8 @@ def _run(
         **working_set(workload.requests, deployment, config.cache.page_size),
         **measures,
     }
-    for engine in engines:
-        for rank in (engine, *engine.followers):
-            rank.cache.tree.take_apart()
+    for rank in ranks:
+        rank.cache.tree.take_apart()
     wall_s = time.perf_counter() - started
     return Result(records=records, measures=measures, wall_s=wall_s, notes=notes + found)
 
@@ -132,14 +133,15 @@ def _engines(
     numbers = pages if config.cache.policy != "none" else None
     # simulated pages do not outlive the run, so numbers suffice
     names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size, numbers)
-    listeners: Sequence[Explainer | None] = [None] * config.parallel.replicas
-    if config.engine.explain:
-        is_named = timeline is not None
-        listeners = explainers(
-            config, kinds, requests, pages, names, cases, names_evictions=is_named
-        )
+    registry = PageRegistry(pages, kinds.size) if config.engine.explain else None
+    if registry is not None and config.workload.start is StartState.warm_storage:
+        registry.warm(requests, names, kinds)
     engines: list[Engine] = []
-    for number, listener in enumerate(listeners):
+    for number in range(config.parallel.replicas):
+        listener = None
+        if registry is not None:
+            is_named = timeline is not None
+            listener = Explainer(registry, kinds, config, cases, names_evictions=is_named)
         # ranks decide alike, so a listener for the first one suffices
         first, *others = (
             build_engine(config, deployment, runtime, names, each, requests, _check(config))

@@ -1,17 +1,13 @@
 """Finds the reason why each token that one engine computes was not a cache hit."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from hicache.cache.kinds import Kinds
-from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.node import MatchResult
-from hicache.config import ExperimentConfig, StartState
+from hicache.config import ExperimentConfig
 from hicache.observe.history import PageHistory, PageRegistry, num_leading, sequence_pages
 from hicache.observe.missing_pages import MissingPages
 from hicache.observe.reasons import Span
-from hicache.request import Request, TokenSpans
 from hicache.scheduler.request_state import RequestState
 
 
@@ -130,30 +126,6 @@ class Explainer(PageHistory):
         ):
             return "load_back_too_short"
         return "load_back_failed"
-
-
-def explainers(
-    config: ExperimentConfig,
-    kinds: Kinds,
-    requests: Items[Request],
-    pages: Mapping[int, TokenSpans],
-    names: PageNames,
-    cases: dict[int, Case],
-    *,
-    names_evictions: bool,
-) -> list[Explainer]:
-    """Return one explainer for each engine of a run.
-
-    `pages` holds the numbers of each request's pages, and `names` the names that the cache gives
-    them. `cases` receives the reasons.
-    """
-    registry = PageRegistry(pages, kinds.size)
-    if config.workload.start is StartState.warm_storage:
-        registry.warm(requests, names, kinds)
-    return [
-        Explainer(registry, kinds, config, cases, names_evictions=names_evictions)
-        for _ in range(config.parallel.replicas)
-    ]
 
 
 def _own(span: Span) -> Span:

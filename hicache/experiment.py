@@ -5,32 +5,30 @@ from collections.abc import Callable, Sequence
 
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.keys import Numbers
-from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import to_ns
 from hicache.config import ExperimentConfig, StartState
 from hicache.engine.build import build_engine
-from hicache.engine.deployment import Deployment, deploy, describe
+from hicache.engine.deployment import Deployment, deploy
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io, Runtime
 from hicache.engine.ranks.lockstep import RankedEngine
-from hicache.engine.simulated_runtime import SimulatedRuntime, make_runtime
-from hicache.engine.warm import warm_storage
+from hicache.engine.simulated_runtime import make_runtime
+from hicache.engine.warm import warm_storages
 from hicache.models.cost import CostModel
-from hicache.models.shapes import describe as describe_shape
 from hicache.observe import invariants
 from hicache.observe.explainer import Case, Explainer
 from hicache.observe.history import PageRegistry
 from hicache.observe.timeline import Timeline
 from hicache.policies.routing import Replica, router_of
-from hicache.results.measures import cold_load, run_measures, working_set
+from hicache.results.measures import run_measures, scaled_to_load, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
-from hicache.workload.feeder import Feeder, Releases
+from hicache.results.remarks import remarks
 from hicache.workload.kept import no_collection
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
-from hicache.workload.rounds import RoundFeeder, StageFeeder, rounds_of, stages_of
-from hicache.workload.workload import Workload, load_workload, repeat_sessions, sample_sessions
+from hicache.workload.rounds import make_feeder, rounds_of, stages_of
+from hicache.workload.workload import Workload, load_workload
 
 
 def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
@@ -82,13 +80,12 @@ def _run(
     deployment = deploy(config)
     if workload is None:
         workload = _workload(config, deployment.cost, notes)
-    notes += _remarks(config, deployment, workload)
+    notes += remarks(config, deployment, workload)
     runtime = make_runtime(config, deployment)
     cases: dict[int, Case] = {}
-    parts = _parts(config, deployment, runtime, workload, cases, timeline)
-    engines = _in_lockstep(parts, config)
+    engines = _engines(config, deployment, runtime, workload, cases, timeline)
     if config.workload.start is StartState.warm_storage:
-        _warm(config, runtime, workload, parts[0].cache.tree)
+        warm_storages(config, runtime, workload.requests, engines[0].cache.tree)
     recorder = Recorder(
         engines,
         config,
@@ -103,8 +100,9 @@ def _run(
     io = runtime.io if timeline is None else timeline.watch_io(runtime.io)
     _serve(config, workload, engines, runtime, io, recorder)
     recorder.close()
-    for part in parts:
-        invariants.check_drained(part.cache, part.prefetcher)
+    ranks = [rank for engine in engines for rank in (engine, *engine.followers)]
+    for rank in ranks:
+        invariants.check_drained(rank.cache, rank.prefetcher)
     for engine in engines:
         if isinstance(engine, RankedEngine):
             engine.check_equal()
@@ -115,29 +113,13 @@ def _run(
         **working_set(workload.requests, deployment, config.cache.page_size),
         **measures,
     }
-    for part in parts:
-        part.cache.tree.take_apart()
+    for rank in ranks:
+        rank.cache.tree.take_apart()
     wall_s = time.perf_counter() - started
     return Result(records=records, measures=measures, wall_s=wall_s, notes=notes + found)
 
 
-def _remarks(config: ExperimentConfig, deployment: Deployment, workload: Workload) -> list[str]:
-    notes = []
-    max_len = config.model.max_len
-    too_long = sum(each.prompt_len + each.output_len > max_len for each in workload.requests)
-    if too_long:
-        notes.append(
-            f"{too_long:,} requests are longer than model.max_len={max_len:,}: they are rejected, "
-            f"and so are the later turns of their sessions"
-        )
-    if config.model.from_hf is not None:
-        notes.append(describe_shape(config.model))
-    if config.hardware.table is not None:
-        notes.append(f"{config.hardware.name}, with the measurements of {config.hardware.table}")
-    return notes + describe(config, deployment)
-
-
-def _parts(
+def _engines(
     config: ExperimentConfig,
     deployment: Deployment,
     runtime: Runtime,
@@ -146,54 +128,35 @@ def _parts(
     timeline: Timeline | None,
 ) -> list[Engine]:
     num_ranks, page_size = config.parallel.ranks, config.cache.page_size
-    pages = page_numbers(workload.requests, page_size)
+    requests, kinds = workload.requests, deployment.kinds
+    pages = page_numbers(requests, page_size)
     numbers = pages if config.cache.policy != "none" else None
     # simulated pages do not outlive the run, so numbers suffice
     names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size, numbers)
-    registry = PageRegistry(pages, deployment.kinds.size) if config.engine.explain else None
+    registry = PageRegistry(pages, kinds.size) if config.engine.explain else None
     if registry is not None and config.workload.start is StartState.warm_storage:
-        registry.warm(workload.requests, names, deployment.kinds)
-    parts = []
-    for number in range(config.parallel.replicas * num_ranks):
+        registry.warm(requests, names, kinds)
+    engines: list[Engine] = []
+    for number in range(config.parallel.replicas):
         listener = None
+        if registry is not None:
+            is_named = timeline is not None
+            listener = Explainer(registry, kinds, config, cases, names_evictions=is_named)
         # ranks decide alike, so a listener for the first one suffices
-        if registry is not None and number % num_ranks == 0:
-            listener = Explainer(
-                registry, deployment.kinds, config, cases, names_evictions=timeline is not None
-            )
-        parts.append(
-            build_engine(
-                config, deployment, runtime, names, listener, workload.requests, _check(config)
-            )
+        first, *others = (
+            build_engine(config, deployment, runtime, names, each, requests, _check(config))
+            for each in (listener, *[None] * (num_ranks - 1))
         )
-    if timeline is not None:
-        for number, part in enumerate(parts[::num_ranks]):
-            part.executor = timeline.watch(part, number, part.executor)
-    return parts
+        if timeline is not None:
+            first.executor = timeline.watch(first, number, first.executor)
+        if others:
+            first = RankedEngine([first, *others], config.parallel, config.storage)
+        engines.append(first)
+    return engines
 
 
 def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:
     return invariants.check_laws if config.engine.check_invariants else None
-
-
-def _in_lockstep(parts: Sequence[Engine], config: ExperimentConfig) -> Sequence[Engine]:
-    num_ranks = config.parallel.ranks
-    if num_ranks == 1:
-        return parts
-    return [
-        RankedEngine(parts[first : first + num_ranks], config.parallel, config.storage)
-        for first in range(0, len(parts), num_ranks)
-    ]
-
-
-def _warm(config: ExperimentConfig, runtime: Runtime, workload: Workload, tree: RadixTree) -> None:
-    if not isinstance(runtime, SimulatedRuntime) or not runtime.has_storage:
-        raise ValueError(
-            "workload.start=warm_storage needs a storage engine and executor.kind=simulated, got "
-            f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
-        )
-    for store in runtime.unguarded:
-        warm_storage(store, workload.requests, tree)
 
 
 def _serve(
@@ -204,16 +167,11 @@ def _serve(
     io: Io,
     recorder: Recorder,
 ) -> None:
-    feeder: Releases = Feeder(workload.requests, config.workload)
-    if config.workload.has_rounds:
-        feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)
-    elif config.workload.drain and config.workload.kind == "shared_prefix":
-        feeder = StageFeeder(workload.requests, config.workload)
     replicas = [Replica(each.scheduler, each.num_requests) for each in engines]
     try:
         serve(
             engines,
-            feeder,
+            make_feeder(workload.requests, config.workload, seed=config.seed),
             clock=runtime.clock,
             io=io,
             route=router_of(engines[0].cache.tree.policy.route, replicas),
@@ -228,15 +186,8 @@ def _serve(
 def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     if config.workload.load is not None:
-        asked = config.workload.load
-        share = asked / cold_load(workload.requests, cost, config.parallel.replicas)
-        change = sample_sessions if share <= 1 else repeat_sessions
-        workload = change(workload, share, config.seed)
-        reached = cold_load(workload.requests, cost, config.parallel.replicas)
-        notes.append(
-            f"workload.load: target {asked:g}, reached {reached:.3g} (GPU utilization without "
-            f"cache hits) with {share:.3g} times the sessions"
-        )
+        workload, note = scaled_to_load(workload, config.workload.load, config, cost)
+        notes.append(note)
     notes += workload.notes
     notes.insert(0, workload.description)
     return workload

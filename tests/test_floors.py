@@ -48,10 +48,10 @@ ROOMS = {
     "hicache.engine": [
         "ports",
         "loop",
-        "warm",
         "ranks",
         "deployment",
         "simulated_runtime",
+        "warm",
         "build",
     ],
     "hicache.storage": [

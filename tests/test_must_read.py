@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py")
-# what a replay reaches today; the numbers may only fall, and the goal is 35 files and 4,300 lines
-MOST_FILES = 34
-MOST_LINES = 4_436
+# what a replay reaches today; the numbers may only fall (the limits are 35 files and 4,300 lines)
+MOST_FILES = 31
+MOST_LINES = 4_179
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

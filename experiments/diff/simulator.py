@@ -104,7 +104,8 @@ class SimulatorSide:
         req, is_short = self._running.pop(number)
         scheduler = self.engine.scheduler
         if is_short:
-            scheduler.end(number)
+            scheduler.running.remove(req)
+            scheduler.finish(req)
         scheduler.only = {number}
         self.engine.wake(self._runtime.clock.now())
         self._serve([], len(req.tokens) // TOKEN_BYTES)

@@ -12,9 +12,8 @@ from hicache.cli.console import console, show_table
 from hicache.cli.job import Outcome
 from hicache.cli.stored import SUMMARY_FILE, read_json
 from hicache.observe.reasons import REASONS
-from hicache.results.metrics import TTFT_PARTS
+from hicache.results.metrics import QUEUE_CAUSES, TTFT_PARTS
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
-from hicache.scheduler.queue_waits import CAUSES
 
 BAR_WIDTH = 28
 TIERS = ("device hit", "host hit", "storage hit", "computed")
@@ -134,7 +133,7 @@ def _lines(outcome: Outcome) -> Sequence[str]:
     summary = outcome.summary
     return [
         *_reasons(outcome),
-        f"queue      time by cause: {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
+        f"queue      time by cause: {_shares(summary, 'request/queue_{}_s_mean', QUEUE_CAUSES)}",
         f"load       {loads(summary)}",
         *(f"  {line}" for line in stage_lines(summary)),
         f"cost       {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds per request in "

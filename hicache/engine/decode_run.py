@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from hicache.cache.tiers.transfer import StorageWrite
-from hicache.clock import NEVER
 from hicache.executor.completions import StepEnds
 
 
@@ -27,11 +26,6 @@ class DecodeRun:
         self._last = num_steps - 1
         self._price_to(ends.look(now_ns))
         self._written: list[tuple[int, StorageWrite]] = []  # (step in which it ended, write)
-
-    @property
-    def ends_ns(self) -> list[int]:
-        self._ends.look(NEVER)
-        return self._ends.known[self.num_taken : self._last + 1]
 
     def cut(self, now_ns: int) -> bool:
         """End this run of decode steps with the first step that ends at `now_ns` or later.

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from hicache.cache.kinds import Kinds
 from hicache.config import ExperimentConfig, WindowHit
 from hicache.memory import Capacity, capacities, engine_rule, model_kinds, shared_capacity
-from hicache.models import GIB, PLAIN
+from hicache.models import PLAIN
 from hicache.models.cost import CostModel
-from hicache.models.shapes import LayerKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,37 +73,3 @@ def deploy(config: ExperimentConfig) -> Deployment:
         device=device,
         host=host,
     )
-
-
-def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
-    model, devices = config.model.name, f"{deployment.tp} device(s)"
-    copies = config.model.kv_copies(LayerKind.full, deployment.tp)
-    if copies > 1:
-        devices += f" ({copies} copies of the KV)"
-    if config.cache.unlimited:
-        return [f"{model} on {devices}: pools of unlimited size"]
-    notes = []
-    for word, capacity in (("device", deployment.device), ("host", deployment.host)):
-        kinds, parts = deployment.kinds, []
-        for kind in kinds.numbers:
-            number = capacity.counts[kind] or 0
-            unit = "states" if kind in kinds.points else f"{kinds.names[kind]} tokens"
-            parts.append(f"{number * kinds.units[kind]:,} {unit}")
-        pools = config.cache.pools
-        is_shared = pools == "shared_both" or (word == "host" and pools == "shared")
-        held = (" or " if is_shared else " + ").join(parts)
-        notes.append(f"{model} on {devices}, {word}: {_gib(capacity.total_bytes)} = {held}")
-    forms = {"host": config.cache.host_format}
-    if config.storage.kind != "none":
-        forms["storage"] = config.storage_format
-    coded = ", ".join(f"{tier} {form}" for tier, form in forms.items() if form != PLAIN)
-    if coded:
-        notes.append(
-            f"pages are kept in fewer bytes ({coded}): what comes back differs from what was "
-            f"computed (lossy; executor.verify measures it in a real run)"
-        )
-    return notes
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"

@@ -5,9 +5,7 @@ run of decode steps counts as one step. An event moves its end forward to the ne
 result is the same as with single steps.
 """
 
-import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import count
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -19,7 +17,8 @@ from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.scheduler import Scheduler
-from hicache.workload.feeder import Release, Releases
+from hicache.workload.clients import Clients
+from hicache.workload.feeder import Releases
 
 
 class Engine:
@@ -27,6 +26,8 @@ class Engine:
 
     Requests that arrive and copies that finish during a step take effect at the end of the step.
     """
+
+    followers: Sequence["Engine"] = ()  # further ranks, which repeat each step
 
     def __init__(
         self,
@@ -66,8 +67,7 @@ class Engine:
         """
         self._arrived.append((now_ns if came_ns is None else came_ns, request))
         # counts up to the last arrival: the time to drain the rest says nothing about the load
-        self._count_backlog(now_ns)
-        self.cache.counters["engine/backlog_ns"] = self._backlog_ns
+        self.cache.counters["engine/backlog_ns"] = self.backlog_ns(now_ns)
         self.interrupt(now_ns)
 
     def abort(self, request_id: int, now_ns: int) -> None:
@@ -104,9 +104,8 @@ class Engine:
         """
         if self._run is None:
             return
-        for num_steps, end_ns, write in self._run.take_before(now_ns):
-            self._commit(num_steps, end_ns, write)
-        assert not self.scheduler.has_finished, "a run goes on after an answer is complete"
+        self._commit(self._run.take_before(now_ns))
+        assert not self.scheduler.ended.finished, "a run goes on after an answer is complete"
 
     def interrupt(self, now_ns: int) -> None:
         if self._run is not None:
@@ -135,19 +134,13 @@ class Engine:
 
     def num_requests(self) -> int:
         scheduler = self.scheduler
-        partial = scheduler.partial
-        extending = sum(extend.req is not partial for extend in self.extending)
+        started = {scheduler.partial, *(extend.req for extend in self.extending)} - {None}
         elsewhere = len(self._arrived) + len(scheduler.waiting) + len(scheduler.running)
-        return elsewhere + extending + (partial is not None)
+        return elsewhere + len(started)
 
     @property
     def is_idle(self) -> bool:
-        return (
-            self._batch is None
-            and not self._arrived
-            and not self._delivered
-            and self.scheduler.is_idle
-        )
+        return self.scheduler.is_idle and not (self._batch or self._arrived or self._delivered)
 
     # -- what it does --------------------------------------------------------------------------
 
@@ -169,7 +162,7 @@ class Engine:
         if self._delivered or self._arrived or self._aborted:
             self._take_in(now_ns)
         if self._batch is None:
-            self._count_backlog(now_ns)
+            self._backlog_ns = self.backlog_ns(now_ns)
             self._batch = self.scheduler.plan(now_ns)
             self._planned_ns = now_ns
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
@@ -191,8 +184,7 @@ class Engine:
 
     def _end_run(self, run: DecodeRun) -> Outcome:
         assert self._batch is not None
-        for num_steps, end_ns, write in run.take(run.num_priced):
-            self._commit(num_steps, end_ns, write)
+        self._commit(run.take(run.num_priced))
         num_left = self._batch.num_steps - run.num_priced
         self._run = None
         if num_left and self._only_gained_room():
@@ -211,12 +203,12 @@ class Engine:
             return False
         return not any(isinstance(done, Prefetch) for done in self._delivered)
 
-    def _commit(self, num_steps: int, now_ns: int, write: StorageWrite | None) -> None:
-        # commit steps of the batch, the last of which ends now, and a write that ended in it
-        if num_steps:
-            self._commit_steps(num_steps, now_ns)
-        if write is not None:
-            self.cache.complete(write)
+    def _commit(self, ended: Iterable[tuple[int, int, StorageWrite | None]]) -> None:
+        for num_steps, end_ns, write in ended:
+            if num_steps:
+                self._commit_steps(num_steps, end_ns)
+            if write is not None:  # it ended in the last of these steps
+                self.cache.complete(write)
 
     def _commit_steps(self, num_steps: int, now_ns: int) -> None:
         assert self._batch is not None
@@ -230,7 +222,7 @@ class Engine:
         if self._batch.extends:
             counters["engine/prefill_ns"] += step_ns
             num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
-            self._share_out(self._batch, num_tokens, step_ns)
+            self._share_out(self._batch, num_tokens + len(self._batch.decodes), step_ns)
             if self.prefetcher is not None:
                 self.prefetcher.rates.was_computed(num_tokens, step_ns)
         self.scheduler.commit(self._batch, num_steps, now_ns)
@@ -240,8 +232,7 @@ class Engine:
         for extend in batch.extends:
             req = extend.req
             if req.first_token_ns is None:
-                all_tokens = num_tokens + len(batch.decodes)
-                own_ns = computing_ns * (extend.end - extend.start) // all_tokens
+                own_ns = computing_ns * (extend.end - extend.start) // num_tokens
                 req.own_ns += own_ns
                 req.shared_ns += computing_ns - own_ns
 
@@ -250,13 +241,9 @@ class Engine:
 
         A queued request is ready if it does not wait for a read from storage.
         """
-        since_ns = now_ns if self._backlog_since_ns is None else self._backlog_since_ns
-        return self._backlog_ns + max(now_ns - since_ns, 0)
-
-    def _count_backlog(self, now_ns: int) -> None:
-        if self._backlog_since_ns is not None:
-            self._backlog_ns += now_ns - self._backlog_since_ns
-            self._backlog_since_ns = now_ns
+        if self._backlog_since_ns is None:
+            return self._backlog_ns
+        return self._backlog_ns + max(now_ns - self._backlog_since_ns, 0)
 
     def _take_in(self, now_ns: int) -> None:
         delivered, self._delivered = self._delivered, []
@@ -293,48 +280,6 @@ class Engine:
         prefetcher.reads.clear()
 
 
-class ClientTimeouts:
-    """Decides when clients give up on requests that have no complete answer yet.
-
-    A request that has ended is removed, so its timeout has no effect.
-    """
-
-    def __init__(self, patience_ns: Mapping[int, int]) -> None:
-        """Set the client timeouts: `patience_ns` maps request ids to ns after arrival.
-
-        Clients of requests that are not in `patience_ns` never give up.
-        """
-        self._patience_ns = patience_ns
-        self._line: list[tuple[int, int]] = []  # (time, request id)
-        self._engines: dict[int, int] = {}  # by unanswered request
-        self.next_ns = NEVER  # time of the next timeout
-
-    def arrived(self, request: Request, engine: int, now_ns: int) -> None:
-        patience_ns = self._patience_ns.get(request.id)
-        if patience_ns is not None:
-            heapq.heappush(self._line, (now_ns + patience_ns, request.id))
-            self._engines[request.id] = engine
-            self._look()
-
-    def ended(self, outcome: Outcome) -> None:
-        for req in (*outcome.finished, *(req for req, _ in outcome.rejected)):
-            self._engines.pop(req.request.id, None)
-        self._look()
-
-    def until(self, now_ns: int) -> list[tuple[int, int]]:
-        gone: list[tuple[int, int]] = []
-        while self.next_ns <= now_ns:
-            request_id = heapq.heappop(self._line)[1]
-            gone.append((self._engines.pop(request_id), request_id))
-            self._look()
-        return gone
-
-    def _look(self) -> None:
-        while self._line and self._line[0][1] not in self._engines:
-            heapq.heappop(self._line)
-        self.next_ns = self._line[0][0] if self._line else NEVER
-
-
 def serve(
     engines: Sequence[Engine],
     feeder: Releases,
@@ -364,14 +309,13 @@ def serve(
     Raises:
         RuntimeError: requests are left, but no event is pending.
     """
-    coming = _Coming(feeder.initial(), server_ns)
+    clients = Clients(feeder, late_ns=server_ns, patience_ns=patience_ns)
     wakes = [engine.next_wake_ns(clock.now()) for engine in engines]
-    timeouts = ClientTimeouts(patience_ns or {})
     look = observer.next_look_ns()
     while True:
         soonest = min(wakes)
+        outside = clients.next_ns
         # no min(): this loop made half of all calls of min() in a replay
-        outside = coming.next_ns if coming.next_ns < timeouts.next_ns else timeouts.next_ns
         until = outside if outside < look else look
         event = io.pass_by(soonest if soonest < until else until, clock)
         others = event if event < outside else outside
@@ -396,13 +340,12 @@ def serve(
                 if engines[number].deliver(done, now):
                     touched.append(number)
         if outside <= now:
-            touched += _hand_in(now, coming, timeouts, engines, route)
+            touched += _hand_in(now, clients, engines, route)
         for number in sorted(set(touched)) if len(touched) > 1 else touched:
             engine = engines[number]
             outcome = engine.wake(now)
             if outcome is not NOTHING:
-                timeouts.ended(outcome)
-                coming.add(_settle(outcome, number, now, feeder, observer), now)
+                _settle(outcome, number, now, clients, observer)
             wakes[number] = engine.next_wake_ns(now)
     _refuse_stuck(engines)
 
@@ -417,66 +360,30 @@ def _refuse_stuck(engines: Sequence[Engine]) -> None:
 
 
 def _hand_in(
-    now_ns: int,
-    coming: "_Coming",
-    timeouts: ClientTimeouts,
-    engines: Sequence[Engine],
-    route: Callable[[Request], int],
+    now_ns: int, clients: Clients, engines: Sequence[Engine], route: Callable[[Request], int]
 ) -> list[int]:
     touched: list[int] = []
-    for due, request in coming.until(now_ns):
+    for released_ns, request in clients.arrivals(now_ns):
         for engine in engines:
             engine.catch_up(now_ns)  # a router or an explanation may read any engine's state
         number = route(request)
-        engines[number].submit(request, now_ns, came_ns=due)
-        timeouts.arrived(request, number, due)
+        engines[number].submit(request, now_ns, came_ns=released_ns)
+        clients.wait(request.id, number, released_ns)
         touched.append(number)
-    for number, request_id in timeouts.until(now_ns):
+    for number, request_id in clients.give_up(now_ns):
         engines[number].abort(request_id, now_ns)
         touched.append(number)
     return touched
 
 
-# requests that were released and have not arrived, by time and order of release; they arrive
-# `late_ns` after their release
-class _Coming:
-    def __init__(self, releases: Iterable[Release], late_ns: int) -> None:
-        self._late_ns = late_ns
-        self.next_ns = NEVER
-        self._numbers = count()
-        self._line: list[tuple[int, int, Request]] = []
-        self.add(releases, 0)
-
-    def add(self, releases: Iterable[Release], now_ns: int) -> None:
-        for time_ns, request in releases:
-            heapq.heappush(self._line, (max(time_ns, now_ns), next(self._numbers), request))
-        self._look()
-
-    def until(self, now_ns: int) -> list[Release]:
-        come: list[Release] = []
-        while self.next_ns <= now_ns:
-            due, _, request = heapq.heappop(self._line)
-            come.append((due, request))
-            self._look()
-        return come
-
-    def _look(self) -> None:
-        self.next_ns = self._line[0][0] + self._late_ns if self._line else NEVER
-
-
 def _settle(
-    outcome: Outcome, engine: int, now_ns: int, feeder: Releases, observer: Observer
-) -> list[Release]:
-    released: list[Release] = []
+    outcome: Outcome, engine: int, now_ns: int, clients: Clients, observer: Observer
+) -> None:
     for req in outcome.finished:
         observer.finished(req, engine, now_ns)
-        released += feeder.on_answered(req.request.id, now_ns)
+        clients.answered(req.request.id, now_ns)
     for req, reason in outcome.rejected:
-        dropped = feeder.on_dropped(req.request.id, now_ns)
-        observer.rejected(req, reason, dropped.requests, engine, now_ns)
-        released += dropped.released
+        followers = clients.dropped(req.request.id, now_ns)
+        observer.rejected(req, reason, followers, engine, now_ns)
     for req in outcome.aborted:
-        dropped = feeder.on_dropped(req.request.id, now_ns)
-        observer.aborted(req, dropped.requests, engine, now_ns)
-        released += dropped.released
-    return released
+        observer.aborted(req, clients.dropped(req.request.id, now_ns), engine, now_ns)

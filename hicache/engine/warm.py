@@ -1,14 +1,36 @@
 """Warm storage: what a first pass over a workload leaves there, for runs that begin with it."""
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
 
 from hicache.cache.kinds import Kinds
 from hicache.cache.tree.keys import keys
 from hicache.cache.tree.node import make_root
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.executor.simulated.stores import KeyStore
+from hicache.config import ExperimentConfig
+from hicache.engine.ports import Runtime
+from hicache.engine.simulated_runtime import SimulatedRuntime
+from hicache.executor.simulated.stores import KeyStore, StandIns
 from hicache.request import Request
+
+
+def warm_storages(
+    config: ExperimentConfig, runtime: Runtime, requests: Items[Request], tree: RadixTree
+) -> None:
+    """Write to each storage of a simulated run what `warm_storage` writes.
+
+    Raises:
+        ValueError: the run is not simulated, or has no storage.
+    """
+    if not isinstance(runtime, SimulatedRuntime) or not runtime.has_storage:
+        raise ValueError(
+            "workload.start=warm_storage needs a storage engine and executor.kind=simulated, got "
+            f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
+        )
+    unguarded = [StandIns(each.engine) for each in runtime.storages]
+    for store in unguarded or runtime.stores:
+        warm_storage(store, requests, tree)
 
 
 def warm_storage(storage: KeyStore, requests: Iterable[Request], tree: RadixTree) -> None:

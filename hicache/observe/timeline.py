@@ -5,6 +5,7 @@ every step ends at its planned time.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite, Work
@@ -14,7 +15,7 @@ from hicache.engine.ports import Executor, Io
 from hicache.executor.completions import Delivery, StepRun
 from hicache.observe.explainer import Case
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.queue_waits import Cause, Shortage, Turn
+from hicache.scheduler.queue_waits import NO_STEP, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
 KINDS = {LoadBack: "load-back", BackUp: "back-up", StorageWrite: "storage write"}
@@ -50,6 +51,24 @@ class Transfer:
     about: dict[str, int | None]
 
 
+class Turn(NamedTuple):
+    at_ns: int
+    lacks: Shortage
+
+
+class RecordedWaits(QueueWaits):
+    """Also adds to the list `turns` what an engine's queue waits for, whenever that changes."""
+
+    def __init__(self, turns: list[Turn]) -> None:
+        super().__init__()
+        self._turns = turns
+
+    def turn(self, now_ns: int, lacks: Shortage) -> None:
+        if lacks != self.lacks:
+            self._turns.append(Turn(now_ns, lacks))
+        super().turn(now_ns, lacks)
+
+
 @dataclass(slots=True)
 class Timeline:
     """Collects the events of a run in order of time, to explain or to plot them.
@@ -71,7 +90,8 @@ class Timeline:
     open: dict[Work | Prefetch, Transfer] = field(default_factory=dict)  # transfers under way
 
     def watch(self, engine: Engine, number: int, executor: Executor) -> Executor:
-        self.turns[number] = engine.scheduler.queue_waits.turns = [Turn(0, Shortage(Cause.step))]
+        self.turns[number] = [Turn(0, NO_STEP)]
+        engine.scheduler.queue_waits = RecordedWaits(self.turns[number])
         return _WatchedExecutor(executor, number, self)
 
     def watch_io(self, io: Io) -> Io:

@@ -13,6 +13,7 @@ from hicache.request import Request, TokenSpans
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, request_times
 from hicache.results.recorder import Recorder
+from hicache.workload.workload import Workload, repeat_sessions, sample_sessions
 
 ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")
 WORKER_TIMES = tuple(f"storage/{kind}_busy_ns" for kind in ("read", "write", "query"))
@@ -86,7 +87,25 @@ def _load(
     }
 
 
-def cold_load(requests: Sequence[Request], cost: CostModel, num_engines: int) -> float:
+def scaled_to_load(
+    workload: Workload, target: float, config: ExperimentConfig, cost: CostModel
+) -> tuple[Workload, str]:
+    """Sample or repeat sessions until GPU utilization without cache hits is about `target`.
+
+    Return the workload, and what load it has as a sentence.
+    """
+    num_engines = config.parallel.replicas
+    share = target / _cold_load(workload.requests, cost, num_engines)
+    change = sample_sessions if share <= 1 else repeat_sessions
+    workload = change(workload, share, config.seed)
+    reached = _cold_load(workload.requests, cost, num_engines)
+    return workload, (
+        f"workload.load: target {target:g}, reached {reached:.3g} (GPU utilization without "
+        f"cache hits) with {share:.3g} times the sessions"
+    )
+
+
+def _cold_load(requests: Sequence[Request], cost: CostModel, num_engines: int) -> float:
     lengths = [(0, request.prompt_len, request.output_len) for request in requests]
     span_s = _span_s([request.arrival_ns for request in requests])
     return _utilisation(cost, lengths, span_s, num_engines)

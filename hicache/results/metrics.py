@@ -15,8 +15,19 @@ from math import fsum
 from hicache.cache.tiers.transfer import FATES
 from hicache.clock import SECOND_NS
 from hicache.observe.reasons import REASONS
-from hicache.scheduler.queue_waits import CAUSES
+from hicache.scheduler.queue_waits import Cause
 
+# what a queued request waits for, other than a read from storage
+QUEUE_CAUSES: dict[str, str] = {
+    Cause.step: "the step that was running when it arrived",
+    Cause.chunk: "earlier prompts, which filled the steps (scheduler.chunk_tokens)",
+    Cause.tokens: "free KV pages on the device",
+    Cause.swa_tokens: "free sliding-window pages on the device",
+    Cause.slots: "free Mamba state slots on the device",
+    Cause.running: "a running request to finish (scheduler.max_running)",
+    Cause.prefill_oom: "pages that admission had counted as free and prefill did not find",
+    Cause.scan_limit: "requests ahead that were waiting for storage (scheduler.scan_limit)",
+}
 # parts of a prompt's time from admission to first token, besides waiting for load-backs
 PREFILL_CAUSES = {
     "own": "computing its own tokens",
@@ -280,7 +291,7 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
         summary[f"request/{name}_s_mean"] = _ratio(sum(values_ns), len(values_ns)) / SECOND_NS
         for percent in PERCENTILES:
             summary[f"request/{name}_s_p{percent}"] = percentile(values_ns, percent) / SECOND_NS
-    for part, known in (("queue", CAUSES), ("prefill", PREFILL_CAUSES)):
+    for part, known in (("queue", QUEUE_CAUSES), ("prefill", PREFILL_CAUSES)):
         causes_ns = [getattr(record, f"{part}_for_ns") for record in finished]
         for cause in known:
             total_ns = sum(causes.get(cause, 0) for causes in causes_ns)

@@ -14,7 +14,6 @@ from hicache.observe.reasons import Span
 from hicache.observe.timeline import Timeline
 from hicache.request import Request
 from hicache.results.metrics import PREFILL_CAUSES, Progress, RequestRecord, Row, Status, check
-from hicache.scheduler.queue_waits import CAUSES
 from hicache.scheduler.request_state import RequestState
 from hicache.workload.rounds import stage_at
 
@@ -232,13 +231,13 @@ class Recorder:
             ),
             state_missing_len=sum(span.num_tokens for span in case.spans[0] if span.kind == MAMBA),
             queue_ns=admitted_ns - req.submitted_ns - req.storage_wait_ns,
-            queue_for_ns={cause: ns for cause, ns in zip(CAUSES, req.queue_ns, strict=True) if ns},
+            queue_for_ns={cause: ns for cause, ns in req.queue_ns.items() if ns},
             storage_wait_ns=req.storage_wait_ns,
             load_back_ns=load_back_ns,
             prefill_ns=prefill_ns,
             prefill_for_ns={cause: ns for cause, ns in parts_ns if ns},
             retractions=req.retractions,
-            num_steps=req.num_steps,
+            num_steps=req.num_parts + req.decoded,
         )
 
     def _record(self, request: Request, now_ns: int, **fields: Any) -> None:

@@ -24,10 +24,16 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFo
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.observe.reasons import REASONS
-from hicache.results.metrics import PERCENTILES, PREFILL_CAUSES, TTFT_PARTS, RequestRecord, Status
+from hicache.results.metrics import (
+    PERCENTILES,
+    PREFILL_CAUSES,
+    QUEUE_CAUSES,
+    TTFT_PARTS,
+    RequestRecord,
+    Status,
+)
 from hicache.results.tracking import plain
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
-from hicache.scheduler.queue_waits import CAUSES
 
 DPI = 150
 SIZE = (5, 6.4)  # inches; a narrow figure stays readable on a phone
@@ -315,7 +321,7 @@ def _slowest(records: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:
     for record in sorted(finished, key=lambda each: (-(each.ttft_ns or 0), each.id))[:NUM_SLOWEST]:
         ttft_ns = record.ttft_ns or 0
         waits = {
-            **{f"waiting for {CAUSES[key]}": ns for key, ns in record.queue_for_ns.items()},
+            **{f"waiting for {QUEUE_CAUSES[key]}": ns for key, ns in record.queue_for_ns.items()},
             "waiting for its prefetch": record.storage_wait_ns,
             "waiting for load-backs": record.load_back_ns,
             **{PREFILL_CAUSES[cause]: ns for cause, ns in record.prefill_for_ns.items()},

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache.observe.reasons import REASONS
-from hicache.results.metrics import PREFILL_CAUSES, RequestRecord
-from hicache.scheduler.queue_waits import CAUSES
+from hicache.results.metrics import PREFILL_CAUSES, QUEUE_CAUSES, RequestRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +23,7 @@ FILES = ("requests.parquet", "requests.csv.gz")
 PARTS: dict[str, Iterable[str]] = {
     "computed_for": REASONS,
     "recomputed_for": REASONS,
-    "queue_for_ns": CAUSES,
+    "queue_for_ns": QUEUE_CAUSES,
     "prefill_for_ns": PREFILL_CAUSES,
 }
 TEXTS = ("status", "reason")

@@ -1,7 +1,7 @@
 """Admission: whether a request or a run of decode steps fits, and how long a deferral stands."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import floor
 
@@ -220,20 +220,14 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
         return wanted
     # several steps use free pages only where a victim is copied before the next step (write_back)
     # or where pages that leave a window do not count
-    for kind in kinds:
-        waits = kind in cache.tree.kinds.aux or cache.tree.demotes or cache.device.is_shared
-        if not waits:
-            continue
-        if not _are_free(cache, kind, running, wanted):
-            wanted = steps_in_page(running, page, wanted)
+    waits = cache.tree.demotes or cache.device.is_shared
+    waiting = [kind for kind in kinds if waits or kind in cache.tree.kinds.aux]
+    if waiting and not are_free(cache, waiting, running, wanted):
+        wanted = steps_in_page(running, page, wanted)
     room = min(cache.growth_pages(kind, cache.room(kind)) for kind in kinds)
     while wanted and pages_for(running, page, wanted) > room:
         wanted //= 2
     return wanted
-
-
-def must_evict(cache: PrefixCache, running: Sequence[RequestState]) -> bool:
-    return not all(_are_free(cache, kind, running, 1) for kind in cache.tree.kinds.paged)
 
 
 def pages_for(running: Sequence[RequestState], page_size: int, num_steps: int) -> int:
@@ -265,10 +259,11 @@ def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wan
     return max(few, 1)
 
 
-def _are_free(
-    cache: PrefixCache, kind: int, running: Sequence[RequestState], num_steps: int
+def are_free(
+    cache: PrefixCache, kinds: Iterable[int], running: Sequence[RequestState], num_steps: int
 ) -> bool:
+    """Return whether decode steps find pages of all `kinds` without eviction."""
     # eviction keeps the spare pages free, so they do not count
     count = pages_for(running, cache.page_size, num_steps)
-    free = cache.growth_pages(kind, cache.available_size(kind))
+    free = min([cache.growth_pages(kind, cache.available_size(kind)) for kind in kinds])
     return not count or count + cache.quirks.spare_pages <= free

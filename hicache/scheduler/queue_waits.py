@@ -21,20 +21,7 @@ class Cause(StrEnum):
     scan_limit = "scan_limit"
 
 
-CAUSES: dict[str, str] = {
-    Cause.step: "the step that was running when it arrived",
-    Cause.chunk: "earlier prompts, which filled the steps (scheduler.chunk_tokens)",
-    Cause.tokens: "free KV pages on the device",
-    Cause.swa_tokens: "free sliding-window pages on the device",
-    Cause.slots: "free Mamba state slots on the device",
-    Cause.running: "a running request to finish (scheduler.max_running)",
-    Cause.prefill_oom: "pages that admission had counted as free and prefill did not find",
-    Cause.scan_limit: "requests ahead that were waiting for storage (scheduler.scan_limit)",
-}
-
-Mark = list[int]  # nanoseconds by cause, in the order of `CAUSES`
-_PLACES = {cause: place for place, cause in enumerate(CAUSES)}
-STEP = _PLACES[Cause.step]
+Mark = dict[Cause, int]  # nanoseconds by cause
 
 
 class Shortage(NamedTuple):
@@ -51,11 +38,6 @@ class Shortage(NamedTuple):
 NO_STEP, NO_CHUNK = Shortage(Cause.step), Shortage(Cause.chunk)
 
 
-class Turn(NamedTuple):
-    at_ns: int
-    lacks: Shortage
-
-
 class QueueWaits:
     """Adds up the waiting time of an engine's queue in ns, by cause.
 
@@ -65,21 +47,18 @@ class QueueWaits:
     """
 
     def __init__(self) -> None:
-        self.turns: list[Turn] | None = None  # recorded only if a list is set
-        self._spent = [0] * len(CAUSES)
-        self._lacks = NO_STEP
+        self._spent = dict.fromkeys(Cause, 0)
+        self.lacks = NO_STEP
         self._since_ns = 0
 
     def turn(self, now_ns: int, lacks: Shortage) -> None:
         if now_ns != self._since_ns:
-            self._spent[_PLACES[self._lacks.cause]] += now_ns - self._since_ns
+            self._spent[self.lacks.cause] += now_ns - self._since_ns
             self._since_ns = now_ns
-        if self.turns is not None and lacks != self._lacks:
-            self.turns.append(Turn(now_ns, lacks))
-        self._lacks = lacks
+        self.lacks = lacks
 
     def mark(self, now_ns: int) -> Mark:
-        """Return a copy of the sums of waiting time up to `now_ns`, in ns, one for each cause."""
+        """Return a copy of the sums of waiting time up to `now_ns`, in ns by cause."""
         if now_ns != self._since_ns:
-            self.turn(now_ns, self._lacks)
+            self.turn(now_ns, self.lacks)
         return self._spent.copy()

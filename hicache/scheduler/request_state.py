@@ -4,7 +4,7 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 from hicache.scheduler.decision import Reason
-from hicache.scheduler.queue_waits import CAUSES, Mark
+from hicache.scheduler.queue_waits import Cause, Mark
 
 
 class RequestState:
@@ -39,7 +39,7 @@ class RequestState:
         self.storage_waits: list[tuple[int, int]] = []  # its parts: (from, to)
         self.load_back_ns = 0
         # queue time by cause up to its first admission; the mark is taken when it begins to wait
-        self.queue_ns = [0] * len(CAUSES)
+        self.queue_ns = dict.fromkeys(Cause, 0)
         self.queue_mark: Mark | None = None
         # up to its first token: step time by its own share of the tokens, by the share of other
         # requests, and time in which a step waited for copies
@@ -58,10 +58,6 @@ class RequestState:
     def decoded(self) -> int:
         return self.request.output_len - self.remaining_output
 
-    @property
-    def num_steps(self) -> int:
-        return self.num_parts + self.decoded
-
     def end_queue(self, mark: Mark) -> None:
         """Stop counting queue time for this request.
 
@@ -70,8 +66,8 @@ class RequestState:
         the request is not queued.
         """
         if self.queue_mark is not None:
-            parts = zip(self.queue_ns, self.queue_mark, mark, strict=True)
-            self.queue_ns = [spent + now - since for spent, since, now in parts]
+            for cause, since_ns in self.queue_mark.items():
+                self.queue_ns[cause] += mark[cause] - since_ns
             self.queue_mark = None
 
     def restart(self) -> None:

@@ -8,6 +8,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Container
 from dataclasses import replace
+from operator import attrgetter
 
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
@@ -16,15 +17,16 @@ from hicache.cache.tree.node import MatchResult
 from hicache.clock import NEVER
 from hicache.config import Batching, SchedulerConfig
 from hicache.request import Request
-from hicache.scheduler.admission import Admission, StepBudget, must_evict, steps_with_pages
+from hicache.scheduler.admission import Admission, StepBudget, are_free, steps_with_pages
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.checkpoints import CheckpointSaver
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.events import Listener
-from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, STEP, Cause, QueueWaits, Shortage
+from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, Cause, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
 MAX_RESTARTS = 3  # restarts of a prompt that runs out of pages while alone in the engine
+_PLACE = attrgetter("place")
 MAX_JUMP = 256  # decode steps planned at once; the executor prices only those before the next event
 
 
@@ -62,7 +64,7 @@ class Scheduler:
         self.prefetcher = prefetcher
         self.config = config
         self.counters: Counter[str] = cache.counters
-        self.waiting: list[tuple[tuple[float, int], RequestState]] = []
+        self.waiting: list[RequestState] = []  # by `place`
         self.partial: RequestState | None = None
         self.running: list[RequestState] = []
         # ids of the running requests that decode, while the others keep their pages; None means
@@ -78,7 +80,7 @@ class Scheduler:
         self._listener = listener
         self.queue_waits = QueueWaits()
         self._num_submitted = 0
-        self._ended = Outcome()  # requests that ended since the last `take_ended`
+        self.ended = Outcome()  # requests that ended since the last `take_ended`
         self._admission = Admission(cache, config)
         self._defer: Defer | None = None  # the decision that ended this step's scan
 
@@ -111,9 +113,9 @@ class Scheduler:
                 req.prefetched = (start, start + prefetch.num_pages * self._page)
         req.place = (self.cache.tree.policy.sort_key(req, match), req.number)
         req.looked_ns = now_ns
-        req.queue_ns[STEP] = now_ns - came_ns
+        req.queue_ns[Cause.step] = now_ns - came_ns
         req.queue_mark = self.queue_waits.mark(now_ns)
-        insort(self.waiting, (req.place, req))
+        self._queue(req)
         return req
 
     def abort(self, request_id: int, now_ns: int) -> RequestState | None:
@@ -133,13 +135,8 @@ class Scheduler:
         if self._listener is not None:
             self._listener.canceled(req)
         self._report_end(req, "aborted")
-        self._ended.aborted.append(req)
+        self.ended.aborted.append(req)
         return req
-
-    def end(self, request_id: int) -> None:
-        req = next(each for each in self.running if each.request.id == request_id)
-        self.running.remove(req)
-        self._finish(req)
 
     @property
     def is_idle(self) -> bool:
@@ -158,20 +155,16 @@ class Scheduler:
 
     @property
     def has_backlog(self) -> bool:
-        for _, req in self.waiting:  # noqa: SIM110
+        for req in self.waiting:  # noqa: SIM110
             if req.blocked_since_ns is None:
                 return True
         return False
 
-    @property
-    def has_finished(self) -> bool:
-        return bool(self._ended.finished)
-
     def take_ended(self) -> Outcome:
-        ended = self._ended
+        ended = self.ended
         if not (ended.finished or ended.rejected or ended.aborted):
             return NOTHING
-        self._ended = Outcome()
+        self.ended = Outcome()
         return ended
 
     # -- planning ------------------------------------------------------------------------------
@@ -182,7 +175,7 @@ class Scheduler:
         self._defer = None
         if self.prefetcher is not None:
             self.prefetcher.rates.num_waiting = len(self.waiting)
-            for _, req in self.waiting:  # also those that the scan will not reach
+            for req in self.waiting:  # also those that the scan will not reach
                 is_waiting = req.blocked_since_ns is not None
                 if is_waiting and not self.prefetcher.is_blocking(req.request.id, now_ns):
                     self._end_wait(req, now_ns)
@@ -216,8 +209,7 @@ class Scheduler:
         # considers the waiting requests in order until one of them does not fit; returns what the
         # rest lack, except those that wait for storage
         num_blocked = 0
-        for entry in list(self.waiting):
-            req = entry[1]
+        for req in list(self.waiting):
             if self.partial is not None and not batch.extends:
                 # it found no pages for its next chunk
                 return Shortage(Cause.tokens, self.partial.request.id)
@@ -234,10 +226,10 @@ class Scheduler:
                 continue
             match decision:
                 case Admit():
-                    self.waiting.remove(entry)
+                    self.waiting.remove(req)
                 case Reject(why):
                     self._count_deferral(req, Reason.never)
-                    self.waiting.remove(entry)
+                    self.waiting.remove(req)
                     self._reject(req, why)
                 case Defer(reason):
                     self._count_deferral(req, reason)
@@ -349,7 +341,7 @@ class Scheduler:
         if self._listener is not None:
             self._listener.canceled(req)
         self._report_end(req, "rejected")
-        self._ended.rejected.append((req, reason))
+        self.ended.rejected.append((req, reason))
 
     def _report_end(self, req: RequestState, outcome: str) -> None:
         if self.cache.tree.entries is not None:
@@ -416,15 +408,15 @@ class Scheduler:
             return f"needs {wanted} pages, and the device pool has {capacity}"
         return None
 
+    def _queue(self, req: RequestState) -> None:
+        insort(self.waiting, req, key=_PLACE)
+
     def _take_out(self, request_id: int) -> RequestState | None:
-        for entry in self.waiting:
-            if entry[1].request.id == request_id:
-                self.waiting.remove(entry)
-                return entry[1]
-        for req in self.running:
-            if req.request.id == request_id:
-                self.running.remove(req)
-                return req
+        for reqs in (self.waiting, self.running):
+            for req in reqs:
+                if req.request.id == request_id:
+                    reqs.remove(req)
+                    return req
         half_way = self.partial
         if half_way is not None and half_way.request.id == request_id:
             self.partial = None
@@ -455,7 +447,7 @@ class Scheduler:
             if req.failed_prompts > MAX_RESTARTS:
                 self._reject(req, "needs more pages than the pools can give")
             else:
-                insort(self.waiting, (req.place, req))
+                self._queue(req)
             return
         self.partial = None
         self._add_extend(req, chunk_end, batch, budget)
@@ -483,7 +475,7 @@ class Scheduler:
         if req.first_token_ns is None:
             req.first_token_ns = now_ns
         if not req.remaining_output:
-            self._finish(req)
+            self.finish(req)
             return
         if cache.quirks.trims_windows or cache.tree.kinds.replayed:
             cache.leave_window(req.sequence, req.kv_len)
@@ -502,7 +494,7 @@ class Scheduler:
     # -- decoding ------------------------------------------------------------------------------
 
     def _plan_decodes(self, batch: Batch) -> None:
-        running = self.decoding
+        running, tree = self.decoding, self.cache.tree
         if not running:
             return
         wanted = 1 if batch.extends else self._steps_unwatched(running)
@@ -510,8 +502,7 @@ class Scheduler:
             steps = steps_with_pages(self.cache, running, wanted)
             # under write_back a page that looks evictable may be locked through its descendants:
             # allocate it before the step is planned (several steps use free pages only)
-            is_write_back = self.cache.tree.demotes
-            is_unsure = is_write_back and must_evict(self.cache, running)
+            is_unsure = tree.demotes and not are_free(self.cache, tree.kinds.paged, running, 1)
             takes_first = self._takes_decode_pages_first or is_unsure
             if steps and (not takes_first or self._take_decode_pages(running, steps)):
                 break
@@ -545,14 +536,14 @@ class Scheduler:
                 return False
             if self.partial is not None:  # the two wait for each other's pages
                 self._prefill_out_of_memory(self.partial)
-                insort(self.waiting, (self.partial.place, self.partial))
+                self._queue(self.partial)
                 self.partial = None
                 return True
         req = min(self.running, key=lambda each: (each.decoded, -each.request.prompt_len))
         self.running.remove(req)
         self.cache.abandon(req.sequence)
         req.restart()
-        insort(self.waiting, (req.place, req))
+        self._queue(req)
         self.counters["scheduler/retracted_count"] += 1
         if not self.running:
             return False
@@ -579,7 +570,7 @@ class Scheduler:
                 cache.publish(sequence, length // page, is_answer=True)
         for req in finished:
             self.running.remove(req)
-            self._finish(req)
+            self.finish(req)
 
     def _steps_to_publish(self, req: RequestState) -> int:
         # decode steps until the complete answer pages reach the number to insert at once
@@ -592,11 +583,12 @@ class Scheduler:
             for req in running
         )
 
-    def _finish(self, req: RequestState) -> None:
+    def finish(self, req: RequestState) -> None:
+        """Publish the answer of a request that no longer runs, and free the rest of its memory."""
         self._report_end(req, "finished")
         num_pages = req.kv_len // self._page
         sequence = req.sequence
-        self._ended.finished.append(req)
+        self.ended.finished.append(req)
         if self.cache.tree.kinds.points:
             if num_pages == req.target_len // self._page:
                 self.cache.abandon(sequence)  # there is no state at a page boundary of the answer

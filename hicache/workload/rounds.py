@@ -17,7 +17,15 @@ import numpy as np
 from hicache.clock import to_ns
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.feeder import Dropped, Release
+from hicache.workload.feeder import Dropped, Feeder, Release, Releases
+
+
+def make_feeder(requests: Sequence[Request], config: WorkloadConfig, *, seed: int) -> Releases:
+    if config.has_rounds:
+        return RoundFeeder(requests, config, seed=seed)
+    if config.drain and config.kind == "shared_prefix":
+        return StageFeeder(requests, config)
+    return Feeder(requests, config)
 
 
 def stage_at(arrival_ns: int, config: WorkloadConfig) -> int:

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from hicache.cli.schema import config_of
-from hicache.engine.deployment import deploy, describe
+from hicache.engine.deployment import deploy
 from hicache.engine.simulated_runtime import SimulatedRuntime, make_runtime
-from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.experiment import run
 from hicache.kernels.transcode import Format, coded_bytes
 from hicache.models import FORMATS, LayerKind, ModelConfig, coded_page_bytes
+from hicache.models.copy_rates import CopyPath, pcie_rate
+from hicache.results.remarks import pool_remarks
 
 MODELS = ["llama3_8b", "gemma3_27b", "qwen3_next_80b", "gpt_oss_120b", "tiny_hybrid"]
 SMALL = (
@@ -132,9 +133,10 @@ def test_a_format_does_not_find_the_pages_of_another(tmp_path: Path) -> None:
 
 def test_a_lossy_tier_is_named_in_the_notes() -> None:
     config = config_of(*SMALL, "cache.host_format=int8")
-    assert any("lossy" in note and "host int8" in note for note in describe(config, deploy(config)))
+    notes = pool_remarks(config, deploy(config))
+    assert any("lossy" in note and "host int8" in note for note in notes)
     plain = config_of(*SMALL)
-    assert not any("lossy" in note for note in describe(plain, deploy(plain)))
+    assert not any("lossy" in note for note in pool_remarks(plain, deploy(plain)))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hicache.engine.ranks.agreement import RanksDivergedError
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.scheduler.batch import Batch, Outcome
+from tests.engine.test_decode_run import ends_left
 from tests.scheduler.world import Plot, engine_of, plot_of, request_of
 
 STEP_NS = 100
@@ -50,7 +51,7 @@ class Hand:
 def ends_of(engine: Engine) -> list[int]:
     """When the steps of the run at hand end."""
     assert engine._run is not None
-    return engine._run.ends_ns
+    return ends_left(engine._run)
 
 
 class Pair:

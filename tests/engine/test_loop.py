@@ -12,6 +12,7 @@ from hicache.engine.decode_run import DecodeRun
 from hicache.engine.loop import Engine, serve
 from hicache.executor.completions import StepEnds
 from hicache.scheduler.batch import NOTHING, Outcome
+from tests.engine.test_decode_run import ends_left
 from tests.engine.test_lockstep import STEP_NS, Hand
 from tests.scheduler.world import engine_of, plot_of, request_of
 
@@ -43,7 +44,7 @@ class Alone:
         self.engine.wake(0)
         self.engine.wake(STEP_NS)
         assert self.engine._run is not None
-        return self.engine._run.ends_ns
+        return ends_left(self.engine._run)
 
 
 def test_what_steps_take_is_counted_and_prompts_apart() -> None:
@@ -80,7 +81,7 @@ def test_a_request_has_come_when_it_came(came_ns: int | None, submitted_ns: int)
     alone.decode()
     alone.submit(1, 130, came_ns=came_ns)
     alone.engine.wake(200)
-    ((_, req),) = alone.engine.scheduler.waiting
+    (req,) = alone.engine.scheduler.waiting
     assert req.submitted_ns == submitted_ns
 
 

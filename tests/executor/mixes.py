@@ -373,7 +373,7 @@ class AbortingEngine(Engine):
         if self._batch is not None or self._rng.random() >= self._share:
             return
         scheduler = self.scheduler
-        waiting = [req for _, req in scheduler.waiting]
+        waiting = list(scheduler.waiting)
         partial = [scheduler.partial] if scheduler.partial else []
         for name, reqs in (("waiting", waiting), ("running", [*scheduler.running, *partial])):
             if reqs and self._rng.random() < 0.5:

@@ -16,7 +16,7 @@ from hicache.cache.tiers.transfer import (
     StorageDelete,
     StorageWrite,
 )
-from hicache.clock import NEVER, Stall
+from hicache.clock import NEVER, SimulatedClock, Stall
 from hicache.config import StorageConfig
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
@@ -108,7 +108,7 @@ class Read:
 def events(io: SimulatedIo) -> list[tuple[int, int, Any]]:
     """All that happens from now on: when, for which engine, and what is done."""
     seen = []
-    while (moment := io.next_event_ns()) < NEVER:
+    while (moment := io.pass_by(0, SimulatedClock())) < NEVER:
         seen += [(moment, engine, done) for engine, done in io.advance(moment)]
     return seen
 
@@ -125,7 +125,7 @@ def test_copies_to_the_host_are_counted_until_each_is_done() -> None:
     for num_bytes in (1_000_000, 4_000_000):
         io.begin(io.copy(0, copy_of(BackUp, num_bytes)), 0)
     counts = [io.backing_up[0]]
-    while (moment := io.next_event_ns()) < NEVER:
+    while (moment := io.pass_by(0, SimulatedClock())) < NEVER:
         counts += [io.backing_up[0] for _ in io.advance(moment)]
     assert counts == [2, 1, 0]
 
@@ -172,7 +172,7 @@ def test_pages_come_in_batches_each_after_an_operation() -> None:
     io, read = io_of(Kept(b"a", b"b", b"c")), Read(3)
     start_read(io, read)
     first, last = 2 * MS + MS // 10, 3 * MS + 2 * MS // 10
-    assert io.next_event_ns() == MS // 10
+    assert io.pass_by(0, SimulatedClock()) == MS // 10
     assert events(io) == [(first, 0, read), (last, 0, read)]
     assert (read.completed_pages, read.is_read, read.read_ns) == (3, True, (0, last))
     assert io.counters["transfer/storage_read_bytes"] == 3_000_000
@@ -358,9 +358,9 @@ def test_a_rank_moves_its_part_and_asks_its_own_storage() -> None:
 def test_what_took_no_time_is_done_now() -> None:
     io, read = io_of(Kept(), query_s=0.0), Read(2)
     io.begin(io.query(0, read), 7)  # type: ignore[arg-type]
-    assert io.next_event_ns() == 7
+    assert io.pass_by(0, SimulatedClock()) == 7
     assert io.advance(7) == [(0, read)]
-    assert io.next_event_ns() == NEVER
+    assert io.pass_by(0, SimulatedClock()) == NEVER
 
 
 def test_the_next_event_is_the_first_of_all_that_wait_and_all_that_move() -> None:
@@ -370,10 +370,10 @@ def test_the_next_event_is_the_first_of_all_that_wait_and_all_that_move() -> Non
     for _ in range(2):
         start_read(io, Read(1), now_ns=MS // 2)
     io.begin(io.query(0, Read(2)), MS // 2)  # type: ignore[arg-type]
-    assert io.next_event_ns() == MS // 2 + MS // 10
+    assert io.pass_by(0, SimulatedClock()) == MS // 2 + MS // 10
     io.advance(MS // 2 + MS // 10)
     io.begin(io.query(0, Read(2)), 2 * MS)  # type: ignore[arg-type]
-    assert io.next_event_ns() == MS // 2 + MS
+    assert io.pass_by(0, SimulatedClock()) == MS // 2 + MS
 
 
 # -- an engine's share ---------------------------------------------------------------------------
@@ -504,7 +504,7 @@ def test_work_goes_where_it_belongs() -> None:
     io = io_of(storage)
     executor, _ = executor_of(io)
     executor.submit(CopyState(source=np.zeros(1, np.int32), target=np.zeros(1, np.int32)), 0)
-    assert io.next_event_ns() == NEVER  # part of the step
+    assert io.pass_by(0, SimulatedClock()) == NEVER  # part of the step
     executor.submit(StorageDelete(keys=[b"gone"]), 0)
     fence = copy_of(BackUp, 1_000_000, is_fence=True)
     executor.submit(fence, 0)

@@ -113,7 +113,7 @@ class Simulated:
 
     def _drain(self):
         done = []
-        while (event := self._io.next_event_ns()) < NEVER:
+        while (event := self._io.pass_by(0, SimulatedClock())) < NEVER:
             done += self._io.advance(event)
         assert done
 

@@ -113,7 +113,7 @@ class Score:
             "first_token_ns": 2600,
             "storage_wait_ns": 200,
             "load_back_ns": 50,
-            "queue_ns": [150, 250, 0, 0, 0, 0, 0, 0],
+            "queue_ns": {"step": 150, "chunk": 250, "tokens": 0},
             "own_ns": 200,
             "shared_ns": 50,
             "fence_ns": 0,
@@ -123,7 +123,7 @@ class Score:
             "computed_len": 10,
             "recomputed_len": 3,
             "retractions": 2,
-            "num_steps": 6,
+            "num_parts": 1,
             "decoded": 5,
         }
         return SimpleNamespace(**{**values, **changes})
@@ -178,7 +178,7 @@ def test_whoever_waits_for_a_rejected_request_is_rejected_with_it() -> None:
 
 def test_of_a_request_that_was_given_up_the_parts_go_up_to_then() -> None:
     score = Score()
-    never = {"queue_ns": [800] + [0] * 7, "own_ns": 0, "shared_ns": 0}
+    never = {"queue_ns": {"step": 800}, "own_ns": 0, "shared_ns": 0}
     score.give_up(3, at_ns=2000, first_token_ns=None, decoded=0)
     score.give_up(4, at_ns=2000, first_token_ns=None, admitted_ns=None, decoded=0, **never)
     score.give_up(5, decoded=2)

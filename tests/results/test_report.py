@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 from hicache.clock import SECOND_NS
 from hicache.config import CacheConfig, ExperimentConfig, PrefetchConfig, WorkloadConfig
 from hicache.results import report
-from hicache.results.metrics import Status, summarize
+from hicache.results.metrics import QUEUE_CAUSES, Status, summarize
 from hicache.results.tracking import write_json
 from hicache.results.verdict import CONDITIONS
-from hicache.scheduler.queue_waits import CAUSES
 from tests.conftest import row_at
 
 
@@ -96,7 +95,7 @@ def test_the_page_lists_the_slowest_requests_with_what_they_waited_for(run_dir, 
     page = page_of(run_dir, records=records).read_text()
     ids = re.findall(r'<tr><td class="number">(\d+)</td>', page)
     assert ids == ["12", "11", "10", "9", "8", "7", "6", "5", "4", "3"]
-    assert f"<td>88% waiting for {CAUSES['tokens']}</td>" in page
+    assert f"<td>88% waiting for {QUEUE_CAUSES['tokens']}</td>" in page
 
 
 def test_the_page_gives_reasons_only_if_they_were_recorded(run_dir, make_record, measures):

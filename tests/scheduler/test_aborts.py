@@ -9,14 +9,12 @@ import pytest
 from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.node import TIERS
-from hicache.clock import NEVER
 from hicache.config import WRITE_POLICIES, PrefetchConfig, SchedulerConfig, StorageConfig
-from hicache.engine.loop import ClientTimeouts, Engine
+from hicache.engine.loop import Engine
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.stores import StandIns
 from hicache.observe import invariants
 from hicache.request import Request
-from hicache.scheduler.batch import Outcome
 from tests.scheduler.world import (
     KINDS,
     STEP_NS,
@@ -36,7 +34,7 @@ def state_of(engine: Engine, request_id: int) -> set[str]:
     scheduler, found = engine.scheduler, set[str]()
     if any(request.id == request_id for _, request in engine._arrived):
         found.add("not looked at")
-    for _, req in scheduler.waiting:
+    for req in scheduler.waiting:
         if req.request.id == request_id:
             found.add("waiting")
             prefetch = engine.prefetcher and engine.prefetcher.active.get(request_id)
@@ -177,7 +175,7 @@ def test_a_request_that_was_sent_back_can_be_given_up_on() -> None:
     calm, world = World(plot), World(plot)
 
     def look(now_ns: int) -> None:
-        for _, req in calm.scheduler.waiting:
+        for req in calm.scheduler.waiting:
             if req.retractions:
                 sent_back.append((req.request.id, now_ns))
 
@@ -265,18 +263,3 @@ def test_an_abort_of_nobody_changes_nothing() -> None:
     world.engine.abort(7, 0)
     world.serve([request_of(0, range(30), [1, 2])])
     assert [req.request.id for req, _ in world.finished] == [0]
-
-
-def test_who_gives_up_first_comes_first_and_those_who_ended_do_not_come() -> None:
-    line = ClientTimeouts({0: 50, 1: 10, 2: 30, 4: 20})
-    world = World(plot_of("full", has_storage=False))
-    for number in range(5):
-        line.arrived(request_of(number, [1], [1]), number % 2, number)
-    assert line.next_ns == 11
-    line.ended(Outcome(finished=[world.scheduler.submit(request_of(1, [1], [1]), 0)]))
-    assert line.next_ns == 24
-    assert list(line.until(23)) == []
-    assert list(line.until(32)) == [(0, 4), (0, 2)]
-    assert list(line.until(49)) == []
-    assert list(line.until(50)) == [(0, 0)]
-    assert line.next_ns == NEVER

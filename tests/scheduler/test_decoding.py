@@ -7,7 +7,7 @@ import pytest
 
 from hicache.cache.kinds import FULL, SWA
 from hicache.scheduler.admission import (
-    must_evict,
+    are_free,
     pages_for,
     steps_in_free_pages,
     steps_in_page,
@@ -116,4 +116,4 @@ def test_the_kind_with_the_least_room_decides() -> None:
 def test_the_next_step_must_evict_if_the_pages_of_that_step_alone_are_not_free(
     kv_len: int, free: int, *, must: bool
 ) -> None:
-    assert must_evict(cache(free={FULL: free}), [req(kv_len)]) is must
+    assert are_free(cache(free={FULL: free}), [FULL], [req(kv_len)], 1) is not must

@@ -4,7 +4,8 @@ import pytest
 
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.config import SchedulerConfig
-from hicache.scheduler.queue_waits import CAUSES, NO_CHUNK, Cause, QueueWaits, Shortage, Turn
+from hicache.observe.timeline import RecordedWaits, Turn
+from hicache.scheduler.queue_waits import NO_CHUNK, Cause, Shortage
 from hicache.scheduler.request_state import RequestState
 from tests.scheduler.world import World, plot_of, request_of
 
@@ -13,7 +14,7 @@ def test_of_a_request_that_has_not_begun_no_token_is_counted() -> None:
     req = RequestState(request_of(3, range(20), [1, 2]), b"", 7, 500)
     counted = (req.device_len, req.host_len, req.storage_len, req.computed_len, req.recomputed_len)
     assert counted == (0, 0, 0, 0, 0)
-    assert (req.decoded, req.num_steps, req.retractions, req.storage_wait_ns) == (0, 0, 0, 0)
+    assert (req.decoded, req.num_parts, req.retractions, req.storage_wait_ns) == (0, 0, 0, 0)
     assert (req.load_back_ns, req.cached_len, req.kv_len) == (0, 0, 0)
     assert (req.extend_len, req.remaining_output) == (20, 2)
 
@@ -94,8 +95,8 @@ def test_the_queue_is_in_the_order_of_service(order: str, wanted: list[int]) -> 
     for number, length in enumerate((90, 30, 60)):
         start = 1000 * number
         scheduler.submit(request_of(number, range(start, start + length), [1]), number)
-    assert [req.request.id for _, req in scheduler.waiting] == wanted
-    assert [rank for rank, _ in scheduler.waiting] == [req.place for _, req in scheduler.waiting]
+    assert [req.request.id for req in scheduler.waiting] == wanted
+    assert scheduler.waiting == sorted(scheduler.waiting, key=lambda req: req.place)
 
 
 def test_nobody_is_idle_while_a_request_waits_is_half_way_or_runs() -> None:
@@ -154,15 +155,14 @@ def test_steps_are_cut_short_only_while_somebody_waits_for_room(*, is_dropped: b
 
 
 def test_a_wait_counts_for_what_was_lacking_since_the_last_turn() -> None:
-    waits = QueueWaits()
-    waits.turns = []
+    turns: list[Turn] = []
+    waits = RecordedWaits(turns)
     lacks = Shortage(Cause.tokens, first=3)
     for now_ns, shortage in ((10, NO_CHUNK), (25, lacks), (30, lacks)):
         waits.turn(now_ns, shortage)
-    spent = dict(zip(CAUSES, waits.mark(60), strict=True))
-    assert {cause: ns for cause, ns in spent.items() if ns} == {
+    assert {cause: ns for cause, ns in waits.mark(60).items() if ns} == {
         Cause.step: 10,
         Cause.chunk: 15,
         Cause.tokens: 35,
     }
-    assert waits.turns == [Turn(10, NO_CHUNK), Turn(25, lacks)]
+    assert turns == [Turn(10, NO_CHUNK), Turn(25, lacks)]

@@ -47,7 +47,7 @@ def test_whoever_waits_for_storage_is_no_backlog_and_whoever_lacks_room_is() -> 
 
 def test_whoever_a_scan_does_not_reach_waits_for_storage_no_longer_than_it_must() -> None:
     _, world = begun(set(), chunk_tokens=10)  # the first takes all that one step computes
-    reqs = [req for _, req in world.scheduler.waiting]
+    reqs = list(world.scheduler.waiting)
     reqs[1].blocked_since_ns = reqs[2].blocked_since_ns = 5
     assert world.prefetcher is not None
     world.prefetcher.is_blocking = lambda request_id, now_ns: request_id == 3  # type: ignore[method-assign]

@@ -46,15 +46,15 @@ def ids(reqs: Sequence[RequestState]) -> list[int]:
 def test_whoever_loses_least_is_sent_back(running: list[tuple[int, int, int]], victim: int) -> None:
     world = world_with(*running)
     assert world.scheduler._retract_one(Batch())
-    assert ids([req for _, req in world.scheduler.waiting]) == [victim]
+    assert ids(world.scheduler.waiting) == [victim]
     assert ids(world.scheduler.running) == [each for each in range(3) if each != victim]
 
 
 def test_who_was_sent_back_has_its_answer_in_its_prompt_and_is_counted() -> None:
     world = world_with((10, 90, 5), (20, 80, 3))
     world.scheduler._retract_one(Batch())
-    ((rank, req),) = world.scheduler.waiting
-    assert rank == req.place == (2, 2)
+    (req,) = world.scheduler.waiting
+    assert req.place == (2, 2)
     assert (req.target_len, req.kv_len, req.decoded, req.retractions) == (23, 0, 3, 1)
     assert world.counters["scheduler/retracted_count"] == 1
     world.scheduler._retract_one(Batch())
@@ -74,7 +74,7 @@ def test_the_last_one_is_sent_back_as_well_and_nothing_is_left_to_decode() -> No
     before = world.scheduler._admission.new_token_ratio.after()
     assert not world.scheduler._retract_one(Batch())
     assert world.scheduler.running == []
-    assert ids([req for _, req in world.scheduler.waiting]) == [0]
+    assert ids(world.scheduler.waiting) == [0]
     assert world.scheduler._admission.new_token_ratio.after() == before
     assert world.scheduler.take_ended().rejected == []
 
@@ -103,7 +103,7 @@ def test_a_half_computed_prompt_gives_way_to_the_last_one() -> None:
     assert world.scheduler._retract_one(Batch())
     assert ids(world.scheduler.running) == [0]
     assert world.scheduler.partial is None
-    assert world.scheduler.waiting == [(half.place, half)]
+    assert world.scheduler.waiting == [half]
     assert world.counters["scheduler/prefill_oom_count"] == half.retractions == 1
     assert world.counters["scheduler/retracted_count"] == 0
 
@@ -166,7 +166,7 @@ def test_requests_that_ended_in_one_way_alone_are_handed_out_once(how: str) -> N
     scheduler = world_with().scheduler
     ended = Outcome()
     getattr(ended, how).append("a request")
-    scheduler._ended = ended
+    scheduler.ended = ended
     assert scheduler.take_ended() is ended
     assert scheduler.take_ended() is NOTHING
 

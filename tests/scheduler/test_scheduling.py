@@ -147,7 +147,7 @@ def test_the_first_token_comes_with_the_prompt_and_the_others_one_a_step() -> No
     watched = Watched(strangers(20, answer=4))
     assert [decodes for _, decodes in watched.steps] == [[], [0], [0], [0]]
     ((req, end_ns),) = watched.world.finished
-    assert (req.num_steps, req.decoded) == (4, 4)
+    assert (req.num_parts, req.decoded) == (0, 4)
     assert end_ns - req.first_token_ns == 3 * STEP_NS
 
 
@@ -202,4 +202,4 @@ def test_whoever_was_sent_back_goes_on_where_it_was() -> None:
     (req,) = (req for req, _ in watched.world.finished if req.request.id == 1)
     again = watched.chunks(1)[-1]
     assert again[1] > 40  # its answer so far is part of its prompt now
-    assert req.num_steps == 60  # and no token of it came twice
+    assert (req.num_parts, req.decoded) == (0, 60)  # and no token of it came twice

@@ -53,7 +53,7 @@ KINDS = {
 
 TOLD = attrgetter(
     *("request.id", "first_token_ns", "admitted_ns", "storage_wait_ns", "device_len", "host_len"),
-    *("storage_len", "computed_len", "recomputed_len", "num_steps", "retractions"),
+    *("storage_len", "computed_len", "recomputed_len", "num_parts", "retractions"),
 )
 
 

@@ -2,7 +2,7 @@
 
 from hicache import experiment
 from hicache.cli.schema import config_of
-from hicache.clock import NEVER, SECOND_NS
+from hicache.clock import NEVER, SECOND_NS, SimulatedClock
 from hicache.config import StorageConfig
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import EndlessStore
@@ -32,7 +32,7 @@ def executors(io: SimulatedIo, count: int) -> list[SimulatedExecutor]:
 def answered_ns(io: SimulatedIo) -> list[tuple[int, int]]:
     """[(engine, when)] of all that is under way."""
     answers = []
-    while (moment := io.next_event_ns()) < NEVER:
+    while (moment := io.pass_by(0, SimulatedClock())) < NEVER:
         answers += [(engine, moment) for engine, _ in io.advance(moment)]
     return answers
 

@@ -12,7 +12,8 @@ from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS, to_ns
 from hicache.config import Arrivals, ExperimentConfig, WorkloadConfig
 from hicache.request import Request
-from hicache.workload.rounds import RoundFeeder, StageFeeder, stages_of
+from hicache.workload.feeder import Feeder, Releases
+from hicache.workload.rounds import RoundFeeder, StageFeeder, make_feeder, stages_of
 from hicache.workload.workload import load_workload
 from tests.workload.traces import ids, session_starts, shared_len, whole
 
@@ -271,3 +272,18 @@ def test_the_server_delays_a_request_and_does_not_occupy_the_engine() -> None:
 
 def late(config: ExperimentConfig, server_s: float) -> ExperimentConfig:
     return replace(config, scheduler=replace(config.scheduler, server_s=server_s))
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (TALK, RoundFeeder),
+        (STAGES, StageFeeder),
+        (replace(STAGES, drain=False), Feeder),
+        (WorkloadConfig(kind="chat"), Feeder),
+    ],
+)
+def test_rounds_and_stages_that_wait_for_their_end_have_feeders_of_their_own(
+    config: WorkloadConfig, wanted: type[Releases]
+) -> None:
+    assert type(make_feeder(requests_of(TALK), config, seed=0)) is wanted

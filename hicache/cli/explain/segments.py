@@ -4,9 +4,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hicache.observe.timeline import Step, Timeline
+from hicache.observe.timeline import Step, Timeline, Turn
 from hicache.results.metrics import RequestRecord
-from hicache.scheduler.queue_waits import Turn
 from hicache.scheduler.request_state import RequestState
 
 

@@ -9,8 +9,7 @@ from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cli.explain.rerun import Rerun
 from hicache.cli.explain.segments import Segment, Steps, segments_of
 from hicache.observe.reasons import REASONS, Span
-from hicache.results.metrics import RequestRecord, Status
-from hicache.scheduler.queue_waits import CAUSES
+from hicache.results.metrics import QUEUE_CAUSES, RequestRecord, Status
 from hicache.scheduler.request_state import RequestState
 
 MOST_NAMED = 3  # at most this many other requests are named by their ids
@@ -83,7 +82,7 @@ class Storyteller:
             yield record.finish_ns, ending if record.status is Status.finished else record.reason
 
     def _queue(self, record: RequestRecord, segment: Segment) -> str:
-        took, what = _seconds(segment.length_ns), CAUSES[segment.cause]
+        took, what = _seconds(segment.length_ns), QUEUE_CAUSES[segment.cause]
         told = f"waited {took} for {what}"
         if segment.first not in (None, record.id):
             told = f"waited {took} behind request {segment.first}, which waited for {what}"
@@ -227,7 +226,10 @@ def _headline(record: RequestRecord) -> str:
         return f"{record.status.value} before its first token: {record.reason}"
     told = f"first token after {_seconds(record.ttft_ns)}"
     causes = Counter(
-        {f"in the queue, waiting for {CAUSES[key]}": ns for key, ns in record.queue_for_ns.items()}
+        {
+            f"in the queue, waiting for {QUEUE_CAUSES[key]}": ns
+            for key, ns in record.queue_for_ns.items()
+        }
     )
     causes["waiting for its prefetch"] = record.storage_wait_ns
     causes["waiting for load-backs"] = record.load_back_ns

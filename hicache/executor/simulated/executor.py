@@ -6,8 +6,8 @@ writes, evictions and look-ups are real, and bytes are charged to links.
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Generator, Sequence
-from itertools import compress, count
+from collections.abc import Generator, Iterator, Sequence
+from itertools import chain, compress, count, islice, repeat
 from operator import not_
 from random import Random
 
@@ -34,6 +34,16 @@ from hicache.scheduler.batch import Batch
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes moved after it, links crossed)
 IoJob = Generator[Wait, None, None]
 NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
+
+
+# a group of storage workers, and the operations that wait for one of them; `busy_counter` is the
+# mean busy time of `num_counted` workers
+class _Workers:
+    def __init__(self, operation: str, num_workers: int, num_counted: int) -> None:
+        self.num_free = num_workers
+        self.num_counted = num_counted
+        self.busy_counter = f"storage/{operation}_busy_ns"
+        self.queue: deque[IoJob] = deque()
 
 
 class SimulatedIo:
@@ -88,30 +98,19 @@ class SimulatedIo:
         self._flows: dict[int, IoJob] = {}
         self._now = 0
         self._done: list[Delivery] = []
-        # an engine queries one request at a time, as SGLang's prefetch thread does
-        queries = [f"query{engine}" for engine in range(len(copy_rates))]
+        num_readers, num_writers = (
+            number * self._num_ranks for number in (config.read_workers, config.write_workers)
+        )
         self._workers = {
-            "read": config.read_workers * self._num_ranks,
-            "write": config.write_workers * self._num_ranks,
-            **dict.fromkeys(queries, 1),
+            "read": _Workers("read", num_readers, num_readers),
+            "write": _Workers("write", num_writers, num_writers),
         }
-        # the counter of a worker's busy time, and the number of workers of its kind
-        self._busy_counters = {
-            **{
-                name: (f"storage/{name}_busy_ns", self._workers[name]) for name in ("read", "write")
-            },
-            **dict.fromkeys(queries, ("storage/query_busy_ns", len(queries))),
-        }
-        self._queues: dict[str, deque[IoJob]] = {name: deque() for name in self._workers}
+        # an engine queries one request at a time, as SGLang's prefetch thread does
+        for engine in range(len(copy_rates)):
+            self._workers[f"query{engine}"] = _Workers("query", 1, len(copy_rates))
         self.copying: Counter[int] = Counter()  # copies under way, by engine
         self.backing_up: Counter[int] = Counter()  # back-ups under way, by engine
         self.fences: Counter[int] = Counter()  # copies that the engine's next step waits for
-
-    def next_event_ns(self) -> int:
-        """Return the time (ns) of the next event, or `NEVER`."""
-        if self._done:  # work that took no time completed when it began
-            return self._now
-        return self._next_ns()
 
     def _next_ns(self) -> int:
         timers, finish_ns = self._timers, self.links.next_finish_ns
@@ -152,8 +151,9 @@ class SimulatedIo:
         group "query0" belongs to engine 0, "query1" to engine 1, and so on.
         """
         self._now = now_ns
-        self._queues[worker].append(work)
-        self._dispatch(worker)
+        workers = self._workers[worker]
+        workers.queue.append(work)
+        self._dispatch(workers)
 
     def copy(self, engine: int, work: BackUp | LoadBack) -> IoJob:
         direction = "to_host" if isinstance(work, BackUp) else "to_device"
@@ -202,25 +202,21 @@ class SimulatedIo:
 
     def write(self, engine: int, work: StorageWrite, page_bytes: Sequence[int]) -> IoJob:
         links = ("storage_write", "storage", f"host_memory{engine}")
-        all_bytes = sum([page_bytes[kind] * len(page_ids) for kind, page_ids in work.parts])
+        # bytes of each key to write
+        sizes: Iterator[int] = chain.from_iterable(
+            repeat(page_bytes[kind], len(page_ids)) for kind, page_ids in work.parts
+        )
         if work.is_given_away:  # copied to a buffer first
             yield 0, work.num_bytes, (f"host_memory{engine}",)
         waited_ns = 0  # round trip of the existence check
-        sizes: list[int] = []  # bytes of each key to write, unless all are written at once
-        first = 0
         for part in write_script(work, self.config.batch_pages):
             if isinstance(part, Ask):
                 part.present = self._storage_of(engine).contains(part.keys)
                 waited_ns = self._query_ns + self._stall_ns(engine)
-                if len(work.keys) > self.config.batch_pages or True in part.present:
-                    for kind, page_ids in work.parts:
-                        sizes += [page_bytes[kind]] * len(page_ids)
-                    sizes = list(compress(sizes, map(not_, part.present)))
+                if True in part.present:
+                    sizes = compress(sizes, map(not_, part.present))
                 continue
-            num_bytes = all_bytes
-            if sizes:
-                end = first + len(part.keys)
-                num_bytes, first = sum(sizes[first:end]), end
+            num_bytes = sum(islice(sizes, len(part.keys)))
             yield waited_ns + self._operation_ns, num_bytes, links
             waited_ns = 0
             self.counters["transfer/storage_write_bytes"] += num_bytes
@@ -268,19 +264,17 @@ class SimulatedIo:
     def _load(self, engine: int, load: Load) -> int:
         return self._storage_of(engine).read(load.keys)
 
-    def _dispatch(self, worker: str) -> None:
-        queue = self._queues[worker]
-        while queue and self._workers[worker]:
-            self._workers[worker] -= 1
-            self._go_on(self._occupy(worker, queue.popleft()))
+    def _dispatch(self, workers: _Workers) -> None:
+        while workers.queue and workers.num_free:
+            workers.num_free -= 1
+            self._go_on(self._occupy(workers, workers.queue.popleft()))
 
-    def _occupy(self, worker: str, work: IoJob) -> IoJob:
+    def _occupy(self, workers: _Workers, work: IoJob) -> IoJob:
         began_ns = self._now
         yield from work
-        counter, num_workers = self._busy_counters[worker]
-        self.counters[counter] += (self._now - began_ns) // num_workers
-        self._workers[worker] += 1
-        self._dispatch(worker)
+        self.counters[workers.busy_counter] += (self._now - began_ns) // workers.num_counted
+        workers.num_free += 1
+        self._dispatch(workers)
 
     def _go_on(self, work: IoJob) -> None:
         for latency_ns, num_bytes, links in work:

@@ -8,23 +8,13 @@ Flows that end in the same nanosecond end in the order of their ids.
 
 from bisect import insort
 from collections.abc import Mapping
-from enum import Enum
 from functools import cache
 from math import ceil
 
-import numpy as np
-
 from hicache.clock import NEVER
-from hicache.models import HardwareConfig, RateTable
 
 _Route = tuple[str, ...]  # sorted links
 _Loads = tuple[tuple[_Route, int], ...]  # number of flows per route
-
-
-class CopyPath(Enum):
-    copy_engine = "copy_engine"
-    kernel = "kernel"
-    staged = "staged"  # a kernel on the device, and the copy engine between host and a buffer there
 
 
 # one transfer: `remaining` bytes at `since_ns`, and the rate since then
@@ -164,52 +154,3 @@ class Links:
             count = {link: number for link, number in count.items() if number}
             open_routes = still_open
         return rates
-
-
-def pcie_rate(
-    hardware: HardwareConfig,
-    piece_bytes: int,
-    path: CopyPath,
-    *,
-    to_device: bool = True,
-    is_coded: bool = False,
-) -> float:
-    """Return the bytes per second at which one device copies contiguous pieces from or to the host.
-
-    `piece_bytes` is the size of a piece. With the path `copy_engine`, each piece has a fixed cost,
-    so small pieces are slow. With `kernel`, small pieces are fast too, but the number of GPU
-    programs limits the rate. With `staged`, the copy engine moves the data to or from a device
-    buffer, and a kernel copies it once more. `is_coded` means that the kernel also converts pages
-    to or from a smaller number format.
-    """
-    limit = hardware.pcie_bandwidth.value
-    if path is CopyPath.staged:
-        across = pcie_rate(hardware, piece_bytes, CopyPath.copy_engine, to_device=to_device)
-        return 1 / (1 / across + 2 / hardware.state_bandwidth.value)
-    if path is CopyPath.copy_engine:
-        table, name = hardware.copy_engine, "copy_engine"
-    elif to_device:
-        table, name = hardware.kernel_to_device, "kernel_to_device"
-    else:
-        table, name = hardware.kernel_to_host, "kernel_to_host"
-    launched = hardware.copy_kernel
-    if path is CopyPath.kernel and launched.link_programs is not None:
-        program = launched.to_device if to_device else launched.to_host
-        if is_coded:
-            program = launched.coded_to_device if to_device else launched.coded_to_host
-            if program.value <= 0:
-                raise ValueError(
-                    f"hardware.copy_kernel.coded_to_device and coded_to_host of {hardware.name} "
-                    f"must be known to copy coded pages, got {program.value}"
-                )
-        limit = min(limit, launched.link_programs * program.value)
-    return min(_at(table, name, piece_bytes), limit)
-
-
-def _at(table: RateTable, name: str, size: int) -> float:
-    if not table.size:
-        raise ValueError(
-            f"hardware.{name} must have at least one size and rate, got an empty table"
-        )
-    part = min(size / table.size[0], 1.0)
-    return part * float(np.interp(size, table.size, table.rate))

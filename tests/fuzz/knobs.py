@@ -5,10 +5,12 @@ plain one, to which a failing scenario is shrunk. Keys that begin with `pools.`,
 are no knobs of a run: `scenario.py` turns them into some that suit its workload.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from operator import attrgetter
 
-from hicache.config import WRITE_POLICIES
+from hicache.config import EVICTION_POLICIES, WRITE_POLICIES, ExperimentConfig
 from hicache.policies.routing import ROUTERS
 
 Overrides = Mapping[str, object]
@@ -65,10 +67,9 @@ EXCLUSIVE: Overrides = {
 }
 USERS = "tests.fuzz.policies:FirstQuarter"
 FICKLE = "tests.fuzz.policies:UntilPagesCome"
-OFF_ON = (False, True)
 WORKLOAD = "workload"
 
-KNOBS = (
+WRITTEN = (
     # the machine
     _each("model.window_len", 32, 5, 100),
     Knob(
@@ -103,9 +104,7 @@ KNOBS = (
         },
     ),
     _each("parallel.tp", 1, 2),
-    _each("workload.ready_queue", "random", "fifo"),
     _each("parallel.ranks", 1, 2, 3, plain_share=0.7),
-    _each("compat.quirks.hit_agreement", "restorable", "min_of_maxima"),
     _each("parallel.collective_s", 0.00015, 0.0),
     _each("parallel.replicas", 1, 2, 3, plain_share=0.7),
     _each("parallel.router", *ROUTERS, plain_share=None),
@@ -163,14 +162,14 @@ KNOBS = (
     # what it is served with
     _each("compat", "reports", "sglang_0_5_23", "vllm_0_33", "hicache", plain_share=None),
     _each("cache.page_size", 16, 1, 2, 8, 64, 512, plain_share=None),
-    _each("cache.unlimited", *OFF_ON, plain_share=0.93),
+    _each("cache.unlimited", "false", "true", plain_share=0.93),
     _each("pools.full_device", 1.3, 0.8, 3.0),
     _each("pools.swa_device", 1.0, 0.0, 3.0),
     _each("pools.slots_device", 12, 4, 40),
     _each("pools.full_host", 1.8, 0.7, 5.0, 0.0, plain_share=0.75),
     _each("pools.swa_host", 1.0, 0.3, 3.0, 0.0, plain_share=0.75),
     _each("pools.slots_host", 16, 2, 40, 0, plain_share=0.75),
-    _each("cache.eviction", "lru", "lfu", "slru", "fifo", "random"),
+    _each("cache.eviction", *EVICTION_POLICIES),
     _each(
         "cache.policy",
         "none",
@@ -181,39 +180,15 @@ KNOBS = (
     _each("cache.write_watermark", 0.2, 0.6),
     _each("cache.answer_pages", None, 1, 3),
     _each("cache.load_back_threshold", 10, 0, 100),
-    _or_preset("compat.quirks.split_refreshes", *OFF_ON),
-    _or_preset("compat.quirks.leaving_refreshes", *OFF_ON),
-    _or_preset("cache.trims_leaves", *OFF_ON),
-    _or_preset("cache.backs_up_answers", *OFF_ON),
-    _or_preset("cache.loads_last_page", *OFF_ON),
-    _or_preset("cache.checkpoints", "end_branch", "end", "branch_or_end", "every"),
-    _each("cache.window", "restore", "replay"),
-    _or_preset("cache.windows", "end_branch", "end", "branch_or_end", "every"),
-    _or_preset("cache.storage_branches", *OFF_ON),
-    _or_preset("compat.quirks.trims_windows", *OFF_ON),
-    _or_preset("compat.quirks.loads_whole_nodes", *OFF_ON),
-    _or_preset("compat.quirks.loads_states_twice", *OFF_ON),
     _or_preset("compat.quirks.states_per_request", 2, 3),
     _or_preset("compat.quirks.spare_pages", 0, 1),
-    _or_preset("prefetch.stop", "best_effort", "wait_complete", "timeout", "marginal"),
     _each("pages.prefetch.threshold", 2, 1, 6),
-    _or_preset("prefetch.cut", "abandon", "fit", "restorable"),
-    _or_preset("prefetch.stage_at", "enqueue", "hit"),
-    _or_preset("prefetch.commit", "all_or_nothing", "usable"),
-    _or_preset("prefetch.deadline_from", "enqueue", "first_poll"),
-    _or_preset("compat.quirks.evicts_whole", *OFF_ON),
-    _or_preset("compat.quirks.short_windows", *OFF_ON),
-    _or_preset("compat.quirks.pads_chunks", *OFF_ON),
-    _each("compat.quirks.await_sidecars", *reversed(OFF_ON), plain_share=0.7),
     _each("prefetch.timeout_base_s", 0.02, 0.0, 1.0),
     _each("prefetch.timeout_per_ki_token_s", 0.25, 0.0),
     _each("prefetch.occupied_share", 1.0, 0.3, plain_share=0.7),
-    _or_preset("scheduler.order", "fcfs", "longest_prefix", "shortest_remaining"),
-    _or_preset("scheduler.swa_budget", "no_host_term", "reports", "double", "sglang_0_5_23"),
     _each("pages.scheduler.chunk_tokens", 8, 1, 200),
     _each("scheduler.max_running", 256, 1, 3),
     _each("scheduler.scan_limit", 128, 1),
-    _each("scheduler.batching", "prefill_first", "mixed"),
     _each("scheduler.aging", 0.1, 0.0, 10.0),
     _each("scheduler.clip_new_tokens", 4096, 4),
     _each("scheduler.new_token_ratio", 0.7, 0.0, 1.0),
@@ -346,35 +321,36 @@ BARRED = (
     *((("host.layout", layout), barred) for layout in ("exclusive", "both") for barred in STORED),
 )
 
-# what no scenario sets: files, what only a trace has, arguments of a user's class, names
+# what no scenario sets
 UNDRAWN = {
-    "cache.gpu_memory_utilization",
-    "cache.host_format",
-    "cache.host_gib_per_rank",
-    "cache.host_ratio",
-    "cache.mem_fraction_static",
-    "parallel.ep",
-    "storage.format",
-    "cache.device_states",
-    "cache.device_tokens",
-    "cache.host_states",
-    "cache.host_tokens",
-    "cache.policy_args",
-    "cache.swa_device_tokens",
-    "cache.swa_host_tokens",
-    "engine.check_invariants",
-    "engine.explain",
-    "engine.jump",  # every scenario is run with and without either of the two
-    "prefetch.patience",
-    "storage.faults.preset",
-    "storage.root",
-    "workload.block_tokens",
-    "workload.load",
-    "workload.max_context",
-    "workload.path",
-    "workload.system_tokens",
-    "workload.tokenizer",
-    "workload.tokens",
-    "workload.window",  # which part of a long workload is served
-    "workload.windows",
+    # other ways to give the size of pools
+    *("cache.gpu_memory_utilization", "cache.mem_fraction_static", "cache.host_gib_per_rank"),
+    *("cache.host_ratio", "cache.device_tokens", "cache.swa_device_tokens", "cache.device_states"),
+    *("cache.host_tokens", "cache.swa_host_tokens", "cache.host_states"),
+    # files, what only a trace has, which part of a long workload is served
+    *("storage.root", "workload.path", "workload.block_tokens", "workload.system_tokens"),
+    *("workload.tokenizer", "workload.tokens", "workload.window", "workload.windows"),
+    *("workload.load", "workload.max_context"),
+    # every scenario is run with and without these
+    *("engine.check_invariants", "engine.explain", "engine.jump"),
+    # names, formats, arguments of policies, and what no scenario's model has
+    *("cache.host_format", "storage.format", "storage.faults.preset", "cache.policy_args"),
+    *("prefetch.patience", "parallel.ep"),
 }
+
+
+def _with_few_values() -> Iterator[Knob]:
+    """The settings that have few values and are no part of a knob above, by their fields."""
+    taken = {key for knob in WRITTEN for value in knob.values.values() for key in value} | UNDRAWN
+    for area in ("workload", "parallel", "cache", "prefetch", "scheduler", "compat.quirks"):
+        for item in fields(attrgetter(area)(ExperimentConfig())):
+            if isinstance(item.default, Enum):
+                values = [each.name for each in type(item.default)]
+            else:
+                is_switch = isinstance(item.default, bool)
+                values = (False, True) if is_switch else item.metadata.get("one_of") or ()
+            if values and f"{area}.{item.name}" not in taken:
+                yield _or_preset(f"{area}.{item.name}", *values)
+
+
+KNOBS = (*_with_few_values(), *WRITTEN)

@@ -34,9 +34,10 @@ PLAIN: Choices = {SEED: "0", **{knob.name: next(iter(knob.values)) for knob in K
 
 
 def draw(seed: int, number: int) -> dict[str, str]:
-    """The choices of the numbered scenario, whatever was drawn before it."""
-    rng = Random(f"{seed}/{number}")
-    choices = {SEED: str(number), **{knob.name: _draw_value(knob, rng) for knob in KNOBS}}
+    """The choices of the numbered scenario; none depends on another scenario or another knob."""
+    choices = {SEED: str(number)}
+    for knob in KNOBS:
+        choices[knob.name] = _draw_value(knob, Random(f"{seed}/{number}/{knob.name}"))
     for (name, value), (other, barred) in BARRED:
         if choices[name] == value and choices[other] == barred:
             choices[other] = PLAIN[other]

@@ -112,18 +112,21 @@ def request_of(
     )
 
 
-def random_requests(seed: int, count: int = 40) -> list[Request]:
-    """Conversations that go on and branch, arriving within seconds."""
+def random_requests(
+    seed: int, count: int = 40, *, gap_ns: int = 60_000_000, longest: int = 200
+) -> list[Request]:
+    """Conversations that go on and branch, one request a gap, of prompts up to `longest` tokens."""
     rng = Random(seed)
     past: list[list[int]] = [[]]
     requests = []
+    fresh = longest * 3 // 10
     for number in range(count):
         before = rng.choice(past[-10:])
         before = before[: rng.randint(0, len(before))] if rng.random() < 0.2 else before
-        prompt = (before + [rng.randint(1, 50) for _ in range(rng.randint(1, 60))])[-200:]
+        prompt = (before + [rng.randint(1, 50) for _ in range(rng.randint(1, fresh))])[-longest:]
         answer = [rng.randint(1, 50) for _ in range(rng.randint(1, 30))]
         past.append(prompt + answer)
-        requests.append(request_of(number, prompt, answer, number * 60_000_000))
+        requests.append(request_of(number, prompt, answer, number * gap_ns))
     return requests
 
 

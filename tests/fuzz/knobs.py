@@ -1,10 +1,11 @@
 """The space that scenarios are drawn from: knobs, and the values of each that are worth a try.
 
-A value is a name and what it overrides, as on the command line. The first value of a knob is the
+A value is a name and what it overrides, as on a command line. The first value of a knob is the
 plain one, to which a failing scenario is shrunk. Keys that begin with `pools.`, `talk.` or `pages.`
 are no knobs of a run: `scenario.py` turns them into some that suit its workload.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -13,60 +14,65 @@ from operator import attrgetter
 from hicache.config import EVICTION_POLICIES, WRITE_POLICIES, ExperimentConfig
 from hicache.policies.routing import ROUTERS
 
-Overrides = Mapping[str, object]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
     """One thing that scenarios differ in.
 
-    `values`: what each overrides, by its name. `plain_share`: of scenarios with the first of them;
-    none: all are as likely. Knobs further down the list override those above.
+    `values`: overrides, separated by blanks, by their name. `plain_share`: of scenarios with the
+    first of them; None: all are as likely. Knobs further down the list override those above.
     """
 
     name: str
-    values: Mapping[str, Overrides]
+    values: Mapping[str, str]
     plain_share: float | None = 0.6
+
+    @property
+    def keys(self) -> set[str]:
+        """The settings that some value overrides."""
+        return {key for text in self.values.values() for key in overrides_of(text)}
+
+
+def overrides_of(text: str) -> dict[str, str]:
+    """The overrides by their keys."""
+    return dict(re.findall(r"([\w.]+)=(.*?)(?= [\w.]+=|$)", text))
 
 
 def _each(key: str, *values: object, plain_share: float | None = 0.6) -> Knob:
     """A knob of the configuration, by the values it may have."""
     return Knob(
         name=key,
-        values={str(value): {key: value} for value in values},
+        values={str(value): f"{key}={'null' if value is None else value}" for value in values},
         plain_share=plain_share,
     )
 
 
 def _or_preset(key: str, *values: object) -> Knob:
     """A knob that presets set: as the preset says, or one of these."""
-    return Knob(name=key, values={"preset": {}, **{str(each): {key: each} for each in values}})
+    return Knob(name=key, values={"preset": "", **_each(key, *values).values})
 
 
-def _layers(pattern: str, full: int, swa: int, mamba: int) -> Overrides:
-    return {
-        "model.pattern": pattern,
-        "model.num_layers": full + swa + mamba,
-        "model.num_full_layers": full,
-        "model.num_swa_layers": swa,
-        "model.num_mamba_layers": mamba,
-        **({} if swa else {"model.window_len": 0}),
-    }
+def _layers(pattern: str) -> str:
+    """Twice the layers of this pattern."""
+    words = 2 * pattern.split()
+    full, swa = (sum(word.startswith(letter) for word in words) for letter in "FS")
+    return (
+        f"model.pattern={pattern} model.num_layers={len(words)} model.num_full_layers={full} "
+        f"model.num_swa_layers={swa} model.num_mamba_layers={len(words) - full - swa}"
+        + ("" if swa else " model.window_len=0")
+    )
 
 
 # index keys, a second window, and what lies in its pages
 PARTS = (
-    {"name": "index", "letter": "I", "dim": 16, "query_heads": 2, "query_dim": 16, "top": 9},
-    {"name": "wide", "letter": "W", "window_len": 70, "dim": 24, "query_heads": 2, "query_dim": 16},
-    {"name": "scales", "letter": "W", "rides_on": "wide", "dim": 2},
+    "{name:index,letter:I,dim:16,query_heads:2,query_dim:16,top:9}",
+    "{name:wide,letter:W,window_len:70,dim:24,query_heads:2,query_dim:16}",
+    "{name:scales,letter:W,rides_on:wide,dim:2}",
 )
-EXCLUSIVE: Overrides = {
-    "cache.device_host": "exclusive",
-    "cache.write_policy": "write_back",
-    "storage.kind": "none",
-}
+EXCLUSIVE = "cache.device_host=exclusive cache.write_policy=write_back storage.kind=none"
+BY_BATCHES = "storage.kind=memory storage.batch_pages=1 storage.read_gbps=0.002"
 USERS = "tests.fuzz.policies:FirstQuarter"
-FICKLE = "tests.fuzz.policies:UntilPagesCome"
+OURS = [f"tests.fuzz.policies:{name}" for name in ("Ledger", "Contrary", "ContraryDemotion")]
 WORKLOAD = "workload"
 
 WRITTEN = (
@@ -75,32 +81,23 @@ WRITTEN = (
     Knob(
         name="kinds",
         values={
-            "full": _layers("F", 2, 0, 0),
-            "full_swa": _layers("F S", 2, 2, 0),
-            "full_mamba": _layers("F M D", 2, 0, 4),
-            "all": _layers("F S M D", 2, 2, 4),
-            "chunks": {
-                **_layers("F S", 2, 2, 0),
-                "model.window_len": 512,
-                "model.window_restarts": True,
-            },
-            "parts": {**_layers("FI SW M D", 2, 2, 4), "model.parts": PARTS},
+            "full": _layers("F"),
+            "full_swa": _layers("F S"),
+            "full_mamba": _layers("F M D"),
+            "all": _layers("F S M D"),
+            "chunks": f"{_layers('F S')} model.window_len=512 model.window_restarts=true",
+            "parts": f"{_layers('FI SW M D')} model.parts=[{','.join(PARTS)}]",
         },
         plain_share=None,
     ),
     Knob(
         name="copies",
         values={
-            "fast": {},
-            "slow": {
-                f"hardware.{table}.rate": [1e7] * 3
-                for table in ("kernel_to_device", "kernel_to_host")
-            },
-            "uneven": {
-                "executor.copy_path": "copy_engine",
-                "hardware.copy_engine.rate": [1e6, 1e7, 1e8, 1e9],
-            },
-            "staged": {"executor.copy_path": "staged"},
+            "fast": "",
+            "slow": "hardware.kernel_to_device.rate=[1e7,1e7,1e7] "
+            "hardware.kernel_to_host.rate=[1e7,1e7,1e7]",
+            "uneven": "executor.copy_path=copy_engine hardware.copy_engine.rate=[1e6,1e7,1e8,1e9]",
+            "staged": "executor.copy_path=staged",
         },
     ),
     _each("parallel.tp", 1, 2),
@@ -112,30 +109,16 @@ WRITTEN = (
     Knob(
         name=WORKLOAD,
         values={
-            "talk": {},
-            "chat": {"workload.kind": "chat"},
-            "agents": {"workload.kind": "agents"},
-            "multi_turn": {
-                "workload.kind": "multi_turn",
-                "workload.rounds": 4,
-                "workload.turn_tokens": 4000,
-                "workload.first_tokens": 6000,
-                "workload.request_rate": 50.0,
-                "workload.parallel": 3,
-                "workload.barrier": True,
-                "workload.answer_tokens": 2000,
-            },
-            "shared_prefix": {
-                "workload.kind": "shared_prefix",
-                "workload.groups": 4,
-                "workload.group_prompts": 3,
-                "workload.prefix_tokens": 5000,
-                "workload.own_tokens": 2000,
-                "workload.stage_rates": (0.5, 1.5),
-                "workload.stage_s": 30.0,
-                "workload.drain": True,
-                "workload.answer_tokens": 2000,
-            },
+            "talk": "",
+            "chat": "workload.kind=chat",
+            "agents": "workload.kind=agents",
+            "multi_turn": "workload.kind=multi_turn workload.rounds=4 workload.turn_tokens=4000 "
+            "workload.first_tokens=6000 workload.request_rate=50.0 workload.parallel=3 "
+            "workload.barrier=true workload.answer_tokens=2000",
+            "shared_prefix": "workload.kind=shared_prefix workload.groups=4 "
+            "workload.group_prompts=3 workload.prefix_tokens=5000 workload.own_tokens=2000 "
+            "workload.stage_rates=[0.5,1.5] workload.stage_s=30.0 workload.drain=true "
+            "workload.answer_tokens=2000",
         },
         plain_share=0.8,
     ),
@@ -150,9 +133,9 @@ WRITTEN = (
     Knob(
         name="patience",
         values={
-            "endless": {},
-            "short": {"workload.abort_share": 0.3, "workload.patience_s": 0.003},
-            "long": {"workload.abort_share": 0.3, "workload.patience_s": 0.03},
+            "endless": "",
+            "short": "workload.abort_share=0.3 workload.patience_s=0.003",
+            "long": "workload.abort_share=0.3 workload.patience_s=0.03",
         },
         plain_share=0.7,
     ),
@@ -170,12 +153,7 @@ WRITTEN = (
     _each("pools.swa_host", 1.0, 0.3, 3.0, 0.0, plain_share=0.75),
     _each("pools.slots_host", 16, 2, 40, 0, plain_share=0.75),
     _each("cache.eviction", *EVICTION_POLICIES),
-    _each(
-        "cache.policy",
-        "none",
-        *(f"tests.fuzz.policies:{name}" for name in ("Ledger", "Contrary", "ContraryDemotion")),
-        USERS,
-    ),
+    _each("cache.policy", "none", *OURS, USERS),
     _each("cache.write_policy", *WRITE_POLICIES),
     _each("cache.write_watermark", 0.2, 0.6),
     _each("cache.answer_pages", None, 1, 3),
@@ -200,11 +178,11 @@ WRITTEN = (
     Knob(
         name="storage.speed",
         values={
-            "fast": {},
-            "slow": {"storage.read_gbps": 0.002, "storage.write_gbps": 0.002},
-            "slow_reads": {"storage.read_gbps": 0.0005, "storage.write_gbps": 1.0},
-            "slow_writes": {"storage.read_gbps": 1.0, "storage.write_gbps": 0.0005},
-            "shared": {"storage.shared_gbps": 0.005},
+            "fast": "",
+            "slow": "storage.read_gbps=0.002 storage.write_gbps=0.002",
+            "slow_reads": "storage.read_gbps=0.0005 storage.write_gbps=1.0",
+            "slow_writes": "storage.read_gbps=1.0 storage.write_gbps=0.0005",
+            "shared": "storage.shared_gbps=0.005",
         },
     ),
     _each("storage.query_s", 0.0005, 0.0, 0.01, plain_share=0.7),
@@ -218,31 +196,27 @@ WRITTEN = (
     Knob(
         name="storage.writes",
         values={
-            "on_back_up": {},
-            "selective": {"storage.write": "selective"},
-            "selective_3": {"storage.write": "selective", "storage.write_hits": 3},
-            "late": {"storage.write": "on_host_eviction"},
-            "exclusive": {"storage.write": "on_host_eviction", "storage.tiering": "exclusive"},
+            "on_back_up": "",
+            "selective": "storage.write=selective",
+            "selective_3": "storage.write=selective storage.write_hits=3",
+            "late": "storage.write=on_host_eviction",
+            "exclusive": "storage.write=on_host_eviction storage.tiering=exclusive",
         },
     ),
     Knob(
         name="storage.faults",
         values={
-            "none": {},
-            "errors": {"storage.faults.error_rate": 0.2, "storage.faults.failure_ms": 3.0},
-            "missing": {"storage.faults.missing_rate": 0.05},
-            "short": {"storage.faults.short_rate": 0.05},
-            "corrupt": {"storage.faults.corrupt_rate": 0.05},
-            "full": {"storage.faults.full_rate": 0.2},
-            "slow": {"storage.faults.delay_ms": 3.0, "storage.faults.delay_sigma": 1.0},
-            "gone": {
-                "storage.faults.gone_from_s": 0.05,
-                "storage.faults.gone_for_s": 0.05,
-                "storage.faults.failure_ms": 5.0,
-            },
-            "gone_for_good": {"storage.faults.gone_from_s": 0.1},
+            "none": "",
+            "errors": "storage.faults.error_rate=0.2 storage.faults.failure_ms=3.0",
+            "missing": "storage.faults.missing_rate=0.05",
+            "short": "storage.faults.short_rate=0.05",
+            "corrupt": "storage.faults.corrupt_rate=0.05",
+            "full": "storage.faults.full_rate=0.2",
+            "slow": "storage.faults.delay_ms=3.0 storage.faults.delay_sigma=1.0",
+            "gone": "storage.faults.gone_from_s=0.05 storage.faults.gone_for_s=0.05 "
+            "storage.faults.failure_ms=5.0",
+            "gone_for_good": "storage.faults.gone_from_s=0.1",
         },
-        plain_share=0.6,
     ),
     _each("storage.breaker_failures", 3, 1),
     _each("storage.breaker_retry_s", 0.01, 5.0, plain_share=0.7),
@@ -251,11 +225,11 @@ WRITTEN = (
     Knob(
         name="host.layout",
         values={
-            "plain": {},
-            "shared": {"cache.pools": "shared"},
-            "one pool a tier": {"cache.pools": "shared_both"},
+            "plain": "",
+            "shared": "cache.pools=shared",
+            "one pool a tier": "cache.pools=shared_both",
             "exclusive": EXCLUSIVE,
-            "both": {"cache.pools": "shared", **EXCLUSIVE},
+            "both": f"cache.pools=shared {EXCLUSIVE}",
         },
         plain_share=0.85,
     ),
@@ -263,38 +237,18 @@ WRITTEN = (
     Knob(
         name="seam",
         values={
-            "none": {},
+            "none": "",
             # pages are evicted by an answer, just before somebody comes who is sent where they are
-            "look of a router": {
-                "parallel.replicas": 2,
-                "parallel.router": "prefix_load",
-                "cache.eviction": "random",
-                "cache.write_policy": "write_through",
-                "pools.full_device": 0.8,
-                "pools.full_host": 0.0,
-                "talk.longest_answer": 300,
-                "talk.gap_s": 0.05,
-            },
+            "look of a router": "parallel.replicas=2 parallel.router=prefix_load "
+            "cache.eviction=random cache.write_policy=write_through pools.full_device=0.8 "
+            "pools.full_host=0.0 talk.longest_answer=300 talk.gap_s=0.05",
             # a request may go on with a part of what is read for it
-            "batches of a read": {
-                "cache.policy": USERS,
-                "storage.kind": "memory",
-                "storage.batch_pages": 1,
-                "storage.read_gbps": 0.002,
-                "workload.start": "warm_storage",
-            },
+            "batches of a read": f"cache.policy={USERS} {BY_BATCHES} workload.start=warm_storage",
             # ranks let a request go that one look later would have to wait, and send it back
-            "votes of a step ago": {
-                "cache.policy": FICKLE,
-                "parallel.ranks": 2,
-                "storage.kind": "memory",
-                "storage.batch_pages": 1,
-                "storage.read_gbps": 0.002,
-                "workload.start": "warm_storage",
-                "scheduler.new_token_ratio": 0.0,
-                "scheduler.new_token_ratio_floor": 0.0,
-                "talk.longest_answer": 300,
-            },
+            "votes of a step ago": "cache.policy=tests.fuzz.policies:UntilPagesCome "
+            f"parallel.ranks=2 {BY_BATCHES} workload.start=warm_storage "
+            "scheduler.new_token_ratio=0.0 scheduler.new_token_ratio_floor=0.0 "
+            "talk.longest_answer=300",
         },
         plain_share=0.8,
     ),
@@ -341,7 +295,7 @@ UNDRAWN = {
 
 def _with_few_values() -> Iterator[Knob]:
     """The settings that have few values and are no part of a knob above, by their fields."""
-    taken = {key for knob in WRITTEN for value in knob.values.values() for key in value} | UNDRAWN
+    taken = {key for knob in WRITTEN for key in knob.keys} | UNDRAWN
     for area in ("workload", "parallel", "cache", "prefetch", "scheduler", "compat.quirks"):
         for item in fields(attrgetter(area)(ExperimentConfig())):
             if isinstance(item.default, Enum):

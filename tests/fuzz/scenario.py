@@ -1,5 +1,6 @@
 """A scenario: one value of every knob, and the run that they describe."""
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,7 @@ from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.models import GIB
 from hicache.workload.workload import Workload, load_workload
-from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob
+from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob, overrides_of
 from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, unit_tokens
 
 BASE = (
@@ -72,7 +73,7 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
     """What to run; `limit`: the first requests only."""
     overrides: dict[str, Any] = {"seed": int(choices[SEED])}
     for knob in KNOBS:
-        overrides |= knob.values[choices[knob.name]]
+        overrides |= overrides_of(knob.values[choices[knob.name]])
     pools, talk, pages = (_split_off(overrides, area) for area in ("pools", "talk", "pages"))
     config = config_of(*BASE, *_words(overrides))
     page = config.cache.page_size
@@ -103,9 +104,9 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
 
 
 def _split_off(overrides: dict[str, Any], area: str) -> dict[str, Any]:
-    """Take the values out whose keys begin with `area`, by the rest of the key."""
+    """Take the numbers out whose keys begin with `area`, by the rest of the key."""
     keys = [key for key in overrides if key.startswith(f"{area}.")]
-    return {key.partition(".")[2]: overrides.pop(key) for key in keys}
+    return {key.partition(".")[2]: json.loads(overrides.pop(key)) for key in keys}
 
 
 def _pools(
@@ -159,4 +160,4 @@ def _word(value: object) -> str:
         return f"{{{','.join(f'{key}:{_word(held)}' for key, held in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_word, value))}]"
-    return "null" if value is None else str(value).replace(":", "\\:")
+    return "null" if value is None else str(value)

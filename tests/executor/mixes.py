@@ -151,15 +151,8 @@ def run_mix(
         if fault is not None:
             fault(runner)
         io.runners.append(runner)
-        executor = CarriedExecutor(
-            number,
-            cost,
-            io,
-            page_size=page_size,
-            page_bytes=plot.page_bytes,
-            load_rate=io.rate,
-            slowdown=1.0,
-        )
+        sizes = {"page_size": page_size, "page_bytes": plot.page_bytes}
+        executor = CarriedExecutor(number, cost, io, load_rate=io.rate, slowdown=1.0, **sizes)
         engines.append(engine_of(plot, executor, checks=True, pools=pages))
     share = rng.choice([0.0, 0.0, 0.2])
     patience_ns = {each.id: int(rng.expovariate(1e-8)) for each in requests if rng.random() < share}
@@ -326,5 +319,5 @@ def _streams(rng: Random, device: str) -> CopyStreams:
     are_late = [rng.random() < 0.5 for _ in range(2)]
     if device == "cuda":
         place = torch.device(device)
-        return CopyStreams(CudaStream(place, is_urgent=True), CudaStream(place, is_urgent=False))
-    return CopyStreams(*(PlacedStream(is_late=is_late) for is_late in are_late))
+        return CopyStreams(*(CudaStream(place, is_urgent=each) for each in (True, False)))
+    return CopyStreams(*(PlacedStream(is_late=each) for each in are_late))

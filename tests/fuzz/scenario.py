@@ -22,12 +22,8 @@ BASE = (
     "tracker.wandb_mode=disabled",
     "tracker.interval_s=0.02",
 )
-CHAT_UNITS = {
-    "chat": 512,
-    "agents": 2048,
-    "multi_turn": 1024,
-    "shared_prefix": 512,
-}  # thinned so, a prompt has a dozen units or so
+# thinned so, a prompt has a dozen units or so
+CHAT_UNITS = {"chat": 512, "agents": 2048, "multi_turn": 1024, "shared_prefix": 512}
 
 Choices = Mapping[str, str]
 SEED = "seed"  # of requests and storage delays: a choice too, which is another in every scenario
@@ -123,25 +119,25 @@ def _pools(
     swa, *others = [round((longest + each * 2) * wanted["swa_host"]) for each in windows]
     host = round(longest * wanted["full_host"]), swa, wanted["slots_host"], *others
     derived: dict[str, Any] = {}
-    model_parts = [
-        {name: value for name, value in asdict(part).items() if value} for part in model.parts
-    ]
+    parts = [{name: value for name, value in asdict(each).items() if value} for each in model.parts]
     for tier, counts in (("device", device), ("host", host)):
-        parts = [count * size for count, size in zip(counts, sizes, strict=True)]
-        total = sum(parts) + sum(sizes) // 2
+        in_bytes = [count * size for count, size in zip(counts, sizes, strict=True)]
+        total = sum(in_bytes) + sum(sizes) // 2
+        shares = [
+            (num_bytes + size // 4) / total if size else None
+            for num_bytes, size in zip(in_bytes, sizes, strict=True)
+        ]
         derived[f"cache.{tier}_gib"] = total / GIB
-        for kind, place in (("swa", 1), ("mamba", 2)):
-            share = (parts[place] + sizes[place] // 4) / total if sizes[place] else None
-            derived[f"cache.{kind}_{tier}_share"] = share
-        windowed = [each for each in model_parts if "window_len" in each]
-        for place, each in enumerate(windowed, 3):
-            each[f"{tier}_share"] = (parts[place] + sizes[place] // 4) / total
-    if model_parts:
-        derived["model.parts"] = model_parts
-    page_total = sum(sizes)
+        derived[f"cache.swa_{tier}_share"], derived[f"cache.mamba_{tier}_share"] = shares[1:3]
+        windowed = [each for each in parts if "window_len" in each]
+        for each, share in zip(windowed, shares[3:], strict=True):
+            each[f"{tier}_share"] = share
+    if parts:
+        derived["model.parts"] = parts
+    longest_gib = longest * sum(sizes) / GIB
     if wanted["storage"]:
-        derived["storage.capacity_gib"] = longest * wanted["storage"] * page_total / GIB
-    derived["storage.write_queue_gib"] = longest * wanted["write_queue"] * page_total / GIB
+        derived["storage.capacity_gib"] = wanted["storage"] * longest_gib
+    derived["storage.write_queue_gib"] = wanted["write_queue"] * longest_gib
     return derived
 
 

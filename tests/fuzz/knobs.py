@@ -38,6 +38,11 @@ def overrides_of(text: str) -> dict[str, str]:
     return dict(re.findall(r"([\w.]+)=(.*?)(?= [\w.]+=|$)", text))
 
 
+def _cases(name: str, *, plain_share: float | None = 0.6, **values: str) -> Knob:
+    """A knob whose values override several settings."""
+    return Knob(name=name, values=values, plain_share=plain_share)
+
+
 def _each(key: str, *values: object, plain_share: float | None = 0.6) -> Knob:
     """A knob of the configuration, by the values it may have."""
     return Knob(
@@ -78,27 +83,23 @@ WORKLOAD = "workload"
 WRITTEN = (
     # the machine
     _each("model.window_len", 32, 5, 100),
-    Knob(
-        name="kinds",
-        values={
-            "full": _layers("F"),
-            "full_swa": _layers("F S"),
-            "full_mamba": _layers("F M D"),
-            "all": _layers("F S M D"),
-            "chunks": f"{_layers('F S')} model.window_len=512 model.window_restarts=true",
-            "parts": f"{_layers('FI SW M D')} model.parts=[{','.join(PARTS)}]",
-        },
+    _cases(
+        "kinds",
+        full=_layers("F"),
+        full_swa=_layers("F S"),
+        full_mamba=_layers("F M D"),
+        all=_layers("F S M D"),
+        chunks=f"{_layers('F S')} model.window_len=512 model.window_restarts=true",
+        parts=f"{_layers('FI SW M D')} model.parts=[{','.join(PARTS)}]",
         plain_share=None,
     ),
-    Knob(
-        name="copies",
-        values={
-            "fast": "",
-            "slow": "hardware.kernel_to_device.rate=[1e7,1e7,1e7] "
-            "hardware.kernel_to_host.rate=[1e7,1e7,1e7]",
-            "uneven": "executor.copy_path=copy_engine hardware.copy_engine.rate=[1e6,1e7,1e8,1e9]",
-            "staged": "executor.copy_path=staged",
-        },
+    _cases(
+        "copies",
+        fast="",
+        slow="hardware.kernel_to_device.rate=[1e7,1e7,1e7] "
+        "hardware.kernel_to_host.rate=[1e7,1e7,1e7]",
+        uneven="executor.copy_path=copy_engine hardware.copy_engine.rate=[1e6,1e7,1e8,1e9]",
+        staged="executor.copy_path=staged",
     ),
     _each("parallel.tp", 1, 2),
     _each("parallel.ranks", 1, 2, 3, plain_share=0.7),
@@ -106,20 +107,18 @@ WRITTEN = (
     _each("parallel.replicas", 1, 2, 3, plain_share=0.7),
     _each("parallel.router", *ROUTERS, plain_share=None),
     # what is asked
-    Knob(
-        name=WORKLOAD,
-        values={
-            "talk": "",
-            "chat": "workload.kind=chat",
-            "agents": "workload.kind=agents",
-            "multi_turn": "workload.kind=multi_turn workload.rounds=4 workload.turn_tokens=4000 "
-            "workload.first_tokens=6000 workload.request_rate=50.0 workload.parallel=3 "
-            "workload.barrier=true workload.answer_tokens=2000",
-            "shared_prefix": "workload.kind=shared_prefix workload.groups=4 "
-            "workload.group_prompts=3 workload.prefix_tokens=5000 workload.own_tokens=2000 "
-            "workload.stage_rates=[0.5,1.5] workload.stage_s=30.0 workload.drain=true "
-            "workload.answer_tokens=2000",
-        },
+    _cases(
+        WORKLOAD,
+        talk="",
+        chat="workload.kind=chat",
+        agents="workload.kind=agents",
+        multi_turn="workload.kind=multi_turn workload.rounds=4 workload.turn_tokens=4000 "
+        "workload.first_tokens=6000 workload.request_rate=50.0 workload.parallel=3 "
+        "workload.barrier=true workload.answer_tokens=2000",
+        shared_prefix="workload.kind=shared_prefix workload.groups=4 "
+        "workload.group_prompts=3 workload.prefix_tokens=5000 workload.own_tokens=2000 "
+        "workload.stage_rates=[0.5,1.5] workload.stage_s=30.0 workload.drain=true "
+        "workload.answer_tokens=2000",
         plain_share=0.8,
     ),
     _each("talk.namespaces", 1, 3, plain_share=0.7),
@@ -130,13 +129,11 @@ WRITTEN = (
     _each("workload.stagger_s", 0, 5),
     _each("scheduler.server_s", 0.0, 0.003),
     _each("workload.think_cap_s", 0.02, 0.0),
-    Knob(
-        name="patience",
-        values={
-            "endless": "",
-            "short": "workload.abort_share=0.3 workload.patience_s=0.003",
-            "long": "workload.abort_share=0.3 workload.patience_s=0.03",
-        },
+    _cases(
+        "patience",
+        endless="",
+        short="workload.abort_share=0.3 workload.patience_s=0.003",
+        long="workload.abort_share=0.3 workload.patience_s=0.03",
         plain_share=0.7,
     ),
     _each("workload.start_jitter_s", 0.0, 0.01),
@@ -175,15 +172,13 @@ WRITTEN = (
     # what lies behind it
     _each("storage.kind", "memory", "none", plain_share=0.93),
     _each("pools.storage", 0.0, 3.0),
-    Knob(
-        name="storage.speed",
-        values={
-            "fast": "",
-            "slow": "storage.read_gbps=0.002 storage.write_gbps=0.002",
-            "slow_reads": "storage.read_gbps=0.0005 storage.write_gbps=1.0",
-            "slow_writes": "storage.read_gbps=1.0 storage.write_gbps=0.0005",
-            "shared": "storage.shared_gbps=0.005",
-        },
+    _cases(
+        "storage.speed",
+        fast="",
+        slow="storage.read_gbps=0.002 storage.write_gbps=0.002",
+        slow_reads="storage.read_gbps=0.0005 storage.write_gbps=1.0",
+        slow_writes="storage.read_gbps=1.0 storage.write_gbps=0.0005",
+        shared="storage.shared_gbps=0.005",
     ),
     _each("storage.query_s", 0.0005, 0.0, 0.01, plain_share=0.7),
     _each("storage.operation_s", 0.0001, 0.0),
@@ -193,75 +188,67 @@ WRITTEN = (
     _each("pools.write_queue", 100.0, 0.5, 0.0, plain_share=0.7),
     _each("storage.delay_s", 0.0, 0.005, plain_share=0.7),
     _each("storage.sidecar_s", 0.0, 0.01, plain_share=0.7),
-    Knob(
-        name="storage.writes",
-        values={
-            "on_back_up": "",
-            "selective": "storage.write=selective",
-            "selective_3": "storage.write=selective storage.write_hits=3",
-            "late": "storage.write=on_host_eviction",
-            "exclusive": "storage.write=on_host_eviction storage.tiering=exclusive",
-        },
+    _cases(
+        "storage.writes",
+        on_back_up="",
+        selective="storage.write=selective",
+        selective_3="storage.write=selective storage.write_hits=3",
+        late="storage.write=on_host_eviction",
+        exclusive="storage.write=on_host_eviction storage.tiering=exclusive",
     ),
-    Knob(
-        name="storage.faults",
-        values={
-            "none": "",
-            "errors": "storage.faults.error_rate=0.2 storage.faults.failure_ms=3.0",
-            "missing": "storage.faults.missing_rate=0.05",
-            "short": "storage.faults.short_rate=0.05",
-            "corrupt": "storage.faults.corrupt_rate=0.05",
-            "full": "storage.faults.full_rate=0.2",
-            "slow": "storage.faults.delay_ms=3.0 storage.faults.delay_sigma=1.0",
-            "gone": "storage.faults.gone_from_s=0.05 storage.faults.gone_for_s=0.05 "
-            "storage.faults.failure_ms=5.0",
-            "gone_for_good": "storage.faults.gone_from_s=0.1",
-        },
+    _cases(
+        "storage.faults",
+        none="",
+        errors="storage.faults.error_rate=0.2 storage.faults.failure_ms=3.0",
+        missing="storage.faults.missing_rate=0.05",
+        short="storage.faults.short_rate=0.05",
+        corrupt="storage.faults.corrupt_rate=0.05",
+        full="storage.faults.full_rate=0.2",
+        slow="storage.faults.delay_ms=3.0 storage.faults.delay_sigma=1.0",
+        gone="storage.faults.gone_from_s=0.05 storage.faults.gone_for_s=0.05 "
+        "storage.faults.failure_ms=5.0",
+        gone_for_good="storage.faults.gone_from_s=0.1",
     ),
     _each("storage.breaker_failures", 3, 1),
     _each("storage.breaker_retry_s", 0.01, 5.0, plain_share=0.7),
     _each("storage.deadline_s", 5.0, 0.004, plain_share=0.7),
     _each("talk.longest_answer", 24, 300, plain_share=0.9),
-    Knob(
-        name="host.layout",
-        values={
-            "plain": "",
-            "shared": "cache.pools=shared",
-            "one pool a tier": "cache.pools=shared_both",
-            "exclusive": EXCLUSIVE,
-            "both": f"cache.pools=shared {EXCLUSIVE}",
-        },
+    _cases(
+        "host.layout",
+        plain="",
+        shared="cache.pools=shared",
+        one_pool_a_tier="cache.pools=shared_both",
+        exclusive=EXCLUSIVE,
+        both=f"cache.pools=shared {EXCLUSIVE}",
         plain_share=0.85,
     ),
     # places where much must come together; what they need overrides all of the above
-    Knob(
-        name="seam",
-        values={
-            "none": "",
-            # pages are evicted by an answer, just before somebody comes who is sent where they are
-            "look of a router": "parallel.replicas=2 parallel.router=prefix_load "
-            "cache.eviction=random cache.write_policy=write_through pools.full_device=0.8 "
-            "pools.full_host=0.0 talk.longest_answer=300 talk.gap_s=0.05",
-            # a request may go on with a part of what is read for it
-            "batches of a read": f"cache.policy={USERS} {BY_BATCHES} workload.start=warm_storage",
-            # ranks let a request go that one look later would have to wait, and send it back
-            "votes of a step ago": "cache.policy=tests.fuzz.policies:UntilPagesCome "
-            f"parallel.ranks=2 {BY_BATCHES} workload.start=warm_storage "
-            "scheduler.new_token_ratio=0.0 scheduler.new_token_ratio_floor=0.0 "
-            "talk.longest_answer=300",
-        },
+    _cases(
+        "seam",
+        none="",
+        # pages are evicted by an answer, just before somebody comes who is sent where they are
+        look_of_a_router="parallel.replicas=2 parallel.router=prefix_load "
+        "cache.eviction=random cache.write_policy=write_through pools.full_device=0.8 "
+        "pools.full_host=0.0 talk.longest_answer=300 talk.gap_s=0.05",
+        # a request may go on with a part of what is read for it
+        batches_of_a_read=f"cache.policy={USERS} {BY_BATCHES} workload.start=warm_storage",
+        # ranks let a request go that one look later would have to wait, and send it back
+        votes_of_a_step_ago="cache.policy=tests.fuzz.policies:UntilPagesCome "
+        f"parallel.ranks=2 {BY_BATCHES} workload.start=warm_storage "
+        "scheduler.new_token_ratio=0.0 scheduler.new_token_ratio_floor=0.0 "
+        "talk.longest_answer=300",
         plain_share=0.8,
     ),
     _each("executor.capture", "scan", "cut"),
 )
 
-RANKS = (("parallel.ranks", "2"), ("parallel.ranks", "3"), ("seam", "votes of a step ago"))
+RANKS = (("parallel.ranks", "2"), ("parallel.ranks", "3"), ("seam", "votes_of_a_step_ago"))
 WARM = ("workload.start", "warm_storage")
 STORED = (  # values that need storage, or copies other than write_back
     *RANKS,
     WARM,
-    ("seam", "batches of a read"),
-    ("seam", "look of a router"),
+    ("seam", "batches_of_a_read"),
+    ("seam", "look_of_a_router"),
 )
 # of values that cannot go together, the second gives way to its knob's plain one
 BARRED = (
@@ -269,7 +256,7 @@ BARRED = (
     *((("kinds", kind), ("cache.window", "replay")) for kind in ("full_mamba", "all", "parts")),
     *(
         (("host.layout", layout), barred)
-        for layout in ("shared", "one pool a tier", "both")
+        for layout in ("shared", "one_pool_a_tier", "both")
         for barred in RANKS
     ),
     *((("host.layout", layout), barred) for layout in ("exclusive", "both") for barred in STORED),

@@ -3,8 +3,9 @@ import gc
 import os
 import shutil
 import sys
+from collections import namedtuple
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from operator import attrgetter
 
 import pytest
 
@@ -24,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # what was imported is looked through at every full collection: a ninth of the time of whole runs
 gc.set_threshold(50_000, 20, 100)
 DRAWN = ("builtin", "chat", "agents")
-DRAWN_FROM = ("num_sessions", "session_rate", "think_cap_s")  # and a seed
+DrawnFrom = namedtuple("DrawnFrom", "num_sessions session_rate think_cap_s")  # and a seed
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -52,14 +53,10 @@ def drawn_once() -> Iterator[None]:
     """Equal workloads are drawn once: a run cut to a few requests would spend its time on that."""
 
     def once(generate: Callable[..., list[Request]]) -> Callable[..., list[Request]]:
-        @functools.lru_cache(maxsize=6)
-        def requests(seed: int, **knobs: float) -> list[Request]:
-            # a generator that reads any other knob fails here
-            return generate(SimpleNamespace(**knobs), seed=seed)
-
-        return lambda config, *, seed: requests(
-            seed, **{name: getattr(config, name) for name in DRAWN_FROM}
-        )
+        drawn = functools.lru_cache(maxsize=6)(generate)
+        knobs_of = attrgetter(*DrawnFrom._fields)
+        # a generator that reads any other knob fails
+        return lambda config, *, seed: drawn(DrawnFrom(*knobs_of(config)), seed=seed)
 
     with pytest.MonkeyPatch.context() as patch:
         for kind in DRAWN:

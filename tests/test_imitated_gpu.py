@@ -41,7 +41,7 @@ from tests.executor.kernels_only import kernels_only
 from tests.executor.mixes import run_mix
 
 with kernels_only() as mode:
-    mix = run_mix(9, device="cuda", plane=TRITON.wrapped(mode.paused()), most=5)
+    mix = run_mix(188, device="cuda", plane=TRITON.wrapped(mode.paused()), most=5)
 assert all(mix.seen[each] for each in ("LoadBack", "fence", "CopyState")), mix.seen
 assert mix.verdict.num_equal == mix.verdict.num_checked > 0, mix.verdict
 """

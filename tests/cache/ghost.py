@@ -50,16 +50,11 @@ class GhostMemory:
         self._tree = tree
         self._kinds = kinds = tree.kinds
         self._point = kinds.points[0] if kinds.points else -1
-        # bytes of a page by kind, with those of its riders
-        names = {kind.name: kind.number for kind in kinds.all}
-        self._page_bytes = [0] * kinds.size
-        for kind in kinds.all:
-            self._page_bytes[names[kind.rider_of or kind.name]] += kind.page_bytes
         self._page = tree.page_size
         # where each sequence began to compute
         self.began: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._copies: dict[object, list[tuple[int, int, int, Payload]]] = {}
-        self._written: dict[StorageWrite, list[Payload]] = {}
+        self._written: dict[object, dict[bytes, Payload]] = {}  # by key
 
     # -- what an executor does -----------------------------------------------------------------
 
@@ -74,18 +69,17 @@ class GhostMemory:
                 self.stored.pop(key, None)
             return
         watched = self._copies.setdefault(work, [])
-        parts = (
-            work.parts
-            if isinstance(work, StorageWrite)
-            else [(move.kind, move.targets) for move in work.moves]
-        )
-        num_bytes = sum(len(page_ids) * self._page_bytes[kind] for kind, page_ids in parts)
+        is_write = isinstance(work, StorageWrite)
+        parts = work.parts if is_write else [(move.kind, move.targets) for move in work.moves]
+        num_bytes = sum(len(page_ids) * self._kinds.page_bytes[kind] for kind, page_ids in parts)
         assert work.num_bytes == num_bytes, f"{work.num_bytes} bytes move, {num_bytes} are charged"
         if isinstance(work, StorageWrite):
-            taken = [self._at(HOST, kind, page_id) for kind, page_id in work.pages]
-            self._written[work] = taken
-            if not work.is_given_away:
-                for (kind, page_id), payload in zip(work.pages, taken, strict=True):
+            written = self._written[work] = {}
+            for key, (kind, page_id) in zip(work.keys, work.pages, strict=True):
+                payload = written[key] = self._at(HOST, kind, page_id)
+                if key != self._key(kind, payload):
+                    raise WrongPageError(f"a key of {self._kinds.names[kind]} names another prefix")
+                if not work.is_given_away:
                     watched.append((HOST, kind, page_id, payload))
             return
         is_up = isinstance(work, BackUp)
@@ -106,12 +100,7 @@ class GhostMemory:
                 raise WrongPageError(
                     f"{self._page_name(tier, kind, page_id)} changed during a copy"
                 )
-        if isinstance(work, StorageWrite):
-            taken = self._written.pop(work)
-            for key, (kind, _), payload in zip(work.keys, work.pages, taken, strict=True):
-                if key != self._key(kind, payload):
-                    raise WrongPageError(f"a key of {self._kinds.names[kind]} names another prefix")
-                self.stored[key] = payload
+        self.stored |= self._written.pop(work, {})
 
     def read_page(self, key: bytes, kind: int, page_id: int) -> None:
         """Storage to a staged host page."""
@@ -145,13 +134,11 @@ class GhostMemory:
         page = self._page
         end = -(-length // page)
         firsts = dict.fromkeys(self._kinds.paged, 0)
-        firsts |= {
-            kind.number: length // kind.window_len * kind.window_len
-            if kind.extent is Extent.chunk
-            else max(length - kind.window_len + 1, 0)
-            for kind in self._kinds.all
-            if kind.window_len
-        }
+        for each in self._kinds.all:
+            if each.extent is Extent.chunk:
+                firsts[each.number] = length // each.window_len * each.window_len
+            elif each.window_len:
+                firsts[each.number] = max(length - each.window_len + 1, 0)
         for kind, _ in self._kinds.replayed:  # tokens that are computed again see none before
             firsts[kind] = max(firsts[kind], self.began.get(sequence, 0))
         for kind, first in firsts.items():

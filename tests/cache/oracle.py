@@ -33,14 +33,10 @@ def flatten(tree: RadixTree) -> Held:
             tokens = above + node.edge
             for tier in TIERS:
                 for kind in tree.kinds.numbers:
-                    page_ids = node.held[tier][kind]
-                    if page_ids is None:
-                        continue
-                    if kind in tree.kinds.points:
-                        held[tier][kind][Payload(namespace, tokens)] = page_ids[0]
-                        continue
-                    for index, page_id in enumerate(page_ids):
-                        end = len(above) + (index + 1) * tree.page_bytes
+                    page_ids = node.held[tier][kind] or []
+                    # a state is at the end of its node, and so is the last page
+                    for before_end, page_id in enumerate(reversed(page_ids)):
+                        end = len(tokens) - before_end * tree.page_bytes
                         held[tier][kind][Payload(namespace, tokens[:end])] = page_id
             stack += [(child, tokens) for child in node.children.values()]
     return held

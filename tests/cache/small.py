@@ -120,14 +120,8 @@ def make_cache(
         page_size, window_len=window_len, has_states=has_states, page_bytes=page_bytes
     )
     config = CacheConfig(**{"page_size": kinds.page_size, **knobs})
-    methods = presets(
-        world_of(
-            kinds,
-            cache=config,
-            storage=storage or StorageConfig(),
-            scheduler=scheduler or SchedulerConfig(),
-        )
-    )
+    groups = {"storage": storage or StorageConfig(), "scheduler": scheduler or SchedulerConfig()}
+    methods = presets(world_of(kinds, cache=config, **groups))
     own = {name: getattr(policy, name) for name in METHODS if hasattr(policy, name)}
     vars(methods).update(own, stops_itself="may_stop" in own)
     if policy is not None:

@@ -239,7 +239,7 @@ def walked() -> Walk:
         walk.serve()
         walk.check()
     while walk.running:
-        walk.drop_running()
+        walk.drop()
     assert walk.copies
     assert walk.tree.num_nodes >= 3
     assert walk.tree.residency.resident[DEVICE][MAMBA]

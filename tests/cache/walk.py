@@ -5,7 +5,7 @@ After every operation the laws are checked, the tree is compared with the oracle
 that a request reads is looked at.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import CopyState, StorageDelete
+from hicache.cache.tiers.transfer import CopyState, Reported, StorageDelete
 from hicache.cache.tree.digests import chain_seed, page_digests
 from hicache.cache.tree.lookup import usable_len
 from hicache.cache.tree.node import TIERS, MatchResult
@@ -41,6 +41,8 @@ from tests.cache.oracle import answer_of, flatten, longest_match
 from tests.cache.portrait import portrait
 from tests.cache.small import evict_all, make_cache, prefetcher_of
 
+NAMESPACES = ("n0", "n0", "n0", "n0", "n1")
+
 
 class WrongMatchError(AssertionError):
     """The tree and the oracle disagree."""
@@ -51,7 +53,6 @@ class Setting:
     """What a walk runs in. `cache`: arguments of `make_cache`."""
 
     seed: int
-    num_namespaces: int
     prefetch: PrefetchConfig
     cache: dict[str, Any]
 
@@ -63,18 +64,14 @@ def random_setting(seed: int) -> Setting:
     windows = [1, page, 3 * page, max(page // 2, 1), 2 * page + 1, 2 * page - 1]
     window = rng.choice(windows) if rng.random() < 0.6 else 0
     window_pages = -(-window // page)
+    swa = (window_pages + rng.randint(2, 12), rng.randint(0, window_pages + 12))
+    slots = (rng.randint(4, 12), rng.randint(0, 8))
     has_states = rng.random() < 0.6
-    swa = (window_pages + rng.randint(2, 12)) if window else 0
-    host_swa = rng.randint(0, window_pages + 12) if window else 0
-    storage = Random(f"storage {seed}")  # draws of its own: those of the rest stay what they are
-    storage_writes = storage.choice(STORAGE_WRITES)
-    habits = Random(f"habits {seed}")
-    is_late = storage_writes == "on_host_eviction"
-    pools = {
-        "write_policy": rng.choice(WRITE_POLICIES),
-        "device": (rng.randint(8, 24), swa, rng.randint(4, 12) if has_states else 0),
-        "host": (rng.choice([0, 6, 12, 24, 48]), host_swa, rng.randint(0, 8) if has_states else 0),
-    }
+    pools = [(rng.randint(8, 24), rng.choice([0, 6, 12, 24, 48]))]
+    pools += [swa if window else (0, 0), slots if has_states else (0, 0)]
+    device, host = zip(*pools, strict=True)
+    write = rng.choice(STORAGE_WRITES)
+    tiering = rng.choice(list(Tiering)) if write == "on_host_eviction" else Tiering.inclusive
     return Setting(
         seed=seed,
         prefetch=PrefetchConfig(
@@ -88,24 +85,23 @@ def random_setting(seed: int) -> Setting:
             occupied_share=rng.choice([0.5, 1.0, 1.0]),
         ),
         cache={
-            **pools,
-            "eviction": rng.choice(sorted(EVICTION_POLICIES)),
+            "device": device,
+            "host": host,
+            "write_policy": rng.choice(WRITE_POLICIES),
+            "eviction": rng.choice(EVICTION_POLICIES),
             "page_size": page,
             "window_len": window,
             "has_states": has_states,
             "load_back_threshold": rng.choice([1, 10]),
             "storage_queue_bytes": rng.choice([None, 8, 10_000, 10_000, 10_000, 10_000]),
             "storage": StorageConfig(
-                write=storage_writes,
-                write_hits=storage.choice([1, 1, 2]),
-                tiering=storage.choice(list(Tiering)) if is_late else Tiering.inclusive,
+                write=write, write_hits=rng.choice([1, 1, 2]), tiering=tiering
             ),
-            "trims_leaves": habits.random() < 0.3,
-            "backs_up_answers": habits.random() < 0.7,
-            "loads_last_page": habits.random() < 0.3,
-            "quirks": QuirksConfig(await_sidecars=habits.random() < 0.8),
+            "trims_leaves": rng.random() < 0.3,
+            "backs_up_answers": rng.random() < 0.7,
+            "loads_last_page": rng.random() < 0.3,
+            "quirks": QuirksConfig(await_sidecars=rng.random() < 0.8),
         },
-        num_namespaces=rng.choice([1, 2]),
     )
 
 
@@ -116,9 +112,9 @@ class Actor:
     id: int
     sequence: Sequence
     prompt_len: int
-    prefetched: tuple[int, int] = (0, 0)
+    prefetched: dict[str, int] = field(default_factory=dict)  # arguments of `acquire`
     kv_len: int = 0
-    saves: list[int] = field(default_factory=list)
+    saves: set[int] = field(default_factory=set)  # pages after which states are kept
 
 
 class Walk:
@@ -136,11 +132,8 @@ class Walk:
         self.memory = GhostMemory(self.tree)
         self.waiting: list[Actor] = []
         self.running: list[Actor] = []
-        self.copies: list[object] = []
-        self.queries: list[Prefetch] = []
-        self.answered: list[Prefetch] = []  # asked, and not taken in yet
-        self.readers: list[Iterator[object]] = []  # reads under way
-        self.read: list[Prefetch] = []  # read, and not taken in yet
+        self.copies: list[Reported] = []
+        self.io: list[Iterator[Prefetch]] = []  # queries and reads under way
         self.now_ns = 0
         self.past: list[bytes] = [b""]
         if setting.cache["storage_queue_bytes"] is not None:
@@ -151,40 +144,32 @@ class Walk:
 
     def run(self, num_operations: int) -> None:
         """So many operations, then let everything end."""
-        operations: list[tuple[Callable[[], None], int]] = [
-            (self.submit, 8),
-            (self.start, 2),
-            (self.serve, 8),
-            (self.go_on, 4),
-            (self.end, 4),
-            (self.drop_running, 1),
-            (self.drop_waiting, 1),
-            (self.finish_copy, 2),
-            (self.answer_query, 2),
-            (self.take_answer, 2),
-            (self.read_on, 2),
-            (self.take_read, 2),
-            (self.all_io, 4),
-            (self.lose_stored, 1),
-            (self.press, 3),
-            (self.probe, 1),
-        ]
-        calls, weights = zip(*operations, strict=True)
+        operations = {
+            self.submit: 8,
+            self.start: 2,
+            self.serve: 8,
+            self.go_on: 4,
+            self.end: 4,
+            self.drop: 2,
+            self.finish_copy: 2,
+            self.continue_io: 8,
+            self.all_io: 4,
+            self.lose_stored: 1,
+            self.press: 3,
+            self.probe: 1,
+        }
         for _ in range(num_operations):
-            self.rng.choices(calls, weights)[0]()
+            self.rng.choices([*operations], [*operations.values()])[0]()
             self.now_ns += self.rng.randint(0, SECOND_NS // 4)
             self.check()
         self.drain()
 
     def drain(self) -> None:
         """Drop all requests, finish all copies, and see that nothing is left."""
-        while self.waiting:
-            self.drop_waiting()
+        while self.waiting or self.running:
+            self.drop()
             self.check()
-        while self.running:
-            self.drop_running()
-            self.check()
-        while self._has_io():
+        while self.copies or self.io:
             self.all_io()
             self.check()
         invariants.check_drained(self.cache, self.prefetcher)
@@ -213,21 +198,20 @@ class Walk:
         prompt_len = len(tokens) // 4
         tokens += self._bits(rng.randint(1, 2 * page + 1))
         self.past.append(tokens)
-        namespace = "n1" if rng.random() < 0.2 and self.setting.num_namespaces > 1 else "n0"
-        sequence = Sequence(tokens, namespace)
+        sequence = Sequence(tokens, rng.choice(NAMESPACES))
         actor = Actor(id=len(self.past), sequence=sequence, prompt_len=prompt_len)
         self.waiting.append(actor)
-        match = self.match(actor)
+        match = self.match(sequence, prompt_len)
         prefetch = self.prefetcher.prefetch_from_storage(
-            actor.id, actor.sequence, match, prompt_len, self.now_ns
+            actor.id, sequence, match, prompt_len, self.now_ns
         )
         if prefetch is not None:
-            first = prefetch.start_page * page
-            actor.prefetched = (first, first + prefetch.num_pages * page)
+            first, end = prefetch.start_page, prefetch.start_page + prefetch.num_pages
+            actor.prefetched = {"storage_start": first * page, "storage_end": end * page}
 
-    def match(self, actor: Actor) -> MatchResult:
+    def match(self, sequence: Sequence, prompt_len: int) -> MatchResult:
         """The tree's match, compared with the oracle's, and with what it says when only asked."""
-        sought = (actor.sequence.tokens, actor.prompt_len - 1, actor.sequence.namespace)
+        sought = (sequence.tokens, prompt_len - 1, sequence.namespace)
         wanted = longest_match(flatten(self.tree), self.tree.kinds, *sought)
         before = portrait(self.tree)
         told = usable_len(self.tree, *sought)
@@ -235,7 +219,7 @@ class Walk:
             raise WrongMatchError(f"asked, the tree says {told}, the oracle {wanted.usable_len}")
         if portrait(self.tree) != before:
             raise WrongMatchError("asking has changed the tree")
-        match = self.cache.match(actor.sequence, actor.prompt_len)
+        match = self.cache.match(sequence, prompt_len)
         if answer_of(match) != wanted:
             raise WrongMatchError(f"the tree says {answer_of(match)}, the oracle {wanted}")
         return match
@@ -252,60 +236,50 @@ class Walk:
         """Look for something that was there once."""
         tokens = self.rng.choice(self.past)
         if tokens:
-            sequence = Sequence(tokens, f"n{self.rng.randrange(self.setting.num_namespaces)}")
-            prompt_len = self.rng.randint(1, len(tokens) // 4)
-            self.match(Actor(id=0, sequence=sequence, prompt_len=prompt_len))
+            sequence = Sequence(tokens, self.rng.choice(NAMESPACES))
+            self.match(sequence, self.rng.randint(1, len(tokens) // 4))
 
-    def start(self) -> None:
+    def start(self) -> Actor | None:
         """Admit a waiting request, if its prefetch lets it and the pools do."""
         if not self.waiting:
-            return
-        actor = self.rng.choice(self.waiting)
+            return None
+        actor, page = self.rng.choice(self.waiting), self.page
         if not self.prefetcher.check(actor.id, self.now_ns):
-            return
-        match = self.match(actor)
+            return None
+        match = self.match(actor.sequence, actor.prompt_len)
         lock = self.tree.lock(match.best_node)
-        first, last = actor.prefetched
         acquired = self.cache.acquire(
-            actor.sequence,
-            match,
-            prompt_len=actor.prompt_len,
-            storage_start=first,
-            storage_end=last,
+            actor.sequence, match, prompt_len=actor.prompt_len, **actor.prefetched
         )
         self.tree.release(lock)
         if acquired is None:
-            return
-        hit_len = match.device_prefix_len if acquired.load_back is None else match.usable_len
-        wanted = self.tree.kinds.replay_start(hit_len // self.page) * self.page
-        self.memory.began[actor.sequence] = acquired.cached_len
-        loaded_len = -(-acquired.cached_len // self.page) * self.page  # with the last page
-        assert acquired.cached_len == wanted or loaded_len == actor.prompt_len
+            return None
+        load_back, actor.kv_len = acquired.load_back, acquired.cached_len
+        hit_len = match.device_prefix_len if load_back is None else match.usable_len
+        wanted = self.tree.kinds.replay_start(hit_len // page) * page
+        self.memory.began[actor.sequence] = actor.kv_len
+        loaded_len = -(-actor.kv_len // page) * page  # with the last page
+        assert actor.kv_len == wanted or loaded_len == actor.prompt_len
         parts = acquired.device_len + acquired.host_len + acquired.storage_len
-        assert parts == acquired.cached_len
+        assert parts == actor.kv_len
         self._hand_over()
-        load_back = acquired.load_back
         if load_back is not None and any(move.is_own for move in load_back.moves):
             self._finish(load_back)  # the step that writes into these pages waits for the copy
-        actor.kv_len = acquired.cached_len
         self.memory.check_readable(actor.sequence, loaded_len)
-        page = self.page
-        last_page = actor.prompt_len // page
         if self.tree.kinds.points:
-            ends = {last_page, self.rng.randint(0, last_page)}
-            actor.saves = sorted(end for end in ends if end * page > actor.kv_len)
+            last_page = actor.prompt_len // page
+            actor.saves = {last_page, self.rng.randint(0, last_page)}
         self.waiting.remove(actor)
         self.running.append(actor)
         self.prefetcher.forget(actor.id)
         self._extend(actor)
+        return actor
 
     def serve(self) -> None:
         """Admit a request, compute its whole prompt and end it."""
-        before = set(self.running)
-        self.start()
-        for actor in set(self.running) - before:
-            while actor in self.running and actor.kv_len < actor.prompt_len:
-                self._extend(actor)
+        actor = self.start()
+        while actor in self.running and actor.kv_len < actor.prompt_len:
+            self._extend(actor)
         self.end()
 
     def go_on(self) -> None:
@@ -327,52 +301,50 @@ class Walk:
         self.running.remove(actor)
         self.cache.finish(sequence, num_pages)
 
-    def drop_running(self) -> None:
-        """A running request is aborted."""
-        if self.running:
-            actor = self.running.pop(self.rng.randrange(len(self.running)))
+    def drop(self) -> None:
+        """A request is aborted, running or waiting, whatever its prefetch is doing."""
+        actors = self.running + self.waiting
+        if not actors:
+            return
+        actor = self.rng.choice(actors)
+        if actor in self.running:
+            self.running.remove(actor)
             self.cache.abandon(actor.sequence)
-
-    def drop_waiting(self) -> None:
-        """A waiting request is aborted, whatever its prefetch is doing."""
-        if self.waiting:
-            actor = self.waiting.pop(self.rng.randrange(len(self.waiting)))
+        else:
+            self.waiting.remove(actor)
             self.prefetcher.abort(actor.id)
 
     def _extend(self, actor: Actor) -> None:
         cache, sequence, page = self.cache, actor.sequence, self.page
-        in_prompt = actor.kv_len < actor.prompt_len
+        start, in_prompt = actor.kv_len, actor.kv_len < actor.prompt_len
         if in_prompt:
-            end = actor.kv_len + self.rng.randint(1, 4) * page
-            end = actor.prompt_len if end >= actor.prompt_len else end // page * page
-            end = max(end, actor.kv_len + 1)
+            end = min((start // page + self.rng.randint(1, 4)) * page, actor.prompt_len)
         else:
-            end = min(actor.kv_len + self.rng.randint(1, page + 1), len(sequence.tokens) // 4)
-        if end <= actor.kv_len:
+            end = min(start + self.rng.randint(1, page + 1), len(sequence.tokens) // 4)
+        if end <= start:
             return
         if not cache.extend(sequence, end):
             self._hand_over()
             self.running.remove(actor)
             cache.abandon(sequence)
-            actor.sequence = Sequence(sequence.tokens, sequence.namespace)
-            actor.kv_len, actor.saves, actor.prefetched = 0, [], (0, 0)
-            self.waiting.append(actor)
+            again = Sequence(sequence.tokens, sequence.namespace)
+            self.waiting.append(Actor(id=actor.id, sequence=again, prompt_len=actor.prompt_len))
             return
-        captured = []
-        for pages in [each for each in actor.saves if actor.kv_len < each * page <= end]:
+        captured = {}
+        for pages in sorted(each for each in actor.saves if start < each * page <= end):
             if pages == actor.prompt_len // page:
                 slot, sequence.boundary_slot = sequence.boundary_slot, None
             else:
                 slot = cache.take_state_slot(sequence)
             if slot is not None:
-                captured.append((pages, slot))
+                captured[pages] = slot
+        sequence.states |= captured
         self._hand_over()
-        self.memory.compute(sequence, actor.kv_len, end)
-        for pages, slot in captured:
+        self.memory.compute(sequence, start, end)
+        for pages, slot in captured.items():
             self.memory.capture(sequence, pages * page, slot)
-            sequence.states[pages] = slot
         boundary = end // page * page
-        if not in_prompt and boundary > actor.kv_len and sequence.boundary_slot is not None:
+        if not in_prompt and boundary > start and sequence.boundary_slot is not None:
             self.memory.capture(sequence, boundary, sequence.boundary_slot)
         actor.kv_len = end
         if in_prompt and end == actor.prompt_len:
@@ -401,74 +373,52 @@ class Walk:
 
     def _hand_over(self) -> None:
         # copies are carried out before anything is computed over what they leave
-        outbox = self.cache.outbox.copy()
-        self.cache.outbox.clear()
-        for work in outbox:
+        for work in self.cache.outbox:
             self.memory.book(work)
             if not isinstance(work, CopyState | StorageDelete):
                 self.copies.append(work)
-        self.queries += self.prefetcher.outbox
-        self.prefetcher.outbox.clear()
+        self.io += map(self._answer, self.prefetcher.outbox)
         for prefetch in self.prefetcher.reads:
-            batch_pages = self.rng.randint(1, 2)
-            self.readers.append(self._reading(prefetch, read_script(prefetch, batch_pages)))
-        self.prefetcher.reads.clear()
+            self.io.append(self._read(prefetch, read_script(prefetch, self.rng.randint(1, 2))))
+        for handed_over in (self.cache.outbox, self.prefetcher.outbox, self.prefetcher.reads):
+            handed_over.clear()
 
     # -- copies and storage --------------------------------------------------------------------
 
     def all_io(self) -> None:
         """Copies and storage get much done."""
         for _ in range(20):
-            for call in (
-                self.finish_copy,
-                self.answer_query,
-                self.take_answer,
-                self.read_on,
-                self.take_read,
-            ):
+            for call in (self.finish_copy, self.continue_io, self.continue_io, self.continue_io):
                 call()
                 self._hand_over()
-            if not self._has_io():
-                break
-
-    def _has_io(self) -> bool:
-        return any((self.copies, self.queries, self.answered, self.readers, self.read))
 
     def finish_copy(self) -> None:
         """Any copy under way is done."""
         if self.copies:
             self._finish(self.rng.choice(self.copies))
 
-    def _finish(self, work: object) -> None:
+    def _finish(self, work: Reported) -> None:
         self.copies.remove(work)
-        self.memory.settle(work)  # type: ignore[arg-type]
-        self.cache.complete(work)  # type: ignore[arg-type]
+        self.memory.settle(work)
+        self.cache.complete(work)
 
-    def answer_query(self) -> None:
-        """Storage says what it has of a prefetch."""
-        if not self.queries:
-            return
-        prefetch = self.queries.pop(self.rng.randrange(len(self.queries)))
+    def continue_io(self) -> None:
+        """Storage does the next part of a query or read."""
+        if self.io:
+            work = self.rng.choice(self.io)
+            if next(work, None) is None:
+                self.io.remove(work)
+
+    def _answer(self, prefetch: Prefetch) -> Iterator[Prefetch]:
         if not prefetch.is_settled:
             stored = self.memory.stored
             prefetch.restorable = prefetch.ask(lambda keys: [key in stored for key in keys])
-        self.answered.append(prefetch)
+        yield prefetch  # the answer reaches the prefetcher later
+        self.prefetcher.on_queried(prefetch)
 
-    def take_answer(self) -> None:
-        """The answer reaches the prefetcher, perhaps much later."""
-        if self.answered:
-            self.prefetcher.on_queried(self.answered.pop(self.rng.randrange(len(self.answered))))
-
-    def read_on(self) -> None:
-        """A reader begins a batch, or ends the one at hand."""
-        if self.readers:
-            reader = self.rng.choice(self.readers)
-            if next(reader, None) is None:
-                self.readers.remove(reader)
-
-    def _reading(self, prefetch: Prefetch, script: Iterator[Load]) -> Iterator[Load]:
+    def _read(self, prefetch: Prefetch, script: Iterator[Load]) -> Iterator[Prefetch]:
         for load in script:
-            yield load
+            yield prefetch
             staged = set(prefetch.staged[FULL])
             for key, (kind, page_id) in zip(load.keys, load.items, strict=True):
                 if key not in self.memory.stored:
@@ -481,14 +431,10 @@ class Walk:
                 prefetch.restored_pages = load.restores if load.is_whole else 0
             else:
                 prefetch.completed_pages += load.found
-            yield load
+            yield prefetch
         prefetch.is_read = True
-        self.read.append(prefetch)
-
-    def take_read(self) -> None:
-        """The reader's last word reaches the prefetcher."""
-        if self.read:
-            self.prefetcher.on_read(self.read.pop(self.rng.randrange(len(self.read))))
+        yield prefetch
+        self.prefetcher.on_read(prefetch)
 
     def lose_stored(self) -> None:
         """Storage evicts, or a page is damaged: what was promised is not there any more."""

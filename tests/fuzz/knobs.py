@@ -1,143 +1,124 @@
 """The space that scenarios are drawn from: knobs, and the values of each that are worth a try.
 
-A value is a name and what it overrides, as on the command line. The first value of a knob is the
+A value is a name and what it overrides, as on a command line. The first value of a knob is the
 plain one, to which a failing scenario is shrunk. Keys that begin with `pools.`, `talk.` or `pages.`
 are no knobs of a run: `scenario.py` turns them into some that suit its workload.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from operator import attrgetter
 
-from hicache.config import WRITE_POLICIES
+from hicache.config import EVICTION_POLICIES, WRITE_POLICIES, ExperimentConfig
 from hicache.policies.routing import ROUTERS
-
-Overrides = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
     """One thing that scenarios differ in.
 
-    `values`: what each overrides, by its name. `plain_share`: of scenarios with the first of them;
-    none: all are as likely. Knobs further down the list override those above.
+    `values`: overrides, separated by blanks, by their name. `plain_share`: of scenarios with the
+    first of them; None: all are as likely. Knobs further down the list override those above.
     """
 
     name: str
-    values: Mapping[str, Overrides]
+    values: Mapping[str, str]
     plain_share: float | None = 0.6
+
+    @property
+    def keys(self) -> set[str]:
+        """The settings that some value overrides."""
+        return {key for text in self.values.values() for key in overrides_of(text)}
+
+
+def overrides_of(text: str) -> dict[str, str]:
+    """The overrides by their keys."""
+    return dict(re.findall(r"([\w.]+)=(.*?)(?= [\w.]+=|$)", text))
+
+
+def _cases(name: str, *, plain_share: float | None = 0.6, **values: str) -> Knob:
+    """A knob whose values override several settings."""
+    return Knob(name=name, values=values, plain_share=plain_share)
 
 
 def _each(key: str, *values: object, plain_share: float | None = 0.6) -> Knob:
     """A knob of the configuration, by the values it may have."""
     return Knob(
         name=key,
-        values={str(value): {key: value} for value in values},
+        values={str(value): f"{key}={'null' if value is None else value}" for value in values},
         plain_share=plain_share,
     )
 
 
 def _or_preset(key: str, *values: object) -> Knob:
     """A knob that presets set: as the preset says, or one of these."""
-    return Knob(name=key, values={"preset": {}, **{str(each): {key: each} for each in values}})
+    return Knob(name=key, values={"preset": "", **_each(key, *values).values})
 
 
-def _layers(pattern: str, full: int, swa: int, mamba: int) -> Overrides:
-    return {
-        "model.pattern": pattern,
-        "model.num_layers": full + swa + mamba,
-        "model.num_full_layers": full,
-        "model.num_swa_layers": swa,
-        "model.num_mamba_layers": mamba,
-        **({} if swa else {"model.window_len": 0}),
-    }
+def _layers(pattern: str) -> str:
+    """Twice the layers of this pattern."""
+    words = 2 * pattern.split()
+    full, swa = (sum(word.startswith(letter) for word in words) for letter in "FS")
+    return (
+        f"model.pattern={pattern} model.num_layers={len(words)} model.num_full_layers={full} "
+        f"model.num_swa_layers={swa} model.num_mamba_layers={len(words) - full - swa}"
+        + ("" if swa else " model.window_len=0")
+    )
 
 
 # index keys, a second window, and what lies in its pages
 PARTS = (
-    {"name": "index", "letter": "I", "dim": 16, "query_heads": 2, "query_dim": 16, "top": 9},
-    {"name": "wide", "letter": "W", "window_len": 70, "dim": 24, "query_heads": 2, "query_dim": 16},
-    {"name": "scales", "letter": "W", "rides_on": "wide", "dim": 2},
+    "{name:index,letter:I,dim:16,query_heads:2,query_dim:16,top:9}",
+    "{name:wide,letter:W,window_len:70,dim:24,query_heads:2,query_dim:16}",
+    "{name:scales,letter:W,rides_on:wide,dim:2}",
 )
-EXCLUSIVE: Overrides = {
-    "cache.device_host": "exclusive",
-    "cache.write_policy": "write_back",
-    "storage.kind": "none",
-}
+EXCLUSIVE = "cache.device_host=exclusive cache.write_policy=write_back storage.kind=none"
+BY_BATCHES = "storage.kind=memory storage.batch_pages=1 storage.read_gbps=0.002"
 USERS = "tests.fuzz.policies:FirstQuarter"
-FICKLE = "tests.fuzz.policies:UntilPagesCome"
-OFF_ON = (False, True)
+OURS = [f"tests.fuzz.policies:{name}" for name in ("Ledger", "Contrary", "ContraryDemotion")]
 WORKLOAD = "workload"
 
-KNOBS = (
+WRITTEN = (
     # the machine
     _each("model.window_len", 32, 5, 100),
-    Knob(
-        name="kinds",
-        values={
-            "full": _layers("F", 2, 0, 0),
-            "full_swa": _layers("F S", 2, 2, 0),
-            "full_mamba": _layers("F M D", 2, 0, 4),
-            "all": _layers("F S M D", 2, 2, 4),
-            "chunks": {
-                **_layers("F S", 2, 2, 0),
-                "model.window_len": 512,
-                "model.window_restarts": True,
-            },
-            "parts": {**_layers("FI SW M D", 2, 2, 4), "model.parts": PARTS},
-        },
+    _cases(
+        "kinds",
+        full=_layers("F"),
+        full_swa=_layers("F S"),
+        full_mamba=_layers("F M D"),
+        all=_layers("F S M D"),
+        chunks=f"{_layers('F S')} model.window_len=512 model.window_restarts=true",
+        parts=f"{_layers('FI SW M D')} model.parts=[{','.join(PARTS)}]",
         plain_share=None,
     ),
-    Knob(
-        name="copies",
-        values={
-            "fast": {},
-            "slow": {
-                f"hardware.{table}.rate": [1e7] * 3
-                for table in ("kernel_to_device", "kernel_to_host")
-            },
-            "uneven": {
-                "executor.copy_path": "copy_engine",
-                "hardware.copy_engine.rate": [1e6, 1e7, 1e8, 1e9],
-            },
-            "staged": {"executor.copy_path": "staged"},
-        },
+    _cases(
+        "copies",
+        fast="",
+        slow="hardware.kernel_to_device.rate=[1e7,1e7,1e7] "
+        "hardware.kernel_to_host.rate=[1e7,1e7,1e7]",
+        uneven="executor.copy_path=copy_engine hardware.copy_engine.rate=[1e6,1e7,1e8,1e9]",
+        staged="executor.copy_path=staged",
     ),
     _each("parallel.tp", 1, 2),
-    _each("workload.ready_queue", "random", "fifo"),
     _each("parallel.ranks", 1, 2, 3, plain_share=0.7),
-    _each("compat.quirks.hit_agreement", "restorable", "min_of_maxima"),
     _each("parallel.collective_s", 0.00015, 0.0),
     _each("parallel.replicas", 1, 2, 3, plain_share=0.7),
     _each("parallel.router", *ROUTERS, plain_share=None),
     # what is asked
-    Knob(
-        name=WORKLOAD,
-        values={
-            "talk": {},
-            "chat": {"workload.kind": "chat"},
-            "agents": {"workload.kind": "agents"},
-            "multi_turn": {
-                "workload.kind": "multi_turn",
-                "workload.rounds": 4,
-                "workload.turn_tokens": 4000,
-                "workload.first_tokens": 6000,
-                "workload.request_rate": 50.0,
-                "workload.parallel": 3,
-                "workload.barrier": True,
-                "workload.answer_tokens": 2000,
-            },
-            "shared_prefix": {
-                "workload.kind": "shared_prefix",
-                "workload.groups": 4,
-                "workload.group_prompts": 3,
-                "workload.prefix_tokens": 5000,
-                "workload.own_tokens": 2000,
-                "workload.stage_rates": (0.5, 1.5),
-                "workload.stage_s": 30.0,
-                "workload.drain": True,
-                "workload.answer_tokens": 2000,
-            },
-        },
+    _cases(
+        WORKLOAD,
+        talk="",
+        chat="workload.kind=chat",
+        agents="workload.kind=agents",
+        multi_turn="workload.kind=multi_turn workload.rounds=4 workload.turn_tokens=4000 "
+        "workload.first_tokens=6000 workload.request_rate=50.0 workload.parallel=3 "
+        "workload.barrier=true workload.answer_tokens=2000",
+        shared_prefix="workload.kind=shared_prefix workload.groups=4 "
+        "workload.group_prompts=3 workload.prefix_tokens=5000 workload.own_tokens=2000 "
+        "workload.stage_rates=[0.5,1.5] workload.stage_s=30.0 workload.drain=true "
+        "workload.answer_tokens=2000",
         plain_share=0.8,
     ),
     _each("talk.namespaces", 1, 3, plain_share=0.7),
@@ -148,13 +129,11 @@ KNOBS = (
     _each("workload.stagger_s", 0, 5),
     _each("scheduler.server_s", 0.0, 0.003),
     _each("workload.think_cap_s", 0.02, 0.0),
-    Knob(
-        name="patience",
-        values={
-            "endless": {},
-            "short": {"workload.abort_share": 0.3, "workload.patience_s": 0.003},
-            "long": {"workload.abort_share": 0.3, "workload.patience_s": 0.03},
-        },
+    _cases(
+        "patience",
+        endless="",
+        short="workload.abort_share=0.3 workload.patience_s=0.003",
+        long="workload.abort_share=0.3 workload.patience_s=0.03",
         plain_share=0.7,
     ),
     _each("workload.start_jitter_s", 0.0, 0.01),
@@ -163,57 +142,28 @@ KNOBS = (
     # what it is served with
     _each("compat", "reports", "sglang_0_5_23", "vllm_0_33", "hicache", plain_share=None),
     _each("cache.page_size", 16, 1, 2, 8, 64, 512, plain_share=None),
-    _each("cache.unlimited", *OFF_ON, plain_share=0.93),
+    _each("cache.unlimited", "false", "true", plain_share=0.93),
     _each("pools.full_device", 1.3, 0.8, 3.0),
     _each("pools.swa_device", 1.0, 0.0, 3.0),
     _each("pools.slots_device", 12, 4, 40),
     _each("pools.full_host", 1.8, 0.7, 5.0, 0.0, plain_share=0.75),
     _each("pools.swa_host", 1.0, 0.3, 3.0, 0.0, plain_share=0.75),
     _each("pools.slots_host", 16, 2, 40, 0, plain_share=0.75),
-    _each("cache.eviction", "lru", "lfu", "slru", "fifo", "random"),
-    _each(
-        "cache.policy",
-        "none",
-        *(f"tests.fuzz.policies:{name}" for name in ("Ledger", "Contrary", "ContraryDemotion")),
-        USERS,
-    ),
+    _each("cache.eviction", *EVICTION_POLICIES),
+    _each("cache.policy", "none", *OURS, USERS),
     _each("cache.write_policy", *WRITE_POLICIES),
     _each("cache.write_watermark", 0.2, 0.6),
     _each("cache.answer_pages", None, 1, 3),
     _each("cache.load_back_threshold", 10, 0, 100),
-    _or_preset("compat.quirks.split_refreshes", *OFF_ON),
-    _or_preset("compat.quirks.leaving_refreshes", *OFF_ON),
-    _or_preset("cache.trims_leaves", *OFF_ON),
-    _or_preset("cache.backs_up_answers", *OFF_ON),
-    _or_preset("cache.loads_last_page", *OFF_ON),
-    _or_preset("cache.checkpoints", "end_branch", "end", "branch_or_end", "every"),
-    _each("cache.window", "restore", "replay"),
-    _or_preset("cache.windows", "end_branch", "end", "branch_or_end", "every"),
-    _or_preset("cache.storage_branches", *OFF_ON),
-    _or_preset("compat.quirks.trims_windows", *OFF_ON),
-    _or_preset("compat.quirks.loads_whole_nodes", *OFF_ON),
-    _or_preset("compat.quirks.loads_states_twice", *OFF_ON),
     _or_preset("compat.quirks.states_per_request", 2, 3),
     _or_preset("compat.quirks.spare_pages", 0, 1),
-    _or_preset("prefetch.stop", "best_effort", "wait_complete", "timeout", "marginal"),
     _each("pages.prefetch.threshold", 2, 1, 6),
-    _or_preset("prefetch.cut", "abandon", "fit", "restorable"),
-    _or_preset("prefetch.stage_at", "enqueue", "hit"),
-    _or_preset("prefetch.commit", "all_or_nothing", "usable"),
-    _or_preset("prefetch.deadline_from", "enqueue", "first_poll"),
-    _or_preset("compat.quirks.evicts_whole", *OFF_ON),
-    _or_preset("compat.quirks.short_windows", *OFF_ON),
-    _or_preset("compat.quirks.pads_chunks", *OFF_ON),
-    _each("compat.quirks.await_sidecars", *reversed(OFF_ON), plain_share=0.7),
     _each("prefetch.timeout_base_s", 0.02, 0.0, 1.0),
     _each("prefetch.timeout_per_ki_token_s", 0.25, 0.0),
     _each("prefetch.occupied_share", 1.0, 0.3, plain_share=0.7),
-    _or_preset("scheduler.order", "fcfs", "longest_prefix", "shortest_remaining"),
-    _or_preset("scheduler.swa_budget", "no_host_term", "reports", "double", "sglang_0_5_23"),
     _each("pages.scheduler.chunk_tokens", 8, 1, 200),
     _each("scheduler.max_running", 256, 1, 3),
     _each("scheduler.scan_limit", 128, 1),
-    _each("scheduler.batching", "prefill_first", "mixed"),
     _each("scheduler.aging", 0.1, 0.0, 10.0),
     _each("scheduler.clip_new_tokens", 4096, 4),
     _each("scheduler.new_token_ratio", 0.7, 0.0, 1.0),
@@ -222,15 +172,13 @@ KNOBS = (
     # what lies behind it
     _each("storage.kind", "memory", "none", plain_share=0.93),
     _each("pools.storage", 0.0, 3.0),
-    Knob(
-        name="storage.speed",
-        values={
-            "fast": {},
-            "slow": {"storage.read_gbps": 0.002, "storage.write_gbps": 0.002},
-            "slow_reads": {"storage.read_gbps": 0.0005, "storage.write_gbps": 1.0},
-            "slow_writes": {"storage.read_gbps": 1.0, "storage.write_gbps": 0.0005},
-            "shared": {"storage.shared_gbps": 0.005},
-        },
+    _cases(
+        "storage.speed",
+        fast="",
+        slow="storage.read_gbps=0.002 storage.write_gbps=0.002",
+        slow_reads="storage.read_gbps=0.0005 storage.write_gbps=1.0",
+        slow_writes="storage.read_gbps=1.0 storage.write_gbps=0.0005",
+        shared="storage.shared_gbps=0.005",
     ),
     _each("storage.query_s", 0.0005, 0.0, 0.01, plain_share=0.7),
     _each("storage.operation_s", 0.0001, 0.0),
@@ -240,99 +188,67 @@ KNOBS = (
     _each("pools.write_queue", 100.0, 0.5, 0.0, plain_share=0.7),
     _each("storage.delay_s", 0.0, 0.005, plain_share=0.7),
     _each("storage.sidecar_s", 0.0, 0.01, plain_share=0.7),
-    Knob(
-        name="storage.writes",
-        values={
-            "on_back_up": {},
-            "selective": {"storage.write": "selective"},
-            "selective_3": {"storage.write": "selective", "storage.write_hits": 3},
-            "late": {"storage.write": "on_host_eviction"},
-            "exclusive": {"storage.write": "on_host_eviction", "storage.tiering": "exclusive"},
-        },
+    _cases(
+        "storage.writes",
+        on_back_up="",
+        selective="storage.write=selective",
+        selective_3="storage.write=selective storage.write_hits=3",
+        late="storage.write=on_host_eviction",
+        exclusive="storage.write=on_host_eviction storage.tiering=exclusive",
     ),
-    Knob(
-        name="storage.faults",
-        values={
-            "none": {},
-            "errors": {"storage.faults.error_rate": 0.2, "storage.faults.failure_ms": 3.0},
-            "missing": {"storage.faults.missing_rate": 0.05},
-            "short": {"storage.faults.short_rate": 0.05},
-            "corrupt": {"storage.faults.corrupt_rate": 0.05},
-            "full": {"storage.faults.full_rate": 0.2},
-            "slow": {"storage.faults.delay_ms": 3.0, "storage.faults.delay_sigma": 1.0},
-            "gone": {
-                "storage.faults.gone_from_s": 0.05,
-                "storage.faults.gone_for_s": 0.05,
-                "storage.faults.failure_ms": 5.0,
-            },
-            "gone_for_good": {"storage.faults.gone_from_s": 0.1},
-        },
-        plain_share=0.6,
+    _cases(
+        "storage.faults",
+        none="",
+        errors="storage.faults.error_rate=0.2 storage.faults.failure_ms=3.0",
+        missing="storage.faults.missing_rate=0.05",
+        short="storage.faults.short_rate=0.05",
+        corrupt="storage.faults.corrupt_rate=0.05",
+        full="storage.faults.full_rate=0.2",
+        slow="storage.faults.delay_ms=3.0 storage.faults.delay_sigma=1.0",
+        gone="storage.faults.gone_from_s=0.05 storage.faults.gone_for_s=0.05 "
+        "storage.faults.failure_ms=5.0",
+        gone_for_good="storage.faults.gone_from_s=0.1",
     ),
     _each("storage.breaker_failures", 3, 1),
     _each("storage.breaker_retry_s", 0.01, 5.0, plain_share=0.7),
     _each("storage.deadline_s", 5.0, 0.004, plain_share=0.7),
     _each("talk.longest_answer", 24, 300, plain_share=0.9),
-    Knob(
-        name="host.layout",
-        values={
-            "plain": {},
-            "shared": {"cache.pools": "shared"},
-            "one pool a tier": {"cache.pools": "shared_both"},
-            "exclusive": EXCLUSIVE,
-            "both": {"cache.pools": "shared", **EXCLUSIVE},
-        },
+    _cases(
+        "host.layout",
+        plain="",
+        shared="cache.pools=shared",
+        one_pool_a_tier="cache.pools=shared_both",
+        exclusive=EXCLUSIVE,
+        both=f"cache.pools=shared {EXCLUSIVE}",
         plain_share=0.85,
     ),
     # places where much must come together; what they need overrides all of the above
-    Knob(
-        name="seam",
-        values={
-            "none": {},
-            # pages are evicted by an answer, just before somebody comes who is sent where they are
-            "look of a router": {
-                "parallel.replicas": 2,
-                "parallel.router": "prefix_load",
-                "cache.eviction": "random",
-                "cache.write_policy": "write_through",
-                "pools.full_device": 0.8,
-                "pools.full_host": 0.0,
-                "talk.longest_answer": 300,
-                "talk.gap_s": 0.05,
-            },
-            # a request may go on with a part of what is read for it
-            "batches of a read": {
-                "cache.policy": USERS,
-                "storage.kind": "memory",
-                "storage.batch_pages": 1,
-                "storage.read_gbps": 0.002,
-                "workload.start": "warm_storage",
-            },
-            # ranks let a request go that one look later would have to wait, and send it back
-            "votes of a step ago": {
-                "cache.policy": FICKLE,
-                "parallel.ranks": 2,
-                "storage.kind": "memory",
-                "storage.batch_pages": 1,
-                "storage.read_gbps": 0.002,
-                "workload.start": "warm_storage",
-                "scheduler.new_token_ratio": 0.0,
-                "scheduler.new_token_ratio_floor": 0.0,
-                "talk.longest_answer": 300,
-            },
-        },
+    _cases(
+        "seam",
+        none="",
+        # pages are evicted by an answer, just before somebody comes who is sent where they are
+        look_of_a_router="parallel.replicas=2 parallel.router=prefix_load "
+        "cache.eviction=random cache.write_policy=write_through pools.full_device=0.8 "
+        "pools.full_host=0.0 talk.longest_answer=300 talk.gap_s=0.05",
+        # a request may go on with a part of what is read for it
+        batches_of_a_read=f"cache.policy={USERS} {BY_BATCHES} workload.start=warm_storage",
+        # ranks let a request go that one look later would have to wait, and send it back
+        votes_of_a_step_ago="cache.policy=tests.fuzz.policies:UntilPagesCome "
+        f"parallel.ranks=2 {BY_BATCHES} workload.start=warm_storage "
+        "scheduler.new_token_ratio=0.0 scheduler.new_token_ratio_floor=0.0 "
+        "talk.longest_answer=300",
         plain_share=0.8,
     ),
     _each("executor.capture", "scan", "cut"),
 )
 
-RANKS = (("parallel.ranks", "2"), ("parallel.ranks", "3"), ("seam", "votes of a step ago"))
+RANKS = (("parallel.ranks", "2"), ("parallel.ranks", "3"), ("seam", "votes_of_a_step_ago"))
 WARM = ("workload.start", "warm_storage")
 STORED = (  # values that need storage, or copies other than write_back
     *RANKS,
     WARM,
-    ("seam", "batches of a read"),
-    ("seam", "look of a router"),
+    ("seam", "batches_of_a_read"),
+    ("seam", "look_of_a_router"),
 )
 # of values that cannot go together, the second gives way to its knob's plain one
 BARRED = (
@@ -340,41 +256,42 @@ BARRED = (
     *((("kinds", kind), ("cache.window", "replay")) for kind in ("full_mamba", "all", "parts")),
     *(
         (("host.layout", layout), barred)
-        for layout in ("shared", "one pool a tier", "both")
+        for layout in ("shared", "one_pool_a_tier", "both")
         for barred in RANKS
     ),
     *((("host.layout", layout), barred) for layout in ("exclusive", "both") for barred in STORED),
 )
 
-# what no scenario sets: files, what only a trace has, arguments of a user's class, names
+# what no scenario sets
 UNDRAWN = {
-    "cache.gpu_memory_utilization",
-    "cache.host_format",
-    "cache.host_gib_per_rank",
-    "cache.host_ratio",
-    "cache.mem_fraction_static",
-    "parallel.ep",
-    "storage.format",
-    "cache.device_states",
-    "cache.device_tokens",
-    "cache.host_states",
-    "cache.host_tokens",
-    "cache.policy_args",
-    "cache.swa_device_tokens",
-    "cache.swa_host_tokens",
-    "engine.check_invariants",
-    "engine.explain",
-    "engine.jump",  # every scenario is run with and without either of the two
-    "prefetch.patience",
-    "storage.faults.preset",
-    "storage.root",
-    "workload.block_tokens",
-    "workload.load",
-    "workload.max_context",
-    "workload.path",
-    "workload.system_tokens",
-    "workload.tokenizer",
-    "workload.tokens",
-    "workload.window",  # which part of a long workload is served
-    "workload.windows",
+    # other ways to give the size of pools
+    *("cache.gpu_memory_utilization", "cache.mem_fraction_static", "cache.host_gib_per_rank"),
+    *("cache.host_ratio", "cache.device_tokens", "cache.swa_device_tokens", "cache.device_states"),
+    *("cache.host_tokens", "cache.swa_host_tokens", "cache.host_states"),
+    # files, what only a trace has, which part of a long workload is served
+    *("storage.root", "workload.path", "workload.block_tokens", "workload.system_tokens"),
+    *("workload.tokenizer", "workload.tokens", "workload.window", "workload.windows"),
+    *("workload.load", "workload.max_context"),
+    # every scenario is run with and without these
+    *("engine.check_invariants", "engine.explain", "engine.jump"),
+    # names, formats, arguments of policies, and what no scenario's model has
+    *("cache.host_format", "storage.format", "storage.faults.preset", "cache.policy_args"),
+    *("prefetch.patience", "parallel.ep"),
 }
+
+
+def _with_few_values() -> Iterator[Knob]:
+    """The settings that have few values and are no part of a knob above, by their fields."""
+    taken = {key for knob in WRITTEN for key in knob.keys} | UNDRAWN
+    for area in ("workload", "parallel", "cache", "prefetch", "scheduler", "compat.quirks"):
+        for item in fields(attrgetter(area)(ExperimentConfig())):
+            if isinstance(item.default, Enum):
+                values = [each.name for each in type(item.default)]
+            else:
+                is_switch = isinstance(item.default, bool)
+                values = (False, True) if is_switch else item.metadata.get("one_of") or ()
+            if values and f"{area}.{item.name}" not in taken:
+                yield _or_preset(f"{area}.{item.name}", *values)
+
+
+KNOBS = (*_with_few_values(), *WRITTEN)

@@ -1,5 +1,6 @@
 """A scenario: one value of every knob, and the run that they describe."""
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,7 @@ from hicache.config import ExperimentConfig
 from hicache.memory import model_kinds
 from hicache.models import GIB
 from hicache.workload.workload import Workload, load_workload
-from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob
+from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob, overrides_of
 from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, unit_tokens
 
 BASE = (
@@ -21,12 +22,8 @@ BASE = (
     "tracker.wandb_mode=disabled",
     "tracker.interval_s=0.02",
 )
-CHAT_UNITS = {
-    "chat": 512,
-    "agents": 2048,
-    "multi_turn": 1024,
-    "shared_prefix": 512,
-}  # thinned so, a prompt has a dozen units or so
+# thinned so, a prompt has a dozen units or so
+CHAT_UNITS = {"chat": 512, "agents": 2048, "multi_turn": 1024, "shared_prefix": 512}
 
 Choices = Mapping[str, str]
 SEED = "seed"  # of requests and storage delays: a choice too, which is another in every scenario
@@ -34,9 +31,10 @@ PLAIN: Choices = {SEED: "0", **{knob.name: next(iter(knob.values)) for knob in K
 
 
 def draw(seed: int, number: int) -> dict[str, str]:
-    """The choices of the numbered scenario, whatever was drawn before it."""
-    rng = Random(f"{seed}/{number}")
-    choices = {SEED: str(number), **{knob.name: _draw_value(knob, rng) for knob in KNOBS}}
+    """The choices of the numbered scenario; none depends on another scenario or another knob."""
+    choices = {SEED: str(number)}
+    for knob in KNOBS:
+        choices[knob.name] = _draw_value(knob, Random(f"{seed}/{number}/{knob.name}"))
     for (name, value), (other, barred) in BARRED:
         if choices[name] == value and choices[other] == barred:
             choices[other] = PLAIN[other]
@@ -71,7 +69,7 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
     """What to run; `limit`: the first requests only."""
     overrides: dict[str, Any] = {"seed": int(choices[SEED])}
     for knob in KNOBS:
-        overrides |= knob.values[choices[knob.name]]
+        overrides |= overrides_of(knob.values[choices[knob.name]])
     pools, talk, pages = (_split_off(overrides, area) for area in ("pools", "talk", "pages"))
     config = config_of(*BASE, *_words(overrides))
     page = config.cache.page_size
@@ -102,9 +100,9 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
 
 
 def _split_off(overrides: dict[str, Any], area: str) -> dict[str, Any]:
-    """Take the values out whose keys begin with `area`, by the rest of the key."""
+    """Take the numbers out whose keys begin with `area`, by the rest of the key."""
     keys = [key for key in overrides if key.startswith(f"{area}.")]
-    return {key.partition(".")[2]: overrides.pop(key) for key in keys}
+    return {key.partition(".")[2]: json.loads(overrides.pop(key)) for key in keys}
 
 
 def _pools(
@@ -121,25 +119,25 @@ def _pools(
     swa, *others = [round((longest + each * 2) * wanted["swa_host"]) for each in windows]
     host = round(longest * wanted["full_host"]), swa, wanted["slots_host"], *others
     derived: dict[str, Any] = {}
-    model_parts = [
-        {name: value for name, value in asdict(part).items() if value} for part in model.parts
-    ]
+    parts = [{name: value for name, value in asdict(each).items() if value} for each in model.parts]
     for tier, counts in (("device", device), ("host", host)):
-        parts = [count * size for count, size in zip(counts, sizes, strict=True)]
-        total = sum(parts) + sum(sizes) // 2
+        in_bytes = [count * size for count, size in zip(counts, sizes, strict=True)]
+        total = sum(in_bytes) + sum(sizes) // 2
+        shares = [
+            (num_bytes + size // 4) / total if size else None
+            for num_bytes, size in zip(in_bytes, sizes, strict=True)
+        ]
         derived[f"cache.{tier}_gib"] = total / GIB
-        for kind, place in (("swa", 1), ("mamba", 2)):
-            share = (parts[place] + sizes[place] // 4) / total if sizes[place] else None
-            derived[f"cache.{kind}_{tier}_share"] = share
-        windowed = [each for each in model_parts if "window_len" in each]
-        for place, each in enumerate(windowed, 3):
-            each[f"{tier}_share"] = (parts[place] + sizes[place] // 4) / total
-    if model_parts:
-        derived["model.parts"] = model_parts
-    page_total = sum(sizes)
+        derived[f"cache.swa_{tier}_share"], derived[f"cache.mamba_{tier}_share"] = shares[1:3]
+        windowed = [each for each in parts if "window_len" in each]
+        for each, share in zip(windowed, shares[3:], strict=True):
+            each[f"{tier}_share"] = share
+    if parts:
+        derived["model.parts"] = parts
+    longest_gib = longest * sum(sizes) / GIB
     if wanted["storage"]:
-        derived["storage.capacity_gib"] = longest * wanted["storage"] * page_total / GIB
-    derived["storage.write_queue_gib"] = longest * wanted["write_queue"] * page_total / GIB
+        derived["storage.capacity_gib"] = wanted["storage"] * longest_gib
+    derived["storage.write_queue_gib"] = wanted["write_queue"] * longest_gib
     return derived
 
 
@@ -158,4 +156,4 @@ def _word(value: object) -> str:
         return f"{{{','.join(f'{key}:{_word(held)}' for key, held in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_word, value))}]"
-    return "null" if value is None else str(value).replace(":", "\\:")
+    return "null" if value is None else str(value)

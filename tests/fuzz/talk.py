@@ -9,7 +9,7 @@ from random import Random
 from hicache.clock import to_ns
 from hicache.request import Request
 from hicache.workload.workload import Workload
-from tests.scheduler.world import spans
+from tests.scheduler.world import request_of
 
 TALK = "talk"  # its name as a workload
 NUM_REQUESTS = 40
@@ -55,7 +55,7 @@ class Talk:
 
     def _add_session(self) -> None:
         # one conversation, its turns a gap apart
-        rng = self._rng
+        rng, longest = self._rng, LONGEST_UNITS * self._unit
         self._start_s += rng.expovariate(1 / (2 * self.gap_s))
         time_s, parent, first = self._start_s, None, len(self.requests)
         namespace = f"tenant-{rng.randrange(self.namespaces)}" if self.namespaces > 1 else ""
@@ -63,30 +63,19 @@ class Talk:
         for _ in range(rng.randint(2, 6)):
             answer = self._fresh(rng.choice((1, 2, rng.randint(1, self.longest_answer))))
             number = len(self.requests)
-            self.requests.append(
-                Request(
-                    id=number,
-                    session_id=first,
-                    arrival_ns=to_ns(time_s),
-                    prompt=spans(prompt),
-                    output=spans(answer),
-                    parent_id=parent,
-                    think_ns=to_ns(rng.expovariate(1 / self.gap_s)),
-                    namespace=namespace,
-                )
-            )
-            if (
-                len(prompt) <= LONGEST_UNITS * self._unit
-            ):  # two giants and pools would be their size
+            own = {"session_id": first, "parent_id": parent, "namespace": namespace}
+            own["think_ns"] = to_ns(rng.expovariate(1 / self.gap_s))
+            self.requests.append(request_of(number, prompt, answer, to_ns(time_s), **own))
+            if len(prompt) <= longest:  # two giants and pools would be their size
                 self._past.append(prompt + answer)
             parent = number
             time_s += rng.expovariate(1 / (4 * self.gap_s))
             prompt = self._next_turn(prompt, answer)
-            if len(prompt) > LONGEST_UNITS * self._unit:
+            if len(prompt) > longest:
                 if not self.giants:
                     return
                 self.giants -= 1
-                prompt = prompt + self._fresh(100 * LONGEST_UNITS * self._unit)
+                prompt = prompt + self._fresh(100 * longest)
 
     def _opening(self) -> list[int]:
         if self._past and self._rng.random() < 0.4:  # what was asked before, and may be gone by now

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from typing import Any
 from unittest import mock
 
 from hicache import experiment
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.keys import Numbers
 from hicache.clock import SimulatedClock
-from hicache.config import StartState
+from hicache.config import CacheConfig, StartState
 from hicache.observe import invariants
 from hicache.request import TOKEN_BYTES, Request
 from hicache.results.metrics import TTFT_PARTS, Progress, RequestRecord, Row, Status, summarize
@@ -69,20 +70,12 @@ class Trial:
 
     def without_reasons(self) -> "Trial":
         """Return all of it but why tokens were computed."""
-        areas = ("computed", "recomputed")
-        nothing = dict.fromkeys(("window_missing_len", "state_missing_len"), 0)
-        return replace(
-            self,
-            summary={
-                key: value
-                for key, value in self.summary.items()
-                if key.partition("/")[0] not in areas
-            },
-            records=[
-                replace(each, computed_for={}, recomputed_for={}, **nothing)  # type: ignore[arg-type]
-                for each in self.records
-            ],
-        )
+        reasons = ("computed/", "recomputed/")
+        summary = {key: each for key, each in self.summary.items() if not key.startswith(reasons)}
+        nothing: Any = {"computed_for": {}, "recomputed_for": {}}
+        nothing |= dict.fromkeys(("window_missing_len", "state_missing_len"), 0)
+        records = [replace(each, **nothing) for each in self.records]
+        return replace(self, summary=summary, records=records)
 
 
 def try_choices(choices: Choices, limit: int | None = None) -> Trial:
@@ -134,10 +127,7 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
         assert set(ids) == set(requests), f"{len(requests)} requests came, {len(ids)} are recorded"
     shared = None
     if plan.config.workload.start is StartState.cold:
-        cache = plan.config.cache
-        shared = shared_lengths(
-            plan.workload, cache.page_size, loads_last_page=cache.loads_last_page
-        )
+        shared = shared_lengths(plan.workload, plan.config.cache)
     for record in records:
         for part in TTFT_PARTS:
             time_ns = getattr(record, f"{part}_ns")
@@ -160,23 +150,17 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
         assert in_order, f"request {record.id} finished before its first token or arrival"
 
 
-def shared_lengths(
-    workload: Workload, page: int, *, loads_last_page: bool = False
-) -> dict[int, int]:
+def shared_lengths(workload: Workload, cache: CacheConfig) -> dict[int, int]:
     """For each request, the tokens of its prompt that an infinite cache could have had."""
+    page = cache.page_size
     chains = {each.id: list(page_chain(*_kept(each), page)) for each in workload.requests}
     num_having = Counter(prefix for chain in chains.values() for prefix in chain)
-    return {
-        each.id: min(
-            page
-            * sum(
-                num_having[prefix] > 1
-                for prefix in chains[each.id][: (each.prompt_len - 1 + loads_last_page) // page]
-            ),
-            each.prompt_len - 1,
-        )
-        for each in workload.requests
-    }
+    lengths = {}
+    for each in workload.requests:
+        longest = each.prompt_len - 1
+        chain = chains[each.id][: (longest + cache.loads_last_page) // page]
+        lengths[each.id] = min(page * sum(num_having[prefix] > 1 for prefix in chain), longest)
+    return lengths
 
 
 def _kept(request: Request) -> tuple[bytes, str]:

@@ -5,10 +5,10 @@ column for each run. Floats have nine significant digits, so that the last bits 
 arithmetic do not count.
 """
 
-import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+import pandas as pd
 import yaml
 
 from hicache.cli.schema import config_of
@@ -43,17 +43,10 @@ def changes(golden: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
 
 def read(path: Path = SUMMARIES) -> dict[str, Summary]:
     """Return the golden summaries by the name of their configuration."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = [name for name in rows[0] if name != "key"]
-    return {name: {row["key"]: row[name] for row in rows if row[name]} for name in names}
+    table = pd.read_csv(path, index_col="key", dtype=str)
+    return {str(name): column.dropna().to_dict() for name, column in table.items()}
 
 
 def write(summaries: Mapping[str, Summary], path: Path = SUMMARIES) -> None:
     """Write the golden summaries."""
-    keys: Iterable[str] = sorted({key for summary in summaries.values() for key in summary})
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["key", *summaries])
-        for key in keys:
-            writer.writerow([key, *(summary.get(key, "") for summary in summaries.values())])
+    pd.DataFrame(summaries).sort_index().to_csv(path, index_label="key", lineterminator="\n")

@@ -1,6 +1,5 @@
 """One engine in simulated time on tiny pools."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -43,12 +42,7 @@ TOKEN_NS = 20_000
 SCHEDULER = SchedulerConfig(chunk_tokens=64, max_running=8)
 PREFETCH = PrefetchConfig(threshold=16, occupied_share=1.0)
 STORAGE = StorageConfig(kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4)
-KINDS = {
-    "full": (0, False),
-    "full_swa": (20, False),
-    "full_mamba": (0, True),
-    "all": (20, True),
-}
+KINDS = {"full": (0, False), "full_swa": (20, False), "full_mamba": (0, True), "all": (20, True)}
 
 
 TOLD = attrgetter(
@@ -95,35 +89,28 @@ def spans(tokens: Sequence[int]) -> TokenSpans:
 
 
 def request_of(
-    number: int,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    arrival_ns: int = 0,
-    namespace: str = "",
+    number: int, prompt: Sequence[int], answer: Sequence[int], arrival_ns: int = 0, **more: Any
 ) -> Request:
     """A request of its own session."""
-    return Request(
-        id=number,
-        session_id=number,
-        arrival_ns=arrival_ns,
-        prompt=spans(prompt),
-        output=spans(answer),
-        namespace=namespace,
-    )
+    told = {"id": number, "session_id": number, "arrival_ns": arrival_ns, **more}
+    return Request(prompt=spans(prompt), output=spans(answer), **told)
 
 
-def random_requests(seed: int, count: int = 40) -> list[Request]:
-    """Conversations that go on and branch, arriving within seconds."""
+def random_requests(
+    seed: int, count: int = 40, *, gap_ns: int = 60_000_000, longest: int = 200
+) -> list[Request]:
+    """Conversations that go on and branch, one request a gap, of prompts up to `longest` tokens."""
     rng = Random(seed)
     past: list[list[int]] = [[]]
     requests = []
+    fresh = longest * 3 // 10
     for number in range(count):
         before = rng.choice(past[-10:])
         before = before[: rng.randint(0, len(before))] if rng.random() < 0.2 else before
-        prompt = (before + [rng.randint(1, 50) for _ in range(rng.randint(1, 60))])[-200:]
+        prompt = (before + [rng.randint(1, 50) for _ in range(rng.randint(1, fresh))])[-longest:]
         answer = [rng.randint(1, 50) for _ in range(rng.randint(1, 30))]
         past.append(prompt + answer)
-        requests.append(request_of(number, prompt, answer, number * 60_000_000))
+        requests.append(request_of(number, prompt, answer, number * gap_ns))
     return requests
 
 
@@ -176,7 +163,7 @@ class World:
         self.ranks = [engine_of(plot, each, checks=checks) for each in self.executors]
         first = self.ranks[0]
         self.cache, self.prefetcher, self.scheduler = first.cache, first.prefetcher, first.scheduler
-        self.executor = self.executors[0]
+        self.executor, self.counters = self.executors[0], self.cache.counters
         self.engine = first
         if num_ranks > 1:
             self.engine = RankedEngine(self.ranks, ParallelConfig(ranks=num_ranks), plot.storage)
@@ -185,10 +172,6 @@ class World:
         self.finished, self.rejected = watch.all_finished, watch.all_rejected
         self.aborted, self.hooks = watch.all_aborted, watch.hooks
         self.clock = SimulatedClock()
-
-    @property
-    def counters(self) -> Counter[str]:
-        return self.cache.counters
 
     def serve(
         self,
@@ -230,7 +213,6 @@ def engine_of(
     executor: Executor,
     *,
     checks: bool,
-    kind: type[Engine] = Engine,
     pools: Pools | None = None,
 ) -> Engine:
     """One rank, or all there is, with these pools or with new ones."""
@@ -256,7 +238,7 @@ def engine_of(
         may_jump=plot.may_jump,
         takes_decode_pages_first=plot.takes_decode_pages_first,
     )
-    return kind(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
+    return Engine(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
 
 
 class Watch:
@@ -278,12 +260,8 @@ class Watch:
     def finished(self, req: RequestState, engine: int, now_ns: int) -> None:
         self.all_finished.append((req, now_ns))
 
-    def rejected(
-        self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int
-    ) -> None:
+    def rejected(self, req: RequestState, reason: str, *_: object) -> None:
         self.all_rejected.append((req, reason))
 
-    def aborted(
-        self, req: RequestState, followers: Sequence[Request], engine: int, now_ns: int
-    ) -> None:
+    def aborted(self, req: RequestState, followers: object, engine: int, now_ns: int) -> None:
         self.all_aborted.append((req, now_ns))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from storage_engines import ENGINES, Engine, Open
-from storage_servers import MooncakeCluster, RedisServer
+from storage_servers import mooncake_cluster, redis_server
 
 from hicache.storage.base import Storage
 
@@ -48,11 +48,11 @@ def storage(open_engine: Open) -> Storage:
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with RedisServer.started(tmp_path_factory.mktemp("redis")) as server:
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
         yield server.url
 
 
 @pytest.fixture(scope="session")
 def mooncake_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with MooncakeCluster.started(tmp_path_factory.mktemp("mooncake")) as cluster:
+    with mooncake_cluster(tmp_path_factory.mktemp("mooncake")) as cluster:
         yield cluster.master

@@ -3,15 +3,13 @@
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, NamedTuple
 
 import pytest
 
@@ -24,8 +22,10 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(command: Sequence[str], log: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
-    with subprocess.Popen(command, stdout=log, stderr=log) as running:
+def process(
+    command: Sequence[str], log: IO[bytes], stdio: int | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(command, stdin=stdio, stdout=stdio or log, stderr=log) as running:
         try:
             yield running
         finally:
@@ -34,49 +34,36 @@ def process(command: Sequence[str], log: IO[bytes]) -> Iterator["subprocess.Pope
 
 def wait_for_port(port: int, running: "subprocess.Popen[bytes]") -> None:
     for _ in range(START_ATTEMPTS):
-        if running.poll() is not None:
-            break
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
         # the server says nothing that could be waited for
-        try:
+        with suppress(subprocess.TimeoutExpired):
             running.wait(0.05)
-        except subprocess.TimeoutExpired:
-            continue
+            break
     raise RuntimeError(f"{running.args!r} does not listen on port {port}")
 
 
-@dataclass(frozen=True)
-class RedisServer:
+class RedisServer(NamedTuple):
     """A server that keeps everything in memory."""
 
     url: str
     running: "subprocess.Popen[bytes]"
 
-    @classmethod
-    @contextmanager
-    def started(cls, directory: Path, *, port: int | None = None, memory: str = "256mb",
-                policy: str = "allkeys-lru") -> Iterator[Self]:  # fmt: skip
-        binary = shutil.which("redis-server")
-        if binary is None:
-            pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
-        if importlib.util.find_spec("redis") is None:
-            pytest.skip("redis-py is not installed (pip install -e '.[redis]')")
-        port = free_port() if port is None else port
-        command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "",
-                   "--appendonly", "no", "--dir", str(directory), "--maxmemory", memory,
-                   "--maxmemory-policy", policy]  # fmt: skip
-        with (directory / "log").open("ab") as log, process(command, log) as running:
-            wait_for_port(port, running)
-            yield cls(f"redis://127.0.0.1:{port}/0", running)
 
-    def stop(self) -> None:
-        """Let it answer nobody, without closing a connection."""
-        self.running.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self.running.send_signal(signal.SIGCONT)
+@contextmanager
+def redis_server(
+    directory: Path, *, port: int | None = None, memory: str = "256mb", policy: str = "allkeys-lru"
+) -> Iterator[RedisServer]:
+    binary = shutil.which("redis-server")
+    if binary is None:
+        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+    pytest.importorskip("redis", reason="redis-py is not installed (pip install -e '.[redis]')")
+    port = free_port() if port is None else port
+    options = f"--port {port} --bind 127.0.0.1 --appendonly no --maxmemory {memory}".split()
+    options += ["--save", "", "--dir", str(directory), "--maxmemory-policy", policy]
+    with (directory / "log").open("ab") as log, process([binary, *options], log) as running:
+        wait_for_port(port, running)
+        yield RedisServer(f"redis://127.0.0.1:{port}/0", running)
 
 
 NODE = """
@@ -89,40 +76,32 @@ sys.stdin.read()
 """
 
 
-@dataclass(frozen=True)
-class MooncakeCluster:
+class MooncakeCluster(NamedTuple):
     """A master and one storage node of 256 MiB."""
 
     master: str
     master_process: "subprocess.Popen[bytes]"
     node_process: "subprocess.Popen[bytes]"
 
-    @classmethod
-    @contextmanager
-    def started(cls, directory: Path) -> Iterator[Self]:
-        if importlib.util.find_spec("mooncake") is None:
-            pytest.skip("Mooncake is not installed (pip install -e '.[mooncake-cpu]')")
-        binary = shutil.which("mooncake_master", path=f"{Path(sys.executable).parent}:{os.defpath}")
-        if binary is None:
-            pytest.skip("mooncake_master is not installed beside this Python")
-        port, metrics_port = free_port(), free_port()
-        master = f"127.0.0.1:{port}"
-        command = [binary, "--rpc_address", "127.0.0.1", "--rpc_port", str(port),
-                   "--metrics_host", "127.0.0.1", "--metrics_port", str(metrics_port),
-                   "--logtostderr=true"]  # fmt: skip
-        with ExitStack() as stack:
-            log = stack.enter_context((directory / "log").open("ab"))
-            master_process = stack.enter_context(process(command, log))
-            wait_for_port(port, master_process)
-            node_process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", NODE, master],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                )
-            )
-            stack.callback(node_process.kill)
+
+@contextmanager
+def mooncake_cluster(directory: Path) -> Iterator[MooncakeCluster]:
+    if importlib.util.find_spec("mooncake") is None:
+        pytest.skip("Mooncake is not installed (pip install -e '.[mooncake-cpu]')")
+    binary = shutil.which("mooncake_master", path=f"{Path(sys.executable).parent}:{os.defpath}")
+    if binary is None:
+        pytest.skip("mooncake_master is not installed beside this Python")
+    port = free_port()
+    master = f"127.0.0.1:{port}"
+    options = f"--rpc_address 127.0.0.1 --rpc_port {port} --metrics_host 127.0.0.1".split()
+    options += ["--metrics_port", str(free_port()), "--logtostderr=true"]
+    node_command = [sys.executable, "-c", NODE, master]
+    with (
+        (directory / "log").open("ab") as log,
+        process([binary, *options], log) as master_process,
+    ):
+        wait_for_port(port, master_process)
+        with process(node_command, log, subprocess.PIPE) as node_process:
             assert node_process.stdout is not None
             assert b"ready" in node_process.stdout.readline()
-            yield cls(master, master_process, node_process)
+            yield MooncakeCluster(master, master_process, node_process)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from storage_pages import keys, payload, poisoned, read, write
-from storage_servers import MooncakeCluster
+from storage_servers import mooncake_cluster
 
 from hicache.clock import SimulatedClock
 from hicache.storage.base import StorageError
@@ -49,7 +49,7 @@ def test_a_page_larger_than_staging_memory_is_refused(mooncake_master: str, name
 
 
 def test_pages_of_a_dead_node_are_misses(tmp_path: Path) -> None:
-    with MooncakeCluster.started(tmp_path) as cluster:
+    with mooncake_cluster(tmp_path) as cluster:
         storage = MooncakeStorage(cluster.master, namespace="test", deadline_s=20.0)
         with closing(storage):
             assert write(storage, keys(1)) == [True]
@@ -59,7 +59,7 @@ def test_pages_of_a_dead_node_are_misses(tmp_path: Path) -> None:
 
 
 def test_a_dead_master_is_bypassed(tmp_path: Path) -> None:
-    with MooncakeCluster.started(tmp_path) as cluster:
+    with mooncake_cluster(tmp_path) as cluster:
         engine = MooncakeStorage(cluster.master, namespace="test", deadline_s=0.2)
         storage = BreakerStorage(engine, clock=SimulatedClock(), max_failures=2)
         write(storage, keys(1))

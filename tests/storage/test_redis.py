@@ -1,5 +1,6 @@
 """What only the Redis engine promises: full servers, damaged values, servers that are gone."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
@@ -8,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from storage_pages import PAGE_BYTES, keys, payload, poisoned, read, write
-from storage_servers import RedisServer, free_port
+from storage_servers import RedisServer, free_port, redis_server
 
 from hicache.clock import SimulatedClock, to_ns
 from hicache.storage.base import StorageError
@@ -21,7 +22,7 @@ from hicache.storage.passwords import PASSWORD
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer.started(tmp_path) as running:
+    with redis_server(tmp_path) as running:
         yield running
 
 
@@ -126,7 +127,7 @@ def test_a_password_comes_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        RedisServer.started(tmp_path) as server,
+        redis_server(tmp_path) as server,
         closing(RedisStorage(server.url, namespace="test")) as storage,
     ):
         storage._client.config_set("requirepass", "p@w/d")  # type: ignore[attr-defined]
@@ -139,7 +140,7 @@ def test_a_password_comes_from_the_environment(
 
 def test_a_full_server_that_evicts_nothing_declines_pages(tmp_path: Path) -> None:
     with (
-        RedisServer.started(tmp_path, memory="4mb", policy="noeviction") as server,
+        redis_server(tmp_path, memory="4mb", policy="noeviction") as server,
         closing(RedisStorage(server.url, namespace="test")) as storage,
     ):
         results = [write(storage, keys(number))[0] for number in range(600)]
@@ -150,7 +151,7 @@ def test_a_full_server_that_evicts_nothing_declines_pages(tmp_path: Path) -> Non
 
 def test_an_overfilled_server_evicts(tmp_path: Path) -> None:
     with (
-        RedisServer.started(tmp_path, memory="4mb") as server,
+        redis_server(tmp_path, memory="4mb") as server,
         closing(RedisStorage(server.url, namespace="test")) as storage,
     ):
         assert all(write(storage, keys(number))[0] for number in range(600))
@@ -166,23 +167,23 @@ def test_no_server_is_one_clear_error() -> None:
 
 def test_a_server_that_does_not_answer_is_given_up(server: RedisServer) -> None:
     with closing(RedisStorage(server.url, namespace="test", deadline_s=0.05)) as storage:
-        server.stop()
+        server.running.send_signal(signal.SIGSTOP)  # answers nobody, and closes no connection
         with pytest.raises(StorageError, match="cannot use Redis"):
             read(storage, keys(1))
-        server.resume()
+        server.running.send_signal(signal.SIGCONT)
 
 
 def test_a_server_that_dies_and_returns_is_bypassed_and_used_again(tmp_path: Path) -> None:
     clock = SimulatedClock()
     port = free_port()
-    with RedisServer.started(tmp_path, port=port) as server:
+    with redis_server(tmp_path, port=port) as server:
         storage = BreakerStorage(
             RedisStorage(server.url, namespace="test"), clock=clock, max_failures=2, retry_s=5.0
         )
         write(storage, keys(1))
     assert [read(storage, keys(1)) for _ in range(4)] == [[None]] * 4
     assert storage.is_bypassed
-    with RedisServer.started(tmp_path, port=port):
+    with redis_server(tmp_path, port=port):
         clock.wait_until(to_ns(5.0))
         assert write(storage, keys(2)) == [True]
         assert read(storage, keys(1, 2)) == [None, payload(keys(2)[0])]

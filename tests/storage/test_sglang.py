@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from storage_servers import RedisServer
+from storage_servers import redis_server
 
 import hicache
 
@@ -56,7 +56,7 @@ def test_pages_of_every_pool_cross_processes_bit_for_bit(kind: str, tmp_path: Pa
 def test_pages_cross_processes_through_redis(tmp_path: Path) -> None:
     if importlib.util.find_spec("redis") is None or shutil.which("redis-server") is None:
         pytest.skip("redis-server or redis-py is not installed")
-    with RedisServer.started(tmp_path) as server:
+    with redis_server(tmp_path) as server:
         done = process("write", "redis", server.url)
         if "redis-py" in done.stderr:
             pytest.skip("redis-py is not installed beside SGLang (pip install redis hiredis)")

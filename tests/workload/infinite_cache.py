@@ -28,11 +28,8 @@ def token_hit_rate(
     usable: set[int] = set()
     hit = total = 0
     for request in requests:
-        chain = list(
-            page_chain(
-                request.prompt.to_bytes() + request.output.to_bytes(), request.namespace, page
-            )
-        )
+        tokens = request.prompt.to_bytes() + request.output.to_bytes()
+        chain = list(page_chain(tokens, request.namespace, page))
         reach = (request.prompt_len - 1) // page
         total += request.prompt_len
         if only_ends:

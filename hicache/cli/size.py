@@ -239,15 +239,14 @@ def _row(cell: Cell, kind: int | None, dollars_per_gib: float | None) -> dict[st
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("hicache size", __doc__)
-    parser.add_argument("overrides", nargs="*", help="settings, as for hicache run")
-    parser.add_argument("--gib", type=numbers, default=SIZES_GIB, help="sizes of the host tier")
-    parser.add_argument(
-        "--shares", type=numbers, default=SHARES, help="shares of the host for windows or states"
-    )
-    parser.add_argument("--all", action="store_true", help="try every share at every size")
-    parser.add_argument("--dollars-per-gib", type=float, help="price of host memory")
-    parser.add_argument("--workers", type=int, help="parallel runs; by default one per core")
-    parser.add_argument("--json", action="store_true", help="print a list of objects")
+    add = parser.add_argument
+    add("overrides", nargs="*", help="settings, as for hicache run")
+    add("--gib", type=numbers, default=SIZES_GIB, help="sizes of the host tier")
+    add("--shares", type=numbers, default=SHARES, help="shares of the host for windows or states")
+    add("--all", action="store_true", help="try every share at every size")
+    add("--dollars-per-gib", type=float, help="price of host memory")
+    add("--workers", type=int, help="parallel runs; by default one per core")
+    add("--json", action="store_true", help="print a list of objects")
     options = parser.parse_intermixed_args(arguments)
     with in_one_sentence():
         config = config_of("experiment=sizing", *options.overrides)

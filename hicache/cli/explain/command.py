@@ -21,8 +21,9 @@ from hicache.results.metrics import RequestRecord
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("hicache explain", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="directory of a simulated run")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="directory of a simulated run")
+    add(
         "--request",
         type=int,
         action="append",
@@ -30,10 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="N",
         help="id of a request to explain; may be repeated",
     )
-    parser.add_argument(
-        "--slowest", type=int, metavar="COUNT", help="explain the slowest by TTFT (default 3)"
-    )
-    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace of the run")
+    add("--slowest", type=int, metavar="COUNT", help="explain the slowest by TTFT (default 3)")
+    add("--perfetto", type=Path, metavar="FILE", help="write a trace of the run")
     options = parser.parse_args(arguments)
     with in_one_sentence():
         run = rerun(options.run)

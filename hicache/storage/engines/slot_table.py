@@ -190,14 +190,9 @@ class SlotTable:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Return a context whose changes take effect together at its end, or not at all."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._db:  # commits, or rolls back after an error
+            self._db.execute("BEGIN IMMEDIATE")
             yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def _take_back(self) -> bool:
         taken = False

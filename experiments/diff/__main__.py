@@ -8,7 +8,6 @@ python -m experiments.diff --engine sglang --base 0.5.22 --head 0.5.23
 import argparse
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +20,6 @@ from experiments.diff.protocol import TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
 from hicache.cli.command import parser_of
-from hicache.request import Request
 from hicache.workload.workload import KINDS
 
 
@@ -127,9 +125,9 @@ def run(options: argparse.Namespace) -> int:
     engine = ENGINES[options.engine]
     model = options.model or MODELS[options.components]
     unit_bytes = bytes_of(model, options.components)
-    parts = [Part.of(options)]
+    parts = [Part(options)]
     if options.workload != edges.NAME and not options.no_edges:
-        parts = [Part.of(each) for each in edges_of(options)] + parts
+        parts = [Part(each) for each in edges_of(options)] + parts
     settings = {
         "core": options.core,
         "compat": engine.compat,
@@ -172,28 +170,23 @@ def edges_of(options: argparse.Namespace) -> list[argparse.Namespace]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    options: argparse.Namespace
-    pools: Pools
-    requests: Sequence[Request]
+    """A workload of the comparison: the requests and pool sizes that the options ask for.
 
-    @classmethod
-    def of(cls, options: argparse.Namespace) -> "Part":
-        """Choose the requests and the pool sizes that the command-line options ask for.
+    Raises:
+        SideError: the pool sizes are invalid, or no request fits into the pools.
+    """
 
-        Raises:
-            SideError: the pool sizes are invalid, or no request fits into the pools.
-        """
-        pools = pools_for(
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.pools = pools_for(
             options.workload,
             options.components,
             options.pools,
             options.copies,
             has_storage=ENGINES[options.engine].has_storage,
         )
-        requests = chosen(options.workload, options.requests, pools.max_len, options.path)
-        return cls(options=options, pools=pools, requests=requests)
+        self.requests = chosen(options.workload, options.requests, self.pools.max_len, options.path)
 
     @property
     def name(self) -> str:

@@ -174,7 +174,12 @@ def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
 
 def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float | None) -> None:
     kind, knee, terminal = shared_kind(config), knee_of(cells), console()
-    terminal.print(_headline(config))
+    workload = config.workload
+    some = f", its first {workload.limit:,} requests" if workload.limit else ""
+    terminal.print(
+        f"{config.model.name} on {config.tp} x {config.hardware.name}, workload "
+        f"{workload.kind}{some}"
+    )
     gain = max(cell.hit_rate for cell in cells) - cells[0].hit_rate
     still_rises = knee is cells[-1] and gain >= LEAST_GAIN
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -212,15 +217,6 @@ def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float
         terminal.print(
             "–: the engine is overloaded at this size, so TTFT grows until the trace ends"
         )
-
-
-def _headline(config: ExperimentConfig) -> str:
-    workload = config.workload
-    some = f", its first {workload.limit:,} requests" if workload.limit else ""
-    return (
-        f"{config.model.name} on {config.tp} x {config.hardware.name}, workload "
-        f"{workload.kind}{some}"
-    )
 
 
 def _row(cell: Cell, kind: int | None, dollars_per_gib: float | None) -> dict[str, str]:

@@ -50,8 +50,6 @@ class Gdsf:
 
     hit = insert
 
-    def miss(self, keys: Iterable[int]) -> None: ...
-
     def split(self, entry: Entry, first: Entry) -> None:
         self._values[first] = self._values[entry]
 

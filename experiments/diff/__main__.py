@@ -128,11 +128,7 @@ def run(options: argparse.Namespace) -> int:
     parts = [Part(options)]
     if options.workload != edges.NAME and not options.no_edges:
         parts = [Part(each) for each in edges_of(options)] + parts
-    settings = {
-        "core": options.core,
-        "compat": engine.compat,
-        "write_policy": options.write_policy,
-    }
+    settings = {"core": options.core, "compat": engine.compat, "write_policy": options.write_policy}
     if options.corrected:
         if options.engine != "vllm":
             raise SideError(f"--corrected is for --engine vllm, got {options.engine}")
@@ -193,11 +189,7 @@ class Part:
         return f"{self.options.workload}{'-delayed' * (self.pools.copy_delay > 0)}"
 
     def examine(
-        self,
-        launches: tuple[Launch, Launch],
-        unit_bytes: dict[str, int],
-        model: str,
-        folder: Path,
+        self, launches: tuple[Launch, Launch], unit_bytes: dict[str, int], model: str, folder: Path
     ) -> Comparison:
         folder.mkdir(parents=True, exist_ok=True)
         options = self.options

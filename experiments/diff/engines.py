@@ -221,9 +221,5 @@ def environment_of(launch: Launch) -> dict[str, str]:
 
     The variables make the order of Python sets the same in each run.
     """
-    own = {
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",
-        TORCH_VARIABLE: _torch_folder(),
-    }
+    own = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", TORCH_VARIABLE: _torch_folder()}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(launch.path), **own}

@@ -77,7 +77,7 @@ def _told(found: Difference) -> str:
 
 def _notes(groups: Sequence[Group], every: Sequence[Pairs]) -> list[str]:
     notes = [
-        "Each difference is over requests that both sides finished, in the same window and seed.",
+        "Each difference is over requests that both sides finished, in the same window and seed."
     ]
     lacks = list(dict.fromkeys(pairs.lacks for pairs in every))
     if None in lacks:

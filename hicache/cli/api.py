@@ -76,9 +76,8 @@ class Run:
         from hicache.cli.explain.command import lines
         from hicache.cli.explain.rerun import rerun
 
-        chosen = [] if request is None else [request]
-        count = slowest if request is None else None
-        return "\n".join(lines(rerun(self.path), chosen, count, is_trace=False)).strip()
+        chosen, count = ([], slowest) if request is None else ([request], 0)
+        return "\n".join(lines(rerun(self.path), chosen, count)).strip()
 
     def plot(self) -> "Figure":
         """Plot the hit rate of each cache tier over time, and the waiting and running requests."""

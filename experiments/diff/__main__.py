@@ -8,7 +8,6 @@ python -m experiments.diff --engine sglang --base 0.5.22 --head 0.5.23
 import argparse
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +20,6 @@ from experiments.diff.protocol import TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
 from hicache.cli.command import parser_of
-from hicache.request import Request
 from hicache.workload.workload import KINDS
 
 
@@ -75,65 +73,50 @@ def main() -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = parser_of("python -m experiments.diff", __doc__)
-    parser.add_argument(
-        "--engine", choices=sorted(ENGINES), default="sglang", help="engine to compare"
-    )
+    add = parser.add_argument
+    add("--engine", choices=sorted(ENGINES), default="sglang", help="engine to compare")
     what = f"a release, a checkout, a wheel, or {OURS}"
-    parser.add_argument("--base", required=True, help=what)
-    parser.add_argument("--head", required=True, help=what)
+    add("--base", required=True, help=what)
+    add("--head", required=True, help=what)
     workloads = ", ".join([edges.NAME, *KINDS])
-    parser.add_argument("--workload", default="mooncake_conversation", help=f"one of {workloads}")
-    parser.add_argument("--path", help="path of the trace file, for workloads that read one")
-    parser.add_argument("--requests", type=int, default=2000, help="number of requests to run")
-    parser.add_argument(
-        "--components", choices=MODELS, default="full", help="kinds of KV that the model has"
-    )
-    parser.add_argument(
+    add("--workload", default="mooncake_conversation", help=f"one of {workloads}")
+    add("--path", help="path of the trace file, for workloads that read one")
+    add("--requests", type=int, default=2000, help="number of requests to run")
+    add("--components", choices=MODELS, default="full", help="kinds of KV that the model has")
+    add(
         "--pools",
         default="",
         help="pool sizes other than the workload's, as device_tokens=262144,host_tokens=0,...: "
         + ", ".join(each.name for each in fields(Pools)),
     )
-    parser.add_argument(
+    add(
         "--copies",
         default="instant",
         help="when copies complete: instant, or delayed:N (after N more requests)",
     )
-    parser.add_argument(
+    add(
         "--write-policy",
         choices=WRITE_POLICIES,
         default=WRITE_POLICIES[0],
         help="write policy of both sides",
     )
-    parser.add_argument(
-        "--core", choices=("python", "rust"), default="python", help="core of the cache to run"
-    )
-    parser.add_argument(
-        "--eviction", help="eviction policy of head: one of the engine's, or module:Class"
-    )
-    parser.add_argument(
-        "--corrected", action="store_true", help="correct two faults of vLLM (docs/validity.md)"
-    )
-    parser.add_argument(
-        "--model", help="model whose KV sizes convert tokens to bytes, a name in conf/model"
-    )
-    parser.add_argument(
+    add("--core", choices=("python", "rust"), default="python", help="core of the cache to run")
+    add("--eviction", help="eviction policy of head: one of the engine's, or module:Class")
+    add("--corrected", action="store_true", help="correct two faults of vLLM (docs/validity.md)")
+    add("--model", help="model whose KV sizes convert tokens to bytes, a name in conf/model")
+    add(
         "--fail-on",
         action="append",
         default=[],
         metavar="METRIC:-0.5%",
         help="exit with 1 if the metric of head changes by this much or more; repeatable",
     )
-    parser.add_argument("--out", type=Path, help="directory for the report")
-    parser.add_argument(
-        "--until-first", action="store_true", help="stop after the first request whose hits differ"
-    )
-    parser.add_argument(
+    add("--out", type=Path, help="directory for the report")
+    add("--until-first", action="store_true", help="stop after the first request whose hits differ")
+    add(
         "--no-explanation", action="store_true", help="do not rerun to explain the first difference"
     )
-    parser.add_argument(
-        "--no-edges", action="store_true", help=f"do not run the {edges.NAME} workload first"
-    )
+    add("--no-edges", action="store_true", help=f"do not run the {edges.NAME} workload first")
     return parser.parse_args(arguments)
 
 
@@ -142,14 +125,10 @@ def run(options: argparse.Namespace) -> int:
     engine = ENGINES[options.engine]
     model = options.model or MODELS[options.components]
     unit_bytes = bytes_of(model, options.components)
-    parts = [Part.of(options)]
+    parts = [Part(options)]
     if options.workload != edges.NAME and not options.no_edges:
-        parts = [Part.of(each) for each in edges_of(options)] + parts
-    settings = {
-        "core": options.core,
-        "compat": engine.compat,
-        "write_policy": options.write_policy,
-    }
+        parts = [Part(each) for each in edges_of(options)] + parts
+    settings = {"core": options.core, "compat": engine.compat, "write_policy": options.write_policy}
     if options.corrected:
         if options.engine != "vllm":
             raise SideError(f"--corrected is for --engine vllm, got {options.engine}")
@@ -187,39 +166,30 @@ def edges_of(options: argparse.Namespace) -> list[argparse.Namespace]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    options: argparse.Namespace
-    pools: Pools
-    requests: Sequence[Request]
+    """A workload of the comparison: the requests and pool sizes that the options ask for.
 
-    @classmethod
-    def of(cls, options: argparse.Namespace) -> "Part":
-        """Choose the requests and the pool sizes that the command-line options ask for.
+    Raises:
+        SideError: the pool sizes are invalid, or no request fits into the pools.
+    """
 
-        Raises:
-            SideError: the pool sizes are invalid, or no request fits into the pools.
-        """
-        pools = pools_for(
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.pools = pools_for(
             options.workload,
             options.components,
             options.pools,
             options.copies,
             has_storage=ENGINES[options.engine].has_storage,
         )
-        requests = chosen(options.workload, options.requests, pools.max_len, options.path)
-        return cls(options=options, pools=pools, requests=requests)
+        self.requests = chosen(options.workload, options.requests, self.pools.max_len, options.path)
 
     @property
     def name(self) -> str:
         return f"{self.options.workload}{'-delayed' * (self.pools.copy_delay > 0)}"
 
     def examine(
-        self,
-        launches: tuple[Launch, Launch],
-        unit_bytes: dict[str, int],
-        model: str,
-        folder: Path,
+        self, launches: tuple[Launch, Launch], unit_bytes: dict[str, int], model: str, folder: Path
     ) -> Comparison:
         folder.mkdir(parents=True, exist_ok=True)
         options = self.options

@@ -39,9 +39,7 @@ class Engine:
     """An engine whose cache can be compared, with what its releases need to run.
 
     Attributes:
-        package: name of the Python package.
-        module: our module that drives the engine's cache.
-        requirements: packages to install for the engine. None of them requires torch.
+        package: name of the Python package, and of our package that drives the engine's cache.
         alone: packages to install without their dependencies.
         python_only: True if only the Python files of a release are used, without compiled ones.
         has_storage: True if the cache has a storage tier below host memory.
@@ -49,48 +47,25 @@ class Engine:
     """
 
     package: str
-    module: str
-    requirements: tuple[str, ...]
     alone: tuple[str, ...] = ()
     python_only: bool = False
     has_storage: bool = True
     compat: str = "sglang_0_5_23"
 
+    @property
+    def requirements(self) -> list[str]:
+        """Return the packages that its imports need, found by trial. None requires torch."""
+        file = Path(__file__).parent / self.package / "requirements.txt"
+        return file.read_text().split()
 
-# imports of SGLang's cache and scheduler, found by trial
-SGLANG = (
-    "transformers==5.19.0",
-    "openai==2.8.0",
-    "apache-tvm-ffi==0.1.11",
-    *("aiohttp", "dill", "distro", "gguf", "ipython", "loguru", "msgspec", "ninja", "numpy"),
-    *("nvidia-ml-py", "orjson", "partial-json-parser", "pillow", "psutil", "pybase64", "pydantic"),
-    *("pyzmq", "regex", "requests", "scipy", "sentencepiece", "starlette", "tqdm", "xxhash"),
-)
-
-# imports of vLLM's scheduler, cache and configuration, found by trial
-VLLM = (
-    "transformers==5.19.0",
-    "openai==3.54.0",
-    "openai-harmony==0.0.8",
-    "apache-tvm-ffi==0.1.15.post2",
-    *("aiohttp", "blake3", "cachetools", "cbor2", "cloudpickle", "diskcache", "einops", "fastapi"),
-    *("filelock", "gguf", "jinja2", "llguidance", "msgspec", "numpy", "partial-json-parser"),
-    *("pillow", "prometheus-client", "psutil", "py-cpuinfo", "pybase64", "pydantic", "pyyaml"),
-    *("pyzmq", "regex", "requests", "sentencepiece", "setproctitle", "setuptools", "tiktoken"),
-    *("tqdm", "uvloop"),
-)
 
 ENGINES = {
     "sglang": Engine(
         package="sglang",
-        module="experiments.diff.sglang.side",
-        requirements=SGLANG,
         alone=("torchvision==0.28.0", "compressed-tensors==0.18.0", "xgrammar==0.2.7"),
     ),
     "vllm": Engine(
         package="vllm",
-        module="experiments.diff.vllm.side",
-        requirements=VLLM,
         alone=("xgrammar==0.2.8",),
         python_only=True,
         has_storage=False,
@@ -124,7 +99,7 @@ def prepare(engine: Engine, spec: str) -> Launch:
     return Launch(
         name=name,
         interpreter=str(shared / "bin" / "python"),
-        module=engine.module,
+        module=f"experiments.diff.{engine.package}.side",
         path=(str(files),),
     )
 
@@ -246,9 +221,5 @@ def environment_of(launch: Launch) -> dict[str, str]:
 
     The variables make the order of Python sets the same in each run.
     """
-    own = {
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",
-        TORCH_VARIABLE: _torch_folder(),
-    }
+    own = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", TORCH_VARIABLE: _torch_folder()}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(launch.path), **own}

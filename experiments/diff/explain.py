@@ -55,11 +55,7 @@ class Explanation:
 
 
 def explain(
-    row: Row,
-    requests: Sequence[Request],
-    pools: Pools,
-    launches: tuple[Launch, Launch],
-    logs: Path,
+    row: Row, requests: Sequence[Request], pools: Pools, launches: tuple[Launch, Launch], logs: Path
 ) -> Explanation:
     """Find the request at which two compared caches begin to hold different pages of a prompt.
 

@@ -302,11 +302,9 @@ class _Watch:
     def next_look_ns(self) -> int:
         return NEVER
 
-    def at(self, now_ns: int) -> None:
-        pass
+    def at(self, *_: object) -> None: ...
 
-    def finished(self, req: RequestState, engine: int, now_ns: int) -> None:
-        pass
+    finished = at
 
     def rejected(self, *_: object) -> None:
         self.is_refused = True

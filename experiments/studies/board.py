@@ -30,12 +30,7 @@ from hicache.results.verdict import is_overloaded
 OUT = Path("outputs", "leaderboard")
 LRU, ORACLE = "none", "oracle"
 HITS, OVERLOADED = "cache/token_hit_rate", "overloaded"
-KEPT = (
-    HITS,
-    "request/ttft_s_mean",
-    "gpu/prefill_seconds_per_request",
-    "transfer/back_up_bytes",
-)
+KEPT = (HITS, "request/ttft_s_mean", "gpu/prefill_seconds_per_request", "transfer/back_up_bytes")
 POLICY, WINDOW = "cache.policy", "workload.window"
 
 Row = Sequence[Mapping[str, float]]  # of a policy, window by window

@@ -18,7 +18,6 @@ from hicache import experiment
 from hicache.cli.errors import sentence
 from hicache.cli.grid import choices_of, jobs_of, name_of, varied
 from hicache.cli.job import CONFIG_ERRORS, run_job
-from hicache.cli.progress import ProgressBar
 from hicache.cli.schema import config_of
 from hicache.cli.stored import is_finished
 from hicache.cli.sweep import sum_up
@@ -77,9 +76,8 @@ class Run:
         from hicache.cli.explain.command import lines
         from hicache.cli.explain.rerun import rerun
 
-        chosen = [] if request is None else [request]
-        count = slowest if request is None else None
-        return "\n".join(lines(rerun(self.path), chosen, count, is_trace=False)).strip()
+        chosen, count = ([], slowest) if request is None else ([request], 0)
+        return "\n".join(lines(rerun(self.path), chosen, count)).strip()
 
     def plot(self) -> "Figure":
         """Plot the hit rate of each cache tier over time, and the waiting and running requests."""
@@ -201,11 +199,8 @@ def _place(where: str | Path | Run | Sweep) -> Path:
 def _run(config: ExperimentConfig, out_dir: Path) -> Run:
     if is_finished(out_dir):
         raise ValueError(f"{out_dir} holds a finished run: name another directory")
-    bar = ProgressBar(config.name)
     name = f"{config.name}/{out_dir.name}"
-    run_job(
-        experiment.run, config, out_dir, group=config.name, name=name, bar=bar, show=lambda _: None
-    )
+    run_job(experiment.run, config, out_dir, group=config.name, name=name)
     return Run(out_dir)
 
 

@@ -10,9 +10,7 @@ from hicache.cli.job import report_error
 
 def parser_of(program: str, usage: str | None) -> ArgumentParser:
     return ArgumentParser(
-        prog=program,
-        description=usage,
-        formatter_class=RawDescriptionHelpFormatter,
+        prog=program, description=usage, formatter_class=RawDescriptionHelpFormatter
     )
 
 

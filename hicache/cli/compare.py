@@ -33,20 +33,17 @@ FORMS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("hicache compare", __doc__)
-    parser.add_argument(
-        "paths", nargs="+", type=Path, metavar="RUN_OR_SWEEP", help="result directories"
-    )
-    parser.add_argument(
-        "--metric", action="append", help="metric to show, a key of summary.json; repeatable"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("paths", nargs="+", type=Path, metavar="RUN_OR_SWEEP", help="result directories")
+    add("--metric", action="append", help="metric to show, a key of summary.json; repeatable")
+    add(
         "--where",
         action="append",
         default=[],
         metavar="KNOB=VALUE,...",
         help="use only the runs with one of these values; repeatable",
     )
-    parser.add_argument(
+    add(
         "--baseline",
         action="append",
         default=[],
@@ -56,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     form = parser.add_mutually_exclusive_group()
     for name, (_, purpose) in FORMS.items():
         form.add_argument(f"--{name}", action="store_const", dest="form", const=name, help=purpose)
-    parser.add_argument("--paired", action="store_true", help="compare the runs request by request")
+    add("--paired", action="store_true", help="compare the runs request by request")
     options = parser.parse_args(arguments)
     with in_one_sentence():
         groups = compared_groups(options.paths, where=options.where, baseline=options.baseline)

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hicache.cache.checked import PolicyError
 from hicache.cli.errors import EXTRAS, missing, sentence
-from hicache.cli.progress import ProgressBar
+from hicache.cli.progress import progress_bar
 from hicache.cli.stored import CONFIG_FILE, ERROR_FILE, SUMMARY_FILE
 from hicache.cli.tables import provenance
 from hicache.config import ExperimentConfig
@@ -57,8 +57,8 @@ def run_job(
     group: str,
     name: str,
     tags: Sequence[str] = (),
-    bar: ProgressBar,
-    show: Callable[[Outcome], None],
+    is_job: bool = False,
+    show: Callable[[Outcome], object] = lambda _: None,
 ) -> Outcome:
     """Execute one experiment and write its result files into `out_dir`.
 
@@ -67,7 +67,7 @@ def run_job(
         config: the settings of the experiment.
         out_dir: the directory for the result files.
         group, name, tags: labels of the experiment in Weights & Biases (W&B).
-        bar: the progress bar to update.
+        is_job: True if the run belongs to a sweep, which has a progress bar of its own.
         show: called with the results at the end, even if some files could not be written.
 
     Raises:
@@ -81,12 +81,12 @@ def run_job(
         out_dir, config.tracker, config=plain(config), group=group, name=name, tags=tags
     )
     with tracker:
-        with bar:
+        with progress_bar(config.name, is_shown=not is_job) as show_progress:
 
             def on_progress(progress: Progress) -> None:
                 if progress.row is not None:
                     tracker.log(progress.row)
-                bar.show(progress)
+                show_progress(progress)
 
             try:
                 result = _run(run, config, on_progress)

@@ -3,10 +3,9 @@
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
 
 from rich import progress as rich_progress
 from rich.console import Console
@@ -33,22 +32,17 @@ def _new_bar(text: str, *, is_shown: bool = True) -> rich_progress.Progress:
     )
 
 
-class ProgressBar:
-    def __init__(self, title: str, *, is_shown: bool = True) -> None:
-        text = "requests · {task.fields[time]} of simulated time"
-        self._bar = _new_bar(text, is_shown=is_shown)
-        self._task = self._bar.add_task(title, total=None, time="0 s")
+@contextmanager
+def progress_bar(title: str, *, is_shown: bool) -> Iterator[Callable[[Progress], None]]:
+    text = "requests · {task.fields[time]} of simulated time"
+    with _new_bar(text, is_shown=is_shown) as bar:
+        task = bar.add_task(title, total=None, time="0 s")
 
-    def show(self, progress: Progress) -> None:
-        done, total, time = progress.done_count, progress.total_count, clock(progress.time_s)
-        self._bar.update(self._task, completed=done, total=total, time=time)
+        def show(progress: Progress) -> None:
+            done, total, time = progress.done_count, progress.total_count, clock(progress.time_s)
+            bar.update(task, completed=done, total=total, time=time)
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        yield show
 
 
 class JobWatch:

@@ -25,7 +25,6 @@ from hicache.cli import goodput, knobs, schema
 from hicache.cli.command import in_one_sentence
 from hicache.cli.grid import stored_choices, varied
 from hicache.cli.job import CONFIG_ERRORS, Outcome, report_error, run_job
-from hicache.cli.progress import ProgressBar
 from hicache.cli.resume import BusyError, changes, lock, refuse_other, refuse_unknown
 from hicache.cli.stored import SUMMARY_FILE, is_finished, read_json
 from hicache.cli.sweep import end_early
@@ -102,7 +101,7 @@ def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]
         group=f"{config.name}/{out_dir.parent.name}" if is_job else config.name,
         name=settings if is_job else f"{config.name}/{out_dir.name}",
         tags=settings.split(",") if is_job else (),
-        bar=ProgressBar(config.name, is_shown=not is_job),
+        is_job=is_job,
         show=(lambda _: None) if is_job else show,
     )
     if not is_job:

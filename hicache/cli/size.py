@@ -174,7 +174,12 @@ def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
 
 def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float | None) -> None:
     kind, knee, terminal = shared_kind(config), knee_of(cells), console()
-    terminal.print(_headline(config))
+    workload = config.workload
+    some = f", its first {workload.limit:,} requests" if workload.limit else ""
+    terminal.print(
+        f"{config.model.name} on {config.tp} x {config.hardware.name}, workload "
+        f"{workload.kind}{some}"
+    )
     gain = max(cell.hit_rate for cell in cells) - cells[0].hit_rate
     still_rises = knee is cells[-1] and gain >= LEAST_GAIN
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -214,15 +219,6 @@ def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float
         )
 
 
-def _headline(config: ExperimentConfig) -> str:
-    workload = config.workload
-    some = f", its first {workload.limit:,} requests" if workload.limit else ""
-    return (
-        f"{config.model.name} on {config.tp} x {config.hardware.name}, workload "
-        f"{workload.kind}{some}"
-    )
-
-
 def _row(cell: Cell, kind: int | None, dollars_per_gib: float | None) -> dict[str, str]:
     row = {"host, GiB": f"{cell.host_gib:,.0f}"}
     if kind is not None:
@@ -239,15 +235,14 @@ def _row(cell: Cell, kind: int | None, dollars_per_gib: float | None) -> dict[st
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("hicache size", __doc__)
-    parser.add_argument("overrides", nargs="*", help="settings, as for hicache run")
-    parser.add_argument("--gib", type=numbers, default=SIZES_GIB, help="sizes of the host tier")
-    parser.add_argument(
-        "--shares", type=numbers, default=SHARES, help="shares of the host for windows or states"
-    )
-    parser.add_argument("--all", action="store_true", help="try every share at every size")
-    parser.add_argument("--dollars-per-gib", type=float, help="price of host memory")
-    parser.add_argument("--workers", type=int, help="parallel runs; by default one per core")
-    parser.add_argument("--json", action="store_true", help="print a list of objects")
+    add = parser.add_argument
+    add("overrides", nargs="*", help="settings, as for hicache run")
+    add("--gib", type=numbers, default=SIZES_GIB, help="sizes of the host tier")
+    add("--shares", type=numbers, default=SHARES, help="shares of the host for windows or states")
+    add("--all", action="store_true", help="try every share at every size")
+    add("--dollars-per-gib", type=float, help="price of host memory")
+    add("--workers", type=int, help="parallel runs; by default one per core")
+    add("--json", action="store_true", help="print a list of objects")
     options = parser.parse_intermixed_args(arguments)
     with in_one_sentence():
         config = config_of("experiment=sizing", *options.overrides)

@@ -19,15 +19,8 @@ from hicache.cli.errors import missing
 from hicache.cli.grid import choices_of_sweep, jobs_of
 from hicache.cli.job import report_error
 from hicache.cli.progress import JobWatch
-from hicache.cli.stored import is_finished
-from hicache.cli.tables.groups import (
-    WINDOW,
-    StoredRun,
-    differing_keys,
-    group_runs,
-    load_run,
-    with_counts,
-)
+from hicache.cli.stored import CONFIG_FILE, is_finished, read_yaml
+from hicache.cli.tables.groups import WINDOW, StoredRun, differing_keys, group_runs, load_runs
 from hicache.cli.terminal import line_of
 from hicache.config import TrackerConfig
 from hicache.results.tracking import track_sweep
@@ -76,7 +69,11 @@ def end_early(why: str) -> bool:
         return False
     watch, finished = _stop()
     if finished:
-        sum_up(watch.directory, finished, title=str(load_run(finished[0]).config["name"]))
+        sum_up(
+            watch.directory,
+            finished,
+            title=str(read_yaml(finished[0] / CONFIG_FILE, DictConfig).name),
+        )
     sys.stderr.write(
         f"{why}: {len(finished)} of {watch.num_jobs} jobs are finished; to continue, repeat the "
         f"command with hydra.sweep.dir={os.path.relpath(watch.directory)}\n"
@@ -110,7 +107,7 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> None:
     from hicache.cli.tables.comparison import over_runs, table_of
     from hicache.cli.tables.result_table import as_json, show_result  # pandas takes half a second
 
-    runs = with_counts([load_run(path) for path in jobs])
+    runs = load_runs(jobs)
     keys = differing_keys(runs)
     groups = group_runs(runs, keys)
     known = set.intersection(*(set(run.summary) for run in runs))

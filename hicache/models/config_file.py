@@ -4,126 +4,17 @@ Models are identified by `model_type`; an unknown type is refused.
 """
 
 from collections.abc import Mapping
-from typing import TypeVar, cast
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
 
 Word = TypeVar("Word")
-TIED: dict[str, object] = {"tie_word_embeddings": True}
-MAMBA: dict[str, object] = {
-    "mamba_n_heads": 128,
-    "mamba_d_state": 256,
-    "mamba_n_groups": 1,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-}
-# models whose files need no defaults
-AS_SAID = (
-    "llama mistral mixtral qwen2 qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text gpt_oss "
-    "minimax_m2 minimax_m3 minimax_m3_vl_text mimo mimo_v2_flash deepseek_v3 deepseek_v4 kimi_k2 "
-    "nemotron_h cwm exaone4 step3p5 step3p7 axk1 flex_olmo glm glm4 glm4_moe glm4_moe_lite "
-    "granite granitemoe granitemoeshared helium hy_v3 hyperclovax internlm3 mimo_v2 ministral3 "
-    "olmo olmo2 olmoe phi3 phimoe qwen2_moe seed_oss solar_open stablelm"
-)
-# by model_type of the text model: the defaults of its class in the transformers package (5.23), for
-# fields that the file lacks
-KNOWN: dict[str, dict[str, object]] = {
-    **{kind: {} for kind in AS_SAID.split()},
-    "qwen3_next": {"full_attention_interval": 4, "attn_output_gate": True},
-    "qwen3_5_text": {"full_attention_interval": 4, "attn_output_gate": True},
-    "qwen3_5_moe_text": {"full_attention_interval": 4, "attn_output_gate": True},
-    "gemma3_text": {
-        "vocab_size": 262208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "sliding_window_pattern": 6,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 131072,
-    },
-    "gemma4_text": {**TIED, "global_head_dim": 512},
-    "cohere": TIED,
-    "cohere2": {**TIED, "sliding_window": 4096, "sliding_window_pattern": 4},
-    "deepseek_v32": {"index_topk": 2048},
-    "llama4_text": {
-        "attention_chunk_size": 8192,
-        "no_rope_layer_interval": 4,
-        "interleave_moe_layer_step": 1,
-        "n_shared_experts": 1,
-    },
-    "kimi_linear": {"max_position_embeddings": 1048576, "linear_conv_kernel_dim": 4},
-    "glm_moe_dsa": {"index_topk": 2048},
-    "cohere2_moe": {**TIED, "head_dim": 128, "sliding_window": 4096, "sliding_window_pattern": 4},
-    "ernie4_5": {**TIED, "head_dim": 128},
-    "bamba": MAMBA,
-    "falcon_h1": MAMBA,
-    "granitemoehybrid": {**MAMBA, "num_local_experts": 8},
-    "jamba": {
-        "mamba_d_state": 16,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "num_experts": 16,
-        "num_experts_per_tok": 2,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
-        "attn_layer_period": 8,
-        "attn_layer_offset": 4,
-    },
-    "lfm2": {
-        **TIED,
-        "conv_L_cache": 3,
-        "block_multiple_of": 256,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": True,
-    },
-    "lfm2_moe": {**TIED, "conv_L_cache": 3, "num_dense_layers": 2},
-    "olmo_hybrid": {"full_attention_interval": 4, "linear_conv_kernel_dim": 4},
-    "bailing_hybrid": {"full_attention_interval": 6, "short_conv_kernel_size": 4},
-    "gemma": {**TIED, "head_dim": 256},
-    "gemma2": {**TIED, "head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 2},
-    "smollm3": TIED,
-    "youtu": TIED,
-}
-# models that are refused, with the reason
-REFUSED = {
-    "phi4flash": "write model=phi4_mini_flash for Phi-4-mini-flash",
-    "hymba": "write model=hymba_1b5 for Hymba-1.5B",
-    "inkling_mm_model": "its convolutions in every layer are not modelled",
-    "lfm3": "its gated attention in windows beside short convolutions is not modelled",
-    "recurrent_gemma": "its gated linear recurrence is not modelled",
-    "zamba2": "its attention blocks, which layers share, are not modelled",
-    "qwen4_exp": "its compressed index blocks and convolutions are not modelled",
-    "gemma3n_text": "its per-layer embeddings and predictions of activations are not modelled",
-    "minimax": "its lightning attention is not modelled",
-}
+
+
 # with a window and without layer_types, every layer has that window
 ALL_IN_WINDOWS = ("mistral", "ministral3", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe")
-# fields that list the layer types, and the word of `ModelConfig.pattern` for each type
-LAYER_WORDS: dict[str, dict[object, str]] = {
-    "hybrid_override_pattern": {"*": "F", "M": "M", "-": "-", "E": "-"},
-    "layers_block_type": {
-        "attention": "F",
-        "full_attention": "F",
-        "mamba": "M",
-        "linear_attention": "M",
-        "mlp": "-",
-        "moe": "-",
-    },
-    "layer_types": {
-        "attention": "F",
-        "full_attention": "F",
-        "mamba": "M",
-        "conv": "M",
-        "parallel": "FM",
-        "deepseek_sparse_attention": "F",
-        "indexed_attention": "F",
-        "minimax_m3_sparse": "F",
-        "sliding_attention": "S",
-        "chunked_attention": "S",
-        "linear_attention": "D",
-        "compressed_sparse_attention": "SC",
-        "heavily_compressed_attention": "SH",
-    },
-    "hybrid_layer_pattern": {0: "F", 1: "S"},
-}
 # fields that say which layers have full attention, and the word of the layers between them
 EVERY = {
     "full_attention_interval": "D",
@@ -139,8 +30,6 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MOST = 1 << 32  # largest number allowed in a file
 # fields outside text_config
 OUTER = ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
-
-
 # fields of MiniMax-M3's sparse_attention_config, by the names that its class gives them
 SPARSE_NAMES = {
     "index_n_heads": "sparse_num_index_heads",
@@ -151,16 +40,25 @@ SPARSE_NAMES = {
 }
 
 
+@cache
+def known() -> dict[str, Any]:
+    """Return what is known of the model types, as `known.yaml` has it."""
+    tables: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("known.yaml").read_text())
+    tables["defaults"] = {kind: {} for kind in tables["plain"]} | tables["defaults"]
+    return tables
+
+
 class ConfigFile:
     def __init__(self, config: Mapping[str, object], where: str) -> None:
         text = config.get("text_config", config)
         if not isinstance(text, Mapping):
             raise ValueError(f"{where}: text_config must be an object, got {text!r}")
         kind = text.get("model_type")
-        if not isinstance(kind, str) or kind not in KNOWN:
-            known = f"model_type must be one of {', '.join(KNOWN)}, got {kind!r}"
+        defaults, refused = known()["defaults"], known()["refused"]
+        if not isinstance(kind, str) or kind not in defaults:
+            unknown = f"model_type must be one of {', '.join(defaults)}, got {kind!r}"
             raise ValueError(
-                f"{where}: {REFUSED.get(str(kind), known)}; describe any other model in a file "
+                f"{where}: {refused.get(str(kind), unknown)}; describe any other model in a file "
                 f"like those in conf/model"
             )
         self.where = where
@@ -168,7 +66,7 @@ class ConfigFile:
         outer = {name: config[name] for name in OUTER if config.get(name) is not None}
         # null means the same as a missing field
         said = {name: value for name, value in text.items() if value is not None}
-        self.values: dict[str, object] = {**KNOWN[self.kind], **outer, **said}
+        self.values: dict[str, object] = {**defaults[self.kind], **outer, **said}
         if "sparse_attention_config" in said:
             sparse = self.group("sparse_attention_config").values
             for name, theirs in SPARSE_NAMES.items():
@@ -219,8 +117,8 @@ class ConfigFile:
         said = self.each_layer(name, num_layers)
         for entry in said:
             if not isinstance(entry, str | int) or entry not in words:
-                known = ", ".join(map(str, words))
-                raise ValueError(f"{self.where}: {name} may contain {known}, got {entry!r}")
+                allowed = ", ".join(map(str, words))
+                raise ValueError(f"{self.where}: {name} may contain {allowed}, got {entry!r}")
         return [words[entry] for entry in said]
 
     def dtype_bytes(self, *names: str, default: str) -> int:
@@ -257,7 +155,7 @@ def _own_words(file: ConfigFile) -> list[str]:
         if not isinstance(full, list):
             raise ValueError(f"{file.where}: full_attn_layers must be a list, got {full!r}")
         return ["F" if layer in full else "D" for layer in range(1, num + 1)]
-    for name, letters in LAYER_WORDS.items():
+    for name, letters in known()["layer_words"].items():
         if name not in file.values:
             continue
         listed = file.values[name]

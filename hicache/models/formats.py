@@ -28,18 +28,9 @@ def coded_page_bytes(model: ModelConfig, kind: LayerKind, page_size: int, form: 
 
     if form == PLAIN:
         return model.page_bytes(kind, page_size)
-    value_dim = model.value_dim or model.head_dim
-    if kind is LayerKind.full:
-        heads_bytes = model.num_kv_heads * (row_bytes(model.head_dim) + row_bytes(value_dim))
-        layer_bytes = row_bytes(model.latent_dim) if model.latent_dim else heads_bytes
-        return page_size * model.num_holders(kind) * layer_bytes
-    if kind is LayerKind.swa:
-        dims = (model.swa_head_dim,) * 2 if model.swa_head_dim else (model.head_dim, value_dim)
-        heads = model.swa_num_kv_heads or model.num_kv_heads
-        layer_bytes = heads * sum(map(row_bytes, dims))
-        if model.swa_latent_dim:
-            layer_bytes = row_bytes(model.swa_latent_dim)
-        return page_size * model.num_holders(kind) * layer_bytes
+    if kind is not LayerKind.mamba:
+        token_bytes = sum(map(row_bytes, model.row_dims(kind)))
+        return page_size * model.num_holders(kind) * token_bytes
     rows = model.num_mamba_layers * model.recurrent_heads * model.recurrent_state_dim
     plain = model.recurrent_head_dim * model.state_dtype_bytes
     if not rows:

@@ -63,35 +63,29 @@ def check_shape(model: ModelConfig) -> None:
             "full layers with KV of their own: at least 1 wanted, got 0 (models with windows alone "
             "are not supported)"
         )
-    _within(model, "hidden_size", model.hidden_size, 1, 1 << 17)
-    _within(model, "num_query_heads", model.num_query_heads, 1, 1 << 12)
-    _within(model, "head_dim", model.head_dim, 1, 1 << 12)
+    _within(model, hidden_size=(1, 1 << 17), num_query_heads=(1, 1 << 12), head_dim=(1, 1 << 12))
     if not model.latent_dim:
-        _within(model, "num_kv_heads", model.num_kv_heads, 1, model.num_query_heads)
-        _divides(model, "num_query_heads", model.num_query_heads, model.num_kv_heads)
-    _within(model, "kv_dtype_bytes", model.kv_dtype_bytes, 1, 4)
-    _within(model, "window_len", model.window_len, 0, model.max_len)
+        _within(model, num_kv_heads=(1, model.num_query_heads))
+        _divides(model, "num_query_heads", model.num_kv_heads)
+    _within(model, kv_dtype_bytes=(1, 4), window_len=(0, model.max_len))
     if model.num_mamba_layers:
-        _within(model, "recurrent_heads", model.recurrent_heads, 1, 1 << 20)
-        _within(model, "recurrent_head_dim", model.recurrent_head_dim, 1, 1 << 12)
-        _within(model, "conv_taps", model.conv_taps, 1, 64)
+        bounds = {"recurrent_heads": (1, 1 << 20), "recurrent_head_dim": (1, 1 << 12)}
+        _within(model, **bounds, conv_taps=(1, 64))
     least = _attention_params(model)
     most = 2 * least + len(model.layer_words) * 3 * MLP_WIDTH * model.hidden_size**2
     inner = model.recurrent_heads * model.recurrent_head_dim
     most += 8 * model.num_mamba_layers * model.hidden_size * inner
-    _within(model, "dense_params", model.dense_params, least, most)
-    _divides(model, "head_params", model.head_params, model.hidden_size)
-    for name in ("head_params", "embedding_params"):
-        _within(model, name, getattr(model, name), 0, model.hidden_size << 24)
-    _within(model, "head_params", model.head_params, 2 * model.hidden_size, None)
-    for name in ("dense_param_bytes", "expert_param_bytes"):
-        _within(model, name, getattr(model, name), 0.125, 8)
+    _within(model, dense_params=(least, most))
+    _divides(model, "head_params", model.hidden_size)
+    vocabulary = (0, model.hidden_size << 24)
+    _within(model, head_params=vocabulary, embedding_params=vocabulary)
+    _within(model, head_params=(2 * model.hidden_size, None))
+    _within(model, dense_param_bytes=(0.125, 8), expert_param_bytes=(0.125, 8))
     if model.num_moe_layers:
-        _within(model, "num_moe_layers", model.num_moe_layers, 1, len(model.layer_words))
-        _within(model, "expert_width", model.expert_width, 1, 1 << 20)
+        _within(model, num_moe_layers=(1, len(model.layer_words)), expert_width=(1, 1 << 20))
         inner = model.expert_matrices * model.expert_width
-        _divides(model, "expert_params", model.expert_params, inner)
-        _within(model, "expert_params", model.expert_params, inner, inner * model.hidden_size)
+        _divides(model, "expert_params", inner)
+        _within(model, expert_params=(inner, inner * model.hidden_size))
 
 
 def _attention_params(model: ModelConfig) -> int:
@@ -107,15 +101,18 @@ def _attention_params(model: ModelConfig) -> int:
     return full + words.count("S") * swa
 
 
-def _within(model: ModelConfig, name: str, value: float, least: float, most: float | None) -> None:
-    if value < least or (most is not None and value > most):
-        upper = "" if most is None else f" and at most {most:,}"
-        raise ValueError(
-            f"model {model.name}: {name} must be at least {least:,}{upper}, got {value:,}"
-        )
+def _within(model: ModelConfig, **bounds: tuple[float, float | None]) -> None:
+    for name, (least, most) in bounds.items():
+        value = getattr(model, name)
+        if value < least or (most is not None and value > most):
+            upper = "" if most is None else f" and at most {most:,}"
+            raise ValueError(
+                f"model {model.name}: {name} must be at least {least:,}{upper}, got {value:,}"
+            )
 
 
-def _divides(model: ModelConfig, name: str, value: int, part: int) -> None:
+def _divides(model: ModelConfig, name: str, part: int) -> None:
+    value = getattr(model, name)
     if value % part:
         raise ValueError(
             f"model {model.name}: {name} must be a multiple of {part:,}, got {value:,}"

@@ -333,12 +333,10 @@ class ModelConfig:
         return part.num_layers + sum(map(part.is_in, self.layer_words))
 
     def _own_layer_bytes(self, kind: str, word: str, tp: int) -> int:
-        if kind == LayerKind.full.value:
-            return (
-                self.kv_copies(LayerKind.full, tp) * word.count("F") * self.full_layer_token_bytes
-            )
-        if kind == LayerKind.swa.value:
-            return self.kv_copies(LayerKind.swa, tp) * word.count("S") * self.swa_layer_token_bytes
+        for paged, letter in ((LayerKind.full, "F"), (LayerKind.swa, "S")):
+            if kind == paged.value:
+                copies = self.kv_copies(paged, tp) * word.count(letter)
+                return copies * self.layer_token_bytes(paged)
         return self.layer_state_bytes(word) if kind == LayerKind.mamba.value else 0
 
     def layer_bytes(self, kind: str, tp: int) -> list[float]:
@@ -364,12 +362,22 @@ class ModelConfig:
         more = sum(self.part_layers(each) * each.entry_bytes / each.tokens for each in riders)
         return self.num_holders(LayerKind.full) * self.full_layer_token_bytes + round(more)
 
+    def row_dims(self, kind: LayerKind) -> list[int]:
+        """Return the numbers of elements of the vectors that a layer caches for each token."""
+        value_dim = self.value_dim or self.head_dim
+        if kind is LayerKind.full:
+            latent_dim, heads, dims = self.latent_dim, self.num_kv_heads, [self.head_dim, value_dim]
+        else:
+            latent_dim, heads = self.swa_latent_dim, self.swa_num_kv_heads or self.num_kv_heads
+            dims = [self.swa_head_dim or self.head_dim, self.swa_head_dim or value_dim]
+        return [latent_dim] if latent_dim else dims * heads
+
+    def layer_token_bytes(self, kind: LayerKind) -> int:
+        return sum(self.row_dims(kind)) * self.kv_dtype_bytes
+
     @property
     def full_layer_token_bytes(self) -> int:
-        width = self.latent_dim or self.num_kv_heads * (
-            self.head_dim + (self.value_dim or self.head_dim)
-        )
-        return width * self.kv_dtype_bytes
+        return self.layer_token_bytes(LayerKind.full)
 
     @property
     def swa_token_bytes(self) -> int:
@@ -377,9 +385,7 @@ class ModelConfig:
 
     @property
     def swa_layer_token_bytes(self) -> int:
-        heads = self.swa_num_kv_heads or self.num_kv_heads
-        width = 2 * self.swa_head_dim or self.head_dim + (self.value_dim or self.head_dim)
-        return (self.swa_latent_dim or heads * width) * self.kv_dtype_bytes
+        return self.layer_token_bytes(LayerKind.swa)
 
     @property
     def mamba_slot_bytes(self) -> int:
@@ -407,11 +413,9 @@ class ModelConfig:
 
         For Mamba layers, return the bytes of one state.
         """
-        if kind is LayerKind.full:
-            return page_size * self.num_holders(kind) * self.full_layer_token_bytes
-        if kind is LayerKind.swa:
-            return page_size * self.swa_token_bytes
-        return self.mamba_slot_bytes
+        if kind is LayerKind.mamba:
+            return self.mamba_slot_bytes
+        return page_size * self.num_holders(kind) * self.layer_token_bytes(kind)
 
     @property
     def weight_bytes(self) -> int:

@@ -31,19 +31,8 @@ Part = tuple[int, int, int, int]  # pages [first, end), the index of their reaso
 CODES = {name: code for code, name in enumerate(REASONS)}
 NAMES = tuple(REASONS)
 NONE = -1  # the page itself is not missing
-# by Purpose
-LOST_FOR = np.array(
-    [
-        NONE,
-        CODES["evicted_device_for_prefill"],
-        CODES["evicted_device_for_decode"],
-        CODES["evicted_device_for_load_back"],
-        CODES["evicted_device_for_slot"],
-        CODES["evicted_host_for_back_up"],
-        CODES["evicted_host_for_prefetch"],
-    ],
-    np.int8,
-)
+# by Purpose: the reasons are in its order
+LOST_FOR = np.array([NONE, *(CODES[name] for name in REASONS if name[:8] == "evicted_")], np.int8)
 # by Stored
 BY_STORED = np.array(
     [CODES["never_written"], CODES["write_dropped"], CODES["write_pending"], NONE], np.int8

@@ -200,8 +200,6 @@ class FromLMCache:
     def hit(self, entry: Entry) -> None:
         self._policy.update_on_hit(entry, self._held)
 
-    def miss(self, keys: Iterable[int]) -> None: ...
-
     def split(self, entry: Entry, first: Entry) -> None:
         self.insert(first)
 
@@ -239,8 +237,6 @@ class FromLibCacheSim:
 
     def hit(self, entry: Entry) -> None:
         self._hit(self._data, self._request(entry))
-
-    def miss(self, keys: Iterable[int]) -> None: ...
 
     def split(self, entry: Entry, first: Entry) -> None:
         # the entry has a new key now, that of its last pages

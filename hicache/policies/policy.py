@@ -1,6 +1,7 @@
 """The policy of an engine: the methods of a user's class, and built-in ones for the rest."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from hicache.policies.order import ORDERS
 from hicache.policies.routing import ROUTERS
 from hicache.policies.stock import STOCK
 from hicache.policies.stop import STOPS
-from hicache.policies.window_charge import NamedCharge
+from hicache.policies.window_charge import swa_budget_for_req
 from hicache.policies.world import World
 from hicache.policies.writes import COPIES, WRITES, Downward
 
@@ -139,7 +140,7 @@ def presets(world: World) -> SimpleNamespace:
         deadline_ns=getattr(stop, "deadline_ns", None),
         checkpoints=_made(PLACEMENTS[placement], world).checkpoints,
         sort_key=order.sort_key,
-        window_charge=NamedCharge(world).window_charge,
+        window_charge=partial(swa_budget_for_req, config.scheduler.swa_budget),
         route=_made(ROUTERS[config.parallel.router], world).route,
         has_entries=hasattr(eviction, "rank"),
     )

@@ -31,9 +31,9 @@ class PerPool:
             for kind, capacity in kinds.items()
         }
         pool = next(iter(self._pools.values()))
-        for name in ("rank", "victim"):
+        for name, event in (("rank", "rank"), ("victim", "victim"), ("miss", "on_miss")):
             if not hasattr(pool, name):
-                setattr(self, name, None)
+                setattr(self, event, None)
 
     def on_insert(self, entry: Entry, tier: str) -> None:
         self._pools[tier, entry.kind].insert(entry)
@@ -129,8 +129,6 @@ class Slru:
                 oldest = next(iter(line.items))
                 line.drop(oldest)
                 lines[above - 1].put(oldest, oldest.count)
-
-    def miss(self, keys: Iterable[int]) -> None: ...
 
     def split(self, entry: Entry, first: Entry) -> None:
         _split(self._lines, entry, first)

@@ -50,8 +50,6 @@ class Gdsf:
 
     hit = insert
 
-    def miss(self, keys: Iterable[int]) -> None: ...
-
     def split(self, entry: Entry, first: Entry) -> None:
         self._values[first] = self._values[entry]
 
@@ -110,18 +108,11 @@ class Marconi:
         self._lowest = Lowest(self._scores)
         self._saved: dict[tuple[str, int, int], float] = {}
 
-    def on_insert(self, entry: Entry, tier: str) -> None:
+    def _changed(self, *_: object) -> None:
+        # an entry above may be evictable now, and the range of values shifts
         self._lowest.forget()
 
-    def on_hit(self, entry: Entry, request: Request) -> None:
-        self._lowest.forget()
-
-    def on_split(self, entry: Entry, first: Entry) -> None:
-        self._lowest.forget()
-
-    def on_evict(self, entry: Entry, tier: str, why: str) -> None:
-        # the entry above may be evictable now, and the range of values shifts
-        self._lowest.forget()
+    on_insert = on_hit = on_split = on_evict = _changed
 
     def victim(self, tier: str, kind: str, need: int, queue: Evictable) -> Entry | None:
         return self._lowest.of(tier, kind, queue)
@@ -294,20 +285,18 @@ class Belady:
         self._low = 0  # all requests before this one have started
         self._lowest = Lowest(self._scores)
 
-    def on_hit(self, entry: Entry, request: Request) -> None:
+    def on_hit(self, _: object, request: Request) -> None:
         self._start(request)
 
-    def on_miss(self, keys: Iterable[int], request: Request) -> None:
-        self._start(request)
+    on_miss = on_hit
 
     def on_finish(self, request: Request, outcome: str) -> None:
         self._start(request)
 
-    def on_insert(self, entry: Entry, tier: str) -> None:
+    def on_insert(self, *_: object) -> None:
         self._lowest.forget()
 
-    def on_split(self, entry: Entry, first: Entry) -> None:
-        self._lowest.forget()
+    on_split = on_insert
 
     def on_evict(self, entry: Entry, tier: str, why: str) -> None:
         self._lowest.evicted(entry, tier)

@@ -1,8 +1,5 @@
 """Window charges: how much room in a sliding-window pool a request needs to be admitted."""
 
-from functools import partial
-
-from hicache.policies.world import World
 from hicache.scheduler.admission import ceil_page
 
 
@@ -45,8 +42,3 @@ def swa_budget_for_req(
     if form == "no_host_term":
         return base
     return base + (2 * host if form == "double" else host)
-
-
-class NamedCharge:
-    def __init__(self, world: World) -> None:
-        self.window_charge = partial(swa_budget_for_req, world.config.scheduler.swa_budget)

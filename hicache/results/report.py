@@ -97,16 +97,16 @@ def write_report(
     save(draw_tokens(rows, run=title, verdict=in_short(found)), paths[0])
     save(draw_ttft(records, run=title, verdict=in_short(found)), paths[1])
     knobs = {name: plain(attrgetter(key)(config)) for key, name in KNOBS.items()}
-    ends = ("finished", "rejected", "aborted")
-    template = Environment(
+    environment = Environment(
         autoescape=True,
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
         trim_blocks=True,
-    ).get_template("report.html.jinja")
+    )
+    environment.filters |= {"time": _time, "number": _number}
     page = run_dir / "report.html"
     page.write_text(
-        template.render(
+        environment.get_template("report.html.jinja").render(
             title=title,
             alarm=ALARM,
             found=found,
@@ -114,21 +114,16 @@ def write_report(
             knobs=", ".join(
                 f"{name} {value}" for name, value in knobs.items() if value is not None
             ),
-            counts=f"{summary['request/count']:,} requests: "
-            + ", ".join(f"{summary[f'request/{end}_count']:,} {end}" for end in ends),
+            summary=summary,
             load=loads(summary),
             stages=stage_lines(summary),
-            **_tiers(summary),
-            **_times(summary),
+            colors=TIER_COLORS,
+            times=dict(zip(("ttft", *TTFT_PARTS), ("TTFT", *PART_COLORS), strict=True)),
+            statistics=["mean", *(f"p{percent}" for percent in PERCENTILES)],
             figures=[(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in paths],
             slowest=list(_slowest(records)),
             reasons=_reasons(summary),
-            metrics=[
-                (key.partition("/")[0], key, _number(value))
-                for key, value in summary.items()
-                if value
-            ],
-            num_zero=sum(not value for value in summary.values()),
+            metrics=[(key.partition("/")[0], key) for key, value in summary.items() if value],
             config=(run_dir / "config.yaml").read_text(),
         )
     )
@@ -281,31 +276,6 @@ def _label_log_axis(axis: Axis, formatter: EngFormatter) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _tiers(summary: Mapping[str, float]) -> dict[str, Any]:
-    counts = {name: summary[f"cache/{name.replace(' ', '_')}_tokens"] for name in TIER_COLORS}
-    total = sum(counts.values())
-    return {
-        "tokens": total,
-        "hit_rate": summary["cache/token_hit_rate"],
-        "tiers": [
-            (name, count, count / max(total, 1), TIER_COLORS[name])
-            for name, count in counts.items()
-        ],
-    }
-
-
-def _times(summary: Mapping[str, float]) -> dict[str, Any]:
-    statistics = ["mean", *(f"p{percent}" for percent in PERCENTILES)]
-    names = zip(("ttft", *TTFT_PARTS), ("TTFT", *PART_COLORS), strict=True)
-    return {
-        "statistics": statistics,
-        "times": [
-            (name, [_time(summary[f"request/{key}_s_{each}"]) for each in statistics])
-            for key, name in names
-        ],
-    }
-
-
 def _reasons(summary: Mapping[str, float]) -> list[tuple[str, float, float]]:
     tokens = {text: summary.get(f"computed/{reason}_tokens", 0) for reason, text in REASONS.items()}
     total = sum(tokens.values())
@@ -330,7 +300,7 @@ def _slowest(records: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:
             "id": record.id,
             "prompt_len": record.prompt_len,
             "hit_share": _hit_share(record),
-            "ttft": _time(ttft_ns / SECOND_NS),
+            "ttft_s": ttft_ns / SECOND_NS,
             "waits": [
                 f"{ns / ttft_ns:.0%} {what.partition(' (')[0]}"  # without the knob's name
                 for what, ns in sorted(waits.items(), key=lambda each: -each[1])

@@ -7,10 +7,14 @@ threshold.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 Summary = Mapping[str, float]
 
-MOST = 0.5  # a start-up with at least this share of the waiting dominates it
+# a start-up dominates the waiting with at least this share of it, or with this more than its share
+# of the requests
+MOST, MORE = 0.5, 0.1
+IDLE = 0.2  # lowest ρ of a busy resource
 RHOS = ("gpu", "queue", "read", "write", "workers")
 CLEAN = "no objection"
 CLOSED = "load/closed_loop"
@@ -23,9 +27,9 @@ class Condition:
 
     Attributes:
         name: a short name of the rule.
-        threshold: the limit that `number` compares with.
-        number: a function of the metrics of a run and the threshold. It returns a number to report
-            if the results are misleading, otherwise None.
+        threshold: results are misleading from this number on, or below it if `is_below`.
+        number: a function of the metrics of a run. It returns the number to compare and to report;
+            None means that the rule does not apply.
         phrase: a description of the problem, in which `{}` stands for the number.
         means: the consequence of the problem for the results.
         is_share: True if the number is a fraction, which is shown in percent.
@@ -33,10 +37,14 @@ class Condition:
 
     name: str
     threshold: float
-    number: Callable[[Summary, float], float | None]
+    number: Callable[[Summary], float | None]
     phrase: str
     means: str
     is_share: bool = True
+    is_below: bool = False
+
+    def holds(self, number: float) -> bool:
+        return number < self.threshold if self.is_below else number >= self.threshold
 
     def told(self, low: float, high: float) -> str:
         if self.is_share:
@@ -123,8 +131,8 @@ def is_overloaded(summary: Summary) -> bool:
 
 
 def _raised(condition: Condition, summaries: Sequence[Summary]) -> list[Objection]:
-    numbers = [condition.number(summary, condition.threshold) for summary in summaries]
-    return objection(condition, [number for number in numbers if number is not None])
+    numbers = map(condition.number, summaries)
+    return objection(condition, (n for n in numbers if n is not None and condition.holds(n)))
 
 
 def _rho(name: str) -> str:
@@ -135,38 +143,28 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.1 or 0.99 <= share < 1 else f"{share:.0%}"
 
 
-def _above(value: float | None, threshold: float) -> float | None:
-    return None if value is None or value < threshold else value
+def _share(summary: Summary, part: str, whole: str) -> float | None:
+    total = summary.get(whole)
+    return summary.get(part, 0) / total if total else None
 
 
-def _rejected(summary: Summary, threshold: float) -> float | None:
-    all_tokens = summary.get("request/prompt_tokens")
-    return _above(summary["cache/rejected_tokens"] / all_tokens, threshold) if all_tokens else None
-
-
-def _aborted(summary: Summary, threshold: float) -> float | None:
-    count = summary.get("request/count")
-    return _above(summary.get("request/aborted_count", 0) / count, threshold) if count else None
-
-
-def _dropped_writes(summary: Summary, threshold: float) -> float | None:
+def _dropped_writes(summary: Summary) -> float | None:
     dropped = summary.get("storage/dropped_write_pages", 0)
     wanted = dropped + summary.get("storage/queued_write_pages", 0)
-    return _above(dropped / wanted, threshold) if dropped else None
+    return dropped / wanted if dropped else None
 
 
-def _inert_host(summary: Summary, threshold: float) -> float | None:
+def _inert_host(summary: Summary) -> float | None:
     prompts = summary.get("request/prompt_tokens")
     if not prompts or not summary.get("transfer/back_up_bytes"):
         return None
-    share = sum(summary[f"cache/{tier}_hit_tokens"] for tier in ("host", "storage")) / prompts
-    return share if share < threshold else None
+    return sum(summary[f"cache/{tier}_hit_tokens"] for tier in ("host", "storage")) / prompts
 
 
-def _start_up(summary: Summary, threshold: float) -> float | None:
+def _start_up(summary: Summary) -> float | None:
     waiting = summary.get("request/start_up_ttft_share", 0.0)
     requests = summary.get("request/start_up_share", 0.0)
-    return waiting if waiting >= MOST or waiting - requests >= threshold else None
+    return waiting if waiting >= MOST or waiting - requests >= MORE else None
 
 
 def _busiest(summary: Summary, rhos: Sequence[str]) -> float | None:
@@ -176,30 +174,19 @@ def _busiest(summary: Summary, rhos: Sequence[str]) -> float | None:
     )
 
 
-def _idle(summary: Summary, threshold: float) -> float | None:
-    busiest = _busiest(summary, RHOS)
+def _idle(summary: Summary) -> float | None:
     # an M/M/1 queue at ρ waits ρ / (1 - ρ) service times; a load with pauses waits longer
-    most_s = threshold / (1 - threshold) * summary.get("request/prefill_s_mean", 0.0)
-    if busiest is None or summary.get("request/queue_s_mean", 0.0) > most_s:
-        return None
-    return busiest if busiest < threshold else None
-
-
-def _few_sessions(summary: Summary, threshold: float) -> float | None:
-    count = summary.get("request/sessions_count")
-    return None if count is None or count >= threshold else count
-
-
-def _collapsed(summary: Summary, threshold: float) -> float | None:
-    return _above(summary.get("request/largest_session_share"), threshold)
+    most_s = IDLE / (1 - IDLE) * summary.get("request/prefill_s_mean", 0.0)
+    is_waiting = summary.get("request/queue_s_mean", 0.0) > most_s
+    return None if is_waiting else _busiest(summary, RHOS)
 
 
 def _overloaded(what: str, *rhos: str) -> Condition:
-    def number(summary: Summary, threshold: float) -> float | None:
+    def number(summary: Summary) -> float | None:
         if summary.get(CLOSED):  # a closed loop is as full as its user configured it
             return None
         busiest = _busiest(summary, rhos)
-        return None if busiest is None else _above(round(busiest, 2), threshold)  # as it is shown
+        return None if busiest is None else round(busiest, 2)  # as it is shown
 
     return Condition(
         name=f"overloaded {what}",
@@ -211,13 +198,13 @@ def _overloaded(what: str, *rhos: str) -> Condition:
     )
 
 
-def _growing_queue(summary: Summary, threshold: float) -> float | None:
+def _growing_queue(summary: Summary) -> float | None:
     waits_s, span_s = summary.get("request/queue_s_mean", 0.0), summary.get("engine/span_s")
     prefill_s = summary.get("request/prefill_s_mean", 0.0)
     # 9: what an M/M/1 queue waits at ρ = 0.9, in service times
     if summary.get(CLOSED) or not span_s or waits_s < 9 * prefill_s:
         return None
-    return _above(waits_s / span_s, threshold)
+    return waits_s / span_s
 
 
 OVERLOADS = (
@@ -237,7 +224,7 @@ CONDITIONS = (
     Condition(
         name="rejected",
         threshold=0.01,
-        number=_rejected,
+        number=partial(_share, part="cache/rejected_tokens", whole="request/prompt_tokens"),
         phrase="{} of the prompt tokens rejected",
         means="the remaining requests are not representative of the workload (model.max_len or "
         "a pool is too small)",
@@ -245,7 +232,7 @@ CONDITIONS = (
     Condition(
         name="aborted",
         threshold=0.01,
-        number=_aborted,
+        number=partial(_share, part="request/aborted_count", whole="request/count"),
         phrase="{} of the requests aborted",
         means="latencies cover only answered requests, so the longest waits are missing "
         "(workload.abort_share)",
@@ -261,13 +248,14 @@ CONDITIONS = (
         name="inert host",
         threshold=0.001,
         number=_inert_host,
+        is_below=True,
         phrase="inert host tier: pages are backed up, but {} of the prompt tokens hit them",
         means="back-ups use the link and save nothing (prefixes come back while the device still "
         "holds them, or cache.host_gib is too small)",
     ),
     Condition(
         name="start-up",
-        threshold=0.1,
+        threshold=MORE,
         number=_start_up,
         phrase="{} of the total TTFT comes from requests of the first minute",
         means="means and percentiles describe the start-up (workload.start_jitter_s and "
@@ -275,8 +263,9 @@ CONDITIONS = (
     ),
     Condition(
         name="idle",
-        threshold=0.2,
+        threshold=IDLE,
         number=_idle,
+        is_below=True,
         phrase="idle, highest ρ {}",
         means="no resource is contended, so policies hardly change latencies (raise workload.load "
         "or workload.session_rate)",
@@ -286,7 +275,8 @@ CONDITIONS = (
     Condition(
         name="few sessions",
         threshold=20,
-        number=_few_sessions,
+        number=lambda summary: summary.get("request/sessions_count"),
+        is_below=True,
         phrase="only {} session(s)",
         means="confidence intervals over sessions are too narrow",
         is_share=False,
@@ -294,7 +284,7 @@ CONDITIONS = (
     Condition(
         name="collapsed sessions",
         threshold=0.25,
-        number=_collapsed,
+        number=lambda summary: summary.get("request/largest_session_share"),
         phrase="one session holds {} of the requests",
         means="it dominates every mean; a prompt shared by many sessions may have merged them",
     ),
@@ -302,7 +292,7 @@ CONDITIONS = (
 SURVIVORS = Condition(
     name="other survivors",
     threshold=0.01,
-    number=lambda _summary, _threshold: None,  # it needs several runs
+    number=lambda _: None,  # it needs several runs
     phrase="{} of the requests finished in some rows but not in others",
     means="the rows cover different requests, so means and hit rates are not comparable",
 )

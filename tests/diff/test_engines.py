@@ -86,6 +86,7 @@ def test_no_environment_fetches_torch(
     launch = prepare(ENGINES[engine], release)
     wanted = {each.partition("==")[0] for told in installs for each in told}
     assert not wanted & {"torch", "triton"}
+    assert launch.module == f"experiments.diff.{engine}.side"
     site = next(Path(launch.interpreter).parents[1].glob("lib/python*/site-packages"))
     assert (site / "zz_shared.pth").read_text() == f"{engines.SHARED_PTH}\n"
     program = f"import sys; {engines.SHARED_PTH}; print(sys.path[-1])"
@@ -260,7 +261,6 @@ def test_engines_differ_in_what_they_have() -> None:
     assert (SGLANG.python_only, vllm.python_only) == (False, True)
     for name, engine in ENGINES.items():
         assert engine.package == name
-        assert engine.module == f"experiments.diff.{name}.side"
 
 
 @pytest.mark.parametrize("folder", ["", "python", "src"])

@@ -125,13 +125,13 @@ class Rank:
         return [pool.num_free for tier in (DEVICE, HOST) for pool in self.cache.pools[tier]]
 
 
-def step(*ranks: Rank, now_ns: int | tuple[int, ...] = 0) -> list[list[int]]:
-    """One step's agreement; returns what each rank is told to drop."""
+def step(*ranks: Rank, now_ns: int | tuple[int, ...] = 0) -> None:
     clocks = now_ns if isinstance(now_ns, tuple) else (now_ns,) * len(ranks)
     minimum = minimum_of(
         [rank.agreement.pack(clock) for rank, clock in zip(ranks, clocks, strict=True)]
     )
-    return [rank.agreement.apply(minimum, 0) for rank in ranks]
+    for rank in ranks:
+        rank.agreement.apply(minimum, 0)
 
 
 def test_only_news_that_every_rank_has_is_acted_on() -> None:
@@ -188,14 +188,6 @@ def test_what_keeps_a_request_waiting_is_what_it_is_told(
         for rank in ranks:
             is_blocked = rank.prefetcher.is_blocking(0, now_ns)
             assert rank.prefetcher.check(0, now_ns) is not is_blocked
-
-
-def test_a_request_that_one_rank_knows_to_be_gone_is_dropped_by_all_in_one_step() -> None:
-    ranks = Rank(), Rank(), Rank()
-    for rank in ranks:
-        rank.start_reading()
-    ranks[1].agreement.ask_abort(0)
-    assert step(*ranks) == [[0], [0], [0]]
 
 
 def test_best_effort_does_not_wait_for_a_vote() -> None:
@@ -281,22 +273,13 @@ def test_copies_are_complete_in_the_order_in_which_they_began() -> None:
     assert minimum[2:5] == [0, 1, 0]  # load-backs, back-ups, writes
 
 
-def test_the_offer_of_a_step_keeps_its_length_while_prefetches_come() -> None:
-    rank = Rank()
-    empty = rank.agreement.pack(0)
-    rank.start(request_id=1)
-    rank.start(request_id=2)
-    assert len(rank.agreement.pack(0)) == len(empty)
-
-
-@pytest.mark.parametrize(("num_prefetches", "slots"), [(0, 64), (1, 64), (64, 64), (65, 128)])
-def test_there_is_room_for_so_many_votes(num_prefetches: int, slots: int) -> None:
+@pytest.mark.parametrize("num_prefetches", [0, 1, 65])
+def test_every_prefetch_has_a_vote(num_prefetches: int) -> None:
     rank = Rank(stop="timeout", num_pages=200)
     for number in range(num_prefetches):
         rank.start(request_id=number, num_pages=1)
     packed = rank.agreement.pack(0)
-    assert len(packed) == 5 + 2 * slots + 2
-    assert packed[5:-2] == [0, 1] * num_prefetches + [1, 1] * (slots - num_prefetches)
+    assert packed[5:-2] == [0] * num_prefetches
     assert packed[-2] == -packed[-1]
     assert 0 <= packed[-2] < 2**62
 
@@ -357,16 +340,6 @@ def test_what_was_read_and_when_is_passed_on() -> None:
     assert (prefetch.completed_pages, prefetch.read_ns) == (4, (5, 9))
     assert prefetch.restored_pages == 4
     assert prefetch.published_pages == 4
-
-
-def test_a_request_that_is_gone_is_told_of_once() -> None:
-    ranks = Rank(stop="timeout"), Rank(stop="timeout")
-    for rank in ranks:
-        rank.start(request_id=3)
-        rank.start(request_id=5)
-    ranks[0].agreement.ask_abort(5)
-    assert step(*ranks) == [[5], [5]]
-    assert step(*ranks) == [[], []]
 
 
 def test_copies_of_each_sort_are_counted_apart() -> None:

@@ -145,7 +145,7 @@ def test_a_spoilt_trace_is_seen(trace: dict[str, Any], spoil: Any) -> None:
 
 
 def test_the_slowest_are_told_of(again: Rerun) -> None:
-    told = lines(again, (), 3, is_trace=False)
+    told = lines(again, (), 3)
     answered = [each for each in again.records.values() if each.ttft_ns is not None]
     answered.sort(key=lambda each: -(each.ttft_ns or 0))
     titles = [line.partition(",")[0] for line in told if line.startswith("Request ")]
@@ -155,7 +155,7 @@ def test_the_slowest_are_told_of(again: Rerun) -> None:
 
 
 def test_every_request_can_be_told_of(again: Rerun) -> None:
-    told = lines(again, list(again.records), None, is_trace=False)
+    told = lines(again, list(again.records), 0)
     assert sum(line.startswith("Request ") for line in told) == 150
 
 
@@ -174,7 +174,7 @@ def test_evictions_are_named_of_pages_that_were_there(again: Rerun) -> None:
 
 def test_a_request_that_is_not_there_is_named(again: Rerun) -> None:
     with pytest.raises(ValueError, match="no request 9999: request ids go from 0 to 149"):
-        lines(again, [9999], None, is_trace=False)
+        lines(again, [9999], 0)
 
 
 def test_the_command_tells_and_writes_a_trace(

@@ -1,7 +1,7 @@
 import re
 import sys
 
-from hicache.cli.progress import JobWatch, ProgressBar
+from hicache.cli.progress import JobWatch, progress_bar
 from hicache.results.metrics import Progress
 
 
@@ -13,10 +13,8 @@ def draw_bars(monkeypatch):
 
 def test_a_title_that_looks_like_markup_is_shown_as_it_stands(monkeypatch, capsys):
     draw_bars(monkeypatch)
-    with ProgressBar("x[/b] [red]y") as bar:
-        bar.show(Progress(done_count=1, total_count=2, time_s=3.0, row=None))
-        assert bar._bar is not None
-        bar._bar.refresh()
+    with progress_bar("x[/b] [red]y", is_shown=True) as show:
+        show(Progress(done_count=1, total_count=2, time_s=3.0, row=None))
     assert "x[/b] [red]y" in capsys.readouterr().err
 
 

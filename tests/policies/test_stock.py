@@ -51,7 +51,8 @@ def left_of(pool, accesses: str, capacity: int) -> str:
             held[key].used = now
             pool.hit(held[key])
             continue
-        pool.miss((ord(key),))
+        if hasattr(pool, "miss"):
+            pool.miss((ord(key),))
         if len(held) == capacity:
             items = set(held.values())
             victim = pool.victim(items) or min(items, key=pool.rank)

@@ -13,7 +13,6 @@ import pytest
 from hicache import experiment
 from hicache.cli import compare
 from hicache.cli.job import run_job
-from hicache.cli.progress import ProgressBar
 from hicache.cli.schema import config_of
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import differing_keys, find_runs, group_runs, load_runs
@@ -59,10 +58,7 @@ def summary_of(*overrides: str) -> dict[str, float]:
 
 def run_into(directory: Path, *overrides: str):
     config = config_of("tracker.wandb_mode=disabled", *overrides)
-    bar = ProgressBar("", is_shown=False)
-    return run_job(
-        experiment.run, config, directory, group="", name="a run", bar=bar, show=lambda _: None
-    )
+    return run_job(experiment.run, config, directory, group="", name="a run", is_job=True)
 
 
 def test_the_page_names_every_condition_with_its_threshold():

@@ -10,7 +10,6 @@ import pytest
 
 from hicache import experiment
 from hicache.cli.job import run_job
-from hicache.cli.progress import ProgressBar
 from hicache.cli.schema import config_of
 from hicache.config import WorkloadConfig
 from hicache.request import Request
@@ -101,15 +100,7 @@ def test_nothing_that_was_said_is_written_to_disk(
     config = config_of(
         f"workload.path={path}", "tracker.wandb_mode=disabled", "prefetch.threshold=1"
     )
-    run_job(
-        experiment.run,
-        config,
-        out_dir,
-        group="g",
-        name="n",
-        bar=ProgressBar("chats", is_shown=False),
-        show=lambda _: None,
-    )
+    run_job(experiment.run, config, out_dir, group="g", name="n", is_job=True)
     written = [file for top in (out_dir, cache) for file in top.rglob("*") if file.is_file()]
     assert len(written) >= 8
     for file in written:

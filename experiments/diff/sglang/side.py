@@ -210,9 +210,7 @@ class SglangSide:
         cache = self.cache
         loaded = cache.init_load_back(
             InitLoadBackParams(
-                best_match_node=req.best_match_node,
-                host_hit_length=req.host_hit_length,
-                req=req,
+                best_match_node=req.best_match_node, host_hit_length=req.host_hit_length, req=req
             )
         )
         if loaded is None:

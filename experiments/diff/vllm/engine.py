@@ -1,8 +1,6 @@
 """vLLM's scheduler over pools like ours, for a model that never runs."""
 
-import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +17,14 @@ from vllm.v1.structured_output import StructuredOutputManager  # isort: skip
 from experiments.diff.vllm.dialect import known  # isort: skip
 
 HEAD_SIZE = 64
-SHAPE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": HEAD_SIZE,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "num_hidden_layers": 1,
-    "intermediate_size": HEAD_SIZE,
-    "vocab_size": 64,
-    "max_position_embeddings": 1 << 24,
-    "torch_dtype": "bfloat16",
-}
+MODEL = Path(__file__).parent / "model"  # a config.json for a head of `HEAD_SIZE`
 
 
 def make_scheduler(pools: Pools, *, eviction: str) -> Any:
     longest = pools.max_len + pools.page_size
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(SHAPE))
-        model = config.ModelConfig(
-            model=folder, skip_tokenizer_init=True, max_model_len=longest, dtype="bfloat16"
-        )
+    model = config.ModelConfig(
+        model=str(MODEL), skip_tokenizer_init=True, max_model_len=longest, dtype="bfloat16"
+    )
     cache = config.CacheConfig(block_size=pools.page_size, enable_prefix_caching=True)
     num_blocks, num_on_host = room(pools)
     # one block is the null block; the release chooses which windows and states to keep

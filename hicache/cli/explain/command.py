@@ -21,8 +21,9 @@ from hicache.results.metrics import RequestRecord
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("hicache explain", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="directory of a simulated run")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="directory of a simulated run")
+    add(
         "--request",
         type=int,
         action="append",
@@ -30,22 +31,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="N",
         help="id of a request to explain; may be repeated",
     )
-    parser.add_argument(
-        "--slowest", type=int, metavar="COUNT", help="explain the slowest by TTFT (default 3)"
-    )
-    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace of the run")
+    add("--slowest", type=int, metavar="COUNT", help="explain the slowest by TTFT (default 3)")
+    add("--perfetto", type=Path, metavar="FILE", help="write a trace of the run")
     options = parser.parse_args(arguments)
     with in_one_sentence():
         run = rerun(options.run)
-        is_trace = options.perfetto is not None
-        for line in lines(run, options.request, options.slowest, is_trace=is_trace):
+        slowest = options.slowest
+        if slowest is None:
+            slowest = 0 if options.request or options.perfetto else 3
+        for line in lines(run, options.request, slowest):
             print(line)
         if options.perfetto is not None:
             num_events = write_trace(options.perfetto, run)
             print(f"{num_events:,} events in {options.perfetto}")
 
 
-def lines(run: Rerun, requests: Sequence[int], slowest: int | None, *, is_trace: bool) -> list[str]:
+def lines(run: Rerun, requests: Sequence[int], slowest: int) -> list[str]:
     unknown = [number for number in requests if number not in run.records]
     if unknown:
         raise ValueError(
@@ -53,12 +54,8 @@ def lines(run: Rerun, requests: Sequence[int], slowest: int | None, *, is_trace:
             f"{max(run.records)}"
         )
     chosen: list[RequestRecord] = [run.records[number] for number in requests]
-    count = slowest
-    if count is None and not requests and not is_trace:
-        count = 3
-    if count is not None:
-        answered = [record for record in run.records.values() if record.ttft_ns is not None]
-        chosen += sorted(answered, key=lambda record: (-(record.ttft_ns or 0), record.id))[:count]
+    answered = [record for record in run.records.values() if record.ttft_ns is not None]
+    chosen += sorted(answered, key=lambda record: (-(record.ttft_ns or 0), record.id))[:slowest]
     told = []
     if run.differences:
         told.append(

@@ -19,6 +19,11 @@ DECLINED = {
     "declined_anchor_not_on_host": "the matched prefix was on the device but not on the host",
     "no_room": "the host had no room for it",
 }
+# parts of the prefill in which no step of the request ran
+BETWEEN = {
+    "fence": "before its steps, it waited {} for copies of evicted pages to the host",
+    "stalled": "between its steps, it waited {} for pages",
+}
 
 
 class Storyteller:
@@ -110,13 +115,13 @@ class Storyteller:
         began_ns = segment.end_ns
         if life.prefetch is not None and life.prefetch.read_ns is not None:
             began_ns = min(life.prefetch.read_ns[0], segment.end_ns)
-        before: list[str] = []
-        for number, other in self._run.timeline.lives.items():
-            read_ns = other.prefetch.read_ns if other.prefetch is not None else None
-            if read_ns is None or number == record.id:
-                continue
-            if read_ns[0] < began_ns and read_ns[1] > segment.start_ns:
-                before.append(str(number))
+        before = [
+            str(number)
+            for number, other in self._run.timeline.lives.items()
+            if number != record.id and other.prefetch is not None
+            if (read_ns := other.prefetch.read_ns) is not None
+            if read_ns[0] < began_ns and read_ns[1] > segment.start_ns
+        ]
         if before:
             told += f"; storage first read for other requests: {_and(before)}"
         return told
@@ -177,15 +182,9 @@ class Storyteller:
         if record.load_back_ns:
             told += f", {_seconds(record.load_back_ns)} waiting for load-backs"
         yield steps[0].start_ns, told
-        if parts.get("fence"):
-            took = _seconds(parts["fence"])
-            yield (
-                steps[0].start_ns,
-                f"(before its steps, it waited {took} for copies of evicted pages to the host)",
-            )
-        if parts.get("stalled"):
-            took = _seconds(parts["stalled"])
-            yield steps[0].start_ns, f"(between its steps, it waited {took} for pages)"
+        for part, waited in BETWEEN.items():
+            if parts.get(part):
+                yield steps[0].start_ns, f"({waited.format(_seconds(parts[part]))})"
 
 
 def _reasons(

@@ -129,10 +129,7 @@ def load_runs(paths: Sequence[Path]) -> list[StoredRun]:
     Raises:
         FileNotFoundError: a directory holds no finished run.
     """
-    return with_counts([load_run(directory) for path in paths for directory in find_runs(path)])
-
-
-def with_counts(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    runs = [load_run(directory) for path in paths for directory in find_runs(path)]
     counts = {key: 0 for run in runs for key in run.summary if key.endswith(COUNTS)}
     return [replace(run, summary=counts | run.summary) for run in runs]
 

@@ -12,6 +12,7 @@ Metrics of whole runs (a load, pages written) are compared window by window.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -45,8 +46,7 @@ class Difference:
         return self.other - self.baseline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(NamedTuple):
     # units that the bootstrap draws; a row is a request, or a run
     session_of: Places  # [rows]
     window_of: Places  # [sessions]
@@ -77,6 +77,7 @@ class Pairs:
             raise ValueError(
                 f"runs {baseline.settings} and {other.settings} have no window and seed in common"
             )
+        self.sides = (baseline, other)
         self._runs = (
             replace(baseline, runs=tuple(bases[run.served] for run in runs)),
             replace(other, runs=runs),
@@ -86,12 +87,14 @@ class Pairs:
         self.baseline = pd.concat([part[0] for part in parts])
         self.other = pd.concat([part[1] for part in parts])
         replicates = [run.replicate for run in runs]
-        names = list(dict.fromkeys(replicates))
-        numbers = np.array([names.index(name) for name in replicates])
-        self.num_windows = len(names)
+        places = {name: place for place, name in enumerate(dict.fromkeys(replicates))}
+        numbers = np.array([places[name] for name in replicates])
+        self.num_windows = len(places)
         windows = np.repeat(numbers, [len(part[0]) for part in parts])
-        self._requests = self._drawn(windows)
-        self._whole_runs = Drawn(session_of=numbers, window_of=np.arange(self.num_windows))
+        names = np.stack([windows, self.baseline["session_id"].astype(np.int64)], axis=1)
+        sessions, session_of = np.unique(names, axis=0, return_inverse=True)
+        self._requests = Drawn(session_of, window_of=sessions[:, 0])
+        self._whole_runs = Drawn(numbers, window_of=np.arange(self.num_windows))
         self.num_sessions = len(self._requests.window_of)
 
     def __len__(self) -> int:
@@ -136,11 +139,6 @@ class Pairs:
             )
             for (metric, (base, other)), found in zip(sides.items(), values.values(), strict=True)
         }
-
-    def _drawn(self, windows: Places) -> Drawn:
-        names = np.stack([windows, self.baseline["session_id"].astype(np.int64)], axis=1)
-        sessions, session_of = np.unique(names, axis=0, return_inverse=True)
-        return Drawn(session_of=session_of, window_of=sessions[:, 0])
 
 
 def _joined(baseline: Path, other: Path) -> tuple[Columns, Columns, int]:

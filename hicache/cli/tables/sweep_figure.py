@@ -8,12 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hicache.cli.tables.comparison import (
-    TITLES,
-    is_overloaded,
-    over_runs,
-    same_runs,
-)
+from hicache.cli.tables.comparison import TITLES, is_overloaded, over_runs, same_runs
 from hicache.cli.tables.groups import Group, Spread, answer_sets, is_number, short
 from hicache.cli.tables.verdicts import Verdicts
 from hicache.results.report import literal

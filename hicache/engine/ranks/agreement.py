@@ -33,7 +33,6 @@ from hicache.config import HitAgreement
 
 COPIES = get_args(Reported)  # by type, in the order of their counts in an offer
 NUM_COUNTS = 2 + len(COPIES)
-VOTE_SLOTS = 64  # votes are padded to multiples of this, so that the length rarely changes
 DIGEST_BITS = 62  # of a signed 64-bit element, which must also hold the negation
 
 
@@ -128,7 +127,6 @@ class RankAgreement:
         self._whole_digest_every = whole_digest_every
         self._copies: dict[type, deque[Reported]] = {kind: deque() for kind in COPIES}
         self._copied: set[Reported] = set()
-        self._to_abort: set[int] = set()
         self._ballot: dict[int, bool] = {}  # the last votes
         prefetcher.verdicts = {}
 
@@ -141,9 +139,6 @@ class RankAgreement:
     def has_copied(self, kind: type) -> bool:
         copies = self._copies[kind]
         return bool(copies) and copies[0] in self._copied
-
-    def ask_abort(self, request_id: int) -> None:
-        self._to_abort.add(request_id)
 
     def ballot(self, now_ns: int) -> dict[int, bool]:
         prefetcher = self._prefetcher
@@ -160,27 +155,21 @@ class RankAgreement:
         order:
 
         - the number of storage answers, of read results, and of finished copies of each type;
-        - two numbers for each unfinished prefetch: first 1 if its request may stop waiting,
-          otherwise 0; then 0 if its request was aborted, otherwise 1;
+        - a number for each unfinished prefetch: 1 if its request may stop waiting, otherwise 0;
         - a hash of the radix tree and its negative, whose minima show whether all hashes are equal.
         """
         counts = [len(self.answers), len(self.progress)]
         for copies in self._copies.values():
             counts.append(len(list(takewhile(self._copied.__contains__, copies))))
         self._ballot = self.ballot(now_ns)
-        votes = []
-        for request_id, can_stop in self._ballot.items():
-            votes += [int(can_stop), 1 - int(request_id in self._to_abort)]
-        num_blocks = max(-(-len(self._ballot) // VOTE_SLOTS), 1)
-        votes += [1] * (2 * VOTE_SLOTS * num_blocks - len(votes))
         digest = traffic_digest(self._cache)
         if self.num_steps % self._whole_digest_every == 0:
             digest ^= tree_digest(self._cache.tree)
         self.num_steps += 1
-        return [*counts, *votes, digest, -digest]
+        return [*counts, *map(int, self._ballot.values()), digest, -digest]
 
-    def apply(self, minimum: Items[int], now_ns: int) -> list[int]:
-        """Apply what all ranks have agreed on; return the ids of the requests that were aborted.
+    def apply(self, minimum: Items[int], now_ns: int) -> None:
+        """Apply what all ranks have agreed on.
 
         `minimum` is the element-wise minimum of the vectors of all ranks for this step.
 
@@ -195,21 +184,13 @@ class RankAgreement:
                 copy = copies.popleft()
                 self._copied.remove(copy)
                 self._cache.complete(copy)
-        gone: list[int] = []
-        verdicts: dict[int, bool] = {}
-        for place, request_id in enumerate(self._ballot):
-            can_stop, is_here = minimum[NUM_COUNTS + 2 * place :][:2]
-            verdicts[request_id] = bool(can_stop)
-            if not is_here:
-                gone.append(request_id)
-                self._to_abort.discard(request_id)
         if self._prefetcher.policy.waits:
-            self._prefetcher.verdicts = verdicts
+            votes = map(bool, minimum[NUM_COUNTS:-2])
+            self._prefetcher.verdicts = dict(zip(self._ballot, votes, strict=True))
         for _ in range(num_answers):
             self._land(self.answers.popleft(), now_ns)
         for _ in range(num_progress):
             self._land(self.progress.popleft(), now_ns)
-        return gone
 
     def _land(self, progress: ReadProgress, now_ns: int) -> None:
         prefetch = progress.prefetch

@@ -270,15 +270,12 @@ class TorchIo:
 
 
 class TorchExecutor:
+    is_fenced = False  # streams order the copies
+
     def __init__(self, runner: ModelRunner, io: TorchIo) -> None:
         self._runner = runner
         self._io = io
         self._engine = io.attach(runner)
-
-    @property
-    def is_fenced(self) -> bool:
-        # streams order the copies
-        return False
 
     def submit(self, work: Work, now_ns: int) -> None:
         if isinstance(work, StorageWrite):

@@ -167,10 +167,7 @@ class ModelRunner:
             self._boundaries.append((sequence.working_slot, sequence.boundary_slot))
 
     def _memory(
-        self,
-        req: RequestState,
-        rows: dict[int, Row],
-        captures: Sequence[tuple[int, int]] = (),
+        self, req: RequestState, rows: dict[int, Row], captures: Sequence[tuple[int, int]] = ()
     ) -> PagedKvView:
         sequence = req.sequence
         slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])

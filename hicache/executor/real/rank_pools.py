@@ -149,9 +149,9 @@ class RankPools:
             bytes_of(part.shape[1:], part.dtype, form)
             for (_, part, _), form in zip(parts, forms, strict=True)
         ]
-        on_gpu = self._spec.device.type == "cuda"
-        slab = (pinned_bytes if on_gpu else _zeros)(count * sum(sizes)).view(count, sum(sizes))
-        self.host[kind] = slab
+        num_bytes, on_gpu = count * sum(sizes), self._spec.device.type == "cuda"
+        slab = pinned_bytes(num_bytes) if on_gpu else torch.zeros(num_bytes, dtype=torch.uint8)
+        self.host[kind] = slab = slab.view(count, sum(sizes))
         pieces = torch.split(slab, sizes, dim=1)
         return [
             Buffer(layer, part, piece, form, may_code)
@@ -257,10 +257,6 @@ def kv_letters(config: ModelConfig) -> dict[int, str]:
 def there(table: Table | None) -> Table:
     assert table is not None, "nothing moves between pools that hold nothing"
     return table
-
-
-def _zeros(num_bytes: int) -> Tensor:
-    return torch.zeros(num_bytes, dtype=torch.uint8)
 
 
 def count_of(counts: Counts, kind: int) -> int:

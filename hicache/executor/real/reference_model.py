@@ -123,11 +123,7 @@ class ReferenceModel:
         first, end = page * self.page_size, (page + 1) * self.page_size
         position = torch.arange(first, end, device=self.device)
         angles = (position[:, None].double() * self._frequencies)[:, None]
-        return _Block(
-            page,
-            rows,
-            (angles.cos().to(self.dtype), angles.sin().to(self.dtype)),
-        )
+        return _Block(page, rows, (angles.cos().to(self.dtype), angles.sin().to(self.dtype)))
 
     # -- layers --------------------------------------------------------------------------------
 

@@ -40,10 +40,15 @@ class TorchRuntime:
             torch.set_num_threads(1)  # blocks are small: a second thread costs more than it saves
         self._verifier: Verifier | None = None
         self._plane = _plane(config.executor.kernels, self._device)
-        self._model = self._make_model(config)
+        page_size = config.cache.page_size
+        self._model = ReferenceModel(
+            config.model, page_size=page_size, seed=config.seed, device=str(self._device)
+        )
+        if config.executor.verify:
+            self._verifier = Verifier(self._model, self._plane)
         self._spec = PoolSpec(
             model=config.model,
-            page_size=config.cache.page_size,
+            page_size=page_size,
             device_counts=device_counts,
             host_counts=host_counts,
             device=self._device,
@@ -113,15 +118,6 @@ class TorchRuntime:
             notes.append(str(verdict))
             measures |= verdict.measures()
         return notes, measures
-
-    def _make_model(self, config: ExperimentConfig) -> ReferenceModel:
-        page_size = config.cache.page_size
-        model = ReferenceModel(
-            config.model, page_size=page_size, seed=config.seed, device=str(self._device)
-        )
-        if config.executor.verify:
-            self._verifier = Verifier(model, self._plane)
-        return model
 
     def _open(self, rank: int, pools: TorchPools) -> GuardedStorage | None:
         config = self._config.storage

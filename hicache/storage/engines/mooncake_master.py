@@ -37,16 +37,10 @@ class MooncakeMaster(MemoryStorage):
         self._random = Random(0)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        flags = super().contains(keys)
-        with self._lock:
-            self._use([key for key, flag in zip(keys, flags, strict=True) if flag])
-        return flags
+        return self._use(keys, super().contains(keys))
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        flags = super().read(keys, buffers)
-        with self._lock:
-            self._use([key for key, flag in zip(keys, flags, strict=True) if flag])
-        return flags
+        return self._use(keys, super().read(keys, buffers))
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         call = next(self._calls)
@@ -74,9 +68,12 @@ class MooncakeMaster(MemoryStorage):
             self._evict()
         return True
 
-    def _use(self, keys: Sequence[bytes]) -> None:
-        call = next(self._calls)
-        self._used.update((key, call) for key in keys if key in self._pages)
+    def _use(self, keys: Sequence[bytes], flags: list[bool]) -> list[bool]:
+        with self._lock:
+            call = next(self._calls)
+            found = (key for key, flag in zip(keys, flags, strict=True) if flag)
+            self._used.update((key, call) for key in found if key in self._pages)
+        return flags
 
     def _evict(self) -> None:
         seen = evicted = 0

@@ -76,12 +76,7 @@ class SlotTable:
     """
 
     def __init__(
-        self,
-        path: Path,
-        files: SlotFiles,
-        *,
-        capacity_bytes: int | None,
-        busy_s: float,
+        self, path: Path, files: SlotFiles, *, capacity_bytes: int | None, busy_s: float
     ) -> None:
         self._files = files
         self._owner = current_owner()
@@ -190,14 +185,9 @@ class SlotTable:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Return a context whose changes take effect together at its end, or not at all."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._db:  # commits, or rolls back after an error
+            self._db.execute("BEGIN IMMEDIATE")
             yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def _take_back(self) -> bool:
         taken = False
@@ -244,13 +234,11 @@ class SlotTable:
             elif not self._take_back():
                 return None
         free = self._db.execute(
-            "SELECT min(slot) FROM slots WHERE slot_bytes = ? AND state = ?",
-            (slot_bytes, _FREE),
+            "SELECT min(slot) FROM slots WHERE slot_bytes = ? AND state = ?", (slot_bytes, _FREE)
         ).fetchone()[0]
         if free is None:
             free = self._db.execute(
-                "SELECT coalesce(max(slot), -1) + 1 FROM slots WHERE slot_bytes = ?",
-                (slot_bytes,),
+                "SELECT coalesce(max(slot), -1) + 1 FROM slots WHERE slot_bytes = ?", (slot_bytes,)
             ).fetchone()[0]
         return Place(slot_bytes, free)
 

@@ -119,17 +119,14 @@ def _print_results(session: Session) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Bandwidth of the kernels, against ceilings.")
-    parser.add_argument(
-        "--op", action="append", choices=[*CASES, CONTEST], help="default: all but the contest"
-    )
-    parser.add_argument(
-        "--kernel", action="append", metavar="MODULE:NAME", help="one more for the contest"
-    )
-    parser.add_argument("--json", type=Path, help="where to write every number")
-    parser.add_argument("--dry-run", action="store_true", help="toy sizes, no GPU, no times")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--device-mib", type=int, default=1024, help="moved within the device")
-    parser.add_argument("--host-mib", type=int, default=512, help="moved across the link")
+    add = parser.add_argument
+    add("--op", action="append", choices=[*CASES, CONTEST], help="default: all but the contest")
+    add("--kernel", action="append", metavar="MODULE:NAME", help="one more for the contest")
+    add("--json", type=Path, help="where to write every number")
+    add("--dry-run", action="store_true", help="toy sizes, no GPU, no times")
+    add("--repeats", type=int, default=20)
+    add("--device-mib", type=int, default=1024, help="moved within the device")
+    add("--host-mib", type=int, default=512, help="moved across the link")
     return parser.parse_args()
 
 

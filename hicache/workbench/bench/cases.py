@@ -175,15 +175,5 @@ def sweep(session: Session) -> None:
             )
 
 
-CASES: dict[str, Callable[[Session], None]] = {
-    "ceilings": ceilings,
-    "pages": pages,
-    "links": links,
-    "interference": interference,
-    "slots": slots,
-    "checksums": checksums,
-    "indices": indices,
-    "launches": launches,
-    "sweep": sweep,
-    "programs": programs,
-}
+EVERY = (ceilings, pages, links, interference, slots, checksums, indices, launches, sweep, programs)
+CASES = {each.__name__: each for each in EVERY}

@@ -97,24 +97,14 @@ def _beside_copies(
         case = f"{direction} alone, before {name}"
         solo = session.time("interference", case, launch, num_bytes, repeats=5)
         num_copies = math.ceil(1.3 * alone_s * solo * 1e9 / transfer.num_bytes)
-        beside_s, copy_s = _beside(products, launch, side, num_copies)
+        rounds = [_beside(products, launch, side, num_copies) for _ in range(NUM_ROUNDS)]
+        beside_s, copy_s = map(statistics.median, zip(*rounds, strict=True))
         rate = num_bytes / copy_s / 1e9
         session.at_most("G7", f"{name} slowed by 4 programs {direction}", beside_s / alone_s, 1.05)
         session.at_least("G7", f"copy {direction} beside {name} over alone", rate / solo, 0.90)
 
 
 def _beside(
-    products: Callable[[], None],
-    launch: Callable[[], object],
-    side: torch.cuda.Stream,
-    num_copies: int,
-) -> tuple[float, float]:
-    rounds = [_one_round(products, launch, side, num_copies) for _ in range(NUM_ROUNDS)]
-    products_s, copies_s = zip(*rounds, strict=True)
-    return statistics.median(products_s), statistics.median(copies_s)
-
-
-def _one_round(
     products: Callable[[], None],
     launch: Callable[[], object],
     side: torch.cuda.Stream,

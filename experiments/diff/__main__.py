@@ -150,6 +150,8 @@ def run(options: argparse.Namespace) -> int:
         "compat": engine.compat,
         "write_policy": options.write_policy,
     }
+    if options.base.startswith(engine.keeps_windows):
+        settings["windows"] = "every"
     if options.corrected:
         if options.engine != "vllm":
             raise SideError(f"--corrected is for --engine vllm, got {options.engine}")

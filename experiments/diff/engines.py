@@ -46,7 +46,7 @@ class Engine:
         python_only: True if only the Python files of a release are used, without compiled ones.
         has_storage: True if the cache has a storage tier below host memory.
         compat: name of our preset in `conf/compat` that imitates the engine.
-        keeps_windows: how the names of those releases begin that keep the windows of all blocks of a
+        keeps_windows: beginnings of the names of releases that keep the windows of all blocks of a
             prompt. Later ones keep those from which a later prompt can continue.
     """
 

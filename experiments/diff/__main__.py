@@ -129,6 +129,8 @@ def run(options: argparse.Namespace) -> int:
     if options.workload != edges.NAME and not options.no_edges:
         parts = [Part(each) for each in edges_of(options)] + parts
     settings = {"core": options.core, "compat": engine.compat, "write_policy": options.write_policy}
+    if options.base.startswith(engine.keeps_windows):
+        settings["windows"] = "every"
     if options.corrected:
         if options.engine != "vllm":
             raise SideError(f"--corrected is for --engine vllm, got {options.engine}")

@@ -44,6 +44,8 @@ class Engine:
         python_only: True if only the Python files of a release are used, without compiled ones.
         has_storage: True if the cache has a storage tier below host memory.
         compat: name of our preset in `conf/compat` that imitates the engine.
+        keeps_windows: beginnings of the names of releases that keep the windows of all blocks of a
+            prompt. Later ones keep those from which a later prompt can continue.
     """
 
     package: str
@@ -51,6 +53,7 @@ class Engine:
     python_only: bool = False
     has_storage: bool = True
     compat: str = "sglang_0_5_23"
+    keeps_windows: tuple[str, ...] = ()
 
     @property
     def requirements(self) -> list[str]:
@@ -70,6 +73,7 @@ ENGINES = {
         python_only=True,
         has_storage=False,
         compat="vllm_0_33",
+        keeps_windows=tuple(f"0.{number}." for number in range(22, 30)),
     ),
 }
 

@@ -343,6 +343,15 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         "scheduler.clip_new_tokens": pools.max_len,
         "scheduler.new_token_ratio": 0,
     }
+    if pools.window_len and compat != SGLANG:
+        # vLLM has one pool of equal blocks for all kinds. This model's pages of full attention and
+        # of windows are of one size
+        model = "gpt_oss_120b"
+        values |= {"cache.pools": "shared_both"}
+        if options.get("windows") == "every":
+            values |= {"cache.windows": "every", "cache.checkpoint_tokens": page}
+        else:
+            values |= {"compat.quirks.trims_windows": True}
     if pools.window_len:
         swa_host_tokens = int(pools.swa_tokens * pools.host_ratio) // page * page
         values |= {

@@ -93,17 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def variants(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     case = read_case(name)
     yield name, case
-    if "fitted" in case:
-        title = f"{case['title']}, one constant fitted"
-        yield (
-            f"{name} fitted",
-            {
-                **case,
-                "title": title,
-                "settings": [*case["settings"], *case["fitted"]["settings"]],
-                "facts": [{**case["fitted"], "choices": ["one number"]}],
-            },
-        )
+    for variant, fact in case.get("variants", {}).items():
+        others = [each for each in case["facts"] if each["what"] != fact["what"]]
+        title = f"{case['title']}, {variant}"
+        yield f"{name} {variant}", {**case, "title": title, "facts": [*others, fact]}
 
 
 def read_case(name: str) -> dict[str, Any]:

@@ -27,7 +27,8 @@ def swa_budget_for_req(
     Args:
         form: the name of the formula.
         extend: tokens of the request that must be computed.
-        chunk: tokens that the current step can still compute; None means no limit.
+        chunk: tokens that the current step can still compute; None means no limit. Admission always
+            passes a number.
         window: length of the sliding window in tokens.
         page: tokens per page.
         swa_host_hit_length: window tokens to load from host to device; 0 once device pages are

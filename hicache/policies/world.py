@@ -20,8 +20,8 @@ class World:
         kinds: names of the kinds of data that the model caches, such as "full" (full-attention KV),
             "swa" (sliding window) and "mamba".
         capacity: by tier and kind, the pages (or Mamba states) that fit in the pool. None means
-            unlimited. If kinds share the bytes of the host (`host.layout`), each kind's number is
-            that of the whole host.
+            unlimited. If kinds share the bytes of a tier (`cache.pools`), each kind's number is
+            that of the whole tier.
         unit_bytes: by tier and kind, the bytes of a page (or Mamba state).
         window_tokens: by kind, the tokens in a sliding window.
         flops: function that returns the FLOPs to compute the tokens [start, end) of a prompt,

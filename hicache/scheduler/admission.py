@@ -21,6 +21,8 @@ def ceil_page(tokens: int, page_size: int) -> int:
 class StepBudget:
     """What one step may still compute, and the memory that is already reserved for requests.
 
+    A budget lasts for one scan of the queue.
+
     `chunk_tokens`: prompt tokens that the step may still compute. `reserved_tokens`: full-attention
     KV tokens that are reserved, but not allocated yet. `reserved_windows`: the same for each kind
     of sliding window, in tokens.

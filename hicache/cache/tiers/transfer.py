@@ -193,7 +193,9 @@ class Load(NamedTuple):
     `moment` is "inserted", "copied", "hit" or "evicted": what happens to the data. `kind` is the
     kind of data. `source` is the tier that holds it: 0 for the device, 1 for the host. `writes` is
     given for copies to storage: the bytes that wait to be written, and their limit. `is_answer` is
-    True if the data belongs to generated tokens.
+    known at the moment "inserted" only: it is True if the pages that were just inserted hold
+    generated tokens. If the policy refuses them, it is asked about the nodes before them with the
+    same value.
     """
 
     moment: str

@@ -92,7 +92,7 @@ def test_the_working_set_counts_every_token_once() -> None:
 
 def test_the_working_set_holds_what_tenants_have_in_common_for_each_of_them() -> None:
     requests = [
-        request_of(number, range(100), [100], number * SECOND_NS, namespace)
+        request_of(number, range(100), [100], number * SECOND_NS, namespace=namespace)
         for number, namespace in enumerate(("", "", "tenant"))
     ]
     config = (*PLAIN, "cache.host_gib=2", "workload.arrivals=open")

@@ -1,4 +1,4 @@
-"""Host pools that share their bytes: what leaves to make room, and the bytes that stay."""
+"""Pools that share the bytes of a tier: what leaves to make room, and the bytes that stay."""
 
 from dataclasses import replace
 
@@ -64,6 +64,20 @@ def test_a_state_may_leave_to_make_room_for_pages(policy, is_shared, left):
     assert on_host(cache) == [(2, True), (4, True)]
     cache.host.make_room(FULL, 3, NO_DEMAND)
     assert on_host(cache) == left
+
+
+@pytest.mark.parametrize(("is_shared", "taken"), [(True, 4 + STATE_BYTES), (False, 4)])
+def test_claims_of_all_kinds_take_room_where_they_share_the_device(is_shared, taken) -> None:
+    room = SharedBytes(64)
+    pools = [SharedAllocator(room, size) for size in (1, 1, STATE_BYTES)]
+    split = make_cache(device=(4, 0, 4)).pools
+    cache = make_cache(
+        pools=(pools if is_shared else split[0], split[1]),
+        page_bytes=(1, 1, STATE_BYTES),
+        has_states=True,
+    )
+    claims = {FULL: 4 * PAGE, MAMBA: 1}
+    assert cache.taken(FULL, claims) == taken * PAGE
 
 
 @pytest.mark.parametrize("model", SMALL)

@@ -672,6 +672,9 @@ class SchedulerConfig:
     # Time in seconds that the server spends on each request besides the scheduler and the GPU:
     # HTTP, tokenization, detokenization. It delays a request and does not occupy the engine.
     server_s: float = knob(0.0, least=0)
+    # Time in seconds that the engine spends on each request that it begins while its GPU waits. It
+    # makes simulated steps longer. 0 means that such work is done while the GPU computes.
+    begin_s: float = knob(0.0, least=0)
     # Maximum number of prompt tokens computed per step (chunked prefill).
     chunk_tokens: int = knob(8192, least=1)
     # Maximum number of requests that run at once, in prefill or decode.

@@ -126,7 +126,7 @@ elif [[ " $parts " == *" executor "* ]]; then
     # a mix with load-backs, back-ups, fences and states, and fewer kernels than most
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 sanitize memcheck mix "$python" -c '
 from tests.executor.mixes import run_mix
-verdict = run_mix(52, device="cuda").verdict
+verdict = run_mix(137, device="cuda").verdict
 print(verdict)
 raise SystemExit(verdict.num_equal != verdict.num_checked)'
     export HYDRA_FULL_ERROR=1

@@ -6,7 +6,7 @@ from itertools import count
 
 from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.clock import SimulatedClock
+from hicache.clock import SimulatedClock, to_ns
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.ports import Runtime
@@ -64,6 +64,7 @@ class SimulatedRuntime:
             shared_load_rate=shared_load_rate(rates),
             # a staged copy uses no SMs, so it does not slow computing
             slowdown=1.0 if path is CopyPath.staged else config.hardware.copy_slowdown.value,
+            begin_ns=to_ns(config.scheduler.begin_s),
         )
 
     def executor(self, cache: PrefixCache) -> SimulatedExecutor:

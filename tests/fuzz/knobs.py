@@ -128,6 +128,7 @@ WRITTEN = (
     _each("workload.concurrency", 32, 2),
     _each("workload.stagger_s", 0, 5),
     _each("scheduler.server_s", 0.0, 0.003),
+    _each("scheduler.begin_s", 0.0, 0.001),
     _each("workload.think_cap_s", 0.02, 0.0),
     _cases(
         "patience",

@@ -9,6 +9,17 @@ from tests.fuzz.trial import try_choices
 
 # one law each, and what broke it
 FOUND = {
+    # a window of a leaf that may not leave was copied, which queued the leaf again, without end
+    "a_victim_that_may_not_leave_a_shared_device_is_asked_once": (
+        {
+            "seed": "222",
+            "kinds": "chunks",
+            "cache.write_policy": "write_back_watermark",
+            "storage.speed": "slow_writes",
+            "host.layout": "one_pool_a_tier",
+        },
+        40,
+    ),
     # a hit that was given up hid which full pages are cached
     "what_a_given_up_hit_did_not_use_has_a_reason": (
         {"kinds": "parts", "cache.page_size": "1", "pools.swa_device": "0.0"},

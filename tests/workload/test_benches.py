@@ -270,6 +270,17 @@ def test_the_server_delays_a_request_and_does_not_occupy_the_engine() -> None:
         assert delayed.ttft_ns == plain.ttft_ns + SECOND_NS // 4
 
 
+def test_the_engine_begins_one_request_after_the_other() -> None:
+    told = ("model=llama3_8b", "storage=none", "workload=multi_turn", "workload.rounds=1")
+    config = config_of(*told, "workload.num_sessions=4", "workload.turn_tokens=64")
+    slow = replace(config, scheduler=replace(config.scheduler, begin_s=0.5))
+    spans = [
+        max(each.finish_ns for each in experiment.run(each_config).records)
+        for each_config in (config, slow)
+    ]
+    assert spans[1] - spans[0] == pytest.approx(4 * SECOND_NS / 2, abs=SECOND_NS / 4)
+
+
 def late(config: ExperimentConfig, server_s: float) -> ExperimentConfig:
     return replace(config, scheduler=replace(config.scheduler, server_s=server_s))
 

@@ -56,20 +56,25 @@ class Device:
     def evict(self, kind: int, count: int, demand: Demand = NO_DEMAND) -> bool:
         pool = self._pools[kind]
         wanted = pool.num_free + count
-        stuck: list[tuple[Node, int]] = []
+        stuck: dict[Node, list[int]] = {}  # nodes that may not leave, by the kinds that were chosen
         while pool.num_free < wanted:
             found = self._tree.victim(DEVICE, kind, wanted - pool.num_free)
             if found is None:
                 break
             victim, each = found
-            write_back = self._write_back
-            if write_back is None or write_back.save(victim, each, demand.request_id):
+            saver = self._write_back
+            # asked once for a node: the locks of its copy queue it again, for all its kinds
+            may_leave = victim not in stuck
+            if may_leave and saver is not None:
+                may_leave = saver.save(victim, each, demand.request_id)
+            if may_leave:
                 self._bookings.free_evicted(self._tree.evict(victim, DEVICE, each, demand))
             else:
-                stuck.append(found)
+                stuck.setdefault(victim, []).append(each)
                 self._tree.residency.queues[DEVICE][each].pop(victim, None)
-        for node, each in stuck:
-            self._tree.residency.reconsider(node, each)
+        for node, kinds in stuck.items():
+            for each in kinds:
+                self._tree.residency.reconsider(node, each)
         return pool.num_free >= wanted
 
     # -- load-backs ----------------------------------------------------------------------------

@@ -306,6 +306,7 @@ class SimulatedExecutor:
         shared_load_rate: float | None = None,
         load_shares: Sequence[float] | None = None,
         slowdown: float,
+        begin_ns: int = 0,
     ) -> None:
         """Create the executor of one engine.
 
@@ -321,6 +322,7 @@ class SimulatedExecutor:
             load_shares: by kind, the bytes of a page on the host divided by those on the device;
                 None means 1 for all kinds.
             slowdown: factor by which copies slow down the steps that run at the same time.
+            begin_ns: time in ns by which each request that begins makes its first step longer.
         """
         self._engine = engine
         self._cost = cost
@@ -331,6 +333,7 @@ class SimulatedExecutor:
         self._shared_load_rate = load_rate if shared_load_rate is None else shared_load_rate
         self._load_shares = load_shares or [1.0] * len(page_bytes)
         self._slowdown = slowdown
+        self._begin_ns = begin_ns
 
     @property
     def is_fenced(self) -> bool:
@@ -386,7 +389,9 @@ class SimulatedExecutor:
             slowdown=slowdown,
             saved_states=sum(len(extend.saves) for extend in batch.extends),
         )
-        return StepRun(StepEnds([now_ns + cost.total_ns]), cost.load_stall_ns)
+        num_new = sum(extend.start == extend.req.cached_len for extend in batch.extends)
+        end_ns = now_ns + cost.total_ns + num_new * self._begin_ns
+        return StepRun(StepEnds([end_ns]), cost.load_stall_ns)
 
 
 def _capacities(config: StorageConfig, copy_rates: Sequence[dict[str, float]]) -> dict[str, float]:

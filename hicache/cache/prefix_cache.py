@@ -341,8 +341,9 @@ class PrefixCache:
             self._writer.on_backed_up(transfer)
         for host_lock in transfer.host_locks:
             self.tree.release(host_lock)
-        if self._is_exclusive and not isinstance(transfer, StorageWrite):
-            self.host.leave(transfer.node)
+        if self._is_exclusive:  # the device may hold what was locked by now
+            for host_lock in transfer.host_locks:
+                self.host.leave(host_lock.node)
 
     # -- what prefetch has brought -----------------------------------------------------------------
 

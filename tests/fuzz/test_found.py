@@ -9,6 +9,16 @@ from tests.fuzz.trial import try_choices
 
 # one law each, and what broke it
 FOUND = {
+    # a last page that was loaded while another request published it stayed on both tiers
+    "an_exclusive_host_frees_a_last_page_when_its_copy_is_done": (
+        {
+            "cache.loads_last_page": "True",
+            "workload.arrivals": "closed",
+            "cache.page_size": "1",
+            "host.layout": "both",
+        },
+        18,
+    ),
     # a window of a leaf that may not leave was copied, which queued the leaf again, without end
     "a_victim_that_may_not_leave_a_shared_device_is_asked_once": (
         {

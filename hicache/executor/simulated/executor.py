@@ -389,8 +389,10 @@ class SimulatedExecutor:
             slowdown=slowdown,
             saved_states=sum(len(extend.saves) for extend in batch.extends),
         )
-        num_new = sum(extend.start == extend.req.cached_len for extend in batch.extends)
-        end_ns = now_ns + cost.total_ns + num_new * self._begin_ns
+        end_ns = now_ns + cost.total_ns
+        if self._begin_ns:
+            begun = [extend for extend in batch.extends if extend.start == extend.req.cached_len]
+            end_ns += self._begin_ns * len(begun)
         return StepRun(StepEnds([end_ns]), cost.load_stall_ns)
 
 

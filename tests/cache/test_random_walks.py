@@ -18,6 +18,11 @@ def test_random_walks_keep_every_law_and_agree_with_the_oracle(block: int) -> No
         Walk(random_setting(seed)).run(100)
 
 
+@pytest.mark.parametrize("seed", [904, 1241])
+def test_a_last_page_is_loaded_after_the_back_up_that_reads_its_target(seed: int) -> None:
+    Walk(random_setting(seed)).run(250)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("block", range(10))
 def test_thousands_of_long_walks_keep_every_law(block: int) -> None:

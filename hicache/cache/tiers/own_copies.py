@@ -49,13 +49,15 @@ def load_last(
     bookings.fates.close(held, "used")
     sequence.pages[FULL] += page_ids
     sequence.num_pages = end
-    is_new = load_back is None
     if load_back is None:
         load_back = LoadBack(moves=[], num_bytes=0, node=node, locks=[tree.lock(node)])
+        bookings.book(load_back)
+    else:
+        # the allocation may have booked a back-up that still reads the page: load after it
+        bookings.outbox.remove(load_back)
+        bookings.outbox.append(load_back)
     load_back.host_locks.append(host_lock)
     _add(bookings, load_back, Move(FULL, held, page_ids, is_own=True))
-    if is_new:
-        bookings.book(load_back)
     return load_back
 
 

@@ -227,7 +227,7 @@ WRITTEN = (
     _cases(
         "seam",
         none="",
-        # pages are evicted by an answer, just before somebody comes who is sent where they are
+        # an answer evicts pages just before a request is routed to the engine that held them
         look_of_a_router="parallel.replicas=2 parallel.router=prefix_load "
         "cache.eviction=random cache.write_policy=write_through pools.full_device=0.8 "
         "pools.full_host=0.0 talk.longest_answer=300 talk.gap_s=0.05",

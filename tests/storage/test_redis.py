@@ -167,7 +167,7 @@ def test_no_server_is_one_clear_error() -> None:
 
 def test_a_server_that_does_not_answer_is_given_up(server: RedisServer) -> None:
     with closing(RedisStorage(server.url, namespace="test", deadline_s=0.05)) as storage:
-        server.running.send_signal(signal.SIGSTOP)  # answers nobody, and closes no connection
+        server.running.send_signal(signal.SIGSTOP)  # sends no answer and keeps connections open
         with pytest.raises(StorageError, match="cannot use Redis"):
             read(storage, keys(1))
         server.running.send_signal(signal.SIGCONT)

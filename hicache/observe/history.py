@@ -5,22 +5,23 @@ mean equal prefixes. Numbers rise along a prefix. In simulated runs, the cache i
 numbers as the names of pages.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hicache.cache.kinds import FULL, KIND_NAMES, Extents, Kinds
-from hicache.cache.tree.events import Demand
-from hicache.cache.tree.keys import KIND_STEP, NUMBER_BYTES, Key, PageNames
+from hicache.cache.tree.events import Data, Demand
+from hicache.cache.tree.keys import NUMBER_BYTES, PageNames
 from hicache.cache.tree.node import DEVICE, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.engine.warm import pages_left
 from hicache.request import Request, TokenSpans
 
 PageNumbers = NDArray[np.int32]
+Place = slice | PageNumbers  # an index of pages in a table
 
 
 class Stored:
@@ -47,7 +48,7 @@ class PageRegistry:
     """Records which cache pages exist, and which are in the storage that several engines share.
 
     Attributes:
-        num_pages: the number of different pages in the workload.
+        numbers: [num_pages], the numbers of all different pages in the workload: 0, 1, ...
         is_seen: [num_pages], True if an earlier request had the page, or if storage reported it.
         stored: for each kind of page, [num_pages]: a code of `Stored`, which says how far the page
             is on its way to storage. Kinds are full-attention KV, sliding-window KV and Mamba
@@ -57,10 +58,11 @@ class PageRegistry:
 
     def __init__(self, pages: Mapping[int, TokenSpans], num_kinds: int = len(KIND_NAMES)) -> None:
         ends = (int((each.starts + each.counts).max(initial=0)) for each in pages.values())
-        self.num_pages = max(ends, default=0)
-        self.is_seen = np.zeros(self.num_pages, bool)
-        self.stored = [np.zeros(self.num_pages, np.uint8) for _ in range(num_kinds)]
-        self.written_ns = [np.zeros(self.num_pages, np.int64) for _ in range(num_kinds)]
+        size = max(ends, default=0)
+        self.numbers = np.arange(size, dtype=np.int32)
+        self.is_seen = np.zeros(size, bool)
+        self.stored = [np.zeros(size, np.uint8) for _ in range(num_kinds)]
+        self.written_ns = [np.zeros(size, np.int64) for _ in range(num_kinds)]
 
     def warm(self, requests: Iterable[Request], names: PageNames, kinds: Kinds) -> None:
         for request in requests:
@@ -83,7 +85,7 @@ class PageHistory:
     def __init__(self, registry: PageRegistry, kinds: Kinds) -> None:
         self.kinds = kinds
         self.registry = registry
-        size = registry.num_pages
+        size = len(registry.numbers)
         self.now_ns = 0
         self.marks = [np.zeros(size, np.uint8) for _ in range(kinds.size)]
         self.lost_for = [np.zeros(size, np.uint8) for _ in range(kinds.size)]  # a Purpose
@@ -91,6 +93,7 @@ class PageHistory:
         self.lost_to = [np.zeros(size, np.int32) for _ in range(kinds.size)]
         self.lost_ns = [np.zeros(size, np.int64) for _ in range(kinds.size)]
         self.owners = np.zeros(size, np.int32)
+        self._under_way: dict[object, list[tuple[int, Place]]] = {}  # by write: kinds and pages
 
     # -- events of the cache -------------------------------------------------------------------
 
@@ -134,18 +137,19 @@ class PageHistory:
                 pages = (ends - back)[ends - back >= firsts]
                 self._find(numbers[np.maximum(pages, start)], kind)
 
-    def write_queued(self, keys: Iterable[Key]) -> None:
-        self._store(keys, Stored.under_way)
+    def write_queued(self, write: object, items: Data) -> None:
+        self._under_way[write] = places = list(self._places(items))
+        self._store(places, Stored.under_way)
 
-    def write_dropped(self, keys: Iterable[Key]) -> None:
-        self._store(keys, Stored.dropped)
+    def write_dropped(self, items: Data) -> None:
+        self._store(self._places(items), Stored.dropped)
 
-    def write_ended(self, keys: Iterable[Key]) -> None:
-        self._store(keys, Stored.written)
+    def write_ended(self, write: object) -> None:
+        self._store(self._under_way.pop(write), Stored.written)
 
-    def taken_out(self, keys: Iterable[Key]) -> None:
-        for kind, numbers in pages_by_kind(keys):
-            self.registry.stored[kind][numbers] = Stored.never
+    def taken_out(self, items: Data) -> None:
+        for kind, place in self._places(items):
+            self.registry.stored[kind][place] = Stored.never
 
     # -- what requests compute -----------------------------------------------------------------
 
@@ -170,7 +174,10 @@ class PageHistory:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _place(self, node: Node, kind: int) -> slice | PageNumbers:
+    def _places(self, items: Data) -> Iterator[tuple[int, Place]]:
+        return ((kind, self._place(node, kind)) for node, kind in items)
+
+    def _place(self, node: Node, kind: int) -> Place:
         # pages of a node; a point (state) belongs to the page before it
         edge = node.edge[-NUMBER_BYTES:] if kind in self.kinds.points else node.edge
         return place_of(numbers_in(edge))
@@ -184,19 +191,17 @@ class PageHistory:
 
     def _find(self, numbers: PageNumbers, kind: int) -> None:
         self.registry.is_seen[numbers] = True
-        self._mark(numbers, kind, Stored.written)
+        self._store([(kind, numbers)], Stored.written)
 
-    def _store(self, keys: Iterable[Key], stored: int) -> None:
-        for kind, numbers in pages_by_kind(keys):
-            self._mark(numbers, kind, stored)
-
-    def _mark(self, numbers: PageNumbers, kind: int, stored: int) -> None:
-        # storage keeps what it has
-        table = self.registry.stored[kind]
-        new = numbers[table[numbers] != Stored.written]
-        table[new] = stored
-        if stored == Stored.written:
-            self.registry.written_ns[kind][new] = self.now_ns
+    def _store(self, places: Iterable[tuple[int, Place]], stored: int) -> None:
+        for kind, place in places:
+            table = self.registry.stored[kind]
+            known = table[place]
+            if Stored.written in known.tobytes():  # storage keeps what it has
+                place = self.registry.numbers[place][known != Stored.written]
+            table[place] = stored
+            if stored == Stored.written:
+                self.registry.written_ns[kind][place] = self.now_ns
 
 
 def numbers_in(names: bytes) -> PageNumbers:
@@ -214,17 +219,11 @@ def request_pages(request: Request, tokens: bytes, page_size: int) -> PageNumber
     return numbers_in(tokens)[:num_pages]
 
 
-def pages_by_kind(keys: Iterable[Key]) -> Iterable[tuple[int, PageNumbers]]:
-    kinds, numbers = np.divmod(np.array(cast(list[int], keys), np.int32), KIND_STEP)
-    for kind in np.unique(kinds).tolist():
-        yield kind, numbers[kinds == kind]
-
-
 def num_leading(flags: NDArray[np.bool_]) -> int:
     return len(flags) if flags.all() else int(flags.argmin())
 
 
-def place_of(numbers: PageNumbers) -> slice | PageNumbers:
+def place_of(numbers: PageNumbers) -> Place:
     # a slice is a faster index
     first, last = numbers.item(0), numbers.item(-1)
     return slice(first, last + 1) if last - first == len(numbers) - 1 else numbers

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA, Window
-from hicache.cache.tree.events import Demand, Purpose
-from hicache.cache.tree.keys import KIND_STEP
+from hicache.cache.tree.events import Data, Demand, Purpose
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.observe.history import (
@@ -41,6 +40,11 @@ def request(request_id: int) -> Request:
 
 def node_of(first: int, end: int) -> Node:
     return Node(None, NAMES[4 * first : 4 * end], first, end - first)
+
+
+def write(history: PageHistory, items: Data) -> None:
+    history.write_queued("a write", items)
+    history.write_ended("a write")
 
 
 def test_the_last_copy_that_goes_says_for_what_for_whom_and_when(history: PageHistory) -> None:
@@ -84,7 +88,7 @@ def test_pages_that_will_not_be_computed_were_not_seen_unless_a_tier_has_them(
     history: PageHistory,
 ) -> None:
     history.put(node_of(6, 7), DEVICE, FULL)
-    history.write_ended([5])
+    write(history, [(node_of(5, 6), FULL)])
     history.admit(request(4), NAMES, 4)
     history.forget(sequence(3))  # not its pages
     assert history.owners.tolist() == [0, 0, 0, 0, 5, 5, 5, 5]
@@ -94,23 +98,22 @@ def test_pages_that_will_not_be_computed_were_not_seen_unless_a_tier_has_them(
 
 
 def test_what_storage_has_stays_written_and_since_then(history: PageHistory) -> None:
-    keys = list(range(4))
     history.at(10)
-    history.write_ended(keys[:2])
+    write(history, [(node_of(0, 2), FULL)])
     history.at(20)
-    history.write_dropped(keys)
-    history.write_ended(keys[:3])
+    history.write_dropped([(node_of(0, 4), FULL)])
+    write(history, [(node_of(0, 1), FULL), (node_of(1, 3), FULL)])
     registry = history.registry
     assert registry.stored[FULL][:5].tolist() == [3, 3, 3, Stored.dropped, Stored.never]
     assert registry.written_ns[FULL][:4].tolist() == [10, 10, 20, 0]
-    history.taken_out(keys[:1])
+    history.taken_out([(node_of(0, 1), FULL)])
     assert registry.stored[FULL][0] == Stored.never
 
 
 def test_a_write_names_the_kinds_of_its_pages(history: PageHistory) -> None:
-    history.write_queued([3 + SWA * KIND_STEP, 3 + MAMBA * KIND_STEP, 1])
+    history.write_queued("a write", [(node_of(2, 4), kind) for kind in (SWA, MAMBA)])
     under_way = [np.flatnonzero(each).tolist() for each in history.registry.stored]
-    assert under_way == [[1], [3], [3]]
+    assert under_way == [[], [2, 3], [3]]
 
 
 def test_what_storage_reports_is_known_of_pages_windows_and_states(history: PageHistory) -> None:

@@ -83,13 +83,13 @@ class StorageWriter:
             keys = [key for each, kind in read for key in self._tree.keys(each, kind)]
             self._bookings.outbox.append(StorageDelete(keys=keys))
             if self._tree.listener is not None:
-                self._tree.listener.taken_out(keys)
+                self._tree.listener.taken_out(read)
             self._counters["storage/dropped_read_pages"] += len(keys)
 
     def on_written(self, write: StorageWrite) -> None:
         self.queued_bytes -= write.num_bytes
         if self._tree.listener is not None:
-            self._tree.listener.write_ended(write.keys)
+            self._tree.listener.write_ended(write)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -157,14 +157,14 @@ class StorageWriter:
         if self.queued_bytes + num_bytes > self._queue_bytes:
             self._counters["storage/dropped_write_pages"] += len(keys)
             if listener is not None:
-                listener.write_dropped(keys)
+                listener.write_dropped(items)
             return None
         self.queued_bytes += num_bytes
         self._counters["storage/queued_write_pages"] += len(keys)
         write = StorageWrite(keys=keys, parts=parts, num_bytes=num_bytes)
         self._bookings.book(write)
         if listener is not None:
-            listener.write_queued(keys)
+            listener.write_queued(write, items)
         return write
 
 

@@ -3,15 +3,15 @@
 A cache has at most one listener. The listener must not change what it is passed.
 """
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from hicache.cache.kinds import Extents
-from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import Node
 from hicache.cache.tree.sequence import Sequence
+
+Data = Items[tuple[Node, int]]  # pairs (node, kind of data)
 
 
 class Purpose(IntEnum):
@@ -67,14 +67,12 @@ class CacheListener(Protocol):
         restorable prefix.
         """
 
-    def write_queued(self, keys: Iterable[Key]) -> None: ...
+    def write_queued(self, write: object, items: Data) -> None:
+        """Called when a write of `items` to storage was queued. `write` identifies it."""
 
-    def write_dropped(self, keys: Iterable[Key]) -> None: ...
+    def write_dropped(self, items: Data) -> None: ...
 
-    def write_ended(self, keys: Iterable[Key]) -> None: ...
+    def write_ended(self, write: object) -> None: ...
 
-    def taken_out(self, keys: Iterable[Key]) -> None:
-        """Called when storage has deleted pages because they were read to the host.
-
-        `keys` are the storage keys of these pages.
-        """
+    def taken_out(self, items: Data) -> None:
+        """Called when storage has deleted data because it was read to the host."""

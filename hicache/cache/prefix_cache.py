@@ -235,10 +235,10 @@ class PrefixCache:
         if count <= 0:
             return True
         pools, spare, kinds = self.pools[DEVICE], self.quirks.spare_pages, self.tree.kinds
-        growth = [(kind, count) for kind in kinds.paged]
+        growing, needed = kinds.paged, count
         if self.device.is_shared:
-            growth = [(FULL, shared.growth_in_full_pages(kinds, count))]
-        for kind, needed in growth:
+            growing, needed = (FULL,), shared.growth_in_full_pages(kinds, count)
+        for kind in growing:
             if pools[kind].num_free < needed + spare:
                 demand = Demand(purpose, sequence.request_id)
                 if not self.device.make_room(kind, needed, demand, spare=spare):

@@ -253,7 +253,7 @@ class Residency:
             if chosen is not None:
                 return chosen
         firsts = [(node, each) for each in among if (node := self._first(tier, each)) is not None]
-        if len(among) > 1 and firsts:
+        if len(firsts) > 1:
             return min(firsts, key=lambda found: (queues[found[1]].priority(found[0]), found[1]))
         if firsts:
             return firsts[0]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hicache import config as conf
 from hicache.cache.kinds import FULL, MAMBA, SWA, Extent, Kind, Kinds
 from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -18,14 +19,6 @@ from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.residency import by_last_use
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import (
-    CacheConfig,
-    ParallelConfig,
-    PrefetchConfig,
-    QuirksConfig,
-    SchedulerConfig,
-    StorageConfig,
-)
 from hicache.policies.policy import METHODS, presets
 
 PAGE = 4
@@ -66,11 +59,11 @@ def world_of(kinds: Kinds | None = None, **groups: Any) -> Any:
     kinds = kinds or named_kinds(PAGE)
     config = SimpleNamespace(
         model=SimpleNamespace(num_mamba_layers=len(kinds.points)),
-        cache=CacheConfig(),
-        prefetch=PrefetchConfig(),
-        scheduler=SchedulerConfig(),
-        storage=StorageConfig(),
-        parallel=ParallelConfig(),
+        cache=conf.CacheConfig(),
+        prefetch=conf.PrefetchConfig(),
+        scheduler=conf.SchedulerConfig(),
+        storage=conf.StorageConfig(),
+        parallel=conf.ParallelConfig(),
     )
     rates, seed = groups.pop("rates", RateEstimator()), groups.pop("seed", 0)
     vars(config).update(groups)
@@ -85,7 +78,7 @@ def world_of(kinds: Kinds | None = None, **groups: Any) -> Any:
 
 
 def prefetcher_of(
-    cache: PrefixCache, config: PrefetchConfig, host_tokens: int | None = None
+    cache: PrefixCache, config: conf.PrefetchConfig, host_tokens: int | None = None
 ) -> Prefetcher:
     """A prefetcher with the stop policy of `config`, if no policy of one's own has one."""
     rates, policy = RateEstimator(), cache.tree.policy
@@ -106,10 +99,10 @@ def make_cache(
     page_size: int = PAGE,
     page_bytes: tuple[int, ...] = (),
     kinds: Kinds | None = None,
-    storage: StorageConfig | None = None,
+    storage: conf.StorageConfig | None = None,
     storage_queue_bytes: int | None = None,
-    quirks: QuirksConfig | None = None,
-    scheduler: SchedulerConfig | None = None,
+    quirks: conf.QuirksConfig | None = None,
+    scheduler: conf.SchedulerConfig | None = None,
     **knobs: Any,
 ) -> PrefixCache:
     """A cache of these pools, or of new ones; by default its pages weigh one byte each.
@@ -119,8 +112,11 @@ def make_cache(
     kinds = kinds or named_kinds(
         page_size, window_len=window_len, has_states=has_states, page_bytes=page_bytes
     )
-    config = CacheConfig(**{"page_size": kinds.page_size, **knobs})
-    groups = {"storage": storage or StorageConfig(), "scheduler": scheduler or SchedulerConfig()}
+    config = conf.CacheConfig(**{"page_size": kinds.page_size, **knobs})
+    groups = {
+        "storage": storage or conf.StorageConfig(),
+        "scheduler": scheduler or conf.SchedulerConfig(),
+    }
     methods = presets(world_of(kinds, cache=config, **groups))
     own = {name: getattr(policy, name) for name in METHODS if hasattr(policy, name)}
     vars(methods).update(own, stops_itself="may_stop" in own)
@@ -185,6 +181,6 @@ def node_at(cache: PrefixCache, end: int) -> Node:
 
 def ranking_of(policy: str, seed: int = 0) -> Ranking:
     """The order in which a built-in eviction policy takes leaves of the host that have entries."""
-    methods = presets(world_of(cache=CacheConfig(eviction=policy), seed=seed))
+    methods = presets(world_of(cache=conf.CacheConfig(eviction=policy), seed=seed))
     entries = Entries(methods, named_kinds(PAGE), Digests(PAGE))
     return entries.ranking(HOST, FULL, by_last_use(FULL))

@@ -1,7 +1,5 @@
 """Pools that share the bytes of a tier: what leaves to make room, and the bytes that stay."""
 
-from dataclasses import replace
-
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA
@@ -57,7 +55,7 @@ def test_a_state_may_leave_to_make_room_for_pages(policy, is_shared, left):
         has_states=True,
         policy=policy,
     )
-    cache.tree.knobs = replace(cache.tree.knobs, pools="shared" if is_shared else "split")
+    cache.tree.is_shared = (False, is_shared)
     run_request(cache, tokens_of(4 * PAGE), 4 * PAGE, state_ends=(2,))
     complete_all(cache)
     evict_all(cache, DEVICE, FULL)

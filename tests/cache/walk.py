@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hicache import config as conf
 from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, Reported, StorageDelete
@@ -20,20 +21,6 @@ from hicache.cache.tree.lookup import usable_len
 from hicache.cache.tree.node import TIERS, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
-from hicache.config import (
-    EVICTION_POLICIES,
-    STOP_POLICIES,
-    STORAGE_WRITES,
-    WRITE_POLICIES,
-    CommitPolicy,
-    CutPolicy,
-    DeadlineFrom,
-    PrefetchConfig,
-    QuirksConfig,
-    StageAt,
-    StorageConfig,
-    Tiering,
-)
 from hicache.executor.storage_script import Load, read_script
 from hicache.observe import invariants
 from tests.cache.ghost import GhostMemory, Payload
@@ -53,7 +40,7 @@ class Setting:
     """What a walk runs in. `cache`: arguments of `make_cache`."""
 
     seed: int
-    prefetch: PrefetchConfig
+    prefetch: conf.PrefetchConfig
     cache: dict[str, Any]
 
 
@@ -70,37 +57,39 @@ def random_setting(seed: int) -> Setting:
     pools = [(rng.randint(8, 24), rng.choice([0, 6, 12, 24, 48]))]
     pools += [swa if window else (0, 0), slots if has_states else (0, 0)]
     device, host = zip(*pools, strict=True)
-    write = rng.choice(STORAGE_WRITES)
-    tiering = rng.choice(list(Tiering)) if write == "on_host_eviction" else Tiering.inclusive
+    write = rng.choice(conf.STORAGE_WRITES)
+    tiering = (
+        rng.choice(list(conf.Tiering)) if write == "on_host_eviction" else conf.Tiering.inclusive
+    )
     return Setting(
         seed=seed,
-        prefetch=PrefetchConfig(
-            stop=rng.choice([*STOP_POLICIES, "wait_complete"]),
+        prefetch=conf.PrefetchConfig(
+            stop=rng.choice([*conf.STOP_POLICIES, "wait_complete"]),
             timeout_base_s=rng.choice([0.0, 1.0, 10.0]),
             threshold=page * rng.choice([1, 1, 2]),
-            cut=rng.choice(list(CutPolicy)),
-            stage_at=rng.choice(list(StageAt)),
-            commit=rng.choice(list(CommitPolicy)),
-            deadline_from=rng.choice(list(DeadlineFrom)),
+            cut=rng.choice(list(conf.CutPolicy)),
+            stage_at=rng.choice(list(conf.StageAt)),
+            commit=rng.choice(list(conf.CommitPolicy)),
+            deadline_from=rng.choice(list(conf.DeadlineFrom)),
             occupied_share=rng.choice([0.5, 1.0, 1.0]),
         ),
         cache={
             "device": device,
             "host": host,
-            "write_policy": rng.choice(WRITE_POLICIES),
-            "eviction": rng.choice(EVICTION_POLICIES),
+            "write_policy": rng.choice(conf.WRITE_POLICIES),
+            "eviction": rng.choice(conf.EVICTION_POLICIES),
             "page_size": page,
             "window_len": window,
             "has_states": has_states,
             "load_back_threshold": rng.choice([1, 10]),
             "storage_queue_bytes": rng.choice([None, 8, 10_000, 10_000, 10_000, 10_000]),
-            "storage": StorageConfig(
+            "storage": conf.StorageConfig(
                 write=write, write_hits=rng.choice([1, 1, 2]), tiering=tiering
             ),
             "trims_leaves": rng.random() < 0.3,
             "backs_up_answers": rng.random() < 0.7,
             "loads_last_page": rng.random() < 0.3,
-            "quirks": QuirksConfig(await_sidecars=rng.random() < 0.8),
+            "quirks": conf.QuirksConfig(await_sidecars=rng.random() < 0.8),
         },
     )
 

@@ -14,22 +14,10 @@ from types import SimpleNamespace
 
 import torch
 
+from hicache import config as conf
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.clock import SimulatedClock
-from hicache.config import (
-    STOP_POLICIES,
-    WRITE_POLICIES,
-    Arrivals,
-    Batching,
-    CommitPolicy,
-    CutPolicy,
-    PrefetchConfig,
-    SchedulerConfig,
-    StageAt,
-    StorageConfig,
-    WorkloadConfig,
-)
 from hicache.engine.loop import Engine, serve
 from hicache.executor.completions import StepRun
 from hicache.executor.real.copy_streams import CudaStream
@@ -160,7 +148,7 @@ def run_mix(
     watch = Watch()
     serve(
         engines,
-        Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
+        Feeder(requests, conf.WorkloadConfig(arrivals=conf.Arrivals.open)),
         clock=SimulatedClock(),
         io=io,
         route=lambda request: request.id % num_engines,
@@ -193,11 +181,11 @@ def _draw_plot(
         page_bytes=kinds.page_bytes,
         cache={
             "kinds": kinds,
-            "write_policy": rng.choice([*WRITE_POLICIES, "write_through"]),
+            "write_policy": rng.choice([*conf.WRITE_POLICIES, "write_through"]),
             "load_back_threshold": rng.choice([1, 10]),
         },
         has_storage=rng.random() < 0.85,
-        storage=StorageConfig(
+        storage=conf.StorageConfig(
             kind="memory",
             read_gbps=rng.choice([1e-3, 1e-1, 10]),
             write_gbps=rng.choice([1e-3, 10]),
@@ -209,19 +197,19 @@ def _draw_plot(
         checkpoint_pages=1,
         may_jump=False,
         takes_decode_pages_first=True,
-        prefetch=PrefetchConfig(
-            stop=rng.choice([*STOP_POLICIES, "wait_complete"]),
+        prefetch=conf.PrefetchConfig(
+            stop=rng.choice([*conf.STOP_POLICIES, "wait_complete"]),
             threshold=page_size * rng.choice([1, 2]),
-            cut=rng.choice(list(CutPolicy)),
-            stage_at=rng.choice(list(StageAt)),
-            commit=rng.choice(list(CommitPolicy)),
+            cut=rng.choice(list(conf.CutPolicy)),
+            stage_at=rng.choice(list(conf.StageAt)),
+            commit=rng.choice(list(conf.CommitPolicy)),
             timeout_base_s=rng.choice([1e-4, 1e-2]),
             timeout_per_ki_token_s=1e-3,
             occupied_share=1.0,
         ),
-        scheduler=SchedulerConfig(
+        scheduler=conf.SchedulerConfig(
             chunk_tokens=page_size * rng.choice([1, 3, 100]),
-            batching=rng.choice(list(Batching)),
+            batching=rng.choice(list(conf.Batching)),
             new_token_ratio=rng.choice([0.0, 0.7]),
             new_token_ratio_floor=0.0,
         ),

@@ -77,18 +77,16 @@ for case in cases():
 sys.path.insert(0, sys.argv[3])
 import loops
 
-def loop(kernel, arguments, num_warps, words):
-    constants = {"WORDS": words, "num_warps": num_warps} | (
-        {"ITEMS": 1} if kernel is loops.two_deep_kernel else {}
-    )
+def loop(kernel, words):
     report = codegen.compile_case(case._replace(
-        name="loop", kernel=kernel, arguments=arguments, constants=constants
+        name="loop", kernel=kernel, arguments=(pieces, 64),
+        constants={"WORDS": words, "num_warps": 8},
     ))
     return dataclasses.asdict(report) | {"violations": report.violations(case.limits)}
 
 case = cases()[0]
-two_deep = loop(loops.two_deep_kernel, (pieces, ids, ids, 256, 64), 8, 4096)
-staged = loop(loops.staged_kernel, (pieces, 64), 8, 2048)
+two_deep = loop(loops.two_deep_kernel, 4096)
+staged = loop(loops.staged_kernel, 2048)
 peer = peers._pointer_copy_kernel.warmup(
     pieces, pieces, pieces, 64, WORD=tl.int16, BLOCK=8192, grid=(8,), num_warps=8
 )

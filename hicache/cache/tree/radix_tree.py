@@ -53,7 +53,7 @@ class RadixTree:
         self._points = kinds.points
         self._no_hits = (0,) * kinds.size
         # by tier: all kinds share its bytes
-        self._is_shared = knobs.pools == "shared_both", knobs.pools != "split"
+        self.is_shared = knobs.pools == "shared_both", knobs.pools != "split"
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
@@ -253,7 +253,7 @@ class RadixTree:
         `need` is the number of pages or state slots of `kind` that must become free. A leaf of
         which the last pages suffice may be split.
         """
-        among = self.kinds.numbers if self._is_shared[tier] else (kind,)
+        among = self.kinds.numbers if self.is_shared[tier] else (kind,)
         found = self.residency.victim(tier, kind, need, among)
         if found is not None and found[1] == FULL and self.knobs.trims_leaves:
             leaf, sizes = found[0], self.kinds.page_bytes

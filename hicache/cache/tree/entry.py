@@ -31,19 +31,23 @@ class Entry:
     Attributes:
         id: unique number in one engine. Data that is cached anew gets a new id.
         kind: "full", "swa" (sliding window) or "mamba".
-        hits: number of requests that reused the data. Insertion is not a hit.
         state: any value that the policy stores; None at first.
     """
 
-    __slots__ = ("_entries", "_kind", "_node", "hits", "id", "state")
+    __slots__ = ("_entries", "_hits", "_kind", "_node", "id", "state")
 
     def __init__(self, entries: "Entries", node: Node, kind: int) -> None:
         self._entries = entries
         self._node = node
         self._kind = kind
         entries.last_id = self.id = entries.last_id + 1
-        self.hits = 0
+        self._hits = 0
         self.state: Any = None
+
+    @property
+    def hits(self) -> int:
+        """Return the number of requests that reused the data. Insertion is not a hit."""
+        return self._hits
 
     @property
     def kind(self) -> str:
@@ -245,7 +249,7 @@ class Entries:
         for kind in kinds:
             if any(upper.held[tier][kind] is not None for tier in TIERS):
                 entry, first = self.of(lower, kind), self.of(upper, kind)
-                first.hits = entry.hits
+                first._hits = entry.hits
                 if self._on_split is not None:
                     self._on_split(entry, first)
 
@@ -272,6 +276,6 @@ class Entries:
         on_hit = self._on_hit
         for node in nodes:
             entry = self.of(node, kind)
-            entry.hits += 1
+            entry._hits += 1
             if on_hit is not None:
                 on_hit(entry, request)

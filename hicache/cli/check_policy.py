@@ -5,16 +5,23 @@ hicache check-policy my_policies:Mine --args weight=0.5
 
 The program checks every invariant of the cache after every step. A run must give the same result
 when it is repeated and when it takes one decode step at a time, and two ranks must make equal
-decisions. A class that routes requests runs on two engines.
+decisions. A class that routes requests runs on two engines. The program also prints how often each
+method was called.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import wraps
+from inspect import getattr_static, isfunction
+from unittest.mock import patch
 
 from hicache import experiment
 from hicache.cache.named import loaded
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.schema import config_of
+from hicache.policies.policy import METHODS
 from hicache.results.metrics import Result, summarize
 
 TIGHT = (
@@ -54,19 +61,37 @@ def findings(settings: Sequence[str]) -> Iterator[str]:
         ValueError: a run gave other results when it was repeated, or when it decoded one step at a
             time.
     """
-    methods = dir(loaded(*settings[0].split("=", 1)))
+    policy = loaded(*settings[0].split("=", 1))
+    methods = [each for each in dir(policy) if each[0] != "_" and callable(getattr(policy, each))]
+    others = [each for each in methods if each not in METHODS]
+    if others:
+        yield f"no methods of a policy, so hicache never calls them: {', '.join(others)}"
     engines = ("parallel.replicas=2",) if "route" in methods else ()
     for model, pools in POOLS.items():
         base = (*TIGHT, *pools, *engines)
         first = _run(*base, *settings)
         yield f"{model}: {len(first.records)} requests, every invariant held after every step"
-        if _summary(_run(*base, *settings)) != _summary(first):
+        counts: dict[str, Counter[object]] = {
+            each: Counter()
+            for each in methods
+            if each in METHODS
+            if isfunction(getattr_static(policy, each))
+        }
+        with ExitStack() as stack:
+            for each, answers in counts.items():
+                method = _counting(getattr(policy, each), answers)
+                stack.enter_context(patch.object(policy, each, method))
+            second = _run(*base, *settings)
+        if _summary(second) != _summary(first):
             raise ValueError(f"{settings[0]}: two equal runs on {model} gave different results")
         if _summary(_run(*base, *settings, "engine.jump=false")) != _summary(first):
+            is_untimed = "may_stop" in methods and "deadline_ns" not in methods
             raise ValueError(
                 f"{settings[0]}: taking one decode step at a time changed the result on {model}"
+                + "; a may_stop that depends on the time needs deadline_ns" * is_untimed
             )
         yield f"{model}: the same result when repeated, and one decode step at a time"
+        yield f"{model}: calls: {', '.join(_told(*each) for each in counts.items()) or 'none'}"
         default = _summary(_run(*base))
         if default == _summary(first):
             yield (
@@ -80,6 +105,23 @@ def findings(settings: Sequence[str]) -> Iterator[str]:
         return
     _run(*base, *settings, "parallel.ranks=2")
     yield "two ranks made equal decisions"
+
+
+def _counting(method: Callable[..., object], answers: Counter[object]) -> Callable[..., object]:
+    @wraps(method)
+    def counted(*arguments: object, **named: object) -> object:
+        answer = method(*arguments, **named)
+        answers[answer if answer is None or isinstance(answer, bool) else "other"] += 1
+        return answer
+
+    return counted
+
+
+def _told(name: str, answers: Counter[object]) -> str:
+    if name.startswith("on_") or set(answers) <= {"other"}:
+        return f"{name} {answers.total():,}"
+    split = [f"{answer} {count:,}" for answer, count in answers.most_common()]
+    return f"{name} {answers.total():,} ({', '.join(split)})"
 
 
 def _run(*overrides: str) -> Result:

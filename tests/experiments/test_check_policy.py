@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from hicache import experiment
@@ -14,6 +16,19 @@ class Longest:
 
     def rank(self, entry, tier, kind):
         return (-entry.count, entry.used)
+
+    def admit(self, entry, source, target, load):
+        return True
+
+    def admits(self):
+        raise AssertionError("nobody calls this")
+
+    @staticmethod
+    def deadline_ns(prefetch):
+        return None
+
+    def may_stop(self, prefetch, now_ns):
+        return prefetch.is_complete
 
 
 class Boom:
@@ -33,6 +48,33 @@ def test_a_good_class_is_told_what_was_tried(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "two ranks made equal decisions" in printed
     assert "NO DIFFERENCE from" not in printed
+    assert "so hicache never calls them: admits\n" in printed
+    calls = re.findall(r"calls: admit ([\d,]+) \(True \1\), may_stop .*, rank [\d,]+\n", printed)
+    assert len(calls) == 2
+
+
+class ByTime:
+    """Stops at some times, and names no deadline."""
+
+    def may_stop(self, prefetch, now_ns):
+        return prefetch.is_complete or now_ns // 1_000_000 % 50 == 0
+
+
+def test_a_class_that_stops_by_the_time_is_told_to_name_its_deadline(capsys):
+    with pytest.raises(SystemExit):
+        check_policy.main([OWN + "ByTime"])
+    assert "needs deadline_ns" in capsys.readouterr().err
+
+
+class Eraser:
+    def on_hit(self, entry, request):
+        entry.hits = 0
+
+
+def test_what_a_policy_is_told_of_an_entry_cannot_be_set(capsys):
+    with pytest.raises(SystemExit):
+        check_policy.main([OWN + "Eraser"])
+    assert "property 'hits' of 'Entry' object has no setter" in capsys.readouterr().err
 
 
 def test_a_bad_class_ends_in_its_line_and_one_sentence(capsys):

@@ -34,6 +34,7 @@ from random import Random
 from typing import Any
 
 import torch
+import triton.runtime.interpreter
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
@@ -195,11 +196,15 @@ def _where(error: BaseException) -> str:
 
 
 def _is_limitation(error: Exception) -> bool:
-    # true if the interpreter, not the user's code, failed on an operation
+    # true if the interpreter, not the user's code, failed on an operation. A ValueError counts only
+    # if the interpreter itself raised it: Triton's language raises it for wrong code
     cause = error.__cause__
-    if not isinstance(error, InterpreterError) or not isinstance(cause, LIMITATIONS):
+    if not isinstance(error, InterpreterError) or not isinstance(cause, (*LIMITATIONS, ValueError)):
         return False
-    return _is_installed(traceback.extract_tb(cause.__traceback__)[-1])
+    frame = traceback.extract_tb(cause.__traceback__)[-1]
+    if isinstance(cause, ValueError):
+        return frame.filename == triton.runtime.interpreter.__file__
+    return _is_installed(frame)
 
 
 def _is_installed(frame: traceback.FrameSummary) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,22 @@ def test_what_the_interpreter_cannot_run_is_not_called_wrong(monkeypatch, capfd)
     said = capfd.readouterr().out
     assert "not checked: 2 cases, which the interpreter cannot run" in said
     assert "WRONG" not in said
+
+
+@triton.jit
+def _masked_kernel(ids_ptr, SIZE: tl.constexpr):
+    item = tl.arange(0, SIZE)
+    mask = (item < 8) & (tl.load(ids_ptr) >= 0)  # a block and a number: Triton compiles it
+    tl.store(ids_ptr + item, tl.load(ids_ptr + item, mask=mask, other=0), mask=mask)
+
+
+def masked(src, dst, *, size):
+    return lambda src_ids, dst_ids, *, num_programs=None: _masked_kernel[(1,)](src_ids, SIZE=size)
+
+
+@pytest.mark.parametrize(("size", "code"), [(16, 3), (15, 1)])  # 15 is no power of two
+def test_a_value_error_is_the_kernels_unless_the_interpreter_raised_it(size, code):
+    assert check(partial(masked, size=size), num_cases=2).exit_code == code
 
 
 def test_a_mistake_in_a_kernel_is_not_the_interpreters():

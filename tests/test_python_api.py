@@ -65,6 +65,18 @@ def test_a_class_gets_its_arguments_and_decides(tmp_path):
     assert runs[0].summary != runs[1].summary
 
 
+def test_what_a_run_cannot_import_again_is_no_policy():
+    class Local(NewestFirst):
+        pass
+
+    for policy in (Local, NewestFirst(None), "module:Class"):
+        with pytest.raises(ValueError, match="defined at the top of a module, got"):
+            hicache.run(*SMALL, policy=policy)
+    for name, hint in (("__main__:Own", "a module of its own"), ("nowhere:Own", "PYTHONPATH")):
+        with pytest.raises(ValueError, match=hint):
+            hicache.run(*SMALL, f"cache.policy={name}")
+
+
 def test_a_sweep_runs_every_combination(tmp_path):
     grid = hicache.sweep(*SMALL, "cache.host_gib=1,8", "seed=0,1", out_dir=tmp_path / "grid")
     assert len(grid.runs) == 4

@@ -41,7 +41,10 @@ def loaded(knob: str, name: str) -> Callable[..., Any]:
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{knob}={name} cannot be loaded: {error}") from error
+        hint = "name it as module:Class, with the module in this directory or on PYTHONPATH"
+        if module == "__main__":
+            hint = "a class of a script cannot be found later, so put it into a module of its own"
+        raise ValueError(f"{knob}={name} cannot be loaded: {error}; {hint}") from error
     return found
 
 

@@ -120,7 +120,8 @@ def run(
         out_dir: the directory for the results. None means a new directory below `outputs/`.
 
     Raises:
-        ValueError: a setting is unknown or has an invalid value, or `out_dir` holds a finished run.
+        ValueError: a setting is unknown or has an invalid value, `policy` is no class that can be
+            imported, or `out_dir` holds a finished run.
     """
     config = _config_of(*_untracked(overrides), *_choice_of(policy, policy_args))
     return _run(config, _new_dir(config, out_dir))
@@ -226,6 +227,10 @@ def _untracked(overrides: Sequence[str]) -> list[str]:
 def _choice_of(policy: type | None, arguments: Mapping[str, object] | None) -> list[str]:
     if policy is None:
         return []
+    if not isinstance(policy, type) or "<locals>" in policy.__qualname__:
+        raise ValueError(
+            f"policy must be a class that is defined at the top of a module, got {policy!r}"
+        )
     told = [f"cache.policy={policy.__module__}:{policy.__qualname__}"]
     return told + [
         f"+cache.policy_args.{name}={value}" for name, value in (arguments or {}).items()

@@ -203,7 +203,7 @@ def _is_limitation(error: Exception) -> bool:
         return False
     frame = traceback.extract_tb(cause.__traceback__)[-1]
     if isinstance(cause, ValueError):
-        return frame.filename == triton.runtime.interpreter.__file__
+        return bool(frame.filename == triton.runtime.interpreter.__file__)
     return _is_installed(frame)
 
 

@@ -157,7 +157,7 @@ def test_draws_take_as_many_sessions_of_a_window_as_it_has():
 @pytest.mark.parametrize(
     ("windows", "sessions", "lack"),
     [
-        (7, 20, "7 window(s) (workload.windows), at least 8 are needed"),
+        (7, 20, "7 window(s) or seed(s) (workload.windows, seed), at least 8 are needed"),
         (9, 2, "18 session(s), at least 20 are needed"),
         (1, 3, "at least 8 are needed; 3 session(s), at least 20 are needed"),
     ],

@@ -36,7 +36,7 @@ def lacking(num_windows: int, num_sessions: int) -> str | None:
     lacks = [
         f"{got:,} {what}, at least {least} are needed"
         for got, least, what in (
-            (num_windows, LEAST_WINDOWS, "window(s) (workload.windows)"),
+            (num_windows, LEAST_WINDOWS, "window(s) or seed(s) (workload.windows, seed)"),
             (num_sessions, LEAST_SESSIONS, "session(s)"),
         )
         if got < least

@@ -68,7 +68,7 @@ def test_a_class_gets_its_arguments_and_decides(tmp_path):
 def test_a_sweep_runs_every_combination(tmp_path):
     grid = hicache.sweep(*SMALL, "cache.host_gib=1,8", "seed=0,1", out_dir=tmp_path / "grid")
     assert len(grid.runs) == 4
-    assert list(grid.table["cache.host_gib"]) == ["1", "8"]
+    assert list(grid.table["cache.host_gib"]) == [1, 8]
     assert len(hicache.load(grid.path).runs) == 4
 
 

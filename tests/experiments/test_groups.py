@@ -98,6 +98,20 @@ def test_what_was_typed_tells_runs_apart_where_it_explains_all_differences(tmp_p
     assert group_runs(runs, ["arm"])[1].settings == {"arm": "timeout_and_rate"}
 
 
+def test_a_choice_that_one_sweep_typed_and_the_other_composed_is_no_difference(tmp_path):
+    for place, told in (("mine", "model=llama3_8b"), ("theirs", "experiment=sizes")):
+        for job, stop in enumerate(STOPS):
+            path = tmp_path / place / str(job)
+            write_run(path, stop=stop, rate=1.0, seed=0, ttft=1.0)
+            typed(path, told, f"prefetch.stop={stop}")
+            chosen = {"model": "llama3_8b", "experiment": "sizes" if place == "theirs" else None}
+            hydra = OmegaConf.create({"hydra": {"runtime": {"choices": chosen}}})
+            OmegaConf.save(hydra, path / ".hydra" / "hydra.yaml")
+    runs = load_runs([tmp_path / "mine", tmp_path / "theirs"])
+    assert [run.setting("model") for run in runs] == ["llama3_8b"] * 4
+    assert differing_keys(runs) == ["prefetch.stop", "experiment"]
+
+
 def test_what_was_typed_gives_way_to_the_config_where_it_explains_too_little(tmp_path):
     for job, rate in enumerate(RATES):
         write_run(tmp_path / str(job), stop="timeout", rate=rate, seed=0, ttft=1.0)

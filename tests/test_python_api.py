@@ -83,6 +83,10 @@ def test_an_unknown_knob_is_refused(tmp_path):
         hicache.run(*SMALL, "+cache.typo=1", out_dir=tmp_path / "run")
 
 
+def test_an_interpreter_can_complete_the_names():
+    assert {"run", "sweep", "load", "compare"} <= set(dir(hicache))
+
+
 def test_the_cache_is_imported_without_hydra():
     code = "import sys, hicache, hicache.cache.prefix_cache; assert 'hydra' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -80,7 +80,7 @@ def test_what_a_run_cannot_import_again_is_no_policy():
 def test_a_sweep_runs_every_combination(tmp_path):
     grid = hicache.sweep(*SMALL, "cache.host_gib=1,8", "seed=0,1", out_dir=tmp_path / "grid")
     assert len(grid.runs) == 4
-    assert list(grid.table["cache.host_gib"]) == ["1", "8"]
+    assert list(grid.table["cache.host_gib"]) == [1, 8]
     assert len(hicache.load(grid.path).runs) == 4
 
 
@@ -93,6 +93,10 @@ def test_a_finished_directory_is_not_overwritten(tmp_path):
 def test_an_unknown_knob_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"cache\.typo"):
         hicache.run(*SMALL, "+cache.typo=1", out_dir=tmp_path / "run")
+
+
+def test_an_interpreter_can_complete_the_names():
+    assert {"run", "sweep", "load", "compare"} <= set(dir(hicache))
 
 
 def test_the_cache_is_imported_without_hydra():

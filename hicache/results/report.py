@@ -205,7 +205,7 @@ def draw_ttft(records: Sequence[RequestRecord], *, run: str = "", verdict: str =
     top.set_xlim(left=ttft_s.min() / 100)  # shorter parts do not matter
     top.set_ylim(0, 1.01)
     top.yaxis.set_major_formatter(PercentFormatter(1))
-    _label_log_axis(top.xaxis, SECONDS)
+    label_log_axis(top.xaxis, SECONDS)
     points = bottom.scatter(
         [record.prompt_len for record in finished],
         ttft_s,
@@ -220,8 +220,8 @@ def draw_ttft(records: Sequence[RequestRecord], *, run: str = "", verdict: str =
     bar.outline.set_visible(False)
     bottom.loglog()
     bottom.set_xlabel("prompt tokens")
-    _label_log_axis(bottom.xaxis, COUNTS)
-    _label_log_axis(bottom.yaxis, SECONDS)
+    label_log_axis(bottom.xaxis, COUNTS)
+    label_log_axis(bottom.yaxis, SECONDS)
     _legend_below(top, columns=3)
     _finish(top, bottom)
     return figure
@@ -269,9 +269,10 @@ def _legend_below(axes: Axes, columns: int) -> None:
     )
 
 
-def _label_log_axis(axis: Axis, formatter: EngFormatter) -> None:
+def label_log_axis(axis: Axis, formatter: EngFormatter | str, *, most: float = 30) -> None:
+    """Label powers of 10 and, if the axis spans at most a ratio of `most`, 2 and 5 times these."""
     low, high = sorted(axis.get_view_interval())
-    axis.set_major_locator(LogLocator(subs=(1,) if high / low > 30 else (1, 2, 5)))
+    axis.set_major_locator(LogLocator(subs=(1,) if high / low > most else (1, 2, 5)))
     axis.set_major_formatter(formatter)
     axis.set_minor_formatter(NullFormatter())
 

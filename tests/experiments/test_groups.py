@@ -98,6 +98,20 @@ def test_what_was_typed_tells_runs_apart_where_it_explains_all_differences(tmp_p
     assert group_runs(runs, ["arm"])[1].settings == {"arm": "timeout_and_rate"}
 
 
+def test_a_choice_that_one_sweep_typed_and_the_other_composed_is_no_difference(tmp_path):
+    for place, told in (("mine", "model=llama3_8b"), ("theirs", "experiment=sizes")):
+        for job, stop in enumerate(STOPS):
+            path = tmp_path / place / str(job)
+            write_run(path, stop=stop, rate=1.0, seed=0, ttft=1.0)
+            typed(path, told, f"prefetch.stop={stop}")
+            chosen = {"model": "llama3_8b", "experiment": "sizes" if place == "theirs" else None}
+            hydra = OmegaConf.create({"hydra": {"runtime": {"choices": chosen}}})
+            OmegaConf.save(hydra, path / ".hydra" / "hydra.yaml")
+    runs = load_runs([tmp_path / "mine", tmp_path / "theirs"])
+    assert [run.setting("model") for run in runs] == ["llama3_8b"] * 4
+    assert differing_keys(runs) == ["prefetch.stop", "experiment"]
+
+
 def test_what_was_typed_gives_way_to_the_config_where_it_explains_too_little(tmp_path):
     for job, rate in enumerate(RATES):
         write_run(tmp_path / str(job), stop="timeout", rate=rate, seed=0, ttft=1.0)
@@ -209,7 +223,7 @@ def test_a_table_can_be_read_by_a_program(sweep, capsys):
     compare.main([str(sweep), "--csv"])
     lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [float(line["request/ttft_s_mean median"]) for line in lines] == [2, 4, 1, 2]
-    assert lines[1]["request/ttft_s_mean ratio highest"] == "2.0"
+    assert lines[1]["request/ttft_s_mean ratio highest"] == "2"
     assert (lines[0]["runs"], lines[0]["overloaded"]) == ("3", "False")
 
 
@@ -248,7 +262,7 @@ def test_a_baseline_may_be_a_number(sweep, capsys):
     rows = json.loads(capsys.readouterr().out)
     ratios = [row["request/ttft_s_mean ratio median"] for row in rows]
     assert ratios == [None, 2, None, 2]
-    assert [row["storage.read_gbps"] for row in rows] == ["8", "0.5"] * 2
+    assert [row["storage.read_gbps"] for row in rows] == [8, 0.5] * 2
 
 
 def test_two_sweeps_that_differ_in_several_knobs_are_compared_row_by_row(sweep, tmp_path, capsys):
@@ -264,7 +278,7 @@ def test_two_sweeps_that_differ_in_several_knobs_are_compared_row_by_row(sweep, 
         rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
         names = ("storage.read_gbps", "prefetch.stop", "runs")
         assert [tuple(row[name] for name in names) for row in rows] == [
-            (rate, stop, "1") for rate in ("0.5", "8") for stop in ("new", "best_effort")
+            (rate, stop, "1") for rate in ("0.5", "8.0") for stop in ("new", "best_effort")
         ]
 
 

@@ -94,6 +94,14 @@ def test_a_program_gets_every_digit_and_an_empty_field_for_what_is_not_there():
     assert lines == ["a,b low,b high", "x,0.3333333333333333,0.6666666666666666", "y,,"]
 
 
+def test_columns_of_numbers_are_numeric_and_what_is_not_there_is_nan():
+    rows = [Row(values={"size": 8, "low": None, "ratio": None})]
+    rows += [Row(values={"size": 1, "low": 2, "ratio": None})]
+    result = ResultTable(sections=[rows], notes=[], num_names=1)
+    assert [str(each) for each in result.values.dtypes] == ["int64", "float64", "float64"]
+    assert as_csv(result).splitlines() == ["size,low,ratio", "8,,", "1,2,"]
+
+
 def test_a_page_gets_the_note_under_the_table(result):
     lines = as_markdown(result).splitlines()
     assert lines[1].startswith("|:--")

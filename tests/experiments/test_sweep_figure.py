@@ -73,6 +73,20 @@ def test_numbers_close_together_are_not_all_named():
         assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
+@pytest.mark.parametrize(("low", "high"), [(1.6, 61), (0.08, 3), (0.003, 300), (1e-4, 1e5)])
+def test_the_numbers_on_a_tall_axis_are_plain_and_fit(low, high):
+    groups = [group({"size": size}, value) for size, value in enumerate((low, high))]
+    figure = draw_sweep(groups, METRICS, title="a sweep")
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        labels = [each for each in axes.get_yticklabels(which="both") if each.get_text()]
+        shown = [each for each in labels if low <= each.get_position()[1] <= high]
+        assert len(shown) >= 3
+        assert all(float(each.get_text()) == each.get_position()[1] for each in shown)
+        boxes = [each.get_window_extent() for each in shown]
+        assert all(below.y1 < above.y0 for below, above in pairwise(boxes))
+
+
 def test_names_keep_every_letter():
     names = ["storage_inclusive", "storage_exclusive", "storage_selective", "storage_late"]
     figure = draw_sweep([group({"arm": name}, 1.0) for name in names], METRICS, title="a sweep")

@@ -81,7 +81,7 @@ def _baseline_name(sets: Sequence[Sequence[Group]], question: str) -> str:
 def setting_row(group: Group, keys: Sequence[str]) -> Row:
     row = Row()
     for key in keys:
-        row.add(key, short(group.settings[key]), **{key: short(group.settings[key])})
+        row.add(key, short(group.settings[key]), **{key: group.settings[key]})
     return row
 
 

@@ -9,7 +9,7 @@ different results. Such groups are told apart by keys that the user did not type
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -33,6 +33,7 @@ COUNTS = ("_count", "_pages", "_tokens", "_bytes")  # a missing count means 0
 
 STANDS_FOR_ITS_GROUP = ("model.name", "hardware.name")
 TYPED = ".hydra/overrides.yaml"
+COMPOSED = ".hydra/hydra.yaml"
 SOURCE = " source"  # suffix of these keys: `hicache source`, `prefetch.stop source`
 RUN = "run"  # the key of last resort: the run's directory
 
@@ -45,7 +46,8 @@ class StoredRun:
         path: the directory.
         config: every setting by its full name, such as `cache.eviction`.
         summary: every metric by its name, such as `cache/token_hit_rate`.
-        typed: the settings that the user gave on the command line or for a sweep.
+        typed: the settings that the user gave on the command line or for a sweep. `load_runs` adds
+            the config groups, such as `model`, that the user gave for other runs.
         metrics: names of the metrics to show in tables.
         sources: digests of the code and of the input files that produced the run, by name. The
             dictionary is empty if an old version did not record digests.
@@ -131,7 +133,23 @@ def load_runs(paths: Sequence[Path]) -> list[StoredRun]:
     """
     runs = [load_run(directory) for path in paths for directory in find_runs(path)]
     counts = {key: 0 for run in runs for key in run.summary if key.endswith(COUNTS)}
-    return [replace(run, summary=counts | run.summary) for run in runs]
+    chosen = {key for run in runs for key in run.typed.keys() - run.config.keys()}
+    return [
+        replace(
+            run,
+            summary=counts | run.summary,
+            typed=run.typed | _choices(run.path, chosen - run.typed.keys()),
+        )
+        for run in runs
+    ]
+
+
+def _choices(path: Path, keys: Collection[str]) -> dict[str, str]:
+    # choices such as `model=llama3_8b` that come from defaults or from the file of an experiment
+    if not keys or not (path / COMPOSED).is_file():
+        return {}
+    choices = OmegaConf.select(read_yaml(path / COMPOSED, DictConfig), "hydra.runtime.choices")
+    return {key: choice for key, choice in choices.items() if key in keys and choice is not None}
 
 
 def find_runs(path: Path) -> list[Path]:

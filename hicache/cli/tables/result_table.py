@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import nan
 
 import pandas as pd
 from rich import box
@@ -55,8 +56,13 @@ class ResultTable:
 
     @property
     def values(self) -> pd.DataFrame:
-        rows = [row.values for section in self.sections for row in section]
-        return pd.DataFrame(rows, dtype=object)
+        # NaN and not None, so that columns of numbers have a numeric type
+        rows = [
+            {name: nan if value is None else value for name, value in row.values.items()}
+            for section in self.sections
+            for row in section
+        ]
+        return pd.DataFrame(rows)
 
 
 def show_result(result: ResultTable, title: str) -> None:
@@ -79,7 +85,7 @@ def show_result(result: ResultTable, title: str) -> None:
 
 
 def as_csv(result: ResultTable) -> str:
-    text: str = result.values.to_csv(index=False, lineterminator="\n")
+    text: str = result.values.convert_dtypes().to_csv(index=False, lineterminator="\n")
     return text.rstrip("\n")
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from hicache.cli.tables.comparison import TITLES, is_overloaded, over_runs, same_runs
 from hicache.cli.tables.groups import Group, Spread, answer_sets, is_number, short
 from hicache.cli.tables.verdicts import Verdicts
-from hicache.results.report import literal
+from hicache.results.report import label_log_axis, literal
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
 MARKERS = "osD^vP*"
@@ -108,7 +108,7 @@ def _set_heights(axes: Axes, values: Sequence[float]) -> None:
     lowest, highest = min(values), max(values)
     if lowest > 0 and highest / lowest >= TALL_SPAN:  # on a linear axis most lines would lie near 0
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
+        label_log_axis(axes.yaxis, "{x:g}", most=1e4)
     else:
         axes.set_ylim(0, 1.1 * highest or 1)
 

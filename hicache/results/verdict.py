@@ -167,10 +167,10 @@ def _small_host(summary: Summary) -> float | None:
     if not dropped or not prompts:
         return None
     # storage may not have what was asked for: count the share that it had of other prefetches
-    had = summary["prefetch/read_pages"]
-    staged = had + summary["prefetch/discarded_miss_pages"]
+    had = summary.get("prefetch/read_pages", 0)
+    staged = had + summary.get("prefetch/discarded_miss_pages", 0)
     share = had / staged if staged else 1
-    return min(dropped, summary["cache/computed_tokens"]) * share / prompts
+    return min(dropped, summary.get("cache/computed_tokens", 0)) * share / prompts
 
 
 def _inert_host(summary: Summary) -> float | None:

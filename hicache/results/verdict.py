@@ -16,6 +16,8 @@ Summary = Mapping[str, float]
 MOST, MORE = 0.5, 0.1
 IDLE = 0.2  # lowest ρ of a busy resource
 RHOS = ("gpu", "queue", "read", "write", "workers")
+# rate-limited prefetches are left out: they pile up because storage is slow
+FOR_HOST_ROOM = ("cut", "abandoned_host_room", "abandoned_sidecar_room")
 CLEAN = "no objection"
 CLOSED = "load/closed_loop"
 STAGE = "stage_"  # prefix of the keys of one stage of a load
@@ -61,11 +63,13 @@ class Objection:
     Attributes:
         condition: the rule that detected the problem.
         low, high: the lowest and the highest number that the rule returned for these runs.
+        where: the number of affected runs if it is not all of them, such as " in 2 of 9 runs".
     """
 
     condition: Condition
     low: float
     high: float
+    where: str = ""
 
     @property
     def name(self) -> str:
@@ -77,18 +81,18 @@ class Objection:
 
     @property
     def sentence(self) -> str:
-        return f"{self.short}: {self.condition.means}"
+        return f"{self.short}{self.where}: {self.condition.means}"
 
 
 def objections(summaries: Sequence[Summary]) -> list[Objection]:
     return [each for condition in CONDITIONS for each in _raised(condition, summaries)]
 
 
-def objection(condition: Condition, numbers: Iterable[float]) -> list[Objection]:
+def objection(condition: Condition, numbers: Iterable[float], where: str = "") -> list[Objection]:
     found = list(numbers)
     if not found:
         return []
-    return [Objection(condition=condition, low=min(found), high=max(found))]
+    return [Objection(condition=condition, low=min(found), high=max(found), where=where)]
 
 
 def in_short(found: Sequence[Objection]) -> str:
@@ -132,7 +136,10 @@ def is_overloaded(summary: Summary) -> bool:
 
 def _raised(condition: Condition, summaries: Sequence[Summary]) -> list[Objection]:
     numbers = map(condition.number, summaries)
-    return objection(condition, (n for n in numbers if n is not None and condition.holds(n)))
+    found = [n for n in numbers if n is not None and condition.holds(n)]
+    is_all = len(found) == len(summaries)
+    where = "" if is_all else f" in {len(found)} of {len(summaries)} runs"
+    return objection(condition, found, where)
 
 
 def _rho(name: str) -> str:
@@ -152,6 +159,18 @@ def _dropped_writes(summary: Summary) -> float | None:
     dropped = summary.get("storage/dropped_write_pages", 0)
     wanted = dropped + summary.get("storage/queued_write_pages", 0)
     return dropped / wanted if dropped else None
+
+
+def _small_host(summary: Summary) -> float | None:
+    dropped = sum(summary.get(f"prefetch/{key}_tokens", 0) for key in FOR_HOST_ROOM)
+    prompts = summary.get("request/prompt_tokens")
+    if not dropped or not prompts:
+        return None
+    # storage may not have what was asked for: count the share that it had of other prefetches
+    had = summary.get("prefetch/read_pages", 0)
+    staged = had + summary.get("prefetch/discarded_miss_pages", 0)
+    share = had / staged if staged else 1
+    return min(dropped, summary.get("cache/computed_tokens", 0)) * share / prompts
 
 
 def _inert_host(summary: Summary) -> float | None:
@@ -245,6 +264,14 @@ CONDITIONS = (
         means="storage lacks pages that the policies chose to write (storage.write_queue_gib)",
     ),
     Condition(
+        name="small host",
+        threshold=0.01,
+        number=_small_host,
+        phrase="{} of the prompt tokens not prefetched for lack of host memory",
+        means="storage has them (an estimate), but they are computed again (cache.host_gib is too "
+        "small)",
+    ),
+    Condition(
         name="inert host",
         threshold=0.001,
         number=_inert_host,
@@ -259,7 +286,7 @@ CONDITIONS = (
         number=_start_up,
         phrase="{} of the total TTFT comes from requests of the first minute",
         means="means and percentiles describe the start-up (workload.start_jitter_s and "
-        "workload.stagger_s spread the first arrivals, workload.warm_up_s leaves them out)",
+        "workload.stagger_s spread the first arrivals, raise workload.warm_up_s to leave them out)",
     ),
     Condition(
         name="idle",

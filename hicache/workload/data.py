@@ -60,7 +60,7 @@ SOURCES = (
         ),
         obtain="clone https://github.com/callanjfox/kv-cache-tester",
     ),
-    Source(kind="trace", names=(), obtain="set workload.path to your file"),
+    Source(kind="trace", names=(), obtain="set workload.path to it"),
 )
 TRACES = {source.kind: source for source in SOURCES}
 
@@ -97,9 +97,11 @@ def _find(source: Source, *, path: str | None, data_dir: str | None) -> Path:
         raise FileNotFoundError(
             f"data_dir (by default HICACHE_DATA): directory {data_dir} does not exist"
         )
+    if not source.names:
+        raise FileNotFoundError(f"workload={source.kind} reads a file of yours: {source.obtain}")
     cache = Path(os_cache("hicache"))
-    named = (data_dir, os.environ.get("HICACHE_DATA"))
-    looked = [Path(directory) for directory in named if directory] + [cache]
+    named = (data_dir, os.environ.get("HICACHE_DATA"), cache)
+    looked = list(dict.fromkeys(Path(directory) for directory in named if directory))
     for directory in looked:
         for name in source.names:
             if (directory / name).exists():

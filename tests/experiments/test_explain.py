@@ -84,6 +84,19 @@ def test_a_run_comes_out_the_same_when_it_is_made_again(again: Rerun) -> None:
     assert len(again.records) == 150
 
 
+def test_a_run_of_a_relative_path_is_explained_from_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [0, 1]}
+    (tmp_path / "mine.jsonl").write_text(json.dumps(record))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    mine = ("workload=trace", "workload.path=mine.jsonl", "workload.limit=null")
+    directory = stored(tmp_path / "run", *mine)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(rerun(Path("..", directory.name)).records) == 1
+
+
 def test_a_stored_configuration_is_read_back_as_it_was(run_dir: Path) -> None:
     file = run_dir / "config.yaml"
     assert as_yaml(stored_config(file)) == file.read_text()

@@ -400,7 +400,7 @@ def test_an_overloaded_run_is_marked(tmp_path, capsys):
     compare.main([str(tmp_path)])
     first, other, note = capsys.readouterr().out.splitlines()[-3:]
     assert (first.split()[:3], other.split()[1]) == (["timeout", "1", "a"], "1")
-    assert note.startswith("a: GPU overloaded, ρ 0.95: queues grow until the trace ends")
+    assert note.startswith("a: GPU overloaded, ρ 0.95 in 1 of 2 runs: queues grow until")
 
 
 @pytest.mark.parametrize("busy", ["0", "1"])

@@ -1,12 +1,13 @@
 """`hicache size`: its search against every cell, and its table."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from hicache.cache.kinds import MAMBA, SWA
 from hicache.cli.schema import config_of
-from hicache.cli.size import Cell, knee_of, main, search, shared_kind
+from hicache.cli.size import Cell, knee_of, main, search, shared_kind, show
 
 SMALL = (
     "workload=chat",
@@ -130,4 +131,13 @@ def test_no_knee_is_marked_while_hits_rise_and_no_host_is_the_first_row(capsys):
     told = capsys.readouterr().out
     assert "← knee" not in told
     assert "no knee: hits still rise at 16 GiB" in told
+    assert "`hicache run cache.unlimited=true`" in told
     assert [line.split()[0] for line in told.splitlines()[3:5]] == ["0", "16"]
+
+
+def test_an_overload_at_every_size_says_what_to_change(capsys):
+    cells = [Cell(host_gib=size, share=None, hit_rate=size, ttft_s=None) for size in (0, 1)]
+    show(config_of("model=llama3_8b"), cells, None)
+    assert "at every size: set workload.load below 1" in capsys.readouterr().out
+    show(config_of("model=llama3_8b"), [cells[0], replace(cells[1], ttft_s=1.0)], None)
+    assert "overloaded at this size" in capsys.readouterr().out

@@ -92,6 +92,12 @@ def test_nothing_is_objected_to_the_default_run_which_is_contended_in_every_tier
     assert min(hits) > 0.1 * summary["request/prompt_tokens"]
 
 
+PREFETCHED = {
+    "request/prompt_tokens": 1000,
+    "cache/computed_tokens": 800,
+    "prefetch/read_pages": 25,
+    "prefetch/discarded_miss_pages": 75,
+}
 FULL = ("model=llama3_8b", "parallel.tp=1", "storage=none", "workload.limit=null")
 
 
@@ -249,6 +255,28 @@ def test_several_numbers_of_a_condition_are_told_by_their_ends():
     ]
     (found,) = objections(summaries)
     assert found.short == "20% to 60% of the prompt tokens rejected"
+    assert found.sentence.startswith(f"{found.short} in 2 of 3 runs: ")
+    assert " runs: " not in objections(summaries[1:])[0].sentence
+
+
+def test_a_start_up_after_the_warm_up_asks_for_a_longer_one():
+    (found,) = objections([{"request/start_up_ttft_share": 0.9, "request/start_up_share": 0.1}])
+    assert "raise workload.warm_up_s" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("dropped", "more"),
+    [
+        ({"cut": 40}, {}),  # storage has a quarter of what prefetches ask for
+        ({"abandoned_host_room": 20, "abandoned_sidecar_room": 20}, {}),
+        ({"abandoned_sidecar_room": 900}, {"cache/computed_tokens": 40}),
+        ({"cut": 10}, {"prefetch/read_pages": 0, "prefetch/discarded_miss_pages": 0}),
+    ],
+)
+def test_a_small_host_is_counted_in_tokens_that_storage_has(dropped, more):
+    dropped = {f"prefetch/{key}_tokens": tokens for key, tokens in dropped.items()}
+    (found,) = objections([{**PREFETCHED, **dropped, **more}])
+    assert (found.name, found.low) == ("small host", 0.01)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +291,11 @@ def test_several_numbers_of_a_condition_are_told_by_their_ends():
             "dropped writes",
             {"storage/queued_write_pages": 991, "storage/dropped_write_pages": 9},
             {"storage/queued_write_pages": 990, "storage/dropped_write_pages": 10},
+        ),
+        (
+            "small host",
+            {**PREFETCHED, "prefetch/cut_tokens": 39},
+            {**PREFETCHED, "prefetch/cut_tokens": 40},
         ),
         (
             "start-up",

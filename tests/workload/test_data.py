@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache.workload.data import Source, find_trace
+from hicache.workload.data import TRACES, Source, find_trace
 
 HERE = Source(kind="mine", names=("mine.gz", "mine.jsonl"), obtain="ask its author")
 
@@ -92,9 +92,18 @@ def test_the_first_name_is_preferred(tmp_path: Path) -> None:
     assert find_trace(HERE, path=None, data_dir=str(tmp_path)) == wanted
 
 
-def test_a_missing_trace_says_where_it_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=rf"{tmp_path}.*hicache: ask its author"):
+def test_a_missing_trace_says_once_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HICACHE_DATA", f"{tmp_path}/")
+    looked = rf"not in {tmp_path} or {tmp_path}/cache/hicache: ask its author"
+    with pytest.raises(FileNotFoundError, match=looked):
         find_trace(HERE, path=None, data_dir=str(tmp_path))
+
+
+def test_a_file_of_the_user_is_looked_for_nowhere() -> None:
+    with pytest.raises(FileNotFoundError, match=r"a file of yours: set workload\.path to it$"):
+        find_trace(TRACES["trace"], path=None, data_dir=None)
 
 
 def test_a_published_trace_is_downloaded_once(published: tuple[str, bytes]) -> None:

@@ -3,12 +3,14 @@
 A simulated run depends only on its configuration, so the stored run needs no event log.
 """
 
+from contextlib import chdir
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hicache import experiment
 from hicache.cli.schema import stored_config
 from hicache.cli.stored import CONFIG_FILE, SUMMARY_FILE, read_json
+from hicache.cli.tables import provenance
 from hicache.config import ExperimentConfig
 from hicache.observe.timeline import Timeline
 from hicache.results.metrics import RequestRecord, summarize
@@ -42,7 +44,9 @@ def rerun(run_dir: Path) -> Rerun:
     timeline = Timeline()
     # single steps give the same result, and show every step
     watched = replace(config, engine=replace(config.engine, jump=False, explain=True))
-    result = experiment.run(watched, timeline=timeline)
+    started_in = Path(read_json(run_dir / provenance.FILE).get("directory", ""))
+    with chdir(started_in if started_in.is_dir() else "."):
+        result = experiment.run(watched, timeline=timeline)
     summary = summarize(result.records, result.measures)
     stored = read_json(run_dir / SUMMARY_FILE)
     return Rerun(

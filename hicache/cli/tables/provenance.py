@@ -68,6 +68,7 @@ def sources_of(provenance: Mapping[str, Any]) -> dict[str, str]:
 def provenance_of(config: ExperimentConfig) -> dict[str, object]:
     package = Path(hicache.__file__).parent
     found: dict[str, object] = {
+        "directory": str(Path.cwd()),  # relative paths of the settings start here
         "hicache": {
             "version": _version("hicache"),
             "sha256": _digest_of_package(package),  # of its Python files, edited or not

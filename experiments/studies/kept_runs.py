@@ -1,14 +1,11 @@
 """Runs of a study, kept between calls by configuration, code, trace and policy."""
 
 import json
-import pickle
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from hashlib import sha256
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
+
+from joblib import Memory, Parallel, delayed
 
 from hicache import experiment
 from hicache.cli.job import as_yaml
@@ -30,13 +27,8 @@ def kept_runs(
 
     Each entry of `wanted` lists the overrides of one run. `jobs` is the number of processes.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = partial(_kept, measure=measure, folder=folder)
-    if jobs == 1:
-        return list(map(kept, wanted))
-    # new processes: forks of one with threads may hang
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        return list(pool.map(kept, wanted))
+    found: list[Measured] = Parallel(jobs)(delayed(_kept)(each, measure, folder) for each in wanted)
+    return found
 
 
 def _kept(
@@ -44,10 +36,12 @@ def _kept(
 ) -> Measured:
     config = config_of(*overrides)
     sources = json.dumps(sources_of(provenance_of(config)))
-    file = folder / f"{sha256((as_yaml(config) + sources).encode()).hexdigest()[:16]}.pkl"
-    if not file.exists():
-        part = file.with_suffix(".part")
-        part.write_bytes(pickle.dumps(measure(experiment.run(config))))
-        part.rename(file)
-    found: Measured = pickle.loads(file.read_bytes())
+    run = Memory(folder, verbose=0).cache(_run, ignore=["measure", "overrides"])
+    found: Measured = run(measure, as_yaml(config), sources, overrides=overrides)
     return found
+
+
+def _run(
+    measure: Callable[[Result], Measured], config: str, sources: str, *, overrides: Sequence[str]
+) -> Measured:
+    return measure(experiment.run(config_of(*overrides)))

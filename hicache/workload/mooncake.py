@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.rows import Row, block_size, from_first, load_rows
+from hicache.workload.rows import Row, load_rows
 from hicache.workload.trace import integer, name_of, names_of, number, read_records, text
 
 BLOCK_TOKENS = 512
@@ -37,15 +37,6 @@ def load_mooncake(
         TraceError: a line is malformed; the message names the file and the line.
     """
     return load_rows(path, _rows(path), config, block_tokens=block_tokens)
-
-
-def infer_block_tokens(path: Path) -> int:
-    """Return the only block size that agrees with the lengths and block ids of a trace.
-
-    Raises:
-        TraceError: no block size agrees with most lines, or one line contradicts the others.
-    """
-    return block_size(path, from_first(path, _rows(path)), None)
 
 
 def _rows(path: Path) -> Iterator[Row]:

@@ -101,10 +101,10 @@ def load_rows(
                 f"{row.where}: its blocks have {row.block_tokens} tokens, those of "
                 f"{found[0].where} have {block_tokens}"
             )
-    return rows_to_requests(found, config, block_tokens=block_size(path, found, block_tokens))
+    return rows_to_requests(found, config, block_tokens=_block_size(path, found, block_tokens))
 
 
-def block_size(path: Path, rows: Sequence[Row], block_tokens: int | None) -> int:
+def _block_size(path: Path, rows: Sequence[Row], block_tokens: int | None) -> int:
     prompt_lens = np.array([row.prompt_len for row in rows])
     num_blocks = np.array([len(row.blocks) for row in rows])
     sizes = SIZES if block_tokens is None else (block_tokens,)

@@ -18,7 +18,7 @@ from hicache.workload.engine_logs import load_dynamo, load_kv_events, load_lmcac
 from hicache.workload.generators import agents, builtin, chat
 from hicache.workload.kept import kept
 from hicache.workload.lengths import load_lengths
-from hicache.workload.mooncake import infer_block_tokens, load_mooncake
+from hicache.workload.mooncake import load_mooncake
 from hicache.workload.trace import TraceError, read_lines
 from hicache.workload.turns import INT32_IDS
 from hicache.workload.weka import load_weka
@@ -84,15 +84,10 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         FileNotFoundError: the trace does not exist.
     """
     kind = config.kind
-    notes: tuple[str, ...] = ()
     if kind in GENERATORS:
         requests = _with_session_names(GENERATORS[kind](config, seed=seed)[: config.limit])
     elif kind in TRACES:
         path = find_trace(TRACES[kind], path=config.path, data_dir=data_dir)
-        if kind == "trace" and config.block_tokens is None and form_of(path) == "blocks":
-            inferred = kept(partial(infer_block_tokens, path), b"block size", path.read_bytes())
-            config = replace(config, block_tokens=inferred)
-            notes = (f"blocks of {inferred:,} tokens, inferred (workload.block_tokens)",)
         try:
             requests = _load_trace(kind, path, config, seed)
         except TraceError as error:
@@ -104,9 +99,9 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
             ) from error
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    notes: tuple[str, ...] = ()
     if config.max_context is not None:
-        requests, ended = _end_sessions(requests, config.max_context)
-        notes += ended
+        requests, notes = _end_sessions(requests, config.max_context)
     if config.token_stride > 1:
         thinned = partial(_thinned, stride=config.token_stride)
         requests = [

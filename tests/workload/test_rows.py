@@ -71,10 +71,7 @@ def test_a_trace_of_any_block_size_comes_back_as_it_was_written(
 
 def test_the_block_size_is_found(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", records(CHAINS))
-    workload = load(path)
-    found = workload.requests
-    assert workload.notes == ("blocks of 16 tokens, inferred (workload.block_tokens)",)
-    assert load(path, block_tokens=16).notes == ()
+    found = load(path).requests
     assert [r.parent_id for r in found] == [None, None, 0]
     assert shared_len(whole(found[0]), ids(found[2].prompt)) == 45
 

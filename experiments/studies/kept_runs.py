@@ -25,7 +25,8 @@ def kept_runs(
 ) -> list[Measured]:
     """Run the experiments that are not in `folder` yet, and return what is measured of each.
 
-    Each entry of `wanted` lists the overrides of one run. `jobs` is the number of processes.
+    Each entry of `wanted` lists the overrides of one run. `measure` must be the same in all calls
+    with one `folder`. `jobs` is the number of processes.
     """
     found: list[Measured] = Parallel(jobs)(delayed(_kept)(each, measure, folder) for each in wanted)
     return found
@@ -36,6 +37,7 @@ def _kept(
 ) -> Measured:
     config = config_of(*overrides)
     sources = json.dumps(sources_of(provenance_of(config)))
+    # joblib identifies a run by `config` and `sources`; it cannot hash functions of `__main__`
     run = Memory(folder, verbose=0).cache(_run, ignore=["measure", "overrides"])
     found: Measured = run(measure, as_yaml(config), sources, overrides=overrides)
     return found

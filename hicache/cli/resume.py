@@ -23,7 +23,7 @@ from hicache.cli.command import in_one_sentence
 from hicache.cli.grid import choices_of_sweep, find_jobs, jobs_of
 from hicache.cli.job import as_yaml
 from hicache.cli.schema import to_config
-from hicache.cli.stored import CONFIG_FILE, is_finished, read_json, read_yaml
+from hicache.cli.stored import CONFIG_FILE, is_finished, read_yaml
 from hicache.cli.tables import provenance
 from hicache.cli.tables.groups import flat
 from hicache.config import ExperimentConfig, check_name
@@ -86,9 +86,7 @@ def refuse_unknown(metrics: Iterable[str]) -> None:
 
 
 def changes(config: ExperimentConfig, directory: Path) -> list[str]:
-    made_of = directory / provenance.FILE
-    then = read_json(made_of) if made_of.is_file() else {}
-    return provenance.changed_since(then, config)
+    return provenance.changed_since(provenance.read_provenance(directory), config)
 
 
 class BusyError(ValueError):

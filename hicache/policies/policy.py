@@ -45,9 +45,9 @@ METHODS = {
     "on_split": ANYTHING,  # (entry, first): `first` is the new entry of its first pages
     "on_evict": ANYTHING,  # (entry, tier, why): it left the tier; demoted, evicted or lost
     "on_finish": ANYTHING,  # (request, outcome): finished, rejected or aborted
-    # (entry, tier, kind): the smallest is evicted first; None leaves it to `cache.eviction`. Asked
-    # at an eviction: of new entries, and again of the smallest one, so a rank may grow with time; a
-    # rank that falls is not seen before it was the smallest
+    # (entry, tier, kind): the smallest is evicted first; None leaves it to `cache.eviction`.
+    # The cache calls it at an eviction: for new entries, and again for the entry that was ranked
+    # smallest. So ranks may rise with time. If a rank falls, the entry keeps its old place in line
     "rank": Answer("a finite number, a tuple of them, or None", _is_rank, shows=False),
     # (tier, kind, need, queue): the entry of the queue to evict for `need` pages (or states) of
     # `kind`; with cache.pools=shared, the host's queue has entries of all kinds. None leaves it to

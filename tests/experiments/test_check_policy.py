@@ -21,7 +21,7 @@ class Longest:
         return True
 
     def admits(self):
-        raise AssertionError("nobody calls this")
+        raise AssertionError("hicache called a method that no policy has")
 
     @staticmethod
     def deadline_ns(prefetch):

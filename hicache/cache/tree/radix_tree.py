@@ -52,7 +52,7 @@ class RadixTree:
         self._windows = kinds.windows
         self._points = kinds.points
         self._no_hits = (0,) * kinds.size
-        # by tier: all kinds share its bytes
+        # by tier: True if all kinds share the tier's bytes
         self.is_shared = knobs.pools == "shared_both", knobs.pools != "split"
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0

@@ -44,7 +44,8 @@ def rerun(run_dir: Path) -> Rerun:
     timeline = Timeline()
     # single steps give the same result, and show every step
     watched = replace(config, engine=replace(config.engine, jump=False, explain=True))
-    started_in = Path(read_json(run_dir / provenance.FILE).get("directory", ""))
+    # relative paths of the settings start where the run was started
+    started_in = Path(provenance.read_provenance(run_dir).get("directory", ""))
     with chdir(started_in if started_in.is_dir() else "."):
         result = experiment.run(watched, timeline=timeline)
     summary = summarize(result.records, result.measures)

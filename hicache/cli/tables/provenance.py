@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import hicache
+from hicache.cli.stored import read_json
 from hicache.config import ExperimentConfig
 from hicache.results.tracking import write_json
 from hicache.workload.data import TRACES, find_trace
@@ -35,6 +36,11 @@ VERSIONS = ("python", "numpy", *REAL_ONLY)
 
 def write_provenance(config: ExperimentConfig, out_dir: Path) -> None:
     write_json(out_dir / FILE, provenance_of(config))
+
+
+def read_provenance(directory: Path) -> dict[str, Any]:
+    file = directory / FILE
+    return read_json(file) if file.is_file() else {}
 
 
 def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> list[str]:

@@ -25,6 +25,7 @@ BLOCK = 64  # tokens that are read in one turn, at most
 BLOCK_BYTES = 16 << 10  # of the keys of a block, at most
 NUM_STAGES = 5
 MAX_LANES = 64  # query rows times query heads of a program
+MAX_FP32_LANES = 16  # more spill registers, because fp32 is multiplied without tensor cores
 MAX_DIM = 256
 DTYPES = torch.float32, torch.float16, torch.bfloat16
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -240,9 +241,9 @@ def _refuse(pool: Tensor, table: Tensor, tiles: Tensor, queries: Tensor) -> None
     if queries.dtype != pool.dtype or queries.shape[3] != dim or queries.shape[2] % heads:
         got = f"{tuple(queries.shape)} {queries.dtype}"
         raise ValueError(f"queries must be [B, R, {heads} · n, {dim}] {pool.dtype}, got {got}")
-    strides = pool.stride()
-    if any(stride % 16 for stride in strides[:2]) or strides[2:] != (heads * dim, dim, 1):
-        raise ValueError(f"contiguous pages, 16·n elements apart, wanted: strides are {strides}")
+    if any(stride % 16 for stride in pool.stride()[:2]) or not pool[0, 0].is_contiguous():
+        got = f"strides {pool.stride()}"
+        raise ValueError(f"contiguous pages, 16·n elements apart, wanted: got {got}")
     for name, each in (("queries", queries), ("table", table), ("tiles", tiles)):
         if not each.is_contiguous():
             raise ValueError(f"contiguous {name} wanted, got strides {each.stride()}")
@@ -250,7 +251,8 @@ def _refuse(pool: Tensor, table: Tensor, tiles: Tensor, queries: Tensor) -> None
 
 def max_splits(num_rows: int) -> int:
     """Return into how many splits a row's tokens are cut at most, if its tile has so many rows."""
-    return min(max(MAX_PARTIALS // triton.next_power_of_2(num_rows), 1), MAX_SPLITS)
+    splits: int = min(max(MAX_PARTIALS // triton.next_power_of_2(num_rows), 1), MAX_SPLITS)
+    return splits
 
 
 def split_arguments(
@@ -265,13 +267,13 @@ def split_arguments(
     num_rows, query_heads, dim = queries.shape[1:]
     page, heads = pool.shape[2:4]
     group, rows = query_heads // heads, num_rows
-    width, is_fp32 = width_of(dim), pool.dtype == torch.float32
-    while rows % 2 == 0 and rows * group > (16 if is_fp32 else MAX_LANES):
+    width, limit = width_of(dim), MAX_FP32_LANES if pool.dtype == torch.float32 else MAX_LANES
+    while rows % 2 == 0 and rows * group > limit:
         rows //= 2
     lanes = max(triton.next_power_of_2(rows * group), 16)
-    if lanes > MAX_LANES:
+    if lanes > limit:
         got = f"{num_rows} rows of {group} query heads a KV head"
-        raise ValueError(f"rows must be a power of two, or few, for {MAX_LANES} lanes: got {got}")
+        raise ValueError(f"at most {limit} query heads a KV head, of 2**n rows, wanted: got {got}")
     sizes = num_rows, table.shape[1], window_len, *pool.stride()[1::-1], dim**-0.5 * LOG2_E.value
     constants = {
         "HEADS": heads,
@@ -306,7 +308,8 @@ def merge_arguments(
 
 
 def width_of(dim: int) -> int:
-    return max(triton.next_power_of_2(dim), 16)  # the least that tensor cores multiply
+    width: int = max(triton.next_power_of_2(dim), 16)  # the least that tensor cores multiply
+    return width
 
 
 def naive_attend(

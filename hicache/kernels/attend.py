@@ -204,7 +204,8 @@ def attend(
             valid row, the end of the valid rows, and the number of page ids left out. The listed
             pages must hold every token that row 0 or a later valid row attends to.
         queries: [tiles, rows, query_heads, head_dim], contiguous. The number of rows is a power of
-            two, or less than 16.
+            two, or rows times query heads per KV head are at most 64 (16 in fp32). There are at
+            most 64 query heads per KV head (16 in fp32).
         end: the largest sequence position, over all tiles, at which the valid rows of a tile end.
         window_len: number of tokens that a row attends to, itself included. 0 means no window.
         sinks: [query_heads] fp32, attention sinks: an extra score per head in the softmax's
@@ -268,6 +269,7 @@ def split_arguments(
     page, heads = pool.shape[2:4]
     group, rows = query_heads // heads, num_rows
     width, limit = width_of(dim), MAX_FP32_LANES if pool.dtype == torch.float32 else MAX_LANES
+    head_bytes = width * pool.element_size()
     while rows % 2 == 0 and rows * group > limit:
         rows //= 2
     lanes = max(triton.next_power_of_2(rows * group), 16)
@@ -283,11 +285,11 @@ def split_arguments(
         "PAGE": page,
         "ROWS": rows,
         "LANES": lanes,
-        "BLOCK": min(BLOCK, BLOCK_BYTES // (width * pool.element_size())),
+        "BLOCK": min(BLOCK, BLOCK_BYTES // head_bytes),
         "SPLIT": SPLIT,
         "SPLITS": max_splits(num_rows),
         "STAGES": NUM_STAGES,
-        "num_warps": 4,
+        "num_warps": 4 if head_bytes <= 256 else 8,  # more bytes spill registers
     }
     return (queries, pool, table, tiles, mixed, totals, *sizes), constants
 

@@ -57,6 +57,7 @@ ENCODES = {
 LOADS: dict[str, tuple[Format | None, list[str]]] = {
     "load-back of pages, states and taps": (None, [*PARTS]),
     "load-back of int8 to bf16, pages of 16 × 8 heads": (Format.int8, ["pages"]),
+    "load-back of fp8 to bf16, pages of 16 × 8 heads": (Format.fp8, ["pages"]),
     "load-back of int8 to fp32, states": (Format.int8, ["states"]),
     "load-back of int8 pages and states, plain taps": (Format.int8, [*PARTS]),
 }

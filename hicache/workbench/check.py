@@ -24,16 +24,18 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
+import triton.language
 import triton.runtime.interpreter
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
@@ -42,8 +44,10 @@ from hicache.workbench.check_cases import CPU, Case, Round, cases
 from hicache.workbench.check_faults import Fault, Seen, fault_of
 from hicache.workbench.contract import DECLINED, CopyKernel, named
 from hicache.workbench.own import OwnKernel, faults_of
+from hicache.workbench.stand_in import Tuning
 
 INSIDE = "--inside"  # option of the process that may crash
+PROGRESS_S = 5
 LIMITATIONS = (NotImplementedError, AttributeError, TypeError)  # if raised by the interpreter
 
 
@@ -59,6 +63,7 @@ class Verdict:
     declined: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)  # cases that the interpreter cannot run
     faults: dict[str, Fault] = field(default_factory=dict)
+    configurations: set[str] = field(default_factory=set)  # of autotuned kernels, that ran
 
     @property
     def passes(self) -> bool:
@@ -91,6 +96,10 @@ class Verdict:
             lines.append("WRONG: it takes no case")
         else:
             lines.append(f"right in {total} cases")
+        if self.configurations:
+            lines.append(
+                f"configurations of autotuned kernels that ran: {len(self.configurations)}"
+            )
         return "\n".join(lines)
 
 
@@ -115,10 +124,13 @@ def check(
     verdict = Verdict()
     is_own = isinstance(kernel, OwnKernel)
     trials = (_own_trials if is_own else _copy_trials)(kernel, num_cases, seed, device)
-    for name, trial in trials:
+    tuning = Tuning()  # without a GPU, each case runs another configuration
+    for tuning.turn, (name, trial) in enumerate(trials):
         told(name)
+        tuning.last = ""
         try:
-            faults = list(trial())
+            with tuning.installed() if device.type == "cpu" else nullcontext():
+                faults = list(trial())
         except Exception as error:  # in the user's code: go on with the other cases
             if not is_own and isinstance(error, DECLINED):
                 verdict.declined.append(f"{name}: {error}")
@@ -128,6 +140,9 @@ def check(
                 continue
             sentence = f"{name}: {type(error).__name__}: {error}{_where(error)}"
             faults = [Fault(kind="raised", sentence=sentence)]
+        if tuning.last:
+            verdict.configurations.add(tuning.last)
+            faults = [replace(each, sentence=f"{each.sentence} [{tuning.last}]") for each in faults]
         for fault in faults:
             verdict.faults.setdefault(fault.kind, fault)
         verdict.num_right += not faults
@@ -204,6 +219,9 @@ def _is_limitation(error: Exception) -> bool:
     frame = traceback.extract_tb(cause.__traceback__)[-1]
     if isinstance(cause, ValueError):
         return bool(frame.filename == triton.runtime.interpreter.__file__)
+    if isinstance(cause, AttributeError) and isinstance(cause.obj, int):
+        # the variable of a loop, a tensor in a compiled kernel
+        return hasattr(triton.language.tensor, str(cause.name))
     return _is_installed(frame)
 
 
@@ -258,10 +276,25 @@ def _inside(options: argparse.Namespace, device: torch.device) -> int:
         print(error, file=sys.stderr)
         return 2
     torch.set_num_threads(1)  # arenas are small
-    told = options.inside.write_text
+    told = _Progress(options.inside, options.cases)
     verdict = check(kernel, num_cases=options.cases, seed=options.seed, device=device, told=told)
     print(f"{options.kernel} on {device.type}, seed {options.seed}\n{verdict}")
     return verdict.exit_code
+
+
+class _Progress:
+    """Writes the name of each case to a file, and every few seconds how many have begun."""
+
+    def __init__(self, path: Path, num_cases: int) -> None:
+        self._path, self._num_cases = path, num_cases
+        self._number, self._next = 0, time.monotonic() + PROGRESS_S
+
+    def __call__(self, name: str) -> None:
+        self._path.write_text(name)
+        self._number += 1
+        if time.monotonic() >= self._next:
+            self._next += PROGRESS_S
+            print(f"case {self._number} of {self._num_cases}", file=sys.stderr, flush=True)
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

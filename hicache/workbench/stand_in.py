@@ -7,15 +7,24 @@ The process must not have TRITON_INTERPRET set, because the interpreter compiles
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.compiler.errors import CompilationError
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
 
 SM_90 = GPUTarget("cuda", 90, 32)
 MAX_SHARED_BYTES = 227 << 10
+NUM_SMS = 132
+HOPPER = {"device_count": 1, "get_device_name": "NVIDIA H200", "get_device_capability": (9, 0)}
+NOT_COMPILED = (OutOfResources, CompilationError, PTXASError)
 
 
 class Loaded(NamedTuple):
@@ -28,12 +37,14 @@ class Loaded(NamedTuple):
 class StandIn(DriverBase):  # type: ignore[misc] # triton is not typed
     """A fake Triton driver with one sm_90 GPU, so that kernels compile on machines without one.
 
-    Launches do nothing. `loaded` holds each kernel that was compiled for a launch, and
-    `num_launches` counts launches.
+    Launches do nothing. `loaded` holds each kernel that was compiled for a launch, `not_compiled`
+    names the configurations of autotuned kernels that do not compile, and `num_launches` counts
+    launches.
     """
 
     def __init__(self) -> None:
         self.loaded: list[Loaded] = []
+        self.not_compiled: list[str] = []
         self.num_launches = 0
         self.utils = self
         self._metadata: Any = None
@@ -60,7 +71,7 @@ class StandIn(DriverBase):  # type: ignore[misc] # triton is not typed
     def get_benchmarker(self) -> None: ...
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": MAX_SHARED_BYTES}
+        return {"max_shared_mem": MAX_SHARED_BYTES, "multiprocessor_count": NUM_SMS}
 
     def launcher_cls(self, source: object, metadata: Any) -> Any:
         self._metadata = metadata
@@ -89,3 +100,64 @@ def stand_in() -> StandIn:
     driver = StandIn()
     triton.runtime.driver.set_active(driver)
     return driver
+
+
+class Tuning:
+    """Runs autotuned kernels without timing their configurations, which needs a GPU.
+
+    A launch runs one configuration: number `turn` of those that the kernel allows for its
+    arguments, counted in a circle. `last` names the one that ran last.
+    """
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.last = ""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        def run(tuner: Any, *arguments: object, **options: object) -> object:
+            configs = _configs(tuner, arguments, options)
+            config = configs[self.turn % len(configs)]
+            self.last = str(config)
+            return _launched(tuner, config, arguments, options)
+
+        with patch.object(Autotuner, "run", run):
+            yield
+
+
+@contextmanager
+def every_configuration(driver: StandIn) -> Iterator[None]:
+    """Compile autotuned kernels with all their configurations, and answer as if on a Hopper GPU.
+
+    Libraries ask torch for the GPU when they are imported, and choose configurations by it.
+    """
+
+    def run(tuner: Any, *arguments: object, **options: object) -> None:
+        for config in _configs(tuner, arguments, options):
+            count = len(driver.loaded)
+            try:
+                _launched(tuner, config, arguments, options)
+            except NOT_COMPILED as error:
+                driver.not_compiled.append(f"{tuner.base_fn.__name__} [{config}]: {error}")
+            driver.loaded[count:] = [
+                each._replace(name=f"{each.name} [{config}]") for each in driver.loaded[count:]
+            ]
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Autotuner, "run", run))
+        for name, answer in HOPPER.items():
+            stack.enter_context(patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
+        yield
+
+
+def _configs(tuner: Any, arguments: tuple[object, ...], options: dict[str, object]) -> list[Any]:
+    tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
+    return list(tuner.prune_configs(options))
+
+
+def _launched(
+    tuner: Any, config: Any, arguments: tuple[object, ...], options: dict[str, object]
+) -> object:
+    if config.pre_hook is not None:
+        config.pre_hook({**tuner.nargs, **options, **config.all_kwargs()})
+    return tuner.fn.run(*arguments, **options, **config.all_kwargs())

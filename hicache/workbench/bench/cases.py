@@ -17,6 +17,7 @@ from hicache.workbench.bench.contest import programs
 from hicache.workbench.bench.link_cases import interference, launches, links
 from hicache.workbench.bench.measure import DIRECTIONS, KIB, Transfer, graphed
 from hicache.workbench.bench.session import Session
+from hicache.workbench.bench.step_cases import appends, attention, encodes, loads, scans, stalls
 
 NUM_SLOTS = 17  # 8 sources, 8 targets and one spare
 
@@ -175,5 +176,8 @@ def sweep(session: Session) -> None:
             )
 
 
-EVERY = (ceilings, pages, links, interference, slots, checksums, indices, launches, sweep, programs)
+EVERY = (
+    ceilings, pages, links, loads, stalls, interference, slots, checksums, encodes, appends,
+    attention, scans, indices, launches, sweep, programs,
+)  # fmt: skip
 CASES = {each.__name__: each for each in EVERY}

@@ -174,6 +174,16 @@ def sweep(session: Session) -> None:
                 contiguous=int(contiguous),
                 num_programs=num_programs or 0,
             )
+    if not session.bench.on_gpu:
+        return
+    for direction, kib in itertools.product(("to_device", "to_host"), (4, 16, 32, 64, 128, 1024)):
+        pieces = session.bench.transfer(
+            direction, kib // 2, 2 * KIB, num_bytes=session.bench.host_bytes // 4,
+            num_layers=1, other="layer_first",
+        )  # fmt: skip
+        launch = pieces.by(peers.memcpy_batch)
+        case = f"copy engine {direction}"
+        session.time("sweep", case, launch, pieces.num_bytes, repeats=5, piece_bytes=kib * KIB)
 
 
 EVERY = (

@@ -45,6 +45,7 @@ TOLERANCE = 2e-2  # of the largest value: bf16 against a reference in fp32
 COMPUTE_SHARES = (0.5, 1.0, 2.0)  # time of a layer's products over that of its load
 NUM_ROUNDS = 5
 QUEUE_CYCLES = 20 * SPIN_CYCLES  # until a step of all layers is queued
+Launches = Sequence[Callable[[], object]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +167,7 @@ def loads(session: Session) -> None:
                 session.time("load", f"{what}, {name}", every, back.num_bytes)
 
 
-def _each(launches: Sequence[Callable[[], object]]) -> None:
+def _each(launches: Launches) -> None:
     for launch in launches:
         launch()
 
@@ -192,7 +193,7 @@ def stalls(session: Session) -> None:
     out = torch.empty_like(hidden)
     one = partial(torch.mm, hidden, weights, out=out)
     product_s = bench.timed(partial(_each, [one] * 100), repeats=3).p50_s / 100
-    ways = {
+    ways: dict[str, tuple[Launches, Callable[[int, int], None] | None]] = {
         "counters": ([partial(launch, 4)], partial(wait_for_layer, counters)),
         "a launch and an event a layer": (back.by_layers(None), None),
         "memcpy batch and an event a layer": (back.by_layers(peers.memcpy_batch), None),
@@ -202,7 +203,7 @@ def stalls(session: Session) -> None:
         products = [one] * max(round(share * layer_s / product_s), 1)
         alone_s = _step([], None, products, counters)
         computes_s = alone_s / back.num_layers
-        floor_s = layer_s + max(back.num_layers - 1) * max(layer_s - computes_s, 0.0)
+        floor_s = layer_s + (back.num_layers - 1) * max(layer_s - computes_s, 0.0)
         for name, (copies, wait) in ways.items():
             stall_s = _step(copies, wait, products, counters) - alone_s
             case = f"products {share:g} of a load, {name}"
@@ -211,9 +212,9 @@ def stalls(session: Session) -> None:
 
 
 def _step(
-    copies: Sequence[Callable[[], object]],
+    copies: Launches,
     wait: Callable[[int, int], None] | None,
-    products: Sequence[Callable[[], object]],
+    products: Launches,
     counters: Tensor,
 ) -> float:
     """Return the median seconds of a step, from the first copy's start to the last product's end.
@@ -222,7 +223,7 @@ def _step(
     """
     side = torch.cuda.Stream(counters.device, priority=-1)
     main = torch.cuda.current_stream()
-    times = []
+    times = list[float]()
     for _ in range(NUM_ROUNDS):
         counters.zero_()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -56,8 +56,7 @@ from hicache.workbench.contract import DECLINED
 
 measure.CACHE_BYTES, measure.WARM_UP_S, bench.NUM_LAYERS = 1 << 16, 0, 1
 bench.MIB, link_cases.MIB = 1 << 19, 1 << 12
-link_cases.WEIGHT_SIZE, link_cases.NUM_ROUNDS = 64, 1
-link_cases.STEPS = {name: (4, 1, 2) for name in link_cases.STEPS}
+link_cases.STEPS, link_cases.NUM_ROUNDS = {"GEMM": (64, 64, 64, 2)}, 1
 small = Bench(imitated_gpu.GPU, device_bytes=1 << 18, host_bytes=1 << 16, num_layers=1, repeats=1)
 declined = {"device": set(), "to_device": set(), "to_host": {"vllm_blocks"}}
 for direction, other in product(DIRECTIONS, ("layer_first", "page_first")):

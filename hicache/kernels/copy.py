@@ -29,6 +29,8 @@ from hicache.kernels.table import TILE_WORDS, CopyTable
 
 NUM_WARPS = 16
 LINK_PROGRAMS = 4  # enough bytes in flight for PCIe 5 ×16: see README.md, "how many programs"
+# enough to fill the link; with more, the stores that wait for it slow the rest of the device
+BACK_UP_PROGRAMS = 2
 PROGRAMS_PER_SM = 2
 MAX_STEPS = TILE_WORDS // (32 * NUM_WARPS) // 2  # accesses of 128 bits of a thread: 8
 LINE_WORDS = 16  # 128 bytes, the unit of memory and link: no access of a line is narrower
@@ -167,8 +169,8 @@ def copy_items(
         src_ids: [items] int32 on the table's device. Duplicates are allowed. A pair with a negative
             id is skipped.
         dst_ids: [items] int32 on the table's device, without duplicates.
-        num_programs: number of Triton programs that share the work. None means 4 between host and
-            device, and one per tile of 64 KiB within a device.
+        num_programs: number of Triton programs that share the work. None means 4 into the device,
+            2 to the host, and one per tile of 64 KiB within a device.
         sums: [items] int64 on the table's device, to which the kernel adds each item's checksum.
             None means that no checksums are computed.
     """
@@ -176,6 +178,8 @@ def copy_items(
     num_lines, num_tiles = lines_and_tiles_of(table, num_items)
     if num_programs is None and not table.crosses_link:
         num_programs = max(num_tiles, 1)
+    elif num_programs is None and table.dst[0].device != table.device:
+        num_programs = BACK_UP_PROGRAMS
     launch(
         _copy_kernel,
         programs_of(table, num_tiles, num_programs),

@@ -42,7 +42,7 @@ class PoolSpec:
     host_counts: Counts
     device: torch.device
     tp: int = 1
-    link_programs: int | None = None  # for copies across the link; None means the kernel's default
+    link_programs: int | None = None  # of a load-back; None means the kernel's default
     plane: Plane = REFERENCE  # the functions that copy
     host_format: str = PLAIN
     storage_format: str = PLAIN
@@ -180,8 +180,7 @@ class RankPools:
         return load_table(chosen, len(self._spec.model.layer_words)) if chosen else None
 
     def save(self, kind: int, sources: Tensor, targets: Tensor) -> None:
-        transfer, programs = there(self.saves[kind]), self._spec.link_programs
-        sums = transfer.run_with_checksum((sources, targets), num_programs=programs)
+        sums = there(self.saves[kind]).run_with_checksum((sources, targets))
         if sums is not None:
             self._sums[kind][targets.long()] = sums
 

@@ -186,29 +186,30 @@ def stalls(session: Session) -> None:
     back = load_back(bench, None, has_states=False)
     launch, counters = back.prepared()
     load_s = bench.timed(partial(launch, 4), repeats=5).p50_s
-    hidden, weights = (
-        torch.randn(*size, 4096, device=bench.device, dtype=torch.bfloat16)
-        for size in ((2048,), (4096,))
-    )
-    out = torch.empty_like(hidden)
-    one = partial(torch.mm, hidden, weights, out=out)
-    product_s = bench.timed(partial(_each, [one] * 100), repeats=3).p50_s / 100
+    layer_s = load_s / back.num_layers
+    session.notes["stall, load of all layers, ms"] = load_s * 1e3
+    waiting = partial(wait_for_layer, counters)
     ways: dict[str, tuple[Launches, Callable[[int, int], None] | None]] = {
-        "counters": ([partial(launch, 4)], partial(wait_for_layer, counters)),
+        "counters, 4 programs": ([partial(launch, 4)], waiting),
+        "counters, 1 program": ([partial(launch, 1)], waiting),
         "a launch and an event a layer": (back.by_layers(None), None),
         "memcpy batch and an event a layer": (back.by_layers(peers.memcpy_batch), None),
     }
-    layer_s = load_s / back.num_layers
-    for share in COMPUTE_SHARES:
-        products = [one] * max(round(share * layer_s / product_s), 1)
-        alone_s = _step([], None, products, counters)
-        computes_s = alone_s / back.num_layers
-        floor_s = layer_s + (back.num_layers - 1) * max(layer_s - computes_s, 0.0)
-        for name, (copies, wait) in ways.items():
-            stall_s = _step(copies, wait, products, counters) - alone_s
-            case = f"products {share:g} of a load, {name}"
-            session.notes[f"stall, {case}, ms"] = stall_s * 1e3
-            session.notes[f"stall, {case}, over its floor"] = stall_s / floor_s
+    weights = torch.randn(4096, 4096, device=bench.device, dtype=torch.bfloat16)
+    for num_tokens in (2048, 8192):
+        hidden = torch.randn(num_tokens, 4096, device=bench.device, dtype=torch.bfloat16)
+        one = partial(torch.mm, hidden, weights, out=torch.empty_like(hidden))
+        product_s = bench.timed(partial(_each, [one] * 100), repeats=3).p50_s / 100
+        for share in COMPUTE_SHARES:
+            products = [one] * max(round(share * layer_s / product_s), 1)
+            alone_s = _step([], None, products, counters)
+            computes_s = alone_s / back.num_layers
+            floor_s = layer_s + (back.num_layers - 1) * max(layer_s - computes_s, 0.0)
+            for name, (copies, wait) in ways.items():
+                stall_s = _step(copies, wait, products, counters) - alone_s
+                case = f"stall, {num_tokens} tokens, products {share:g} of a load, {name}"
+                session.notes[f"{case}, ms"] = stall_s * 1e3
+                session.notes[f"{case}, over its floor"] = stall_s / floor_s
 
 
 def _step(

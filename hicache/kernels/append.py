@@ -1,5 +1,7 @@
 """Paged append: write the keys and values of new tokens into the pages of their sequences.
 
+Accesses have 128 bits if rows are multiples of 16 bytes, and lie multiples of 16 bytes apart.
+
 Sizes: B tiles of R rows (consecutive tokens), C columns of a page table, P pages of T tokens, H KV
 heads of D elements.
 """
@@ -9,11 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 16
+TILE_BYTES = 16 << 10  # of the keys of a program's rows
+MAX_ROW_BYTES = 32 << 10  # longer rows spill registers
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_columns", "page_stride", "kv_stride"],
+    do_not_specialize=["num_rows", "num_columns"],
     do_not_specialize_on_alignment=["table_ptr", "tiles_ptr"],
 )
 def _append_kernel(
@@ -33,7 +36,7 @@ def _append_kernel(
     WIDTH: tl.constexpr,  # SIZE, rounded up to a power of two
     ROWS: tl.constexpr,
 ):
-    tile = tl.program_id(1)
+    tile = tl.program_id(1).to(tl.int64)
     info = tiles_ptr + tile * 4
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = (row >= tl.load(info + 1)) & (row < tl.load(info + 2))
@@ -42,12 +45,13 @@ def _append_kernel(
     page = tl.load(table_ptr + tile * num_columns + column, mask=exists, other=0).to(tl.int64)
     place = page * page_stride + (position % PAGE) * SIZE
     element = tl.arange(0, WIDTH)[None, :]
-    limit = tl.where(exists, SIZE, 0)[:, None]
-    source = (tile * num_rows + row).to(tl.int64)
-    keys = tl.load(keys_ptr + source[:, None] * key_stride + element, mask=element < limit)
-    tl.store(pool_ptr + place[:, None] + element, keys, mask=element < limit)
-    values = tl.load(values_ptr + source[:, None] * value_stride + element, mask=element < limit)
-    tl.store(pool_ptr + kv_stride + place[:, None] + element, values, mask=element < limit)
+    moves = exists[:, None] & (element < SIZE)
+    source = (tile * num_rows + row)[:, None]
+    keys = tl.load(keys_ptr + source * key_stride + element, mask=moves)
+    values = tl.load(values_ptr + source * value_stride + element, mask=moves)
+    target = pool_ptr + place[:, None] + element
+    tl.store(target, keys, mask=moves)
+    tl.store(target + kv_stride, values, mask=moves)
 
 
 def append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -68,15 +72,39 @@ def append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Ten
         keys: [tiles, rows, kv_heads, head_dim]. Rows need not be adjacent in memory, but all rows
             of all tiles must be equally far apart.
         values: the values, in the same shape as `keys`.
+
+    Raises:
+        ValueError: a shape or stride is not supported; the message names it.
     """
-    num_tiles, num_rows, heads, dim = keys.shape
-    width = triton.next_power_of_2(heads * dim)
-    sizes = {"PAGE": pool.shape[2], "SIZE": heads * dim, "WIDTH": width, "ROWS": ROWS}
-    strides = pool.stride(1), pool.stride(0), keys.stride(1), values.stride(1)
+    num_tiles, num_rows = keys.shape[:2]
+    arguments, constants = append_arguments(pool, table, tiles, keys, values)
     with torch.cuda.device_of(pool):
-        _append_kernel[(triton.cdiv(num_rows, ROWS), num_tiles)](
-            pool, table, tiles, keys, values, num_rows, table.shape[1], *strides, **sizes
+        _append_kernel[(triton.cdiv(num_rows, constants["ROWS"]), num_tiles)](
+            *arguments, **constants
         )
+
+
+def append_arguments(
+    pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Tensor
+) -> tuple[tuple[object, ...], dict[str, int]]:
+    heads, dim = pool.shape[3:]
+    row_bytes = triton.next_power_of_2(heads * dim) * pool.element_size()
+    if row_bytes > MAX_ROW_BYTES:
+        raise ValueError(f"rows of at most {MAX_ROW_BYTES} bytes wanted, got {heads} heads × {dim}")
+    for name, each in (("pool", pool), ("keys", keys), ("values", values)):
+        if each.shape[-2:] != (heads, dim) or not each[0, 0].is_contiguous():
+            got = f"{tuple(each.shape)} with strides {each.stride()}"
+            raise ValueError(f"{name}: contiguous rows of {heads} × {dim} wanted, got {got}")
+        if each is not pool and len(each) > 1 and each.stride(0) != each.shape[1] * each.stride(1):
+            raise ValueError(f"{name}: rows equally far apart wanted, got strides {each.stride()}")
+    constants = {
+        "PAGE": pool.shape[2],
+        "SIZE": heads * dim,
+        "WIDTH": triton.next_power_of_2(heads * dim),
+        "ROWS": max(TILE_BYTES // row_bytes, 1),
+    }
+    strides = pool.stride(1), pool.stride(0), keys.stride(1), values.stride(1)
+    return (pool, table, tiles, keys, values, keys.shape[1], table.shape[1], *strides), constants
 
 
 def naive_append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Tensor) -> None:

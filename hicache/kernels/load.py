@@ -267,7 +267,9 @@ def _load_kernel(
         part += 1
 
 
-@triton.jit(do_not_specialize=["layer", "num_launches"])
+@triton.jit(
+    do_not_specialize=["layer", "num_launches"], do_not_specialize_on_alignment=["counters_ptr"]
+)
 def _wait_kernel(counters_ptr, layer, num_launches):
     while tl.atomic_add(counters_ptr + layer * 2 + 1, 0, sem="acquire", scope="gpu") < num_launches:
         pass

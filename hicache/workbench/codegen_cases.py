@@ -1,4 +1,7 @@
-"""Cases of `codegen`: every kernel at its production shapes, with limits for its code."""
+"""Production shapes of every kernel, and the cases of `codegen` at these shapes, with limits.
+
+The tests on a GPU launch the kernels at the same shapes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hicache.kernels import attend, copy, index, load, scan, transcode
+from hicache.kernels import append, attend, copy, index, load, scan, transcode
 from hicache.kernels.load import LoadBuffer, load_table
 from hicache.kernels.table import copy_table
 from hicache.kernels.transcode import Format, code_table, coded_bytes, constants_of
@@ -25,6 +28,58 @@ PARTS = {  # of a load-back
     "pages": ((16, 8, 128), torch.bfloat16),
     "states": ((64, 128, 128), torch.float32),
     "taps": ((3, 8192), torch.bfloat16),
+}
+
+
+class Heads(NamedTuple):
+    """Pages of one layer of a model, and the query rows of a tile."""
+
+    page: int
+    rows: int
+    dim: int = 128
+    dtype: torch.dtype = torch.bfloat16
+    heads: int = 8
+    group: int = 4
+
+
+COPIES = {  # bytes of an item, rows
+    "pages of 64 KiB and more, Mamba slots": (128 * KIB, 1),
+    "pages of 4 KiB (16 tokens × 256 B)": (4 * KIB, 1),
+    "token rows of 2 KiB (8 heads × 128 × bf16)": (2 * KIB, 1),
+    "token rows of 256 B (1 head × 128 × bf16)": (256, 1),
+    "2 of 8 heads of 16 tokens (rows of 512 B)": (8 * KIB, 16),
+}
+ENCODES = {
+    "bf16 to int8, pages of 16 × 8 heads": (torch.bfloat16, (16, 8, 128), Format.int8),
+    "bf16 to fp8, pages of 64 × 8 heads of 64": (torch.bfloat16, (64, 8, 64), Format.fp8),
+    "fp32 to int8, states": (torch.float32, (64, 128, 128), Format.int8),
+}
+LOADS: dict[str, tuple[Format | None, list[str]]] = {
+    "load-back of pages, states and taps": (None, [*PARTS]),
+    "load-back of int8 to bf16, pages of 16 × 8 heads": (Format.int8, ["pages"]),
+    "load-back of fp8 to bf16, pages of 16 × 8 heads": (Format.fp8, ["pages"]),
+    "load-back of int8 to fp32, states": (Format.int8, ["states"]),
+    "load-back of int8 pages and states, plain taps": (Format.int8, [*PARTS]),
+}
+APPENDS = {
+    "append to pages of 16 × 8 heads": Heads(16, 64),
+    "append to pages of 64 × 1 head": Heads(64, 64, heads=1),
+    "append to pages of 64 × 32 heads": Heads(64, 64, heads=32, group=1),
+}
+ATTENDS = {
+    "decode attention, pages of 16 × 8 heads": Heads(16, 1),
+    "decode attention, pages of 64 × 8 heads": Heads(64, 1),
+    "prefill attention, pages of 64 × 8 heads": Heads(64, 64),
+    "decode attention, fp32": Heads(64, 1, dtype=torch.float32),
+    "prefill attention, fp32": Heads(64, 16, dtype=torch.float32),
+} | {
+    f"{what} attention, heads of {dim}": Heads(64, rows, dim)
+    for dim in (64, 96, 192, 256)
+    for what, rows in (("decode", 1), ("prefill", 64))
+}
+SCANS = {  # keys and values of a head, and whether there is a skip connection
+    "scan of Mamba-2, heads of 64 × 128 keys": ((128, 64), True),
+    "scan of gated delta, heads of 128 × 128 keys": ((128, 128), False),
 }
 
 
@@ -66,11 +121,22 @@ LOAD = replace(COPY, max_shared_bytes=16, max_barriers=4, other_stores=frozenset
 # three tiles in shared memory; scales are other stores
 ENCODE = replace(LOAD, max_registers=128, max_shared_bytes=112 * KIB, max_barriers=24)
 CODED_LOAD = replace(ENCODE, max_barriers=40)
-# five blocks of keys and values in shared memory or loading; maximum and sum of a row are stored
+# blocks of keys and values in shared memory or loading; maximum and sum of a row are stored
 ATTEND = replace(ENCODE, max_registers=192, max_shared_bytes=112 * KIB + 64, max_barriers=16)
+OTHER_HEADS = replace(
+    ATTEND,
+    max_registers=255,
+    min_flight_bytes=32 * KIB,
+    min_sm_bytes=64 * KIB,
+    max_shared_bytes=128 * KIB + 64,
+    max_barriers=20,
+)
+MERGE = Limits(max_registers=96, max_shared_bytes=4 * KIB, max_barriers=40, payload_bits=None)
+APPEND = Limits(max_registers=96, min_flight_bytes=32 * KIB, min_sm_bytes=128 * KIB)
 # the state in registers; sums over keys go through shared memory
 SCAN = Limits(max_registers=168, max_shared_bytes=KIB, max_barriers=32, payload_bits=None)
 INDEX = Limits(payload_bits=None)
+WAIT = replace(INDEX, max_shared_bytes=16, max_barriers=2)
 
 
 class Case(NamedTuple):
@@ -85,30 +151,15 @@ def cases() -> list[Case]:
     ids = torch.zeros(256, dtype=torch.int32)
     sums = torch.zeros(256, dtype=torch.int64)
     return [
-        _copy("pages of 64 KiB and more, Mamba slots", 128 * KIB),
-        _copy("pages of 4 KiB (16 tokens × 256 B)", 4 * KIB),
-        _copy("token rows of 2 KiB (8 heads × 128 × bf16)", 2 * KIB),
-        _copy("token rows of 256 B (1 head × 128 × bf16)", 256),
-        _copy("2 of 8 heads of 16 tokens (rows of 512 B)", 8 * KIB, rows=16),
+        *(_copy(name, size, rows=rows) for name, (size, rows) in COPIES.items()),
         _copy("pages with checksum", 64 * KIB, sums=sums, limits=CHECKSUM),
-        _encode("bf16 to int8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128)),
-        _encode(
-            "bf16 to fp8, pages of 64 × 8 heads of 64", torch.bfloat16, (64, 8, 64), Format.fp8
-        ),
-        _encode("fp32 to int8, states", torch.float32, (64, 128, 128)),
-        _load("load-back of pages, states and taps", None, list(PARTS), LOAD),
-        _load(
-            "load-back of int8 to bf16, pages of 16 × 8 heads", Format.int8, ["pages"], CODED_LOAD
-        ),
-        _load("load-back of int8 to fp32, states", Format.int8, ["states"], CODED_LOAD),
-        _load(
-            "load-back of int8 pages and states, plain taps", Format.int8, list(PARTS), CODED_LOAD
-        ),
-        _attend("decode attention, pages of 16 × 8 heads", page=16, rows=1),
-        _attend("decode attention, pages of 64 × 8 heads", page=64, rows=1),
-        _attend("prefill attention, pages of 64 × 8 heads", page=64, rows=64),
-        _scan("scan of Mamba-2, heads of 64 × 128 keys", (128, 64), has_skip=True),
-        _scan("scan of gated delta, heads of 128 × 128 keys", (128, 128), has_skip=False),
+        *(_encode(name, *shape) for name, shape in ENCODES.items()),
+        *(_load(name, *shape) for name, shape in LOADS.items()),
+        Case("wait for a layer", load._wait_kernel, (ids, 0, 1), {"num_warps": 1}, WAIT),
+        *(_append(name, shape) for name, shape in APPENDS.items()),
+        *(_attend(name, shape) for name, shape in ATTENDS.items()),
+        *(_merge(name, rows) for name, rows in (("decode", 1), ("tiles of 16", 16))),
+        *(_scan(name, keys, has_skip=skip) for name, (keys, skip) in SCANS.items()),
         Case(
             name="page table from spans",
             kernel=index._page_table_kernel,
@@ -138,9 +189,7 @@ def _copy(
     return Case(name, copy._copy_kernel, arguments, constants, limits)
 
 
-def _encode(
-    name: str, dtype: torch.dtype, shape: tuple[int, ...], form: Format = Format.int8
-) -> Case:
+def _encode(name: str, dtype: torch.dtype, shape: tuple[int, ...], form: Format) -> Case:
     coded = torch.zeros(2, coded_bytes(shape, form), dtype=torch.uint8)
     table = code_table([torch.zeros(2, *shape, dtype=dtype)], [coded], form)
     ids = torch.zeros(256, dtype=torch.int32)
@@ -155,7 +204,7 @@ def _encode(
     )
 
 
-def _load(name: str, form: Format | None, parts: Sequence[str], limits: Limits) -> Case:
+def _load(name: str, form: Format | None, parts: Sequence[str]) -> Case:
     buffers = []
     for kind, part in enumerate(parts):
         shape, dtype = PARTS[part]
@@ -168,15 +217,35 @@ def _load(name: str, form: Format | None, parts: Sequence[str], limits: Limits) 
     ids, counters = torch.zeros(256, dtype=torch.int32), torch.zeros(64, 2, dtype=torch.int32)
     moves = load.Load(torch.zeros(64, load.PART_FIELDS.value, dtype=torch.int32), ids, ids, 4096)
     arguments, constants = load.launch_arguments(table, moves, counters)
-    return Case(name, load._load_kernel, arguments, constants, limits)
+    return Case(name, load._load_kernel, arguments, constants, CODED_LOAD if form else LOAD)
 
 
-def _attend(name: str, *, page: int, rows: int) -> Case:
-    pool = torch.zeros(2, 2, page, 8, 128, dtype=torch.bfloat16)
-    queries = torch.zeros(1, rows, 32, 128, dtype=torch.bfloat16)
-    ids, sums = torch.zeros(256, dtype=torch.int32), torch.zeros(256)
-    arguments, constants = attend.split_arguments(pool, ids[None], ids, queries, sums, sums, 0)
-    return Case(name, attend._split_kernel, arguments, constants, ATTEND)
+def _append(name: str, shape: Heads) -> Case:
+    pool, ids, keys = _pages(shape)
+    keys = keys[:, :, : shape.heads]
+    given = append.append_arguments(pool, ids[None], ids[:4], keys, keys)
+    return Case(name, append._append_kernel, *given, APPEND)
+
+
+def _attend(name: str, shape: Heads) -> Case:
+    pool, ids, queries = _pages(shape)
+    sums = torch.zeros(256)
+    given = attend.split_arguments(pool, ids[None], ids[:4], queries, sums, sums, 0)
+    usual = shape.dim == 128 and shape.dtype == torch.bfloat16
+    return Case(name, attend._split_kernel, *given, ATTEND if usual else OTHER_HEADS)
+
+
+def _merge(name: str, rows: int) -> Case:
+    out = _pages(Heads(64, rows))[2]
+    mixed = torch.zeros(attend.max_splits(rows), *out.shape)
+    given = attend.merge_arguments(mixed, mixed, torch.zeros(out.shape[2]), out)
+    return Case(f"merge of splits, {name}", attend._merge_kernel, *given, MERGE)
+
+
+def _pages(shape: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    pool = torch.zeros(2, 2, shape.page, shape.heads, shape.dim, dtype=shape.dtype)
+    queries = torch.zeros(1, shape.rows, shape.heads * shape.group, shape.dim, dtype=shape.dtype)
+    return pool, torch.zeros(256, dtype=torch.int32), queries
 
 
 def _scan(name: str, state: tuple[int, int], *, has_skip: bool) -> Case:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from hicache.kernels import attend as attend_module
@@ -44,6 +43,11 @@ CASES = {
     "decode in splits": Case(rows=1, held=1, start=290, group=4, dtype=torch.float16),
     "large pages": Case(page=128, rows=128, start=384, held=128, group=1, dim=32),
     "nothing cached": Case(page=8, rows=8, start=24, held=5, window=7),
+    "heads of 96": Case(page=48, rows=2, held=2, start=290, dim=96, dtype=torch.float16),
+    "heads of 192": Case(page=32, dim=192, heads=1),
+    "heads of 40": Case(page=32, rows=3, held=2, dim=40, group=5, window=70, start=200),
+    "decode in long splits": Case(page=64, rows=1, held=1, start=700, dim=16),
+    "window in splits": Case(rows=1, held=1, start=1000, window=300),
 }
 
 
@@ -92,6 +96,7 @@ def error(case: Case, device: torch.device, wanted: Case | None = None) -> float
 @pytest.fixture(autouse=True)
 def short_splits(monkeypatch):
     monkeypatch.setattr(attend_module, "SPLIT", 64)
+    monkeypatch.setattr(attend_module, "MAX_SPLITS", 8)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -125,9 +130,82 @@ def test_a_wrong_mask_shows(case, name, by, device):
 
 
 def test_a_wrong_scale_shows(monkeypatch, device):
-    wrong = attend_module.LOG2_E.value * 1.001
-    monkeypatch.setattr(attend_module, "LOG2_E", tl.constexpr(wrong))
+    """The scale is an argument; a changed constant would stay in the kernels that are compiled."""
+    right = attend_module.split_arguments
+
+    def wrong(*given):
+        (*arguments, scale), constants = right(*given)
+        return (*arguments, scale * 1.001), constants
+
+    monkeypatch.setattr(attend_module, "split_arguments", wrong)
     assert error(CASES["prefill"], device) > 10 * TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("name", ["decode in long splits", "window in splits"])
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(name, device):
+    """The second tile begins elsewhere, and the longest sequence decides how many splits run."""
+    case = CASES[name]
+    drawn = tensors(case, device)
+    options = {"window_len": case.window, "sinks": drawn.pop("sinks")}
+    both = attend(**drawn, end=case.start + 1, **options)
+    lengths = [case.start + 1, case.start - 3 * case.page + 1]
+    for tile, end in enumerate(lengths):
+        its = {name: drawn[name][tile : tile + 1] for name in ("table", "tiles", "queries")}
+        alone = attend(drawn["pool"], **its, end=end, **options)
+        assert torch.equal(alone[0], both[tile])
+
+
+def test_one_decode_of_8k_fills_a_gpu_and_scratch_is_bounded(monkeypatch):
+    """Of 132 SMs; each program reads a split of one KV head."""
+    monkeypatch.undo()
+    grids, sizes = [], []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *arguments, **_: sizes.append(max(map(torch.numel, arguments[:2])))
+
+    monkeypatch.setattr(attend_module, "_split_kernel", Kernel())
+    monkeypatch.setattr(attend_module, "_merge_kernel", Kernel())
+    pool, ids = torch.empty(2, 1, 64, 8, 128), torch.zeros(512, 4, dtype=torch.int32)
+    for tiles, rows, end in ((1, 1, 8192), (1, 1, 131072), (512, 16, 131072), (128, 64, 131072)):
+        queries = torch.empty(tiles, rows, 8, 128)
+        attend(pool, ids[:tiles], ids[:tiles], queries, end=end)
+    assert [x * y * z for x, y, z in grids[::2]] == [256, 256, 512 * 8 * 4, 128 * 4 * 8]
+    assert max(sizes) <= 512 * 64 * 8 * 128
+
+
+REFUSED = [
+    ({"dim": 512}, "heads of 8·n elements up to 256, .* got 512 elements of torch.float32"),
+    ({"dim": 576}, "got 576 elements"),
+    ({"dim": 36}, "got 36 elements"),
+    ({"dtype": torch.float64}, "fp32, fp16 or bf16: got 16 elements of torch.float64"),
+    ({"group": 32, "rows": 1}, "at most 16 query heads a KV head, .* got 1 rows of 32"),
+    ({"rows": 17}, "of 2\\*\\*n rows, wanted: got 17 rows"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "sentence"), REFUSED)
+def test_sizes_that_the_kernel_does_not_serve_are_refused(sizes, sentence, device):
+    drawn = tensors(replace(Case(start=64, held=1), **sizes), device)
+    with pytest.raises(ValueError, match=sentence):
+        attend(**drawn, end=65)
+
+
+FORMS = {
+    "queries of another dtype": ({"queries": lambda x: x.half()}, "queries must be"),
+    "queries of no multiple": ({"queries": lambda x: x[:, :, :3]}, "queries must be"),
+    "a strided table": ({"table": lambda x: x.repeat(1, 2)[:, ::2]}, "contiguous table wanted"),
+    "pages with gaps": ({"pool": lambda x: x.repeat(1, 1, 1, 1, 2)[..., :16]}, "contiguous pages"),
+}
+
+
+@pytest.mark.parametrize(("change", "sentence"), FORMS.values(), ids=FORMS)
+def test_tensors_of_another_form_are_refused(change, sentence, device):
+    drawn = tensors(CASES["prefill"], device)
+    drawn |= {name: each(drawn[name]) for name, each in change.items()}
+    with pytest.raises(ValueError, match=sentence):
+        attend(**drawn, end=58)
 
 
 def test_a_row_has_the_same_bits_however_much_of_its_tile_is_there(device):
@@ -152,3 +230,20 @@ def test_appended_tokens_lie_where_torch_puts_them(page, device):
         function(pool[:, 1], table, tiles.to(device), keys, values)
     assert torch.equal(*pools)
     assert not torch.equal(pools[0], slab)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda pool, keys: (pool.repeat(1, 1, 1, 9, 80), keys), "rows of at most 32768 bytes"),
+        (lambda pool, keys: (pool, keys[..., :4]), "keys: contiguous rows of 3 × 8 wanted, got"),
+        (lambda pool, keys: (pool, keys.mT.contiguous().mT), "keys: contiguous rows"),
+        (lambda pool, keys: (pool, keys.transpose(0, 1)), "keys: rows equally far apart"),
+    ],
+)
+def test_appends_that_the_kernel_does_not_serve_are_refused(change, sentence, device):
+    pool, keys = torch.zeros(2, 3, 4, 3, 8, device=device), torch.zeros(2, 5, 3, 8, device=device)
+    pool, keys = change(pool, keys)
+    ids = torch.zeros(2, 4, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=sentence):
+        append(pool, ids, ids, keys, keys)

@@ -36,10 +36,12 @@ for refused in (
 """
 MIX = """
 from tests import imitated_gpu
+from hicache.executor.real import reference_model
 from hicache.executor.real.plane import TRITON
 from tests.executor.kernels_only import kernels_only
 from tests.executor.mixes import run_mix
 
+reference_model.TOGETHER = 2  # the interpreter pays for each tile
 with kernels_only() as mode:
     mix = run_mix(188, device="cuda", plane=TRITON.wrapped(mode.paused()), most=5)
 assert all(mix.seen[each] for each in ("LoadBack", "fence", "CopyState")), mix.seen

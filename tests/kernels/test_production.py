@@ -8,8 +8,9 @@ Copies, coded pages, appended rows and page tables must be equal bit for bit. Th
 encode     int8 rounds to multiples of a scale that is below 2/127 of the largest value; fp8 rounds
            to 4 bits, or to multiples of 2**-9 of its scale, at most 1/128 of the largest value.
 attention  the weights of the softmax and the result are rounded to the dtype (`u`), so an element
-           is off by u · (Σ weight · |value| + |result|); fp32 sums and scores add `SLACK` of that
-           sum: a score has an error of at most 128 · 2**-24 · Σ |q · k| / √128.
+           is off by u · (Σ weight · |value| + |result|), and u · `tiny` · Σ |value| for weights
+           that are subnormal; fp32 sums and scores add `SLACK` of the first sum: a score has an
+           error of at most 128 · 2**-24 · Σ |q · k| / √128.
 scan       fp32 sums of 128 products over 100 steps whose errors decay with the state; measured
            with the values drawn here, they are below 2e-6 of the largest result.
 """
@@ -257,7 +258,8 @@ def drawn_attention(name, draw):
         token = torch.arange(start + shape.rows)
         values = torch.randn(2, len(token), shape.heads, shape.dim, generator=draw)
         values[1, start:] *= 1024
-        values[1, max(start - WINDOW, 0)] *= 1024
+        if start >= WINDOW:
+            values[1, start - WINDOW] *= 1024
         pool[:, row[token // shape.page], token % shape.page] = values
     size = len(starts), shape.rows, shape.heads * shape.group, shape.dim
     return {
@@ -270,7 +272,7 @@ def drawn_attention(name, draw):
 
 
 def attention(pool, table, tiles, queries, sinks, *, window=0, late=0, hidden=(), scale=1.0):
-    """Attention in fp64, and with the values' magnitudes.
+    """Attention in fp64, with the values' magnitudes, and the sum of the latter over all tokens.
 
     `late`, `hidden` and `scale` are faults: rows see fewer tokens, tokens are hidden, scores are
     scaled.
@@ -293,8 +295,10 @@ def attention(pool, table, tiles, queries, sinks, *, window=0, late=0, hidden=()
             sink = sinks.double().view(heads, -1, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sink], dim=-1)
         shares = scores.softmax(-1)[..., : len(token)].flatten(1, 2)
-        both = [(shares @ each).view(its.shape) for each in (values, values.abs())]
-        results.append(torch.stack([each.permute(2, 0, 1, 3).flatten(1, 2) for each in both]))
+        once = seen.double().repeat(its.shape[1], 1)
+        sums = [shares @ values, shares @ values.abs(), once @ values.abs()]
+        sums = [each.view(its.shape).permute(2, 0, 1, 3).flatten(1, 2) for each in sums]
+        results.append(torch.stack(sums))
     return torch.stack(results, dim=1)
 
 
@@ -313,9 +317,10 @@ def attention_excess(name, device, draw, *, window=0, **fault):
     if fault.pop("rounds", False):
         bits = drawn["queries"].view(torch.int32)
         bits.copy_((bits + 0x1000) & ~0x1FFF)
-    wanted, magnitude = attention(**drawn, window=window + fault.pop("longer", 0), **fault)
-    unit = torch.finfo(dtype).eps / 2
-    tolerance = unit * (magnitude + wanted.abs()) + SLACK[dtype] * magnitude
+    wanted, magnitude, every = attention(**drawn, window=window + fault.pop("longer", 0), **fault)
+    info = torch.finfo(dtype)
+    tolerance = info.eps / 2 * (magnitude + wanted.abs() + info.tiny * every)
+    tolerance += SLACK[dtype] * magnitude
     ratio = (got - wanted).abs() / tolerance
     return ratio.nan_to_num(torch.inf).flatten(1).amax(1).tolist()
 

@@ -5,12 +5,20 @@
 Everything stays in host memory; which storages lie on the device, and which are pinned, is
 remembered. What is refused beside a GPU is refused: operations on tensors of both sides, numpy
 and generators of the other side, kernels that would read host memory that is not pinned. Kernels
-are interpreted. Streams do everything at once, so neither order nor time means anything here.
+are interpreted. Launches are counted, and so is all that makes the host wait for the device: a
+synchronization, a number read from the device, a copy that is blocking or whose host memory is not
+pinned. After `torch.cuda.set_sync_debug_mode("error")` it is refused.
+
+Streams do everything at once or, if `Stream.are_late`, all but the default one launch kernels as
+late as they may: when another stream or the host waits for them, or an operation of torch follows
+on the same stream. Time means nothing here.
 """
 
 import os
 import threading
+from collections import Counter, deque
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -29,8 +37,16 @@ from hicache.workbench.bench import copy_engine
 from tests.kernels.test_copy_engine import HostDriver
 
 HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
+WAITING = "_wait_kernel"  # spins until a copy on another stream has landed
 MOVES = {"to": None, "cpu": HOST, "pin_memory": HOST, "cuda": GPU}
 CROSSING = {"copy_", "__getitem__", "__setitem__"}  # take tensors of both sides
+# the host waits for what they return
+READS = {"item", "tolist", "nonzero", "equal", "masked_select", "unique", "allclose"}
+READS |= {"__bool__", "__int__", "__float__", "__index__", "__contains__"}
+MADE_OF_DATA = {"tensor", "as_tensor", "asarray"}
+# look at no element
+SHAPES = {"__get__", "__len__", "size", "stride", "dim", "numel", "data_ptr", "untyped_storage"}
+SHAPES |= {"is_pinned", "is_contiguous", "element_size", "storage_offset"}
 
 
 class Storages(WeakSet):
@@ -45,6 +61,8 @@ class Storages(WeakSet):
 
 ON_GPU, PINNED = Storages(), Storages()
 RECORDED: list[tuple[int, object]] = []  # address of a tensor, stream that reads it
+LAUNCHES: Counter[str] = Counter()  # by kernel
+WAITS: Counter[str] = Counter()  # by what the host called
 
 
 class Generator(torch.Generator):
@@ -72,6 +90,10 @@ def _called(func, args, kwargs):
         return is_on if getter is Tensor.is_cuda else GPU if is_on else HOST
     if name == "is_pinned":
         return _is_pinned(args[0])
+    if name not in SHAPES:
+        _current_stream().run()
+    if _waits(name, args, kwargs):
+        wait(name)
     if name in MOVES:
         return _moved(args[0], name, args[1:], kwargs)
     if "device" in kwargs:
@@ -95,6 +117,36 @@ def _called(func, args, kwargs):
     return result
 
 
+def wait(what):
+    """Count a wait of the host for the device; refuse it if waits are to be errors."""
+    WAITS[what] += 1
+    if Runtime.refuses_waits:
+        raise RuntimeError(f"{what}: the host would wait for the device")
+
+
+def _waits(name, args, kwargs):
+    if name in READS:
+        return any(each in ON_GPU for each in _tensors([args, kwargs]))
+    if name in MADE_OF_DATA:
+        return torch.device(kwargs.get("device") or HOST).type == "cuda"
+    if name in ("__getitem__", "__setitem__") and args[0] in ON_GPU:
+        indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+        # a mask is counted, and indices in host memory are sent
+        return any(isinstance(each, list) for each in indices) or any(
+            each.dtype == torch.bool or (each.dim() and each not in ON_GPU)
+            for each in _tensors(indices)
+        )
+    if name == "copy_":
+        return _is_blocking(args[1], args[0], True in args[2:] or kwargs.get("non_blocking"))
+    return False
+
+
+def _is_blocking(source, target, non_blocking):
+    sides = [each in ON_GPU for each in (source, target)]
+    host = target if sides[0] else source
+    return sides[0] != sides[1] and not (non_blocking and _is_pinned(host))
+
+
 def _side(name, args, kwargs):
     """Whether an operation takes place on the device."""
     if name in CROSSING:
@@ -115,6 +167,9 @@ def _moved(tensor, name, args, kwargs):
     wanted.append(MOVES[name] or (GPU if tensor in ON_GPU else HOST))
     is_on = wanted[0].type == "cuda"
     if name == "pin_memory" or is_on != (tensor in ON_GPU):
+        may_wait = name != "pin_memory" and not (kwargs.get("non_blocking") and _is_pinned(tensor))
+        if may_wait:
+            wait(name)
         tensor = tensor.clone()
         if is_on or name == "pin_memory":
             (ON_GPU if is_on else PINNED).add(tensor)
@@ -140,38 +195,70 @@ def _tensors(value: object) -> list[Tensor]:
 
 
 class Stream:
-    """Does everything at once."""
+    """Does everything at once or, if `are_late`, as late as it may."""
+
+    are_late: ClassVar = False
+    every: ClassVar = WeakSet()
 
     def __init__(self, device=None, priority=0, handle=7):
         self.cuda_stream = handle
+        self._queue, self.num_queued = deque(), 0
+        Stream.every.add(self)
+
+    def submit(self, action):
+        self._queue.append(action)
+        self.num_queued += 1
+        if self is _default or not Stream.are_late:
+            self.run()
+
+    def run(self, number=None):
+        """Run all, or the first so many of all that were ever queued."""
+        while self._queue and (number is None or not self.has_run(number)):
+            self._queue.popleft()()
+
+    def has_run(self, number):
+        return self.num_queued - len(self._queue) >= number
 
     def wait_event(self, event):
-        assert isinstance(event, Event)
+        self.submit(event.happen)
 
     def wait_stream(self, stream):
-        assert isinstance(stream, Stream)
+        self.submit(partial(stream.run, stream.num_queued))
 
     def synchronize(self):
-        pass
+        wait("Stream.synchronize")
+        self.run()
 
 
 class Event:
-    """Has happened as soon as it was recorded, a second after the one before."""
+    """Has happened when its stream has run what was queued before, a second after the one before.
+
+    A stream that is late does so only after a query.
+    """
 
     num_recorded = 0
 
     def __init__(self, *, enable_timing=False):
         self._is_timed = enable_timing
+        self._stream, self._number = _default, 0
 
     def record(self, stream=None):
         Event.num_recorded += 1
         self.second = Event.num_recorded
+        self._stream = stream or _current_stream()
+        self._number = self._stream.num_queued
+
+    def happen(self):
+        self._stream.run(self._number)
 
     def query(self):
-        return True
+        has_happened = self._stream.has_run(self._number)
+        self.happen()
+        return has_happened
 
     def synchronize(self):
-        pass
+        wait("Event.synchronize")
+        self.happen()
 
     def elapsed_time(self, other):
         for event in (self, other):
@@ -193,6 +280,12 @@ class Graph:
 _default, _now = Stream(handle=0), threading.local()
 
 
+def _synchronize(device=None):
+    wait("torch.cuda.synchronize")
+    for stream in list(Stream.every):
+        stream.run()
+
+
 def _current_stream(device=None):
     return getattr(_now, "stream", _default)
 
@@ -203,12 +296,16 @@ def _launched(self, *args, **kwargs):
             raise ValueError("a kernel was given host memory that is not pinned")
 
     def launch():
+        if self.fn.__name__ == WAITING:
+            for stream in list(Stream.every):
+                stream.run()
         with torch._C.DisableTorchFunction():
             _interpreted(self, *args, **kwargs)
 
+    LAUNCHES[self.fn.__name__] += 1
     graph = getattr(_now, "graph", None)
     if graph is None:
-        launch()
+        _current_stream().submit(launch)
     else:
         graph.launches.append(launch)
 
@@ -219,7 +316,9 @@ def _run_thread(self):
 
 
 class Runtime:
-    """Pins mapped memory, as the CUDA runtime does."""
+    """Pins mapped memory and refuses waits, as the CUDA runtime does."""
+
+    refuses_waits: ClassVar = False
 
     registered: ClassVar[dict[int, range]] = {}  # by address
 
@@ -244,8 +343,8 @@ for _name, _value in {
     "cudart": Runtime,
     "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=132),
     "get_device_name": lambda device=None: "an imitated GPU",
-    "synchronize": lambda device=None: None,
-    "set_sync_debug_mode": lambda mode: None,
+    "synchronize": _synchronize,
+    "set_sync_debug_mode": lambda mode: setattr(Runtime, "refuses_waits", mode == "error"),
     "device": lambda device: nullcontext(),
     "default_stream": lambda device=None: _default,
     "current_stream": _current_stream,

@@ -33,17 +33,79 @@ for refused in (
     except (RuntimeError, TypeError, ValueError):
         continue
     raise SystemExit("nothing was refused")
+
+pinned = host.pin_memory()
+imitated_gpu.WAITS.clear()
+gpu.copy_(pinned, non_blocking=True), pinned.to("cuda", non_blocking=True), gpu[ids], gpu + 1
+assert not imitated_gpu.WAITS
+for waits in (
+    lambda: host.to("cuda", non_blocking=True),
+    lambda: pinned.to("cuda"),
+    lambda: gpu.copy_(host, non_blocking=True),
+    lambda: gpu.cpu(),
+    lambda: gpu.sum().item(),
+    lambda: int(ids[0]),
+    lambda: bool((gpu == 0).all()),
+    lambda: gpu[gpu > 0],
+    lambda: gpu[[1, 2]],
+    lambda: torch.tensor([1.0], device="cuda"),
+    lambda: side.synchronize(),
+):
+    before = imitated_gpu.WAITS.total()
+    waits()
+    assert imitated_gpu.WAITS.total() == before + 1, imitated_gpu.WAITS
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        waits()
+    except RuntimeError:
+        continue
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    raise SystemExit("a wait was not refused")
+
+imitated_gpu.Stream.are_late = True
+copied = torch.zeros_like(gpu)
+table, event = copy_table([gpu + 1], [copied]), torch.cuda.Event()
+with torch.cuda.stream(side):
+    copy_items(table, ids, ids)
+    event.record()
+assert not copied.any()
+torch.cuda.current_stream().wait_event(event)
+assert copied[:2].all() and not copied[2:].any()
+"""
+STEP = """
+from tests import imitated_gpu
+from experiments.gpu.steps import PAGE, decodes, runner_of, shape_of
+from hicache.executor.real.reference_model import ReferenceModel
+
+imitated_gpu._interpreted = lambda *_, **__: None  # what is launched is counted, and not run
+model = ReferenceModel(shape_of("F S", 32), page_size=PAGE, device="cuda")
+runner = runner_of(model, 64)
+imitated_gpu.LAUNCHES.clear(), imitated_gpu.WAITS.clear()
+runner.compute(decodes(64))
+print(imitated_gpu.LAUNCHES, imitated_gpu.WAITS)
+assert imitated_gpu.WAITS == {"Stream.synchronize": 1}  # at the end of the step
+tables = imitated_gpu.LAUNCHES.pop("_page_table_kernel")
+assert tables == 2 and 0 < imitated_gpu.LAUNCHES.total() <= 10 * 32
 """
 MIX = """
+import sys
 from tests import imitated_gpu
+from hicache.executor.real import reference_model
 from hicache.executor.real.plane import TRITON
 from tests.executor.kernels_only import kernels_only
 from tests.executor.mixes import run_mix
+from tests.executor.test_torch_mixes import layers_do_not_wait
 
+FAULTS = {"none": None, "layers_do_not_wait": layers_do_not_wait}
+reference_model.TOGETHER = 2  # the interpreter pays for each tile
+imitated_gpu.Stream.are_late = True
 with kernels_only() as mode:
-    mix = run_mix(188, device="cuda", plane=TRITON.wrapped(mode.paused()), most=5)
+    fault = FAULTS[sys.argv[1]]
+    mix = run_mix(188, device="cuda", plane=TRITON.wrapped(mode.paused()), most=5, fault=fault)
 assert all(mix.seen[each] for each in ("LoadBack", "fence", "CopyState")), mix.seen
-assert mix.verdict.num_equal == mix.verdict.num_checked > 0, mix.verdict
+is_equal = mix.verdict.num_equal == mix.verdict.num_checked > 0
+assert is_equal is (fault is None), mix.verdict
 """
 BENCH = """
 import sys
@@ -56,8 +118,7 @@ from hicache.workbench.contract import DECLINED
 
 measure.CACHE_BYTES, measure.WARM_UP_S, bench.NUM_LAYERS = 1 << 16, 0, 1
 bench.MIB, link_cases.MIB = 1 << 19, 1 << 12
-link_cases.WEIGHT_SIZE, link_cases.NUM_ROUNDS = 64, 1
-link_cases.STEPS = {name: (4, 1, 2) for name in link_cases.STEPS}
+link_cases.STEPS, link_cases.NUM_ROUNDS = {"GEMM": (64, 64, 64, 2)}, 1
 small = Bench(imitated_gpu.GPU, device_bytes=1 << 18, host_bytes=1 << 16, num_layers=1, repeats=1)
 declined = {"device": set(), "to_device": set(), "to_host": {"vllm_blocks"}}
 for direction, other in product(DIRECTIONS, ("layer_first", "page_first")):
@@ -90,8 +151,18 @@ def test_it_refuses_what_a_gpu_would():
     passes("-c", REFUSED)
 
 
-def test_logits_are_equal_through_kernels_and_streams():
-    passes("-c", MIX)
+def test_64_decodes_of_32_layers_launch_10_kernels_a_layer_at_most_and_wait_once():
+    passes("-c", STEP)
+
+
+@pytest.mark.parametrize("fault", ["none", "layers_do_not_wait"])
+def test_logits_are_equal_through_kernels_and_late_streams_if_layers_wait(fault):
+    passes("-c", MIX, fault)
+
+
+def test_the_tests_of_a_step_pass():
+    only = ("-m", "gpu", "-p", "tests.imitated_gpu", "-p", "no:xdist")
+    passes("-m", "pytest", "-q", *only, "tests/executor/test_step_on_gpu.py")
 
 
 def test_peers_move_the_bytes_and_what_runs_beside_copies_runs():

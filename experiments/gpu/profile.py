@@ -20,7 +20,18 @@ from hicache.cli.schema import CONF
 
 DIRECTIONS = {"kernel_to_device": "to_device", "kernel_to_host": "to_host"}
 PROGRAM = ("ours", "pages of 128 KiB")  # the case that gives the rate of one program
-SLOWDOWN = "GEMM slowed by 4 programs to_device"
+ENGINE = "copy engine to_device"
+# decode is bound by memory: its products run as fast on a hot GPU as on a cool one
+SLOWDOWN = "decode slowed by 4 programs to_device"
+# cases that give the rate of one program that decodes or codes, and coded bytes of a byte there
+CODED = {
+    "coded_to_device": ("load", "int8 pages, 1 programs", 1.0),
+    "coded_to_host": (
+        "encode",
+        "to_host, bfloat16 to int8, items of (16, 8, 128), 1 programs",
+        132 / 256,
+    ),
+}
 
 
 def main() -> None:
@@ -78,9 +89,21 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
                 "source": f"{programs} programs; {source}",
                 "status": "measured",
             }
+    pieces = {
+        record["parameters"]["piece_bytes"]: _rounded(record["gb_per_s"] * 1e9)
+        for record in bench["records"]
+        if record["case"] == ENGINE and "piece_bytes" in record["parameters"]
+    }
+    if pieces:
+        found["copy_engine"] = {
+            "size": sorted(pieces),
+            "rate": [pieces[size] for size in sorted(pieces)],
+            "source": f"batched memcpy to the device; {source}",
+            "status": "measured",
+        }
     for goal in bench["goals"]:
         if goal["what"] == SLOWDOWN and goal["got"] is not None:
-            found["copy_slowdown"] = _figure(goal["got"], f"16-bit GEMM of 8192; {source}")
+            found["copy_slowdown"] = _figure(goal["got"], f"products of 32 tokens; {source}")
     alone = {
         record["parameters"]["direction"]: record["gb_per_s"]
         for record in bench["records"]
@@ -92,6 +115,11 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
             direction: _figure(alone[direction] * 1e9, f"one program, {PROGRAM[1]}; {source}")
             for direction in ("to_device", "to_host")
         }
+        for name, (op, case, share) in CODED.items():
+            for record in bench["records"]:
+                if (record["op"], record["case"]) == (op, case):
+                    rate = record["gb_per_s"] * share * 1e9
+                    found["copy_kernel"][name] = _figure(rate, f"one program, int8; {source}")
     return found
 
 

@@ -24,10 +24,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hicache.kernels.launch import launch
 from hicache.kernels.table import TILE_WORDS, CopyTable
 
 NUM_WARPS = 16
 LINK_PROGRAMS = 4  # enough bytes in flight for PCIe 5 ×16: see README.md, "how many programs"
+# enough to fill the link; with more, the stores that wait for it slow the rest of the device
+BACK_UP_PROGRAMS = 2
 PROGRAMS_PER_SM = 2
 MAX_STEPS = TILE_WORDS // (32 * NUM_WARPS) // 2  # accesses of 128 bits of a thread: 8
 LINE_WORDS = 16  # 128 bytes, the unit of memory and link: no access of a line is narrower
@@ -81,7 +84,7 @@ def _read(src, words, STEPS: tl.constexpr, WIDTH: tl.constexpr):
     for step in tl.static_range(STEPS):
         word = step * WIDTH + tl.arange(0, WIDTH)[None, :]
         exists = word < words[:, None]
-        block = tl.load(src[:, None] + word, mask=exists, other=0, eviction_policy="evict_first")
+        block = tl.load(src[:, None] + word, mask=exists, other=0)
         tile = tile + (block,)  # type: ignore[assignment]  # noqa: RUF005 - no stars in a kernel
     return tile
 
@@ -114,7 +117,7 @@ def _sums(tile, words, first_word, STEPS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["num_items", "num_lines", "num_tiles"],
-    do_not_specialize_on_alignment=ID_POINTERS,
+    do_not_specialize_on_alignment=[*ID_POINTERS, "sums_ptr"],
 )
 def _copy_kernel(
     pieces_ptr,  # [NP, 6]
@@ -166,18 +169,24 @@ def copy_items(
         src_ids: [items] int32 on the table's device. Duplicates are allowed. A pair with a negative
             id is skipped.
         dst_ids: [items] int32 on the table's device, without duplicates.
-        num_programs: number of Triton programs that share the work. None means 4 between host and
-            device, and 2 per SM within a device.
+        num_programs: number of Triton programs that share the work. None means 4 into the device,
+            2 to the host, and one per tile of 64 KiB within a device.
         sums: [items] int64 on the table's device, to which the kernel adds each item's checksum.
             None means that no checksums are computed.
     """
     num_items = src_ids.shape[0]
     num_lines, num_tiles = lines_and_tiles_of(table, num_items)
-    constants = {**tile_shape(table), "num_warps": NUM_WARPS}
-    with torch.cuda.device_of(table.pieces):
-        _copy_kernel[(programs_of(table, num_tiles, num_programs),)](
-            table.pieces, src_ids, dst_ids, sums, num_items, num_lines, num_tiles, **constants
-        )
+    if num_programs is None and not table.crosses_link:
+        num_programs = max(num_tiles, 1)
+    elif num_programs is None and table.dst[0].device != table.device:
+        num_programs = BACK_UP_PROGRAMS
+    launch(
+        _copy_kernel,
+        programs_of(table, num_tiles, num_programs),
+        (table.pieces, src_ids, dst_ids, sums, num_items, num_lines, num_tiles),
+        {**tile_shape(table), "num_warps": NUM_WARPS},
+        table.pieces,
+    )
     if table.device.type == "cuda":  # keep the table's memory until this launch has read it
         table.pieces.record_stream(torch.cuda.current_stream(table.device))
 

@@ -28,6 +28,7 @@ from hicache.kernels.copy import (
     programs_of,
     tile_shape,
 )
+from hicache.kernels.launch import launch
 from hicache.kernels.ops import send
 from hicache.kernels.table import CopyTable, copy_table
 from hicache.kernels.transcode import (
@@ -291,8 +292,8 @@ def load_items(
             device, and 2 per SM within a device.
     """
     arguments, constants = launch_arguments(table, load, counters)
-    with torch.cuda.device_of(counters):
-        _load_kernel[(programs_of(table, load.num_tiles, num_programs),)](*arguments, **constants)
+    programs = programs_of(table, load.num_tiles, num_programs)
+    launch(_load_kernel, programs, arguments, constants, counters)
 
 
 def launch_arguments(

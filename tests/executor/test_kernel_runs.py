@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.plane import REFERENCE, interpreted
 from hicache.executor.real.reference_model import ReferenceModel
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.kernels_only import RefusedError, kernels_only
 from tests.executor.mixes import run_mix, tiny
+from tests.executor.one_sequence import OneSequence
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_one_scan_a_layer_captures_the_state_of_every_page_as_cut_prefills_leave
         )
         for slab in (*pools.ranks[0].taps, *pools.ranks[0].states):
             slab.zero_()
-        return pools.ranks[0], PagedKvView(pools, model.words, ((), ()), 0, captures=captures)
+        return pools.ranks[0], OneSequence(model, pools, tokens, ((), ()), captures)
 
-    whole, its_memory = memory([(end, slot) for slot, end in enumerate(ends, 1)])
-    model.forward(tokens, 0, ends[-1] + 3, its_memory)
+    whole, its = memory([(end, slot) for slot, end in enumerate(ends, 1)])
+    its.forward(0, ends[-1] + 3)
     assert len(scans) == 2  # one a layer
-    cut, its_memory = memory([])
+    cut, its = memory([])
     for start, (slot, end) in zip((0, *ends), enumerate(ends, 1), strict=False):
-        model.forward(tokens, start, end, its_memory)
+        its.forward(start, end)
         for captured, left in zip(
             (*whole.taps, *whole.states), (*cut.taps, *cut.states), strict=True
         ):

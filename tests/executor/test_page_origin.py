@@ -12,7 +12,6 @@ import torch
 from hicache import experiment
 from hicache.cli.schema import config_of
 from hicache.executor.real.page_origin import NEUTRAL, PageOrigin
-from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import RankPools
 from hicache.executor.real.reference_model import ReferenceModel
@@ -20,6 +19,7 @@ from hicache.models import ModelConfig
 from hicache.results.metrics import Result
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
+from tests.executor.one_sequence import OneSequence
 
 PAGE = 8
 TOKENS = np.arange(5 * PAGE, dtype=np.int32).tobytes()
@@ -100,7 +100,7 @@ def pages_of(config: ModelConfig) -> list[torch.Tensor]:
     """All that the model keeps of the same tokens."""
     model, pools = ReferenceModel(config, page_size=PAGE), pools_of(config)
     pages = np.arange(5, dtype=np.int32)
-    model.forward(TOKENS, 0, 5 * PAGE, PagedKvView(pools, model.words, (pages, pages), 0))
+    OneSequence(model, pools, TOKENS, (pages, pages)).forward(0, 5 * PAGE)
     rank = pools.ranks[0]
     return [*rank.kv.values(), *rank.taps, *rank.states]
 

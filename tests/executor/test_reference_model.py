@@ -6,69 +6,61 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hicache.executor.real.paged_kv import HoleError, PagedKvView
 from hicache.executor.real.reference_model import ReferenceModel
+from hicache.executor.real.tables import HoleError
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
+from tests.executor.one_sequence import OneSequence
 
 PAGE = 8
 LENGTH = 61
 TOKENS = np.random.default_rng(0).integers(0, 10_000, LENGTH, dtype=np.int32).tobytes()
 
 
-def memory_of(model: ReferenceModel, *, tp: int = 1, seed: int = 0) -> PagedKvView:
+def sequence_of(model: ReferenceModel, *, tp: int = 1, seed: int = 0) -> OneSequence:
     """Pages in any order, poisoned: what is not written is NaN."""
     num_pages = -(-LENGTH // PAGE)
     pools = cpu_pools(model.config, model.page_size, (num_pages, num_pages, 1), tp=tp)
     pages = np.random.default_rng(seed).permutation(num_pages).astype(np.int32)
     for kind in (0, 1):
         pools.poison(0, kind, pages)
-    return PagedKvView(pools, model.words, (pages, pages), 0)
-
-
-def in_cuts(model: ReferenceModel, ends: list[int], memory: PagedKvView) -> Tensor:
-    starts = [0, *ends[:-1]]
-    return torch.cat(
-        [
-            model.forward(TOKENS, start, end, memory, logits_from=start)
-            for start, end in zip(starts, ends, strict=True)
-        ]
-    )
+    return OneSequence(model, pools, TOKENS, (pages, pages))
 
 
 @pytest.mark.parametrize("pattern", ["F", "S", "M", "D", "F S M D"])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_logits_do_not_depend_on_the_cut_the_pages_or_the_ranks(pattern, tp):
     model = ReferenceModel(tiny(pattern, PAGE), page_size=PAGE)
-    whole = in_cuts(model, [LENGTH], memory_of(model))
+    whole = sequence_of(model).in_cuts([LENGTH])
     cuts = [16, 24, *range(25, 45), 48, LENGTH]
-    assert torch.equal(in_cuts(model, cuts, memory_of(model, tp=tp, seed=1)), whole)
+    assert torch.equal(sequence_of(model, tp=tp, seed=1).in_cuts(cuts), whole)
 
 
 @pytest.mark.parametrize("pattern", ["F", "S", "M", "D", "F S M D"])
 def test_logits_are_those_of_a_model_without_pages(pattern):
     config = tiny(pattern, PAGE)
     model = ReferenceModel(config, page_size=PAGE)
-    got = in_cuts(model, [LENGTH], memory_of(model))
+    got = sequence_of(model).in_cuts([LENGTH])
     torch.testing.assert_close(got.double(), dense(model), rtol=0, atol=1e-4)
 
 
 def test_a_hole_in_the_window_is_refused():
     model = ReferenceModel(tiny("S", PAGE), page_size=PAGE)
-    memory = memory_of(model)
-    model.forward(TOKENS, 0, 32, memory)
-    memory._tables[1][3] = -1
+    sequence = sequence_of(model)
+    sequence.forward(0, 32)
+    sequence.pages[1][3] = -1
     with pytest.raises(HoleError, match="at least one is missing"):
-        model.forward(TOKENS, 32, 40, memory)
+        sequence.forward(32, 40)
 
 
 def test_a_hole_behind_the_window_is_not_read():
     model = ReferenceModel(tiny("S", PAGE), page_size=PAGE)
-    whole = in_cuts(model, [LENGTH], memory_of(model))
-    memory = memory_of(model)
-    model.forward(TOKENS, 0, 40, memory)
-    memory._tables[1][: (40 - model.config.window_len) // PAGE] = -1
-    assert torch.equal(model.forward(TOKENS, 40, LENGTH, memory, logits_from=40), whole[40:])
+    whole = sequence_of(model).in_cuts([LENGTH])
+    sequence = sequence_of(model)
+    sequence.forward(0, 40)
+    num_left = (40 - model.config.window_len) // PAGE
+    sequence.pages[1][:num_left] = [-1] * num_left
+    assert torch.equal(sequence.forward(40, LENGTH, logits_from=40), whole[40:])
 
 
 def test_a_layer_of_another_kind_is_refused():
@@ -121,11 +113,8 @@ def dense_scan(config, word: str, weights: dict[str, Tensor], x: Tensor) -> Tens
         config.recurrent_head_dim,
         config.recurrent_state_dim,
     )
-    inputs, z, gates = torch.split(
-        x @ weights["in"],
-        [heads * (dim + 2 * size), heads * dim, heads * (1 if word == "M" else 2)],
-        dim=-1,
-    )
+    sizes = [heads * (dim + 2 * size), heads * dim, heads * (1 if word == "M" else 2)]
+    inputs, z, gates = torch.split((x @ weights["in"])[:, : sum(sizes)], sizes, dim=-1)
     inputs = inputs.view(LENGTH, heads, dim + 2 * size)
     taps = config.conv_taps
     padded = torch.cat([inputs.new_zeros(taps - 1, *inputs.shape[1:]), inputs])

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tiers.transfer import Move
 from hicache.cache.tree.node import DEVICE
 from hicache.cli.schema import config_of
-from hicache.executor.real.paged_kv import HoleError, PagedKvView
 from hicache.executor.real.pools import Arrival, TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
+from hicache.executor.real.tables import HoleError
 from hicache.experiment import run
 from hicache.models.shapes import ModelConfig, Part
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
+from tests.executor.one_sequence import OneSequence
 
 PAGE, LENGTH, NUM_PAGES = 8, 61, 8
 TOKENS = np.random.default_rng(0).integers(0, 10_000, LENGTH, dtype=np.int32).tobytes()
@@ -47,8 +47,8 @@ def counts(words: list[str]) -> dict[str, Any]:
     }
 
 
-def view(pools: TorchPools, model: ReferenceModel, pages: Any) -> PagedKvView:
-    return PagedKvView(pools, model.words, [list(pages) for _ in range(4)], 0)
+def sequence(pools: TorchPools, model: ReferenceModel, pages: Any) -> OneSequence:
+    return OneSequence(model, pools, TOKENS, [pages] * 4)
 
 
 def poisoned(model: ReferenceModel, *, tp: int = 1) -> TorchPools:
@@ -59,40 +59,34 @@ def poisoned(model: ReferenceModel, *, tp: int = 1) -> TorchPools:
     return pools
 
 
-def logits_of(model: ReferenceModel, ends: list[int], memory: PagedKvView) -> Tensor:
-    starts = [0, *ends[:-1]]
-    spans = zip(starts, ends, strict=True)
-    return torch.cat([model.forward(TOKENS, a, b, memory, logits_from=a) for a, b in spans])
-
-
 @pytest.mark.parametrize("pattern", ["FtI", "W", "FtI S W M D"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_logits_do_not_depend_on_the_cut_the_pages_or_the_ranks(pattern: str, tp: int) -> None:
     model = ReferenceModel(shape_of(pattern), page_size=PAGE)
-    whole = logits_of(model, [LENGTH], view(poisoned(model), model, range(NUM_PAGES)))
+    whole = sequence(poisoned(model), model, range(NUM_PAGES)).in_cuts([LENGTH])
     pages = np.random.default_rng(1).permutation(NUM_PAGES).tolist()
-    memory = view(poisoned(model, tp=tp), model, pages)
-    assert torch.equal(logits_of(model, [16, 24, *range(25, 45), 48, LENGTH], memory), whole)
+    cut = sequence(poisoned(model, tp=tp), model, pages)
+    assert torch.equal(cut.in_cuts([16, 24, *range(25, 45), 48, LENGTH]), whole)
     assert torch.isfinite(whole).all()
 
 
 def test_a_second_window_reads_no_page_before_it() -> None:
     model = ReferenceModel(shape_of("W"), page_size=PAGE)
-    memory = view(poisoned(model), model, range(NUM_PAGES))
-    model.forward(TOKENS, 0, 40, memory)
-    memory._tables[WIDE][:3] = [-1] * 3  # 12 tokens before 40 are in pages 3 and 4
-    model.forward(TOKENS, 40, 48, memory)
-    memory._tables[WIDE][4] = -1
+    its = sequence(poisoned(model), model, range(NUM_PAGES))
+    its.forward(0, 40)
+    its.pages[WIDE][:3] = [-1] * 3  # 12 tokens before 40 are in pages 3 and 4
+    its.forward(40, 48)
+    its.pages[WIDE][4] = -1
     with pytest.raises(HoleError, match="at least one is missing"):
-        model.forward(TOKENS, 48, LENGTH, memory)
+        its.forward(48, LENGTH)
 
 
 @pytest.mark.parametrize("spoiled", [None, "index", "wide"])
 def test_index_keys_and_a_second_window_come_back_from_the_host(spoiled: str | None) -> None:
     model = ReferenceModel(shape_of("FtI S W M D"), page_size=PAGE)
-    whole = logits_of(model, [LENGTH], view(poisoned(model), model, range(NUM_PAGES)))
+    whole = sequence(poisoned(model), model, range(NUM_PAGES)).in_cuts([LENGTH])
     pools, pages = poisoned(model), list(range(NUM_PAGES))
-    model.forward(TOKENS, 0, 40, view(pools, model, pages))
+    sequence(pools, model, pages).forward(0, 40)
     others = pages[::-1]
     pools.save([Move(kind, pages, others) for kind in (FULL, SWA, WIDE)])
     pools.save([Move(MAMBA, [0], [1])])
@@ -105,7 +99,7 @@ def test_index_keys_and_a_second_window_come_back_from_the_host(spoiled: str | N
         pools.poison(DEVICE, kind, pages)
     moves = [Move(kind, others, pages) for kind in (FULL, SWA, WIDE)]
     pools.load([Arrival(is_within=False, moves=[*moves, Move(MAMBA, [1], [0])])])
-    again = model.forward(TOKENS, 40, LENGTH, view(pools, model, pages), logits_from=40)
+    again = sequence(pools, model, pages).forward(40, LENGTH, logits_from=40)
     assert torch.equal(again, whole[40:]) is (spoiled is None)
 
 

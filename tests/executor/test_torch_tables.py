@@ -1,49 +1,62 @@
-"""The rows of a step name the pages of its sequences, and of windows those that they look at."""
+"""The tables of a step name what each tile reads: its pages, or those of its window."""
 
+import numpy as np
 import pytest
 
 from hicache.cache.kinds import FULL, SWA
-from hicache.cache.tree.sequence import Sequence
 from hicache.executor.real.pools import TorchPools
-from hicache.executor.real.tables import StepTables, Stretch
+from hicache.executor.real.tables import HoleError, StepTables, Stretch
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 
-PAGE, WINDOW = 4, 8
-END = 26  # pages [0, 7)
+PAGE = 4  # and a window of 10 tokens
+TOKENS = np.arange(100, 200, dtype=np.int32).tobytes()
+FIRST = Stretch(TOKENS, 25, 26, [[3, 5, 7, 2, 9, 1, 8], [-1, -1, -1, 4, 6, 10, 0]], slot=2)
+SECOND = Stretch(TOKENS, 10, 16, [[3, 5, 7, 15], [14, 2, 3, 5]], slot=1, captures=[(12, 3)])
 
 
 @pytest.fixture
 def pools() -> TorchPools:
-    return cpu_pools(tiny("F S", PAGE), PAGE, (20, 20, 0), (1, 1, 0))
+    return cpu_pools(tiny("F S M", PAGE), PAGE, (20, 20, 4), (1, 1, 0))
 
 
-def sequence(full: list[int], swa: list[int]) -> Sequence:
-    made = Sequence(b"")
-    made.pages = [list(full), list(swa)]
-    made.num_pages = len(full)
-    return made
+def test_each_tile_sees_the_pages_of_its_sequence(pools):
+    step = StepTables(pools, [FIRST, SECOND], 1)
+    # [position of row 0, first row, end of the rows, pages left out]
+    assert step.tiles[FULL].tolist() == [[24, 1, 2, 0], [8, 2, 4, 0], [12, 0, 4, 0]]
+    assert step.tables[FULL].tolist() == [
+        [3, 5, 7, 2, 9, 1, 8],
+        [3, 5, 7, 0, 0, 0, 0],
+        [3, 5, 7, 15, 0, 0, 0],
+    ]
 
 
-def test_rows_are_the_pages_of_each_sequence(pools):
-    # the second shares pages 0 to 2 with the first, whose window has long left them: what it still
-    # calls their SWA pages is somebody else's by now
-    first = sequence([3, 5, 7, 2, 9, 1, 8], [11, 12, 13, 4, 6, 10, 0])
-    second = sequence([3, 5, 7, 15], [14, 2, 3, 5])
-    stretches = [Stretch(first, END - 1, END), Stretch(second, 12, 16)]
-    rows = StepTables(pools, WINDOW).rows(stretches)
-    assert rows[0][FULL].pages(0, 7).tolist() == first.pages[FULL]
-    assert rows[1][FULL].pages(0, 4).tolist() == second.pages[FULL]
-    assert rows[0][SWA].pages(4, 7).tolist() == [6, 10, 0]
-    assert rows[1][SWA].pages(1, 4).tolist() == [2, 3, 5]
+def test_a_window_names_no_page_before_it(pools):
+    step = StepTables(pools, [FIRST, SECOND], 1)
+    assert step.tiles[SWA].tolist() == [[24, 1, 2, 3], [8, 2, 4, 0], [12, 0, 4, 0]]
+    assert step.tables[SWA].tolist() == [[4, 6, 10, 0], [14, 2, 3, 0], [14, 2, 3, 5]]
 
 
-def test_a_page_before_the_window_is_refused(pools):
-    its = sequence(list(range(7)), list(range(7)))
-    (row,) = StepTables(pools, WINDOW).rows([Stretch(its, END - 1, END)])
-    with pytest.raises(AssertionError, match="pages from 4 on, got 3"):
-        row[SWA].pages(3, 7)
+def test_new_tokens_are_adjacent_rows_of_the_tiles(pools):
+    step = StepTables(pools, [FIRST, SECOND], 1)
+    rows = step.tokens.flatten()
+    assert rows[step.rows[0]].tolist() == [125]
+    assert rows[step.rows[1]].tolist() == [110, 111, 112, 113, 114, 115]
+    assert [each.tolist() for each in step.ends] == [[[1, 2]], [[2, 3], [6, 1]]]
 
 
-def test_a_step_of_nothing_has_no_rows(pools):
-    assert StepTables(pools, WINDOW).rows([]) == []
+def test_the_last_group_is_filled_up_with_tiles_that_have_no_rows(pools):
+    step = StepTables(pools, [FIRST, SECOND], 2)
+    assert [group.tiles for group in step.groups] == [slice(0, 2), slice(2, 4)]
+    assert [group.end for group in step.groups] == [26, 16]
+    assert [group.pages for group in step.groups] == [[(6, 2), (2, 4)], [(3, 4)]]
+    assert step.tiles[FULL][3].tolist() == step.tiles[SWA][3].tolist() == [0, 0, 0, 0]
+    assert step.tokens.shape == (4, PAGE)
+
+
+@pytest.mark.parametrize("kind", [FULL, SWA])
+def test_a_page_that_a_tile_sees_must_be_there(pools, kind):
+    pages = [list(each) for each in FIRST.pages]
+    pages[kind][5] = -1
+    with pytest.raises(HoleError, match="at least one is missing"):
+        StepTables(pools, [FIRST._replace(pages=pages)], 1)

@@ -17,6 +17,7 @@ def record(direction, page_size, row_bytes, programs, rate):
 def alone(direction, rate, shape="pages of 128 KiB", kernel="ours"):
     return {
         "op": "program",
+        "case": f"{direction}, {kernel}, {shape}",
         "gb_per_s": rate,
         "parameters": {"direction": direction, "kernel": kernel, "shape": shape},
     }
@@ -41,7 +42,7 @@ BENCH = {
         record("device", 16, 2048, 0, 1900.0),
     ],
     "goals": [
-        {"what": "GEMM slowed by 4 programs to_device", "got": 1.03},
+        {"what": "decode slowed by 4 programs to_device", "got": 1.03},
         {"what": "something else", "got": 7.0},
     ],
 }
@@ -92,3 +93,37 @@ def test_another_number_of_programs_than_the_bench_measured_is_refused():
         ValueError, match=r"launches 3 programs, but the bench measured \[2, 4, 16\]"
     ):
         entries(BENCH, link_programs=3)
+
+
+def test_rates_of_coded_copies_are_those_of_one_program_in_coded_bytes():
+    def one(op, case, rate):
+        return {"op": op, "case": case, "gb_per_s": rate, "parameters": {}}
+
+    records = [
+        alone("to_device", 36.0),
+        alone("to_host", 50.0),
+        one("load", "int8 pages, 1 programs", 14.0),
+        one("load", "int8 pages, 4 programs", 50.0),
+        one("encode", "to_host, bfloat16 to int8, items of (16, 8, 128), 1 programs", 24.0),
+    ]
+    found = entries(BENCH | {"records": BENCH["records"] + records})["copy_kernel"]
+    assert found["coded_to_device"]["value"] == 14e9
+    assert found["coded_to_host"]["value"] == pytest.approx(24e9 * 132 / 256)
+
+
+def test_the_copy_engine_has_a_rate_for_each_size_of_a_piece():
+    pieces = [
+        {
+            "op": "sweep",
+            "case": f"copy engine {direction}",
+            "gb_per_s": rate,
+            "parameters": {"piece_bytes": size},
+        }
+        for direction, size, rate in (
+            ("to_device", 65536, 40.0),
+            ("to_device", 4096, 5.0),
+            ("to_host", 4096, 6.0),
+        )
+    ]
+    found = entries(BENCH | {"records": BENCH["records"] + pieces})["copy_engine"]
+    assert (found["size"], found["rate"]) == ([4096, 65536], [5e9, 40e9])

@@ -27,7 +27,7 @@ from hicache.kernels import copy, index  # noqa: E402
 from hicache.workbench.bench import __main__ as bench  # noqa: E402
 from hicache.workbench.bench import link_cases  # noqa: E402
 
-link_cases.WEIGHT_SIZE = 16
+link_cases.STEPS = {"GEMM": (16, 16, 16, 2), "decode": (4, 16, 32, 2)}
 
 
 def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +62,10 @@ def main() -> int:
     seconds = count()
     time.perf_counter = lambda: next(seconds) ** 1.5 / 1e3
     imitated_gpu.Event.num_recorded = 0
-    every = [f"--op={name}" for name in (*bench.CASES, bench.CONTEST)]
+    # what verifies results of kernels that do nothing here has tests of its own
+    left_out = {"loads", "stalls", "encodes", "appends", "attention", "scans"}
+    names = [name for name in (*bench.CASES, bench.CONTEST) if name not in left_out]
+    every = [f"--op={name}" for name in names]
     sizes = ["--device-mib=1024", "--host-mib=512", "--repeats=3"]
     with tempfile.TemporaryDirectory() as folder:
         sys.argv = ["bench", *every, *sizes, f"--json={Path(folder, 'json')}"]

@@ -190,6 +190,8 @@ def test_the_comparison_fails_when_a_byte_is_wrong(random_bytes, poisoned, ids, 
 class OnDevice:
     """Stands for a kernel, and accepts launches on the device of their first tensor only."""
 
+    fn = None
+
     def __init__(self, monkeypatch):
         self.current, self.num_launches = [], 0
         monkeypatch.setattr(torch.cuda, "device_of", self.device_of)
@@ -258,6 +260,8 @@ def test_a_launch_keeps_the_memory_of_its_table_until_its_stream_has_read_it(mon
     launches = []
 
     class Kernel:
+        fn = None
+
         def __getitem__(self, grid):
             return lambda *given, **constants: launches.append((grid, given, constants))
 

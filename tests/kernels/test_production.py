@@ -134,7 +134,8 @@ def excess(items, got, form):
     """The largest error of decoded items, in terms of the tolerance."""
     wide = torch.cat([wide_of(each, items.shape[2:], form) for each in got]).double()
     rows = items.double().flatten(0, 1).unflatten(-1, (-1, transcode.row_len(items.shape[-1])))
-    largest = rows.abs().amax(-1, keepdim=True).expand_as(rows) * (1 + 2.0**-5)
+    # values above 248 of 256 are rounded up: the scale is then at most the largest value over 124
+    largest = rows.abs().amax(-1, keepdim=True).expand_as(rows) * 128 / 124
     tolerance = largest / 127
     if form is Format.fp8:
         tolerance = torch.maximum(rows.abs() / 16, largest / 128 * 2.0**-10)

@@ -20,10 +20,12 @@ from hicache.executor.real.copy_streams import CopyEvent, CopyStream, timed_even
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import Arrival, TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
-from hicache.executor.real.tables import Row, StepTables, Stretch
+from hicache.executor.real.tables import Stretch
 from hicache.executor.real.verify import Verifier
-from hicache.scheduler.batch import Batch, Extend
+from hicache.scheduler.batch import Batch
 from hicache.scheduler.request_state import RequestState
+
+Saves = Sequence[tuple[int, PageIds]]
 
 
 class CopyStreams(NamedTuple):
@@ -54,7 +56,6 @@ class ModelRunner:
         allocators: Pools | None = None,
     ) -> None:
         self.pools = pools
-        self._tables = StepTables(pools, pools.window_len)
         self._model = model
         self._streams = streams
         self._verifier = verifier
@@ -66,7 +67,6 @@ class ModelRunner:
         self._fences: list[CopyEvent] = []
         self._events: dict[LoadBack | BackUp, CopyEvent] = {}
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._boundaries: list[tuple[PageIds, PageIds]] = []  # states that this step must save
         self._launched: list[CopyEvent] = []  # copies into the device since the last step
         self.exposed_ns = 0  # time that the last step waited for copies
         self.total_exposed_ns = self.total_copied_ns = 0  # of all steps
@@ -120,17 +120,7 @@ class ModelRunner:
         self._fences = []
         if self._allocators is not None:
             self._poison(self._allocators)
-        stretches = [Stretch(each.req.sequence, each.start, each.end) for each in batch.extends]
-        stretches += [Stretch(req.sequence, req.kv_len, req.kv_len + 1) for req in batch.decodes]
-        rows = iter(self._tables.rows(stretches))
-        for extend in batch.extends:
-            self._extend(extend, next(rows))
-        self._boundaries = []
-        for req in batch.decodes:
-            self._decode(req, next(rows))
-        if self._boundaries:
-            sources, targets = zip(*self._boundaries, strict=True)
-            self.pools.copy_states(joined(sources), joined(targets))
+        self._forward(batch)
         for layer in list(self._due):  # layers that the step did not wait for
             self._ready(layer)
         if self.pools.device.type == "cuda":
@@ -143,37 +133,30 @@ class ModelRunner:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _extend(self, extend: Extend, rows: dict[int, Row]) -> None:
-        req = extend.req
-        slot = req.sequence.working_slot
-        if slot is not None and extend.start == 0:
-            self.pools.clear_state(slot)
-        captures = [(length, int(slot[0])) for length, slot in extend.saves]
-        memory = self._memory(req, rows, captures)
-        logits = self._model.forward(
-            req.tokens, extend.start, extend.end, memory, ready=self._ready
-        )
-        if extend.end == req.target_len and self._verifier is not None:
-            self._verifier.saw(req, extend.end - 1, logits[-1])
-
-    def _decode(self, req: RequestState, rows: dict[int, Row]) -> None:
-        sequence, position = req.sequence, req.kv_len
-        memory = self._memory(req, rows)
-        logits = self._model.forward(req.tokens, position, position + 1, memory, ready=self._ready)
-        if self._verifier is not None:
-            self._verifier.saw(req, position, logits[-1])
-        if sequence.boundary_slot is not None and (position + 1) % self.pools.page_size == 0:
-            assert sequence.working_slot is not None
-            self._boundaries.append((sequence.working_slot, sequence.boundary_slot))
-
-    def _memory(
-        self, req: RequestState, rows: dict[int, Row], captures: Sequence[tuple[int, int]] = ()
-    ) -> PagedKvView:
-        sequence = req.sequence
-        slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
-        num_pages = sequence.num_pages
-        tables = [page_ids[:num_pages] for page_ids in sequence.pages]
-        return PagedKvView(self.pools, self._model.words, tables, slot, rows, captures)
+    def _forward(self, batch: Batch) -> None:
+        for extend in batch.extends:
+            slot = extend.req.sequence.working_slot
+            if slot is not None and extend.start == 0:
+                self.pools.clear_state(slot)
+        parts = [(each.req, each.start, each.end, each.saves) for each in batch.extends]
+        parts += [(req, req.kv_len, req.kv_len + 1, []) for req in batch.decodes]
+        if not parts:
+            return
+        stretches = [_stretch(*part) for part in parts]
+        memory = PagedKvView(self.pools, stretches, self._model.together)
+        logits = self._model.forward(memory, ready=self._ready)
+        for (req, _, end, _), its_logits in zip(parts, logits, strict=True):
+            if self._verifier is not None and end >= req.target_len:
+                self._verifier.saw(req, end - 1, its_logits[-1])
+        boundaries = [
+            (req.sequence.working_slot, req.sequence.boundary_slot)
+            for req in batch.decodes
+            if req.sequence.boundary_slot is not None
+            and (req.kv_len + 1) % self.pools.page_size == 0
+        ]
+        if boundaries:
+            sources, targets = zip(*boundaries, strict=True)
+            self.pools.copy_states(joined(sources), joined(targets))
 
     def _ready(self, layer: int) -> None:
         event = self._due.pop(layer, None)
@@ -201,6 +184,18 @@ class ModelRunner:
                 if freed:
                     self.pools.poison(tier, kind, list(freed))
                 self._were_taken[tier, kind] = set(taken)
+
+
+def _stretch(req: RequestState, start: int, end: int, saves: Saves) -> Stretch:
+    sequence = req.sequence
+    return Stretch(
+        req.tokens,
+        start,
+        end,
+        [page_ids[: sequence.num_pages] for page_ids in sequence.pages],
+        -1 if sequence.working_slot is None else int(sequence.working_slot[0]),
+        [(length, int(slot[0])) for length, slot in saves],
+    )
 
 
 def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:

@@ -1,179 +1,170 @@
-"""One sequence as the model sees it: its pages and its working slot in the pools."""
+"""The sequences of a step as the model sees them: their pages and their slots in the pools."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
-from hicache.cache.kinds import FULL
-from hicache.cache.pages import PageIds
 from hicache.executor.real.pools import TorchPools
-from hicache.executor.real.rank_pools import RankPools
-from hicache.executor.real.tables import Row
+from hicache.executor.real.rank_pools import RankPools, there
+from hicache.executor.real.tables import Group, StepTables, Stretch
 from hicache.kernels.scan import ScanWeights
 
 
-class HoleError(RuntimeError):
-    pass
-
-
 class PagedKvView:
-    """Reads and writes the KV pages and the Mamba state of one sequence.
+    """Reads and writes the KV pages and the Mamba states of the sequences of a step.
 
+    Tables of all sequences are sent to the device once; kernels then run on a group of tiles.
     Heads are divided among tensor-parallel ranks. Reads concatenate the heads of all ranks.
 
     Args:
         pools: memory of all ranks.
-        words: for each layer, the letters of the kinds of data that it caches, such as "F" for
-            full attention (`ModelConfig.layer_words`).
-        tables: by kind, page ids of the sequence in order. -1 means that the page is missing.
-        slot: slot of the sequence's Mamba state. -1 means that the model has no such state.
-        rows: the page ids on the device, by kind of attention. None means that they are copied to
-            the device now.
-        captures: lengths in tokens, ascending, at which a forward pass copies the Mamba state into
-            another slot.
+        stretches: what the step computes, by sequence.
+        together: number of tiles that are computed together.
+
+    Raises:
+        HoleError: a page that the step reads or writes is missing.
     """
 
-    def __init__(
-        self,
-        pools: TorchPools,
-        words: tuple[str, ...],
-        tables: Sequence[PageIds],
-        slot: int,
-        rows: dict[int, Row] | None = None,
-        captures: Sequence[tuple[int, int]] = (),
-    ) -> None:
+    def __init__(self, pools: TorchPools, stretches: Sequence[Stretch], together: int) -> None:
+        self.stretches = stretches
+        self.step = StepTables(pools, stretches, together)
         self._pools = pools
-        kinds = pools.ranks[0].letters.items()
-        self._kinds = [
-            next((kind for kind, letter in kinds if letter in word), FULL) for word in words
-        ]
-        self._index_layers = [layer for layer, word in enumerate(words) if "I" in word]
-        self._tables = tables
-        self._rows = {
-            kind: Row(torch.tensor(tables[kind], dtype=torch.int32).to(pools.device).clamp(0), 0)
-            for kind in set(self._kinds) - (rows or {}).keys()
-        } | (rows or {})
-        self._slot = slot
-        self._captures = captures
+        self._num_blank = (together + 2) * pools.page_size
 
-    def write_tokens(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values [token, head, dim] of one layer into the pages of the sequence.
-
-        The first token has position `start`.
-        """
-        end = start + len(keys)
-        table, tiles = self._tile(layer, start, start // self._pools.page_size, end)
+    def write_tokens(self, layer: int, group: Group, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values [tile, row, head, dim] of one layer into the pages."""
+        tables = self._tables(layer, group)
         for rank, pool in self._layers(layer):
-            both = keys[None, :, rank.heads], values[None, :, rank.heads]
-            self._pools.plane.append(pool, table, tiles, *both)
+            both = keys[:, :, rank.heads], values[:, :, rank.heads]
+            self._pools.plane.append(pool, *tables, *both)
 
-    def attend(
-        self, layer: int, queries: Tensor, start: int, end: int, *, window_len: int, sinks: Tensor
-    ) -> Tensor:
+    def attend(self, layer: int, group: Group, queries: Tensor, sinks: Tensor) -> Tensor:
         """Compute attention from `queries` to the cached keys and values of a layer.
 
-        `queries` is [row, head, dim]. The first row has position `start`. Rows at position `end` or
-        later are padding, and their results are undefined. `window_len` is in tokens; 0 means no
-        sliding window. `sinks` holds the score of an attention sink for each head.
+        `queries` is [tile, row, head, dim]. The results of rows that are not computed in this step
+        are undefined. `sinks` holds the score of an attention sink for each head.
         """
-        seen = max(start - window_len + 1, 0) if window_len else 0
-        table, tiles = self._tile(layer, start, seen // self._pools.page_size, end)
-        ranks = list(self._layers(layer))
-        parts = zip(ranks, queries.chunk(len(ranks), 1), sinks.chunk(len(ranks)), strict=True)
-        mixed = [
-            self._pools.plane.attend(
-                pool,
-                table,
-                tiles,
-                query[None].contiguous(),
-                end=end,
-                window_len=window_len,
-                sinks=sink,
-            )[0]
-            for (_, pool), query, sink in parts
-        ]
-        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
+        tables, plane = self._tables(layer, group), self._pools.plane
+        window_len = self._pools.windows[self._pools.kinds[layer]]
 
-    def write_index(self, layer: int, start: int, keys: Tensor) -> None:
-        """Write the keys of the layer's indexer for the tokens from `start` on, on every rank.
+        def of_rank(pool: Tensor, its_queries: Tensor, its_sinks: Tensor) -> Tensor:
+            return plane.attend(
+                pool, *tables, its_queries, end=group.end, window_len=window_len, sinks=its_sinks
+            )
 
-        `keys` is [token, dim].
+        return self._of_ranks(layer, of_rank, queries, sinks)
+
+    def attend_chosen(
+        self, layer: int, group: Group, chosen: Tensor, queries: Tensor, sinks: Tensor
+    ) -> Tensor:
+        """Compute attention from each of the `queries` to the tokens that are chosen for it.
+
+        A page of one token is a page like any other: the kernel reads a table of tokens.
+
+        Args:
+            layer: index of the layer.
+            group: the tiles of the queries.
+            chosen: [tile, row, token] int64, positions in ascending order. A row sees the first of
+                them, at most as many as there are tokens up to the row itself.
+            queries: [tile, row, head, dim].
+            sinks: score of an attention sink for each head.
         """
-        size, end = self._pools.page_size, start + len(keys)
-        tokens = torch.arange(start, end, device=keys.device)
-        self._page_ids(FULL, start // size, -(-end // size))
-        pages = self._rows[FULL].ids[tokens // size].long()
+        size, (tiles, rows, count) = self._pools.page_size, chosen.shape
+        page_ids, _ = self._tables(layer, group)
+        page_ids = page_ids[:, None].expand(tiles, rows, -1).gather(2, chosen // size)
+        table = (page_ids * size + chosen % size).int().flatten(0, 1)
+        choices = self.step.choices[group.tiles.start * rows : group.tiles.stop * rows]
+
+        def of_rank(pool: Tensor, its_queries: Tensor, its_sinks: Tensor) -> Tensor:
+            tokens = pool.flatten(1, 2).unsqueeze(2)
+            by_row = its_queries.flatten(0, 1).unsqueeze(1)
+            mixed = self._pools.plane.attend(
+                tokens, table, choices, by_row, end=count, sinks=its_sinks
+            )
+            return mixed.view_as(its_queries)
+
+        return self._of_ranks(layer, of_rank, queries, sinks)
+
+    def write_index(self, layer: int, group: Group, keys: Tensor) -> None:
+        """Write the keys of the layer's indexer, on every rank.
+
+        `keys` is [tile, row, dim]. To `append`, they are the keys and the values of one head, which
+        lie in the same place.
+        """
+        tables, keys = self._tables(layer, group), keys.unsqueeze(2)
         for rank in self._pools.ranks:
-            rank.index[self._index_layers.index(layer)][pages, tokens % size] = keys
+            pool = rank.index[layer].unsqueeze(2)
+            self._pools.plane.append(pool.expand(2, *pool.shape), *tables, keys, keys)
 
-    def read_index(self, layer: int, end: int) -> Tensor:
-        """Return copies of the index keys [token, dim] of pages [0, end), from the last rank."""
-        self._page_ids(FULL, 0, end)
-        held = self._pools.ranks[-1].index[self._index_layers.index(layer)]
-        keys: Tensor = held[self._rows[FULL].ids[:end].long()].flatten(0, 1)
-        return keys
+    def read_index(self, layer: int, tile: int, num_pages: int) -> Tensor:
+        """Return copies of the index keys [token, dim] of a tile's first pages, from the last rank.
+
+        The result is valid until the next call.
+        """
+        rank = self._pools.ranks[-1]
+        page_ids = self.step.tables[self._pools.kinds[layer]][tile, :num_pages]
+        reads = there(rank.index_reads[layer])
+        self._pools.plane.copy_items(reads, page_ids, self._pools.numbers[:num_pages])
+        return rank.index_read[:num_pages].flatten(0, 1)
+
+    def scan(self, layer: int, inputs: Tensor, gates: Tensor, weights: ScanWeights) -> Tensor:
+        """Run a recurrent layer over the new tokens of every sequence.
+
+        A sequence's state is read from its slot and written back to it. After the lengths in
+        `captures`, it is also copied to other slots. Arguments and result are as for
+        `kernels.scan.scan`, with the rows of all tiles and the heads of all ranks. Rows that are
+        not computed in this step are 0.
+        """
+        outputs, holder = [], self._pools.holders[layer]
+        sequences = list(zip(self.stretches, self.step.ends, self.step.rows, strict=True))
+        for rank in self._pools.ranks:
+            heads, parts, done = rank.recurrent_heads, list[Tensor](), 0
+            own, blank = weights.part(heads), torch.empty(0)
+            for sequence, ends, rows in sequences:
+                scanned = self._pools.plane.scan(
+                    rank.taps[holder],
+                    rank.states[holder],
+                    sequence.slot,
+                    ends,
+                    inputs[rows, heads],
+                    gates[rows, :, heads],
+                    own,
+                    start=sequence.start,
+                    block=self._pools.page_size,
+                )
+                if not parts:
+                    blank = scanned.new_zeros(self._num_blank, *scanned.shape[1:])
+                parts += [blank[: rows.start - done], scanned]
+                done = rows.stop
+            outputs.append(torch.cat([*parts, blank[: len(inputs) - done]]))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _layers(self, layer: int) -> Iterator[tuple[RankPools, Tensor]]:
-        kind, holder = self._kinds[layer], self._pools.holders[layer]
+        kind, holder = self._pools.kinds[layer], self._pools.holders[layer]
         for rank in self._pools.ranks:
             yield rank, rank.layers[kind][holder]
 
-    def _tile(self, layer: int, start: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        kind, size = self._kinds[layer], self._pools.page_size
-        self._page_ids(kind, first, -(-end // size))
-        row = self._rows[kind]
-        tile = torch.tensor([[start, 0, end - start, row.first]], dtype=torch.int32)
-        return row.ids[None], tile.to(row.ids.device)
+    def _tables(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
+        kind, step = self._pools.kinds[layer], self.step
+        return step.tables[kind][group.tiles], step.tiles[kind][group.tiles]
 
-    def read_kv(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return copies of the keys and values [token, head, dim] of a layer, for whole pages.
-
-        The pages are those with index `first` to `end - 1` in the sequence.
-        """
-        kind, holder = self._kinds[layer], self._pools.holders[layer]
-        self._page_ids(kind, first, end)
-        ids = self._rows[kind].pages(first, end)
-        parts = [rank.kv[kind][holder].index_select(1, ids) for rank in self._pools.ranks]
-        both = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
-        keys, values = rearrange(both, "kv page token head dim -> kv (page token) head dim")
-        return keys, values
-
-    def scan(
-        self, layer: int, inputs: Tensor, gates: Tensor, weights: ScanWeights, start: int
+    def _of_ranks(
+        self,
+        layer: int,
+        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+        queries: Tensor,
+        sinks: Tensor,
     ) -> Tensor:
-        """Run a recurrent layer over the tokens from `start` on.
-
-        The state is read from the sequence's slot (`slot`) and written back to it. After the
-        lengths in `captures`, it is also copied to other slots. Arguments and result as for
-        `kernels.scan.scan`, with the heads of all ranks.
-        """
-        captures = [(end - start, slot) for end, slot in self._captures]
-        ends = torch.tensor([*captures, (len(inputs), self._slot)], dtype=torch.int32)
-        ends = ends.to(self._pools.device)
-        outputs = []
-        for rank in self._pools.ranks:
-            holder, heads = self._pools.holders[layer], rank.recurrent_heads
-            outputs.append(
-                self._pools.plane.scan(
-                    rank.taps[holder],
-                    rank.states[holder],
-                    self._slot,
-                    ends,
-                    inputs[:, heads],
-                    gates[..., heads],
-                    weights.part(heads),
-                    start=start,
-                    block=self._pools.page_size,
-                )
-            )
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-
-    def _page_ids(self, kind: int, first: int, end: int) -> PageIds:
-        page_ids = self._tables[kind][first:end]
-        if len(page_ids) < end - first or min(page_ids) < 0:
-            raise HoleError(
-                f"pages [{first}, {end}) of a sequence are {page_ids}: at least one is missing"
-            )
-        return page_ids
+        # A rank computes all query heads of its KV heads, also those that other ranks return: with
+        # as many rows of a matrix on any number of ranks, the kernel adds in the same order.
+        ranks = list(self._layers(layer))
+        share = queries.shape[2] // len(ranks)
+        copies = queries.shape[2] // self._pools.model.num_kv_heads
+        mixed = []
+        for number, (rank, pool) in enumerate(ranks):
+            heads = slice(rank.heads.start * copies, rank.heads.stop * copies)
+            its = attend(pool, queries[:, :, heads].contiguous(), sinks[heads])
+            first = number * share - heads.start
+            mixed.append(its[:, :, first : first + share])
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)

@@ -21,7 +21,6 @@ class Plane(NamedTuple):
     attend: Callable[..., Tensor]
     scan: Callable[..., Tensor]
     page_table: Callable[..., Tensor]
-    window_table: Callable[..., Tensor]
 
     def wrapped(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> "Plane":
         return Plane(*map(wrap, self))
@@ -36,7 +35,6 @@ TRITON = Plane(
     attend,
     scan,
     index.page_table,
-    index.window_table,
 )
 REFERENCE = Plane(
     copy.naive_copy_items,
@@ -47,7 +45,6 @@ REFERENCE = Plane(
     naive_attend,
     naive_scan,
     index.naive_page_table,
-    index.naive_window_table,
 )
 
 

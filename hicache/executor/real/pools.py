@@ -14,8 +14,15 @@ from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import Move
 from hicache.cache.tree.node import DEVICE, HOST
-from hicache.executor.real.rank_pools import PoolSpec, RankPools, count_of, kv_letters, there
-from hicache.kernels import send_ids, warm_up
+from hicache.executor.real.rank_pools import (
+    PoolSpec,
+    RankPools,
+    count_of,
+    kv_letters,
+    there,
+    window_lens,
+)
+from hicache.kernels import send, send_ids, warm_up
 from hicache.kernels.load import load_items, load_of, wait_for_layer
 from hicache.models import ModelConfig
 
@@ -47,10 +54,12 @@ class TorchPools:
             )
         self._link_programs = spec.link_programs
         self.plane = spec.plane
+        self.model = spec.model
         self.page_size = spec.page_size
         self.device = spec.device
         self.ranks = [RankPools(spec, rank) for rank in range(spec.tp)]
-        self.holders = _holders(spec.model)
+        # by layer: the kind of data that it caches, and its index among the layers of this kind
+        self.kinds, self.holders = _kinds_and_holders(spec.model)
         first = self.ranks[0]  # tables of one shape share compiled kernels
         held = [each for each in first.saves.values() if each is not None]
         # by layer: programs that have written their part, launches of all ranks that have landed
@@ -64,11 +73,12 @@ class TorchPools:
             if loads is not None:
                 load_items(loads, load_of(loads, {}), torch.zeros_like(self.landed))
                 wait_for_layer(self.landed, 0, 0)
-        self.num_full_pages = count_of(spec.device_counts, FULL)
-        self.window_len = spec.model.window_len
-        # ids of slots, on the device
-        num_slots = max(count_of(spec.device_counts, MAMBA), 1)
-        self.numbers = torch.arange(num_slots, dtype=torch.int32, device=spec.device)
+        every = window_lens(spec.model)
+        self.windows = {kind: every[kind] for kind in first.kv}  # tokens; 0 means no window
+        self.top_tokens = spec.model.top_tokens if first.index else 0
+        # ids of slots and pages, on the device
+        count = max(count_of(spec.device_counts, kind) for kind in (FULL, MAMBA))
+        self.numbers = torch.arange(max(count, 1), dtype=torch.int32, device=spec.device)
 
     def load(self, arrivals: Sequence[Arrival]) -> None:
         """Copy pages and Mamba states into the device.
@@ -109,16 +119,17 @@ class TorchPools:
 
         `tier` is device or host. `kind` is full attention, sliding window or Mamba state.
         """
-        index = torch.tensor(page_ids).to(self.device)
+        host_index = torch.tensor(page_ids)
+        (index,) = send([host_index], self.device)
         for rank in self.ranks:
             if tier == HOST and kind in rank.host:
-                rank.host[kind][index.cpu()] = POISON
+                rank.host[kind][host_index] = POISON
             elif tier == DEVICE and kind == MAMBA:
                 for part in (*rank.taps, *rank.states):
                     part[index] = torch.nan
             elif tier == DEVICE and kind in rank.kv:
                 rank.kv[kind][:, :, index] = torch.nan
-                for keys in rank.index if kind == FULL else ():
+                for keys in rank.index.values() if kind == FULL else ():
                     keys[index] = torch.nan
 
 
@@ -126,16 +137,13 @@ def _int32(page_ids: PageIds) -> Tensor:
     return torch.tensor(page_ids, dtype=torch.int32)
 
 
-def _holders(config: ModelConfig) -> list[int]:
-    # by layer: its index among the layers of its kind
+def _kinds_and_holders(config: ModelConfig) -> tuple[list[int], list[int]]:
     letters = kv_letters(config)
     seen = dict.fromkeys((*letters, MAMBA), 0)
-    holders = []
+    kinds, holders = [], []
     for word in config.layer_words:
-        if word == "-":
-            holders.append(-1)
-            continue
         kind = next((kind for kind, letter in letters.items() if letter in word), MAMBA)
+        kinds.append(kind)
         holders.append(seen[kind])
-        seen[kind] += 1
-    return holders
+        seen[kind] += word != "-"
+    return kinds, holders

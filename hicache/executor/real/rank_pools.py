@@ -26,7 +26,7 @@ from hicache.models.shapes import Part
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 Counts = Sequence[int | None]  # items by kind
-Table = TypeVar("Table", Transfer, LoadTable)
+Table = TypeVar("Table", Transfer, LoadTable, CopyTable)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class PoolSpec:
     host_counts: Counts
     device: torch.device
     tp: int = 1
-    link_programs: int | None = None  # for copies across the link; None means the kernel's default
+    link_programs: int | None = None  # of a load-back; None means the kernel's default
     plane: Plane = REFERENCE  # the functions that copy
     host_format: str = PLAIN
     storage_format: str = PLAIN
@@ -52,7 +52,8 @@ class RankPools:
     """The memory of one tensor-parallel rank, for KV pages and Mamba states.
 
     On the device, `kv[kind]` is [layer, kv, page, token, head, dim]. `index` holds the keys of
-    indexers, which share the pages of full-attention KV: by layer, [page, token, dim]. `taps`
+    indexers, which share the pages of full-attention KV: by layer, [page, token, dim]. Its pages
+    are copied to `index_read` to be read. `taps`
     (convolution inputs) and `states` (Mamba states) are lists of one tensor [slot, ...] per
     recurrent layer. On the host, `host[kind]` is [page or slot, bytes]. `layout` describes the
     bytes of a stored page. `stored` converts pages between the formats of host and storage.
@@ -62,7 +63,7 @@ class RankPools:
         config = spec.model
         self._spec = spec
         self.kv: dict[int, Tensor] = {}
-        self.index: list[Tensor] = []
+        self.index: dict[int, Tensor] = {}
         self.taps: list[Tensor] = []
         self.states: list[Tensor] = []
         self.host: dict[int, Tensor] = {}
@@ -94,6 +95,11 @@ class RankPools:
             if all(each.form is None for each in buffers[kind])
         }
         self.layers = {kind: kv.unbind(0) for kind, kv in self.kv.items()}
+        self.index_read = torch.zeros_like(next(iter(self.index.values()), torch.empty(0)))
+        self.index_reads = {
+            layer: copy_table([keys], [self.index_read]) if len(keys) else None
+            for layer, keys in self.index.items()
+        }
         parts = [part for part in (*self.taps, *self.states) if part[:1].numel()]
         self.clears: CopyTable | None = None
         if parts:
@@ -116,7 +122,7 @@ class RankPools:
         for layer in layers if kind == FULL else ():
             if part is not None and part.is_in(spec.model.layer_words[layer]):
                 keys = kv.new_zeros(shape[2], spec.page_size, part.dim)
-                self.index.append(keys)
+                self.index[layer] = keys
                 parts.append((layer, keys, False))
         return self._make_host(kind, parts)
 
@@ -180,8 +186,7 @@ class RankPools:
         return load_table(chosen, len(self._spec.model.layer_words)) if chosen else None
 
     def save(self, kind: int, sources: Tensor, targets: Tensor) -> None:
-        transfer, programs = there(self.saves[kind]), self._spec.link_programs
-        sums = transfer.run_with_checksum((sources, targets), num_programs=programs)
+        sums = there(self.saves[kind]).run_with_checksum((sources, targets))
         if sums is not None:
             self._sums[kind][targets.long()] = sums
 
@@ -252,6 +257,16 @@ def kv_letters(config: ModelConfig) -> dict[int, str]:
         config.kind_names.index(part.name): part.letter for part in config.parts if part.window_len
     }
     return {FULL: "F", SWA: "S", **windows}
+
+
+def window_lens(config: ModelConfig) -> dict[int, int]:
+    """Return for each kind of cached data that has pages its window in tokens; 0 means none."""
+    windows = {
+        config.kind_names.index(part.name): part.window_len
+        for part in config.parts
+        if part.window_len
+    }
+    return {FULL: 0, SWA: config.window_len, **windows}
 
 
 def there(table: Table | None) -> Table:

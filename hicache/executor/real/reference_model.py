@@ -4,17 +4,17 @@ Full attention with sinks, attention to the tokens that index keys choose, slidi
 with windows of several lengths, Mamba-2 (https://arxiv.org/abs/2405.21060) and
 the gated delta rule (https://arxiv.org/abs/2412.06464), with random weights.
 
-Logits are bit-identical however a sequence is cut: every operation runs on one page of tokens, in
-shapes that depend only on the page's position, and pads the rows that are not computed now. So a
-token gets the same bits in any chunk and in any run, whatever part of its prefix the cache
-supplied. Weights are scaled so that states remember hundreds of tokens, so a wrong state changes
-the logits.
+Logits are bit-identical however a sequence is cut: every operation runs on a fixed number of tiles
+(pages of a sequence), in shapes that do not depend on the step, and pads the rows that are not
+computed now. So a token gets the same bits in any chunk and in any run, whatever part of its prefix
+the cache supplied. On a GPU many tiles are computed together, so that a step needs few launches; a
+CPU computes them one by one. Weights are scaled so that states remember hundreds of tokens, so a
+wrong state changes the logits.
 
-Axes: row (token of a page), token (of the pages read), head, dim, state, tap, channel.
+Axes: tile, row (token of a tile's page), token (of the pages read), head, dim, state, tap, channel.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,12 +24,17 @@ from torch.nn import functional
 
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.rank_pools import DTYPES, index_part
+from hicache.executor.real.tables import Group
 from hicache.kernels.scan import ScanWeights
 from hicache.models import ModelConfig
 
 ROPE_BASE = 10_000.0
 EPSILON = 1e-6
 SLOWEST, FASTEST = 0.002, 0.05  # decay of a state per token: memories last 20 to 500 tokens
+TOGETHER = 64  # tiles that a GPU computes together
+ALIGNED = 8  # columns of a projection are a multiple, so that its rows lie 16 · n bytes apart
+
+Rotation = tuple[Tensor, Tensor]  # cosines and sines [tile, row, 1, dim / 2]
 
 
 class ReferenceModel:
@@ -52,6 +57,7 @@ class ReferenceModel:
         self.page_size = page_size
         self.vocab_size = config.head_params // config.hidden_size
         self.device = torch.device(device)
+        self.together = TOGETHER if self.device.type == "cuda" else 1
         self.dtype = DTYPES[config.kv_dtype_bytes]
         self._state_dtype = torch.promote_types(self.dtype, torch.float32)
         self._generator = torch.Generator().manual_seed(seed)
@@ -59,170 +65,144 @@ class ReferenceModel:
         self._embedding = self._draw(self.vocab_size, size, scale=1.0)
         self._head = self._draw(size, self.vocab_size)
         self._index = index_part(config)
-        windows = {part.letter: part.window_len for part in config.parts if part.window_len}
-        self._windows = {"S": config.window_len, **windows}
         self._layers = [self._layer_weights(word) for word in self.words]
         dims = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=self.device)
         self._frequencies = ROPE_BASE ** (-dims / config.head_dim)
+        self._row = torch.arange(page_size, device=self.device)
 
     @torch.no_grad()
     def forward(
-        self,
-        tokens: bytes,
-        start: int,
-        end: int,
-        memory: PagedKvView,
-        *,
-        logits_from: int | None = None,
-        ready: Callable[[int], None] = lambda layer: None,
-    ) -> Tensor:
-        """Compute the tokens from `start` to `end` (excluded) of a sequence; return logits.
+        self, memory: PagedKvView, *, ready: Callable[[int], None] = lambda layer: None
+    ) -> list[Tensor]:
+        """Compute the tokens of a step; return the logits that each of its stretches wants.
 
         Args:
-            tokens: all tokens of the sequence as packed int32.
-            start: position of the first token to compute.
-            end: position after the last token to compute.
-            memory: cached pages and states of all tokens before `start`. The new tokens are added.
-            logits_from: position of the first token whose logits are returned. None means only the
-                last token.
+            memory: the step, with cached pages and states of all tokens before its stretches. The
+                new tokens are added.
             ready: called with the index of each layer before that layer is computed. The call
                 returns when the layer's cached pages may be read.
 
         Returns:
-            [tokens from `logits_from` to `end`, vocabulary].
+            by stretch, [tokens from `logits_from` to `end`, vocabulary].
         """
-        first_wanted = end - 1 if logits_from is None else logits_from
-        size = self.page_size
-        blocks = [
-            self._block(page, slice(max(start - page * size, 0), min(end - page * size, size)))
-            for page in range(start // size, -(-end // size))
+        step = memory.step
+        rotations = [self._rotation(step.positions[group.tiles]) for group in step.groups]
+        hidden = [
+            functional.embedding(step.tokens[group.tiles] % self.vocab_size, self._embedding)
+            for group in step.groups
         ]
-        hidden = [self._embed(tokens, block) for block in blocks]
         for layer, word in enumerate(self.words):
             ready(layer)
+            normed = list(map(_normed, hidden))
             if word in "MD":
-                mixed = self._scan(layer, list(map(_normed, hidden)), blocks, memory)
+                mixed = self._scan(layer, normed, memory)
             else:
                 mix = self._choose if "I" in word else self._attend
                 mixed = [
-                    mix(layer, _normed(x), block, memory)
-                    for x, block in zip(hidden, blocks, strict=True)
+                    mix(layer, x, group, rotation, memory)
+                    for x, group, rotation in zip(normed, step.groups, rotations, strict=True)
                 ]
             hidden = [x + each for x, each in zip(hidden, mixed, strict=True)]
             hidden = [x + self._mlp(layer, _normed(x)) for x in hidden]
-        wanted = [
-            (_normed(x) @ self._head)[
-                max(block.rows.start, first_wanted - block.page * size) : block.rows.stop
-            ]
-            for x, block in zip(hidden, blocks, strict=True)
-            if (block.page + 1) * size > first_wanted
-        ]
-        return torch.cat(wanted)
+        return self._logits(hidden, memory)
 
-    def _block(self, page: int, rows: slice) -> "_Block":
-        first, end = page * self.page_size, (page + 1) * self.page_size
-        position = torch.arange(first, end, device=self.device)
-        angles = (position[:, None].double() * self._frequencies)[:, None]
-        return _Block(page, rows, (angles.cos().to(self.dtype), angles.sin().to(self.dtype)))
+    def _rotation(self, positions: Tensor) -> Rotation:
+        angles = (positions[:, None] + self._row)[..., None].double() * self._frequencies
+        return angles.cos().to(self.dtype)[:, :, None], angles.sin().to(self.dtype)[:, :, None]
+
+    def _logits(self, hidden: Sequence[Tensor], memory: PagedKvView) -> list[Tensor]:
+        of_group = dict[int, Tensor]()  # [row of a tile, vocabulary]
+        size, logits = self.together * self.page_size, []
+        for each, rows in zip(memory.stretches, memory.step.rows, strict=True):
+            first = each.end - 1 if each.logits_from is None else each.logits_from
+            begin = rows.stop - (each.end - first)
+            parts = []
+            for group in range(begin // size, -(-rows.stop // size)):
+                if group not in of_group:
+                    of_group[group] = (_normed(hidden[group]) @ self._head).flatten(0, 1)
+                wanted = slice(max(begin - group * size, 0), rows.stop - group * size)
+                parts.append(of_group[group][wanted])
+            logits.append(parts[0] if len(parts) == 1 else torch.cat(parts))
+        return logits
 
     # -- layers --------------------------------------------------------------------------------
 
-    def _embed(self, tokens: bytes, block: "_Block") -> Tensor:
-        ids = np.zeros(self.page_size, np.int64)
-        rows = block.rows
-        first = block.page * self.page_size + rows.start
-        held = np.frombuffer(tokens, "<i4", rows.stop - rows.start, 4 * first)
-        ids[rows] = held % self.vocab_size
-        return self._embedding[torch.from_numpy(ids).to(self.device)]
+    def _attend(
+        self, layer: int, x: Tensor, group: Group, rotation: Rotation, memory: PagedKvView
+    ) -> Tensor:
+        weights = self._layers[layer]
+        queries = self._project(layer, x, group, rotation, memory)
+        mixed = memory.attend(layer, group, queries, weights["sink"])
+        return rearrange(mixed, "tile row head dim -> tile row (head dim)") @ weights["out"]
 
-    def _attend(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
-        weights, rows = self._layers[layer], block.rows
-        queries = self._project(layer, x, block, memory)
-        first = block.page * self.page_size
-        mixed = memory.attend(
-            layer,
-            queries,
-            first,
-            first + rows.stop,
-            window_len=self._windows.get(self.words[layer], 0),
-            sinks=weights["sink"],
-        )
-        return rearrange(mixed, "row head dim -> row (head dim)") @ weights["out"]
-
-    def _project(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
-        # writes keys and values, and returns the queries [row, head, dim]
-        config, weights, rows = self.config, self._layers[layer], block.rows
+    def _project(
+        self, layer: int, x: Tensor, group: Group, rotation: Rotation, memory: PagedKvView
+    ) -> Tensor:
+        # writes keys and values, and returns the queries [tile, row, head, dim]
+        config = self.config
         heads, kv_heads = config.num_query_heads, config.num_kv_heads
         projected = rearrange(
-            x @ weights["qkv"], "row (head dim) -> row head dim", head=heads + 2 * kv_heads
+            x @ self._layers[layer]["qkv"],
+            "tile row (head dim) -> tile row head dim",
+            head=heads + 2 * kv_heads,
         )
-        turned = _rotate(projected[:, : heads + kv_heads], block.rotation)
-        keys, values = turned[:, heads:], projected[:, -kv_heads:]
-        memory.write_tokens(
-            layer, block.page * self.page_size + rows.start, keys[rows], values[rows]
-        )
-        return turned[:, :heads]
+        turned = _rotate(projected[:, :, : heads + kv_heads], rotation)
+        memory.write_tokens(layer, group, turned[:, :, heads:], projected[:, :, -kv_heads:])
+        return turned[:, :, :heads]
 
-    def _choose(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
+    def _choose(
+        self, layer: int, x: Tensor, group: Group, rotation: Rotation, memory: PagedKvView
+    ) -> Tensor:
         """Compute attention in which each token sees only those that fit it best.
 
         A token attends to the `top_tokens` earlier tokens whose index keys have the highest product
         with its index query.
         """
-        config, weights, rows, size = self.config, self._layers[layer], block.rows, self.page_size
-        first, end = block.page * size, (block.page + 1) * size
-        queries = self._project(layer, x, block, memory)
-        memory.write_index(layer, first + rows.start, (x @ weights["index_key"])[rows])
-        held = torch.arange(end, device=self.device) < first + rows.stop
-        keys, values = (
-            torch.where(held[:, None, None], each, 0)
-            for each in memory.read_kv(layer, 0, block.page + 1)
+        weights, size, top = self._layers[layer], self.page_size, self.config.top_tokens
+        assert self._index is not None
+        queries = self._project(layer, x, group, rotation, memory)
+        memory.write_index(layer, group, x @ weights["index_key"])
+        index_queries = rearrange(
+            x @ weights["index_query"],
+            "tile row (head dim) -> tile row head dim",
+            dim=self._index.dim,
         )
-        index = torch.where(held[:, None], memory.read_index(layer, block.page + 1), 0)
-        fits = rearrange(
-            x @ weights["index_query"], "row (head dim) -> row head dim", dim=index.shape[1]
-        )
-        fits = torch.einsum("rhd,td->rht", fits, index).relu().sum(1)
-        positions = torch.arange(first, end, device=self.device)
-        is_after = torch.arange(end, device=self.device) > positions[:, None]
-        fits = fits.masked_fill(is_after, -torch.inf)
-        chosen = fits.topk(min(config.top_tokens, end)).indices
-        mask = torch.ones_like(is_after).scatter(1, chosen, value=False) | is_after
-        shared = config.num_query_heads // config.num_kv_heads
-        keys, values = (each.repeat_interleave(shared, 1) for each in (keys, values))
-        scores = torch.einsum("rhd,thd->hrt", queries, keys) * config.head_dim**-0.5
-        sinks = weights["sink"][:, None, None].expand(-1, size, 1)
-        scores = torch.cat((scores.masked_fill(mask, -torch.inf), sinks), -1).softmax(-1)
-        mixed = torch.einsum("hrt,thd->rhd", scores[..., :-1], values)
-        return rearrange(mixed, "row head dim -> row (head dim)") @ weights["out"]
+        chosen = torch.zeros(*x.shape[:2], top, dtype=torch.int64, device=self.device)
+        for place, (page, end_row) in enumerate(group.pages):
+            keys = memory.read_index(layer, group.tiles.start + place, page + 1)
+            token = torch.arange(len(keys), device=self.device)
+            # rows not written yet may hold NaN
+            keys = torch.where((token < page * size + end_row)[:, None], keys, 0)
+            fits = torch.einsum("rhd,td->rht", index_queries[place], keys).relu().sum(1)
+            fits = fits.masked_fill(token > page * size + self._row[:, None], -torch.inf)
+            best = fits.topk(min(top, len(keys))).indices.sort().values
+            chosen[place, :, : best.shape[1]] = best
+        mixed = memory.attend_chosen(layer, group, chosen, queries, weights["sink"])
+        return rearrange(mixed, "tile row head dim -> tile row (head dim)") @ weights["out"]
 
-    def _scan(
-        self, layer: int, parts: Sequence[Tensor], blocks: "Sequence[_Block]", memory: PagedKvView
-    ) -> list[Tensor]:
+    def _scan(self, layer: int, parts: Sequence[Tensor], memory: PagedKvView) -> list[Tensor]:
         config, weights = self.config, self._layers[layer]
         heads, dim = config.recurrent_heads, config.recurrent_head_dim
         width = heads * (dim + 2 * config.recurrent_state_dim)
+        num_gates = 1 if self.words[layer] == "M" else 2
         projected = [x @ weights["in"] for x in parts]
-        tokens = torch.cat([x[block.rows] for x, block in zip(projected, blocks, strict=True)])
-        rows = "row (head channel) -> row head channel"
-        inputs = rearrange(tokens[:, :width], rows, head=heads)
-        gates = rearrange(
-            tokens[:, width + heads * dim :], "row (gate head) -> row gate head", head=heads
-        )
+        sizes = [width, heads * dim, num_gates * heads]
+        rows = torch.cat(projected).flatten(0, 1)  # of all tiles
+        inputs, z, gates = torch.split(rows[:, : sum(sizes)], sizes, dim=1)
         skip = weights["skip"] if self.words[layer] == "M" else None
-        scan = ScanWeights(weights["conv"], weights["decay"], skip)
-        start = first = blocks[0].page * self.page_size + blocks[0].rows.start
-        scanned = memory.scan(layer, inputs, gates, scan, start)
-        mixed = []
-        for x, block in zip(projected, blocks, strict=True):
-            end = block.page * self.page_size + block.rows.stop
-            outputs = scanned.new_zeros(self.page_size, heads, dim)
-            outputs[block.rows] = scanned[first - start : end - start]
-            first = end
-            outputs = rearrange(_normed(outputs).to(x.dtype), "row head dim -> row (head dim)")
-            z = x[:, width : width + heads * dim]
-            mixed.append((outputs * functional.silu(z)) @ weights["out"])
-        return mixed
+        scanned = memory.scan(
+            layer,
+            rearrange(inputs, "row (head channel) -> row head channel", head=heads),
+            rearrange(gates, "row (gate head) -> row gate head", head=heads),
+            ScanWeights(weights["conv"], weights["decay"], skip),
+        )
+        outputs = zip(scanned.chunk(len(parts)), z.chunk(len(parts)), strict=True)
+        return [self._gated(layer, *each) for each in outputs]
+
+    def _gated(self, layer: int, scanned: Tensor, z: Tensor) -> Tensor:
+        outputs = rearrange(_normed(scanned).to(z.dtype), "row head dim -> row (head dim)")
+        mixed = (outputs * functional.silu(z)) @ self._layers[layer]["out"]
+        return rearrange(mixed, "(tile row) size -> tile row size", row=self.page_size)
 
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
         weights = self._layers[layer]
@@ -255,10 +235,11 @@ class ReferenceModel:
             }
         heads, dim = config.recurrent_heads, config.recurrent_head_dim
         channels = dim + 2 * config.recurrent_state_dim
+        projection = self._draw(size, heads * (channels + dim + (1 if word == "M" else 2)))
         # log-spaced, so that every layer has heads with a long memory
         decay = torch.logspace(np.log10(SLOWEST), np.log10(FASTEST), heads, dtype=torch.float64)
         return weights | {
-            "in": self._draw(size, heads * (channels + dim + (1 if word == "M" else 2))),
+            "in": functional.pad(projection, (0, -projection.shape[1] % ALIGNED)),
             "conv": self._draw(config.conv_taps, heads, channels),
             "decay": decay.to(self.device, self._state_dtype),
             "skip": self._draw(heads, scale=1.0).to(self._state_dtype),
@@ -266,21 +247,15 @@ class ReferenceModel:
         }
 
 
-class _Block(NamedTuple):
-    page: int
-    rows: slice  # those to compute
-    rotation: tuple[Tensor, Tensor]  # cosines and sines [row, 1, dim / 2]
-
-
 def _normed(x: Tensor) -> Tensor:
     return functional.rms_norm(x, x.shape[-1:], eps=EPSILON)
 
 
-def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
     cos, sin = rotation
     even, odd = x[..., ::2], x[..., 1::2]
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
-    return rearrange(turned, "row head dim two -> row head (dim two)")
+    return rearrange(turned, "tile row head dim two -> tile row head (dim two)")
 
 
 def _refuse_unknown(config: ModelConfig) -> None:

@@ -1,97 +1,208 @@
-"""The page tables of a step on the device, for all its sequences at once, by the index kernels.
+"""A step as its kernels read it: tiles, page tables, ends and tokens, sent in one pinned copy.
 
-Ids, lengths and full-to-SWA pairs of a step are sent in one pinned copy. Only pages inside a window
-are paired: outside of it, a sequence may still list a page that it no longer owns.
+A tile is one page of one sequence, with the rows (tokens of the page) that the step computes. The
+tiles of a sequence are adjacent, and so are its new tokens among the rows of all tiles. A fixed
+number of tiles is computed together, as a group. The last group is filled up with tiles that have
+no rows.
+
+Sizes: B tiles, R rows of a tile (the page size), C columns of a page table, E ends.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hicache.cache.kinds import FULL, SWA
 from hicache.cache.pages import PageIds
-from hicache.cache.tree.sequence import Sequence as TokenSequence
 from hicache.executor.real.pools import TorchPools
 from hicache.kernels import send
 
+Numbers = NDArray[np.integer[Any]]
+
+
+class HoleError(RuntimeError):
+    pass
+
 
 class Stretch(NamedTuple):
-    sequence: TokenSequence
+    """Consecutive tokens of one sequence that a step computes.
+
+    Attributes:
+        tokens: all tokens of the sequence as packed int32.
+        start: position of the first token to compute.
+        end: position after the last token to compute.
+        pages: by kind, page ids of the sequence in order. -1 means that the page is missing.
+        slot: slot of the sequence's Mamba state. -1 means that the model has no such state.
+        captures: lengths in tokens, ascending, after which the Mamba state is also copied to
+            another slot.
+        logits_from: position of the first token whose logits are wanted. None means the last one.
+    """
+
+    tokens: bytes
     start: int
     end: int
+    pages: Sequence[PageIds]
+    slot: int = -1
+    captures: Sequence[tuple[int, int]] = ()
+    logits_from: int | None = None
 
 
-class Row(NamedTuple):
-    ids: Tensor
-    first: int
+class Group(NamedTuple):
+    """Tiles that are computed together.
 
-    def pages(self, first: int, end: int) -> Tensor:
-        assert first >= self.first, f"pages from {self.first} on, got {first}"
-        return self.ids[first - self.first : end - self.first]
+    Attributes:
+        tiles: their place among all tiles.
+        end: the largest position, over the tiles, at which the rows to compute end.
+        pages: for each tile with rows, the index of its page in the sequence, and the end of the
+            rows to compute.
+    """
+
+    tiles: slice
+    end: int
+    pages: Sequence[tuple[int, int]]
+
+
+class _Tiles(NamedTuple):
+    stretch: Numbers  # each field by tile
+    page: Numbers  # index in the sequence
+    first_row: Numbers
+    end_row: Numbers
 
 
 class StepTables:
-    """Builds the page tables of all sequences in an engine step, on the device."""
+    """The tables of a step on the device, for all its sequences.
 
-    def __init__(self, pools: TorchPools, window_len: int) -> None:
-        self._page_size = pools.page_size
-        self._device = pools.device
-        self._plane = pools.plane
-        self._window_len = window_len
-        self._full_to_swa: Tensor | None = None
-        if SWA in pools.ranks[0].kv:
-            self._full_to_swa = torch.full((pools.num_full_pages,), -1, dtype=torch.int32).to(
-                self._device
+    Attributes:
+        groups: the tiles in groups.
+        rows: by stretch, the place of its tokens among the rows of all tiles.
+        tokens: [B, R] int32, token ids.
+        positions: [B] int32, position of row 0.
+        choices: [B · R, 4] int32, tiles of one row each, for attention to chosen tokens: a row sees
+            a sequence of the tokens chosen for it. Empty if the model has no index keys.
+        ends: by stretch, [E, 2] int32 as `kernels.scan.scan` reads them.
+        tiles: by kind of attention, [B, 4] int32 as `kernels.attend.attend` reads them.
+        tables: by kind of attention, [B, C] int32, page ids.
+
+    Raises:
+        HoleError: a page that the step reads or writes is missing.
+    """
+
+    def __init__(self, pools: TorchPools, stretches: Sequence[Stretch], together: int) -> None:
+        size, kinds = pools.page_size, list(pools.windows)
+        tiles = _tiles(stretches, size)
+        num_tiles = -(-len(tiles.page) // together) * together
+        self.groups = _groups(tiles, size, together)
+        self.rows = _rows(stretches, size)
+        parts = [
+            _tokens(stretches, self.rows, num_tiles * size),
+            _padded(tiles.page * size, num_tiles),
+            _choices(tiles, size, num_tiles, pools.top_tokens),
+            np.arange(num_tiles + 1, dtype=np.int32),
+        ]
+        for each in stretches:
+            pairs = [*each.captures, (each.end, each.slot)]
+            parts.append(np.array([(end - each.start, slot) for end, slot in pairs]))
+        widths = []
+        for kind in kinds:
+            seen = _first_seen(tiles.page, size, pools.windows[kind])
+            fields = tiles.page * size, tiles.first_row, tiles.end_row, seen
+            ids, spans = _spans(stretches, kind, tiles, seen)
+            parts += [_padded(np.stack(fields, 1), num_tiles), ids, _padded(spans, num_tiles)]
+            widths.append(int(spans[:, 1].max()))
+        flat = [torch.from_numpy(part.astype(np.int32).ravel()) for part in parts]
+        tokens, self.positions, choices, bounds, *sent = send(flat, pools.device)
+        self.tokens = tokens.view(num_tiles, size)
+        self.choices = choices.view(-1, 4)
+        self.ends = [each.view(-1, 2) for each in sent[: len(stretches)]]
+        self.tiles, self.tables = dict[int, Tensor](), dict[int, Tensor]()
+        rest = iter(sent[len(stretches) :])
+        for kind, width in zip(kinds, widths, strict=True):
+            self.tiles[kind] = next(rest).view(-1, 4)
+            self.tables[kind] = pools.plane.page_table(
+                next(rest), next(rest).view(-1, 2), bounds, num_columns=width
             )
 
-    def rows(self, stretches: Sequence[Stretch]) -> list[dict[int, Row]]:
-        if not stretches:
-            return []
-        size = self._page_size
-        num_pages = [-(-each.end // size) for each in stretches]
-        firsts = [self._first_page(each) for each in stretches]
-        lengths = np.array(num_pages, np.int32)
-        parts = [
-            _ids(s.sequence.pages[FULL][:n] for s, n in zip(stretches, num_pages, strict=True)),
-            np.stack([lengths.cumsum(dtype=np.int32) - lengths, lengths], axis=1).ravel(),
-            np.arange(len(stretches) + 1, dtype=np.int32),
-            np.array([each.end for each in stretches], np.int32),
-        ]
-        if self._full_to_swa is not None:
-            for kind in (FULL, SWA):
-                of_windows = (
-                    each.sequence.pages[kind][first:end]
-                    for each, first, end in zip(stretches, firsts, num_pages, strict=True)
-                )
-                parts.append(_ids(of_windows))
-        page_ids, spans, bounds, ends, *pairs = send(
-            [torch.from_numpy(part) for part in parts], self._device
-        )
-        table = self._plane.page_table(
-            page_ids, spans.view(-1, 2), bounds, num_columns=max(num_pages)
-        )
-        rows = [{FULL: Row(ids, 0)} for ids in table]
-        if self._full_to_swa is None:
-            return rows
-        full_ids, swa_ids = pairs
-        self._full_to_swa[full_ids.long()] = swa_ids
-        window = max(each.end - first * size for each, first in zip(stretches, firsts, strict=True))
-        windows = self._plane.window_table(
-            table, ends, self._full_to_swa, page_size=size, window_len=max(window, 1)
-        )
-        for row, ids, each in zip(rows, windows, stretches, strict=True):
-            row[SWA] = Row(ids, max(each.end - window, 0) // size)
-        return rows
 
-    def _first_page(self, stretch: Stretch) -> int:
-        start = stretch.start // self._page_size * self._page_size
-        return max(start - self._window_len + 1, 0) // self._page_size
+def _tiles(stretches: Sequence[Stretch], size: int) -> _Tiles:
+    starts, ends = np.array([(each.start, each.end) for each in stretches]).T
+    counts = -(-ends // size) - starts // size
+    of = np.repeat(np.arange(len(stretches)), counts)
+    page = np.arange(len(of)) + (starts // size + counts - counts.cumsum())[of]
+    first_row, end_row = starts[of] - page * size, ends[of] - page * size
+    return _Tiles(of, page, first_row.clip(min=0), end_row.clip(max=size))
 
 
-def _ids(parts: Iterable[PageIds]) -> NDArray[np.int32]:
-    return np.fromiter(chain.from_iterable(parts), np.int32)
+def _groups(tiles: _Tiles, size: int, together: int) -> list[Group]:
+    pages = list(zip(tiles.page.tolist(), tiles.end_row.tolist(), strict=True))
+    return [
+        Group(
+            slice(first, first + together),
+            max(page * size + end_row for page, end_row in pages[first : first + together]),
+            pages[first : first + together],
+        )
+        for first in range(0, len(pages), together)
+    ]
+
+
+def _rows(stretches: Sequence[Stretch], size: int) -> list[slice]:
+    rows, first = [], 0  # `first`: of the stretch's first tile
+    for each in stretches:
+        begin = first + each.start % size
+        rows.append(slice(begin, begin + each.end - each.start))
+        first += (-(-each.end // size) - each.start // size) * size
+    return rows
+
+
+def _tokens(stretches: Sequence[Stretch], rows: Sequence[slice], count: int) -> Numbers:
+    tokens = np.zeros(count, np.int32)
+    for each, its_rows in zip(stretches, rows, strict=True):
+        held = np.frombuffer(each.tokens, "<i4", each.end - each.start, 4 * each.start)
+        tokens[its_rows] = held
+    return tokens
+
+
+def _choices(tiles: _Tiles, size: int, num_tiles: int, top_tokens: int) -> Numbers:
+    if not top_tokens:
+        return np.zeros(0, np.int32)
+    row = np.arange(size)
+    count = (tiles.page[:, None] * size + row + 1).clip(max=top_tokens)  # of tokens chosen
+    is_computed = (row >= tiles.first_row[:, None]) & (row < tiles.end_row[:, None])
+    fields = np.stack([count - 1, 0 * count, 0 * count + 1, 0 * count], axis=-1)
+    return _padded(fields * is_computed[:, :, None], num_tiles)
+
+
+def _first_seen(page: Numbers, size: int, window_len: int) -> Numbers:
+    # index of the first page that a row of page `page` sees
+    return (page * size - window_len + 1).clip(min=0) // size if window_len else 0 * page
+
+
+def _spans(
+    stretches: Sequence[Stretch], kind: int, tiles: _Tiles, seen: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Return the page ids that the tiles see, and for each tile the part that it sees.
+
+    The parts are [tiles, 2]: index of the first page id, and number of page ids.
+    """
+    ids, shifts = list[PageIds](), []
+    num_ids = 0
+    for number, each in enumerate(stretches):
+        first_tile, end_tile = np.searchsorted(tiles.stretch, [number, number + 1])
+        first, end = int(seen[first_tile]), int(tiles.page[end_tile - 1]) + 1
+        its_ids = each.pages[kind][first:end]
+        if len(its_ids) < end - first or min(its_ids) < 0:
+            raise HoleError(
+                f"pages [{first}, {end}) of a sequence are {its_ids}: at least one is missing"
+            )
+        ids.append(its_ids)
+        shifts.append(num_ids - first)
+        num_ids += end - first
+    spans = np.stack([seen + np.array(shifts)[tiles.stretch], tiles.page + 1 - seen], axis=1)
+    return np.fromiter(chain.from_iterable(ids), np.int32, num_ids), spans
+
+
+def _padded(by_tile: Numbers, num_tiles: int) -> Numbers:
+    return np.pad(by_tile, [(0, num_tiles - len(by_tile)), *[(0, 0)] * (by_tile.ndim - 1)])

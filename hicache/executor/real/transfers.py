@@ -52,22 +52,22 @@ class Transfer:
         table = self.plain or self.coded[0]
         return table.device
 
-    def run(self, ids: Ids, *, num_programs: int | None = None) -> None:
+    def run(self, ids: Ids) -> None:
         if self.plain is not None:
-            self._plane.copy_items(self.plain, *ids, num_programs=num_programs)
+            self._plane.copy_items(self.plain, *ids)
         for table in self.coded:
-            self._plane.encode_items(table, *ids, num_programs=num_programs)
+            self._plane.encode_items(table, *ids)
 
-    def run_with_checksum(self, ids: Ids, *, num_programs: int | None = None) -> Tensor | None:
+    def run_with_checksum(self, ids: Ids) -> Tensor | None:
         """Copy pages from device to host, and return the checksum of each page.
 
         `ids` are the source ids and the target ids. The result is None if the copy converts
         numbers.
         """
         if self.plain is None or self.coded:
-            self.run(ids, num_programs=num_programs)
+            self.run(ids)
             return None
-        return self._plane.copy_items_with_checksum(self.plain, *ids, num_programs=num_programs)
+        return self._plane.copy_items_with_checksum(self.plain, *ids)
 
     def warm_up(self) -> None:
         none = torch.zeros(0, dtype=torch.int32, device=self.device)

@@ -12,6 +12,7 @@ from hicache.executor.real.plane import REFERENCE, Plane
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
+from hicache.executor.real.tables import Stretch
 from hicache.scheduler.request_state import RequestState
 
 
@@ -82,14 +83,15 @@ class Verifier:
         )
         pools = TorchPools(spec)
         pages = list(range(num_pages))
-        memory = PagedKvView(pools, self._model.words, [pages] * num_kinds, 0)
         verdict = Verdict(0, len(self._seen))
         for tokens, answers in self._seen.values():
             for kind in range(num_kinds):
                 pools.poison(DEVICE, kind, pages[:1] if kind == MAMBA else pages)
             pools.clear_state(pages[:1])
             first, end = min(answers), max(answers) + 1
-            cold = self._model.forward(tokens, 0, end, memory, logits_from=first)
+            whole = Stretch(tokens, 0, end, [pages] * num_kinds, 0, logits_from=first)
+            memory = PagedKvView(pools, [whole], self._model.together)
+            (cold,) = self._model.forward(memory)
             warm = torch.stack([*answers.values()])
             verdict = compared(verdict, warm, cold[[position - first for position in answers]])
         return verdict

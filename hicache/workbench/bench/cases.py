@@ -17,6 +17,7 @@ from hicache.workbench.bench.contest import programs
 from hicache.workbench.bench.link_cases import interference, launches, links
 from hicache.workbench.bench.measure import DIRECTIONS, KIB, Transfer, graphed
 from hicache.workbench.bench.session import Session
+from hicache.workbench.bench.step_cases import appends, attention, encodes, loads, scans, stalls
 
 NUM_SLOTS = 17  # 8 sources, 8 targets and one spare
 
@@ -173,7 +174,20 @@ def sweep(session: Session) -> None:
                 contiguous=int(contiguous),
                 num_programs=num_programs or 0,
             )
+    if not session.bench.on_gpu:
+        return
+    for direction, kib in itertools.product(("to_device", "to_host"), (4, 16, 32, 64, 128, 1024)):
+        pieces = session.bench.transfer(
+            direction, kib // 2, 2 * KIB, num_bytes=session.bench.host_bytes // 4,
+            num_layers=1, other="layer_first",
+        )  # fmt: skip
+        launch = pieces.by(peers.memcpy_batch)
+        case = f"copy engine {direction}"
+        session.time("sweep", case, launch, pieces.num_bytes, repeats=5, piece_bytes=kib * KIB)
 
 
-EVERY = (ceilings, pages, links, interference, slots, checksums, indices, launches, sweep, programs)
+EVERY = (
+    ceilings, pages, links, loads, stalls, interference, slots, checksums, encodes, appends,
+    attention, scans, indices, launches, sweep, programs,
+)  # fmt: skip
 CASES = {each.__name__: each for each in EVERY}

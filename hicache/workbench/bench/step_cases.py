@@ -1,0 +1,412 @@
+"""Cases of the bench for the other launches of a step: load-back, encode, append, attention, scan.
+
+Attention and scan stand beside FlashInfer and flash-linear-attention, where they are installed.
+Every result is verified before it is timed. A dry run launches the kernels themselves, in Triton's
+interpreter at toy sizes.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hicache.kernels import scan
+from hicache.kernels.append import append, naive_append
+from hicache.kernels.attend import attend, naive_attend
+from hicache.kernels.copy import copy_items
+from hicache.kernels.load import LoadBuffer, load_items, load_of, load_table, wait_for_layer
+from hicache.kernels.ops import send_ids
+from hicache.kernels.table import copy_table
+from hicache.kernels.transcode import (
+    Format,
+    code_table,
+    coded_bytes,
+    coded_of,
+    encode_items,
+    wide_of,
+)
+from hicache.workbench.bench import library_peers, peers
+from hicache.workbench.bench.measure import SPIN_CYCLES, Bench, graphed
+from hicache.workbench.bench.session import Session
+from hicache.workbench.contract import CopyKernel
+
+PAGE = (16, 8, 128)  # tokens, KV heads, head size
+STATE, TAPS = (32, 128, 128), (3, 8192)  # of a layer: 2 MiB in fp32, 48 KiB in bf16
+QUERY_HEADS = 32
+TILE_ROWS = 64  # query rows of a tile of prefill
+NUM_DECODES = 64
+TOLERANCE = 2e-2  # of the largest value: bf16 against a reference in fp32
+COMPUTE_SHARES = (0.5, 1.0, 2.0)  # time of a layer's products over that of its load
+NUM_ROUNDS = 5
+QUEUE_CYCLES = 20 * SPIN_CYCLES  # until a step of all layers is queued
+Launches = Sequence[Callable[[], object]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadBack:
+    """A load-back of random items between host and device, and its buffers."""
+
+    buffers: Sequence[LoadBuffer]
+    moves: Mapping[int, tuple[Tensor, Tensor]]  # by kind: source and target ids in host memory
+    num_layers: int
+    device: torch.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes read from the host."""
+        return sum(len(self.moves[each.kind][0]) * each.source[0].nbytes for each in self.buffers)
+
+    def prepared(self) -> tuple[Callable[[int], None], Tensor]:
+        """Return a launch that takes a number of programs, and the counters that it raises."""
+        table = load_table(self.buffers, self.num_layers)
+        load = load_of(table, self.moves)
+        counters = torch.zeros(self.num_layers, 2, dtype=torch.int32, device=self.device)
+
+        def launch(num_programs: int) -> None:
+            load_items(table, load, counters, num_programs=num_programs)
+
+        return launch, counters
+
+    def by_layers(self, kernel: CopyKernel | None) -> list[Callable[[], object]]:
+        """Return one launch a layer: of `kernel`, or of ours with 4 programs."""
+        launches = list[Callable[[], object]]()
+        for _, its in itertools.groupby(self.buffers, lambda each: each.layer):
+            pairs = [(each.source, each.target, each.kind) for each in its]
+            sources, targets, kinds = map(list, zip(*pairs, strict=True))
+            table = copy_table(sources, targets)
+            (ids,) = send_ids((table, *self.moves[kinds[0]]))
+            if kernel is None:
+                launches.append(partial(copy_items, table, *ids, num_programs=4))
+            else:
+                bind = kernel(sources, targets)
+                launches.append(bind.bind(*ids, None))  # type: ignore[attr-defined]
+        return launches
+
+    def verify(self) -> None:
+        for number, each in enumerate(self.buffers):
+            src_ids, dst_ids = (ids.long() for ids in self.moves[each.kind])
+            items = each.source[src_ids].to(self.device)
+            if each.form is not None:
+                items = wide_of(items, each.target.shape[1:], each.form).to(each.target.dtype)
+            wanted = torch.zeros_like(each.target)
+            wanted[dst_ids.to(self.device)] = items
+            bits = torch.int16 if wanted.dtype == torch.bfloat16 else torch.int32
+            if not torch.equal(each.target.view(bits), wanted.view(bits)):
+                raise RuntimeError(f"buffer {number} of a load-back differs from its source")
+
+
+def load_back(bench: Bench, form: Format | None, *, has_states: bool) -> LoadBack:
+    """Make a load-back of pages in all layers, or of pages in even and states in odd layers."""
+    on_gpu = bench.on_gpu
+    page, state, taps = (PAGE, STATE, TAPS) if on_gpu else ((4, 2, 64), (2, 8, 64), (3, 64))
+    kv = [(0, page, torch.bfloat16, form)] * 2
+    recurrent = [(1, state, torch.float32, form), (1, taps, torch.bfloat16, None)]
+    parts = [
+        (layer, *part)
+        for layer in range(bench.num_layers)
+        for part in (recurrent if has_states and layer % 2 else kv)
+    ]
+    buffers, moves = list[LoadBuffer](), dict[int, tuple[Tensor, Tensor]]()
+    num_kinds, start = 1 + has_states, 0
+    for kind in range(num_kinds):
+        mine = [part for part in parts if part[1] == kind]
+        sizes = [
+            coded_bytes(shape, code) if code else math.prod(shape) * dtype.itemsize
+            for _, _, shape, dtype, code in mine
+        ]
+        num_items = 2 * max(bench.host_bytes // num_kinds // sum(sizes), 1)
+        slab = bench.arenas["host"][start : start + num_items * sum(sizes)]
+        start += slab.numel()
+        columns = slab.view(num_items, -1).split(sizes, dim=1)
+        for (layer, _, shape, dtype, code), column in zip(mine, columns, strict=True):
+            target = torch.zeros(num_items, *shape, dtype=dtype, device=bench.device)
+            source = column.view(dtype).unflatten(1, shape) if code is None else column
+            if code is not None:  # random bytes are no scales
+                column.copy_(_coded(torch.randn_like(target), code, column.shape[1]))
+            buffers.append(LoadBuffer(layer, kind, source, target, code))
+        src_ids, dst_ids = bench.half_of(num_items)
+        moves[kind] = src_ids.cpu(), dst_ids.cpu()
+    buffers.sort(key=lambda each: each.layer)
+    return LoadBack(buffers=buffers, moves=moves, num_layers=bench.num_layers, device=bench.device)
+
+
+def _coded(items: Tensor, form: Format, num_bytes: int) -> Tensor:
+    codes = coded_of(items, form)
+    return functional.pad(codes, (0, num_bytes - codes.shape[1]))
+
+
+def loads(session: Session) -> None:
+    """Measure load-backs of all layers in one launch. Bytes are those read from the host."""
+    bench = session.bench
+    ceiling = session.ceilings.get("sm_to_device", math.nan)
+    for form, has_states in itertools.product((None, Format.int8, Format.fp8), (False, True)):
+        back = load_back(bench, form, has_states=has_states)
+        launch, counters = back.prepared()
+        launch(4)
+        bench.synchronize()
+        back.verify()
+        if not bool((counters[:, 1] == 1).all()):
+            raise RuntimeError(f"one launch counted in each layer wanted, got {counters[:, 1]}")
+        what = f"{form.name if form else 'plain'} pages" + ", states and taps" * has_states
+        for num_programs in (1, 2, 4, 8):
+            case = f"{what}, {num_programs} programs"
+            rate = session.time("load", case, partial(launch, num_programs), back.num_bytes)
+            if num_programs == 4 and form is None:
+                session.at_least("G3", f"load-back, {case}, over all SMs", rate / ceiling, 0.97)
+        if form is None and not has_states:
+            by_engine = {"memcpy batch a layer": peers.memcpy_batch} if bench.on_gpu else {}
+            for name, kernel in {"a launch a layer": None, **by_engine}.items():
+                each = back.by_layers(kernel)
+                every = partial(_each, each)
+                session.time("load", f"{what}, {name}", every, back.num_bytes)
+
+
+def _each(launches: Launches) -> None:
+    for launch in launches:
+        launch()
+
+
+def stalls(session: Session) -> None:
+    """Measure how long a step of matrix products waits for a load-back of its layers.
+
+    The products of a layer begin when it is loaded. The stall is the time of both beside each
+    other, less the time of the products alone. Its floor is that of a pipeline in which neither
+    slows the other down: the load of one layer, or more where loading takes longer than computing.
+    """
+    bench = session.bench
+    if not bench.on_gpu:
+        session.unmeasured("G7", "stall of a step with a load-back", "its floor", "it needs a GPU")
+        return
+    back = load_back(bench, None, has_states=False)
+    launch, counters = back.prepared()
+    load_s = bench.timed(partial(launch, 4), repeats=5).p50_s
+    layer_s = load_s / back.num_layers
+    session.notes["stall, load of all layers, ms"] = load_s * 1e3
+    waiting = partial(wait_for_layer, counters)
+    ways: dict[str, tuple[Launches, Callable[[int, int], None] | None]] = {
+        "counters, 4 programs": ([partial(launch, 4)], waiting),
+        "counters, 1 program": ([partial(launch, 1)], waiting),
+        "a launch and an event a layer": (back.by_layers(None), None),
+        "memcpy batch and an event a layer": (back.by_layers(peers.memcpy_batch), None),
+    }
+    weights = torch.randn(4096, 4096, device=bench.device, dtype=torch.bfloat16)
+    for num_tokens in (2048, 8192):
+        hidden = torch.randn(num_tokens, 4096, device=bench.device, dtype=torch.bfloat16)
+        one = partial(torch.mm, hidden, weights, out=torch.empty_like(hidden))
+        product_s = bench.timed(partial(_each, [one] * 100), repeats=3).p50_s / 100
+        for share in COMPUTE_SHARES:
+            products = [one] * max(round(share * layer_s / product_s), 1)
+            alone_s = _step([], None, products, counters)
+            computes_s = alone_s / back.num_layers
+            floor_s = layer_s + (back.num_layers - 1) * max(layer_s - computes_s, 0.0)
+            for name, (copies, wait) in ways.items():
+                stall_s = _step(copies, wait, products, counters) - alone_s
+                case = f"stall, {num_tokens} tokens, products {share:g} of a load, {name}"
+                session.notes[f"{case}, ms"] = stall_s * 1e3
+                session.notes[f"{case}, over its floor"] = stall_s / floor_s
+
+
+def _step(
+    copies: Launches,
+    wait: Callable[[int, int], None] | None,
+    products: Launches,
+    counters: Tensor,
+) -> float:
+    """Return the median seconds of a step, from the first copy's start to the last product's end.
+
+    `wait` makes the stream wait for a layer. None means an event after each of the `copies`.
+    """
+    side = torch.cuda.Stream(counters.device, priority=-1)
+    main = torch.cuda.current_stream()
+    times = list[float]()
+    for _ in range(NUM_ROUNDS):
+        counters.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        landed = [torch.cuda.Event() for _ in copies]
+        torch.cuda.synchronize()
+        torch.cuda._sleep(QUEUE_CYCLES)
+        start.record()
+        side.wait_event(start)
+        with torch.cuda.stream(side):
+            for copy, event in zip(copies, landed, strict=True):
+                copy()
+                event.record()
+        for layer in range(len(counters)):
+            if wait is not None:
+                wait(layer, 1)
+            elif landed:
+                main.wait_event(landed[layer])
+            _each(products)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+def encodes(session: Session) -> None:
+    """Measure back-ups that change the format of numbers. Bytes are those of the wide numbers."""
+    bench = session.bench
+    page, state = (PAGE, STATE) if bench.on_gpu else ((4, 2, 64), (2, 8, 64))
+    halves = (page[0], page[1], page[2] // 2) if bench.on_gpu else page
+    for dtype, shape, form in (
+        (torch.bfloat16, page, Format.int8),
+        (torch.bfloat16, halves, Format.fp8),
+        (torch.float32, state, Format.int8),
+        (torch.float32, state, Format.bf16),
+    ):
+        item_bytes = coded_bytes(shape, form)
+        num_items = 2 * max(bench.host_bytes // (bench.num_layers * item_bytes) // 4, 1)
+        wide = [
+            torch.randn(num_items, *shape, device=bench.device).to(dtype)
+            for _ in range(bench.num_layers)
+        ]
+        ids = bench.half_of(num_items)
+        num_bytes = len(ids[0]) * wide[0][0].nbytes * bench.num_layers
+        for where, arena in (("device", "device_target"), ("to_host", "host_target")):
+            slab = bench.arenas[arena][: num_items * item_bytes * bench.num_layers]
+            coded = slab.view(bench.num_layers, num_items, item_bytes).unbind(0)
+            table = code_table(wide, coded, form)
+            encode_items(table, *ids)
+            bench.synchronize()
+            for number, (source, target) in enumerate(zip(wide, coded, strict=True)):
+                wanted = coded_of(source[ids[0].long()], form)
+                got = target[ids[1].long().to(target.device)].to(wanted.device)
+                if not torch.equal(got[:, : wanted.shape[1]], wanted):
+                    raise RuntimeError(f"{where}, {form.name}: buffer {number} differs")
+            what = f"{where}, {str(dtype)[6:]} to {form.name}, items of {shape}"
+            for num_programs in (1, 4) if where == "to_host" else (1, None):
+                by = partial(encode_items, table, *ids, num_programs=num_programs)
+                case = f"{what}, {num_programs or 'all'} programs"
+                session.time("encode", case, by, num_bytes)
+
+
+def appends(session: Session) -> None:
+    """Measure the writes of new keys and values into pages. Bytes are those written."""
+    bench = session.bench
+    page, heads, dim = (64, 8, 128) if bench.on_gpu else (4, 2, 64)
+    batches = {"decode": (NUM_DECODES, 1), "prefill": (1, 8192)}
+    if not bench.on_gpu:
+        batches = {"decode": (2, 1), "prefill": (1, 16)}
+    for name, (num_tiles, num_rows) in batches.items():
+        columns = -(-num_rows // page) + 1
+        num_pages = num_tiles * columns
+        pool = torch.zeros(2, num_pages, page, heads, dim, device=bench.device).bfloat16()
+        order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).int()
+        table = order.view(num_tiles, columns).to(bench.device)
+        tiles = torch.tensor([[3, 0, num_rows, 0]] * num_tiles, dtype=torch.int32).to(bench.device)
+        keys, values = (
+            torch.randn(num_tiles, num_rows, heads, dim, device=bench.device).bfloat16()
+            for _ in range(2)
+        )
+        wanted = pool.clone()
+        naive_append(wanted, table, tiles, keys, values)
+        ours = partial(append, pool, table, tiles, keys, values)
+        ours()
+        if not torch.equal(pool, wanted):
+            raise RuntimeError(f"append for {name} differs from its reference")
+        position = 3 + torch.arange(num_rows, device=bench.device)
+        place = (table.long()[:, position // page] * page + position % page).flatten()
+        rows = [each.flatten(0, 1) for each in (keys, values)]
+        slots = [each.flatten(0, 1) for each in pool]
+
+        def by_torch(slots: list[Tensor] = slots, place: Tensor = place, rows=rows) -> None:
+            for target, source in zip(slots, rows, strict=True):
+                target.index_copy_(0, place, source)
+
+        for who, launch in (("ours", ours), ("torch", by_torch)):
+            repeated = graphed(launch, times=20) if bench.on_gpu else launch
+            session.time("append", f"{name}, {who}", repeated, 20 * 2 * keys.nbytes, launches=20)
+
+
+def attention(session: Session) -> None:
+    """Measure paged attention, which verifies the cache here, beside libraries.
+
+    Bytes are those of keys and values of all sequences, read once; those of a prefill are its
+    floating-point operations, divided by 1,000.
+    """
+    bench = session.bench
+    heads, dim, page = (8, 128, 64) if bench.on_gpu else (2, 32, 16)
+    query_heads = QUERY_HEADS if bench.on_gpu else 4
+    dtype = torch.bfloat16 if bench.on_gpu else torch.float32  # bf16 dots fail in the interpreter
+    for name, num_sequences, length, num_rows in (
+        ("decode of 64 sequences of 8,192", NUM_DECODES, 8192, 1),
+        ("decode of 1 sequence of 8,192", 1, 8192, 1),
+        ("decode of 1 sequence of 131,072", 1, 131_072, 1),
+        ("prefill of 2,048 tokens at 6,144", 1, 8192, 2048),
+    ):
+        if not bench.on_gpu:
+            num_sequences, length, num_rows = min(num_sequences, 2), 64, min(num_rows, 32)
+        columns = length // page
+        num_pages = num_sequences * columns
+        pool = torch.randn(2, num_pages, page, heads, dim, device=bench.device).to(dtype)
+        order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).int()
+        table = order.view(num_sequences, columns).to(bench.device)
+        queries = torch.randn(num_sequences, num_rows, query_heads, dim, device=bench.device)
+        queries = queries.to(dtype)
+        tile = min(num_rows, TILE_ROWS if bench.on_gpu else 16)
+        per_tile = num_rows // tile
+        starts = length - num_rows + torch.arange(per_tile) * tile
+        tiles = torch.stack([starts, 0 * starts, 0 * starts + tile, 0 * starts], dim=1)
+        tiles = tiles.int().repeat(num_sequences, 1).to(bench.device)
+        of_tiles = table.repeat_interleave(per_tile, dim=0)
+        tiled = queries.reshape(num_sequences * per_tile, tile, query_heads, dim)
+        ours = partial(attend, pool, of_tiles, tiles, tiled, end=length)
+        naive = naive_attend(pool.float(), of_tiles[:1], tiles[:1], tiled[:1].float(), end=length)
+        wanted = naive[0]
+        num_bytes = 2 * num_sequences * length * heads * dim * dtype.itemsize
+        if num_rows > 1:  # two products; half of the last square is masked
+            pairs = num_rows * (length - num_rows) + num_rows * (num_rows + 1) // 2
+            num_bytes = 4 * query_heads * dim * pairs // 1000
+        launches: dict[str, Callable[[], Tensor]] = {"ours": ours}
+        if bench.on_gpu:
+            launches |= library_peers.attention(session, pool, table, queries)
+        for who, launch in launches.items():
+            got = launch().view(num_sequences, num_rows, query_heads, dim)[0, :tile].float()
+            error = float((got - wanted).abs().max() / wanted.abs().max())
+            if not error < TOLERANCE:
+                raise RuntimeError(f"{name}, {who}: error {error:.2g} of the largest value")
+            session.time("attend", f"{name}, {who}", launch, num_bytes)
+
+
+def scans(session: Session) -> None:
+    """Measure the scan of the gated delta rule, which verifies the cache here, beside fla's.
+
+    Ours also convolves its inputs. Bytes are those of the inputs of ours.
+    """
+    bench = session.bench
+    heads, keys, dim = STATE if bench.on_gpu else (2, 16, 16)
+    channels = dim + 2 * keys
+    dtype = torch.bfloat16 if bench.on_gpu else torch.float32
+    weights = scan.ScanWeights(
+        torch.randn(4, heads, channels, device=bench.device),
+        torch.rand(heads, device=bench.device),
+        None,
+    )
+    for num_rows in (1, 2048) if bench.on_gpu else (1, 32):
+        inputs = torch.randn(num_rows, heads, channels, device=bench.device).to(dtype)
+        gates = torch.randn(num_rows, 2, heads, device=bench.device).to(dtype)
+        taps = torch.zeros(2, heads, 3, channels, device=bench.device, dtype=dtype)
+        states = torch.zeros(2, heads, keys, dim, device=bench.device)
+        ends = torch.tensor([[num_rows, 1]], dtype=torch.int32, device=bench.device)
+        ours = partial(scan.scan, taps, states, 0, ends, inputs, gates, weights, start=0, block=64)
+        got = ours()
+        wide = [each.float() for each in (taps, states.clone(), inputs, gates)]
+        wanted = scan.naive_scan(
+            wide[0], wide[1], 0, ends.cpu(), wide[2], wide[3], weights, start=0, block=64
+        )
+        error = float((got - wanted).abs().max() / wanted.abs().max())
+        if not error < TOLERANCE:
+            raise RuntimeError(f"scan of {num_rows}: error {error:.2g} of the largest value")
+        launches: dict[str, Callable[[], object]] = {"ours": ours}
+        if bench.on_gpu:
+            launches |= library_peers.delta_rule(session, num_rows, heads, keys, dim)
+        for who, launch in launches.items():
+            # a library launches several kernels, which takes the host longer than the GPU
+            replay = graphed(launch, times=1) if bench.on_gpu else launch
+            session.time("scan", f"{num_rows} tokens, {who}", replay, inputs.nbytes)

@@ -277,20 +277,11 @@ def split_arguments(
         got = f"{num_rows} rows of {group} query heads a KV head"
         raise ValueError(f"at most {limit} query heads a KV head, of 2**n rows, wanted: got {got}")
     sizes = num_rows, table.shape[1], window_len, *pool.stride()[1::-1], dim**-0.5 * LOG2_E.value
-    constants = {
-        "HEADS": heads,
-        "GROUP": group,
-        "DIM": dim,
-        "WIDTH": width,
-        "PAGE": page,
-        "ROWS": rows,
-        "LANES": lanes,
-        "BLOCK": min(BLOCK, BLOCK_BYTES // head_bytes),
-        "SPLIT": SPLIT,
-        "SPLITS": max_splits(num_rows),
-        "STAGES": NUM_STAGES,
-        "num_warps": 4 if head_bytes <= 256 else 8,  # more bytes spill registers
-    }
+    shape = {"HEADS": heads, "GROUP": group, "DIM": dim, "WIDTH": width, "PAGE": page}
+    tile = {"ROWS": rows, "LANES": lanes, "BLOCK": min(BLOCK, BLOCK_BYTES // head_bytes)}
+    splits = {"SPLIT": SPLIT, "SPLITS": max_splits(num_rows), "STAGES": NUM_STAGES}
+    constants = shape | tile | splits
+    constants["num_warps"] = 4 if head_bytes <= 256 else 8  # more bytes spill registers
     return (queries, pool, table, tiles, mixed, totals, *sizes), constants
 
 
@@ -299,13 +290,8 @@ def merge_arguments(
 ) -> tuple[tuple[object, ...], dict[str, int]]:
     num_rows, query_heads, dim = out.shape[1:]
     splits = max_splits(num_rows)
-    constants = {
-        "HEADS": query_heads,
-        "DIM": dim,
-        "WIDTH": width_of(dim),
-        "SPLITS": splits,
-        "PLACES": MAX_SPLITS // splits,
-    }
+    constants = {"HEADS": query_heads, "DIM": dim, "WIDTH": width_of(dim), "SPLITS": splits}
+    constants["PLACES"] = MAX_SPLITS // splits
     return (mixed, totals, sinks, out, len(mixed), out.numel() // dim), constants
 
 

@@ -276,25 +276,18 @@ def _inside(options: argparse.Namespace, device: torch.device) -> int:
         print(error, file=sys.stderr)
         return 2
     torch.set_num_threads(1)  # arenas are small
-    told = _Progress(options.inside, options.cases)
+    due = time.monotonic() + PROGRESS_S
+
+    def told(name: str) -> None:
+        nonlocal due
+        options.inside.write_text(name)
+        if time.monotonic() >= due:
+            due += PROGRESS_S
+            print(f"{name} (of {options.cases} cases)", file=sys.stderr, flush=True)
+
     verdict = check(kernel, num_cases=options.cases, seed=options.seed, device=device, told=told)
     print(f"{options.kernel} on {device.type}, seed {options.seed}\n{verdict}")
     return verdict.exit_code
-
-
-class _Progress:
-    """Writes the name of each case to a file, and every few seconds how many have begun."""
-
-    def __init__(self, path: Path, num_cases: int) -> None:
-        self._path, self._num_cases = path, num_cases
-        self._number, self._next = 0, time.monotonic() + PROGRESS_S
-
-    def __call__(self, name: str) -> None:
-        self._path.write_text(name)
-        self._number += 1
-        if time.monotonic() >= self._next:
-            self._next += PROGRESS_S
-            print(f"case {self._number} of {self._num_cases}", file=sys.stderr, flush=True)
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

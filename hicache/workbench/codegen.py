@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import triton
@@ -30,7 +31,7 @@ from hicache.workbench import scoreboard
 from hicache.workbench.codegen_cases import KIB, SHAPES, Case, Limits, cases, shaped
 from hicache.workbench.contract import DECLINED, CopyKernel, named
 from hicache.workbench.own import OwnKernel
-from hicache.workbench.stand_in import Loaded, every_configuration, stand_in
+from hicache.workbench.stand_in import HOPPER, Loaded, Tuning, stand_in
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 LATENCIES_NS = {"device": 700, "link": 1300, "slow link": 2000}
@@ -107,9 +108,8 @@ def launched_by(name: str) -> list[Report]:
     Raises:
         ValueError: the name is unknown, or the code declines all of the sample inputs.
     """
-    driver = stand_in()  # before the import: libraries choose configurations by what they find
-    reports, declined = [], []
-    with every_configuration(driver):
+    driver, reports, declined = stand_in(), list[Report](), list[str]()
+    with Tuning(driver).installed(), patch.multiple(torch.cuda, **HOPPER):
         for what, launch in _launches(named(name)):
             try:
                 launch()

@@ -8,7 +8,7 @@ The process must not have TRITON_INTERPRET set, because the interpreter compiles
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -23,7 +23,11 @@ from triton.runtime.errors import OutOfResources, PTXASError
 SM_90 = GPUTarget("cuda", 90, 32)
 MAX_SHARED_BYTES = 227 << 10
 NUM_SMS = 132
-HOPPER = {"device_count": 1, "get_device_name": "NVIDIA H200", "get_device_capability": (9, 0)}
+HOPPER = {  # what libraries ask torch when they are imported; they choose configurations by it
+    "device_count": lambda: 1,
+    "get_device_name": lambda *_: "NVIDIA H200",
+    "get_device_capability": lambda *_: (9, 0),
+}
 NOT_COMPILED = (OutOfResources, CompilationError, PTXASError)
 
 
@@ -45,6 +49,7 @@ class StandIn(DriverBase):  # type: ignore[misc] # triton is not typed
     def __init__(self) -> None:
         self.loaded: list[Loaded] = []
         self.not_compiled: list[str] = []
+        self.suffix = ""  # of the names of kernels
         self.num_launches = 0
         self.utils = self
         self._metadata: Any = None
@@ -84,6 +89,7 @@ class StandIn(DriverBase):  # type: ignore[misc] # triton is not typed
     def load_binary(
         self, name: str, cubin: bytes, shared_bytes: int, device: int
     ) -> tuple[int, int, int, int, int]:
+        name += self.suffix
         self.loaded.append(Loaded(name, cubin, self._metadata.num_warps, shared_bytes))
         return 0, 0, 0, 0, 1024
 
@@ -105,59 +111,36 @@ def stand_in() -> StandIn:
 class Tuning:
     """Runs autotuned kernels without timing their configurations, which needs a GPU.
 
-    A launch runs one configuration: number `turn` of those that the kernel allows for its
-    arguments, counted in a circle. `last` names the one that ran last.
+    With a driver, a launch compiles every configuration; those that fail are named in the driver's
+    `not_compiled`. Without one, for the interpreter, a launch runs number `turn` of the
+    configurations, counted in a circle. `last` names the one that ran last.
     """
 
-    def __init__(self) -> None:
-        self.turn = 0
-        self.last = ""
+    def __init__(self, driver: StandIn | None = None) -> None:
+        self._driver, self.turn, self.last = driver, 0, ""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        def run(tuner: Any, *arguments: object, **options: object) -> object:
-            configs = _configs(tuner, arguments, options)
-            config = configs[self.turn % len(configs)]
-            self.last = str(config)
-            return _launched(tuner, config, arguments, options)
+        def run(tuner: Any, *arguments: object, **options: object) -> None:
+            tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
+            configs = tuner.prune_configs(options)
+            turn = self.turn % len(configs)
+            for config in configs if self._driver else configs[turn : turn + 1]:
+                self._launch(tuner, config, arguments, options | config.all_kwargs())
 
         with patch.object(Autotuner, "run", run):
             yield
 
-
-@contextmanager
-def every_configuration(driver: StandIn) -> Iterator[None]:
-    """Compile autotuned kernels with all their configurations, and answer as if on a Hopper GPU.
-
-    Libraries ask torch for the GPU when they are imported, and choose configurations by it.
-    """
-
-    def run(tuner: Any, *arguments: object, **options: object) -> None:
-        for config in _configs(tuner, arguments, options):
-            count = len(driver.loaded)
-            try:
-                _launched(tuner, config, arguments, options)
-            except NOT_COMPILED as error:
-                driver.not_compiled.append(f"{tuner.base_fn.__name__} [{config}]: {error}")
-            driver.loaded[count:] = [
-                each._replace(name=f"{each.name} [{config}]") for each in driver.loaded[count:]
-            ]
-
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(Autotuner, "run", run))
-        for name, answer in HOPPER.items():
-            stack.enter_context(patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
-        yield
-
-
-def _configs(tuner: Any, arguments: tuple[object, ...], options: dict[str, object]) -> list[Any]:
-    tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
-    return list(tuner.prune_configs(options))
-
-
-def _launched(
-    tuner: Any, config: Any, arguments: tuple[object, ...], options: dict[str, object]
-) -> object:
-    if config.pre_hook is not None:
-        config.pre_hook({**tuner.nargs, **options, **config.all_kwargs()})
-    return tuner.fn.run(*arguments, **options, **config.all_kwargs())
+    def _launch(self, tuner: Any, config: Any, arguments: Any, options: Any) -> None:
+        self.last = str(config)
+        if config.pre_hook is not None:
+            config.pre_hook({**tuner.nargs, **options})
+        if self._driver is None:
+            tuner.fn.run(*arguments, **options)
+            return
+        self._driver.suffix = f" [{config}]"
+        try:
+            tuner.fn.run(*arguments, **options)
+        except NOT_COMPILED as error:
+            self._driver.not_compiled.append(f"{tuner.base_fn.__name__} [{config}]: {error}")
+        self._driver.suffix = ""

@@ -47,16 +47,10 @@ def _turn(
     place = page.to(tl.int64) * page_stride + token % PAGE * SIZE
     dim = tl.arange(0, WIDTH)
     inside = dim < DIM
-    keys = tl.load(
-        key_base + place[None, :] + dim[:, None],
-        mask=exists[None, :] & inside[:, None],
-        other=0.0,
-    )
-    values = tl.load(
-        key_base + kv_stride + place[:, None] + dim[None, :],
-        mask=exists[:, None] & inside[None, :],
-        other=0.0,
-    )
+    here = exists[None, :] & inside[:, None]
+    keys = tl.load(key_base + place[None, :] + dim[:, None], mask=here, other=0.0)
+    here = exists[:, None] & inside[None, :]
+    values = tl.load(key_base + kv_stride + place[:, None] + dim[None, :], mask=here, other=0.0)
     scores = tl.dot(query, keys, input_precision="ieee") * scale
     seen = exists[None, :] & (token[None, :] <= position[:, None])
     if window_len > 0:
@@ -252,8 +246,7 @@ def _refuse(pool: Tensor, table: Tensor, tiles: Tensor, queries: Tensor) -> None
 
 def max_splits(num_rows: int) -> int:
     """Return into how many splits a row's tokens are cut at most, if its tile has so many rows."""
-    splits: int = min(max(MAX_PARTIALS // triton.next_power_of_2(num_rows), 1), MAX_SPLITS)
-    return splits
+    return int(min(max(MAX_PARTIALS // triton.next_power_of_2(num_rows), 1), MAX_SPLITS))
 
 
 def split_arguments(
@@ -296,8 +289,7 @@ def merge_arguments(
 
 
 def width_of(dim: int) -> int:
-    width: int = max(triton.next_power_of_2(dim), 16)  # the least that tensor cores multiply
-    return width
+    return int(max(triton.next_power_of_2(dim), 16))  # the least that tensor cores multiply
 
 
 def naive_attend(

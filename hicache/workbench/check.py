@@ -44,7 +44,7 @@ from hicache.workbench.check_cases import CPU, Case, Round, cases
 from hicache.workbench.check_faults import Fault, Seen, fault_of
 from hicache.workbench.contract import DECLINED, CopyKernel, named
 from hicache.workbench.own import OwnKernel, faults_of
-from hicache.workbench.stand_in import Tuning
+from hicache.workbench.stand_in import tuned
 
 INSIDE = "--inside"  # option of the process that may crash
 PROGRESS_S = 5
@@ -63,7 +63,6 @@ class Verdict:
     declined: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)  # cases that the interpreter cannot run
     faults: dict[str, Fault] = field(default_factory=dict)
-    configurations: set[str] = field(default_factory=set)  # of autotuned kernels, that ran
 
     @property
     def passes(self) -> bool:
@@ -124,12 +123,11 @@ def check(
     verdict = Verdict()
     is_own = isinstance(kernel, OwnKernel)
     trials = (_own_trials if is_own else _copy_trials)(kernel, num_cases, seed, device)
-    tuning = Tuning()  # without a GPU, each case runs another configuration
-    for tuning.turn, (name, trial) in enumerate(trials):
+    for number, (name, trial) in enumerate(trials):
         told(name)
-        tuning.last = ""
-        try:
-            with tuning.installed() if device.type == "cpu" else nullcontext():
+        ran = list[str]()
+        try:  # without a GPU, each case runs another configuration of an autotuned kernel
+            with tuned(turn=number) if device.type == "cpu" else nullcontext(ran) as ran:
                 faults = list(trial())
         except Exception as error:  # in the user's code: go on with the other cases
             if not is_own and isinstance(error, DECLINED):
@@ -140,9 +138,7 @@ def check(
                 continue
             sentence = f"{name}: {type(error).__name__}: {error}{_where(error)}"
             faults = [Fault(kind="raised", sentence=sentence)]
-        if tuning.last:
-            verdict.configurations.add(tuning.last)
-            faults = [replace(each, sentence=f"{each.sentence} [{tuning.last}]") for each in faults]
+        faults = [replace(each, sentence=each.sentence + "".join(ran[-1:])) for each in faults]
         for fault in faults:
             verdict.faults.setdefault(fault.kind, fault)
         verdict.num_right += not faults

@@ -31,7 +31,7 @@ from hicache.workbench import scoreboard
 from hicache.workbench.codegen_cases import KIB, SHAPES, Case, Limits, cases, shaped
 from hicache.workbench.contract import DECLINED, CopyKernel, named
 from hicache.workbench.own import OwnKernel
-from hicache.workbench.stand_in import HOPPER, Loaded, Tuning, stand_in
+from hicache.workbench.stand_in import HOPPER, Loaded, stand_in, tuned
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 LATENCIES_NS = {"device": 700, "link": 1300, "slow link": 2000}
@@ -109,7 +109,7 @@ def launched_by(name: str) -> list[Report]:
         ValueError: the name is unknown, or the code declines all of the sample inputs.
     """
     driver, reports, declined = stand_in(), list[Report](), list[str]()
-    with Tuning(driver).installed(), patch.multiple(torch.cuda, **HOPPER):
+    with tuned(driver), patch.multiple(torch.cuda, **HOPPER):
         for what, launch in _launches(named(name)):
             try:
                 launch()

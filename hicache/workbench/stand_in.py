@@ -110,39 +110,32 @@ def stand_in() -> StandIn:
     return driver
 
 
-class Tuning:
-    """Runs autotuned kernels without timing their configurations, which needs a GPU.
+@contextmanager
+def tuned(driver: StandIn | None = None, *, turn: int = 0) -> Iterator[list[str]]:
+    """Run autotuned kernels without timing their configurations, which needs a GPU.
 
     With a driver, a launch compiles every configuration; those that fail are named in the driver's
     `not_compiled`. Without one, for the interpreter, a launch runs number `turn` of the
-    configurations, counted in a circle. `last` names the one that ran last.
+    configurations, counted in a circle. The result is filled with the configurations that ran.
     """
+    ran = list[str]()
 
-    def __init__(self, driver: StandIn | None = None) -> None:
-        self._driver, self.turn, self.last = driver, 0, ""
+    def run(tuner: Any, *arguments: object, **options: object) -> None:
+        tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
+        configs = tuner.prune_configs(options)
+        for config in configs if driver else [configs[turn % len(configs)]]:
+            ran.append(f" [{config}]")
+            given = options | config.all_kwargs()
+            if driver is not None:
+                driver.suffix = ran[-1]
+            if config.pre_hook is not None:
+                config.pre_hook(tuner.nargs | given)
+            try:
+                tuner.fn.run(*arguments, **given)
+            except NOT_COMPILED as error:
+                if driver is None:
+                    raise
+                driver.not_compiled.append(f"{tuner.base_fn.__name__}{ran[-1]}: {error}")
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        def run(tuner: Any, *arguments: object, **options: object) -> None:
-            tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
-            configs = tuner.prune_configs(options)
-            turn = self.turn % len(configs)
-            for config in configs if self._driver else configs[turn : turn + 1]:
-                self._launch(tuner, config, arguments, options | config.all_kwargs())
-
-        with patch.object(Autotuner, "run", run):
-            yield
-
-    def _launch(self, tuner: Any, config: Any, arguments: Any, options: Any) -> None:
-        self.last = str(config)
-        if config.pre_hook is not None:
-            config.pre_hook({**tuner.nargs, **options})
-        if self._driver is None:
-            tuner.fn.run(*arguments, **options)
-            return
-        self._driver.suffix = f" [{config}]"
-        try:
-            tuner.fn.run(*arguments, **options)
-        except NOT_COMPILED as error:
-            self._driver.not_compiled.append(f"{tuner.base_fn.__name__} [{config}]: {error}")
-        self._driver.suffix = ""
+    with patch.object(Autotuner, "run", run):
+        yield ran

@@ -95,10 +95,6 @@ class Verdict:
             lines.append("WRONG: it takes no case")
         else:
             lines.append(f"right in {total} cases")
-        if self.configurations:
-            lines.append(
-                f"configurations of autotuned kernels that ran: {len(self.configurations)}"
-            )
         return "\n".join(lines)
 
 

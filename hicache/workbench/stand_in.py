@@ -118,24 +118,23 @@ def tuned(driver: StandIn | None = None, *, turn: int = 0) -> Iterator[list[str]
     `not_compiled`. Without one, for the interpreter, a launch runs number `turn` of the
     configurations, counted in a circle. The result is filled with the configurations that ran.
     """
-    ran = list[str]()
+    ran, every, driver = list[str](), driver is not None, driver or StandIn()
 
     def run(tuner: Any, *arguments: object, **options: object) -> None:
         tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
         configs = tuner.prune_configs(options)
-        for config in configs if driver else [configs[turn % len(configs)]]:
+        for config in configs if every else [configs[turn % len(configs)]]:
             ran.append(f" [{config}]")
-            given = options | config.all_kwargs()
-            if driver is not None:
-                driver.suffix = ran[-1]
+            driver.suffix, given = ran[-1], options | config.all_kwargs()
             if config.pre_hook is not None:
                 config.pre_hook(tuner.nargs | given)
             try:
                 tuner.fn.run(*arguments, **given)
             except NOT_COMPILED as error:
-                if driver is None:
+                if not every:
                     raise
                 driver.not_compiled.append(f"{tuner.base_fn.__name__}{ran[-1]}: {error}")
+            driver.suffix = ""
 
     with patch.object(Autotuner, "run", run):
         yield ran

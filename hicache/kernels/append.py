@@ -88,8 +88,7 @@ def append_arguments(
     pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Tensor
 ) -> tuple[tuple[object, ...], dict[str, int]]:
     heads, dim = pool.shape[3:]
-    row_bytes = triton.next_power_of_2(heads * dim) * pool.element_size()
-    if row_bytes > MAX_ROW_BYTES:
+    if heads * dim * pool.element_size() > MAX_ROW_BYTES:
         raise ValueError(f"rows of at most {MAX_ROW_BYTES} bytes wanted, got {heads} heads × {dim}")
     for name, each in (("pool", pool), ("keys", keys), ("values", values)):
         if each.shape[-2:] != (heads, dim) or not each[0, 0].is_contiguous():
@@ -97,12 +96,9 @@ def append_arguments(
             raise ValueError(f"{name}: contiguous rows of {heads} × {dim} wanted, got {got}")
         if each is not pool and len(each) > 1 and each.stride(0) != each.shape[1] * each.stride(1):
             raise ValueError(f"{name}: rows equally far apart wanted, got strides {each.stride()}")
-    constants = {
-        "PAGE": pool.shape[2],
-        "SIZE": heads * dim,
-        "WIDTH": triton.next_power_of_2(heads * dim),
-        "ROWS": max(TILE_BYTES // row_bytes, 1),
-    }
+    width = triton.next_power_of_2(heads * dim)
+    rows = max(TILE_BYTES // (width * pool.element_size()), 1)
+    constants = {"PAGE": pool.shape[2], "SIZE": heads * dim, "WIDTH": width, "ROWS": rows}
     strides = pool.stride(1), pool.stride(0), keys.stride(1), values.stride(1)
     return (pool, table, tiles, keys, values, keys.shape[1], table.shape[1], *strides), constants
 

@@ -47,16 +47,10 @@ def _turn(
     place = page.to(tl.int64) * page_stride + token % PAGE * SIZE
     dim = tl.arange(0, WIDTH)
     inside = dim < DIM
-    keys = tl.load(
-        key_base + place[None, :] + dim[:, None],
-        mask=exists[None, :] & inside[:, None],
-        other=0.0,
-    )
-    values = tl.load(
-        key_base + kv_stride + place[:, None] + dim[None, :],
-        mask=exists[:, None] & inside[None, :],
-        other=0.0,
-    )
+    here = exists[None, :] & inside[:, None]
+    keys = tl.load(key_base + place[None, :] + dim[:, None], mask=here, other=0.0)
+    here = exists[:, None] & inside[None, :]
+    values = tl.load(key_base + kv_stride + place[:, None] + dim[None, :], mask=here, other=0.0)
     scores = tl.dot(query, keys, input_precision="ieee") * scale
     seen = exists[None, :] & (token[None, :] <= position[:, None])
     if window_len > 0:
@@ -252,8 +246,7 @@ def _refuse(pool: Tensor, table: Tensor, tiles: Tensor, queries: Tensor) -> None
 
 def max_splits(num_rows: int) -> int:
     """Return into how many splits a row's tokens are cut at most, if its tile has so many rows."""
-    splits: int = min(max(MAX_PARTIALS // triton.next_power_of_2(num_rows), 1), MAX_SPLITS)
-    return splits
+    return int(min(max(MAX_PARTIALS // triton.next_power_of_2(num_rows), 1), MAX_SPLITS))
 
 
 def split_arguments(
@@ -277,20 +270,11 @@ def split_arguments(
         got = f"{num_rows} rows of {group} query heads a KV head"
         raise ValueError(f"at most {limit} query heads a KV head, of 2**n rows, wanted: got {got}")
     sizes = num_rows, table.shape[1], window_len, *pool.stride()[1::-1], dim**-0.5 * LOG2_E.value
-    constants = {
-        "HEADS": heads,
-        "GROUP": group,
-        "DIM": dim,
-        "WIDTH": width,
-        "PAGE": page,
-        "ROWS": rows,
-        "LANES": lanes,
-        "BLOCK": min(BLOCK, BLOCK_BYTES // head_bytes),
-        "SPLIT": SPLIT,
-        "SPLITS": max_splits(num_rows),
-        "STAGES": NUM_STAGES,
-        "num_warps": 4 if head_bytes <= 256 else 8,  # more bytes spill registers
-    }
+    shape = {"HEADS": heads, "GROUP": group, "DIM": dim, "WIDTH": width, "PAGE": page}
+    tile = {"ROWS": rows, "LANES": lanes, "BLOCK": min(BLOCK, BLOCK_BYTES // head_bytes)}
+    splits = {"SPLIT": SPLIT, "SPLITS": max_splits(num_rows), "STAGES": NUM_STAGES}
+    constants = shape | tile | splits
+    constants["num_warps"] = 4 if head_bytes <= 256 else 8  # more bytes spill registers
     return (queries, pool, table, tiles, mixed, totals, *sizes), constants
 
 
@@ -299,19 +283,13 @@ def merge_arguments(
 ) -> tuple[tuple[object, ...], dict[str, int]]:
     num_rows, query_heads, dim = out.shape[1:]
     splits = max_splits(num_rows)
-    constants = {
-        "HEADS": query_heads,
-        "DIM": dim,
-        "WIDTH": width_of(dim),
-        "SPLITS": splits,
-        "PLACES": MAX_SPLITS // splits,
-    }
+    constants = {"HEADS": query_heads, "DIM": dim, "WIDTH": width_of(dim), "SPLITS": splits}
+    constants["PLACES"] = MAX_SPLITS // splits
     return (mixed, totals, sinks, out, len(mixed), out.numel() // dim), constants
 
 
 def width_of(dim: int) -> int:
-    width: int = max(triton.next_power_of_2(dim), 16)  # the least that tensor cores multiply
-    return width
+    return int(max(triton.next_power_of_2(dim), 16))  # the least that tensor cores multiply
 
 
 def naive_attend(

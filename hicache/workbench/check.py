@@ -24,16 +24,18 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
+import triton.language
 import triton.runtime.interpreter
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
@@ -42,8 +44,10 @@ from hicache.workbench.check_cases import CPU, Case, Round, cases
 from hicache.workbench.check_faults import Fault, Seen, fault_of
 from hicache.workbench.contract import DECLINED, CopyKernel, named
 from hicache.workbench.own import OwnKernel, faults_of
+from hicache.workbench.stand_in import tuned
 
 INSIDE = "--inside"  # option of the process that may crash
+PROGRESS_S = 5
 LIMITATIONS = (NotImplementedError, AttributeError, TypeError)  # if raised by the interpreter
 
 
@@ -115,10 +119,12 @@ def check(
     verdict = Verdict()
     is_own = isinstance(kernel, OwnKernel)
     trials = (_own_trials if is_own else _copy_trials)(kernel, num_cases, seed, device)
-    for name, trial in trials:
+    for number, (name, trial) in enumerate(trials):
         told(name)
-        try:
-            faults = list(trial())
+        ran = list[str]()
+        try:  # without a GPU, each case runs another configuration of an autotuned kernel
+            with tuned(turn=number) if device.type == "cpu" else nullcontext(ran) as ran:
+                faults = list(trial())
         except Exception as error:  # in the user's code: go on with the other cases
             if not is_own and isinstance(error, DECLINED):
                 verdict.declined.append(f"{name}: {error}")
@@ -128,6 +134,7 @@ def check(
                 continue
             sentence = f"{name}: {type(error).__name__}: {error}{_where(error)}"
             faults = [Fault(kind="raised", sentence=sentence)]
+        faults = [replace(each, sentence=each.sentence + "".join(ran[-1:])) for each in faults]
         for fault in faults:
             verdict.faults.setdefault(fault.kind, fault)
         verdict.num_right += not faults
@@ -204,6 +211,9 @@ def _is_limitation(error: Exception) -> bool:
     frame = traceback.extract_tb(cause.__traceback__)[-1]
     if isinstance(cause, ValueError):
         return bool(frame.filename == triton.runtime.interpreter.__file__)
+    if isinstance(cause, AttributeError) and isinstance(cause.obj, int):
+        # the variable of a loop, a tensor in a compiled kernel
+        return hasattr(triton.language.tensor, str(cause.name))
     return _is_installed(frame)
 
 
@@ -258,7 +268,15 @@ def _inside(options: argparse.Namespace, device: torch.device) -> int:
         print(error, file=sys.stderr)
         return 2
     torch.set_num_threads(1)  # arenas are small
-    told = options.inside.write_text
+    due = time.monotonic() + PROGRESS_S
+
+    def told(name: str) -> None:
+        nonlocal due
+        options.inside.write_text(name)
+        if time.monotonic() >= due:
+            due += PROGRESS_S
+            print(f"{name} (of {options.cases} cases)", file=sys.stderr, flush=True)
+
     verdict = check(kernel, num_cases=options.cases, seed=options.seed, device=device, told=told)
     print(f"{options.kernel} on {device.type}, seed {options.seed}\n{verdict}")
     return verdict.exit_code

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import triton
@@ -30,7 +31,7 @@ from hicache.workbench import scoreboard
 from hicache.workbench.codegen_cases import KIB, SHAPES, Case, Limits, cases, shaped
 from hicache.workbench.contract import DECLINED, CopyKernel, named
 from hicache.workbench.own import OwnKernel
-from hicache.workbench.stand_in import Loaded, stand_in
+from hicache.workbench.stand_in import HOPPER, Loaded, stand_in, tuned
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 LATENCIES_NS = {"device": 700, "link": 1300, "slow link": 2000}
@@ -107,19 +108,22 @@ def launched_by(name: str) -> list[Report]:
     Raises:
         ValueError: the name is unknown, or the code declines all of the sample inputs.
     """
-    kernel, driver = named(name), stand_in()
-    reports, declined = [], []
-    for what, launch in _launches(kernel):
-        try:
-            launch()
-        except DECLINED as error:
-            declined.append(f"{what}: {error}")
-        reports += [
-            read_cubin(each._replace(name=f"{each.name}, {what}")) for each in driver.loaded
-        ]
-        driver.loaded.clear()
+    driver, reports, declined = stand_in(), list[Report](), list[str]()
+    with tuned(driver), patch.multiple(torch.cuda, **HOPPER):
+        for what, launch in _launches(named(name)):
+            try:
+                launch()
+            except DECLINED as error:
+                declined.append(f"{what}: {error}")
+            reports += [
+                read_cubin(each._replace(name=f"{each.name}, {what}")) for each in driver.loaded
+            ]
+            driver.loaded.clear()
     if not reports:
-        raise ValueError(f"{name} launched no kernel: {'; '.join(declined) or 'nothing is known'}")
+        reasons = "; ".join(declined + driver.not_compiled) or "nothing is known"
+        raise ValueError(f"{name} launched no kernel: {reasons}")
+    for sentence in driver.not_compiled:
+        print(f"does not compile: {sentence}", file=sys.stderr)
     return reports
 
 
@@ -223,6 +227,12 @@ def _described(report: Report) -> str:
     rates = ", ".join(
         f"{rate:.3g} GB/s at {LATENCIES_NS[where]} ns" for where, rate in report.gb_per_s.items()
     )
+    flight = (
+        f"in flight every turn: {report.flight_bytes / KIB:.3g} KiB a program,"
+        f" {report.sm_bytes / KIB:.3g} KiB an SM"
+        if report.flight_bytes
+        else "no steady loop: bytes in flight are not known"
+    )
     return (
         f"\n{report.name}\n"
         f"  payload loads {widths(report.payload_loads)}; stores {widths(report.stores)};"
@@ -231,9 +241,7 @@ def _described(report: Report) -> str:
         f" {report.stack_bytes} B stack, {report.shared_bytes} B shared memory,"
         f" {report.barriers} barriers, {report.num_instructions} instructions,"
         f" {report.turn_instructions} a turn\n"
-        f"  in flight every turn: {report.flight_bytes / KIB:.3g} KiB a program of"
-        f" {report.num_warps} warps, {report.sm_bytes / KIB:.3g} KiB an SM of"
-        f" {report.programs_of_sm} programs\n"
+        f"  {flight}; {report.num_warps} warps a program, {report.programs_of_sm} programs an SM\n"
         f"  a program: {rates or 'moves nothing'}"
         + (f"; drained by {report.drained_by}" if report.drained_by else "")
     )

@@ -66,16 +66,14 @@ APPENDS = {
     "append to pages of 64 × 1 head": Heads(64, 64, heads=1),
     "append to pages of 64 × 32 heads": Heads(64, 64, heads=32, group=1),
 }
-ATTENDS = {
-    "decode attention, pages of 16 × 8 heads": Heads(16, 1),
-    "decode attention, pages of 64 × 8 heads": Heads(64, 1),
-    "prefill attention, pages of 64 × 8 heads": Heads(64, 64),
-    "decode attention, fp32": Heads(64, 1, dtype=torch.float32),
-    "prefill attention, fp32": Heads(64, 16, dtype=torch.float32),
-} | {
-    f"{what} attention, heads of {dim}": Heads(64, rows, dim)
-    for dim in (64, 96, 192, 256)
+ATTENDS = {"decode attention, pages of 16 × 8 heads": Heads(16, 1)} | {
+    f"{what} attention, {form}": Heads(64, rows, dim, dtype)
     for what, rows in (("decode", 1), ("prefill", 64))
+    for form, dim, dtype in (
+        ("pages of 64 × 8 heads", 128, torch.bfloat16),
+        ("fp32", 128, torch.float32),
+        *((f"heads of {dim}", dim, torch.bfloat16) for dim in (64, 96, 192, 256)),
+    )
 }
 SCANS = {  # keys and values of a head, and whether there is a skip connection
     "scan of Mamba-2, heads of 64 × 128 keys": ((128, 64), True),

@@ -130,6 +130,15 @@ print(json.dumps({
     "loaded": [loaded, len(driver.loaded)],
 }))
 """
+TUNED = """
+import contextlib, io
+os.chdir(sys.argv[3])
+sys.argv[1:] = ["--json", "--kernel", "tuned:Small"]
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    with contextlib.redirect_stderr(io.StringIO()) as error:
+        codegen.main()
+print(json.dumps({**json.loads(out.getvalue()), "not_compiled": error.getvalue()}))
+"""
 # a case of each kernel; the soak has all
 CHOSEN = [
     "pages of 64 KiB and more, Mamba slots",
@@ -173,6 +182,7 @@ SCRIPTS = {
         "os.chdir(sys.argv[3] + '/../../docs/examples'); "
         "sys.argv[1:] = ['--json', '--kernel', 'my_attention:Decode']; codegen.main()"
     ),
+    "tuned": TUNED,
     "variants": VARIANTS,
     "warm": WARM,
 }
@@ -205,6 +215,14 @@ def reports(request, tmp_path_factory):
         return request.getfixturevalue("said")["reports"]
     scripts = {"reports": SCRIPTS["reports"]}
     return printed_by(scripts, [], tmp_path_factory.mktemp("all"))["reports"]
+
+
+def test_every_configuration_of_an_autotuned_kernel_is_read(said):
+    names = [each["name"] for each in said["tuned"]["reports"]]
+    assert [name.partition("[")[2].split(", num_ctas")[0] for name in names] == [
+        f"BLOCK: {block}, num_warps: {warps}" for block in (256, 1024) for warps in (2, 4)
+    ]
+    assert "does not compile: _double_small [BLOCK: 2048, num" in said["tuned"]["not_compiled"]
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +380,7 @@ DESCRIBED = """
 x
   payload loads 2 × 128 bit; stores 1 × 32 bit, 1 × 128 bit; index loads 1
   40 registers, 1 spills, 8 B stack, 64 B shared memory, 1 barriers, 11 instructions, 8 a turn
-  in flight every turn: 4 KiB a program of 4 warps, 48 KiB an SM of 12 programs
+  in flight every turn: 4 KiB a program, 48 KiB an SM; 4 warps a program, 12 programs an SM
   a program: 4.86 GB/s at 700 ns, 2.84 GB/s at 1300 ns, 1.91 GB/s at 2000 ns; drained by \
 MOV R12, R4"""
 
@@ -371,6 +389,8 @@ def test_a_report_is_described():
     sizes = {"num_warps": 4, "shared_bytes": 64}
     report = codegen.read_sass("x", disassembly(*LOOP), "REG:40 STACK:8 SHARED:0", **sizes)
     assert codegen._described(report) == DESCRIBED
+    report = dataclasses.replace(report, flight_bytes=0)
+    assert "no steady loop: bytes in flight are not known; 4 warps" in codegen._described(report)
     still = [("EXIT", control())]
     report = codegen.read_sass("y", disassembly(*still), "REG:9 STACK:0 SHARED:0", **sizes)
     assert codegen._described(report).endswith("a program: moves nothing")
@@ -530,7 +550,7 @@ def test_a_case_is_compiled_for_the_stand_in_and_read(monkeypatch):
 
 def launched(monkeypatch, kernel):
     """What is read of a kernel that leaves its launches with a driver."""
-    driver = SimpleNamespace(loaded=[])
+    driver = SimpleNamespace(loaded=[], not_compiled=[])
     monkeypatch.setattr(codegen, "stand_in", lambda: driver)
     monkeypatch.setattr(codegen, "named", lambda name: kernel(driver, name))
     monkeypatch.setattr(codegen, "read_cubin", lambda loaded: loaded)

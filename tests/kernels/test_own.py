@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import tuned
 
+from hicache.workbench import check as check_module
 from hicache.workbench import contract
 from hicache.workbench.bench import __main__ as bench
 from hicache.workbench.check import check, main
@@ -119,3 +121,37 @@ def test_a_wrong_kernel_fails_the_bench(in_the_examples, monkeypatch, capsys):
 def test_the_command_checks_a_kernel_with_an_oracle(in_the_examples, capfd):
     assert main([NAMES[1], "--cases", "2"]) == 0
     assert "right in 2 cases" in capfd.readouterr().out
+
+
+def test_an_autotuned_kernel_is_checked():
+    verdict = check(tuned.Doubled(), num_cases=8)
+    assert str(verdict) == "right in 8 cases"
+
+
+def test_cases_take_turns_with_configurations_and_a_wrong_one_is_named():
+    verdict = check(tuned.WrongInLargeBlocks(), num_cases=8)
+    assert (verdict.num_wrong, verdict.exit_code) == (4, 1)
+    assert "[BLOCK: 1024, num_warps: 2" in verdict.faults["wrong"].sentence
+
+
+def test_a_loop_variable_that_is_no_tensor_is_a_limit_of_the_interpreter():
+    verdict = check(tuned.Looped(), num_cases=2)
+    assert (verdict.exit_code, len(verdict.unchecked)) == (3, 2)
+    assert "'int' object has no attribute 'to'" in verdict.unchecked[0]
+
+
+def test_an_attribute_that_no_tensor_has_is_a_mistake_of_the_kernel():
+    verdict = check(tuned.Absent(), num_cases=1)
+    assert (verdict.exit_code, [*verdict.faults]) == (1, ["raised"])
+
+
+def test_a_long_check_says_how_far_it_is(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(check_module, "PROGRESS_S", 0)
+    monkeypatch.chdir(Path(__file__).parent)
+    given = ["tuned:Doubled", "--cases", "2", "--device", "cpu", "--inside", str(tmp_path / "x")]
+    assert main(given) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [line[:6] + line[-14:] for line in said] == [
+        "case 0 (of 2 cases)",
+        "case 1 (of 2 cases)",
+    ]

@@ -42,7 +42,7 @@ def test_no_layer_of_a_step_waits_for_the_gpu(monkeypatch):
     monkeypatch.setattr(reference_model, "TOGETHER", 2)  # an interpreter pays for each tile
     model = ReferenceModel(shape_of("F S M D", 4), page_size=PAGE, device="cuda")
     runner = runner_of(model, 3)
-    runner.compute(decodes(3))  # compiles
+    runner.warm_up()
     with warnings.catch_warnings(action="ignore"):  # that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:

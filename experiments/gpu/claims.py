@@ -96,7 +96,7 @@ CLAIMS = (
 
 def measured(bench: dict[str, Any]) -> dict[str, float]:
     """Return the numbers of a bench by the names that claims use."""
-    found = {
+    found: dict[str, float] = {
         each["what"]: each["got"] for each in bench["goals"] if each["got"] is not None
     } | bench["notes"]
     for record in bench["records"]:

@@ -15,10 +15,7 @@ from hicache.kernels.copy import copy_items
 gpu, host = torch.zeros(4, 64, device="cuda"), torch.zeros(4, 64)
 ids, host_ids = (torch.arange(2, dtype=torch.int32, device=side) for side in ("cuda", "cpu"))
 assert (gpu + 1)[:, 2:].is_cuda and not gpu.cpu().is_cuda and gpu.sum().item() == 0
-table, side = copy_table([gpu], [torch.empty_like(gpu)]), torch.cuda.Stream()
-with torch.cuda.stream(side):
-    copy_items(table, ids, ids)
-assert imitated_gpu.RECORDED == [(table.pieces.data_ptr(), side)]
+side = torch.cuda.Stream()
 for refused in (
     lambda: gpu + host,
     lambda: host[ids],
@@ -88,24 +85,44 @@ assert imitated_gpu.WAITS == {"Stream.synchronize": 1}  # at the end of the step
 tables = imitated_gpu.LAUNCHES.pop("_page_table_kernel")
 assert tables == 2 and 0 < imitated_gpu.LAUNCHES.total() <= 10 * 32
 """
-MIX = """
+LOAD_BACK = """
 import sys
+from tests import imitated_gpu
+from experiments.gpu.steps import NUM_PAGES, PAGE, decodes, runner_of, shape_of
+from hicache.cache.tiers.transfer import LoadBack, Move
+from hicache.executor.real import reference_model
+from hicache.executor.real.reference_model import ReferenceModel
+from hicache.executor.real.verify import Verifier
+from tests.executor.one_sequence import OneSequence
+
+reference_model.TOGETHER = 1
+imitated_gpu.Stream.are_late = True
+model, batch = ReferenceModel(shape_of("F", 2), page_size=PAGE, device="cuda"), decodes(1)
+runner, (req,) = runner_of(model, 1), batch.decodes
+runner._verifier = Verifier(model, runner.pools.plane)
+pages = list(range(NUM_PAGES))
+OneSequence(model, runner.pools, req.tokens, [pages]).forward(0, req.kv_len)
+runner.pools.save([Move(0, pages, pages)])
+runner.pools.poison(0, 0, pages)
+runner.submit(LoadBack(node=None, num_bytes=0, moves=[Move(0, pages, pages)]))
+if sys.argv[1] == "no wait":
+    runner._ready = lambda layer: None
+runner.compute(batch)
+verdict = runner._verifier.verify()
+assert verdict.num_checked == 1 and verdict.num_equal == (sys.argv[1] == "wait"), verdict
+"""
+MIX = """
 from tests import imitated_gpu
 from hicache.executor.real import reference_model
 from hicache.executor.real.plane import TRITON
 from tests.executor.kernels_only import kernels_only
 from tests.executor.mixes import run_mix
-from tests.executor.test_torch_mixes import layers_do_not_wait
-
-FAULTS = {"none": None, "layers_do_not_wait": layers_do_not_wait}
 reference_model.TOGETHER = 2  # the interpreter pays for each tile
 imitated_gpu.Stream.are_late = True
 with kernels_only() as mode:
-    fault = FAULTS[sys.argv[1]]
-    mix = run_mix(188, device="cuda", plane=TRITON.wrapped(mode.paused()), most=5, fault=fault)
+    mix = run_mix(188, device="cuda", plane=TRITON.wrapped(mode.paused()), most=5)
 assert all(mix.seen[each] for each in ("LoadBack", "fence", "CopyState")), mix.seen
-is_equal = mix.verdict.num_equal == mix.verdict.num_checked > 0
-assert is_equal is (fault is None), mix.verdict
+assert mix.verdict.num_equal == mix.verdict.num_checked > 0, mix.verdict
 """
 BENCH = """
 import sys
@@ -118,7 +135,8 @@ from hicache.workbench.contract import DECLINED
 
 measure.CACHE_BYTES, measure.WARM_UP_S, bench.NUM_LAYERS = 1 << 16, 0, 1
 bench.MIB, link_cases.MIB = 1 << 19, 1 << 12
-link_cases.STEPS, link_cases.NUM_ROUNDS = {"GEMM": (64, 64, 64, 2)}, 1
+link_cases.STEPS, link_cases.NUM_ROUNDS = {"GEMM": (4, 4, 4, 2)}, 1
+link_cases.BESIDE = (2,)
 small = Bench(imitated_gpu.GPU, device_bytes=1 << 18, host_bytes=1 << 16, num_layers=1, repeats=1)
 declined = {"device": set(), "to_device": set(), "to_host": {"vllm_blocks"}}
 for direction, other in product(DIRECTIONS, ("layer_first", "page_first")):
@@ -155,9 +173,13 @@ def test_64_decodes_of_32_layers_launch_10_kernels_a_layer_at_most_and_wait_once
     passes("-c", STEP)
 
 
-@pytest.mark.parametrize("fault", ["none", "layers_do_not_wait"])
-def test_logits_are_equal_through_kernels_and_late_streams_if_layers_wait(fault):
-    passes("-c", MIX, fault)
+def test_logits_are_equal_through_kernels_and_late_streams():
+    passes("-c", MIX)
+
+
+@pytest.mark.parametrize("waits", ["wait", "no wait"])
+def test_a_step_reads_what_a_late_stream_brings_only_if_its_layers_wait(waits):
+    passes("-c", LOAD_BACK, waits)
 
 
 def test_the_tests_of_a_step_pass():

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in three parts, each of which ends within ten minutes:
-#   kernels   their tests for real, machine code as the local triton makes it, the bench with sweeps,
-#             compute-sanitizer on the copies of the tests, Nsight Compute on the copy kernels
+#   kernels   their tests for real, at production shapes too, machine code as the local triton makes
+#             it, the bench with sweeps, the claims that it confirms or refutes, compute-sanitizer on
+#             copies, appends and load-backs, Nsight Compute on the copy kernels
 #   contest   ours, the peers and, named in KERNELS, those of the user's own, by size and direction;
 #             then 1,400 random transfers
 #   executor  random mixes through Triton kernels and CUDA streams with equal logits, one of them
-#             under compute-sanitizer, a verified run, overlap of load-back from CUDA events
+#             under compute-sanitizer, a verified run, overlap of load-back from CUDA events, launches
+#             and host waits of a step
 #
 #   experiments/gpu/gpu.sh [kernels] [contest] [executor]          all unless named
+#   experiments/gpu/gpu.sh --dry-run          the claims of the pages, and what decides each; no GPU
 #
 # The first two need torch, triton, einops, numpy and pytest; pytest-xdist saves time if it is
 # there. The last also needs what the project needs: hydra-core, omegaconf and the like.
@@ -22,11 +25,16 @@
 # WHEELS  a folder of wheels of what the machine lacks and cannot fetch; beside torch and pandas the
 #         last part needs no more than those of pip wheel --no-deps -w DIR hydra-core omegaconf
 #         antlr4-python3-runtime==4.9.3 hydra-joblib-launcher pooch platformdirs
+#         With flashinfer-python==0.5.3 (7 MB), apache-tvm-ffi==0.1.11, msgspec and fla-core, attention,
+#         scan and SGLang's copies have their peers
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out="${OUT:-outputs/gpu}"
 python="${PYTHON:-python3}"
 parts="${*:-kernels contest executor}"
+if [[ "$parts" == "--dry-run" ]]; then
+    exec "$python" -m experiments.gpu.claims
+fi
 mkdir -p "$out"
 if [[ -n "${WHEELS:-}" ]]; then
     site="$(mktemp -d)"
@@ -39,6 +47,7 @@ unset TRITON_INTERPRET
 for home in /usr/local/cuda /usr/local/cuda-*; do
     [[ -z "${CUDA_HOME:-}" && -e "$home/lib64/libcudart.so" ]] && export CUDA_HOME="$home"
 done
+[[ -n "${CUDA_HOME:-}" ]] && export PATH="$PATH:$CUDA_HOME/bin"  # FlashInfer builds its kernels
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1  # whatever else is installed has no part in this
 # a warning that libraries give only beside a GPU is shown, and fails nothing
 pytest=("$python" -m pytest -W default -q --durations=5 -m)
@@ -83,8 +92,9 @@ sanitize() {  # tool, name of the step, command
 if [[ " $parts " == *" kernels "* ]]; then
     step 120 tests "${pytest[@]}" "gpu and not soak" "${workers[@]}" tests/kernels --confcutdir=tests/kernels
     step 30 codegen "$python" -m hicache.workbench.codegen
-    LINES_SHOWN=160 step 200 bench "$python" -m hicache.workbench.bench \
+    LINES_SHOWN=260 step 240 bench "$python" -m hicache.workbench.bench \
         --json "$out/bench.json"
+    LINES_SHOWN=40 step 20 claims "$python" -m experiments.gpu.claims "$out/bench.json"
     if [[ -s "$out/bench.json" ]] && "$python" -c 'import hydra, pandas, tabulate'; then
         step 20 profile "$python" -m experiments.gpu.profile "$out/bench.json"
         LINES_SHOWN=80 step 20 predictions "$python" -m experiments.gpu.predictions --bench "$out/bench.json"
@@ -96,6 +106,8 @@ if [[ " $parts " == *" kernels "* ]]; then
     kernels=("${pytest[@]}" gpu --confcutdir=tests/kernels tests/kernels/test_copy.py)
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     sanitize memcheck copies "${kernels[@]}" tests/kernels/test_index.py
+    sanitize memcheck steps "${pytest[@]}" "gpu and not soak" --confcutdir=tests/kernels \
+        tests/kernels/test_production.py -k "append or load"
     sanitize racecheck copies "${kernels[@]}" -k checksum  # its sums
     unset PYTORCH_NO_CUDA_MEMORY_CACHING
     if command -v ncu >/dev/null; then
@@ -131,6 +143,7 @@ print(verdict)
 raise SystemExit(verdict.num_equal != verdict.num_checked)'
     export HYDRA_FULL_ERROR=1
     run=("$python" -m experiments.run executor.device=cuda tracker.wandb_mode=disabled workload=agents)
+    step 60 launches "$python" -m experiments.gpu.steps
     LINES_SHOWN=40 step 90 verified "${run[@]}" executor=torch model=tiny_hybrid executor.verify=true
 fi
 echo "results in $out"

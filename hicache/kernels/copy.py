@@ -24,7 +24,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hicache.kernels.launch import launch
 from hicache.kernels.table import TILE_WORDS, CopyTable
 
 NUM_WARPS = 16
@@ -117,7 +116,7 @@ def _sums(tile, words, first_word, STEPS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["num_items", "num_lines", "num_tiles"],
-    do_not_specialize_on_alignment=[*ID_POINTERS, "sums_ptr"],
+    do_not_specialize_on_alignment=ID_POINTERS,
 )
 def _copy_kernel(
     pieces_ptr,  # [NP, 6]
@@ -180,15 +179,12 @@ def copy_items(
         num_programs = max(num_tiles, 1)
     elif num_programs is None and table.dst[0].device != table.device:
         num_programs = BACK_UP_PROGRAMS
-    launch(
-        _copy_kernel,
-        programs_of(table, num_tiles, num_programs),
-        (table.pieces, src_ids, dst_ids, sums, num_items, num_lines, num_tiles),
-        {**tile_shape(table), "num_warps": NUM_WARPS},
-        table.pieces,
-    )
-    if table.device.type == "cuda":  # keep the table's memory until this launch has read it
-        table.pieces.record_stream(torch.cuda.current_stream(table.device))
+    constants = {**tile_shape(table), "num_warps": NUM_WARPS}
+    # `copy_table` keeps the pieces as long as the pools, which the caller keeps until the copy ends
+    with torch.cuda.device_of(table.pieces):
+        _copy_kernel[(programs_of(table, num_tiles, num_programs),)](
+            table.pieces, src_ids, dst_ids, sums, num_items, num_lines, num_tiles, **constants
+        )
 
 
 def copy_items_with_checksum(

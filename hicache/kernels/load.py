@@ -28,7 +28,6 @@ from hicache.kernels.copy import (
     programs_of,
     tile_shape,
 )
-from hicache.kernels.launch import launch
 from hicache.kernels.ops import send
 from hicache.kernels.table import CopyTable, copy_table
 from hicache.kernels.transcode import (
@@ -292,8 +291,8 @@ def load_items(
             device, and 2 per SM within a device.
     """
     arguments, constants = launch_arguments(table, load, counters)
-    programs = programs_of(table, load.num_tiles, num_programs)
-    launch(_load_kernel, programs, arguments, constants, counters)
+    with torch.cuda.device_of(counters):
+        _load_kernel[(programs_of(table, load.num_tiles, num_programs),)](*arguments, **constants)
 
 
 def launch_arguments(

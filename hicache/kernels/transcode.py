@@ -27,7 +27,6 @@ import triton.language as tl
 from torch import Tensor
 
 from hicache.kernels.copy import ID_POINTERS, NUM_WARPS, programs_of
-from hicache.kernels.launch import launch
 from hicache.kernels.overlap import refuse_overlaps
 from hicache.kernels.table import (
     ALIGN_BYTES,
@@ -378,14 +377,11 @@ def encode_items(
         raise ValueError(f"a transfer of {num_lines * table.rows} rows is too long, 2**31 wanted")
     constants = constants_of(table, encodes=True)
     num_tiles = triton.cdiv(num_lines * table.rows, constants["TILE"])
-    strides = table.wide_stride, table.coded_stride
-    launch(
-        _encode_kernel,
-        programs_of(table, num_tiles, num_programs),
-        (table.pieces, src_ids, dst_ids, *strides, len(src_ids), num_lines),
-        constants,
-        table.pieces,
-    )
+    with torch.cuda.device_of(table.pieces):
+        strides = table.wide_stride, table.coded_stride
+        _encode_kernel[(programs_of(table, num_tiles, num_programs),)](
+            table.pieces, src_ids, dst_ids, *strides, len(src_ids), num_lines, **constants
+        )
     if table.device.type == "cuda":  # keep the table's memory until this launch has read it
         table.pieces.record_stream(torch.cuda.current_stream(table.device))
 

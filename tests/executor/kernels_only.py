@@ -33,7 +33,8 @@ class KernelsOnly(TorchDispatchMode):
 
     def add(self, pools: TorchPools) -> None:
         for rank in pools.ranks:
-            slabs = (*rank.kv.values(), *rank.taps, *rank.states, *rank.host.values())
+            slabs = (*rank.kv.values(), *rank.index.values(), *rank.taps, *rank.states)
+            slabs += tuple(rank.host.values())
             for storage in (each.untyped_storage() for each in slabs if each.numel()):
                 self._storages[storage.data_ptr()] = storage
 

@@ -14,6 +14,7 @@ from tests.executor.cpu_pools import cpu_pools
 from tests.executor.kernels_only import RefusedError, kernels_only
 from tests.executor.mixes import run_mix, tiny
 from tests.executor.one_sequence import OneSequence
+from tests.executor.test_torch_parts import PAGE, TOKENS, shape_of
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,17 @@ def test_logits_equal_a_cold_start_on_kernels_alone(seed, most, hits):
 def test_an_operation_of_torch_on_a_pool_is_refused():
     with kernels_only(), pytest.raises(RefusedError, match="on a pool"):
         run_mix(0, plane=REFERENCE)
+
+
+def test_a_layer_with_index_keys_runs_on_kernels_alone():
+    config, length, pages = shape_of("FtI", head_dim=16), 2 * PAGE + 3, [[2, 0, 1]] * 4
+    model, reference = (ReferenceModel(config, page_size=PAGE) for _ in range(2))
+    pools = cpu_pools(config, PAGE, (3, 0, 1, 0))
+    expected = OneSequence(reference, pools, TOKENS, pages).in_cuts([length])
+    with kernels_only() as mode:
+        plane = interpreted().wrapped(mode.paused())
+        its = OneSequence(model, cpu_pools(config, PAGE, (3, 0, 1, 0), plane=plane), TOKENS, pages)
+        torch.testing.assert_close(its.in_cuts([PAGE + 1, length]), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("plane", [REFERENCE, interpreted()], ids=["torch", "triton"])

@@ -36,6 +36,22 @@ def test_logits_do_not_depend_on_the_cut_the_pages_or_the_ranks(pattern, tp):
     assert torch.equal(sequence_of(model, tp=tp, seed=1).in_cuts(cuts), whole)
 
 
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_rank_attends_with_all_query_heads_of_its_kv_heads(tp):
+    # so a program has as many rows on any number of ranks, and sums run in the same order
+    model = ReferenceModel(tiny("F", PAGE), page_size=PAGE)
+    sequence, heads = sequence_of(model, tp=tp), []
+    plane = sequence.pools.plane
+
+    def attend(pool, table, tiles, queries, **options):
+        heads.append(queries.shape[2] / pool.shape[3])
+        return plane.attend(pool, table, tiles, queries, **options)
+
+    sequence.pools.plane = plane._replace(attend=attend)
+    sequence.forward(0, 1)
+    assert heads == [model.config.num_query_heads / model.config.num_kv_heads] * tp
+
+
 @pytest.mark.parametrize("pattern", ["F", "S", "M", "D", "F S M D"])
 def test_logits_are_those_of_a_model_without_pages(pattern):
     config = tiny(pattern, PAGE)

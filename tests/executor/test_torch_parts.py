@@ -30,10 +30,12 @@ WINDOW = Part(
 INDEX = Part(name="index", letter="I", dim=8, element_bytes=4, query_heads=2, query_dim=8)
 
 
-def shape_of(pattern: str) -> ModelConfig:
+def shape_of(pattern: str, head_dim: int = 8) -> ModelConfig:
     """The small model with these layers; FtI attends to 10 tokens."""
     words = pattern.split()
     fields: dict[str, Any] = {"pattern": pattern, "num_layers": len(words), "top_tokens": 0}
+    fields |= {"head_dim": head_dim, "recurrent_head_dim": head_dim}
+    fields["parts"] = replace(WINDOW, dim=2 * head_dim), INDEX
     if "FtI" in words:
         fields |= {"num_full_layers": words.count("FtI"), "top_tokens": 10}
     return replace(tiny("S", PAGE) if "S" in words else tiny("M", PAGE), **fields | counts(words))
@@ -41,7 +43,6 @@ def shape_of(pattern: str) -> ModelConfig:
 
 def counts(words: list[str]) -> dict[str, Any]:
     return {
-        "parts": (WINDOW, INDEX),
         "num_swa_layers": words.count("S"),
         "num_mamba_layers": words.count("M") + words.count("D"),
     }

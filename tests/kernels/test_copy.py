@@ -3,7 +3,7 @@
 Every case keeps items of both pools out of the ids: a write outside of its item lands in one.
 """
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -190,8 +190,6 @@ def test_the_comparison_fails_when_a_byte_is_wrong(random_bytes, poisoned, ids, 
 class OnDevice:
     """Stands for a kernel, and accepts launches on the device of their first tensor only."""
 
-    fn = None
-
     def __init__(self, monkeypatch):
         self.current, self.num_launches = [], 0
         monkeypatch.setattr(torch.cuda, "device_of", self.device_of)
@@ -246,36 +244,6 @@ def test_beside_a_gpu_there_are_as_many_programs_as_multiprocessors(monkeypatch)
     copy.num_sms.cache_clear()
     assert [copy.num_sms(device) for device in counts] == [132, 78]
     copy.num_sms.cache_clear()
-
-
-def test_a_launch_keeps_the_memory_of_its_table_until_its_stream_has_read_it(monkeypatch):
-    kept = []
-    stream = object()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: (stream, device))
-    pool = torch.zeros(2, 64)
-    table = copy_table([pool], [pool.clone()])
-    pieces = SimpleNamespace(
-        device=torch.device("cuda", 3), shape=table.pieces.shape, record_stream=kept.append
-    )
-    launches = []
-
-    class Kernel:
-        fn = None
-
-        def __getitem__(self, grid):
-            return lambda *given, **constants: launches.append((grid, given, constants))
-
-    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
-    ids = torch.zeros(1, dtype=torch.int32)
-    result = torch.zeros(1)
-    there = replace(table, pieces=pieces)
-    monkeypatch.setattr(copy, "_copy_kernel", Kernel())
-    copy.copy_items(there, ids, ids, num_programs=1, sums=result)
-    assert kept == [(stream, torch.device("cuda", 3))]
-    ((grid, given, constants),) = launches
-    assert grid == (1,)
-    assert given == (pieces, ids, ids, result, 1, 1, 1)
-    assert constants == {**copy.tile_shape(table), "num_warps": copy.NUM_WARPS}
 
 
 def test_a_transfer_of_too_many_lines_is_refused():

@@ -71,6 +71,19 @@ class ModelRunner:
         self.exposed_ns = 0  # time that the last step waited for copies
         self.total_exposed_ns = self.total_copied_ns = 0  # of all steps
 
+    def warm_up(self) -> None:
+        """Compile and load the kernels of a step, so that no request waits for the compiler.
+
+        The step computes one token in the first page and slot, which hold nothing yet.
+        """
+        slot = [0]
+        self.pools.clear_state(slot)
+        if self.pools.ranks[0].copies is not None:
+            self.pools.copy_states([], [])
+        pages = [[0]] * len(self.pools.model.kind_names)
+        one_token = Stretch(tokens=bytes(4), start=0, end=1, pages=pages, slot=slot[0])
+        self._model.forward(PagedKvView(self.pools, [one_token], self._model.together))
+
     def submit(self, work: LoadBack | BackUp | CopyState) -> None:
         """Start a back-up (device to host) at once; queue any other copy for the next step."""
         if not isinstance(work, BackUp):

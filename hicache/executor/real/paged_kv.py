@@ -1,6 +1,6 @@
 """The sequences of a step as the model sees them: their pages and their slots in the pools."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -35,9 +35,9 @@ class PagedKvView:
     def write_tokens(self, layer: int, group: Group, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [tile, row, head, dim] of one layer into the pages."""
         tables = self._tables(layer, group)
-        for rank, pool in self._layers(layer):
+        for rank in self._pools.ranks:
             both = keys[:, :, rank.heads], values[:, :, rank.heads]
-            self._pools.plane.append(pool, *tables, *both)
+            self._pools.plane.append(self._layer(rank, layer), *tables, *both)
 
     def attend(self, layer: int, group: Group, queries: Tensor, sinks: Tensor) -> Tensor:
         """Compute attention from `queries` to the cached keys and values of a layer.
@@ -48,12 +48,13 @@ class PagedKvView:
         tables, plane = self._tables(layer, group), self._pools.plane
         window_len = self._pools.windows[self._pools.kinds[layer]]
 
-        def of_rank(pool: Tensor, its_queries: Tensor, its_sinks: Tensor) -> Tensor:
+        def of_rank(rank: RankPools, its_queries: Tensor, its_sinks: Tensor) -> Tensor:
+            pool, end = self._layer(rank, layer), group.end
             return plane.attend(
-                pool, *tables, its_queries, end=group.end, window_len=window_len, sinks=its_sinks
+                pool, *tables, its_queries, end=end, window_len=window_len, sinks=its_sinks
             )
 
-        return self._of_ranks(layer, of_rank, queries, sinks)
+        return self._of_ranks(of_rank, queries, sinks)
 
     def attend_chosen(
         self, layer: int, group: Group, chosen: Tensor, queries: Tensor, sinks: Tensor
@@ -74,17 +75,18 @@ class PagedKvView:
         page_ids, _ = self._tables(layer, group)
         page_ids = page_ids[:, None].expand(tiles, rows, -1).gather(2, chosen // size)
         table = (page_ids * size + chosen % size).int().flatten(0, 1)
-        choices = self.step.choices[group.tiles.start * rows : group.tiles.stop * rows]
+        plane, choices = (
+            self._pools.plane,
+            self.step.choices[group.tiles.start * rows : group.tiles.stop * rows],
+        )
 
-        def of_rank(pool: Tensor, its_queries: Tensor, its_sinks: Tensor) -> Tensor:
-            tokens = pool.flatten(1, 2).unsqueeze(2)
+        def of_rank(rank: RankPools, its_queries: Tensor, its_sinks: Tensor) -> Tensor:
+            pool = rank.token_layers[self._pools.holders[layer]]
             by_row = its_queries.flatten(0, 1).unsqueeze(1)
-            mixed = self._pools.plane.attend(
-                tokens, table, choices, by_row, end=count, sinks=its_sinks
-            )
+            mixed = plane.attend(pool, table, choices, by_row, end=count, sinks=its_sinks)
             return mixed.view_as(its_queries)
 
-        return self._of_ranks(layer, of_rank, queries, sinks)
+        return self._of_ranks(of_rank, queries, sinks)
 
     def write_index(self, layer: int, group: Group, keys: Tensor) -> None:
         """Write the keys of the layer's indexer, on every rank.
@@ -94,8 +96,7 @@ class PagedKvView:
         """
         tables, keys = self._tables(layer, group), keys.unsqueeze(2)
         for rank in self._pools.ranks:
-            pool = rank.index[layer].unsqueeze(2)
-            self._pools.plane.append(pool.expand(2, *pool.shape), *tables, keys, keys)
+            self._pools.plane.append(rank.index_layers[layer], *tables, keys, keys)
 
     def read_index(self, layer: int, tile: int, num_pages: int) -> Tensor:
         """Return copies of the index keys [token, dim] of a tile's first pages, from the last rank.
@@ -140,10 +141,8 @@ class PagedKvView:
             outputs.append(torch.cat([*parts, blank[: len(inputs) - done]]))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
-    def _layers(self, layer: int) -> Iterator[tuple[RankPools, Tensor]]:
-        kind, holder = self._pools.kinds[layer], self._pools.holders[layer]
-        for rank in self._pools.ranks:
-            yield rank, rank.layers[kind][holder]
+    def _layer(self, rank: RankPools, layer: int) -> Tensor:
+        return rank.layers[self._pools.kinds[layer]][self._pools.holders[layer]]
 
     def _tables(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
         kind, step = self._pools.kinds[layer], self.step
@@ -151,20 +150,18 @@ class PagedKvView:
 
     def _of_ranks(
         self,
-        layer: int,
-        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+        attend: Callable[[RankPools, Tensor, Tensor], Tensor],
         queries: Tensor,
         sinks: Tensor,
     ) -> Tensor:
         # A rank computes all query heads of its KV heads, also those that other ranks return: with
         # as many rows of a matrix on any number of ranks, the kernel adds in the same order.
-        ranks = list(self._layers(layer))
-        share = queries.shape[2] // len(ranks)
+        share = queries.shape[2] // len(self._pools.ranks)
         copies = queries.shape[2] // self._pools.model.num_kv_heads
         mixed = []
-        for number, (rank, pool) in enumerate(ranks):
+        for number, rank in enumerate(self._pools.ranks):
             heads = slice(rank.heads.start * copies, rank.heads.stop * copies)
-            its = attend(pool, queries[:, :, heads].contiguous(), sinks[heads])
+            its = attend(rank, queries[:, :, heads].contiguous(), sinks[heads])
             first = number * share - heads.start
             mixed.append(its[:, :, first : first + share])
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)

@@ -95,6 +95,11 @@ class RankPools:
             if all(each.form is None for each in buffers[kind])
         }
         self.layers = {kind: kv.unbind(0) for kind, kv in self.kv.items()}
+        # pools as kernels take them: pages of one token, and keys as both keys and values
+        self.token_layers = [each.flatten(1, 2).unsqueeze(2) for each in self.layers.get(FULL, ())]
+        self.index_layers = {
+            layer: keys.unsqueeze(2).expand(2, -1, -1, 1, -1) for layer, keys in self.index.items()
+        }
         self.index_read = torch.zeros_like(next(iter(self.index.values()), torch.empty(0)))
         self.index_reads = {
             layer: copy_table([keys], [self.index_read]) if len(keys) else None

@@ -83,6 +83,8 @@ class TorchRuntime:
             verifier=self._verifier,
             allocators=cache.pools if self._config.engine.check_invariants else None,
         )
+        if self._device.type == "cuda":
+            runner.warm_up()
         return TorchExecutor(runner, self.io)
 
     def close(self) -> None:

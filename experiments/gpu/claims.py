@@ -1,0 +1,136 @@
+"""Say which claims of README.md and docs/kernels.md a measurement confirms, and which it refutes.
+
+python -m experiments.gpu.claims                       the claims, and what decides each
+python -m experiments.gpu.claims bench.json            with the verdict of a bench on a GPU
+
+A claim is about a ratio of two bandwidths that the bench measures, or about a number that it notes.
+The bench itself judges the goals of hicache/kernels/README.md.
+"""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Claim(NamedTuple):
+    """A sentence that holds if a measured ratio lies between two limits."""
+
+    sentence: str
+    page: str
+    of: str  # "op: case" of a record, a ceiling, or a note
+    over: str  # likewise; empty for a note
+    least: float
+    most: float = math.inf
+
+
+KERNELS, PAGE = "hicache/kernels/README.md", "docs/kernels.md"
+LINK = "ceiling: all SMs to_device"
+CLAIMS = (
+    Claim(
+        "a load-back of int8 with 4 programs is as fast as the link",
+        PAGE, "load: int8 pages, 4 programs", LINK, 0.95,
+    ),
+    Claim(
+        "with 1 program decoding is slower than copying",
+        PAGE, "load: int8 pages, 1 programs", "load: plain pages, 1 programs", 0, 0.9,
+    ),
+    Claim(
+        "a load-back of all layers in one launch is as fast as the link",
+        KERNELS, "load: plain pages, 4 programs", LINK, 0.97,
+    ),
+    Claim(
+        "states and taps do not slow a load-back down",
+        KERNELS, "load: plain pages, states and taps, 4 programs", LINK, 0.97,
+    ),
+    Claim(
+        "batched memcpy of pieces of 16 KiB is less than half as fast as the kernel",
+        PAGE, "sweep: copy engine to_device 16384", LINK, 0, 0.5,
+    ),
+    Claim(
+        "batched memcpy of pieces of 128 KiB and more is as fast as the kernel",
+        PAGE, "sweep: copy engine to_device 131072", LINK, 0.95,
+    ),
+    Claim(
+        "a back-up with checksums, by 2 programs, has more than half of the link",
+        KERNELS, "checksum: to_host, with checksum", "checksum: to_host, plain", 0.5,
+    ),
+    Claim(
+        "appending a prompt is as fast as copying within the device",
+        KERNELS, "append: prefill, ours", "ceiling: device copy_", 0.8,
+    ),
+    Claim(
+        "decode attention of 64 sequences is at most 1.15 times slower than FlashInfer's",
+        KERNELS, "attend: decode of 64 sequences of 8,192, ours",
+        "attend: decode of 64 sequences of 8,192, FlashInfer", 1 / 1.15,
+    ),
+    Claim(
+        "decode attention of one sequence is as fast as FlashInfer's",
+        KERNELS, "attend: decode of 1 sequence of 8,192, ours",
+        "attend: decode of 1 sequence of 8,192, FlashInfer", 0.95,
+    ),
+    Claim(
+        "the scan is at least 10 times slower than a chunked one",
+        KERNELS, "scan: 2048 tokens, ours", "scan: 2048 tokens, flash-linear-attention", 0, 0.1,
+    ),
+    Claim(
+        "the copy engine hardly slows products down",
+        PAGE, "decode slowed by copy engine, one piece, to_device", "", 0, 1.1,
+    ),
+    Claim(
+        "a load-back by 4 programs slows a decode step by some 10 %",
+        PAGE, "decode slowed by 4 programs to_device", "", 1.05, 1.15,
+    ),
+    Claim(
+        "a back-up by 2 programs slows a decode step by less than 10 %",
+        PAGE, "decode slowed by 2 programs to_host", "", 0, 1.1,
+    ),
+    Claim(
+        "a back-up by 4 programs slows a decode step by more than 10 %",
+        PAGE, "decode slowed by 4 programs to_host", "", 1.1,
+    ),
+)  # fmt: skip
+
+
+def measured(bench: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a bench by the names that claims use."""
+    found: dict[str, float] = {
+        each["what"]: each["got"] for each in bench["goals"] if each["got"] is not None
+    } | bench["notes"]
+    for record in bench["records"]:
+        piece = record["parameters"].get("piece_bytes")
+        name = f"{record['op']}: {record['case']}" + (f" {piece}" if piece else "")
+        found[name] = record["gb_per_s"]
+    return found
+
+
+def judged(claim: Claim, numbers: dict[str, float]) -> tuple[float, bool | None]:
+    """Return the measured ratio and whether the claim holds; NaN and None if not measured."""
+    value, base = numbers.get(claim.of), numbers.get(claim.over) if claim.over else 1.0
+    if value is None or base is None:
+        return math.nan, None
+    return value / base, claim.least <= value / base <= claim.most
+
+
+def main() -> int:
+    """Print the claims. Return 1 if the bench refutes one of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("bench", type=Path, nargs="?", help="JSON file of a bench on a GPU")
+    options = parser.parse_args()
+    numbers = {} if options.bench is None else measured(json.loads(options.bench.read_text()))
+    verdicts = []
+    for claim in CLAIMS:
+        ratio, holds = judged(claim, numbers)
+        verdicts.append(holds)
+        limits = f"{claim.least:g} to {claim.most:g}"
+        what = claim.of + (f" over {claim.over}" if claim.over else "")
+        word = {True: "holds", False: "FALLS", None: "not measured"}[holds]
+        got = "" if holds is None else f" got {ratio:.3f}"
+        print(f"{word:12} {claim.sentence} ({claim.page})\n{'':12} {what}: {limits}{got}")
+    return 1 if False in verdicts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -55,6 +55,12 @@ class Absent:
         return self if arguments or options else False
 
 
+def absent(name: str) -> Absent:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Absent()
+
+
 class Hopper(Absent):
     def fp8_dtype(self) -> torch.dtype:
         return torch.float8_e4m3fn
@@ -96,8 +102,7 @@ class Alone:
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = ModuleType(spec.name)
-        module.__dict__["__getattr__"] = lambda name: Absent()
-        module.__dict__.update(ANSWERS.get(spec.name, {}))
+        module.__dict__.update(ANSWERS.get(spec.name, {}), __getattr__=absent)
         return module
 
     def exec_module(self, module: ModuleType) -> None: ...
@@ -131,17 +136,16 @@ def i32(*values: int) -> Tensor:
 
 
 class GatedDelta(Launched):
-    """fla-core's chunked rule, as in a layer of Qwen3-Next."""
+    """The states of fla-core's chunked rule, as in a layer of Qwen3-Next."""
 
     def launch(self) -> None:
-        rule = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
-        query = torch.zeros(1, TOKENS, 16, DIM, dtype=BF16)
-        values, strength = query.repeat(1, 1, 2, 1), torch.zeros(1, TOKENS, 32, dtype=BF16)
-        with torch.no_grad():
-            rule(
-                query, query.clone(), values, strength.float(), strength,
-                initial_state=torch.zeros(1, 32, DIM, DIM), output_final_state=True,
-            )  # fmt: skip
+        module = import_module("fla.ops.common.chunk_delta_h")
+        keys, gates = torch.zeros(1, TOKENS, 16, DIM, dtype=BF16), torch.zeros(1, TOKENS, 32)
+        values = keys.repeat(1, 1, 2, 1)
+        module.chunk_gated_delta_rule_fwd_h(
+            keys, values.clone(), values, gates, initial_state=torch.zeros(1, 32, DIM, DIM),
+            output_final_state=True,
+        )  # fmt: skip
 
 
 class SglangDecode(Launched):

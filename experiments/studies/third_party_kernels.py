@@ -164,20 +164,6 @@ class SglangDecode(Launched):
         )  # fmt: skip
 
 
-class SglangSsd(Launched):
-    """Mamba-2's chunked scan, as in a layer of Nemotron-H."""
-
-    def launch(self) -> None:
-        module = import_module("sglang.kernels.ops.mamba.triton_ops.ssd_combined")
-        x = torch.zeros(1, TOKENS, 128, 64, dtype=BF16)
-        keys = torch.zeros(1, TOKENS, 8, 128, dtype=BF16)
-        heads = torch.zeros(128)
-        module._mamba_chunk_scan_combined_fwd(
-            x, x[..., 0].contiguous(), heads, keys, keys.clone(), 256, D=heads, dt_bias=heads,
-            dt_softplus=True, out=torch.empty_like(x),
-        )  # fmt: skip
-
-
 class SglangCopyPages(Launched):
     sizes = {"pages of 64 KiB": {}}  # noqa: RUF012
 
@@ -340,8 +326,7 @@ class Swish(Rows):
 
 CASES = (
     SglangCopyPages, SglangMoveTokens, SglangTrackStates, VllmSwapBlocks, VllmAppend,
-    SglangDecode, VllmAttention, GatedDelta, SglangSsd, LocalSums, UnitRows, Softmax, LogSumExp,
-    Swish,
+    SglangDecode, VllmAttention, GatedDelta, LocalSums, Softmax, LogSumExp,
 )  # fmt: skip
 
 

@@ -148,6 +148,8 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     ids = torch.zeros(256, dtype=torch.int32)
     sums = torch.zeros(256, dtype=torch.int64)
+    spans = (ids, ids, ids, ids, 2048, 0), {"BLOCK": index.BLOCK}
+    windows = (ids, ids, ids, ids, 2048, 1024, 17, 0), {"PAGE": 64, "BLOCK": index.WINDOW_BLOCK}
     return [
         *(_copy(name, size, rows=rows) for name, (size, rows) in COPIES.items()),
         _copy("pages with checksum", 64 * KIB, sums=sums, limits=CHECKSUM),
@@ -158,20 +160,8 @@ def cases() -> list[Case]:
         *(_attend(name, shape) for name, shape in ATTENDS.items()),
         *(_merge(name, rows) for name, rows in (("decode", 1), ("tiles of 16", 16))),
         *(_scan(name, keys, has_skip=skip) for name, (keys, skip) in SCANS.items()),
-        Case(
-            name="page table from spans",
-            kernel=index._page_table_kernel,
-            arguments=(ids, ids, ids, ids, 2048, 0),
-            constants={"BLOCK": index.BLOCK},
-            limits=INDEX,
-        ),
-        Case(
-            name="window table (window 1024, page 64)",
-            kernel=index._window_table_kernel,
-            arguments=(ids, ids, ids, ids, 2048, 1024, 17, 0),
-            constants={"PAGE": 64, "BLOCK": index.WINDOW_BLOCK},
-            limits=INDEX,
-        ),
+        Case("page table from spans", index._page_table_kernel, *spans, INDEX),
+        Case("window table (window 1024, page 64)", index._window_table_kernel, *windows, INDEX),
     ]
 
 
@@ -192,14 +182,9 @@ def _encode(name: str, dtype: torch.dtype, shape: tuple[int, ...], form: Format)
     table = code_table([torch.zeros(2, *shape, dtype=dtype)], [coded], form)
     ids = torch.zeros(256, dtype=torch.int32)
     strides = table.wide_stride, table.coded_stride
+    arguments = torch.zeros(64, 3, dtype=torch.int64), ids, ids, *strides, 256, 4096
     constants = constants_of(table, encodes=True)
-    return Case(
-        name,
-        transcode._encode_kernel,
-        (torch.zeros(64, 3, dtype=torch.int64), ids, ids, *strides, 256, 4096),
-        constants,
-        ENCODE,
-    )
+    return Case(name, transcode._encode_kernel, arguments, constants, ENCODE)
 
 
 def _load(name: str, form: Format | None, parts: Sequence[str]) -> Case:

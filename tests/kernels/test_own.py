@@ -151,7 +151,5 @@ def test_a_long_check_says_how_far_it_is(monkeypatch, tmp_path, capsys):
     given = ["tuned:Doubled", "--cases", "2", "--device", "cpu", "--inside", str(tmp_path / "x")]
     assert main(given) == 0
     said = capsys.readouterr().err.splitlines()
-    assert [line[:6] + line[-14:] for line in said] == [
-        "case 0 (of 2 cases)",
-        "case 1 (of 2 cases)",
-    ]
+    assert [line[:6] for line in said] == ["case 0", "case 1"]
+    assert all(line.endswith(" (of 2 cases)") for line in said)

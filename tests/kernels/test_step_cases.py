@@ -1,4 +1,4 @@
-"""The bench of load-back, encode, append, attention and scan: what it measures is right, or fails."""
+"""The bench of load-back, encode, append, attention and scan verifies what it measures."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_attention_to_other_tokens_fails_its_case(session, monkeypatch):
         return attend(pool, table.flip(1), *arguments, **options)
 
     monkeypatch.setattr(step_cases, "attend", shifted)
-    with pytest.raises(RuntimeError, match="error .* of the largest value"):
+    with pytest.raises(RuntimeError, match=r"error .* of the largest value"):
         step_cases.attention(session)
 
 

@@ -97,15 +97,17 @@ class StepTables:
         num_tiles = -(-len(tiles.page) // together) * together
         self.groups = _groups(tiles, size, together)
         self.rows = _rows(stretches, size)
+        ends = [
+            [(end - each.start, slot) for end, slot in (*each.captures, (each.end, each.slot))]
+            for each in stretches
+        ]
         parts = [
             _tokens(stretches, self.rows, num_tiles * size),
             _padded(tiles.page * size, num_tiles),
             _choices(tiles, size, num_tiles, pools.top_tokens),
-            np.arange(num_tiles + 1, dtype=np.int32),
+            np.arange(num_tiles + 1),
+            np.array(list(chain.from_iterable(ends))),
         ]
-        for each in stretches:
-            pairs = [*each.captures, (each.end, each.slot)]
-            parts.append(np.array([(end - each.start, slot) for end, slot in pairs]))
         widths = []
         for kind in kinds:
             seen = _first_seen(tiles.page, size, pools.windows[kind])
@@ -114,12 +116,12 @@ class StepTables:
             parts += [_padded(np.stack(fields, 1), num_tiles), ids, _padded(spans, num_tiles)]
             widths.append(int(spans[:, 1].max()))
         flat = [torch.from_numpy(part.astype(np.int32).ravel()) for part in parts]
-        tokens, self.positions, choices, bounds, *sent = send(flat, pools.device)
+        tokens, self.positions, choices, bounds, every_end, *sent = send(flat, pools.device)
         self.tokens = tokens.view(num_tiles, size)
         self.choices = choices.view(-1, 4)
-        self.ends = [each.view(-1, 2) for each in sent[: len(stretches)]]
+        self.ends = torch.split(every_end.view(-1, 2), [len(pairs) for pairs in ends])
         self.tiles, self.tables = dict[int, Tensor](), dict[int, Tensor]()
-        rest = iter(sent[len(stretches) :])
+        rest = iter(sent)
         for kind, width in zip(kinds, widths, strict=True):
             self.tiles[kind] = next(rest).view(-1, 4)
             self.tables[kind] = pools.plane.page_table(

@@ -29,7 +29,7 @@ def describe_environment() -> dict[str, str]:
                     else os.cpu_count()),
     }  # fmt: skip
     for package in PACKAGES:
-        found[package] = _version(package)
+        found[package] = version(package)
     found["devices"] = _devices()
     found["redis-server"] = shutil.which("redis-server") or "not found"
     for variable in VARIABLES:
@@ -37,7 +37,7 @@ def describe_environment() -> dict[str, str]:
     return found
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -26,7 +26,7 @@ from hicache.cli.command import in_one_sentence
 from hicache.cli.grid import stored_choices, varied
 from hicache.cli.job import CONFIG_ERRORS, Outcome, report_error, run_job
 from hicache.cli.resume import BusyError, changes, lock, refuse_other, refuse_unknown
-from hicache.cli.stored import SUMMARY_FILE, is_finished, read_json
+from hicache.cli.stored import is_finished, read_summary
 from hicache.cli.sweep import end_early
 from hicache.cli.terminal import show_run
 from hicache.config import ExperimentConfig, inert_knobs
@@ -92,7 +92,7 @@ def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]
         if not changed:
             if not is_job:
                 print(f"already finished, and nothing has changed since\n{out_dir}")
-            return read_json(out_dir / SUMMARY_FILE)
+            return read_summary(out_dir)
         sys.stderr.write(f"{title}: runs again, because of changes in {', '.join(changed)}\n")
     outcome = run_job(
         goodput.run,

@@ -21,7 +21,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hicache.cli.grid import subdir
-from hicache.cli.stored import read_yaml
+from hicache.cli.stored import flat, read_yaml
 from hicache.config import ExperimentConfig
 from hicache.models import HardwareConfig
 from hicache.models.hugging_face import read_model
@@ -123,12 +123,17 @@ def stored_config(file: Path) -> ExperimentConfig:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file has a setting that this version of the program does not know.
+        ValueError: the file has a setting that this version of the program does not know, or a
+            reference such as `${oc.env:HOME}`, which no run writes.
     """
     if not file.exists():
         raise FileNotFoundError(f"{file.parent} is not a run directory: it has no {file.name}")
+    stored = read_yaml(file, dict)
+    references = [key for key, value in flat(stored).items() if "${" in str(value)]
+    if references:
+        raise ValueError(f"{file}: {references[0]} holds a reference (${{...}}), not a value")
     cfg = _writable(ExperimentConfig)
-    cfg.merge_with(read_yaml(file, DictConfig))
+    cfg.merge_with(stored)
     return _frozen(cfg)
 
 

@@ -9,6 +9,8 @@ import platform
 import shutil
 from importlib import metadata
 
+from hicache.secret import masked
+
 PACKAGES = (
     "hicache", "torch", "triton", "numpy", "einops", "hydra-core", "omegaconf", "wandb", "rich",
     "xxhash", "matplotlib", "pyarrow", "pooch", "hydra-joblib-launcher",
@@ -33,7 +35,7 @@ def describe_environment() -> dict[str, str]:
     found["devices"] = _devices()
     found["redis-server"] = shutil.which("redis-server") or "not found"
     for variable in VARIABLES:
-        found[variable] = os.environ.get(variable, "not set")
+        found[variable] = masked(os.environ.get(variable, "not set"))
     return found
 
 

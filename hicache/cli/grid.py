@@ -48,6 +48,10 @@ def choices_of_sweep(hydra: Mapping[str, Any]) -> dict[str, list[str]]:
 
 @cache
 def stored_choices(directory: Path) -> dict[str, list[str]]:
+    return read_choices(directory)
+
+
+def read_choices(directory: Path) -> dict[str, list[str]]:
     file = directory / "multirun.yaml"
     stored = read_yaml(file, dict)
     try:

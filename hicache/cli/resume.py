@@ -20,7 +20,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hicache.cli.command import in_one_sentence
-from hicache.cli.grid import choices_of_sweep, find_jobs, jobs_of, stored_choices
+from hicache.cli.grid import choices_of_sweep, find_jobs, jobs_of, read_choices
 from hicache.cli.job import as_yaml
 from hicache.cli.schema import to_config
 from hicache.cli.stored import CONFIG_FILE, flat, is_finished, read_yaml
@@ -29,7 +29,7 @@ from hicache.config import ExperimentConfig, check_name
 from hicache.results.keys import KNOWN
 from hicache.results.tracking import plain
 from hicache.results.verdict import STAGE
-from hicache.storage.passwords import refuse_password
+from hicache.secret import refuse_secrets
 
 
 class UsedDirectories(Callback):
@@ -120,7 +120,7 @@ def _refuse_other_sweep(config: DictConfig, directory: Path) -> None:
     begun = find_jobs(directory)
     if not begun:
         return
-    then, now = jobs_of(stored_choices(directory)), jobs_of(choices_of_sweep(config.hydra))
+    then, now = jobs_of(read_choices(directory)), jobs_of(choices_of_sweep(config.hydra))
     for number, path in begun.items():
         if number >= len(now):
             told = f"and this sweep has only {len(now)} jobs"
@@ -138,8 +138,9 @@ def _refuse_other_sweep(config: DictConfig, directory: Path) -> None:
 def _check(config: DictConfig) -> None:
     check_name(config.name)
     # Hydra would write it down
-    stored: Any = OmegaConf.to_container(config.storage, resolve=False)
-    refuse_password(f"{stored['root']}")
+    told: Any = OmegaConf.to_container(config, resolve=False)
+    refuse_secrets(told["hydra"]["sweeper"]["params"] or {})
+    refuse_secrets({key: value for key, value in told.items() if key != "hydra"})
 
 
 def _made(knob: str, name: str) -> Path:

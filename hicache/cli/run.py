@@ -166,7 +166,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in LAUNCHERS:
-            raise
+            sys.exit(report_error(error, unfinished_run()))
         exit_codes = re.search(r"\{(.+)\}", str(error))  # the exit codes of joblib's workers
         told = exit_codes[1] if exit_codes else str(error).partition("\n")[0]
         say_what_there_is(f"a worker process died ({told}), perhaps for lack of memory")

@@ -27,7 +27,8 @@ from hicache.models import HardwareConfig
 from hicache.models.hugging_face import read_model
 from hicache.models.own_table import read_table
 from hicache.models.shapes import least_tp
-from hicache.storage.passwords import refuse_password
+from hicache.results.tracking import plain
+from hicache.secret import refuse_secrets
 
 CONF = Path(__file__).parents[1] / "conf"
 # knobs that replace a whole group file, and the option that selects them
@@ -76,7 +77,7 @@ def _is_value(override: Override) -> bool:
 
 def with_implied(overrides: Sequence[str]) -> list[str]:
     typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
-    refuse_password(typed.get("storage.root", ""))  # Hydra would write it down
+    refuse_secrets(typed)  # Hydra would write them down
     implied = [
         option
         for knob, option in IMPLIED.items()
@@ -141,7 +142,7 @@ def _frozen(cfg: DictConfig) -> ExperimentConfig:
     _refuse_unknown(cfg, ExperimentConfig, "")
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, ExperimentConfig)
-    refuse_password(config.storage.root or "")
+    refuse_secrets(plain(config))
     _restore_tuples(config)
     return config
 

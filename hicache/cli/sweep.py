@@ -132,7 +132,7 @@ def _failure(job: Path) -> str:
     error = job / "error.txt"
     if not error.exists():
         return "the run ended without a summary.json"
-    return (error.read_text().strip() or "no reason was recorded").splitlines()[-1]
+    return (error.read_text().strip() or "no reason was recorded").splitlines()[0]
 
 
 def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ class TokenSpans:
     """A sequence of token ids, stored as K runs of consecutive ids.
 
     `starts`: [K] int32, the first id of each run. `counts`: [K] int32, the number of ids in each
-    run, at least 1. `len()` returns the number of tokens, not of runs.
+    run, at least 1. Both cannot be written to. `len()` returns the number of tokens, not of runs.
     """
 
     starts: NDArray[np.int32]
@@ -27,6 +27,8 @@ class TokenSpans:
 
     def __post_init__(self) -> None:
         self._len = sum(self.counts.tolist())
+        for ids in (self.starts, self.counts):
+            ids.setflags(write=False)  # policies see them
 
     def __len__(self) -> int:
         return self._len

@@ -6,6 +6,8 @@ from enum import Enum
 from types import MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from hicache.user_code import Stopped, UserCodeError, place_of, told
 
 PASSES = (KeyboardInterrupt, Stopped)  # end the program also inside a user's class
@@ -60,13 +62,17 @@ class ReadOnly:
 def shown(thing: Any) -> Any:
     """Return `thing` in a form that a user's policy cannot change.
 
-    Lists and sets become tuples, and dictionaries become read-only mappings. Objects of this
+    Lists and sets become tuples, dictionaries read-only mappings, and arrays read-only views. Objects of this
     package are wrapped in a read-only view. Other values are returned unchanged.
     """
     if isinstance(thing, list | set):
         return tuple(thing)
     if isinstance(thing, dict):
         return MappingProxyType(thing)
+    if isinstance(thing, np.ndarray):
+        thing = thing.view()
+        thing.setflags(write=False)
+        return thing
     is_value = isinstance(thing, tuple | Enum | ReadOnly | MethodType)
     is_ours = type(thing).__module__.startswith("hicache.")
     return ReadOnly(thing) if is_ours and not is_value else thing

@@ -10,6 +10,7 @@ import numpy as np
 from hicache.cache.checked import PASSES, Answer, PolicyError, is_inside
 from hicache.user_code import told
 
+MOST_TOKENS = 1 << 31  # more than any pool holds
 Policy = TypeVar("Policy")
 
 
@@ -27,7 +28,9 @@ def is_whole(value: object) -> bool:
 
 FLAG = Answer("True or False", lambda value: isinstance(value, (bool, np.bool_)))
 NUMBER = Answer("a finite number", is_number)
-TOKENS = Answer("a whole number of tokens", lambda value: is_whole(value) and value >= 0)
+TOKENS = Answer(
+    "a whole number of tokens", lambda value: is_whole(value) and 0 <= value < MOST_TOKENS
+)
 MOMENT = Answer("None or a time in whole nanoseconds", lambda v: v is None or is_whole(v))
 RANKING = Answer(
     "a tuple of finite numbers",

@@ -97,6 +97,18 @@ for method, must in MUST.items():
 BROKEN |= {
     "may_stop changes a prefetch": ("may_stop", COUNT, "prefetch.completed_pages = 99", CHANGED),
     "sort_key changes a request": ("sort_key", COUNT, "req.remaining_output = 99", CHANGED),
+    "sort_key changes a prompt": (
+        "sort_key",
+        COUNT,
+        "req.request.prompt.starts[:] = 0",
+        "assignment destination is read-only",
+    ),
+    "window_charge is more than any pool": (
+        "window_charge",
+        COUNT,
+        "return 10**30",
+        "expected a whole number of tokens, got 1000000",
+    ),
     "rank changes the time of an entry": (
         "rank",
         COUNT,

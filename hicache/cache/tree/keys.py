@@ -6,7 +6,7 @@ beforehand and numbers them.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,15 +57,17 @@ class Numbers:
 
     def __init__(self, pages: Mapping[int, TokenSpans]) -> None:
         spans = list(pages.values()) or [EMPTY_SPANS]
-        counts = np.concatenate([each.counts for each in spans])
-        ends = counts.cumsum(dtype=np.int32)
-        firsts = np.concatenate([each.starts for each in spans]) - ends + counts
-        numbers = firsts.repeat(counts) + np.arange(len(firsts) and ends[-1], dtype=np.int32)
-        if numbers.max(initial=0) >= KIND_STEP:
+        # sums over the workload do not fit in the int32 of the numbers themselves
+        counts = np.concatenate([each.counts for each in spans], dtype=np.int64)
+        starts = np.concatenate([each.starts for each in spans], dtype=np.int64)
+        if (starts + counts).max(initial=0) > KIND_STEP:
             raise ValueError(f"a workload may have {KIND_STEP} pages at most")
-        self._names: bytes = numbers.tobytes()
-        bounds = np.append(0, NUMBER_BYTES * ends)[np.cumsum([0, *(len(s.starts) for s in spans)])]
-        self._places = dict(zip(pages, pairwise(bounds.tolist()), strict=False))
+        ends = np.append(0, counts.cumsum())
+        # each number follows the one before it, except at the start of a run
+        numbers = np.ones(ends[-1], np.int32)
+        numbers[ends[:-1]] = np.diff(starts, prepend=0) - np.append(0, counts - 1)[:-1]
+        self._names: bytes = numbers.cumsum(dtype=np.int32, out=numbers).tobytes()
+        self._places = byte_places(pages)
 
     def tokens(self, request: Request) -> bytes:
         first, end = self._places[request.id]
@@ -79,6 +81,15 @@ class Numbers:
 
     def contents(self, names: Items[Any]) -> list[int]:
         return list(names)
+
+
+def byte_places(pages: Mapping[int, TokenSpans]) -> dict[int, tuple[int, int]]:
+    """Return where the bytes of each request's numbers begin and end among those of all requests.
+
+    `pages` maps each request id to the numbers of its pages.
+    """
+    bounds = accumulate((NUMBER_BYTES * len(each) for each in pages.values()), initial=0)
+    return dict(zip(pages, pairwise(bounds), strict=True))
 
 
 def keys(names: Items[Key], kind: int) -> Items[Key]:

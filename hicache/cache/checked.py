@@ -62,8 +62,8 @@ class ReadOnly:
 def shown(thing: Any) -> Any:
     """Return `thing` in a form that a user's policy cannot change.
 
-    Lists and sets become tuples, dictionaries read-only mappings, and arrays read-only views. Objects of this
-    package are wrapped in a read-only view. Other values are returned unchanged.
+    Lists and sets become tuples, dictionaries read-only mappings, and arrays read-only views.
+    Objects of this package are wrapped in a read-only view. Other values are returned unchanged.
     """
     if isinstance(thing, list | set):
         return tuple(thing)

@@ -31,7 +31,8 @@ def main() -> None:
         print(f"hicache {version('hicache')}")
         return
     if name not in COMMANDS:
-        sys.exit(f"hicache: there is no command {name!r}{meant(name, COMMANDS)}\n{_usage()}")
+        sys.stderr.write(f"hicache: no command {name!r}{meant(name, COMMANDS)}\n{_usage()}\n")
+        sys.exit(2)
     module = COMMANDS[name][0]
     sys.path[:] = _import_path(name)
     if module.startswith("experiments.") and not _is_checkout():

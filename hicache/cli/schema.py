@@ -33,6 +33,8 @@ from hicache.secret import refuse_secrets
 CONF = Path(__file__).parents[1] / "conf"
 # knobs that replace a whole group file, and the option that selects them
 IMPLIED = {"model.from_hf": "model=from_hf", "workload.path": "workload=trace"}
+# an experiment chooses a workload, whose kind of trace a path does not change
+REPLACES = {"workload.path": "experiment"}
 QUIET_RAY = [  # no dashboard, no worker logs in the driver's output
     f"+hydra.launcher.ray.init.{key}=false" for key in ("include_dashboard", "log_to_driver")
 ]
@@ -81,7 +83,7 @@ def with_implied(overrides: Sequence[str]) -> list[str]:
     implied = [
         option
         for knob, option in IMPLIED.items()
-        if knob in typed and not typed.keys() & {option.partition("=")[0], "experiment"}
+        if knob in typed and not typed.keys() & {option.partition("=")[0], REPLACES.get(knob)}
     ]
     if "hydra/launcher=ray" in overrides:
         implied += QUIET_RAY

@@ -507,7 +507,8 @@ def tier_shares(model: ModelConfig) -> dict[str, float]:
     running = shares(12200, window + 4096, 2)
     device = [sum(both) / 2 for both in zip(host, running, strict=True)]
     return {
-        f"{kind}_{tier}_share": round(value, 2)
+        # a small share must not become nothing
+        f"{kind}_{tier}_share": round(value, 2) or float(f"{value:.1g}")
         for tier, values in (("host", host), ("device", device))
         for kind, value in zip(("swa", "mamba"), values, strict=True)
     }

@@ -11,6 +11,7 @@ from hicache import experiment
 from hicache.cli.explain.rerun import rerun
 from hicache.cli.grid import MOST_JOBS, choices_of, jobs_of
 from hicache.cli.job import begin
+from hicache.cli.main import main
 from hicache.cli.schema import config_of, stored_config
 from hicache.cli.stored import read_yaml
 from hicache.cli.tables.groups import load_run
@@ -125,3 +126,40 @@ def test_an_explanation_contacts_no_server_that_the_run_names(theirs: Path) -> N
 def test_a_grid_of_a_stored_sweep_is_bounded() -> None:
     with pytest.raises(ValueError, match=f"at most {MOST_JOBS:,} jobs"):
         jobs_of(choices_of(["seed=range(0,1000000000)"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "code"),
+    [
+        (["--version"], "hicache 0", 0),
+        (["run", "--version"], "hicache 0", 0),
+        (["compar"], "no command 'compar' (did you mean compare?)", 2),
+        (["--help"], "explain the slowest requests of a run", 0),
+    ],
+)
+def test_the_command_answers_without_a_run(
+    words: list[str],
+    told: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)  # no checkout, so there is no `hicache diff`
+    monkeypatch.setattr(sys, "argv", ["hicache", *words])
+    ended: object = 0
+    try:
+        main()
+    except SystemExit as exit_:
+        ended = exit_.code
+    said = capsys.readouterr()
+    assert told in said.out + said.err
+    assert "diff" not in said.out
+    assert ended == code
+
+
+def test_the_help_of_compare_needs_no_pandas(tmp_path: Path) -> None:
+    (tmp_path / "pandas.py").write_text("raise ImportError")
+    command = "import sys; sys.path.insert(0, '.'); from hicache.cli.compare import main; main()"
+    done = subprocess.run([sys.executable, "-c", command, "--help"], cwd=tmp_path, check=False)
+    assert done.returncode == 0

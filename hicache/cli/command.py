@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hicache.cli.job import report_error
-from hicache.user_code import Stopped
 
 
 def parser_of(program: str, usage: str | None) -> ArgumentParser:
@@ -19,7 +18,5 @@ def parser_of(program: str, usage: str | None) -> ArgumentParser:
 def in_one_sentence() -> Iterator[None]:
     try:
         yield
-    except Stopped:
-        raise
-    except (Exception, SystemExit) as error:  # no class of the user ends a program with code 0
+    except Exception as error:
         sys.exit(report_error(error))

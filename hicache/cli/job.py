@@ -31,7 +31,7 @@ from hicache.results.requests_file import FILES, write_requests
 from hicache.results.tracking import Tracker, plain, write_json
 from hicache.secret import masked
 from hicache.storage.base import StorageError
-from hicache.user_code import Stopped, UserCodeError, told
+from hicache.user_code import UserCodeError, told
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 ATTACHED = (*FILES, "tokens.png", "ttft.png", "report.html", provenance.FILE)
@@ -144,10 +144,6 @@ def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], N
             f"out of memory: lower cache.host_gib ({config.cache.host_gib}) or cache.device_gib "
             f"({config.cache.device_gib}), or use a smaller workload"
         ) from error
-    except Stopped:
-        raise
-    except SystemExit as error:  # by a property of a user's class, for example
-        raise UserCodeError(f"code of the user ended the program: SystemExit: {error}") from error
     if not result.records:
         raise ValueError(
             f"no request arrives after the warm-up: workload.warm_up_s="

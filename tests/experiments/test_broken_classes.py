@@ -240,6 +240,17 @@ def test_a_function_that_ends_the_program_is_no_policy() -> None:
         experiment.run(config_of(*SMALL, "cache.policy=sys:exit"))
 
 
+def test_a_property_that_ends_the_program_during_a_run_is_named(tmp_path, monkeypatch) -> None:
+    (tmp_path / "users_own.py").write_text(
+        "import sys\nclass Rank(float):\n    def __lt__(self, other): sys.exit(0)\n"
+        "class Mine:\n    def rank(self, entry, tier, kind): return Rank(entry.used)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "users_own", raising=False)
+    with pytest.raises(UserCodeError, match="SystemExit: 0"):
+        experiment.run(config_of(*SMALL, "cache.policy=users_own:Mine"))
+
+
 def test_a_signal_and_ctrl_c_pass_through_a_users_class() -> None:
     for error in (Stopped(143), KeyboardInterrupt()):
         with pytest.raises(type(error)), user_code("a class"):

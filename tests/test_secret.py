@@ -74,6 +74,8 @@ def test_a_secret_of_the_environment_is_masked_in_messages(
 
 def test_ordinary_values_of_the_environment_are_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setenv("FOUR_TOKEN", "abcd")
+    assert masked("abcd abc") == "*** abc"
     monkeypatch.setenv("SHORT_TOKEN", "on")
     monkeypatch.setenv("SERVER", "https://host:80/path")
     assert masked("false, on, host, 80, path") == "false, on, host, 80, path"

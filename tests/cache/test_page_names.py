@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hicache.cache.tree.keys import KIND_STEP, Numbers, byte_places
-from hicache.request import TokenSpans
+from hicache.cache.tree.keys import KIND_STEP, NUMBER_BYTES, Numbers
+from hicache.request import TokenSpans, byte_places
 from hicache.workload.runs import to_spans
 
 
 def test_numbers_keep_their_places_beyond_two_gigabytes() -> None:
     span = TokenSpans(np.zeros(1, np.int32), np.full(1, 1 << 20, np.int32))
-    places = byte_places(dict.fromkeys(range(3000), span))  # some 2**31.5 pages
+    places = byte_places(dict.fromkeys(range(3000), span), NUMBER_BYTES)  # some 2**31.5 pages
     assert all(end - first == 4 << 20 for first, end in places.values())
     assert places[2999] == (2999 << 22, 3000 << 22)
 

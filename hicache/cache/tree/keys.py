@@ -6,7 +6,6 @@ beforehand and numbers them.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from hicache.cache.kinds import KEY_TAGS
 from hicache.cache.tree.node import Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.request import EMPTY_SPANS, Request, TokenSpans
+from hicache.request import EMPTY_SPANS, Request, TokenSpans, byte_places
 from hicache.storage.base import DIGEST_BYTES
 
 NUMBER_BYTES = 4
@@ -62,12 +61,13 @@ class Numbers:
         starts = np.concatenate([each.starts for each in spans], dtype=np.int64)
         if (starts + counts).max(initial=0) > KIND_STEP:
             raise ValueError(f"a workload may have {KIND_STEP} pages at most")
-        ends = np.append(0, counts.cumsum())
         # each number follows the one before it, except at the start of a run
-        numbers = np.ones(ends[-1], np.int32)
-        numbers[ends[:-1]] = np.diff(starts, prepend=0) - np.append(0, counts - 1)[:-1]
+        numbers = np.ones(counts.sum(), np.int32)
+        numbers[counts.cumsum() - counts] = (
+            np.diff(starts, prepend=0) - np.append(0, counts - 1)[:-1]
+        )
         self._names: bytes = numbers.cumsum(dtype=np.int32, out=numbers).tobytes()
-        self._places = byte_places(pages)
+        self._places = byte_places(pages, NUMBER_BYTES)
 
     def tokens(self, request: Request) -> bytes:
         first, end = self._places[request.id]
@@ -81,15 +81,6 @@ class Numbers:
 
     def contents(self, names: Items[Any]) -> list[int]:
         return list(names)
-
-
-def byte_places(pages: Mapping[int, TokenSpans]) -> dict[int, tuple[int, int]]:
-    """Return where the bytes of each request's numbers begin and end among those of all requests.
-
-    `pages` maps each request id to the numbers of its pages.
-    """
-    bounds = accumulate((NUMBER_BYTES * len(each) for each in pages.values()), initial=0)
-    return dict(zip(pages, pairwise(bounds), strict=True))
 
 
 def keys(names: Items[Key], kind: int) -> Items[Key]:

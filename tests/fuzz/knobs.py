@@ -272,6 +272,7 @@ STORED = (  # values that need storage, or copies other than write_back
 # of values that cannot go together, the second gives way to its knob's plain one
 BARRED = (
     *((("storage.kind", "none"), barred) for barred in (*RANKS[:2], WARM)),
+    *((ranks, ("cache.policy", "oracle")) for ranks in RANKS),
     *(
         (("copies", copies), ("formats", form))
         for copies in ("uneven", "staged")

@@ -45,6 +45,8 @@ GRID = "cache.checkpoints=every or cache.windows=every"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
+# bounds of numbers that have no narrower ones: 30 years of seconds, 1e9 GiB or GB/s
+MOST_INT, MOST_FLOAT, LEAST_FLOAT = (1 << 31) - 1, 1e9, 1e-6
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -175,7 +177,9 @@ def knob(
 ) -> Any:
     """Return a dataclass field for a setting, with limits that `check_limits` enforces.
 
-    `least` and `most` are inclusive bounds; `above` is an exclusive lower bound. `ours` lists the
+    `least` and `most` are inclusive bounds; `above` is an exclusive lower bound. A number without
+    `most` is at most `MOST_INT` or `MOST_FLOAT`, and one above 0 at least `LEAST_FLOAT`: beyond,
+    times and sizes leave the range of their types. `ours` lists the
     built-in names; a user's class, written `module:Class`, is allowed as well. `one_of` lists the
     only allowed values. None is allowed if the type of the field allows it. `only` names the
     settings with which this setting has an effect. It is `group.setting=VALUE,VALUE`, or several of
@@ -203,6 +207,8 @@ def check_limits(group: str, config: Any) -> None:
         held = getattr(config, item.name)
         for value in held if isinstance(held, tuple | list) else (held,):
             if limits and value is not None:
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    _check_range(f"{group}.{item.name}".lstrip("."), value, limits)
                 _check_limits(f"{group}.{item.name}".lstrip("."), value, limits)
 
 
@@ -214,15 +220,23 @@ def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     if limits["ours"] is not None and value not in limits["ours"] and ":" not in value:
         ours = ", ".join(limits["ours"])
         raise ValueError(f"{name} must be one of {ours} or module:Class, got {value!r}")
-    if isinstance(value, float) and not isfinite(value):
+
+
+def _check_range(name: str, value: float, limits: Mapping[str, Any]) -> None:
+    if not isfinite(value):
         raise ValueError(f"{name} must be a finite number, got {value}")
     least, above, most = limits["least"], limits["above"], limits["most"]
     if above is not None and value <= above:
         raise ValueError(f"{name} must be above {above}, got {value}")
     if most is not None and not least <= value <= most:
         raise ValueError(f"{name} must be between {least} and {most}, got {value}")
+    if above is not None and isinstance(value, float):
+        least = max(least or 0, LEAST_FLOAT)
     if least is not None and value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    top = MOST_FLOAT if isinstance(value, float) else MOST_INT
+    if value > top:
+        raise ValueError(f"{name} must be at most {top:,}, got {value:g}")
 
 
 def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str]:
@@ -289,7 +303,7 @@ class WorkloadConfig:
     max_context: int | None = knob(None, least=1)
     # Target GPU utilization, computed as if nothing were cached (0.6 means 60 %); sessions are left
     # out or repeated with new tokens to reach it. None means the workload as it is.
-    load: float | None = knob(None, above=0)
+    load: float | None = knob(None, above=0, least=0, most=1000)
     # Factor on all arrival times; 2 halves the request rate.
     time_scale: float = knob(1.0, above=0)
     # Keep only token ids that are multiples of this number, which makes prompts and answers that
@@ -297,7 +311,7 @@ class WorkloadConfig:
     token_stride: int = knob(1, least=1)
     # Maximum random delay in seconds of each session's start, uniform from 0. It spreads the
     # arrivals of a trace with coarse timestamps.
-    start_jitter_s: float = knob(0.0, least=0)
+    start_jitter_s: float = knob(0.0, least=0, most=1e6)
     tokens: TraceTokens = knob(TraceTokens.reconstructed, only=TRACED)
     arrivals: Arrivals = Arrivals.causal
     # Number of sessions active at once when workload.arrivals=closed; the next one starts when one
@@ -324,10 +338,11 @@ class WorkloadConfig:
     # exponential distribution.
     patience_s: float = knob(10.0, above=0)
     # Number of sessions to generate; with workload=multi_turn, the number of clients.
-    num_sessions: int = knob(200, least=1, only=GENERATED + ",multi_turn")
+    num_sessions: int = knob(200, least=1, most=10**7, only=GENERATED + ",multi_turn")
     # Mean rate at which sessions start (a Poisson process), in sessions per second.
     session_rate: float = knob(1.0, above=0, only=GENERATED + ",weka_agentic")
-    rounds: int = knob(9, least=1, only=ROUNDS)  # Number of turns that each client asks.
+    # Number of turns that each client asks.
+    rounds: int = knob(9, least=1, most=10**5, only=ROUNDS)
     # New prompt tokens in each turn, besides the previous answer.
     turn_tokens: int = knob(4096, least=1, only=ROUNDS)
     # Prompt tokens of each client's first turn. None means `workload.turn_tokens`.
@@ -342,16 +357,19 @@ class WorkloadConfig:
     # Start a turn only when all clients have received the answer to their previous turn.
     barrier: bool = knob(False, only=ROUNDS)
     # Number of groups of prompts; the prompts of one group share a prefix.
-    groups: int = knob(250, least=1, only=PREFIXES)
+    groups: int = knob(250, least=1, most=10**6, only=PREFIXES)
     # Number of different prompts in each group of prompts that share a prefix.
-    group_prompts: int = knob(5, least=1, only=PREFIXES)
+    group_prompts: int = knob(5, least=1, most=10**6, only=PREFIXES)
     # Length in tokens of the prefix that the prompts of one group share.
     prefix_tokens: int = knob(16000, least=1, only=PREFIXES)
     # Length in tokens of the part of each prompt that no other prompt shares.
     own_tokens: int = knob(256, least=1, only=PREFIXES)
     # Request rate of each load stage in requests per second; the stages follow one another.
-    stage_rates: tuple[float, ...] = knob((5.0, 10.0, 15.0), above=0, only=PREFIXES)
-    stage_s: float = knob(60.0, above=0, only=PREFIXES)  # Duration of each load stage in seconds.
+    stage_rates: tuple[float, ...] = knob(
+        (5.0, 10.0, 15.0), above=0, least=0, most=1e4, only=PREFIXES
+    )
+    # Duration of each load stage in seconds.
+    stage_s: float = knob(60.0, above=0, least=0, most=1e5, only=PREFIXES)
     # Start a load stage only when all requests of the previous one have ended. False starts it on
     # time.
     drain: bool = knob(False, only=PREFIXES)
@@ -410,12 +428,12 @@ class ParallelConfig:
     ep: int = knob(1, least=1)
     # Number of cache ranks per engine. Each rank has its own radix tree, its own storage and a
     # slice of every page, and all must take the same hits. 1 means one tree for the whole engine.
-    ranks: int = knob(1, least=1)
+    ranks: int = knob(1, least=1, most=1024)
     # Seconds that each step takes for the all-reduce by which ranks agree on prefetches and
     # transfers. SGLang issue 30511 reports 150 us.
-    collective_s: float = knob(150e-6, least=0)
+    collective_s: float = knob(150e-6, least=0, most=1e4)
     # Number of engines; each has its own device and host tiers, and all share one storage.
-    replicas: int = knob(1, least=1)
+    replicas: int = knob(1, least=1, most=1024)
     # How requests are assigned to engines: sticky (a session stays on one engine), round_robin,
     # prefix_load (the engine with the longest cached prefix, unless it has over 8 requests more
     # than the least busy one), scored (a weighted sum of queue, free memory and cached prefix, as
@@ -432,7 +450,8 @@ class ParallelConfig:
 class CacheConfig:
     """The prefix cache: its radix tree, its device tier and its host tier."""
 
-    page_size: int = 64  # Tokens per KV page, the unit of allocation and transfer; a power of two.
+    # Tokens per KV page, the unit of allocation and transfer; a power of two.
+    page_size: int = knob(64, least=1, most=1 << 20)
     # Device memory for the cache in GiB, summed over all devices of an engine. None means all
     # memory that weights and activations leave free.
     device_gib: float | None = knob(40.0, above=0)
@@ -556,7 +575,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
-        if self.page_size < 1 or self.page_size & (self.page_size - 1):
+        if self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
         for rules in (
             ("mem_fraction_static", "gpu_memory_utilization"),
@@ -671,10 +690,10 @@ class SchedulerConfig:
     order: str = knob("fcfs", one_of=SERVICE_ORDERS)
     # Time in seconds that the server spends on each request besides the scheduler and the GPU:
     # HTTP, tokenization, detokenization. It delays a request and does not occupy the engine.
-    server_s: float = knob(0.0, least=0)
+    server_s: float = knob(0.0, least=0, most=1e4)
     # Time in seconds that the engine spends on each request that it begins while its GPU waits. It
     # makes simulated steps longer. 0 means that such work is done while the GPU computes.
-    begin_s: float = knob(0.0, least=0)
+    begin_s: float = knob(0.0, least=0, most=1e4)
     # Maximum number of prompt tokens computed per step (chunked prefill).
     chunk_tokens: int = knob(8192, least=1)
     # Maximum number of requests that run at once, in prefill or decode.
@@ -693,14 +712,14 @@ class SchedulerConfig:
     aging: float = knob(0.1, least=0, only=AGED)
     # Maximum number of answer tokens per request for which admission reserves memory, however long
     # the answer may become. 4,096 is SGLang's value.
-    clip_new_tokens: int = 4096
+    clip_new_tokens: int = knob(4096, least=0)
     # Initial fraction of each running request's remaining answer tokens for which admission
     # reserves memory; it then decays, as in SGLang.
     new_token_ratio: float = share(0.7)
     # Lowest value to which `scheduler.new_token_ratio` decays.
     new_token_ratio_floor: float = share(0.098)
     # Number of decode steps in which `scheduler.new_token_ratio` decays to its floor.
-    new_token_ratio_decay_steps: int = 600
+    new_token_ratio_decay_steps: int = knob(600, least=1)
 
     def __post_init__(self) -> None:
         check_limits("scheduler", self)
@@ -784,9 +803,9 @@ class StorageConfig:
     # None means that reads and writes do not slow each other.
     shared_gbps: float | None = knob(None, above=0)
     # Simulated time in seconds of one lookup that asks storage which pages it has.
-    query_s: float = knob(0.0005, least=0)
+    query_s: float = knob(0.0005, least=0, most=1e4)
     # Simulated latency in seconds of each read or write batch before its first byte.
-    operation_s: float = knob(0.0001, least=0)
+    operation_s: float = knob(0.0001, least=0, most=1e4)
     # Maximum number of pages per read or write batch. 128 is SGLang's value.
     batch_pages: int = knob(128, least=1)
     # Number of batches that are read from storage in parallel.
@@ -797,10 +816,10 @@ class StorageConfig:
     # dropped. None means half of `cache.host_gib`, or no limit with `cache.unlimited`.
     write_queue_gib: float | None = knob(None, least=0)
     # Mean in seconds of an extra random delay (exponential) of each read batch. 0 means none.
-    delay_s: float = knob(0.0, least=0)
+    delay_s: float = knob(0.0, least=0, most=1e4)
     # Simulated extra latency in seconds of reading the window and state of a prefix, which come
     # after its pages.
-    sidecar_s: float = knob(0.0, least=0)
+    sidecar_s: float = knob(0.0, least=0, most=1e4)
     # Time limit in seconds of one storage call; a call that takes longer counts as failed.
     deadline_s: float = knob(5.0, above=0)
     tiering: Tiering = Tiering.inclusive

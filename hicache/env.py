@@ -9,6 +9,8 @@ import platform
 import shutil
 from importlib import metadata
 
+from hicache.secret import masked
+
 PACKAGES = (
     "hicache", "torch", "triton", "numpy", "einops", "hydra-core", "omegaconf", "wandb", "rich",
     "xxhash", "matplotlib", "pyarrow", "pooch", "hydra-joblib-launcher",
@@ -29,15 +31,15 @@ def describe_environment() -> dict[str, str]:
                     else os.cpu_count()),
     }  # fmt: skip
     for package in PACKAGES:
-        found[package] = _version(package)
+        found[package] = version(package)
     found["devices"] = _devices()
     found["redis-server"] = shutil.which("redis-server") or "not found"
     for variable in VARIABLES:
-        found[variable] = os.environ.get(variable, "not set")
+        found[variable] = masked(os.environ.get(variable, "not set"))
     return found
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

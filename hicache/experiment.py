@@ -24,6 +24,7 @@ from hicache.results.measures import run_measures, scaled_to_load, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
 from hicache.results.remarks import remarks
+from hicache.user_code import user_code
 from hicache.workload.kept import no_collection
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
@@ -64,8 +65,11 @@ def run(
     Raises:
         ValueError: a setting cannot be used; the message names it.
         FileNotFoundError: a trace file does not exist.
+        UserCodeError: a class of the user failed, or ended the program.
     """
-    with no_collection():  # a run leaves no cycles, and the search for them took 5 % of its time
+    # SystemExit may also come from a property of a user's class: no run without results ends well;
+    # a run leaves no cycles, and the search for them took 5 % of its time
+    with user_code("a class of the user", Exception), no_collection():
         return _run(config, workload, progress, timeline)
 
 

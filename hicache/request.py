@@ -4,8 +4,9 @@ Tokens are stored as runs of consecutive ids, because traces name blocks of ids.
 tokens has about two hundred runs until the engine needs its bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ class TokenSpans:
     """A sequence of token ids, stored as K runs of consecutive ids.
 
     `starts`: [K] int32, the first id of each run. `counts`: [K] int32, the number of ids in each
-    run, at least 1. `len()` returns the number of tokens, not of runs.
+    run, at least 1. Both cannot be written to. `len()` returns the number of tokens, not of runs.
     """
 
     starts: NDArray[np.int32]
@@ -27,6 +28,8 @@ class TokenSpans:
 
     def __post_init__(self) -> None:
         self._len = sum(self.counts.tolist())
+        for ids in (self.starts, self.counts):
+            ids.setflags(write=False)  # policies see them
 
     def __len__(self) -> int:
         return self._len
@@ -46,6 +49,15 @@ class TokenSpans:
 
 def _from_buffers(starts: bytes, counts: bytes) -> TokenSpans:
     return TokenSpans(np.frombuffer(starts, np.int32), np.frombuffer(counts, np.int32))
+
+
+def byte_places(spans: Mapping[int, TokenSpans], unit_bytes: int) -> dict[int, tuple[int, int]]:
+    """Return where the bytes of each request begin and end if all of them lie one after another.
+
+    `spans` maps each request id to its ids, of `unit_bytes` each.
+    """
+    bounds = accumulate((unit_bytes * len(each) for each in spans.values()), initial=0)
+    return dict(zip(spans, pairwise(bounds), strict=True))
 
 
 EMPTY_SPANS = TokenSpans(np.empty(0, np.int32), np.empty(0, np.int32))

@@ -13,6 +13,8 @@ FLOORS = [
         "hicache.config",
         "hicache.request",
         "hicache.clock",
+        "hicache.secret",
+        "hicache.user_code",
         "hicache.models",
         "hicache.env",
     ],
@@ -31,7 +33,11 @@ FLOORS = [
     ["experiments"],
 ]
 # neighbours on one floor that may be used, in this direction only
-NEIGHBOURS = {("hicache.config", "hicache.models"), ("hicache.executor", "hicache.scheduler")}
+NEIGHBOURS = {
+    ("hicache.config", "hicache.models"),
+    ("hicache.executor", "hicache.scheduler"),
+    ("hicache.env", "hicache.secret"),
+}
 # the rooms of a package in order: what is inside one uses itself and those before it
 ROOMS = {
     "hicache.cache": [
@@ -57,7 +63,6 @@ ROOMS = {
     "hicache.storage": [
         "base",
         "digest",
-        "passwords",
         "guards",
         "engines",
         "factory",

@@ -1,24 +1,20 @@
 """Calls a user's policy class with read-only arguments, and checks the values that it returns."""
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 
-class PolicyError(RuntimeError):
-    """Raised when a user's policy class fails or returns a wrong value.
+from hicache.user_code import Stopped, UserCodeError, place_of, told
 
-    The message names the class and the call. `place` is the source line that defines the called
-    method, in the form of a traceback. It is empty if the method itself raised an exception, whose
-    traceback shows a more exact line.
-    """
+PASSES = (KeyboardInterrupt, Stopped)  # end the program also inside a user's class
 
-    def __init__(self, told: str, place: str = "") -> None:
-        super().__init__(told)
-        self.place = place
+
+class PolicyError(UserCodeError):
+    """Raised when a user's policy class fails or returns a wrong value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +30,6 @@ class Answer:
     fits: Callable[[Any], bool]
     shows: bool = True
     is_list: bool = False
-
-
-def told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class ReadOnly:
@@ -70,13 +62,17 @@ class ReadOnly:
 def shown(thing: Any) -> Any:
     """Return `thing` in a form that a user's policy cannot change.
 
-    Lists and sets become tuples, and dictionaries become read-only mappings. Objects of this
-    package are wrapped in a read-only view. Other values are returned unchanged.
+    Lists and sets become tuples, dictionaries read-only mappings, and arrays read-only views.
+    Objects of this package are wrapped in a read-only view. Other values are returned unchanged.
     """
     if isinstance(thing, list | set):
         return tuple(thing)
     if isinstance(thing, dict):
         return MappingProxyType(thing)
+    if isinstance(thing, np.ndarray):
+        thing = thing.view()
+        thing.setflags(write=False)
+        return thing
     is_value = isinstance(thing, tuple | Enum | ReadOnly | MethodType)
     is_ours = type(thing).__module__.startswith("hicache.")
     return ReadOnly(thing) if is_ours and not is_value else thing
@@ -111,7 +107,9 @@ def _checked(
         # called often; its arguments are entries, which are read-only
         try:
             given = ask(*arguments)
-        except Exception as error:
+        except PASSES:
+            raise
+        except BaseException as error:
             raise _failed(error, _described(name, method, arguments, {}), ask) from error
         if fits(given):
             return given
@@ -122,7 +120,9 @@ def _checked(
             given = ask(*map(shown, arguments), **named)
             if answer.is_list and isinstance(given, Iterable):
                 given = list(given)
-        except Exception as error:
+        except PASSES:
+            raise
+        except BaseException as error:
             raise _failed(error, _described(name, method, arguments, named), ask) from error
         if not fits(given):
             raise _unfit(answer, given, _described(name, method, arguments, named), ask)
@@ -131,7 +131,7 @@ def _checked(
     return asked if answer.shows else called
 
 
-def _failed(error: Exception, call: str, ask: object) -> PolicyError:
+def _failed(error: BaseException, call: str, ask: object) -> PolicyError:
     place = "" if is_inside(error) else place_of(ask)
     return PolicyError(f"{call} raised {told(error)}", place)
 
@@ -143,16 +143,6 @@ def _unfit(answer: Answer, given: object, call: str, place: object) -> PolicyErr
 def is_inside(error: BaseException) -> bool:
     # a failed call itself, with wrong arguments for example, has a traceback of one frame
     return error.__traceback__ is not None and error.__traceback__.tb_next is not None
-
-
-def place_of(thing: object) -> str:
-    try:
-        lines, number = inspect.getsourcelines(thing)  # type: ignore[arg-type]
-        file = inspect.getsourcefile(thing)  # type: ignore[arg-type]
-    except (OSError, TypeError):
-        return ""
-    name = getattr(thing, "__qualname__", "")
-    return f'  File "{file}", line {number}, in {name}\n    {lines[0].strip()}'
 
 
 def _described(

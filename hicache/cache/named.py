@@ -1,20 +1,25 @@
-"""Loads classes that are named as `module:Class`, and defines what their methods must return."""
+"""Builds the user's policy classes, and defines what their methods must return."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from math import inf
 from numbers import Real
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from hicache.cache.checked import Answer, PolicyError, is_inside, told
+from hicache.cache.checked import PASSES, Answer, PolicyError, is_inside
+from hicache.user_code import told
 
+MOST_TOKENS = 1 << 31  # more than any pool holds
 Policy = TypeVar("Policy")
 
 
 def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and abs(value) < inf  # type: ignore[operator]
+
+
+def is_rankable(value: object) -> bool:
+    return isinstance(value, (bool, np.bool_)) or is_number(value)
 
 
 def is_whole(value: object) -> bool:
@@ -23,29 +28,19 @@ def is_whole(value: object) -> bool:
 
 FLAG = Answer("True or False", lambda value: isinstance(value, (bool, np.bool_)))
 NUMBER = Answer("a finite number", is_number)
-TOKENS = Answer("a whole number of tokens", lambda value: is_whole(value) and value >= 0)
+TOKENS = Answer(
+    "a whole number of tokens", lambda value: is_whole(value) and 0 <= value < MOST_TOKENS
+)
 MOMENT = Answer("None or a time in whole nanoseconds", lambda v: v is None or is_whole(v))
 RANKING = Answer(
     "a tuple of finite numbers",
-    lambda value: isinstance(value, tuple) and len(value) > 0 and all(map(is_number, value)),
+    lambda value: isinstance(value, tuple) and len(value) > 0 and all(map(is_rankable, value)),
 )
 LENGTHS = Answer(
     "a list of whole numbers",
     lambda v: isinstance(v, list) and all(map(is_whole, v)),
     is_list=True,
 )
-
-
-def loaded(knob: str, name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        hint = "name it as module:Class, with the module in this directory or on PYTHONPATH"
-        if module == "__main__":
-            hint = "a class of a script cannot be found later, so put it into a module of its own"
-        raise ValueError(f"{knob}={name} cannot be loaded: {error}; {hint}") from error
-    return found
 
 
 def built(
@@ -67,7 +62,9 @@ def built(
         if getattr(make, "__init__", None) is object.__init__:
             return make(**knobs)
         return make(*arguments, **knobs)
-    except Exception as error:
+    except PASSES:
+        raise
+    except BaseException as error:
         if isinstance(error, TypeError) and not is_inside(error):
             raise ValueError(f"{name} cannot be built: {error}") from error
         raise PolicyError(f"{name} cannot be built: {told(error)}") from error

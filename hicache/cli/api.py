@@ -19,7 +19,7 @@ from hicache.cli.errors import sentence
 from hicache.cli.grid import choices_of, jobs_of, name_of, varied
 from hicache.cli.job import CONFIG_ERRORS, run_job
 from hicache.cli.schema import config_of
-from hicache.cli.stored import is_finished
+from hicache.cli.stored import is_finished, read_summary
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import compared_groups, find_runs
 from hicache.config import METRICS, ExperimentConfig
@@ -47,8 +47,7 @@ class Run:
 
         docs/metrics.md explains every metric.
         """
-        stored: dict[str, float] = json.loads((self.path / "summary.json").read_text())
-        return stored
+        return read_summary(self.path)
 
     @cached_property
     def requests(self) -> "pd.DataFrame":
@@ -63,7 +62,7 @@ class Run:
         """
         return [each.sentence for each in objections([self.summary])]
 
-    def explain(self, *, request: int | None = None, slowest: int = 1) -> str:
+    def explain(self, *, request: int | None = None, slowest: int = 1, trust: bool = False) -> str:
         """Explain in words what a request waited for, and why it missed the KV cache.
 
         The method simulates the run again, which takes about twice as long as the original run.
@@ -72,12 +71,13 @@ class Run:
             request: the id of the request to explain. None means the slowest requests.
             slowest: how many of the slowest requests to explain. It is used only if `request` is
                 None. The slowest requests are those with the longest time to first token.
+            trust: True runs the classes and functions outside hicache that the run names.
         """
         from hicache.cli.explain.command import lines
         from hicache.cli.explain.rerun import rerun
 
         chosen, count = ([], slowest) if request is None else ([request], 0)
-        return "\n".join(lines(rerun(self.path), chosen, count)).strip()
+        return "\n".join(lines(rerun(self.path, trust=trust), chosen, count)).strip()
 
     def plot(self) -> "Figure":
         """Plot the hit rate of each cache tier over time, and the waiting and running requests."""

@@ -18,11 +18,11 @@ from inspect import getattr_static, isfunction
 from unittest.mock import patch
 
 from hicache import experiment
-from hicache.cache.named import loaded
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.schema import config_of
 from hicache.policies.policy import METHODS
 from hicache.results.metrics import Result, summarize
+from hicache.user_code import loaded
 
 TIGHT = (
     "workload=agents", "workload.limit=40", "storage=memory", "storage.read_gbps=0.5",

@@ -19,15 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.cli.tables.comparison import RATIO_OF, over_runs, table_of
 from hicache.cli.tables.groups import compared_groups
-from hicache.cli.tables.paired_table import table_of_pairs
-from hicache.cli.tables.result_table import as_csv, as_json, as_markdown, show_result
 
 FORMS = {
-    "json": (as_json, "print a list of objects with unrounded values"),
-    "csv": (as_csv, "print CSV with unrounded values and without notes"),
-    "markdown": (as_markdown, "print a Markdown table"),
+    "json": "print a list of objects with unrounded values",
+    "csv": "print CSV with unrounded values and without notes",
+    "markdown": "print a Markdown table",
 }
 
 
@@ -51,11 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="compare with the runs that have this setting or lie there; repeatable",
     )
     form = parser.add_mutually_exclusive_group()
-    for name, (_, purpose) in FORMS.items():
+    for name, purpose in FORMS.items():
         form.add_argument(f"--{name}", action="store_const", dest="form", const=name, help=purpose)
     add("--paired", action="store_true", help="compare the runs request by request")
     options = parser.parse_args(arguments)
     with in_one_sentence():
+        from hicache.cli.tables import result_table  # pandas, which the help does not need
+        from hicache.cli.tables.comparison import RATIO_OF, over_runs, table_of
+        from hicache.cli.tables.paired_table import table_of_pairs
+
         groups = compared_groups(options.paths, where=options.where, baseline=options.baseline)
         metrics = tuple(options.metric or groups[0].runs[0].metrics)
         if options.paired:
@@ -66,7 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             num_runs = sum(len(group.runs) for group in groups)
             heading = ": ".join(filter(None, [f"{num_runs} runs", over_runs(groups)]))
         if options.form:
-            write, _ = FORMS[options.form]
-            print(write(result))
+            print(getattr(result_table, f"as_{options.form}")(result))
         else:
-            show_result(result, heading)
+            result_table.show_result(result, heading)

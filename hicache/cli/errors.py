@@ -1,8 +1,8 @@
 """Turns errors of Hydra and OmegaConf into one sentence for the user."""
 
-import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
+from difflib import get_close_matches
 from itertools import takewhile
 
 from hydra.errors import OverrideParseException
@@ -51,13 +51,16 @@ def sentence(error: BaseException) -> str:
     return told
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def meant(name: str, known: Collection[str]) -> str:
     """Return " (did you mean ...?)" with the known name that is closest; "" if none is close.
 
     A known name that ends with `/name`, as metrics may, is preferred.
     """
+    group = name[: name.rfind(".") + 1]  # that two settings are of one group makes them not similar
+    peers = [each.removeprefix(group) for each in known if each.startswith(group)]
     near = [each for each in known if each.endswith(f"/{name}")]
-    near += difflib.get_close_matches(name, known, n=1)
+    near += [group + each for each in get_close_matches(name.removeprefix(group), peers, n=1)]
+    near += [] if peers else get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 

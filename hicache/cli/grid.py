@@ -6,19 +6,20 @@ The name of a job is its number and the settings that differ between jobs, as in
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import product
+from itertools import islice, product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
 
 from hicache.cli.stored import read_yaml
 
 MAX_NAME = 160  # characters; file systems allow 255 bytes
+MOST_JOBS = 100_000
 NUMBERED = re.compile(r"(\d+)(?:_|$)")
 
 
@@ -26,7 +27,7 @@ def choices_of(overrides: Sequence[str]) -> dict[str, list[str]]:
     hydra = GlobalHydra.instance()
     loader = hydra.config_loader() if hydra.is_initialized() else None  # for glob(*)
     return {
-        key: [f"{key}={value}" for value in each.sweep_string_iterator()]
+        key: [f"{key}={value}" for value in islice(each.sweep_string_iterator(), MOST_JOBS + 1)]
         if each.is_sweep_override()
         else [str(each.input_line)]
         for each in OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
@@ -35,17 +36,28 @@ def choices_of(overrides: Sequence[str]) -> dict[str, list[str]]:
 
 
 def jobs_of(choices: dict[str, list[str]]) -> list[list[str]]:
+    if prod(map(len, choices.values())) > MOST_JOBS:
+        raise ValueError(f"a sweep has at most {MOST_JOBS:,} jobs")
     return [list(job) for job in product(*choices.values())]
 
 
-def choices_of_sweep(config: DictConfig) -> dict[str, list[str]]:
-    params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-    return choices_of([*params, *config.hydra.overrides.task])
+def choices_of_sweep(hydra: Mapping[str, Any]) -> dict[str, list[str]]:
+    params = [f"{key}={value}" for key, value in (hydra["sweeper"]["params"] or {}).items()]
+    return choices_of([*params, *hydra["overrides"]["task"]])
 
 
 @cache
 def stored_choices(directory: Path) -> dict[str, list[str]]:
-    return choices_of_sweep(read_yaml(directory / "multirun.yaml", DictConfig))
+    return read_choices(directory)
+
+
+def read_choices(directory: Path) -> dict[str, list[str]]:
+    file = directory / "multirun.yaml"
+    stored = read_yaml(file, dict)
+    try:
+        return choices_of_sweep(stored["hydra"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} describes no sweep ({error})") from error
 
 
 def varied(overrides: Sequence[str], choices: dict[str, list[str]]) -> list[str]:

@@ -1,7 +1,8 @@
 """One run, from a composed config to its files; the last file written is `summary.json`.
 
-A bad input ends the run with one sentence on stderr and in `error.txt` of the run directory; only
-`HICACHE_TRACEBACK=1` adds a traceback. A full disk ends it in the same way, but the results of a
+An error ends the run with one sentence on stderr and in `error.txt` of the run directory. A fault
+of the user's own class adds the frames of that class, and a fault of ours a traceback, as does
+`HICACHE_TRACEBACK=1`. A full disk ends it in the same way, but the results of a
 run that reached its end are printed first.
 """
 
@@ -20,7 +21,6 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hicache.cache.checked import PolicyError
 from hicache.cli.errors import EXTRAS, missing, sentence
 from hicache.cli.progress import progress_bar
 from hicache.cli.stored import CONFIG_FILE, ERROR_FILE, SUMMARY_FILE
@@ -29,11 +29,14 @@ from hicache.config import ExperimentConfig
 from hicache.results.metrics import Progress, RequestRecord, Result, summarize
 from hicache.results.requests_file import FILES, write_requests
 from hicache.results.tracking import Tracker, plain, write_json
+from hicache.secret import masked
 from hicache.storage.base import StorageError
+from hicache.user_code import UserCodeError, told
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 ATTACHED = (*FILES, "tokens.png", "ttft.png", "report.html", provenance.FILE)
 BAD_INPUT = (ValueError, OSError, StorageError, *CONFIG_ERRORS)
+REPORT = "a fault of hicache; please report it with these lines and those of `hicache env`"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -173,42 +176,41 @@ def as_yaml(config: ExperimentConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
 
 
-def report_error(error: Exception, out_dir: Path | None = None) -> int:
+def report_error(error: BaseException, out_dir: Path | None = None) -> int:
     """Print an error to stderr, write it to `error.txt` in `out_dir`, and return the exit code.
 
-    The exit code is 2 if the user's input is wrong, and 1 if the program has a bug. None as
-    `out_dir` means that no file is written.
+    The first line names the fault. The frames of the user's own code follow if that code failed,
+    and a traceback follows if the program has a bug. The exit code is 2 if the user's input is
+    wrong, and 1 otherwise. None as `out_dir` means that no file is written.
     """
     is_input = isinstance(error, BAD_INPUT) or _missing_package(error) is not None
-    if os.environ.get("HICACHE_TRACEBACK") == "1" or not is_input:
-        text = "".join(traceback.format_exception(error)).rstrip()
-    else:
-        text = one_sentence(error, out_dir)
-    if isinstance(error, PolicyError):  # the author of the policy needs the line numbers
-        cause, lines = error.__cause__, []
-        if cause is not None and cause.__traceback__ is not None:  # its first frame is ours
-            own = cause.with_traceback(cause.__traceback__.tb_next)
-            lines = traceback.format_exception(own, chain=False)
-        text = "\n".join([*"".join([*lines, error.place]).splitlines(), one_sentence(error)])
+    lines = [one_sentence(error, out_dir)]
+    if isinstance(error, UserCodeError):
+        lines.append(error.own_frames())
+    elif not is_input:
+        lines[0] = f"{told(error)}: {REPORT}"
+    if os.environ.get("HICACHE_TRACEBACK") == "1" or lines[0].endswith(REPORT):
+        lines.append("".join(traceback.format_exception(error)).rstrip())
+    text = masked("\n".join(filter(None, lines))) + "\n"
     with suppress(OSError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
     if out_dir is not None and out_dir.is_dir():
         file = out_dir / ERROR_FILE
         try:
-            file.write_text(text + "\n")
+            file.write_text(text)
         except OSError:  # a truncated sentence would mislead
             file.unlink(missing_ok=True)
     return 2 if is_input else 1
 
 
-def _missing_package(error: Exception) -> str | None:
+def _missing_package(error: BaseException) -> str | None:
     # the optional package whose import failed; None for other errors
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     return name if name in EXTRAS else None
 
 
-def one_sentence(error: Exception, out_dir: Path | None = None) -> str:
+def one_sentence(error: BaseException, out_dir: Path | None = None) -> str:
     package = _missing_package(error)
     if package is not None:
         return missing(package)

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from itertools import takewhile
 from operator import attrgetter
+from pathlib import Path
 from typing import get_args
 
 from hicache.cli.schema import CONF, config_of
@@ -53,7 +55,7 @@ def help_of(groups: Sequence[str]) -> str:
     if not groups:
         lines = [f"  {group:<11}{_first_line(kind)}" for group, kind in known.items()]
         presets = ["Presets, as compat=NAME:", _names("compat")]
-        questions = ["Questions with their grids, as experiment=NAME:", _names("experiment")]
+        questions = ["Questions with their grids, as experiment=NAME:", *_questions()]
         return "\n".join([USAGE, "Groups:", *lines, "", *presets, "", *questions])
     return "\n\n".join(_help_of_group(group, known[group]) for group in groups)
 
@@ -147,6 +149,18 @@ def _names(group: str) -> str:
     return textwrap.fill(
         ", ".join(_options(group)), 98, initial_indent="  ", subsequent_indent="  "
     )
+
+
+def _questions() -> list[str]:
+    paths = {name: CONF / "experiment" / f"{name}.yaml" for name in _options("experiment")}
+    return [f"  {name:<22}{_question(path)}" for name, path in paths.items()]
+
+
+def _question(path: Path) -> str:
+    # the first sentence of the file, which may take several lines
+    lines = takewhile(lambda line: line.startswith("# "), path.read_text().splitlines()[1:])
+    told = " ".join(line[2:] for line in lines).removeprefix("Question: ")
+    return told[: told.find("?") + 1]
 
 
 def _options(group: str) -> list[str]:

@@ -1,9 +1,12 @@
 """The `hicache` command: one subcommand per program."""
 
 import sys
-from importlib import import_module, util
+from importlib import import_module
+from pathlib import Path
 
+from hicache.cli.errors import meant
 from hicache.cli.job import report_error
+from hicache.env import version
 
 COMMANDS = {
     "run": ("hicache.cli.run", "run one experiment, or a sweep of them"),
@@ -16,26 +19,47 @@ COMMANDS = {
     "diff": ("experiments.diff.__main__", "compare two releases of SGLang's or vLLM's cache"),
     "env": ("hicache.env", "print versions and devices for a bug report"),
 }
-USAGE = "\n".join(
-    ["usage: hicache COMMAND ...", ""]
-    + [f"  {name:<14}{purpose}" for name, (_, purpose) in COMMANDS.items()]
-    + ["", "`hicache COMMAND --help` describes a command."]
-)
+READERS = ("compare", "validate", "explain")  # of stored runs, which may come from anyone
 
 
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
-        print(USAGE)
+        print(_usage())
+        return
+    if "--version" in (name, *sys.argv[2:3]):  # Hydra would print its own
+        print(f"hicache {version('hicache')}")
         return
     if name not in COMMANDS:
-        sys.exit(f"hicache: there is no command {name!r}\n{USAGE}")
-    sys.path.insert(0, "")  # the user's modules, and experiments/ in a checkout
+        sys.stderr.write(f"hicache: no command {name!r}{meant(name, COMMANDS)}\n{_usage()}\n")
+        sys.exit(2)
     module = COMMANDS[name][0]
-    if module.startswith("experiments.") and util.find_spec("experiments") is None:
+    sys.path[:] = _import_path(name)
+    if module.startswith("experiments.") and not _is_checkout():
         sys.exit(f"hicache {name} needs the repository: run it at the root of a checkout")
     sys.argv[:2] = [f"hicache {name}"]
     try:
         import_module(module).main()
     except ModuleNotFoundError as error:
         sys.exit(report_error(error))
+
+
+def _import_path(name: str) -> list[str]:
+    # the user's modules, and experiments/ in a checkout, lie in the current directory; so may the
+    # files of somebody else's run
+    if name not in READERS or "--trust" in sys.argv:
+        return ["", *sys.path]
+    here, ours = Path.cwd(), Path(__file__).parents[2]
+    return [each for each in sys.path if Path(each).resolve() != here or here == ours]
+
+
+def _is_checkout() -> bool:
+    return Path("experiments/diff/__main__.py").is_file()
+
+
+def _usage() -> str:
+    lines = ["usage: hicache COMMAND ...", ""]
+    for name, (module, purpose) in COMMANDS.items():
+        if not module.startswith("experiments.") or _is_checkout():
+            lines.append(f"  {name:<14}{purpose}")
+    return "\n".join([*lines, "", "`hicache COMMAND --help` describes a command."])

@@ -20,17 +20,16 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hicache.cli.command import in_one_sentence
-from hicache.cli.grid import choices_of_sweep, find_jobs, jobs_of
+from hicache.cli.grid import choices_of_sweep, find_jobs, jobs_of, read_choices
 from hicache.cli.job import as_yaml
 from hicache.cli.schema import to_config
-from hicache.cli.stored import CONFIG_FILE, is_finished, read_yaml
+from hicache.cli.stored import CONFIG_FILE, flat, is_finished, read_yaml
 from hicache.cli.tables import provenance
-from hicache.cli.tables.groups import flat
 from hicache.config import ExperimentConfig, check_name
 from hicache.results.keys import KNOWN
 from hicache.results.tracking import plain
 from hicache.results.verdict import STAGE
-from hicache.storage.passwords import refuse_password
+from hicache.secret import refuse_secrets
 
 
 class UsedDirectories(Callback):
@@ -121,13 +120,13 @@ def _refuse_other_sweep(config: DictConfig, directory: Path) -> None:
     begun = find_jobs(directory)
     if not begun:
         return
-    stored = read_yaml(directory / "multirun.yaml", DictConfig)
-    then, now = jobs_of(choices_of_sweep(stored)), jobs_of(choices_of_sweep(config))
+    then, now = jobs_of(read_choices(directory)), jobs_of(choices_of_sweep(config.hydra))
     for number, path in begun.items():
         if number >= len(now):
             told = f"and this sweep has only {len(now)} jobs"
-        elif then[number] != now[number]:
-            told = f"which was {' '.join(then[number])} and would be {' '.join(now[number])}"
+        elif number >= len(then) or then[number] != now[number]:
+            was = " ".join(then[number]) if number < len(then) else "not in its multirun.yaml"
+            told = f"which was {was} and would be {' '.join(now[number])}"
         else:
             continue
         raise ValueError(
@@ -139,8 +138,9 @@ def _refuse_other_sweep(config: DictConfig, directory: Path) -> None:
 def _check(config: DictConfig) -> None:
     check_name(config.name)
     # Hydra would write it down
-    stored: Any = OmegaConf.to_container(config.storage, resolve=False)
-    refuse_password(f"{stored['root']}")
+    told: Any = OmegaConf.to_container(config, resolve=False)
+    refuse_secrets(told["hydra"]["sweeper"]["params"] or {})
+    refuse_secrets({key: value for key, value in told.items() if key != "hydra"})
 
 
 def _made(knob: str, name: str) -> Path:
@@ -157,8 +157,7 @@ def _made(knob: str, name: str) -> Path:
 def _difference(file: Path, config: ExperimentConfig) -> str:
     if not file.is_file():
         return ""
-    stored, wanted = read_yaml(file, DictConfig), OmegaConf.create(plain(config))
-    then, now = (flat(OmegaConf.to_container(text)) for text in (stored, wanted))
+    then, now = flat(read_yaml(file, dict)), flat(plain(config))
     keys = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != now.get(key)]
     shown = [f"{key} was {then.get(key)} and is {now.get(key)}" for key in keys[:2]]
     more = [f"{len(keys) - 2} more"] if len(keys) > 2 else []

@@ -26,7 +26,7 @@ from hicache.cli.command import in_one_sentence
 from hicache.cli.grid import stored_choices, varied
 from hicache.cli.job import CONFIG_ERRORS, Outcome, report_error, run_job
 from hicache.cli.resume import BusyError, changes, lock, refuse_other, refuse_unknown
-from hicache.cli.stored import SUMMARY_FILE, is_finished, read_json
+from hicache.cli.stored import is_finished, read_summary
 from hicache.cli.sweep import end_early
 from hicache.cli.terminal import show_run
 from hicache.config import ExperimentConfig, inert_knobs
@@ -92,7 +92,7 @@ def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]
         if not changed:
             if not is_job:
                 print(f"already finished, and nothing has changed since\n{out_dir}")
-            return read_json(out_dir / SUMMARY_FILE)
+            return read_summary(out_dir)
         sys.stderr.write(f"{title}: runs again, because of changes in {', '.join(changed)}\n")
     outcome = run_job(
         goodput.run,
@@ -166,7 +166,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in LAUNCHERS:
-            raise
+            sys.exit(report_error(error, unfinished_run()))
         exit_codes = re.search(r"\{(.+)\}", str(error))  # the exit codes of joblib's workers
         told = exit_codes[1] if exit_codes else str(error).partition("\n")[0]
         say_what_there_is(f"a worker process died ({told}), perhaps for lack of memory")

@@ -21,17 +21,20 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hicache.cli.grid import subdir
-from hicache.cli.stored import read_yaml
+from hicache.cli.stored import flat, read_yaml
 from hicache.config import ExperimentConfig
 from hicache.models import HardwareConfig
 from hicache.models.hugging_face import read_model
 from hicache.models.own_table import read_table
 from hicache.models.shapes import least_tp
-from hicache.storage.passwords import refuse_password
+from hicache.results.tracking import plain
+from hicache.secret import refuse_secrets
 
 CONF = Path(__file__).parents[1] / "conf"
 # knobs that replace a whole group file, and the option that selects them
 IMPLIED = {"model.from_hf": "model=from_hf", "workload.path": "workload=trace"}
+# an experiment chooses a workload, whose kind of trace a path does not change
+REPLACES = {"workload.path": "experiment"}
 QUIET_RAY = [  # no dashboard, no worker logs in the driver's output
     f"+hydra.launcher.ray.init.{key}=false" for key in ("include_dashboard", "log_to_driver")
 ]
@@ -76,11 +79,11 @@ def _is_value(override: Override) -> bool:
 
 def with_implied(overrides: Sequence[str]) -> list[str]:
     typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
-    refuse_password(typed.get("storage.root", ""))  # Hydra would write it down
+    refuse_secrets(typed)  # Hydra would write them down
     implied = [
         option
         for knob, option in IMPLIED.items()
-        if knob in typed and not typed.keys() & {option.partition("=")[0], "experiment"}
+        if knob in typed and not typed.keys() & {option.partition("=")[0], REPLACES.get(knob)}
     ]
     if "hydra/launcher=ray" in overrides:
         implied += QUIET_RAY
@@ -123,12 +126,17 @@ def stored_config(file: Path) -> ExperimentConfig:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file has a setting that this version of the program does not know.
+        ValueError: the file has a setting that this version of the program does not know, or a
+            reference such as `${oc.env:HOME}`, which no run writes.
     """
     if not file.exists():
         raise FileNotFoundError(f"{file.parent} is not a run directory: it has no {file.name}")
+    stored = read_yaml(file, dict)
+    references = [key for key, value in flat(stored).items() if "${" in str(value)]
+    if references:
+        raise ValueError(f"{file}: {references[0]} holds a reference (${{...}}), not a value")
     cfg = _writable(ExperimentConfig)
-    cfg.merge_with(read_yaml(file, DictConfig))
+    cfg.merge_with(stored)
     return _frozen(cfg)
 
 
@@ -136,7 +144,7 @@ def _frozen(cfg: DictConfig) -> ExperimentConfig:
     _refuse_unknown(cfg, ExperimentConfig, "")
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, ExperimentConfig)
-    refuse_password(config.storage.root or "")
+    refuse_secrets(plain(config))
     _restore_tuples(config)
     return config
 

@@ -36,7 +36,7 @@ class SweepProgress(Callback):
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        num_jobs = len(jobs_of(choices_of_sweep(config)))
+        num_jobs = len(jobs_of(choices_of_sweep(config.hydra)))
         _WATCHES.append(JobWatch(Path(config.hydra.sweep.dir).absolute(), num_jobs, line_of))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -72,7 +72,7 @@ def end_early(why: str) -> bool:
         sum_up(
             watch.directory,
             finished,
-            title=str(read_yaml(finished[0] / CONFIG_FILE, DictConfig).name),
+            title=str(read_yaml(finished[0] / CONFIG_FILE, dict).get("name")),
         )
     sys.stderr.write(
         f"{why}: {len(finished)} of {watch.num_jobs} jobs are finished; to continue, repeat the "
@@ -132,7 +132,7 @@ def _failure(job: Path) -> str:
     error = job / "error.txt"
     if not error.exists():
         return "the run ended without a summary.json"
-    return (error.read_text().strip() or "no reason was recorded").splitlines()[-1]
+    return (error.read_text().strip() or "no reason was recorded").splitlines()[0]
 
 
 def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 from hicache.cache.tiers.transfer import FATES
 from hicache.cli.console import console, show_table
 from hicache.cli.job import Outcome
-from hicache.cli.stored import SUMMARY_FILE, read_json
+from hicache.cli.stored import read_json, read_summary
 from hicache.observe.reasons import REASONS
 from hicache.results.metrics import QUEUE_CAUSES, TTFT_PARTS
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
@@ -51,7 +51,7 @@ def show_run(outcome: Outcome) -> None:
 
 
 def line_of(job: Path) -> str:
-    summary, timing = read_json(job / SUMMARY_FILE), read_json(job / "timing.json")
+    summary, timing = read_summary(job), read_json(job / "timing.json")
     return (
         f"token hit rate {summary['cache/token_hit_rate']:.3f}, "
         f"TTFT mean {seconds(summary['request/ttft_s_mean'])}, "

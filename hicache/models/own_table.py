@@ -10,6 +10,7 @@ machine's whole curve.
 """
 
 import csv
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -38,11 +39,7 @@ def read_table(path: Path) -> dict[str, RateTable | Figure]:
     except UnicodeDecodeError as error:
         raise ValueError(f"hardware.table: {path} is not UTF-8 ({error})") from error
     table = csv.DictReader(lines)
-    if not set(COLUMNS) <= set(table.fieldnames or ()):
-        raise ValueError(
-            f"hardware.table: {path}, line 1: the columns must include {', '.join(COLUMNS)}"
-        )
-    for row in table:
+    for row in _rows(table, path):
         where = f"hardware.table: {path}, line {table.line_num}"
         curve = row["curve"]
         if curve not in named:
@@ -66,6 +63,17 @@ def read_table(path: Path) -> dict[str, RateTable | Figure]:
     if not found:
         raise ValueError(f"hardware.table: {path} has no rows")
     return found
+
+
+def _rows(table: "csv.DictReader[str]", path: Path) -> Iterator[dict[str, str | None]]:
+    try:
+        if not set(COLUMNS) <= set(table.fieldnames or ()):
+            raise ValueError(
+                f"hardware.table: {path}, line 1: the columns must include {', '.join(COLUMNS)}"
+            )
+        yield from table
+    except csv.Error as error:  # a field of more than 131,072 characters, for example
+        raise ValueError(f"hardware.table: {path}, line {table.line_num + 1}: {error}") from error
 
 
 def _number(text: str | None, where: str) -> float:

@@ -6,11 +6,12 @@ more than any published model; for machines from the lowest rates of any machine
 highest.
 """
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from math import inf
+from typing import Any
 
 from hicache.models.machines import Figure, HardwareConfig, RateTable
-from hicache.models.shapes import LayerKind, ModelConfig
+from hicache.models.shapes import MOST_LAYERS, LayerKind, ModelConfig
 
 MLP_WIDTH = 16  # in hidden sizes: largest intermediate size; gpt-oss has 1, Gemma 3 4, Falcon 7B 4
 
@@ -20,6 +21,12 @@ LEAST = {
     **dict.fromkeys(("step_s", "extend_s", "kernel_s", "all_reduce_s", "activation_bytes"), 0),
     "copy_slowdown": 1,
 }
+
+
+MOST_NUMBER = 1e18  # of any number of a model or machine
+MOST_LEN = 1 << 30
+MOST_STEP_S = 1000.0  # of one step's constant parts
+SHARES = ("swa_device_share", "swa_host_share", "mamba_device_share", "mamba_host_share")
 
 
 def check_machine(hardware: HardwareConfig) -> None:
@@ -46,8 +53,13 @@ def check_machine(hardware: HardwareConfig) -> None:
                     f"hardware.{name} must be a finite number of at least {least:,.0f}{what}, "
                     f"got {number:,}"
                 )
+            if name.endswith("_s") and number > MOST_STEP_S:
+                raise ValueError(
+                    f"hardware.{name} must be at most {MOST_STEP_S:g} seconds, got {number:g}"
+                )
             if number > MOST_RATE:
                 raise ValueError(f"hardware.{name} must be at most {MOST_RATE:.0e}, got {number:g}")
+    _check_finite("hardware", hardware)
 
 
 def check_shape(model: ModelConfig) -> None:
@@ -56,6 +68,10 @@ def check_shape(model: ModelConfig) -> None:
     Raises:
         ValueError: a number is out of bounds; the message has the bounds.
     """
+    _check_finite(f"model {model.name}:", model)
+    _within(model, **dict.fromkeys(SHARES, (0, 1)), max_len=(1, MOST_LEN), default_tp=(1, 1 << 20))
+    sizes = [each.name for each in fields(model) if each.name.endswith(("_heads", "_dim"))]
+    _within(model, **dict.fromkeys(sizes, (0, 1 << 20)), blocks_per_layer=(0, MOST_LAYERS))
     full = model.num_holders(LayerKind.full)
     full += sum(model.part_layers(part) for part in model.parts if part.rides_on == "full")
     if not full:
@@ -86,6 +102,18 @@ def check_shape(model: ModelConfig) -> None:
         inner = model.expert_matrices * model.expert_width
         _divides(model, "expert_params", inner)
         _within(model, expert_params=(inner, inner * model.hidden_size))
+
+
+def _check_finite(name: str, config: Any) -> None:
+    for item in fields(config):
+        value = getattr(config, item.name)
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if is_dataclass(each):
+                _check_finite(f"{name}.{item.name}", each)
+            elif isinstance(each, int | float) and not 0 <= each <= MOST_NUMBER:
+                raise ValueError(
+                    f"{name}.{item.name} must be between 0 and {MOST_NUMBER:g}, got {each:g}"
+                )
 
 
 def _attention_params(model: ModelConfig) -> int:

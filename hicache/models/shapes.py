@@ -30,6 +30,9 @@ _KIND_OF = (
 _OTHER_LETTERS = "t-"
 
 
+MOST_LAYERS = 1 << 12
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """Additional data that some layers cache: index keys, compressed KV, or KV of a further window.
@@ -237,6 +240,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", tuple(self.parts))  # a config hands over a list
+        for name in ("num_layers", "num_full_layers", "num_swa_layers", "num_mamba_layers"):
+            if not 0 <= getattr(self, name) <= MOST_LAYERS:
+                raise ValueError(
+                    f"model {self.name}: {name} must be between 0 and {MOST_LAYERS:,}, "
+                    f"got {getattr(self, name):,}"
+                )
         if (self.window_len > 0) != (self.num_swa_layers > 0):
             raise ValueError(
                 f"model {self.name}: window_len must be positive if num_swa_layers is, otherwise "
@@ -498,7 +507,8 @@ def tier_shares(model: ModelConfig) -> dict[str, float]:
     running = shares(12200, window + 4096, 2)
     device = [sum(both) / 2 for both in zip(host, running, strict=True)]
     return {
-        f"{kind}_{tier}_share": round(value, 2)
+        # a small share must not become nothing
+        f"{kind}_{tier}_share": round(value, 2) or float(f"{value:.1g}")
         for tier, values in (("host", host), ("device", device))
         for kind, value in zip(("swa", "mamba"), values, strict=True)
     }

@@ -1,12 +1,13 @@
 """The policy of an engine: the methods of a user's class, and built-in ones for the rest."""
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from math import inf
 from types import SimpleNamespace
 from typing import Any
 
-from hicache.cache.checked import Answer, PolicyError, checked, place_of
+from hicache.cache.checked import Answer, PolicyError, checked
 from hicache.cache.named import (
     FLAG,
     LENGTHS,
@@ -15,8 +16,7 @@ from hicache.cache.named import (
     RANKING,
     TOKENS,
     built,
-    is_number,
-    loaded,
+    is_rankable,
 )
 from hicache.cache.tiers.transfer import MOMENTS
 from hicache.policies.checkpoints import PLACEMENTS
@@ -28,12 +28,13 @@ from hicache.policies.stop import STOPS
 from hicache.policies.window_charge import swa_budget_for_req
 from hicache.policies.world import World
 from hicache.policies.writes import COPIES, WRITES, Downward
+from hicache.user_code import loaded, place_of, user_code
 
 
 def _is_rank(value: object) -> bool:
     for each in value if type(value) is tuple else (value,):
         if type(each) not in (float, int) or not -inf < each < inf:  # numbers of other types
-            return value is None or is_number(value) or RANKING.fits(value)
+            return value is None or is_rankable(value) or RANKING.fits(value)
     return value != ()
 
 
@@ -163,6 +164,34 @@ def _either(own: Callable[..., Any], preset: Callable[..., Any]) -> Callable[...
     return decided
 
 
+def _methods_of(policy: object) -> tuple[dict[str, Answer], str]:
+    # the methods of a policy that it has, and what is wrong with them
+    wanted = {
+        each: answer
+        for each, answer in METHODS.items()
+        if callable(getattr(policy, each, None)) or (each == "demotes" and hasattr(policy, each))
+    }
+    unknown = [each for each in dir(policy) if each.startswith("on_") and each not in METHODS]
+    fault = ""
+    if unknown:
+        fault = f"has an unknown event {unknown[0]}"
+    elif "deadline_ns" in wanted and "may_stop" not in wanted:
+        fault = "has deadline_ns without may_stop"
+    elif not wanted:
+        fault = "has no method of a policy"
+    return wanted, fault or _misspelt(policy, wanted)
+
+
+def _misspelt(policy: object, wanted: Mapping[str, Answer]) -> str:
+    # a method that the cache never calls, with a name close to one that the class does not have
+    others = [each for each in dir(policy) if each[0] != "_" and each not in METHODS]
+    for each in others:
+        (near,) = get_close_matches(each, METHODS, n=1, cutoff=0.8) or (None,)
+        if near is not None and near not in wanted and callable(getattr(policy, each, None)):
+            return f"has a method {each} (did you mean {near}?)"
+    return ""
+
+
 def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> SimpleNamespace:
     """Build the user's policy class `name`, and return its policy methods as one object.
 
@@ -182,19 +211,8 @@ def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> Simpl
         policy: object = built(told, make, (world,), arguments)
     except ValueError as error:
         raise ValueError(f"{error}; it gets a World and cache.policy_args") from error
-    wanted = {
-        each: answer
-        for each, answer in METHODS.items()
-        if callable(getattr(policy, each, None)) or (each == "demotes" and hasattr(policy, each))
-    }
-    unknown = [each for each in dir(policy) if each.startswith("on_") and each not in METHODS]
-    fault = ""
-    if unknown:
-        fault = f"has an unknown event {unknown[0]}"
-    elif "deadline_ns" in wanted and "may_stop" not in wanted:
-        fault = "has deadline_ns without may_stop"
-    elif not wanted:
-        fault = "has no method of a policy"
+    with user_code(f"{told}: its attributes"):  # some may be properties of the user
+        wanted, fault = _methods_of(policy)
     if fault:
         raise PolicyError(f"{told} {fault}: the methods are {names}", place_of(type(policy)))
     return checked(told, policy, wanted)

@@ -52,6 +52,7 @@ COUNTERS = (
     "storage/refused_write_pages",
     "verify/checked_count",
     "verify/unequal_count",
+    "verify/untested_count",
 )
 # computed at the end of a run
 SAID = (

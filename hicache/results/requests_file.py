@@ -46,15 +46,26 @@ def read_requests(run_dir: Path) -> "pd.DataFrame":
 
     Raises:
         FileNotFoundError: the directory holds neither `requests.parquet` nor `requests.csv.gz`.
+        ValueError: the file is damaged, or lacks a column.
     """
     import pandas as pd
 
-    parquet, packed = (run_dir / name for name in FILES)
-    if parquet.is_file():
-        return pd.read_parquet(parquet)
-    if packed.is_file():
-        return pd.read_csv(packed)
-    raise FileNotFoundError(f"{run_dir} holds neither {FILES[0]} nor {FILES[1]}")
+    file = next((run_dir / name for name in FILES if (run_dir / name).is_file()), None)
+    if file is None:
+        raise FileNotFoundError(f"{run_dir} holds neither {FILES[0]} nor {FILES[1]}")
+    try:
+        table = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # pyarrow, pandas, gzip and zlib have errors of their own
+        raise ValueError(f"{file} is damaged ({type(error).__name__}: {error})") from error
+    for name in (item.name for item in fields(RequestRecord) if item.name not in PARTS):
+        if name not in table or (name not in TEXTS and table[name].dtype.kind not in "iuf"):
+            # a column without any value has the type of objects
+            if name in table and table[name].isna().all():
+                continue
+            raise ValueError(f"{file} lacks a column of numbers {name}")
+    return table
 
 
 def has_requests(run_dir: Path) -> bool:

@@ -4,7 +4,7 @@ The columns are those of `requests.parquet`.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import nan
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from hicache.clock import SECOND_NS, to_ns
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_S, MOST_TOKENS = 1e9, 10**8  # of an arrival or latency, and of a prompt or answer
 HITS = ("device_hit", "host_hit", "storage_hit")
 HIT_COLUMNS = [f"{tier}_len" for tier in HITS]
 
@@ -85,34 +86,61 @@ def read_measured(path: Path) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    rows = []
-    for number, text in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            line = json.loads(text)
-            arrival_s, prompt_len = float(line["arrival"]), int(line["prompt"])
-            is_known = any(tier in line for tier in HITS)
-            hits = [int(line.get(tier, 0)) if is_known else nan for tier in HITS]
-            if sum(hits) > prompt_len:
-                raise ValueError(f"{sum(hits)} tokens hit of a prompt of {prompt_len}")
-            if float(line["ttft"]) > float(line["latency"]):
-                raise ValueError(f"ttft={line['ttft']} is longer than latency={line['latency']}")
-            rows.append(
-                {
-                    "status": "finished",
-                    "arrival_ns": to_ns(arrival_s),
-                    "first_token_ns": to_ns(arrival_s + float(line["ttft"])),
-                    "finish_ns": to_ns(arrival_s + float(line["latency"])),
-                    "prompt_len": prompt_len,
-                    "output_len": int(line["output"]),
-                    **dict(zip(HIT_COLUMNS, hits, strict=True)),
-                }
-            )
-        except (ValueError, TypeError, KeyError) as error:
-            what = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise ValueError(f"{path}, line {number}: {what}") from error
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error})") from error
+    rows = [_measured(f"{path}, line {each}", text) for each, text in enumerate(lines, start=1)]
     if not rows:
         raise ValueError(f"{path} has no requests")
     return pd.DataFrame(rows).sort_values("arrival_ns", kind="stable", ignore_index=True)
+
+
+def _measured(where: str, text: str) -> dict[str, str | float]:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({error})") from error
+    if not isinstance(line, dict):
+        raise ValueError(f"{where}: must be a JSON object, got {type(line).__name__}")
+    arrival_s, ttft_s, latency_s = (
+        _number(where, line, name, MOST_S) for name in ("arrival", "ttft", "latency")
+    )
+    if not 0 < ttft_s <= latency_s:
+        raise ValueError(
+            f"{where}: ttft must be above 0 and at most latency={latency_s:g}, got {ttft_s:g}"
+        )
+    prompt_len, output_len = (_count(where, line, name, 1) for name in ("prompt", "output"))
+    hits = [nan] * len(HITS)
+    if any(tier in line for tier in HITS):
+        hits = [_count(where, {tier: 0} | line, tier, 0) for tier in HITS]
+        if sum(hits) > prompt_len:
+            raise ValueError(f"{where}: {sum(hits)} tokens hit of a prompt of {prompt_len}")
+    return {
+        "status": "finished",
+        "arrival_ns": to_ns(arrival_s),
+        "first_token_ns": to_ns(arrival_s + ttft_s),
+        "finish_ns": to_ns(arrival_s + latency_s),
+        "prompt_len": prompt_len,
+        "output_len": output_len,
+        **dict(zip(HIT_COLUMNS, hits, strict=True)),
+    }
+
+
+def _number(where: str, line: Mapping[str, object], name: str, most: float) -> float:
+    value = line.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= most:  # type: ignore[operator]
+        told = "nothing" if value is None else f"{value!r:.40}"
+        raise ValueError(f"{where}: {name} must be a number from 0 to {most:,.0f}, got {told}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _count(where: str, line: Mapping[str, object], name: str, least: int) -> int:
+    value = _number(where, line, name, MOST_TOKENS)
+    if value < least or value != int(value):
+        raise ValueError(f"{where}: {name} must be an integer of at least {least}, got {value:g}")
+    return int(value)
 
 
 def compare_measured(simulated: "pd.DataFrame", measured: "pd.DataFrame") -> "pd.DataFrame":

@@ -18,12 +18,14 @@ from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.parse import urlparse
 
 from hicache.config import TrackerConfig, WandbMode
 from hicache.results.metrics import Row
 from hicache.results.verdict import in_short, objections
+from hicache.secret import masked
+from hicache.user_code import Stopped
 
 if TYPE_CHECKING:
     import wandb
@@ -69,7 +71,7 @@ class Tracker:
     def __enter__(self) -> Self:
         self._metrics = (self.out_dir / "metrics.jsonl").open("wb", buffering=0)
         if threading.current_thread() is threading.main_thread():
-            self._old_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+            self._old_handler = signal.signal(signal.SIGTERM, _terminate)
         self._wandb = _open_wandb(
             self.tracker,
             dir=self.out_dir,
@@ -99,6 +101,10 @@ class Tracker:
         except OSError:
             self._metrics.truncate(end)
             raise
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise Stopped(TERMINATED)
 
 
 def track_sweep(directory: Path, tracker: TrackerConfig, group: str) -> None:
@@ -171,7 +177,7 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
         try:
             return start(WandbMode.online)
         except wandb.Error as error:
-            _say(f"W&B cannot be reached ({error}), so this run is logged offline")
+            _say(masked(f"W&B cannot be reached ({error}), so this run is logged offline"))
     return start(WandbMode.offline)
 
 

@@ -315,6 +315,15 @@ CONDITIONS = (
         phrase="one session holds {} of the requests",
         means="it dominates every mean; a prompt shared by many sessions may have merged them",
     ),
+    Condition(
+        name="not verified",
+        threshold=1,
+        number=lambda summary: summary.get("verify/untested_count"),
+        phrase="not verified: {} tier(s) in use without a hit",
+        means="equal logits say nothing about their data (lower workload.token_stride, raise "
+        "workload.limit)",
+        is_share=False,
+    ),
 )
 SURVIVORS = Condition(
     name="other survivors",

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from shutil import rmtree
 from tempfile import mkdtemp
 from uuid import uuid4
@@ -22,6 +21,8 @@ from hicache.storage.engines.slab import SlabStorage
 from hicache.storage.guards.breaker import BreakerStorage
 from hicache.storage.guards.deadline import DeadlineStorage
 from hicache.storage.guards.faults import Fault, FaultyStorage
+from hicache.storage.guards.own import OwnStorage
+from hicache.user_code import UserCodeError, loaded, user_code
 
 KINDS = ("none", *STORAGES)
 ASKED = [name for name in vars(Storage) if not name.startswith("_")]  # an engine's methods
@@ -80,16 +81,14 @@ def open_storage(
 
 
 def _build_own(kind: str, root: str | None, **given: object) -> Storage:
+    make: Callable[..., Storage] = loaded("storage.kind", kind)
     try:
-        make: Callable[..., Storage] = resolve_name(kind)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"storage.kind={kind} cannot be loaded: {error}") from error
-    try:
-        engine = make(root, **given)
-    except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise  # raised inside the class itself, whose line helps the user
-        raise ValueError(f"storage.kind={kind} cannot be built: {error}") from error
+        with user_code(f"storage.kind={kind}: its constructor", StorageError):
+            engine = make(root, **given)
+    except UserCodeError as error:
+        if error.own_frames():
+            raise
+        raise ValueError(f"storage.kind={kind} cannot be built: {error.__cause__}") from error
     missing = [each for each in ASKED if not callable(getattr(engine, each, None))]
     if missing:
         raise ValueError(f"storage.kind={kind} lacks {', '.join(missing)}")
@@ -231,6 +230,8 @@ def open_rank_storages(
 
 
 def _behind_breaker(storage: Storage, config: StorageConfig, clock: Clock) -> BreakerStorage:
+    if ":" in config.kind:
+        storage = OwnStorage(storage, f"storage.kind={config.kind}")
     return BreakerStorage(
         storage, clock=clock, max_failures=config.breaker_failures, retry_s=config.breaker_retry_s
     )

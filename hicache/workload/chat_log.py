@@ -25,6 +25,7 @@ from typing import NamedTuple, cast
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
+from hicache.user_code import loaded, user_code
 from hicache.workload.rows import Row, from_first, rows_to_requests
 from hicache.workload.trace import Record, TraceError, date_ns, integer, name_of, read_records, text
 
@@ -93,19 +94,13 @@ def _name_parents(rows: Sequence[Row], histories: Mapping[str, _History]) -> Non
 def _encoder(tokenizer: str | None) -> Encode:
     if tokenizer is None:
         return PIECES.findall
-    module, _, name = tokenizer.partition(":")
-    if not name:
+    if ":" not in tokenizer:
         return _hugging_face(tokenizer)
-    try:
-        encode = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"workload.tokenizer must be module:function, which turns a text into tokens, or "
-            f"a tokenizer of Hugging Face, got {tokenizer!r} ({error})"
-        ) from error
+    encode = loaded("workload.tokenizer", tokenizer)
 
     def checked(text: str) -> Sequence[int | str]:
-        tokens = encode(text)
+        with user_code(f"workload.tokenizer={tokenizer}"):
+            tokens = encode(text)
         # tokenizers of transformers return a dict by default
         if not isinstance(tokens, list | tuple):
             raise ValueError(

@@ -1,13 +1,16 @@
 """Lives of a prefetch, from the request for it to the last of its pages, and all they count."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from hicache.cache.kinds import FULL
-from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetch import Phase, Prefetch
+from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tiers.transfer import FATES
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.sequence import Sequence
@@ -400,3 +403,26 @@ def test_a_prefetch_that_evicts_drops_as_much_as_it_wants_or_only_what_it_lacks(
         story.end(story.begin(5), 5)
         assert story.cache.tree.residency.resident[HOST][FULL] == 5 + left
         story.go_on(used=5)
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+@pytest.mark.parametrize("has_sidecars", [False, True])
+@pytest.mark.parametrize("is_read", [False, True])
+def test_every_prefetch_that_is_let_go_between_pages_and_window_counts(
+    *, is_complete: bool, has_sidecars: bool, is_read: bool
+) -> None:
+    done: list[str] = []
+    prefetcher = SimpleNamespace(
+        counters=Counter(),
+        _count_stop=lambda _: done.append("counted"),
+        _stop=lambda _: done.append("stopped"),
+        _publish=lambda _: done.append("published"),
+    )
+    prefetch = SimpleNamespace(
+        is_complete=is_complete, has_sidecars=has_sidecars, is_read=is_read, phase=Phase.reading
+    )
+    for _ in range(3):
+        Prefetcher._terminate(prefetcher, prefetch)  # type: ignore[arg-type]
+    counts = 3 if (is_complete, has_sidecars, is_read) == (True, True, False) else 0
+    assert prefetcher.counters["prefetch/terminated_without_sidecars_count"] == counts
+    assert done == ["counted", "stopped", "published"] * 3

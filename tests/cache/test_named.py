@@ -48,7 +48,6 @@ def asked(method, given):
         ("priority", ()),
         ("priority", (math.nan,)),
         ("priority", (1, "a")),
-        ("priority", (True,)),
         ("rank", None),
         ("rank", math.inf),
         ("rank", "first"),
@@ -77,6 +76,7 @@ def test_an_answer_that_means_nothing_is_refused_with_question_and_answer(method
 @pytest.mark.parametrize(
     ("method", "given"),
     [
+        ("priority", (True, 1.0)),
         ("priority", (1, 2.5)),
         ("priority", (np.float64(1),)),
         ("rank", -3),

@@ -49,3 +49,13 @@ def test_exposed_times_are_in_the_fields_of_a_simulated_run(done):
     assert summary["verify/unequal_count"] == 0
     assert summary["request/load_back_s_mean"] >= 0
     assert summary["request/prefill_s_mean"] > 0
+
+
+def test_equal_logits_without_hits_are_not_called_verified(done):
+    # four requests of an agent hit on the device alone
+    summary = json.loads((Path(done.stdout.splitlines()[-1]) / "summary.json").read_text())
+    hits = {tier: summary[f"cache/{tier}_hit_tokens"] for tier in ("device", "host", "storage")}
+    untested = [tier for tier, count in hits.items() if not count]
+    assert summary["verify/untested_count"] == len(untested) > 0
+    assert f"NOT VERIFIED, because nothing was hit on {' and '.join(untested)}" in done.stdout
+    assert f"not verified: {len(untested)} tier(s) in use without a hit" in done.stdout

@@ -1,12 +1,13 @@
-"""The bench of replays, against a checkout of its own."""
+"""The benches of replays, against a checkout of its own, and of trees."""
 
+import json
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from experiments.bench import replay
+from experiments.bench import one_tree, replay
 
 TINY = ["workload=builtin", "workload.limit=5", "storage=memory"]
 
@@ -81,3 +82,15 @@ def test_what_does_not_come_to_its_end_is_told_in_sentences(against, said):
 
 def test_only_what_both_summaries_have_is_compared():
     assert replay.differences({"a": 1, "b": 2.0, "c": 0}, {"a": 1, "b": 2, "d": 5}) == ["b"]
+
+
+@pytest.mark.parametrize("components", one_tree.MODELS)
+def test_every_row_of_the_bench_of_trees_takes_time(components, monkeypatch, capsys):
+    monkeypatch.setattr(one_tree, "NUM_PROMPTS", 10)
+    monkeypatch.setattr(one_tree, "DEPTH", 16)
+    monkeypatch.setattr("gc.collect", lambda: 0)  # of all that the tests have imported
+    one_tree.main("ours", components)
+    took_us = json.loads(capsys.readouterr().out)
+    rows = ["insert", "match", "match, 16 nodes", "lock", "lock, 16 nodes", "evict"]
+    assert list(took_us) == rows
+    assert min(took_us.values()) > 0

@@ -83,8 +83,8 @@ def test_a_bad_class_ends_in_its_line_and_one_sentence(capsys):
     assert ended.value.code == 1
     told = capsys.readouterr().err.splitlines()
     assert any("return 1 / (30 - self._asked)" in line for line in told)
-    assert told[-1].startswith(f"cache.policy={OWN}Boom: sort_key(")
-    assert told[-1].endswith("raised ZeroDivisionError: division by zero")
+    assert told[0].startswith(f"cache.policy={OWN}Boom: sort_key(")
+    assert told[0].endswith("raised ZeroDivisionError: division by zero")
 
 
 @pytest.mark.parametrize("name", ["OWN", "Missing", ""])
@@ -102,7 +102,7 @@ def test_a_run_leaves_the_line_the_class_and_the_question_behind(tmp_path, capsy
     assert report_error(broken.value, tmp_path) == 1
     told = (tmp_path / "error.txt").read_text()
     assert "return 1 / (30 - self._asked)" in told
-    assert told.splitlines()[-1].startswith(f"cache.policy={OWN}Boom: sort_key(")
+    assert told.splitlines()[0].startswith(f"cache.policy={OWN}Boom: sort_key(")
     assert capsys.readouterr().err == told
 
 

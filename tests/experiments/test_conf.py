@@ -9,7 +9,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from hicache.cli import schema
-from hicache.cli.errors import sentence
+from hicache.cli.errors import meant, sentence
+from hicache.cli.knobs import help_of
 from hicache.cli.schema import CONF, register
 from hicache.config import (
     STOP_POLICIES,
@@ -154,6 +155,8 @@ def test_the_data_directory_comes_from_the_environment(monkeypatch):
     ("override", "told"),
     [
         ("cache.pagesize=8", "did you mean cache.page_size?"),
+        ("cach.page_size=8", "did you mean cache.page_size?"),
+        ("cache.foo=1", "Key 'foo' not in 'CacheConfig'"),
         ("cache.page_size=many", "cache.page_size=many"),
         ("prefetch.cut=never", "expected one of [abandon, fit, restorable]"),
         (
@@ -269,5 +272,19 @@ def test_a_knob_takes_its_option_for_granted_unless_one_is_typed():
         "seed=0,1",
         "model=from_hf",
     ]
+    assert schema.with_implied(["experiment=sizing", "model.from_hf=x"])[2:] == ["model=from_hf"]
     for typed in ("workload=mooncake_conversation", "experiment=prefetch_stop"):
         assert schema.with_implied(["workload.path=x", typed]) == ["workload.path=x", typed]
+
+
+def test_settings_are_not_similar_because_their_group_is_the_same():
+    assert meant("cache.foo", ["cache.pools", "cache.page_size"]) == ""
+    assert meant("cache.pool", ["cache.pools", "cache.page_size"]) == " (did you mean cache.pools?)"
+    assert meant("explian", ["explain", "run"]) == " (did you mean explain?)"
+
+
+def test_the_help_says_what_each_experiment_asks():
+    lines = help_of([]).splitlines()
+    asked = [line for line in lines if line.endswith("?")]
+    assert len(asked) == len(list((schema.CONF / "experiment").glob("*.yaml")))
+    assert any(line.split()[:2] == ["sizing", "how"] for line in asked)

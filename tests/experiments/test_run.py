@@ -22,7 +22,7 @@ sys.path[:0] = [{root!r}, {tests!r}]
 from conftest import finished_request, row_at
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, Result
 from hicache.storage.base import StorageError
-from hicache.storage.passwords import PASSWORD
+from hicache.secret import PASSWORD
 
 def run(config, *, progress=None):
     if config.storage.root == "missing":
@@ -239,21 +239,40 @@ def test_bad_input_is_one_sentence_and_exit_code_2(program, override, told):
 
 
 @pytest.mark.parametrize(
-    ("mode", "url"),
+    ("mode", "setting"),
     [
-        ((), "redis://me:s3cr3t%2F%2Bpw@open"),
-        (("-m", "seed=0,1"), "redis://:s3cr3t/+pw@open:6379/0,redis://:s3cr3t/+pw@closed:1/0"),
+        ((), "storage.root=redis://me:s3cr3t%2F%2Bpw@open"),
+        (
+            ("-m", "seed=0,1"),
+            "storage.root=redis://:s3cr3t/+pw@open:6379/0,redis://:s3cr3t/+pw@closed:1/0",
+        ),
+        ((), "storage.root=redis://s3cr3t@open"),
+        ((), 'storage.root="redis://open/0?password=s3cr3t"'),
+        ((), 'storage.root="unix:///tmp/no.sock?password=s3cr3t"'),
+        ((), "++storage.root=redis://open/s3cr3t"),
+        ((), 'name="redis://open#s3cr3t"'),
+        ((), "hydra.job.env_set.HICACHE_STORAGE_PASSWORD=s3cr3t"),
+        (("-m",), "hydra.sweeper.params.storage.root=redis://s3cr3t@open"),
     ],
 )
-def test_a_password_on_the_command_line_is_refused_and_written_nowhere(
-    program, tmp_path, mode, url
+def test_a_secret_on_the_command_line_is_refused_and_written_nowhere(
+    program, tmp_path, mode, setting
 ):
     place = f"hydra.{'sweep' if '-m' in mode else 'run'}.dir={tmp_path}"
-    done = program(*mode, "storage=redis", f"storage.root={url}", place)
+    done = program(*mode, "storage=redis", setting, place)
     assert done.returncode == 2
-    assert "holds a password: give it in HICACHE_STORAGE_PASSWORD instead" in done.stderr
+    assert "may hold a password or another secret" in done.stderr
     assert "s3cr3t" not in done.stdout + done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_secret_in_an_exception_is_written_nowhere(program, tmp_path):
+    closed = ("storage=redis", "storage.root=redis://closed:6379")
+    place = f"hydra.run.dir={tmp_path}"
+    done = program(*closed, place, HICACHE_STORAGE_PASSWORD="no server at")
+    assert done.returncode == 2
+    assert done.stderr == "*** redis://closed:6379\n"
+    assert (tmp_path / "error.txt").read_text() == done.stderr
 
 
 def test_a_password_comes_from_the_environment_and_is_written_nowhere(program, tmp_path):
@@ -271,7 +290,7 @@ def test_a_password_in_a_yaml_file_is_refused_before_hydra_writes_it_down(progra
     out = tmp_path / "out"
     done = program(f"hydra.searchpath=[{tmp_path}]", "experiment=mine", f"hydra.run.dir={out}")
     assert done.returncode == 2
-    assert "redis://:***@open holds a password" in done.stderr
+    assert "storage.root=redis://*** may hold a password" in done.stderr
     assert not out.exists()
 
 

@@ -1,6 +1,7 @@
 """A run beside the log of a server."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,14 @@ def test_the_constant_of_a_server_is_found(
 
 @pytest.mark.parametrize(
     ("line", "told"),
-    [('{"arrival": 1}', "line 1: no 'prompt'"), ("nonsense", "line 1: "), ("", "no requests")],
+    [
+        (
+            '{"arrival": 1}',
+            "line 1: ttft must be a number from 0 to 1,000,000,000, got nothing",
+        ),
+        ("nonsense", "line 1: "),
+        ("", "no requests"),
+    ],
 )
 def test_a_log_that_is_none_is_refused_with_its_line(line: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(line)
@@ -87,7 +95,21 @@ def test_requests_without_hit_fields_count_neither_as_hits_nor_as_misses(
 
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [({"device_hit": 51}, "51 tokens hit of a prompt of 50"), ({"ttft": 3}, "longer than latency")],
+    [
+        ({"device_hit": 51}, "51 tokens hit of a prompt of 50"),
+        ({"ttft": 3}, "ttft must be above 0 and at most latency=2, got 3"),
+        ({"ttft": 0}, "ttft must be above 0 and at most latency=2, got 0"),
+        ({"arrival": -1}, "arrival must be a number from 0 to 1,000,000,000, got -1"),
+        ({"arrival": math.inf}, "arrival must be a number .* got inf"),
+        ({"latency": math.nan}, "latency must be a number .* got nan"),
+        ({"latency": 1e300}, "latency must be a number .* got 1e.300"),
+        ({"prompt": 0}, "prompt must be an integer of at least 1, got 0"),
+        ({"prompt": -50}, "prompt must be a number .* got -50"),
+        ({"output": 1.5}, "output must be an integer of at least 1, got 1.5"),
+        ({"output": True}, "output must be a number .* got True"),
+        ({"host_hit": -3}, "host_hit must be a number .* got -3"),
+        ({"prompt": 10**30}, "prompt must be a number from 0 to 100,000,000, got 10"),
+    ],
 )
 def test_a_line_that_contradicts_itself_is_refused(
     changes: dict[str, float], told: str, tmp_path: Path

@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from operator import attrgetter
 
-from hicache.config import EVICTION_POLICIES, WRITE_POLICIES, ExperimentConfig
+from hicache.config import EVICTION_POLICIES, STOCK_POLICIES, WRITE_POLICIES, ExperimentConfig
+from hicache.models import FORMATS, PLAIN
 from hicache.policies.routing import ROUTERS
 
 
@@ -74,6 +75,8 @@ PARTS = (
     "{name:wide,letter:W,window_len:70,dim:24,query_heads:2,query_dim:16}",
     "{name:scales,letter:W,rides_on:wide,dim:2}",
 )
+CODED = [form for form in FORMATS if form != PLAIN]
+FORMED = [f"{where}_{form}" for where in ("both", "storage") for form in CODED]
 EXCLUSIVE = "cache.device_host=exclusive cache.write_policy=write_back storage.kind=none"
 BY_BATCHES = "storage.kind=memory storage.batch_pages=1 storage.read_gbps=0.002"
 USERS = "tests.fuzz.policies:FirstQuarter"
@@ -101,7 +104,14 @@ WRITTEN = (
         uneven="executor.copy_path=copy_engine hardware.copy_engine.rate=[1e6,1e7,1e8,1e9]",
         staged="executor.copy_path=staged",
     ),
+    _cases(
+        "experts",
+        none="",
+        some="model.num_moe_layers=2 model.num_experts=8 model.experts_per_token=2 "
+        "model.expert_width=64 model.expert_matrices=3 model.expert_params=12288",
+    ),
     _each("parallel.tp", 1, 2),
+    _cases("parallel.ep", one="parallel.ep=1", two="parallel.ep=2 parallel.tp=2"),
     _each("parallel.ranks", 1, 2, 3, plain_share=0.7),
     _each("parallel.collective_s", 0.00015, 0.0),
     _each("parallel.replicas", 1, 2, 3, plain_share=0.7),
@@ -147,11 +157,12 @@ WRITTEN = (
     _each("pools.full_device", 1.3, 0.8, 3.0),
     _each("pools.swa_device", 1.0, 0.0, 3.0),
     _each("pools.slots_device", 12, 4, 40),
+    _each("pools.in_tokens", 0, 1, plain_share=0.8),
     _each("pools.full_host", 1.8, 0.7, 5.0, 0.0, plain_share=0.75),
     _each("pools.swa_host", 1.0, 0.3, 3.0, 0.0, plain_share=0.75),
     _each("pools.slots_host", 16, 2, 40, 0, plain_share=0.75),
     _each("cache.eviction", *EVICTION_POLICIES),
-    _each("cache.policy", "none", *OURS, USERS),
+    _each("cache.policy", "none", *OURS, USERS, *STOCK_POLICIES),
     _each("cache.write_policy", *WRITE_POLICIES),
     _each("cache.write_watermark", 0.2, 0.6),
     _each("cache.answer_pages", None, 1, 3),
@@ -171,6 +182,13 @@ WRITTEN = (
     _each("scheduler.new_token_ratio_floor", 0.098, 0.0, 1.0),
     _each("scheduler.new_token_ratio_decay_steps", 600, 5),
     # what lies behind it
+    _cases(
+        "formats",
+        plain="",
+        **{f"both_{form}": f"cache.host_format={form}" for form in CODED},
+        **{f"storage_{form}": f"storage.format={form}" for form in CODED},
+        plain_share=0.85,
+    ),
     _each("storage.kind", "memory", "none", plain_share=0.93),
     _each("pools.storage", 0.0, 3.0),
     _cases(
@@ -254,6 +272,12 @@ STORED = (  # values that need storage, or copies other than write_back
 # of values that cannot go together, the second gives way to its knob's plain one
 BARRED = (
     *((("storage.kind", "none"), barred) for barred in (*RANKS[:2], WARM)),
+    *((ranks, ("cache.policy", "oracle")) for ranks in RANKS),
+    *(
+        (("copies", copies), ("formats", form))
+        for copies in ("uneven", "staged")
+        for form in FORMED
+    ),
     *((("kinds", kind), ("cache.window", "replay")) for kind in ("full_mamba", "all", "parts")),
     *(
         (("host.layout", layout), barred)
@@ -265,7 +289,7 @@ BARRED = (
 
 # what no scenario sets
 UNDRAWN = {
-    # other ways to give the size of pools
+    # other ways to give the size of pools; `pools.in_tokens` sets those in tokens
     *("cache.gpu_memory_utilization", "cache.mem_fraction_static", "cache.host_gib_per_rank"),
     *("cache.host_ratio", "cache.device_tokens", "cache.swa_device_tokens", "cache.device_states"),
     *("cache.host_tokens", "cache.swa_host_tokens", "cache.host_states"),
@@ -275,9 +299,8 @@ UNDRAWN = {
     *("workload.load", "workload.max_context"),
     # every scenario is run with and without these
     *("engine.check_invariants", "engine.explain", "engine.jump"),
-    # names, formats, arguments of policies, and what no scenario's model has
-    *("cache.host_format", "storage.format", "storage.faults.preset", "cache.policy_args"),
-    *("prefetch.patience", "parallel.ep"),
+    # names, arguments of policies
+    *("storage.faults.preset", "cache.policy_args", "prefetch.patience"),
 }
 
 

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
@@ -99,6 +99,20 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
     )
 
 
+def _in_tokens(
+    tier: str, counts: Sequence[int], sizes: Sequence[int], page: int
+) -> dict[str, object]:
+    """The same pools in tokens and states, which replace their shares of the memory."""
+    numbers = (counts[0] * page, counts[1] * page, counts[2])
+    names = (f"{tier}_tokens", f"swa_{tier}_tokens", f"{tier}_states")
+    least = 1 if tier == "device" else 0
+    return {
+        f"cache.{name}": max(number, least)
+        for name, number, size in zip(names, numbers, sizes, strict=False)
+        if size
+    }
+
+
 def _split_off(overrides: dict[str, Any], area: str) -> dict[str, Any]:
     """Take the numbers out whose keys begin with `area`, by the rest of the key."""
     keys = [key for key in overrides if key.startswith(f"{area}.")]
@@ -129,6 +143,8 @@ def _pools(
         ]
         derived[f"cache.{tier}_gib"] = total / GIB
         derived[f"cache.swa_{tier}_share"], derived[f"cache.mamba_{tier}_share"] = shares[1:3]
+        if wanted["in_tokens"]:
+            derived |= _in_tokens(tier, counts, sizes, page)
         windowed = [each for each in parts if "window_len" in each]
         for each, share in zip(windowed, shares[3:], strict=True):
             each[f"{tier}_share"] = share

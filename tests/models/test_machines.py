@@ -174,3 +174,10 @@ def test_a_table_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
 def test_a_table_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match=r"hardware\.table: file nowhere\.csv"):
         config_of("hardware.table=nowhere.csv")
+
+
+def test_a_field_that_is_too_long_for_a_table_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(f"curve,size,rate\npcie_bandwidth,,1e9\nhost_bandwidth,,{'9' * 200_000}\n")
+    with pytest.raises(ValueError, match=r"mine\.csv, line 3: field larger than field limit"):
+        read_table(file)

@@ -108,3 +108,24 @@ def test_a_model_without_words_for_its_windows_is_refused() -> None:
 def test_what_cannot_be_is_refused(name: str, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         derived(name, **changes)
+
+
+def test_a_derived_share_never_rounds_to_nothing() -> None:
+    # the sizes of LFM2-8B-A1B, whose states are tiny beside its KV
+    layers = [
+        "conv",
+        "conv",
+        *["full_attention", "conv", "conv", "conv"] * 5,
+        "full_attention",
+        "conv",
+    ]
+    told = {
+        "model_type": "lfm2_moe", "hidden_size": 2048, "num_hidden_layers": len(layers),
+        "num_attention_heads": 32, "num_key_value_heads": 8, "conv_L_cache": 3,
+        "intermediate_size": 7168, "moe_intermediate_size": 1792, "num_experts": 32,
+        "num_experts_per_tok": 4, "num_dense_layers": 2, "vocab_size": 65536,
+        "max_position_embeddings": 128000, "torch_dtype": "bfloat16", "layer_types": layers,
+    }  # fmt: skip
+    model = derive_model(told, {"name": "lfm"})
+    assert 0 < model.mamba_host_share < 0.005
+    assert 0 < model.mamba_device_share < 0.02

@@ -1,6 +1,7 @@
 """What is peculiar to each policy of the literature."""
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import takewhile
 from math import inf
@@ -191,3 +192,28 @@ def test_tinylfu_keeps_prompts_that_return_from_being_displaced_by_a_scan(tmp_pa
         )
         late[policy] = sum(each.prompt_len - each.computed_len for each in result.records[-2:])
     assert late == {"none": 0, "tinylfu": 2 * 256}
+
+
+class Page(SimpleNamespace):
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+def test_lecar_multiplies_a_weight_by_the_age_of_the_error() -> None:
+    capacity, rate = 4, 0.45
+    pool = LeCaR(SimpleNamespace(seed=1), capacity, rate=rate)
+    pages = [Page(key=key, count=1, used=key) for key in range(3)]
+    for page in pages:
+        pool.insert(page)
+    pool.victim(pages)
+    evicted_by = pool._chooser
+    pool.hit(pages[1])  # time 1
+    pool.evict(pages[0])
+    pool.hit(pages[1])  # time 2
+    pool.hit(pages[2])  # time 3
+    pool.miss([0])  # time 4: evicted three requests ago
+    grown = 0.5 * math.exp(rate * 0.005 ** (3 / capacity))
+    other = {"lru": "lfu", "lfu": "lru"}[evicted_by]
+    assert pool.weights[other] == pytest.approx(grown / (grown + 0.5))
+    assert sum(pool.weights.values()) == pytest.approx(1)
+    pool.miss([0])  # its error has been counted
+    assert pool.weights[other] == pytest.approx(grown / (grown + 0.5))

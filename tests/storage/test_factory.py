@@ -74,7 +74,7 @@ def test_an_engine_of_the_users_own_is_named_by_its_class() -> None:
 def test_an_engine_of_the_users_own_may_hang_in_earnest_and_is_empty_in_a_simulation() -> None:
     guarded = open_guarded_storage(OWN, namespace="a", page_bytes={}, clock=SimulatedClock())
     assert guarded is not None
-    assert layers(guarded.storage) == ["BreakerStorage", "DeadlineStorage", "Own"]
+    assert layers(guarded.storage) == ["BreakerStorage", "OwnStorage", "DeadlineStorage", "Own"]
     guarded.storage.close()
     names = {simulated(OWN).engine.told[1] for _ in range(2)}  # type: ignore[attr-defined]
     assert len(names) == 2
@@ -94,9 +94,9 @@ def test_a_class_that_is_not_there_is_named(kind: str, reason: str) -> None:
 
 def test_what_is_no_class_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"storage\.kind=json: cannot be built: 'module' object is not"
+        ValueError, match=r"storage\.kind=math:pi must be a class or a function, got 3\.14"
     ):
-        opened(StorageConfig(kind="json:"))
+        opened(StorageConfig(kind="math:pi"))
 
 
 class Unfinished:

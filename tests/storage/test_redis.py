@@ -12,12 +12,12 @@ from storage_pages import PAGE_BYTES, keys, payload, poisoned, read, write
 from storage_servers import RedisServer, free_port, redis_server
 
 from hicache.clock import SimulatedClock, to_ns
+from hicache.secret import PASSWORD
 from hicache.storage.base import StorageError
 from hicache.storage.digest import namespace_name
 from hicache.storage.engines.parts import parts
 from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.guards.breaker import BreakerStorage
-from hicache.storage.passwords import PASSWORD
 
 
 @pytest.fixture

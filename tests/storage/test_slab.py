@@ -333,17 +333,6 @@ def test_a_page_that_is_written_twice_at_once_takes_one_slot(tmp_path: Path) -> 
         assert storage.contains(keys(1, 2)) == [True, True]
 
 
-def test_pages_are_public_as_far_as_the_user_says(tmp_path: Path) -> None:
-    mask = os.umask(0o022)
-    try:
-        with closing(open_slab(tmp_path)) as storage:
-            write(storage, keys(1))
-        (path,) = tmp_path.glob("*/pages-*.slab")
-        assert path.stat().st_mode & 0o777 == 0o644
-    finally:
-        os.umask(mask)
-
-
 def test_a_full_disk_declines_pages_and_loses_no_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

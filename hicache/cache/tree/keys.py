@@ -6,7 +6,6 @@ beforehand and numbers them.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from hicache.cache.kinds import KEY_TAGS
 from hicache.cache.tree.node import Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.request import EMPTY_SPANS, Request, TokenSpans
+from hicache.request import EMPTY_SPANS, Request, TokenSpans, byte_places
 from hicache.storage.base import DIGEST_BYTES
 
 NUMBER_BYTES = 4
@@ -57,15 +56,18 @@ class Numbers:
 
     def __init__(self, pages: Mapping[int, TokenSpans]) -> None:
         spans = list(pages.values()) or [EMPTY_SPANS]
-        counts = np.concatenate([each.counts for each in spans])
-        ends = counts.cumsum(dtype=np.int32)
-        firsts = np.concatenate([each.starts for each in spans]) - ends + counts
-        numbers = firsts.repeat(counts) + np.arange(len(firsts) and ends[-1], dtype=np.int32)
-        if numbers.max(initial=0) >= KIND_STEP:
+        # sums over the workload do not fit in the int32 of the numbers themselves
+        counts = np.concatenate([each.counts for each in spans], dtype=np.int64)
+        starts = np.concatenate([each.starts for each in spans], dtype=np.int64)
+        if (starts + counts).max(initial=0) > KIND_STEP:
             raise ValueError(f"a workload may have {KIND_STEP} pages at most")
-        self._names: bytes = numbers.tobytes()
-        bounds = np.append(0, NUMBER_BYTES * ends)[np.cumsum([0, *(len(s.starts) for s in spans)])]
-        self._places = dict(zip(pages, pairwise(bounds.tolist()), strict=False))
+        # each number follows the one before it, except at the start of a run
+        numbers = np.ones(counts.sum(), np.int32)
+        numbers[counts.cumsum() - counts] = (
+            np.diff(starts, prepend=0) - np.append(0, counts - 1)[:-1]
+        )
+        self._names: bytes = numbers.cumsum(dtype=np.int32, out=numbers).tobytes()
+        self._places = byte_places(pages, NUMBER_BYTES)
 
     def tokens(self, request: Request) -> bytes:
         first, end = self._places[request.id]

@@ -6,7 +6,9 @@ hicache explain RUN --request 412
 hicache explain RUN --perfetto trace.json
 
 The program replays a simulated run from its config.yaml and records all events, which takes about
-twice as long as the run did. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
+twice as long as the run did. The trace opens in https://ui.perfetto.dev and in chrome://tracing. A
+run that names a policy, a storage engine or a tokenizer of its user needs --trust, which runs that
+code; its module is looked for in the current directory and on PYTHONPATH.
 """
 
 from collections.abc import Sequence
@@ -32,10 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="id of a request to explain; may be repeated",
     )
     add("--slowest", type=int, metavar="COUNT", help="explain the slowest by TTFT (default 3)")
+    add("--trust", action="store_true", help="run the classes and functions that the run names")
     add("--perfetto", type=Path, metavar="FILE", help="write a trace of the run")
     options = parser.parse_args(arguments)
     with in_one_sentence():
-        run = rerun(options.run)
+        run = rerun(options.run, trust=options.trust)
         slowest = options.slowest
         if slowest is None:
             slowest = 0 if options.request or options.perfetto else 3

@@ -1,15 +1,18 @@
 """Repeats a stored run with all events recorded.
 
-A simulated run depends only on its configuration, so the stored run needs no event log.
+A simulated run depends only on its configuration, so the stored run needs no event log. The stored
+run may come from anyone: nothing is imported from its directory or from the one where it was
+started, no server that it names is contacted, and code that it names runs only if the user trusts
+it.
 """
 
-from contextlib import chdir
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hicache import experiment
 from hicache.cli.schema import stored_config
-from hicache.cli.stored import CONFIG_FILE, SUMMARY_FILE, read_json
+from hicache.cli.stored import CONFIG_FILE, read_summary
 from hicache.cli.tables import provenance
 from hicache.config import ExperimentConfig
 from hicache.observe.timeline import Timeline
@@ -27,15 +30,25 @@ class Rerun:
     differences: tuple[str, ...]
 
 
-def rerun(run_dir: Path) -> Rerun:
+def rerun(run_dir: Path, *, trust: bool = False) -> Rerun:
     """Simulate a stored run once more, and return it with a record of all its events.
+
+    Args:
+        run_dir: the directory of the run.
+        trust: True allows the run to name classes and functions outside hicache.
 
     Raises:
         FileNotFoundError: the directory holds no run.
-        ValueError: the stored run moved real data instead of simulating, or this version does not
-            know its settings.
+        ValueError: the stored run moved real data instead of simulating, this version does not know
+            its settings, or it names code and is not trusted.
     """
     config = stored_config(run_dir / CONFIG_FILE)
+    named = [f"{knob}={name}" for knob, name in provenance.own_classes(config).items()]
+    if named and not trust:
+        raise ValueError(
+            f"{run_dir} names code to run, {' and '.join(named)}: if you trust it, add --trust "
+            "(from Python trust=True)"
+        )
     if config.executor.kind != "simulated":
         raise ValueError(
             f"only simulated runs can be explained, and {run_dir} has "
@@ -46,10 +59,11 @@ def rerun(run_dir: Path) -> Rerun:
     watched = replace(config, engine=replace(config.engine, jump=False, explain=True))
     # relative paths of the settings start where the run was started
     started_in = Path(provenance.read_provenance(run_dir).get("directory", ""))
-    with chdir(started_in if started_in.is_dir() else "."):
-        result = experiment.run(watched, timeline=timeline)
+    with TemporaryDirectory(prefix="hicache-explain-") as scratch:
+        placed = _placed(watched, started_in if started_in.is_dir() else Path(), scratch)
+        result = experiment.run(placed, timeline=timeline)
     summary = summarize(result.records, result.measures)
-    stored = read_json(run_dir / SUMMARY_FILE)
+    stored = read_summary(run_dir)
     return Rerun(
         config=config,
         records={record.id: record for record in result.records},
@@ -62,3 +76,22 @@ def rerun(run_dir: Path) -> Rerun:
             if key.partition("/")[0] not in ASKED  # the run may not have recorded these keys
         ),
     )
+
+
+def _placed(config: ExperimentConfig, started_in: Path, scratch: str) -> ExperimentConfig:
+    # a simulated run gives the same result on every engine, so it needs neither the directory nor
+    # the server that the stored run used
+    storage, workload = config.storage, config.workload
+    if storage.kind in ("slab", "file"):
+        storage = replace(storage, root=scratch)
+    elif storage.kind in ("redis", "mooncake"):
+        storage = replace(storage, kind="memory", root=None, capacity_gib=None)
+    tokenizer = workload.tokenizer
+    if tokenizer is not None and (started_in / tokenizer).exists():
+        tokenizer = str(started_in / tokenizer)
+    path, data_dir = (
+        None if each is None else str(started_in / each)
+        for each in (workload.path, config.data_dir)
+    )
+    workload = replace(workload, path=path, tokenizer=tokenizer)
+    return replace(config, workload=workload, storage=storage, data_dir=data_dir)

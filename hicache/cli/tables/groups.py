@@ -7,7 +7,6 @@ different results. Such groups are told apart by keys that the user did not type
 `cache.eviction source`; the last resort is `run`, the directory.
 """
 
-import json
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,17 +14,14 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-
 from hicache.cli.errors import meant
 from hicache.cli.grid import NUMBERED
-from hicache.cli.stored import ERROR_FILE, read_json, read_yaml
+from hicache.cli.stored import CONFIG_FILE, ERROR_FILE, Value, flat, read_summary, read_yaml
 from hicache.cli.tables import provenance
 from hicache.config import METRICS
 from hicache.results.verdict import is_overloaded
 from hicache.workload.workload import GENERATORS
 
-Value = str | int | float | bool | None
 WINDOW = "workload.window"
 # keys that may differ inside a group
 NOT_A_QUESTION = ("seed", WINDOW, "name", "data_dir", "metrics")
@@ -148,8 +144,12 @@ def _choices(path: Path, keys: Collection[str]) -> dict[str, str]:
     # choices such as `model=llama3_8b` that come from defaults or from the file of an experiment
     if not keys or not (path / COMPOSED).is_file():
         return {}
-    choices = OmegaConf.select(read_yaml(path / COMPOSED, DictConfig), "hydra.runtime.choices")
-    return {key: choice for key, choice in choices.items() if key in keys and choice is not None}
+    found = read_yaml(path / COMPOSED, dict)
+    for key in ("hydra", "runtime", "choices"):
+        found = found.get(key) or {}
+        if not isinstance(found, dict):
+            raise ValueError(f"{path / COMPOSED}: {key} must be a mapping, got {found!r:.40}")
+    return {key: str(found[key]) for key in keys if found.get(key) is not None}
 
 
 def find_runs(path: Path) -> list[Path]:
@@ -164,21 +164,22 @@ def find_runs(path: Path) -> list[Path]:
 
 
 def load_run(path: Path) -> StoredRun:
-    config = OmegaConf.to_container(read_yaml(path / "config.yaml", DictConfig))
-    assert isinstance(config, dict)
+    config = read_yaml(path / CONFIG_FILE, dict)
+    metrics = config.get("metrics") or METRICS
+    if not (isinstance(metrics, list | tuple) and all(isinstance(each, str) for each in metrics)):
+        raise ValueError(f"{path / CONFIG_FILE}: metrics must be a list of names, got {metrics!r}")
     typed: dict[str, str] = {}
     if (path / TYPED).is_file():
-        for override in read_yaml(path / TYPED, ListConfig):
+        for override in read_yaml(path / TYPED, list):
             key, _, value = str(override).partition("=")
             typed[key.lstrip("+~")] = value
-    made_of = path / provenance.FILE
-    sources = provenance.sources_of(read_json(made_of)) if made_of.is_file() else {}
+    sources = provenance.sources_of(provenance.read_provenance(path))
     return StoredRun(
         path=path,
         config=flat(config),
-        summary=read_json(path / "summary.json"),
+        summary=read_summary(path),
         typed=typed,
-        metrics=tuple(config.get("metrics") or METRICS),
+        metrics=tuple(metrics),
         sources={f"{name}{SOURCE}": digest for name, digest in sources.items()},
     )
 
@@ -351,16 +352,3 @@ def short(value: Value) -> str:
 
 def is_number(value: Value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def flat(config: object, prefix: str = "") -> dict[str, Value]:
-    if not isinstance(config, dict):
-        return {prefix: config if isinstance(config, (str, int, float, bool)) else _text(config)}
-    keys: dict[str, Value] = {}
-    for key, value in config.items():
-        keys |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return keys
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else json.dumps(value)

@@ -11,7 +11,7 @@ import site
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import file_digest, sha256
@@ -40,7 +40,18 @@ def write_provenance(config: ExperimentConfig, out_dir: Path) -> None:
 
 def read_provenance(directory: Path) -> dict[str, Any]:
     file = directory / FILE
-    return read_json(file) if file.is_file() else {}
+    found = read_json(file) if file.is_file() else {}
+    made_of = {key: found.get(key) or {} for key in ("hicache", "trace", "policies")}
+    for name, item in (*made_of.items(), *_policies(made_of["policies"])):
+        if not isinstance(item, dict) or not isinstance(item.get("sha256") or "", str):
+            raise ValueError(f"{file}: {name} must be a mapping with a text sha256")
+    if not isinstance(found.get("directory", ""), str):
+        raise ValueError(f"{file}: directory must be a text, got {found['directory']!r:.40}")
+    return found
+
+
+def _policies(found: Any) -> Iterable[tuple[str, Any]]:
+    return found.items() if isinstance(found, dict) else ()
 
 
 def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> list[str]:

@@ -45,7 +45,9 @@ class TorchRuntime:
             config.model, page_size=page_size, seed=config.seed, device=str(self._device)
         )
         if config.executor.verify:
-            self._verifier = Verifier(self._model, self._plane)
+            in_use = {"host": any(host_counts), "storage": config.storage.kind != "none"}
+            tiers = ["device", *(tier for tier, is_used in in_use.items() if is_used)]
+            self._verifier = Verifier(self._model, self._plane, tiers)
         self._spec = PoolSpec(
             model=config.model,
             page_size=page_size,

@@ -1,5 +1,6 @@
 """Compares logits with those of a cold start, which shows that no wrong byte was read."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ class Verdict(NamedTuple):
         num_tokens: tokens whose logits were compared.
         num_agree: tokens for which both runs have the same largest logit.
         error: largest difference of a logit, in standard deviations of the token's logits.
+        untested: tiers in use from which no compared request hit a token, so that equal logits say
+            nothing about their data.
     """
 
     num_equal: int
@@ -32,9 +35,12 @@ class Verdict(NamedTuple):
     num_tokens: int = 0
     num_agree: int = 0
     error: float = 0.0
+    untested: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         line = f"logits equal: {self.num_equal} of {self.num_checked}"
+        if self.untested:
+            line += f"; NOT VERIFIED, because nothing was hit on {' and '.join(self.untested)}"
         if self.num_equal == self.num_checked:
             return line
         return (
@@ -46,6 +52,7 @@ class Verdict(NamedTuple):
         return {
             "verify/checked_count": self.num_checked,
             "verify/unequal_count": self.num_checked - self.num_equal,
+            "verify/untested_count": len(self.untested),
             "verify/greedy_agreement": self.num_agree / max(self.num_tokens, 1),
             "verify/logit_error_max": self.error,
         }
@@ -54,21 +61,28 @@ class Verdict(NamedTuple):
 class Verifier:
     """Records the logits of every answer, and recomputes them without a cache.
 
-    The recomputation processes each sequence in one chunk on one rank, in pages of its own.
+    `tiers` are the tiers in use: device, host, storage. The recomputation processes each sequence
+    in one chunk on one rank, in pages of its own.
     """
 
-    def __init__(self, model: ReferenceModel, plane: Plane = REFERENCE) -> None:
+    def __init__(
+        self, model: ReferenceModel, plane: Plane = REFERENCE, tiers: Sequence[str] = ()
+    ) -> None:
         self._model = model
+        self._untested = dict.fromkeys(tiers)  # until a request hits there
         self._plane = plane
         self._seen: dict[int, tuple[bytes, dict[int, Tensor]]] = {}
 
     def saw(self, req: RequestState, position: int, logits: Tensor) -> None:
+        hits = {"device": req.device_len, "host": req.host_len, "storage": req.storage_len}
+        for tier in [tier for tier in self._untested if hits[tier]]:
+            del self._untested[tier]
         _, answers = self._seen.setdefault(req.request.id, (req.tokens, {}))
         answers[position] = logits.clone()
 
     def verify(self) -> Verdict:
         if not self._seen:
-            return Verdict(0, 0)
+            return Verdict(0, 0, untested=tuple(self._untested))
         page_size = self._model.page_size
         longest = max(max(answers) for _, answers in self._seen.values()) + 1
         num_pages = -(-longest // page_size)
@@ -83,7 +97,7 @@ class Verifier:
         )
         pools = TorchPools(spec)
         pages = list(range(num_pages))
-        verdict = Verdict(0, len(self._seen))
+        verdict = Verdict(0, len(self._seen), untested=tuple(self._untested))
         for tokens, answers in self._seen.values():
             for kind in range(num_kinds):
                 pools.poison(DEVICE, kind, pages[:1] if kind == MAMBA else pages)

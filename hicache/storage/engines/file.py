@@ -1,11 +1,13 @@
 """One file per page: for directories shared over a network, and for pages of any size.
 
 A writer puts the page in a file under `writing/` and renames that file into place, so a reader sees
-the whole page or none. The digest follows the payload in the file. With a capacity, the files with
-the oldest modification time are removed first; reads and writes of existing keys renew that time.
+the whole page or none. A draft is locked while its writer lives. The digest follows the payload in
+the file. With a capacity, the files with the oldest modification time are removed first; reads and
+writes of existing keys renew that time.
 """
 
 import errno
+import fcntl
 import os
 import time
 from collections import OrderedDict
@@ -18,6 +20,7 @@ from uuid import uuid4
 
 from hicache.storage.base import KEY_BYTES, StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
+from hicache.storage.engines.private import make_directory, open_file
 
 _SUFFIX = ".page"
 _WRITING = "writing"
@@ -49,8 +52,9 @@ class FileStorage:
         self._used_bytes = 0
         self._unscanned_bytes = 0
         with self._reached():
+            make_directory(self._root)
             for name in (_WRITING, *_BUCKETS):
-                (self._root / name).mkdir(parents=True, exist_ok=True)
+                make_directory(self._root / name)
             self._sweep()
             self._scan()
 
@@ -95,7 +99,7 @@ class FileStorage:
         # read one byte more than the digest, to detect a longer file without a stat
         trailer = bytearray(PAGE_DIGEST_BYTES + 1)
         try:
-            file = os.open(self._path(key), os.O_RDONLY)
+            file = open_file(self._path(key), os.O_RDONLY)
             try:
                 num_bytes = _move_all(os.preadv, file, buffer, memoryview(trailer))
             finally:
@@ -104,7 +108,10 @@ class FileStorage:
             self._root.stat()  # an error if the whole store is gone
             return False
         except OSError as error:
-            if error.errno == errno.EIO:
+            if error.errno == errno.ELOOP:  # no page, and nobody may read or write through it
+                with self._lock:
+                    self._remove(key)
+            if error.errno in (errno.EIO, errno.ELOOP):
                 return False
             raise
         length = num_bytes - PAGE_DIGEST_BYTES
@@ -149,13 +156,15 @@ class FileStorage:
         draft = self._root / _WRITING / uuid4().hex
         digest = page_digest(self._namespace, key, buffer)
         try:
-            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            file = open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
+                with suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
                 _move_all(os.pwritev, file, buffer, memoryview(digest))
+                # may replace a page that another process just published: the contents are equal
+                draft.rename(self._path(key))
             finally:
                 os.close(file)
-            # may replace a page that another process just published: the contents are equal
-            draft.rename(self._path(key))
         except BaseException as error:
             with suppress(OSError):
                 draft.unlink()
@@ -167,7 +176,7 @@ class FileStorage:
     def _refresh(self, key: bytes) -> None:
         if self._capacity_bytes is not None:
             with suppress(OSError):
-                os.utime(self._path(key))
+                os.utime(self._path(key), follow_symlinks=False)
         with self._lock:
             if key in self._pages:
                 self._pages.move_to_end(key)
@@ -208,17 +217,32 @@ class FileStorage:
                 key = _key(path.name) if path.name.startswith(prefix) else None
                 if key is not None:
                     with suppress(FileNotFoundError):
-                        yield key, path.stat()
+                        yield key, path.lstat()
 
     def _sweep(self) -> None:
         # drafts of writers that died, which may have run on another machine
         for draft in (self._root / _WRITING).iterdir():
             with suppress(FileNotFoundError):
-                age_s = time.time() - draft.stat().st_mtime
+                age_s = time.time() - draft.lstat().st_mtime
                 # earlier versions put the process before a dot
                 number = draft.name.rpartition(".")[2]
                 if len(number) == _UUID_LETTERS and age_s > _LEFTOVER_S:
-                    draft.unlink()
+                    _remove_abandoned(draft)
+
+
+def _remove_abandoned(draft: Path) -> None:
+    # clocks may differ by hours, so the age alone does not prove that the writer is dead
+    try:
+        file = open_file(draft, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:  # a link, or somebody else's
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.unlink()
+    except OSError:  # its writer holds the lock, or the file system has no locks
+        pass
+    finally:
+        os.close(file)
 
 
 def _name(key: bytes) -> str:

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
 
+from hicache.secret import PASSWORD, USER, masked
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
 from hicache.storage.engines.parts import parts
-from hicache.storage.passwords import PASSWORD
 
 _MESSAGE_BYTES = 16 * 2**20  # larger replies take more time per byte
 _SCANNED_KEYS = 1000  # per round trip
@@ -48,6 +48,7 @@ class RedisStorage:
         self._stats = StorageStats()
         self._client = redis.Redis.from_url(
             url,
+            username=os.environ.get(USER),
             password=os.environ.get(PASSWORD),
             socket_timeout=deadline_s,
             socket_connect_timeout=deadline_s,
@@ -133,4 +134,4 @@ class RedisStorage:
         try:
             yield
         except self._errors as error:
-            raise StorageError(f"cannot use Redis at {self._url}: {error}") from error
+            raise StorageError(masked(f"cannot use Redis at {self._url}: {error}")) from error

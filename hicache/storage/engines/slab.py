@@ -7,6 +7,7 @@ killed writer stay invisible, and a slot that is reused during a read is a miss.
 syncs the disk: after a power cut pages may be missing, but never wrong.
 """
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -21,6 +22,7 @@ from typing import TypeVar
 
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import namespace_name, page_digest, page_hasher
+from hicache.storage.engines.private import make_directory, open_file
 from hicache.storage.engines.slot_files import ALIGN_BYTES, Place, SlotFiles
 from hicache.storage.engines.slot_table import Reservation, SlotTable, StoredPage, Written
 
@@ -67,14 +69,15 @@ class SlabStorage:
         self._is_closed = False
         self._stats = StorageStats()
         try:
-            self._root.mkdir(parents=True, exist_ok=True)
-            with _opening(self._root / "opening", busy_s):
-                self._files = SlotFiles(self._root)
+            make_directory(self._root)
+            with _opening(self._root / "opening", busy_s) as self._is_read_only:
+                self._files = SlotFiles(self._root, is_read_only=self._is_read_only)
                 self._table = SlotTable(
                     self._root / "slots.sqlite",
                     self._files,
                     capacity_bytes=capacity_bytes,
                     busy_s=busy_s,
+                    is_read_only=self._is_read_only,
                 )
         except (OSError, *_DAMAGES) as error:
             raise StorageError(f"cannot open the slab storage in {self._root}: {error}") from error
@@ -93,9 +96,12 @@ class SlabStorage:
             return self._write_all(keys, buffers)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        with self._in_use(), self._change_table() as table:
+        def free(table: SlotTable) -> None:
             for page in table.find(keys).values():
                 table.free(page.place)
+
+        with self._in_use():
+            self._change(free)
 
     def stats(self) -> StorageStats:
         with self._in_use(), self._use_table() as table:
@@ -156,9 +162,13 @@ class SlabStorage:
     def _write_all(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         wanted = list(zip(keys, map(_slot_bytes, buffers), strict=True))
         try:
-            with self._change_table() as table:
-                table.touch(self._take_touched())
-                places = table.reserve(wanted)
+            touched = self._take_touched()
+
+            def reserve(table: SlotTable) -> list[Reservation | StoredPage | None]:
+                table.touch(touched)
+                return table.reserve(wanted)
+
+            places = self._change(reserve)
         except _DiskFullError:
             return self.contains(keys)
         written: list[Written | None] = [None] * len(keys)
@@ -185,6 +195,8 @@ class SlabStorage:
                 return True
         elif page.place.slot_bytes > _slot_bytes(buffer) or self._is_whole(key, page):
             return False  # a page of another length
+        if self._is_read_only:
+            return False
         with suppress(_DiskFullError), self._change_table() as table:
             # or the slot was reused meanwhile and holds another page: an ordinary miss
             if table.find([key]).get(key) == page:
@@ -227,8 +239,7 @@ class SlabStorage:
 
     def _publish(self, pages: Sequence[Written], failed: Sequence[Reservation]) -> set[bytes]:
         try:
-            with self._change_table() as table:
-                stored = table.publish(pages, failed=failed)
+            stored = self._change(lambda table: table.publish(pages, failed=failed))
         except _DiskFullError:
             self._withdraw([*(page.reservation for page in pages), *failed])
             return set()
@@ -270,13 +281,26 @@ class SlabStorage:
         return [results[index] for index in range(len(pages))]
 
     def _touch_all(self) -> None:
-        with suppress(_DiskFullError), self._change_table() as table:
-            table.touch(self._take_touched())
+        touched = self._take_touched()
+        if not self._is_read_only:
+            with suppress(_DiskFullError):
+                self._change(lambda table: table.touch(touched))
 
     def _take_touched(self) -> list[bytes]:
         touched = list(self._touched)
         self._touched.clear()
         return touched
+
+    def _change(self, change: Callable[[SlotTable], Result]) -> Result:
+        try:
+            with self._change_table() as table:
+                return change(table)
+        except _DiskFullError:
+            # the log of the table may take the space that deleted pages have left
+            with suppress(StorageError), self._use_table() as table:
+                table.shrink_log()
+        with self._change_table() as table:
+            return change(table)
 
     @contextmanager
     def _change_table(self) -> Iterator[SlotTable]:
@@ -300,10 +324,17 @@ def _slot_bytes(buffer: memoryview) -> int:
 
 
 @contextmanager
-def _opening(path: Path, busy_s: float) -> Iterator[None]:
-    # one process at a time, because SQLite does not wait while a table is created
+def _opening(path: Path, busy_s: float) -> Iterator[bool]:
+    # One process at a time, because SQLite does not wait while a table is created. Yields True if
+    # the disk is read-only, where nobody creates one.
     give_up_at = time.monotonic() + busy_s
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        file = open_file(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        yield True
+        return
     try:
         while True:
             try:
@@ -314,6 +345,6 @@ def _opening(path: Path, busy_s: float) -> Iterator[None]:
                     told = f"locked by another process for more than {busy_s:g} s"
                     raise TimeoutError(told) from None
                 time.sleep(_LOCK_POLL_S)
-        yield
+        yield False
     finally:
         os.close(file)

@@ -8,6 +8,8 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from hicache.storage.engines.private import open_file
+
 ALIGN_BYTES = 4096  # holes in files need this alignment; slot sizes are multiples of it
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2  # linux/falloc.h
@@ -30,8 +32,9 @@ class SlotFiles:
     Each file is opened at its first use. If that fails, reads and writes of its slots return False.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, is_read_only: bool = False) -> None:
         self._root = root
+        self._flags = os.O_RDONLY if is_read_only else os.O_RDWR | os.O_CREAT
         self._lock = Lock()
         self._files: dict[int, int] = {}
 
@@ -68,7 +71,7 @@ class SlotFiles:
         with self._lock:
             if slot_bytes not in self._files:
                 path = self._root / f"pages-{slot_bytes}.slab"
-                self._files[slot_bytes] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+                self._files[slot_bytes] = open_file(path, self._flags)
             return self._files[slot_bytes]
 
 

@@ -8,6 +8,7 @@ size of all slots that are not free, and never exceeds the capacity once `reserv
 A damaged table raises an error or points to the wrong slots; readers check the digest of each page.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hicache.storage.engines.owner import current_owner, is_alive
+from hicache.storage.engines.private import open_file, refuse_link
 from hicache.storage.engines.slot_files import Place, SlotFiles
 
 _FREE, _WRITING, _LIVE = 0, 1, 2
+_LOG_PAGES = 64  # 256 KiB
 _KEYS_A_QUERY = 128  # upper bound, since SQLite prepares one statement for each number of keys
 
 _SCHEMA = """
@@ -76,20 +79,36 @@ class SlotTable:
     """
 
     def __init__(
-        self, path: Path, files: SlotFiles, *, capacity_bytes: int | None, busy_s: float
+        self,
+        path: Path,
+        files: SlotFiles,
+        *,
+        capacity_bytes: int | None,
+        busy_s: float,
+        is_read_only: bool = False,
     ) -> None:
         self._files = files
         self._owner = current_owner()
         self._capacity_bytes = capacity_bytes
+        if not is_read_only:
+            for name in (path.name, *(f"{path.name}-{log}" for log in ("wal", "shm", "journal"))):
+                refuse_link(path.with_name(name))  # SQLite would follow it
+            os.close(open_file(path, os.O_RDWR | os.O_CREAT))
         self._db = sqlite3.connect(
-            path,
+            # nothing can write to a log on a read-only disk, so SQLite must not look for one
+            f"{path.absolute().as_uri()}?{'immutable=1' if is_read_only else 'mode=rw'}",
+            uri=True,
             timeout=busy_s,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=2 * _KEYS_A_QUERY,
         )
+        if is_read_only:
+            return
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
+            # a long log would keep the space that deleted pages leave on a full disk
+            self._db.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
             # readers check the digest of each page, so an old table after a power cut is harmless
             self._db.execute("PRAGMA synchronous = NORMAL")
             with self.transaction():
@@ -181,6 +200,10 @@ class SlotTable:
 
     def close(self) -> None:
         self._db.close()
+
+    def shrink_log(self) -> None:
+        """Move the table's log, which takes some megabytes, into the table."""
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -1,0 +1,86 @@
+"""Every numeric setting has limits, at both ends."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import Field, fields, is_dataclass, replace
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+from hicache.cli.schema import config_of
+from hicache.config import LEAST_FLOAT, MOST_FLOAT, MOST_INT, ExperimentConfig
+
+
+def numeric(schema: type, prefix: str = "") -> Iterator[tuple[str, Field]]:
+    for item in fields(schema):
+        if isinstance(item.type, type) and is_dataclass(item.type):
+            yield from numeric(item.type, f"{prefix}{item.name}.")
+        elif re.search(r"\b(int|float)\b", str(item.type)) and "dict" not in str(item.type):
+            yield prefix + item.name, item
+
+
+FIELDS = dict(numeric(ExperimentConfig))
+# their bounds are in `hicache.models.plausible`, since they depend on each other
+MODELS = ("model.", "hardware.")
+KNOBS = [name for name in FIELDS if not name.startswith(MODELS)]
+
+
+BASE = config_of("model=qwen3_next_80b", "hardware=h200")
+
+
+def with_value(config: Any, name: str, value: object) -> Any:
+    """The same settings, but for the one of this name."""
+    first, _, rest = name.partition(".")
+    held = getattr(config, first)
+    if rest:
+        value = with_value(held, rest, value)
+    elif isinstance(held, tuple):
+        value = (value,)
+    return replace(config, **{first: value})
+
+
+def is_whole(name: str) -> bool:
+    return "float" not in str(FIELDS[name].type)
+
+
+def test_every_numeric_setting_is_walked() -> None:
+    assert len(KNOBS) > 100
+    assert {"cache.page_size", "workload.stage_rates", "scheduler.clip_new_tokens"} <= set(KNOBS)
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_a_setting_has_a_limit_at_both_ends(name: str) -> None:
+    limits = FIELDS[name].metadata
+    most = limits["most"] or (MOST_INT if is_whole(name) else MOST_FLOAT)
+    low = limits["least"] if limits["above"] is None else limits["above"]
+    wrong = [low - 1, -(10**30), most * 2 + 2, 10**300]
+    if not is_whole(name):
+        wrong += [float(each) for each in wrong] + [nan, inf, -inf]
+    for value in wrong:
+        with pytest.raises(ValueError, match=rf"^{name} must be "):
+            with_value(BASE, name, value)
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_a_setting_at_its_limits_is_accepted_or_refused_in_one_sentence(name: str) -> None:
+    limits = FIELDS[name].metadata
+    low = limits["least"]
+    if limits["above"] is not None:
+        low = 1 if is_whole(name) else LEAST_FLOAT
+    most = limits["most"] or (MOST_INT if is_whole(name) else MOST_FLOAT)
+    for value in (low, most):
+        told = ""
+        try:
+            with_value(BASE, name, value)
+        except ValueError as refused:  # it contradicts another setting
+            told = str(refused)
+        assert "\n" not in told
+        assert not told.startswith(f"{name} must be at ")
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name.startswith(MODELS)])
+def test_a_number_of_a_model_or_machine_is_bounded(name: str) -> None:
+    for value in (10**300, -1) if is_whole(name) else (nan, inf, 1e300, -1.0):
+        with pytest.raises(ValueError, match=r"\w+"):
+            with_value(BASE, name, value)

@@ -329,6 +329,11 @@ def _mlp(file: ConfigFile, words: list[str]) -> dict[str, int]:
     }
 
 
+# bytes of an element of KV; None means that the model's own format is kept
+KV_BYTES = {
+    **dict.fromkeys(("auto", "none", "bf16", "bfloat16", "fp16", "float16", "16"), None),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "8"), 1),
+}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -374,8 +379,19 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
             f"{file.where}: unknown quantization method {method or '(no quant_method)'}: "
             f"set model.dense_param_bytes and model.expert_param_bytes"
         )
-    scheme = quantised.get("kv_cache_scheme")
-    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
-    if bits == 8 or quantised.get("kv_cache_quant_algo") == "FP8":
-        found["kv_dtype_bytes"] = 1
-    return found
+    return found if "kv_dtype_bytes" in given else found | _kv_bytes(file.where, quantised)
+
+
+def _kv_bytes(where: str, quantised: Mapping[object, object]) -> dict[str, float]:
+    # the precision of KV, by any field of it that is not empty
+    for name in (name for name in quantised if str(name).startswith("kv_") and quantised[name]):
+        said = quantised[name]
+        word = said.get("num_bits") if isinstance(said, Mapping) else said
+        if str(word).lower() not in KV_BYTES:
+            raise ValueError(
+                f"{where}: quantization_config.{name} may be FP8, INT8, BF16, FP16 or auto, got "
+                f"{word or said!r:.60}: set model.kv_dtype_bytes"
+            )
+        size = KV_BYTES[str(word).lower()]
+        return {} if size is None else {"kv_dtype_bytes": size}
+    return {}

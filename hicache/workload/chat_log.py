@@ -192,7 +192,8 @@ def _encoder(tokenizer: str | None) -> Encode:
         # tokenizers of transformers return a dict by default
         if not isinstance(tokens, list | tuple):
             raise ValueError(
-                f"workload.tokenizer={tokenizer} must return a list of tokens, got {_kind(tokens)}"
+                f"workload.tokenizer={tokenizer} must return a list of tokens, got "
+                f"a {type(tokens).__name__}"
             )
         return tokens
 
@@ -273,7 +274,8 @@ class _Reader:
         session = record.conversation_id if record.session_id is None else record.session_id
         digests = _digests(prompt, self._salt)
         when = next(
-            (x for x in (record.created, record.created_at, record.timestamp) if x is not None), None
+            (x for x in (record.created, record.created_at, record.timestamp) if x is not None),
+            None,
         )
         if when is None and record.conversations is None:
             raise OddRow("created or timestamp must be a number or a date")
@@ -294,7 +296,7 @@ class _Reader:
         counted = usage.completion_tokens or usage.output_tokens or record.output_length
         if answer is None or answer.text is None:
             return counted
-        read = sum(len(self._encode(each)) for each in answer)  # type: ignore[arg-type]
+        read = len(self._encode(answer.text)) + len(self._encode(answer.reasoning))
         self._compare("answer", counted, read)
         is_hidden = bool(answer.reasoning or usage.num_reasoning or not read)
         return counted if counted and is_hidden else max(read, 1)

@@ -265,8 +265,12 @@ class _Growing:
         if passed_ns > LONGEST_PAUSE_NS or (self.num_answer and num_new > 1):
             return False
         num_prefilled = PREFILL_TOKENS_PER_S * passed_ns / SECOND_NS / store.event.block_size
+        is_slow = num_new <= num_prefilled
+        # vLLM, which names the kinds of groups, stores the blocks of an answer one by one
+        if is_slow and num_new > 1 and store.event.kv_cache_spec_kind is not None:
+            return False
         # to the prompt while blocks come faster than decoding, then to the answer
-        if self.num_answer or num_new <= num_prefilled:
+        if self.num_answer or is_slow:
             self.num_answer += num_new
         self.blocks += store.event.block_hashes
         self.grown_ns = store.time_ns

@@ -91,7 +91,8 @@ def load_mooncake(
     rows = list(trace.read(LengthRow, reader.row, NAMES if reader.is_table else None))
     if reader.unit is not None:
         trace.remark(f"times read in {reader.unit}, as the rows name no unit (workload.time_unit)")
-    draw_starts(trace, rows, config, seed)
+    if not reader.is_table:
+        draw_starts(trace, rows, config, seed)
     if any(row.blocks for row in rows):
         return load_rows(trace, rows, config, block_tokens=block_tokens)
     return rows_to_requests(trace, from_first(trace, rows, config), config, block_tokens=1)

@@ -78,33 +78,24 @@ def from_first(trace: Trace, rows: Iterable[Row], config: WorkloadConfig) -> lis
         TraceError: there are no rows, or too many are odd.
     """
     timed = complete_answers(trace, _with_times(trace, rows), config.answer_tokens)
-    arrivals_ns = np.array([row.arrival_ns for row in timed], np.int64)
-    found = [timed[index] for index in np.argsort(arrivals_ns, kind="stable").tolist()]
-    middle = found[len(found) // 2] if found else None
+    found = sorted(((row.arrival_ns or 0, row) for row in timed), key=lambda each: each[0])
     kept = []
-    for row in found:
-        assert row.arrival_ns is not None and middle is not None and middle.arrival_ns is not None
-        passed_ns = row.arrival_ns - middle.arrival_ns
-        if row.arrival_ns > LATEST_S * SECOND_NS:
+    for at_ns, row in found:
+        middle_ns, middle = found[(len(found) - 1) // 2]
+        if at_ns > LATEST_S * SECOND_NS:
             trace.leave_out(row.where, "its time is after the year 2106: check the unit")
-        elif abs(passed_ns) > LONGEST_S * SECOND_NS:
-            side = "before" if passed_ns < 0 else "after"
-            trace.leave_out(
-                row.where,
-                f"it arrives more than ten years {side} {middle.where}: check the unit of both "
-                f"times",
-            )
+        elif abs(at_ns - middle_ns) > LONGEST_S * SECOND_NS:
+            side = "before" if at_ns < middle_ns else "after"
+            told = f"it arrives more than ten years {side} {middle.where}: check the unit"
+            trace.leave_out(row.where, told)
         else:
-            kept.append(row)
+            kept.append((at_ns, row))
     trace.check()
     if not kept:
         raise TraceError(f"{trace.path}: no requests")
-    first_ns = kept[0].arrival_ns
-    assert first_ns is not None
-    for row in kept:
-        assert row.arrival_ns is not None
-        row.arrival_ns -= first_ns
-    return kept
+    for at_ns, row in kept:
+        row.arrival_ns = at_ns - kept[0][0]
+    return [row for _, row in kept]
 
 
 def _with_times(trace: Trace, rows: Iterable[Row]) -> list[Row]:
@@ -280,22 +271,23 @@ def rows_to_requests(
             session = before.session
         elif before is not None and before.session != session:  # it spawned this session
             before = None
-        assert row.arrival_ns is not None and row.output_len is not None
         prompt, full_len, fresh = _prompt(row, blocks, before, block_tokens, fresh)
         turn = Turn(
-            arrival_ns=row.arrival_ns,
+            arrival_ns=row.arrival_ns or 0,
             prompt=prompt,
             full_len=full_len,
             prompt_len=runs_len(prompt),
-            output_len=row.output_len,
+            output_len=row.output_len or 1,
             session=session,
             session_name=row.session_name if session == index else turns[session].session_name,
             waits_for=awaited,
             namespace=row.namespace,
         )
         if awaited:
-            answered_ns = max((rows[each].arrival_ns or 0) + rows[each].answer_ns for each in awaited)
-            turn.think_ns = min(max(row.arrival_ns - answered_ns, 0), think_cap_ns)
+            answered_ns = max(
+                (rows[each].arrival_ns or 0) + rows[each].answer_ns for each in awaited
+            )
+            turn.think_ns = min(max(turn.arrival_ns - answered_ns, 0), think_cap_ns)
         if (
             before is not None
             and rows[awaited[0]].is_repeated

@@ -38,6 +38,20 @@ LEAST_ALLOWED = 3  # odd rows that a small file may have, but always less than h
 NUM_TRIED = 10  # lines in which a file's form is looked for
 CHUNK = 1 << 20
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# msgspec's words for types, in plain words
+PLAIN = {
+    "`array` of length >= 1": "a list that is not empty",
+    "`": "",
+    " | ": " or ",
+    "int": "an integer",
+    "float": "a number",
+    "str": "text",
+    "array": "a list",
+    "object": "an object",
+    " >= ": " of at least ",
+    " <= ": " of at most ",
+    "an integer or text or null": "an integer or text",
+}
 Kind = TypeVar("Kind")
 Made = TypeVar("Made")
 
@@ -164,6 +178,8 @@ class Trace:
             TraceError: too many rows were left out or completed; the message names the first ones.
         """
         odd = self.left_out + self.completed
+        if not odd:
+            return
         most = max(LEAST_ALLOWED, int(self.odd_rows * self.num_rows))
         if self.odd_rows < 1:
             most = min(most, (self.num_rows - 1) // 2)
@@ -366,9 +382,11 @@ def _told(error: Exception) -> str:
     said, _, place = str(error).partition(" - at `$")
     if said.startswith("Expected `object`") and not place:
         return "the row must be an object with the fields of this form"
-    field = place.rstrip("`").lstrip(".")
+    field = place.rstrip("`").lstrip(".") or "the row"
     if not said.startswith("Expected "):
-        return f"{field}: {said[0].lower()}{said[1:]}" if field else said.replace("Object ", "")
+        return f"{field}: {said[0].lower()}{said[1:]}"
+    for word, plain in PLAIN.items():
+        said = said.replace(word, plain)
     return f"{field} must be {said.removeprefix('Expected ')}"
 
 
@@ -381,9 +399,12 @@ def time_ns(value: object, unit_ns: int, field: str = "timestamp") -> int:
         OddRow: the value is neither.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if 0 <= value < math.inf and value * unit_ns < 2.0**63:
-            return round(value * unit_ns)
-        raise OddRow(f"{field} must be a number of at least 0, and before the year 2262")
+        if not 0 <= value < math.inf:
+            raise OddRow(f"{field} must be a number of at least 0")
+        if value * unit_ns >= 2.0**63:
+            raise OddRow("its time is after the year 2106: check the unit")
+        # a whole number is exact
+        return int(value) * unit_ns if value % 1 == 0 else round(value * unit_ns)
     if isinstance(value, str):
         try:
             return time_ns(float(value), unit_ns, field)

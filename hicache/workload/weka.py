@@ -23,7 +23,16 @@ from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.rows import complete_answer, starts_ns
 from hicache.workload.runs import Runs, append_run, cut_runs, extend_runs, is_prefix, runs_len
-from hicache.workload.trace import BlockTokens, Count, Name, Number, OddRow, Tokens, Trace, TraceError
+from hicache.workload.trace import (
+    BlockTokens,
+    Count,
+    Name,
+    Number,
+    OddRow,
+    Tokens,
+    Trace,
+    TraceError,
+)
 from hicache.workload.turns import Call, Turn, predecessors, to_requests
 
 BLOCK_TOKENS = 64
@@ -124,9 +133,7 @@ def _is_plain(ids: list[Name]) -> bool:
 
 
 class _Stream:
-    def __init__(
-        self, spawners: dict[Hashable, Hashable], numbers: dict[Name, int] | None
-    ) -> None:
+    def __init__(self, spawners: dict[Hashable, Hashable], numbers: dict[Name, int] | None) -> None:
         self._spawners, self._numbers = spawners, numbers
 
     def read(self, entries: Sequence[Entry], origin_s: float, where: str) -> Iterator[_Sent]:

@@ -48,13 +48,17 @@ FORMS = {
         ("messages", "prompt", "input", "text_input"), "chats or prompts as text, as OpenAI's API"
     ),
     "turns": Form(
-        ("delay",), "turns of sessions without times: session_id, input_length, delay", is_drawn=True
+        ("delay",),
+        "turns of sessions without times: session_id, input_length, delay",
+        is_drawn=True,
     ),
     "blocks": Form(("hash_ids",), "Mooncake's or Bailian's blocks: timestamp, input_length"),
     "lengths": Form(
         ("input_length", *NAMES["input_length"]), "a table of times and lengths with a header"
     ),
 }
+TIMES = ("timestamp", *NAMES["timestamp"], "timestamp_ms", *NAMES["timestamp_ms"])
+ANSWERS = ("output_length", *NAMES["output_length"])
 COPY_SPREAD_S = 60.0  # keeps the busy minutes of a trace busy, but hides the ticks of its clock
 NAME_BITS = 40  # 10,000 sessions collide in 1 of 20,000 traces; a float holds it exactly
 
@@ -214,12 +218,17 @@ def form_of(trace: Trace) -> str:
     if "input_length" in fields and container in ("lines", "json"):
         is_timed = fields.get("timestamp") is not None
         return "blocks" if is_timed else "chats" if "messages" in fields else "turns"
-    for name, form in FORMS.items():
-        if lower & set(form.fields):
-            return name
     # the names may be private text, and must then not be in a message
     names = [str(name) for name in fields if re.fullmatch(r"[\w .-]{1,40}", str(name))]
-    got = ", ".join(names) if len(names) == len(fields) > 0 else "no names of fields"
+    got = ", ".join(names) if len(names) == len(fields) > 0 else "no names"
+    for name, form in FORMS.items():
+        if not lower & set(form.fields):
+            continue
+        missing = [each for each in (TIMES, ANSWERS) if not lower & set(each)]
+        if name == "lengths" and missing:
+            wanted = " or ".join(missing[0])
+            raise TraceError(f"{trace.path}: expected a column {wanted}, got {got}")
+        return name
     raise TraceError(
         f"{trace.path}: the form is unknown, with the fields {got}. Forms that are read, by a "
         f"field: {known}"

@@ -224,8 +224,8 @@ class _Reader:
         messages, answer = [*(record.messages or ())], _answer(record)
         if isinstance(record.input, list):
             messages = _expanded(record.input)
-        elif record.previous_response_id is not None and isinstance(plain, str):
-            messages = [Message(role="user", content=plain)]
+        elif record.created_at is not None and isinstance(record.input, str):
+            messages = [Message(role="user", content=record.input)]
         if not messages and not isinstance(plain, str):
             raise OddRow("the row has no messages and no prompt")
         if record.previous_response_id is not None:

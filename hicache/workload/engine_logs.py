@@ -318,8 +318,8 @@ class _Grown:
         parent = event.parent_block_hash
         if not event.cache_salt and parent in self._latest:
             return self._latest[parent]  # keys stand beside the first block of a prompt alone
-        salt = event.cache_salt or (event.extra_keys and parent is None and event.extra_keys[0])
-        return f"{adapter} {salt}" if adapter or salt else ""
+        keys = event.extra_keys[0] if event.extra_keys and parent is None else None
+        return " ".join(str(each) for each in (adapter, event.cache_salt or keys) if each)
 
     def _chain(self, space: str, store: _Store) -> None:
         event = store.event

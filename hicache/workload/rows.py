@@ -197,8 +197,8 @@ def load_rows(
 def _of_one_size(
     trace: Trace, rows: Sequence[Row], block_tokens: int | None
 ) -> tuple[int, list[Row]]:
-    named = [row for row in rows if row.blocks or not row.is_delta]
-    if not any(row.blocks for row in rows):
+    named = [row for row in rows if row.blocks]
+    if not named:
         return block_tokens or 1, list(rows)
     prompt_lens = np.array([row.prompt_len for row in named])
     num_blocks = np.array([len(row.blocks) for row in named])
@@ -234,7 +234,10 @@ def _of_one_size(
         odd.add(row.where)
         trace.leave_out(row.where, why)
     trace.check()
-    return size, [row for row in rows if row.where not in odd] if odd else list(rows)
+    unnamed = sum(row.prompt_len >= size for row in rows if not row.blocks)
+    if unnamed:
+        trace.remark(f"{unnamed:,} of {len(rows):,} prompts name no blocks, and share no tokens")
+    return size, [row for row in rows if row.where not in odd]
 
 
 def rows_to_requests(

@@ -117,15 +117,15 @@ class Trace:
         """
         path, data = self._unpacked[0]
         container = _container(data)
-        for tried, (_, item) in enumerate(_items(path, data, container)):
+        why = "no requests"
+        for _, (where, item) in zip(range(NUM_TRIED), _items(path, data, container), strict=False):
             if not isinstance(item, bytes):
                 return container, item
             try:
                 return container, msgspec.json.decode(item)
             except UNREADABLE as error:
-                if tried + 1 >= NUM_TRIED:
-                    raise TraceError(f"{path}: not JSON ({_told(error)})") from error
-        raise TraceError(f"{path}: no requests")
+                why = f"{_told(error)} in {where}"
+        raise TraceError(f"{path}: {why}")
 
     def read(
         self,
@@ -147,7 +147,7 @@ class Trace:
             for where, item in _items(path, data, container):
                 try:
                     if isinstance(item, bytes) and names is None:
-                        row = decode(item)
+                        row = _decoded(decode, kind, item)
                     else:
                         value = msgspec.json.decode(item) if isinstance(item, bytes) else item
                         value = _renamed(value, names or {})
@@ -358,6 +358,14 @@ def _parquet(path: Path, data: bytes) -> Iterator[tuple[str, object]]:
         raise TraceError(f"{path}, after row {number}: damaged Parquet file ({error})") from error
 
 
+def _decoded(decode: Callable[[bytes], Kind], kind: type[Kind], line: bytes) -> Kind:
+    try:
+        return decode(line)
+    except msgspec.ValidationError:
+        value = msgspec.json.decode(line)
+        return msgspec.convert(_renamed(value, {}), kind)
+
+
 def _renamed(value: object, names: Mapping[str, tuple[str, ...]]) -> object:
     if not isinstance(value, dict):
         return value
@@ -370,6 +378,9 @@ def _renamed(value: object, names: Mapping[str, tuple[str, ...]]) -> object:
 
 
 def _plain(value: object) -> object:
+    # pandas writes whole numbers as floats if a value of the column is missing
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return value.isoformat() if isinstance(value, datetime | date) else value
 
 

@@ -39,7 +39,8 @@ def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
     if not path.is_file():
         raise ValueError(f"model.from_hf: file {path} does not exist")
     config = _json_object(path)
-    beside = path.with_name("hf_quant_config.json")  # ModelOpt keeps it in this file
+    # ModelOpt keeps it in this file
+    beside = path.with_name(f"{path.name.removesuffix('config.json')}hf_quant_config.json")
     if "quantization_config" not in config and beside.is_file():
         config["quantization_config"] = _json_object(beside).get("quantization", {})
     name = (
@@ -368,7 +369,8 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
     quantised = file.values["quantization_config"]
     if not isinstance(quantised, Mapping):
         raise ValueError(f"{file.where}: quantization_config must be an object, got {quantised!r}")
-    method = quantised.get("quant_algo") or quantised.get("quant_method")
+    word = quantised.get("quant_algo")
+    method = word or quantised.get("quant_method")
     if method in ("fp8", "FP8"):
         found = {"dense_param_bytes": 1.0, "expert_param_bytes": 1.0}
     elif method == "mxfp4":  # only the experts: 4 bits, and a scale byte per 32 weights
@@ -376,8 +378,9 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
     elif quantised.get("quant_algo", "") is not None and not found.keys() <= given.keys():
         # ModelOpt writes null if it quantizes only the KV
         raise ValueError(
-            f"{file.where}: unknown quantization method {method or '(no quant_method)'}: "
-            f"set model.dense_param_bytes and model.expert_param_bytes"
+            f"{file.where}: quantization_config.{'quant_algo' if word else 'quant_method'}: unknown "
+            f"quantization method {method or '(no quant_method)'}: set model.dense_param_bytes and "
+            f"model.expert_param_bytes"
         )
     return found if "kv_dtype_bytes" in given else found | _kv_bytes(file.where, quantised)
 

@@ -378,9 +378,9 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
     elif quantised.get("quant_algo", "") is not None and not found.keys() <= given.keys():
         # ModelOpt writes null if it quantizes only the KV
         raise ValueError(
-            f"{file.where}: quantization_config.{'quant_algo' if word else 'quant_method'}: unknown "
-            f"quantization method {method or '(no quant_method)'}: set model.dense_param_bytes and "
-            f"model.expert_param_bytes"
+            f"{file.where}: quantization_config.{'quant_algo' if word else 'quant_method'}: "
+            f"unknown quantization method {method or '(no quant_method)'}: "
+            f"set model.dense_param_bytes and model.expert_param_bytes"
         )
     return found if "kv_dtype_bytes" in given else found | _kv_bytes(file.where, quantised)
 

@@ -233,6 +233,7 @@ class _Reader:
             if earlier is None:
                 self._trace.outside += 1
             messages = [*(earlier or ()), *messages]
+            self._trace.spend(len(messages))
         if answer is None and len(messages) > 1 and _role(messages[-1]) == "assistant":
             answer = _said(messages.pop())
         if record.id is not None and messages and record.messages is None:
@@ -254,6 +255,7 @@ class _Reader:
         pieces: list[object] = []
         for message in messages:
             if _role(message) == "assistant" and pieces:
+                self._trace.spend(sum(len(_as_text(piece)) for piece in pieces) // BLOCK_TOKENS)
                 row = self._row(where, record, [*pieces, "<assistant>"], _said(message))
                 row.arrival_ns = None
                 row.session = row.session_name = str(where if record.id is None else record.id)

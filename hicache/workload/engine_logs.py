@@ -33,7 +33,6 @@ DYNAMO_SCHEMA = "dynamo.request.trace.v1"
 MS = 10**6
 PREFILL_TOKENS_PER_S = 1000  # blocks of one request that arrive more slowly are decoding
 LONGEST_PAUSE_NS = 60 * SECOND_NS  # longest pause between two blocks of one request
-MOST_BLOCKS = 1 << 26  # block ids of all prompts of a recording of KV events
 STORED_FIELDS = (
     "block_hashes",
     "parent_block_hash",
@@ -161,7 +160,7 @@ def load_kv_events(trace: Trace, config: WorkloadConfig) -> list[Request]:
     """
     stores = [each for batch in trace.read(object, _batch) for each in batch]
     trace.check()
-    requests = _Grown(config.answer_tokens)
+    requests = _Grown(trace, config.answer_tokens)
     return load_rows(trace, requests.rows(_of_full_attention(trace, stores)), config)
 
 
@@ -288,11 +287,11 @@ class _Growing:
 class _Grown:
     """Requests that grow block by block while a recording of KV events is read."""
 
-    def __init__(self, output_len: int) -> None:
-        self._output_len = output_len
+    def __init__(self, trace: Trace, output_len: int) -> None:
+        self._trace, self._output_len = trace, output_len
         self._before: dict[Key, Name | None] = {}  # by block: the block before it
+        self._followed: set[Name] = set()  # blocks that others follow
         self._latest: dict[Name | None, str] = {}  # by block: the namespace that stored it last
-        self._num_blocks = 0
 
     def rows(self, stores: Iterable[_Store]) -> Iterator[Row]:
         growing: dict[Key, _Growing] = {}  # by last block of the request
@@ -325,17 +324,19 @@ class _Grown:
         event = store.event
         parents = [event.parent_block_hash, *event.block_hashes]
         for block, parent in zip(event.block_hashes, parents, strict=False):
-            key = (space, block)
-            if key in self._before and self._before[key] != parent:
-                above = parent
-                while above is not None and above != block:
-                    above = self._before.get((space, above))
-                if above is not None:
-                    raise TraceError(f"{store.where}: a block is stored below its own child")
-            elif parent == block:
-                raise TraceError(f"{store.where}: a block is stored below itself")
+            key, above = (space, block), parent
+            # neither a link that is known nor a block that no other one follows closes a cycle
+            known = key in self._before
+            is_safe = self._before[key] == parent if known else block not in self._followed
+            while not is_safe and above is not None and above != block:
+                self._trace.spend(1)
+                above = self._before.get((space, above))
+            if above == block:
+                raise TraceError(f"{store.where}: a block is stored below itself or its own child")
             self._before[key] = parent
             self._latest[block] = space
+            if parent is not None:
+                self._followed.add(parent)
 
     def _begun(self, space: str, store: _Store) -> _Growing:
         event, path = store.event, list[Name]()
@@ -343,9 +344,7 @@ class _Grown:
         while block is not None:
             path.append(block)
             block = self._before.get((space, block))
-        self._num_blocks += len(path) + len(event.block_hashes)
-        if self._num_blocks > MOST_BLOCKS:
-            raise TraceError(f"{store.where}: the prompts have more than {MOST_BLOCKS:,} block ids")
+        self._trace.spend(len(path))
         row = Row(
             where=store.where,
             arrival_ns=store.time_ns,

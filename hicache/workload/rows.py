@@ -275,6 +275,8 @@ def rows_to_requests(
         elif before is not None and before.session != session:  # it spawned this session
             before = None
         prompt, full_len, fresh = _prompt(row, blocks, before, block_tokens, fresh)
+        if before is not None and (row.is_delta or not blocks):
+            trace.spend(len(prompt))
         turn = Turn(
             arrival_ns=row.arrival_ns or 0,
             prompt=prompt,

@@ -34,6 +34,7 @@ Time = float | str  # a number in the unit that the reader states, or a date
 MOST_UNPACKED = 1 << 30
 MOST_RATIO = 100
 RATIO_FROM = 64 << 20  # smaller files may have any ratio
+MOST_REPEATED = 1 << 26  # runs, blocks or messages that turns repeat, in all
 LEAST_ALLOWED = 3  # odd rows that a small file may have, but always less than half of its rows
 NUM_TRIED = 10  # lines in which a file's form is looked for
 CHUNK = 1 << 20
@@ -85,6 +86,7 @@ class Trace:
         self.outside = 0  # requests whose parent is not in the trace
         self.differing = 0  # prompts and answers whose length `usage` contradicts
         self._remarks: list[str] = []
+        self._spent = 0
 
     @cached_property
     def files(self) -> list[Path]:
@@ -166,6 +168,18 @@ class Trace:
 
     def complete(self, where: str, why: str) -> None:
         self.completed.append(_Odd(where, why))
+
+    def spend(self, num_pieces: int) -> None:
+        """Count pieces of a prompt that its row does not list, as it repeats earlier rows.
+
+        Raises:
+            TraceError: all prompts together have too many pieces for the memory.
+        """
+        self._spent += num_pieces
+        if self._spent > MOST_REPEATED:
+            raise TraceError(
+                f"{self.path}: its turns repeat more than {MOST_REPEATED:,} pieces of earlier turns"
+            )
 
     def remark(self, note: str) -> None:
         if note not in self._remarks:

@@ -144,7 +144,7 @@ def _load_trace(trace: Trace, config: WorkloadConfig, seed: int) -> Workload:
     made_of = (repr((kind, trace.odd_rows)).encode(), *trace.contents)
     form = kept(partial(form_of, trace), *made_of) if kind == "trace" else kind
     if form in ("chats", "sharegpt"):  # keep no parsed copy of private chats
-        return _first(config.limit, _parsed(trace, form, config, seed))
+        return _first(config.limit, parsed(trace, form, config, seed))
     # everything that determines the parsed result
     settings: tuple[object, ...] = (
         form,
@@ -158,7 +158,7 @@ def _load_trace(trace: Trace, config: WorkloadConfig, seed: int) -> Workload:
     if form in FORMS and FORMS[form].is_drawn:
         settings += (config.session_rate, seed)
     made_of = (repr(settings).encode(), *made_of)
-    whole = partial(kept, partial(_parsed, trace, form, config, seed), *made_of)
+    whole = partial(kept, partial(parsed, trace, form, config, seed), *made_of)
     if config.limit is None:
         return whole()
     limit = config.limit
@@ -169,7 +169,12 @@ def _first(limit: int | None, workload: Workload) -> Workload:
     return replace(workload, requests=workload.requests[:limit])
 
 
-def _parsed(trace: Trace, form: str, config: WorkloadConfig, seed: int) -> Workload:
+def parsed(trace: Trace, form: str, config: WorkloadConfig, seed: int) -> Workload:
+    """Parse a trace of a known form; no copy is stored.
+
+    Raises:
+        TraceError: too many rows are odd; the message names the file and the first ones.
+    """
     if form in ("chats", "sharegpt"):
         requests = load_chat_log(trace, config, seed=seed)
     elif form == "weka_agentic":

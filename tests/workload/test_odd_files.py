@@ -244,7 +244,7 @@ def test_the_kind_of_a_group_and_not_its_number_says_full_attention(tmp_path: Pa
 
 def test_a_cycle_of_blocks_is_refused_by_its_line(tmp_path: Path) -> None:
     rows = events((1, stored(1, 3)), (2, stored(1, 2, 2)), (99, stored(7, 8, 1)))
-    with pytest.raises(TraceError, match="line 2: a block is stored below its own child"):
+    with pytest.raises(TraceError, match="line 2: a block is stored below itself or its own child"):
         load_rows(tmp_path, rows)
 
 

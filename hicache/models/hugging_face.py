@@ -389,11 +389,11 @@ def _kv_bytes(where: str, quantised: Mapping[object, object]) -> dict[str, float
     # the precision of KV, by any field of it that is not empty
     for name in (name for name in quantised if str(name).startswith("kv_") and quantised[name]):
         said = quantised[name]
-        word = said.get("num_bits") if isinstance(said, Mapping) else said
+        word = said.get("num_bits", "an object") if isinstance(said, Mapping) else said
         if str(word).lower() not in KV_BYTES:
             raise ValueError(
                 f"{where}: quantization_config.{name} may be FP8, INT8, BF16, FP16 or auto, got "
-                f"{word or said!r:.60}: set model.kv_dtype_bytes"
+                f"{word!r:.60}: set model.kv_dtype_bytes"
             )
         size = KV_BYTES[str(word).lower()]
         return {} if size is None else {"kv_dtype_bytes": size}

@@ -26,6 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
+import msgspec
 from msgspec import Meta, Struct, field
 
 from hicache.config import WorkloadConfig
@@ -110,6 +111,8 @@ class Chat(Struct):
     id: Name | None = None
     previous_response_id: Name | None = None
     namespace: str | None = None
+    cache_salt: str | None = None
+    model: str | None = None
 
 
 def load_chat_log(trace: Trace, config: WorkloadConfig, *, seed: int = 0) -> list[Request]:
@@ -212,12 +215,16 @@ class _Reader:
         self._encode = _encoder(config.tokenizer)
         self._salt = secrets.token_bytes(32)
         self._numbers: dict[bytes, int] = {}
-        self._tenants: dict[str, int] = {}
+        self._tenants: dict[tuple[str, str], int] = {}  # by namespace and model
         self._media: dict[bytes, int] = {}  # tokens of each image, by its keyed hash
         self._responses: dict[Name, list[Message]] = {}  # by id: prompt and answer
         self._differing: dict[str, list[tuple[int, int]]] = {}  # what usage says, and what was read
 
     def rows(self, where: str, record: Chat) -> list[Row]:
+        if isinstance(record.response, dict):  # the object that the API returned
+            told = msgspec.convert(record.response, Chat)
+            record.choices, record.output = told.choices, told.output
+            record.usage, record.id = record.usage or told.usage, record.id or told.id
         if record.conversations is not None:
             return self._conversation(where, record, record.conversations)
         plain = next((x for x in (record.prompt, record.text_input, record.input) if x), None)
@@ -272,7 +279,8 @@ class _Reader:
         counted = usage.prompt_tokens or usage.input_tokens
         prompt = self._prompt(pieces, counted)
         self._compare("prompt", counted, len(prompt))
-        tenant, number = record.namespace, len(self._tenants)
+        space = record.namespace or record.cache_salt or ""
+        tenant = self._tenants.setdefault((space, record.model or ""), len(self._tenants))
         session = record.conversation_id if record.session_id is None else record.session_id
         digests = _digests(prompt, self._salt)
         when = next(
@@ -288,7 +296,7 @@ class _Reader:
             prompt_len=max(len(prompt), 1),
             output_len=self._answer_len(record, usage, answer),
             blocks=[self._numbers.setdefault(each, len(self._numbers)) for each in digests],
-            namespace=f"tenant-{self._tenants.setdefault(tenant, number)}" if tenant else "",
+            namespace=f"tenant-{tenant}" if space or tenant else "",
             session=session,
             session_name="" if session is None else str(session),
             is_repeated=not (answer and answer.reasoning),

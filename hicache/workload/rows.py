@@ -83,7 +83,9 @@ def from_first(trace: Trace, rows: Iterable[Row], config: WorkloadConfig) -> lis
     for at_ns, row in found:
         middle_ns, middle = found[(len(found) - 1) // 2]
         if at_ns > LATEST_S * SECOND_NS:
-            trace.leave_out(row.where, "its time is after the year 2106: check the unit")
+            trace.leave_out(
+                row.where, "its time is after the year 2106: check the unit (workload.time_unit)"
+            )
         elif abs(at_ns - middle_ns) > LONGEST_S * SECOND_NS:
             side = "before" if at_ns < middle_ns else "after"
             told = f"it arrives more than ten years {side} {middle.where}: check the unit"

@@ -28,6 +28,7 @@ Tokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 Count = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 BlockTokens = Annotated[int, Meta(ge=1, le=1 << 20)]
 Number = Annotated[float, Meta(ge=0, le=2.0**63)]
+Seconds = Annotated[float, Meta(ge=0, le=10 * 365 * 24 * 3600)]  # from a session's start
 Time = float | str  # a number in the unit that the reader states, or a date
 
 # limits on what a compressed file may unpack to, in bytes and in bytes per compressed byte
@@ -126,7 +127,7 @@ class Trace:
             try:
                 return container, msgspec.json.decode(item)
             except UNREADABLE as error:
-                why = f"{_told(error)} in {where}"
+                why = f"{told(error)} in {where}"
         raise TraceError(f"{path}: {why}")
 
     def read(
@@ -134,30 +135,41 @@ class Trace:
         kind: type[Kind],
         make: Callable[[str, Kind], Made | None],
         names: Mapping[str, tuple[str, ...]] | None = None,
+        mend: Callable[[str, object], object] | None = None,
     ) -> Iterator[Made]:
         """Yield what `make` returns for each row; a row that it returns None for is no request.
 
         `make` gets the place of a row and the row as a `kind`. `names` lists, for a field of
-        `kind`, other names that files have for it.
+        `kind`, other names that files have for it. `mend` gets the place and the JSON value of a
+        row that does not fit, and returns a value that may fit.
 
         Raises:
             TraceError: a file is damaged, or unpacks to too many bytes.
         """
         decode = msgspec.json.Decoder(kind).decode
+
+        def converted(where: str, item: object, container: str) -> Kind:
+            value = msgspec.json.decode(item) if isinstance(item, bytes) else item
+            value = _renamed(value if mend is None else mend(where, value), names or {})
+            return msgspec.convert(value, kind, strict=container != "table")
+
         for path, data in self._unpacked:
             container = _container(data)
             for where, item in _items(path, data, container):
                 try:
-                    if isinstance(item, bytes) and names is None:
-                        row = _decoded(decode, kind, item)
-                    else:
-                        value = msgspec.json.decode(item) if isinstance(item, bytes) else item
-                        value = _renamed(value, names or {})
-                        row = msgspec.convert(value, kind, strict=container != "table")
-                    made = make(where, row)
+                    try:
+                        if isinstance(item, bytes) and names is None:
+                            row = decode(item)  # this takes a fifth of the time
+                        else:
+                            row = converted(where, item, container)
+                        made = make(where, row)
+                    except (msgspec.ValidationError, OddRow) as error:
+                        if mend is None and isinstance(error, OddRow):
+                            raise
+                        made = make(where, converted(where, item, container))
                 except (*UNREADABLE, OddRow) as error:
                     self.num_rows += 1
-                    self.leave_out(where, _told(error))
+                    self.leave_out(where, told(error))
                     continue
                 if made is not None:
                     self.num_rows += 1
@@ -372,14 +384,6 @@ def _parquet(path: Path, data: bytes) -> Iterator[tuple[str, object]]:
         raise TraceError(f"{path}, after row {number}: damaged Parquet file ({error})") from error
 
 
-def _decoded(decode: Callable[[bytes], Kind], kind: type[Kind], line: bytes) -> Kind:
-    try:
-        return decode(line)
-    except msgspec.ValidationError:
-        value = msgspec.json.decode(line)
-        return msgspec.convert(_renamed(value, {}), kind)
-
-
 def _renamed(value: object, names: Mapping[str, tuple[str, ...]]) -> object:
     if not isinstance(value, dict):
         return value
@@ -398,7 +402,7 @@ def _plain(value: object) -> object:
     return value.isoformat() if isinstance(value, datetime | date) else value
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
     if isinstance(error, OddRow):
         return str(error)
     if not isinstance(error, msgspec.ValidationError):
@@ -427,7 +431,7 @@ def time_ns(value: object, unit_ns: int, field: str = "timestamp") -> int:
         if not 0 <= value < math.inf:
             raise OddRow(f"{field} must be a number of at least 0")
         if value * unit_ns >= 2.0**63:
-            raise OddRow("its time is after the year 2106: check the unit")
+            raise OddRow("its time is after the year 2106: check the unit (workload.time_unit)")
         # a whole number is exact
         return int(value) * unit_ns if value % 1 == 0 else round(value * unit_ns)
     if isinstance(value, str):

@@ -13,8 +13,10 @@ traces do not show sharing between sessions (a common system prompt).
 """
 
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec import Meta, Struct, field
 
@@ -29,9 +31,11 @@ from hicache.workload.trace import (
     Name,
     Number,
     OddRow,
+    Seconds,
     Tokens,
     Trace,
     TraceError,
+    told,
 )
 from hicache.workload.turns import Call, Turn, predecessors, to_requests
 
@@ -43,12 +47,12 @@ BlockId = Annotated[int, Meta(ge=0, lt=PLAIN_IDS)]
 
 
 class Entry(Struct):
-    t: Number
+    t: Seconds
     type: str | None = None
     num_in: Tokens | None = field(name="in", default=None)
     num_out: Count | None = field(name="out", default=None)
     stop: str | None = None
-    api_time: Number | None = None  # null if it was not recorded
+    api_time: Seconds | None = None  # null if it was not recorded
     duration_ms: Number | None = None
     hash_ids: list[Name] | None = None
     keep: Count | None = None
@@ -76,7 +80,8 @@ def load_weka(trace: Trace, config: WorkloadConfig, *, seed: int) -> list[Reques
     Raises:
         TraceError: too many sessions are odd; the message names the file and the first ones.
     """
-    found = _without_copies(trace, list(trace.read(Session, _read_session)))
+    mend = partial(_without_odd, trace)
+    found = _without_copies(trace, list(trace.read(Session, _read_session, mend=mend)))
     trace.check()
     if not any(each.sent for each in found):
         raise TraceError(f"{trace.path}: no requests")
@@ -100,6 +105,32 @@ class _Session(NamedTuple):
     block_tokens: int
     sent: list[_Sent]
     spawners: dict[Hashable, Hashable]  # by stream: the stream that started it
+
+
+def _without_odd(trace: Trace, where: str, session: object) -> object:
+    """Return the JSON value of a session without the requests that do not fit the schema.
+
+    A session whose requests depend on those before them (`keep`) stays as it is.
+    """
+    entries = session.get("requests") if isinstance(session, dict) else None
+    if not isinstance(session, dict) or not isinstance(entries, list):
+        return session
+    if any(isinstance(each, dict) and "keep" in each for each in entries):
+        return session
+    kept = []
+    trace.num_rows += len(entries)
+    for place, entry in enumerate(entries):
+        here = f"{where}, request {place}"
+        try:
+            inner = _without_odd(trace, here, entry)
+            fits = msgspec.convert(inner, Entry)
+            if fits.type != "subagent" and (fits.num_in is None or fits.hash_ids is None):
+                raise OddRow("a request needs in and hash_ids")
+        except (msgspec.ValidationError, OddRow) as error:
+            trace.leave_out(here, told(error))
+        else:
+            kept.append(inner)
+    return {**session, "requests": kept}
 
 
 def _read_session(where: str, record: Session) -> _Session:

@@ -333,3 +333,26 @@ def test_a_folder_of_shards_is_read_in_the_order_of_their_numbers(tmp_path: Path
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="the folder holds no files"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("odd", [{"in": None}, {"in": 0}, {"in": "x"}, {"t": -1}, {"out": 1.5}])
+def test_an_odd_request_of_a_session_is_left_out(tmp_path: Path, odd: Row) -> None:
+    turns = [asked(7.5 * n, [*range(n + 2)]) for n in range(4)]
+    found = load_rows(tmp_path, [weka("a", [*turns[:2], turns[2] | odd, turns[3]])])
+    assert [each.prompt_len for each in found.requests] == [128, 192, 320]
+    assert [each.parent_id for each in found.requests] == [None, 0, 1]
+    assert found.counts == {"trace/left_out_rows": 1}
+    assert any("line 1, request 2)" in note for note in found.notes)
+
+
+def test_chats_of_two_models_or_salts_share_nothing(tmp_path: Path) -> None:
+    told: list[Row] = [{}, {"model": "b"}, {"cache_salt": "s"}, {}]
+    rows = [chat(created=n, response="ok", **more) for n, more in enumerate(told)]
+    names = [each.namespace for each in load_rows(tmp_path, rows).requests]
+    assert names == ["", "tenant-1", "tenant-2", ""]
+
+
+def test_the_object_that_an_api_returned_is_the_answer(tmp_path: Path) -> None:
+    returned = {"choices": [{"message": {"content": "one two"}}], "usage": {"prompt_tokens": 5}}
+    (found,) = load_rows(tmp_path, [chat(response=returned)]).requests
+    assert found.output_len == 2

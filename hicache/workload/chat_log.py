@@ -412,7 +412,7 @@ def _parts(value: object) -> Iterator[str | bytes]:
         yield value
         return
     for part in _as_list(value) if isinstance(value, list) else [value]:
-        if isinstance(part, dict) and part.get("type") in MEDIA:
+        if isinstance(part, dict) and str(part.get("type")) in MEDIA:
             yield json.dumps(part, sort_keys=True).encode()
         elif isinstance(part, dict) and isinstance(part.get("text"), str):
             yield part["text"]

@@ -57,20 +57,24 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(inner, (*path, key))
 
 
-def with_odd_value(line: str, draw: st.DrawFn) -> str:
-    """The line with one value replaced, or with one key left out."""
-    value = json.loads(line)
-    path = draw(st.sampled_from(list(places(value))))
+def replaced(line: str, path: tuple[Any, ...], odd: str) -> str:
+    """The line with the value at `path` replaced, or left out if `odd` is empty."""
     if not path:
-        return draw(st.sampled_from(ODD))
+        return odd
+    value = json.loads(line)
     within = value
     for key in path[:-1]:
         within = within[key]
-    if isinstance(within, dict) and draw(st.booleans()):
+    if odd:
+        within[path[-1]] = "<odd>"
+    else:
         del within[path[-1]]
-        return json.dumps(value)
-    within[path[-1]] = "<odd>"
-    return json.dumps(value).replace('"<odd>"', draw(st.sampled_from(ODD)), 1)
+    return json.dumps(value).replace('"<odd>"', odd, 1)
+
+
+def with_odd_value(line: str, draw: st.DrawFn) -> str:
+    path = draw(st.sampled_from(list(places(json.loads(line)))))
+    return replaced(line, path, draw(st.sampled_from(["", *ODD])))
 
 
 @st.composite
@@ -128,6 +132,18 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path, data: bytes, start: bytes
     path = tmp_path / "trace"
     path.write_bytes(start + data)
     read(path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [path for path in ROWS if path.suffix == ".jsonl"], ids=str)
+def test_each_value_of_a_fixture_may_be_odd(tmp_path: Path, seed: Path) -> None:
+    lines, path = seed.read_text().splitlines(), tmp_path / "trace"
+    for number, line in list(enumerate(lines))[:4]:
+        for place in places(json.loads(line)):
+            for odd in ("", *ODD):
+                changed = [*lines[:number], replaced(line, place, odd), *lines[number + 1 :]]
+                path.write_bytes("\n".join(changed).encode(errors="surrogatepass"))
+                read(path)
 
 
 @pytest.mark.parametrize("name", [path.name for path in SEEDS])

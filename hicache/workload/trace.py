@@ -36,6 +36,7 @@ MOST_UNPACKED = 1 << 30
 MOST_RATIO = 100
 RATIO_FROM = 64 << 20  # smaller files may have any ratio
 MOST_REPEATED = 1 << 26  # runs, blocks or messages that turns repeat, in all
+ROWS_IN = re.compile(r"\.(jsonl?|csv|parquet)\b", re.IGNORECASE)  # in the names of a folder
 LEAST_ALLOWED = 3  # odd rows that a small file may have, but always less than half of its rows
 NUM_TRIED = 10  # lines in which a file's form is looked for
 CHUNK = 1 << 20
@@ -93,11 +94,9 @@ class Trace:
     def files(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
-        found = [
-            each
-            for each in self.path.rglob("*")
-            if each.is_file() and not each.name.startswith(".") and each.name[-3:] != ".md"
-        ]
+        files = [each for each in self.path.rglob("*") if each.is_file() and each.name[0] != "."]
+        # a folder may also hold a license and notes
+        found = [each for each in files if ROWS_IN.search(each.name)] or files
         if not found:
             raise TraceError(f"{self.path}: the folder holds no files")
         return sorted(found, key=_natural)
@@ -118,17 +117,18 @@ class Trace:
         Raises:
             TraceError: no record can be read.
         """
-        path, data = self._unpacked[0]
-        container = _container(data)
         why = "no requests"
-        for _, (where, item) in zip(range(NUM_TRIED), _items(path, data, container), strict=False):
-            if not isinstance(item, bytes):
-                return container, item
-            try:
-                return container, msgspec.json.decode(item)
-            except UNREADABLE as error:
-                why = f"{told(error)} in {where}"
-        raise TraceError(f"{path}: {why}")
+        for path, data in self._unpacked:
+            container = _container(data)
+            rows = _items(path, data, container)
+            for _, (where, item) in zip(range(NUM_TRIED), rows, strict=False):
+                if not isinstance(item, bytes):
+                    return container, item
+                try:
+                    return container, msgspec.json.decode(item)
+                except UNREADABLE as error:
+                    why = f"{told(error)} in {where}"
+        raise TraceError(f"{self.path}: {why}")
 
     def read(
         self,
@@ -307,7 +307,7 @@ def _container(data: bytes) -> str:
     if data[:4] == b"PAR1":
         return "parquet"
     data = data.removeprefix(b"\xef\xbb\xbf")
-    start = data.lstrip()[:1]
+    start = data[:CHUNK].lstrip()[:1]
     first = next((line for line in io.BytesIO(data) if line.strip()), b"")
     if start in (b"{", b"["):
         try:

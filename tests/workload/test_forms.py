@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hicache.cli.main import main
 from hicache.cli.schema import config_of
 from hicache.config import WorkloadConfig
 from hicache.experiment import run
@@ -270,3 +272,26 @@ def test_the_ids_of_sessions_stay_in_the_results(tmp_path: Path) -> None:
     names = ["main", "helper-2", *["helper-1"] * 3, "main", "other", "main"]
     assert list(read_requests(tmp_path)["session_name"]) == names
     assert len(names) == len(result.records)
+
+
+def test_a_missing_package_for_zstd_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.jsonl.zst"
+    with pa.CompressedOutputStream(str(path), "zstd") as file:
+        file.write((FIXTURES / "mooncake.jsonl").read_bytes())
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    told = [f"workload.path={path}", "tracker.wandb_mode=disabled", f"hydra.run.dir={tmp_path}/out"]
+    monkeypatch.setattr("sys.argv", ["hicache", "run", *told])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "pyarrow is not installed: pip install" in capsys.readouterr().err
+
+
+def test_notes_beside_the_shards_of_a_folder_are_no_rows(tmp_path: Path) -> None:
+    for name in ("LICENSE", "README.txt", ".hidden"):
+        (tmp_path / name).write_text("no rows\n")
+    (tmp_path / "trace.000.jsonl").write_text("")
+    (tmp_path / "trace.001.jsonl").write_bytes((FIXTURES / "mooncake.jsonl").read_bytes())
+    assert totals(load(tmp_path)) == WANTED["mooncake.jsonl"][1]

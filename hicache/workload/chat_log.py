@@ -31,7 +31,14 @@ from msgspec import Meta, Struct, field
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.rows import UNITS_NS, Row, draw_starts, from_first, rows_to_requests
+from hicache.workload.rows import (
+    UNIT_NOTE,
+    UNITS_NS,
+    Row,
+    draw_starts,
+    from_first,
+    rows_to_requests,
+)
 from hicache.workload.trace import Count, Name, OddRow, Time, Trace, time_ns
 
 BLOCK_TOKENS = 16
@@ -44,6 +51,7 @@ MEDIA = {
     *("video", "video_url", "input_video", "file", "input_file", "document"),
 }
 MODEL = ("assistant", "model", "gpt", "chatgpt", "bing", "bard")  # roles of the model
+ROLE = re.compile(r"<\w+>")
 Encode = Callable[[str], Sequence[int | str]]
 Token = int | str | bytes
 
@@ -233,8 +241,10 @@ class _Reader:
             messages = _expanded(record.input)
         elif record.created_at is not None and isinstance(record.input, str):
             messages = [Message(role="user", content=record.input)]
-        if not messages and not isinstance(plain, str):
-            raise OddRow("the row has no messages and no prompt")
+        usage = record.usage or Usage()
+        is_counted = bool(usage.prompt_tokens or usage.input_tokens)
+        if not messages and not isinstance(plain, str) and not is_counted:
+            raise OddRow("the row has no messages, no prompt and no usage")
         if record.previous_response_id is not None:
             earlier = self._responses.get(record.previous_response_id)
             if earlier is None:
@@ -249,7 +259,7 @@ class _Reader:
         opening = [x for x in (record.tools, record.functions) if x]
         opening += [x for x in (record.instructions, record.system) if x]
         if not messages:
-            return [self._row(where, record, [*opening, plain], answer)]
+            return [self._row(where, record, [*opening, plain or ""], answer)]
         # the answer follows the last marker when the next prompt repeats it
         pieces = [x for m in messages for x in (f"<{_role(m)}>", _content(m))]
         row = self._row(where, record, [*opening, *pieces, "<assistant>"], answer)
@@ -278,22 +288,18 @@ class _Reader:
         usage = record.usage or Usage()
         counted = usage.prompt_tokens or usage.input_tokens
         prompt = self._prompt(pieces, counted)
-        self._compare("prompt", counted, len(prompt))
+        prompt_len = len(prompt)
+        if counted and all(not x or (isinstance(x, str) and ROLE.fullmatch(x)) for x in pieces):
+            prompt_len = counted  # the log leaves the text out
+        self._compare("prompt", counted, prompt_len)
         space = record.namespace or record.cache_salt or ""
         tenant = self._tenants.setdefault((space, record.model or ""), len(self._tenants))
         session = record.conversation_id if record.session_id is None else record.session_id
         digests = _digests(prompt, self._salt)
-        when = next(
-            (x for x in (record.created, record.created_at, record.timestamp) if x is not None),
-            None,
-        )
-        if when is None and record.conversations is None:
-            raise OddRow("created or timestamp must be a number or a date")
-        unit_ns = UNITS_NS[self._config.time_unit or "s"]
         return Row(
             where=where,
-            arrival_ns=None if when is None else time_ns(when, unit_ns, "created or timestamp"),
-            prompt_len=max(len(prompt), 1),
+            arrival_ns=self._arrival_ns(record),
+            prompt_len=max(prompt_len, 1),
             output_len=self._answer_len(record, usage, answer),
             blocks=[self._numbers.setdefault(each, len(self._numbers)) for each in digests],
             namespace=f"tenant-{tenant}" if space or tenant else "",
@@ -301,6 +307,21 @@ class _Reader:
             session_name="" if session is None else str(session),
             is_repeated=not (answer and answer.reasoning),
         )
+
+    def _arrival_ns(self, record: Chat) -> int | None:
+        when = record.created if record.created is not None else record.created_at
+        unit = self._config.time_unit or "s"
+        if when is None:
+            when = record.timestamp
+            if record.output_length is not None:  # a row of aiperf
+                unit = self._config.time_unit or "ms"
+            if isinstance(when, float) and self._config.time_unit is None:
+                self._trace.remark(UNIT_NOTE.format(unit))
+        if when is None:
+            if record.conversations is None:
+                raise OddRow("created or timestamp must be a number or a date")
+            return None
+        return time_ns(when, UNITS_NS[unit], "created or timestamp")
 
     def _answer_len(self, record: Chat, usage: Usage, answer: _Answer | None) -> int | None:
         counted = usage.completion_tokens or usage.output_tokens or record.output_length

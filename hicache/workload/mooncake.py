@@ -18,6 +18,7 @@ from msgspec import Struct
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.rows import (
+    UNIT_NOTE,
     UNITS_NS,
     Row,
     draw_starts,
@@ -90,7 +91,7 @@ def load_mooncake(
     reader = _Reader(config.time_unit, default_unit)
     rows = list(trace.read(LengthRow, reader.row, NAMES if reader.is_table else None))
     if reader.unit is not None:
-        trace.remark(f"times read in {reader.unit}, as the rows name no unit (workload.time_unit)")
+        trace.remark(UNIT_NOTE.format(reader.unit))
     if not reader.is_table:
         draw_starts(trace, rows, config, seed)
     if any(row.blocks for row in rows):
@@ -142,9 +143,9 @@ class _Reader:
             return None
         if unit is None:
             unit = self._default
-            if isinstance(value, float):
+            if isinstance(value, float) or value.replace(".", "", 1).isdigit():
                 self.unit = unit
-                if unit == "ms" and value % 1:
+                if unit == "ms" and float(value) % 1:
                     raise TraceError(
                         f"{where}: timestamp has a fraction, so it may be seconds or "
                         f"milliseconds: set workload.time_unit to s or ms"

@@ -28,6 +28,7 @@ MOST_BRANCHES = 16  # continuations of one prompt; Mooncake's conversation trace
 LATEST_S = 1 << 32  # seconds since 1970, in 2106: later times must be milliseconds
 LONGEST_S = 10 * 365 * 24 * 3600  # a longer trace must have times in another unit
 SIZES = tuple(1 << power for power in range(16))  # block sizes that the loader tries
+UNIT_NOTE = "times read in {}, as the rows name no unit (workload.time_unit)"
 UNITS_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 # a trace with more requests per second, or fewer, probably has times in another unit
 MOST_PER_S = 100.0

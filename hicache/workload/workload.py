@@ -45,7 +45,8 @@ FORMS = {
     "kv_events": Form(("events",), "KV events of vLLM or SGLang, [time, [event, ...]]"),
     "sharegpt": Form(("conversations",), "ShareGPT's conversations", is_drawn=True),
     "chats": Form(
-        ("messages", "prompt", "input", "text_input"), "chats or prompts as text, as OpenAI's API"
+        ("messages", "prompt", "input", "text_input", "usage"),
+        "chats or prompts as text, as OpenAI's API",
     ),
     "turns": Form(
         ("delay",),

@@ -356,3 +356,20 @@ def test_the_object_that_an_api_returned_is_the_answer(tmp_path: Path) -> None:
     returned = {"choices": [{"message": {"content": "one two"}}], "usage": {"prompt_tokens": 5}}
     (found,) = load_rows(tmp_path, [chat(response=returned)]).requests
     assert found.output_len == 2
+
+
+def test_a_log_without_its_text_has_the_lengths_of_its_usage(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 500, "completion_tokens": 7}
+    empty = [{"role": "user", "content": None}]
+    rows = [{"created": 1, "usage": usage}, {"created": 2, "usage": usage, "messages": empty}]
+    found = load_rows(tmp_path, rows)
+    assert [(each.prompt_len, each.output_len) for each in found.requests] == [(500, 7)] * 2
+    assert found.counts == {}
+
+
+def test_messages_of_aiperf_have_times_in_ms(tmp_path: Path) -> None:
+    rows = [{"timestamp": 1000 * n, "text_input": "hello", "output_length": 4} for n in (1, 3)]
+    found = load_rows(tmp_path, rows)
+    assert span_s(found) == 2
+    assert [each.output_len for each in found.requests] == [4, 4]
+    assert "times read in ms, as the rows name no unit (workload.time_unit)" in found.notes

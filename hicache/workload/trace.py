@@ -106,10 +106,9 @@ class Trace:
         """The bytes of each file as they are stored."""
         return [each.read_bytes() for each in self.files]
 
-    @cached_property
-    def _unpacked(self) -> list[tuple[Path, bytes]]:
-        pairs = zip(self.files, self.contents, strict=True)
-        return [(path, unpacked(path, data)) for path, data in pairs]
+    def _unpacked(self) -> Iterator[tuple[Path, bytes]]:
+        for path, data in zip(self.files, self.contents, strict=True):
+            yield path, unpacked(path, data)
 
     def first(self) -> tuple[str, object]:
         """Return the container and the first readable record of the trace.
@@ -118,7 +117,7 @@ class Trace:
             TraceError: no record can be read.
         """
         why = "no requests"
-        for path, data in self._unpacked:
+        for path, data in self._unpacked():
             container = _container(data)
             rows = _items(path, data, container)
             for _, (where, item) in zip(range(NUM_TRIED), rows, strict=False):
@@ -153,7 +152,7 @@ class Trace:
             value = _renamed(value if mend is None else mend(where, value), names or {})
             return msgspec.convert(value, kind, strict=container != "table")
 
-        for path, data in self._unpacked:
+        for path, data in self._unpacked():
             container = _container(data)
             for where, item in _items(path, data, container):
                 try:

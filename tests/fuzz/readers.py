@@ -1,11 +1,5 @@
-"""What must hold for any trace file: it is read, or refused with a sentence that names the file.
+"""What must hold for any trace file: it is read, or refused with a sentence that names the file."""
 
-`python -m tests.fuzz.readers SECONDS` fuzzes all readers with atheris, starting from the fixtures
-(`pip install atheris`, Python 3.11).
-"""
-
-import sys
-import tempfile
 from pathlib import Path
 
 from hicache.config import WorkloadConfig
@@ -46,27 +40,3 @@ def read(path: Path) -> workload.Workload | None:
         assert request.parent_id is None or request.parent_id < request.id
         assert all(join < request.id for join in request.joins)
     return found
-
-
-def main() -> None:
-    import atheris
-
-    with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(folder) / "corpus"
-        corpus.mkdir()
-        for number, seed in enumerate(SEEDS):
-            (corpus / str(number)).write_bytes(seed.read_bytes())
-        path = Path(folder) / "trace"
-
-        def one(data: bytes) -> None:
-            path.write_bytes(data)
-            read(path)
-
-        atheris.instrument_all()
-        options = [f"-max_total_time={sys.argv[1]}", "-rss_limit_mb=2000", "-timeout=60"]
-        atheris.Setup([sys.argv[0], *options, "-max_len=20000", str(corpus)], one)
-        atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main()

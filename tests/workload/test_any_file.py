@@ -186,6 +186,6 @@ def test_a_gzip_file_of_a_bomb_inside_many_members_is_refused(tmp_path: Path) ->
 @pytest.mark.soak
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")
 def test_ten_minutes_of_coverage_guided_fuzzing_find_nothing() -> None:
-    command = [sys.executable, "-m", "tests.fuzz.readers", "600"]
+    command = [sys.executable, "-m", "tests.fuzz.fuzz_readers", "600"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

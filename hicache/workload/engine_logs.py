@@ -228,6 +228,10 @@ def _named(event: object) -> Mapping[str, object]:
     return found
 
 
+def _adapter(event: Stored) -> str:
+    return str(event.lora_name or event.lora_id or "")
+
+
 def _of_full_attention(trace: Trace, stores: list[_Store]) -> list[_Store]:
     # the number of a group says nothing about its kind
     kinds = {each.event.group_idx or 0: each.event.kv_cache_spec_kind for each in stores}
@@ -291,7 +295,8 @@ class _Grown:
         self._trace, self._output_len = trace, output_len
         self._before: dict[Key, Name | None] = {}  # by block: the block before it
         self._followed: set[Name] = set()  # blocks that others follow
-        self._latest: dict[Name | None, str] = {}  # by block: the namespace that stored it last
+        # by adapter and block: the namespace that stored it last
+        self._latest: dict[tuple[str, Name | None], str] = {}
 
     def rows(self, stores: Iterable[_Store]) -> Iterator[Row]:
         growing: dict[Key, _Growing] = {}  # by last block of the request
@@ -313,10 +318,9 @@ class _Grown:
             yield request.finished(self._output_len)
 
     def _namespace(self, event: Stored) -> str:
-        adapter = event.lora_name or event.lora_id or ""
-        parent = event.parent_block_hash
-        if not event.cache_salt and parent in self._latest:
-            return self._latest[parent]  # keys stand beside the first block of a prompt alone
+        adapter, parent = _adapter(event), event.parent_block_hash
+        if not event.cache_salt and (adapter, parent) in self._latest:
+            return self._latest[adapter, parent]  # keys stand beside the first block of a prompt
         keys = event.extra_keys[0] if event.extra_keys and parent is None else None
         return " ".join(str(each) for each in (adapter, event.cache_salt or keys) if each)
 
@@ -334,7 +338,7 @@ class _Grown:
             if above == block:
                 raise TraceError(f"{store.where}: a block is stored below itself or its own child")
             self._before[key] = parent
-            self._latest[block] = space
+            self._latest[_adapter(event), block] = space
             if parent is not None:
                 self._followed.add(parent)
 

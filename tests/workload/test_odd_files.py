@@ -248,6 +248,17 @@ def test_a_cycle_of_blocks_is_refused_by_its_line(tmp_path: Path) -> None:
         load_rows(tmp_path, rows)
 
 
+def test_children_of_an_adapters_block_stay_with_it(tmp_path: Path) -> None:
+    rows = events(
+        (1, stored(1, 5, lora_name="a")),
+        (2, stored(1, 5, lora_name="b")),
+        (3, stored(11, 15, 4, lora_name="a")),
+    )
+    found = load_rows(tmp_path, rows).requests
+    assert [(each.namespace, each.prompt_len) for each in found] == [("a", 256), ("b", 256)]
+    assert [each.output_len for each in found] == [256, 1]
+
+
 def test_children_of_a_salted_block_stay_in_its_namespace(tmp_path: Path) -> None:
     rows = events(
         (1, stored(1, 5, extra_keys=[["a"], None, None, None])),

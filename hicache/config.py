@@ -277,9 +277,9 @@ class WorkloadConfig:
     # Unit of the times in your trace: s, ms, us or ns. None means the unit that its form has; rows
     # that leave it open are read in ms, and tables and chats in s.
     time_unit: str | None = knob(None, one_of=("s", "ms", "us", "ns"), only=YOURS)
-    # Largest share of the rows of a trace that may be odd: left out because they cannot be read, or
-    # completed because they have no answer. Three rows may always be, but less than half; 1 allows
-    # any number.
+    # Largest share of the rows of a trace that may be left out because they cannot be read, and
+    # largest share that may be completed because they have no answer. Three rows may always be, but
+    # less than half; 1 allows any number.
     odd_rows: float = knob(0.1, least=0, most=1, only=TRACED)
     # Tokens of an image in a text log, where the usage that the log gives does not say it.
     image_tokens: int = knob(1000, least=1, only=YOURS)

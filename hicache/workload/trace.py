@@ -202,19 +202,18 @@ class Trace:
         Raises:
             TraceError: too many rows were left out or completed; the message names the first ones.
         """
-        odd = self.left_out + self.completed
-        if not odd:
-            return
         most = max(LEAST_ALLOWED, int(self.odd_rows * self.num_rows))
         if self.odd_rows < 1:
             most = min(most, (self.num_rows - 1) // 2)
-        if len(odd) <= most:
-            return
-        first = "; ".join(f"{each.where}: {each.why}" for each in odd[:3])
-        raise TraceError(
-            f"{first}{' …' if len(odd) > 3 else ''} ({len(odd):,} of {self.num_rows:,} rows cannot "
-            f"be used as they are, and at most {most:,} may be; workload.odd_rows sets the share)"
-        )
+        for odd in (self.left_out, self.completed):
+            if len(odd) <= max(most, 0):
+                continue
+            first = "; ".join(f"{each.where}: {each.why}" for each in odd[:3])
+            raise TraceError(
+                f"{first}{' …' if len(odd) > 3 else ''} ({len(odd):,} of {self.num_rows:,} rows "
+                f"cannot be used as they are, and at most {max(most, 0):,} may be; "
+                f"workload.odd_rows sets the share)"
+            )
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ test: $(READY)  ## run all tests except the long ones
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)
 
 soak: $(READY)  ## run the long tests
+	-$(BIN)/pip install --quiet atheris  # for the fuzzer of trace readers; only Python 3.11 and 3.12 have it
 	$(BIN)/python -m pytest -m soak $(ARGS)
 
 check: $(READY)  ## check format, lint and types; changes nothing

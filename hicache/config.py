@@ -288,6 +288,15 @@ class WorkloadConfig:
     path: str | None = knob(None, only=TRACED)
     # Tokens per block hash in the trace. None means the one size that fits every line.
     block_tokens: int | None = knob(None, least=1, only=YOURS)
+    # Unit of the times in your trace: s, ms, us or ns. None means the unit that its form has; rows
+    # that leave it open are read in ms, and tables and chats in s.
+    time_unit: str | None = knob(None, one_of=("s", "ms", "us", "ns"), only=YOURS)
+    # Largest share of the rows of a trace that may be left out because they cannot be read, and
+    # largest share that may be completed because they have no answer. Three rows may always be, but
+    # less than half; 1 allows any number.
+    odd_rows: float = knob(0.1, least=0, most=1, only=TRACED)
+    # Tokens of an image in a text log, where the usage that the log gives does not say it.
+    image_tokens: int = knob(1000, least=1, only=YOURS)
     # Length in tokens of the system prompt that all requests of the trace share. Where the trace
     # names no sessions, two requests count as turns of one conversation only if they share more
     # than this.
@@ -340,7 +349,7 @@ class WorkloadConfig:
     # Number of sessions to generate; with workload=multi_turn, the number of clients.
     num_sessions: int = knob(200, least=1, most=10**7, only=GENERATED + ",multi_turn")
     # Mean rate at which sessions start (a Poisson process), in sessions per second.
-    session_rate: float = knob(1.0, above=0, only=GENERATED + ",weka_agentic")
+    session_rate: float = knob(1.0, above=0, only=GENERATED + ",weka_agentic,trace")
     # Number of turns that each client asks.
     rounds: int = knob(9, least=1, most=10**5, only=ROUNDS)
     # New prompt tokens in each turn, besides the previous answer.
@@ -373,8 +382,8 @@ class WorkloadConfig:
     # Start a load stage only when all requests of the previous one have ended. False starts it on
     # time.
     drain: bool = knob(False, only=PREFIXES)
-    # Length in tokens of the answer to every request.
-    answer_tokens: int = knob(1, least=1, only=BENCHES)
+    # Length in tokens of the answer to every request; in a trace, where no row has an answer.
+    answer_tokens: int = knob(1, least=1, only=BENCHES + ",trace")
 
     def __post_init__(self) -> None:
         check_limits("workload", self)

@@ -13,7 +13,7 @@ from hicache.secret import masked
 
 PACKAGES = (
     "hicache", "torch", "triton", "numpy", "einops", "hydra-core", "omegaconf", "wandb", "rich",
-    "xxhash", "matplotlib", "pyarrow", "pooch", "hydra-joblib-launcher",
+    "xxhash", "msgspec", "matplotlib", "pyarrow", "pooch", "hydra-joblib-launcher",
     "mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda",
 )  # fmt: skip
 VARIABLES = ("HICACHE_DATA", "WANDB_MODE", "WANDB_BASE_URL", "TRITON_INTERPRET")

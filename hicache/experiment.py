@@ -116,6 +116,7 @@ def _run(
         **run_measures(config, deployment, records, engines, recorder),
         **working_set(workload.requests, deployment, config.cache.page_size),
         **measures,
+        **workload.counts,
     }
     for rank in ranks:
         rank.cache.tree.take_apart()

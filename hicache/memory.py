@@ -217,11 +217,16 @@ def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, tota
         least |= dict.fromkeys(kinds.points, (4, "request's 4 state slots"))
         for kind, (wanted, what) in least.items():
             if counts[kind] < wanted:
-                knob = f" or {knobs[kind]}={shares[kind]}" if kind in knobs else ""
+                exacts = EXACT.get(kinds.names[kind])
+                if exacts and getattr(cache, exacts[tier]) is not None:
+                    given = f"cache.{exacts[tier]}={getattr(cache, exacts[tier])}"
+                    holds, knob = f"{given} gives", given.partition("=")[0]
+                else:
+                    holds, knob = f"{total * shares[kind] / GIB:.3f} GiB hold", "cache.device_gib"
+                    knob += f" or {knobs[kind]}={shares[kind]}" if kind in knobs else ""
                 raise ValueError(
-                    f"the device pool is too small for one {what}: "
-                    f"{total * shares[kind] / GIB:.3f} GiB hold {counts[kind]}, and {model.name} "
-                    f"needs at least {wanted}; raise cache.device_gib{knob}"
+                    f"the device pool is too small for one {what}: {holds} {counts[kind]}, and "
+                    f"{model.name} needs at least {wanted}; raise {knob}"
                 )
     if has_exact:
         total = sum(count * size for count, size in zip(counts, kinds.page_bytes, strict=True))

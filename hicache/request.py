@@ -88,6 +88,7 @@ class Request:
     think_ns: int = 0
     stop_reason: str = ""
     namespace: str = ""  # LoRA adapter or tenant salt: equal tokens of two namespaces never match
+    session_name: str = ""  # the trace's own id of the session
     prompt_len: int = field(init=False)
     output_len: int = field(init=False)
 

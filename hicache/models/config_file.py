@@ -4,6 +4,7 @@ Models are identified by `model_type`; an unknown type is refused.
 """
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,6 +16,9 @@ Word = TypeVar("Word")
 
 # with a window and without layer_types, every layer has that window
 ALL_IN_WINDOWS = ("mistral", "ministral3", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe")
+# without use_sliding_window, these have full attention
+OFF_BY_DEFAULT = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+OWN_HEADS = ("swa_num_key_value_heads", "global_head_dim", "attention_other_setting")
 # fields that say which layers have full attention, and the word of the layers between them
 EVERY = {
     "full_attention_interval": "D",
@@ -53,16 +57,9 @@ class ConfigFile:
         text = config.get("text_config", config)
         if not isinstance(text, Mapping):
             raise ValueError(f"{where}: text_config must be an object, got {text!r}")
-        kind = text.get("model_type")
-        defaults, refused = known()["defaults"], known()["refused"]
-        if not isinstance(kind, str) or kind not in defaults:
-            unknown = f"model_type must be one of {', '.join(defaults)}, got {kind!r}"
-            raise ValueError(
-                f"{where}: {refused.get(str(kind), unknown)}; describe any other model in a file "
-                f"like those in conf/model"
-            )
         self.where = where
-        self.kind = kind
+        self.kind = _kind(config, text, where)
+        defaults = known()["defaults"]
         outer = {name: config[name] for name in OUTER if config.get(name) is not None}
         # null means the same as a missing field
         said = {name: value for name, value in text.items() if value is not None}
@@ -131,14 +128,44 @@ class ConfigFile:
         return DTYPE_BYTES[dtype]
 
 
+def _kind(config: Mapping[str, object], text: Mapping[str, object], where: str) -> str:
+    defaults, refused = known()["defaults"], known()["refused"]
+    kind = text.get("model_type")
+    if kind is None and text is not config:  # the type stands outside
+        outer = str(config.get("model_type"))
+        plain = known()["outer"].get(outer, outer.removesuffix("_vl"))
+        kind = next((each for each in (f"{outer}_text", plain) if each in defaults), outer)
+    if isinstance(kind, str) and kind in defaults:
+        return kind
+    near = get_close_matches(str(kind), defaults, n=3)
+    unknown = f"model_type must be one of the {len(defaults)} known types, got {kind!r}"
+    unknown += f" (near: {', '.join(near)})" if near else ""
+    raise ValueError(
+        f"{where}: {refused.get(str(kind), unknown)}; describe any other model in a file like "
+        f"those in conf/model"
+    )
+
+
 def layer_words(file: ConfigFile) -> list[str]:
-    words = _own_words(file)
+    words = [word.replace("S", "F") if _sees_all(file) else word for word in _own_words(file)]
     first_shared = len(words) - file.count("num_kv_shared_layers", default=0, least=0)
     if first_shared < 1:
         raise ValueError(
             f"{file.where}: num_kv_shared_layers must be less than the {len(words)} layers"
         )
     return [*words[:first_shared], *(word.lower() for word in words[first_shared:])]
+
+
+def _sees_all(file: ConfigFile) -> bool:
+    """True if windows are off, or so long that they hold the whole context."""
+    # windows beside compressed KV, or with other heads than full attention
+    if file.kind == "deepseek_v4" or any(map(file.has, OWN_HEADS)):
+        return False
+    if not file.values.get("use_sliding_window", file.kind not in OFF_BY_DEFAULT):
+        return True
+    name = "attention_chunk_size" if file.kind == "llama4_text" else "sliding_window"
+    window, context = file.values.get(name), file.values.get("max_position_embeddings")
+    return isinstance(window, int) and isinstance(context, int) and window >= context
 
 
 def _own_words(file: ConfigFile) -> list[str]:
@@ -170,10 +197,11 @@ def _own_words(file: ConfigFile) -> list[str]:
         if name in file.values:
             every = file.count(name)
             return [letter if layer % every else "F" for layer in range(1, num + 1)]
-    if file.has("sliding_window") and file.values.get("use_sliding_window", True):
+    if file.has("sliding_window") and not _sees_all(file):
         if file.kind not in ALL_IN_WINDOWS:
             raise ValueError(f"{file.where}: layer_types is missing, which says where windows are")
-        return ["S"] * num
+        first = file.count("max_window_layers", default=0, least=0)
+        return ["S" if layer >= first else "F" for layer in range(num)]
     return ["F"] * num
 
 

@@ -39,7 +39,8 @@ def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
     if not path.is_file():
         raise ValueError(f"model.from_hf: file {path} does not exist")
     config = _json_object(path)
-    beside = path.with_name("hf_quant_config.json")  # ModelOpt keeps it in this file
+    # ModelOpt keeps it in this file
+    beside = path.with_name(f"{path.name.removesuffix('config.json')}hf_quant_config.json")
     if "quantization_config" not in config and beside.is_file():
         config["quantization_config"] = _json_object(beside).get("quantization", {})
     name = (
@@ -329,6 +330,11 @@ def _mlp(file: ConfigFile, words: list[str]) -> dict[str, int]:
     }
 
 
+# bytes of an element of KV; None means that the model's own format is kept
+KV_BYTES = {
+    **dict.fromkeys(("auto", "none", "bf16", "bfloat16", "fp16", "float16", "16"), None),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "8"), 1),
+}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -363,7 +369,8 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
     quantised = file.values["quantization_config"]
     if not isinstance(quantised, Mapping):
         raise ValueError(f"{file.where}: quantization_config must be an object, got {quantised!r}")
-    method = quantised.get("quant_algo") or quantised.get("quant_method")
+    word = quantised.get("quant_algo")
+    method = word or quantised.get("quant_method")
     if method in ("fp8", "FP8"):
         found = {"dense_param_bytes": 1.0, "expert_param_bytes": 1.0}
     elif method == "mxfp4":  # only the experts: 4 bits, and a scale byte per 32 weights
@@ -371,11 +378,23 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
     elif quantised.get("quant_algo", "") is not None and not found.keys() <= given.keys():
         # ModelOpt writes null if it quantizes only the KV
         raise ValueError(
-            f"{file.where}: unknown quantization method {method or '(no quant_method)'}: "
+            f"{file.where}: quantization_config.{'quant_algo' if word else 'quant_method'}: "
+            f"unknown quantization method {method or '(no quant_method)'}: "
             f"set model.dense_param_bytes and model.expert_param_bytes"
         )
-    scheme = quantised.get("kv_cache_scheme")
-    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
-    if bits == 8 or quantised.get("kv_cache_quant_algo") == "FP8":
-        found["kv_dtype_bytes"] = 1
-    return found
+    return found if "kv_dtype_bytes" in given else found | _kv_bytes(file.where, quantised)
+
+
+def _kv_bytes(where: str, quantised: Mapping[object, object]) -> dict[str, float]:
+    # the precision of KV, by any field of it that is not empty
+    for name in (name for name in quantised if str(name).startswith("kv_") and quantised[name]):
+        said = quantised[name]
+        word = said.get("num_bits", "an object") if isinstance(said, Mapping) else said
+        if str(word).lower() not in KV_BYTES:
+            raise ValueError(
+                f"{where}: quantization_config.{name} may be FP8, INT8, BF16, FP16 or auto, got "
+                f"{word!r:.60}: set model.kv_dtype_bytes"
+            )
+        size = KV_BYTES[str(word).lower()]
+        return {} if size is None else {"kv_dtype_bytes": size}
+    return {}

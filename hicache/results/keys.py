@@ -77,6 +77,10 @@ SOMETIMES = (
     "load_back/copy_s",
     "load_back/exposed_s",
     "load_back/hidden_share",
+    "trace/left_out_rows",
+    "trace/completed_rows",
+    "trace/outside_parents",
+    "trace/differing_usage",
 )
 ALWAYS = frozenset([*summarize((), dict.fromkeys(REQUIRED_MEASURES, 0)), *COUNTERS, *SAID])
 KNOWN = ALWAYS | frozenset(SOMETIMES)

@@ -97,6 +97,7 @@ class RequestRecord:
 
     id: int
     session_id: int
+    session_name: str = ""  # the trace's own id of the session
     round: int = 0  # number of earlier turns in its session
     stage: int = 0  # stage of the load, from 1; 0 without stages
     engine: int = 0

@@ -244,6 +244,7 @@ class Recorder:
         record = RequestRecord(
             id=request.id,
             session_id=request.session_id,
+            session_name=request.session_name,
             round=self._rounds.get(request.id, 0),
             prompt_len=request.prompt_len,
             **fields,

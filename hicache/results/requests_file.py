@@ -26,7 +26,7 @@ PARTS: dict[str, Iterable[str]] = {
     "queue_for_ns": QUEUE_CAUSES,
     "prefill_for_ns": PREFILL_CAUSES,
 }
-TEXTS = ("status", "reason")
+TEXTS = ("session_name", "status", "reason")
 
 
 def write_requests(out_dir: Path, records: Sequence[RequestRecord]) -> Path:

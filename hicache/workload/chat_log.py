@@ -1,55 +1,149 @@
-"""Text logs of chats in OpenAI's format and of plain prompts: one request per line.
+"""Text logs of chats in OpenAI's formats and of plain prompts: one request per row.
 
-A line holds `messages` (each with a `role` and a `content`) or a text `prompt` or `input`, and
-`created` or `timestamp` (a number of seconds or a date). The answer is the last message of the
-assistant, `choices` as an API returns them, or a text `response`, `output` or `completion`; without
-the text, `usage.completion_tokens` gives its length. `session_id` names conversations. In a log
-without it, a request continues an earlier one if it begins with that request's messages and an
-answer to them; plain prompts are compared block by block.
+A row holds `messages` (each with a `role` and a `content`), the `input` of OpenAI's Responses, or a
+text `prompt` or `text_input`, and `created` or `timestamp` (a number of seconds or a date). `tools`
+and instructions come first in the prompt. The answer is the last message of the assistant,
+`choices` or `output` as an API returns them, or a text `response`, `output` or `completion`.
+`session_id` names conversations. In a log without it, a request continues an earlier one if it
+begins with that request's messages and an answer to them; plain prompts are compared block by
+block. ShareGPT's conversations have no times: each message of the model is a request.
+
+`usage` gives the length of an answer whose text is missing or has hidden reasoning, and the tokens
+of images. Where it differs from the text by more than 10 %, the run says so.
 
 Only the lengths and equality of texts leave this module. A hash covers each block and all tokens
 before it, with a random key that is never stored, and the hashes become numbers in order of
 appearance. The files that a run writes, and the stored copy of a parsed trace, contain only these
-numbers.
+numbers, and the ids of sessions.
 """
 
 import json
-import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
+
+import msgspec
+from msgspec import Meta, Struct, field
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.user_code import loaded, user_code
-from hicache.workload.rows import Row, from_first, rows_to_requests
-from hicache.workload.trace import Record, TraceError, date_ns, integer, name_of, read_records, text
+from hicache.workload.rows import (
+    UNIT_NOTE,
+    UNITS_NS,
+    Row,
+    draw_starts,
+    from_first,
+    rows_to_requests,
+)
+from hicache.workload.trace import Count, Name, OddRow, Time, Trace, time_ns
 
 BLOCK_TOKENS = 16
 # a stand-in for a tokenizer: one token per four letters of a word, and per other sign
 PIECES = re.compile(r"\s?\w{1,4}|\s?[^\w\s]|\s+")
+MOST_DIFFERENT = 0.1  # relative difference from `usage` that is not reported
+# types of parts that are no text
+MEDIA = {
+    *("image", "image_url", "input_image", "audio", "audio_url", "input_audio"),
+    *("video", "video_url", "input_video", "file", "input_file", "document"),
+}
+MODEL = ("assistant", "model", "gpt", "chatgpt", "bing", "bard")  # roles of the model
+ROLE = re.compile(r"<\w+>")
 Encode = Callable[[str], Sequence[int | str]]
+Token = int | str | bytes
 
 
-def load_chat_log(path: Path, config: WorkloadConfig) -> list[Request]:
+class Usage(Struct):
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    input_tokens: Count | None = None  # in Responses
+    output_tokens: Count | None = None
+    completion_tokens_details: dict[str, Any] | None = None
+    output_tokens_details: dict[str, Any] | None = None
+
+    @property
+    def num_reasoning(self) -> int:
+        details = self.completion_tokens_details or self.output_tokens_details or {}
+        found = details.get("reasoning_tokens")
+        return found if isinstance(found, int) else 0
+
+
+class Message(Struct):
+    role: str = ""
+    content: Any = None
+    type: str = ""
+    reasoning_content: str | None = None
+    reasoning: Any = None
+    tool_calls: Any = None
+    # of a Responses item
+    name: Any = None
+    arguments: Any = None
+    output: Any = None
+    # of a ShareGPT message
+    sender: str = field(name="from", default="")
+    value: Any = None
+
+
+Messages = Annotated[list[Message], Meta(min_length=1)]
+
+
+class Choice(Struct):
+    message: Message | None = None
+    text: str | None = None
+
+
+class Chat(Struct):
+    messages: Messages | None = None
+    input: str | Messages | None = None
+    prompt: str | None = None
+    text_input: str | None = None
+    conversations: Messages | None = None
+    tools: Any = None
+    functions: Any = None
+    instructions: Any = None
+    system: Any = None
+    created: Time | None = None
+    created_at: Time | None = None
+    timestamp: Time | None = None
+    response: Any = None
+    output: Any = None
+    completion: Any = None
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    output_length: Count | None = None
+    session_id: Name | None = None
+    conversation_id: Name | None = None
+    id: Name | None = None
+    previous_response_id: Name | None = None
+    namespace: str | None = None
+    cache_salt: str | None = None
+    model: str | None = None
+
+
+def load_chat_log(trace: Trace, config: WorkloadConfig, *, seed: int = 0) -> list[Request]:
     """Load a text log of chats or prompts as requests in order of arrival.
 
-    Each line of the log is a JSON object that holds the text of one request. The first request
-    arrives at time 0.
+    Each row of the log is a JSON object that holds the text of one request, or of one conversation
+    of ShareGPT. The first request arrives at time 0. Conversations without times start at random,
+    drawn with `seed`.
 
     Raises:
-        TraceError: a line is malformed; the message names the file and the line.
+        TraceError: too many rows are odd; the message names the file and the first ones.
         ValueError: the tokenizer that `config` names cannot be loaded.
     """
-    histories: dict[str, _History] = {}
-    rows = from_first(path, _rows(path, _encoder(config.tokenizer), histories))
-    if histories and not any(row.session is not None for row in rows):
-        _name_parents(rows, histories)
-    return rows_to_requests(rows, config, block_tokens=BLOCK_TOKENS)
+    reader = _Reader(trace, config)
+    rows = [row for rows in trace.read(Chat, reader.rows) for row in rows]
+    draw_starts(trace, rows, config, seed)
+    reader.report_usage()
+    rows = from_first(trace, rows, config)
+    if reader.histories and not any(row.session is not None for row in rows):
+        _name_parents(rows, reader.histories)
+        trace.remark("sessions inferred: a chat continues the one whose messages it repeats")
+    return rows_to_requests(trace, rows, config, block_tokens=BLOCK_TOKENS)
 
 
 def _hugging_face(name: str) -> Encode:
@@ -76,7 +170,7 @@ class _History(NamedTuple):
     turns: list[tuple[bytes, bytes]]
 
 
-def _name_parents(rows: Sequence[Row], histories: Mapping[str, _History]) -> None:
+def _name_parents(rows: Sequence[Row], histories: dict[str, _History]) -> None:
     latest: dict[bytes, int] = {}
     for index, row in enumerate(rows):
         row.name = index
@@ -104,67 +198,187 @@ def _encoder(tokenizer: str | None) -> Encode:
         # tokenizers of transformers return a dict by default
         if not isinstance(tokens, list | tuple):
             raise ValueError(
-                f"workload.tokenizer={tokenizer} must return a list of tokens, got {_kind(tokens)}"
+                f"workload.tokenizer={tokenizer} must return a list of tokens, got "
+                f"a {type(tokens).__name__}"
             )
         return tokens
 
     return checked
 
 
-def _rows(path: Path, encode: Encode, histories: dict[str, _History]) -> Iterator[Row]:
-    salt = secrets.token_bytes(32)
-    numbers: dict[bytes, int] = {}
-    tenants: dict[str, int] = {}
-    for line, record in read_records(path):
-        where = f"{path}, line {line}"
-        tenant = text(record, "namespace", where=where)
-        prompt: list[int | str] = []
-        said = _first_text(record, "prompt", "input")
-        if said is not None and "messages" not in record:
-            answer = _first_text(record, "response", "output", "completion")
-            prompt += encode(said)
-        else:
-            messages = _messages(record, where)
-            answer = _answer(record, messages, where)
-            for message in messages:
-                prompt += [*encode(f"<{message['role']}>"), *encode(_content(message, where))]
-            # the answer follows this marker when the next prompt repeats it
-            prompt += encode("<assistant>")
-            histories[where] = _history(tenant, messages, answer, salt, where)
-        if answer is None:
-            usage = record.get("usage")
-            counted = cast(Record, usage) if isinstance(usage, dict) else {}
-            output_len = integer(counted, "completion_tokens", least=1, where=where)
-        else:
-            output_len = max(len(encode(answer)), 1)
-        yield Row(
+class _Answer(NamedTuple):
+    text: str | None
+    reasoning: str  # generated before the text, and not repeated in later prompts
+
+
+class _Reader:
+    def __init__(self, trace: Trace, config: WorkloadConfig) -> None:
+        self.histories: dict[str, _History] = {}  # by place of the row
+        self._trace, self._config = trace, config
+        self._encode = _encoder(config.tokenizer)
+        self._salt = secrets.token_bytes(32)
+        self._numbers: dict[bytes, int] = {}
+        self._tenants: dict[tuple[str, str], int] = {}  # by namespace and model
+        self._media: dict[bytes, int] = {}  # tokens of each image, by its keyed hash
+        self._responses: dict[Name, list[Message]] = {}  # by id: prompt and answer
+        self._differing: dict[str, list[tuple[int, int]]] = {}  # what usage says, and what was read
+
+    def rows(self, where: str, record: Chat) -> list[Row]:
+        if isinstance(record.response, dict):  # the object that the API returned
+            told = msgspec.convert(record.response, Chat)
+            record.choices, record.output = told.choices, told.output
+            record.usage, record.id = record.usage or told.usage, record.id or told.id
+        if record.conversations is not None:
+            return self._conversation(where, record, record.conversations)
+        plain = next((x for x in (record.prompt, record.text_input, record.input) if x), None)
+        messages, answer = [*(record.messages or ())], _answer(record)
+        if isinstance(record.input, list):
+            messages = _expanded(record.input)
+        elif record.created_at is not None and isinstance(record.input, str):
+            messages = [Message(role="user", content=record.input)]
+        usage = record.usage or Usage()
+        is_counted = bool(usage.prompt_tokens or usage.input_tokens)
+        if not messages and not isinstance(plain, str) and not is_counted:
+            raise OddRow("the row has no messages, no prompt and no usage")
+        if record.previous_response_id is not None:
+            earlier = self._responses.get(record.previous_response_id)
+            if earlier is None:
+                self._trace.outside += 1
+            messages = [*(earlier or ()), *messages]
+            self._trace.spend(len(messages))
+        if answer is None and len(messages) > 1 and _role(messages[-1]) == "assistant":
+            answer = _said(messages.pop())
+        if record.id is not None and messages and record.messages is None:
+            said = Message(role="assistant", content=answer.text if answer else "")
+            self._responses[record.id] = [*messages, said]
+        opening = [x for x in (record.tools, record.functions) if x]
+        opening += [x for x in (record.instructions, record.system) if x]
+        if not messages:
+            return [self._row(where, record, [*opening, plain or ""], answer)]
+        # the answer follows the last marker when the next prompt repeats it
+        pieces = [x for m in messages for x in (f"<{_role(m)}>", _content(m))]
+        row = self._row(where, record, [*opening, *pieces, "<assistant>"], answer)
+        tenant = record.namespace or ""
+        self.histories[where] = _history(tenant, messages, answer, self._salt)
+        return [row]
+
+    def _conversation(self, where: str, record: Chat, messages: list[Message]) -> list[Row]:
+        rows: list[Row] = []
+        pieces: list[object] = []
+        for message in messages:
+            if _role(message) == "assistant" and pieces:
+                self._trace.spend(sum(len(_as_text(piece)) for piece in pieces) // BLOCK_TOKENS)
+                row = self._row(where, record, [*pieces, "<assistant>"], _said(message))
+                row.arrival_ns = None
+                row.session = row.session_name = str(where if record.id is None else record.id)
+                rows.append(row)
+            pieces += [f"<{_role(message)}>", _content(message)]
+        if not rows:
+            raise OddRow("the conversation has no answer of the model")
+        return rows
+
+    def _row(
+        self, where: str, record: Chat, pieces: Sequence[object], answer: _Answer | None
+    ) -> Row:
+        usage = record.usage or Usage()
+        counted = usage.prompt_tokens or usage.input_tokens
+        prompt = self._prompt(pieces, counted)
+        prompt_len = len(prompt)
+        if counted and all(not x or (isinstance(x, str) and ROLE.fullmatch(x)) for x in pieces):
+            prompt_len = counted  # the log leaves the text out
+        self._compare("prompt", counted, prompt_len)
+        space = record.namespace or record.cache_salt or ""
+        tenant = self._tenants.setdefault((space, record.model or ""), len(self._tenants))
+        session = record.conversation_id if record.session_id is None else record.session_id
+        digests = _digests(prompt, self._salt)
+        return Row(
             where=where,
-            arrival_ns=_time_ns(record, where),
-            prompt_len=max(len(prompt), 1),
-            output_len=output_len,
-            blocks=[numbers.setdefault(digest, len(numbers)) for digest in _digests(prompt, salt)],
-            namespace=f"tenant-{tenants.setdefault(tenant, len(tenants))}" if tenant else "",
-            session=name_of(record, "session_id", "conversation_id", where=where),
+            arrival_ns=self._arrival_ns(record),
+            prompt_len=max(prompt_len, 1),
+            output_len=self._answer_len(record, usage, answer),
+            blocks=[self._numbers.setdefault(each, len(self._numbers)) for each in digests],
+            namespace=f"tenant-{tenant}" if space or tenant else "",
+            session=session,
+            session_name="" if session is None else str(session),
+            is_repeated=not (answer and answer.reasoning),
         )
+
+    def _arrival_ns(self, record: Chat) -> int | None:
+        when = record.created if record.created is not None else record.created_at
+        unit = self._config.time_unit or "s"
+        if when is None:
+            when = record.timestamp
+            if record.output_length is not None:  # a row of aiperf
+                unit = self._config.time_unit or "ms"
+            if isinstance(when, float) and self._config.time_unit is None:
+                self._trace.remark(UNIT_NOTE.format(unit))
+        if when is None:
+            if record.conversations is None:
+                raise OddRow("created or timestamp must be a number or a date")
+            return None
+        return time_ns(when, UNITS_NS[unit], "created or timestamp")
+
+    def _answer_len(self, record: Chat, usage: Usage, answer: _Answer | None) -> int | None:
+        counted = usage.completion_tokens or usage.output_tokens or record.output_length
+        if answer is None or answer.text is None:
+            return counted
+        read = len(self._encode(answer.text)) + len(self._encode(answer.reasoning))
+        self._compare("answer", counted, read)
+        is_hidden = bool(answer.reasoning or usage.num_reasoning or not read)
+        return counted if counted and is_hidden else max(read, 1)
+
+    def _prompt(self, pieces: Sequence[object], counted: int | None) -> list[Token]:
+        parts = [part for piece in pieces for part in _parts(piece)]
+        texts = [self._encode(part) if isinstance(part, str) else None for part in parts]
+        media = [blake2b(x, key=self._salt).digest() for x in parts if isinstance(x, bytes)]
+        new = [each for each in dict.fromkeys(media) if each not in self._media]
+        if new:
+            # usage counts the images that no earlier prompt had, and the text
+            known = sum(map(len, filter(None, texts))) + sum(self._media.get(x, 0) for x in media)
+            left = 0 if counted is None else max(counted - known, 0) // len(new)
+            self._media |= dict.fromkeys(new, left or self._config.image_tokens)
+        prompt: list[Token] = []
+        images = iter(media)
+        for tokens in texts:
+            if tokens is None:
+                image = next(images)
+                prompt += [image] * self._media[image]
+            else:
+                prompt += tokens
+        return prompt
+
+    def _compare(self, what: str, counted: int | None, read: int) -> None:
+        if counted and abs(counted - read) > MOST_DIFFERENT * counted:
+            self._differing.setdefault(what, []).append((counted, read))
+
+    def report_usage(self) -> None:
+        for what, found in self._differing.items():
+            counted, read = (sum(column) for column in zip(*found, strict=True))
+            self._trace.remark(
+                f"usage counts {counted:,} {what} tokens in {len(found):,} rows where the texts "
+                f"have {read:,}, more than {MOST_DIFFERENT:.0%} off (workload.tokenizer)"
+            )
+            self._trace.differing += len(found)
 
 
 def _history(
-    tenant: str, messages: Sequence[Record], answer: str | None, salt: bytes, where: str
+    tenant: str, messages: Sequence[Message], answer: _Answer | None, salt: bytes
 ) -> _History:
-    def hashed(before: bytes, role: object, said: str) -> bytes:
+    def hashed(before: bytes, role: str, said: str) -> bytes:
         message = json.dumps([role, said]).encode()
         return blake2b(before + message, key=salt, digest_size=16).digest()
 
     digest = hashed(b"", "tenant", tenant)
     turns: list[tuple[bytes, bytes]] = []
     for message in messages:
-        asked, digest = digest, hashed(digest, message["role"], _content(message, where))
-        if message["role"] == "assistant":
+        asked, digest = digest, hashed(digest, _role(message), _as_text(_content(message)))
+        if _role(message) == "assistant":
             turns.append((asked, digest))
-    return _History(digest, hashed(digest, "assistant", answer or ""), turns[::-1])
+    said = "" if answer is None else answer.text or ""
+    return _History(digest, hashed(digest, "assistant", said), turns[::-1])
 
 
-def _digests(tokens: Sequence[int | str], salt: bytes) -> Iterator[bytes]:
+def _digests(tokens: Sequence[Token], salt: bytes) -> Iterator[bytes]:
     digest = b""
     for begin in range(0, len(tokens), BLOCK_TOKENS):
         block = repr(list(tokens[begin : begin + BLOCK_TOKENS])).encode()
@@ -172,61 +386,76 @@ def _digests(tokens: Sequence[int | str], salt: bytes) -> Iterator[bytes]:
         yield digest
 
 
-def _messages(record: Record, where: str) -> list[Record]:
-    messages = record.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise TraceError(
-            f"{where}: messages must be a list with at least one message, got {_kind(messages)}"
-        )
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise TraceError(
-                f"{where}: a message must be an object with a role, got {_kind(message)}"
-            )
-    return cast(list[Record], list(messages))
+def _role(message: Message) -> str:
+    role = message.role or message.sender
+    if not role:
+        # items of Responses: what the model produced, and what tools returned
+        role = "assistant" if message.type in ("function_call", "reasoning") else "tool"
+        if not message.type:
+            raise OddRow("a message must be an object with a role")
+    return "assistant" if role in MODEL else role
 
 
-def _answer(record: Record, messages: list[Record], where: str) -> str | None:
-    choices = record.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else None
-    message = first.get("message") if isinstance(first, dict) else None
-    if isinstance(message, dict):
-        return _content(cast(Record, message), where)
-    kept = _first_text(record, "response", "output", "completion")
-    if kept is not None:
-        return kept
-    if messages[-1]["role"] != "assistant" or len(messages) == 1:
-        return None
-    return _content(messages.pop(), where)
+def _expanded(items: Sequence[Message]) -> list[Message]:
+    # hidden reasoning has no text
+    return [each for each in items if each.type != "reasoning" or each.content]
 
 
-def _first_text(record: Record, *names: str) -> str | None:
-    found = (record[name] for name in names if isinstance(record.get(name), str))
-    return cast(str | None, next(found, None))
-
-
-def _content(message: Record, where: str) -> str:
-    content = message.get("content")
-    calls = message.get("tool_calls")
+def _content(message: Message) -> object:
+    content = message.value if message.content is None else message.content
     if content is not None and not isinstance(content, str | list):
-        raise TraceError(f"{where}: content must be text or a list, got {_kind(content)}")
-    told = content if isinstance(content, str) else json.dumps(content or "", sort_keys=True)
-    return told + (json.dumps(calls, sort_keys=True) if calls else "")
+        raise OddRow("content must be text or a list")
+    others = [message.tool_calls, message.name and message.arguments, message.output]
+    calls = "".join(_as_text(each) for each in others if each)
+    return [*_as_list(content), calls] if calls else content
 
 
-def _time_ns(record: Record, where: str) -> int:
-    value = record.get("created", record.get("timestamp"))
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
-        return round(value * 1e9)
-    try:
-        return date_ns(cast(str, value))
-    except (TypeError, ValueError):
-        # the value may be private text, so the message does not show it
-        raise TraceError(
-            f"{where}: created or timestamp must be a number of seconds or a date, got "
-            f"{_kind(value)}"
-        ) from None
+def _as_list(content: object) -> list[object]:
+    return content if isinstance(content, list) else [] if content is None else [content]
 
 
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
+def _as_text(value: object) -> str:
+    # the text of parts alone, so that an answer equals its repetition in another format
+    if isinstance(value, str):
+        return value
+    parts = [part for part in _parts(value) if part]
+    return "".join(x if isinstance(x, str) else blake2b(x).hexdigest() for x in parts)
+
+
+def _parts(value: object) -> Iterator[str | bytes]:
+    """Yield the texts of a content, and the contents of its images and other media as bytes."""
+    if isinstance(value, str):
+        yield value
+        return
+    for part in _as_list(value) if isinstance(value, list) else [value]:
+        if isinstance(part, dict) and str(part.get("type")) in MEDIA:
+            yield json.dumps(part, sort_keys=True).encode()
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):
+            yield part["text"]
+        elif part is not None:
+            yield part if isinstance(part, str) else json.dumps(part, sort_keys=True)
+
+
+def _answer(record: Chat) -> _Answer | None:
+    if record.choices:
+        first = record.choices[0]
+        return _said(first.message) if first.message is not None else _Answer(first.text, "")
+    for value in (record.response, record.output, record.completion):
+        if isinstance(value, str):
+            return _Answer(value, "")
+        if isinstance(value, list) and value:  # the items of Responses
+            items = [each for each in value if isinstance(each, dict)]
+            kinds = [each.get("type") == "reasoning" for each in items]
+            held = [each.get("content") or each.get("arguments") for each in items]
+            reasoning, told = (
+                "".join(_as_text(x) for x, is_reasoning in zip(held, kinds, strict=True)
+                        if x and is_reasoning is wanted)
+                for wanted in (True, False)
+            )  # fmt: skip
+            return _Answer(told, reasoning)
+    return None
+
+
+def _said(message: Message) -> _Answer:
+    reasoning = message.reasoning_content or message.reasoning or ""
+    return _Answer(_as_text(_content(message)), _as_text(reasoning))

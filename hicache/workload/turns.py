@@ -28,7 +28,7 @@ class Turn:
     lists the turns whose answers this turn waits for. The first is the parent (the previous turn),
     and the others are the last turns of sub-agents whose results this turn uses. `continues` is the
     turn whose full blocks are a prefix of this prompt, usually the parent; None if there is none.
-    `session` is the first turn of the same session.
+    `session` is the first turn of the same session, and `session_name` the user's name for it.
     """
 
     arrival_ns: int
@@ -42,6 +42,7 @@ class Turn:
     think_ns: int = 0
     stop_reason: str = ""
     namespace: str = ""
+    session_name: str = ""
 
 
 class Call(NamedTuple):
@@ -111,6 +112,7 @@ def to_requests(turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens)
                 think_ns=turn.think_ns,
                 stop_reason=turn.stop_reason,
                 namespace=turn.namespace,
+                session_name=turn.session_name,
             )
         )
     return requests

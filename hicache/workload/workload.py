@@ -1,9 +1,11 @@
 """Builds the workload that a configuration names."""
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64
@@ -17,33 +19,47 @@ from hicache.workload.data import TRACES, find_trace
 from hicache.workload.engine_logs import load_dynamo, load_kv_events, load_lmcache
 from hicache.workload.generators import agents, builtin, chat
 from hicache.workload.kept import kept
-from hicache.workload.lengths import load_lengths
-from hicache.workload.mooncake import load_mooncake
-from hicache.workload.trace import TraceError, read_lines
+from hicache.workload.mooncake import NAMES, load_mooncake
+from hicache.workload.rows import judge_span
+from hicache.workload.trace import Trace, TraceError
 from hicache.workload.turns import INT32_IDS
 from hicache.workload.weka import load_weka
 from hicache.workload.windows import cut_window, trees
 
 GENERATORS = {each.__name__: each for each in (builtin, chat, agents, multi_turn, shared_prefix)}
 KINDS = (*GENERATORS, *TRACES)
-# by a field of the first line
+
+
+class Form(NamedTuple):
+    """A form of traces: any of `fields` in its first row names it, and `contents` describes it."""
+
+    fields: tuple[str, ...]
+    contents: str
+    is_drawn: bool = False  # sessions start at random
+
+
 FORMS = {
-    "hash_ids": "blocks",
-    "messages": "chats",
-    "requests": "weka_agentic",
-    "event": "dynamo",
-    "event_type": "dynamo",
-    "chunk_hashes": "lmcache",
-    "events": "kv_events",
-    "prompt": "chats",
-    "input": "chats",
+    "weka_agentic": Form(("requests",), "sessions of kv-cache-tester and AgentX", is_drawn=True),
+    "dynamo": Form(("event", "event_type"), "NVIDIA Dynamo's request trace"),
+    "lmcache": Form(("chunk_hashes",), "LMCache's log of lookups"),
+    "kv_events": Form(("events",), "KV events of vLLM or SGLang, [time, [event, ...]]"),
+    "sharegpt": Form(("conversations",), "ShareGPT's conversations", is_drawn=True),
+    "chats": Form(
+        ("messages", "prompt", "input", "text_input", "usage"),
+        "chats or prompts as text, as OpenAI's API",
+    ),
+    "turns": Form(
+        ("delay",),
+        "turns of sessions without times: session_id, input_length, delay",
+        is_drawn=True,
+    ),
+    "blocks": Form(("hash_ids",), "Mooncake's or Bailian's blocks: timestamp, input_length"),
+    "lengths": Form(
+        ("input_length", *NAMES["input_length"]), "a table of times and lengths with a header"
+    ),
 }
-LOADERS = {
-    "lengths": load_lengths,
-    "dynamo": load_dynamo,
-    "lmcache": load_lmcache,
-    "kv_events": load_kv_events,
-}
+TIMES = ("timestamp", *NAMES["timestamp"], "timestamp_ms", *NAMES["timestamp_ms"])
+ANSWERS = ("output_length", *NAMES["output_length"])
 COPY_SPREAD_S = 60.0  # keeps the busy minutes of a trace busy, but hides the ticks of its clock
 NAME_BITS = 40  # 10,000 sessions collide in 1 of 20,000 traces; a float holds it exactly
 
@@ -53,6 +69,7 @@ class Workload:
     name: str
     requests: Sequence[Request]
     notes: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)  # of odd rows, for the summary
 
     @property
     def description(self) -> str:
@@ -84,12 +101,15 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         FileNotFoundError: the trace does not exist.
     """
     kind = config.kind
+    notes: tuple[str, ...] = ()
+    counts: Mapping[str, int] = {}
     if kind in GENERATORS:
         requests = _with_session_names(GENERATORS[kind](config, seed=seed)[: config.limit])
     elif kind in TRACES:
         path = find_trace(TRACES[kind], path=config.path, data_dir=data_dir)
         try:
-            requests = _load_trace(kind, path, config, seed)
+            found = _load_trace(Trace(path, odd_rows=config.odd_rows), config, seed)
+            requests, notes, counts = list(found.requests), found.notes, found.counts
         except TraceError as error:
             if config.path is None or kind == "trace":
                 raise
@@ -99,9 +119,9 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
             ) from error
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    notes: tuple[str, ...] = ()
     if config.max_context is not None:
-        requests, notes = _end_sessions(requests, config.max_context)
+        requests, ended = _end_sessions(requests, config.max_context)
+        notes += ended
     if config.token_stride > 1:
         thinned = partial(_thinned, stride=config.token_stride)
         requests = [
@@ -117,66 +137,107 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         requests = jitter_starts(requests, config.start_jitter_s, seed)
     if config.windows is not None:
         requests = _renumbered(cut_window(requests, config))
-    return Workload(name=kind, requests=requests, notes=notes)
+    return Workload(name=kind, requests=requests, notes=notes, counts=counts)
 
 
-def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> list[Request]:
-    form = form_of(path) if kind == "trace" else kind
-    if form == "chats":  # keep no parsed copy of private chats
-        return _with_session_names(load_chat_log(path, config)[: config.limit])
+def _load_trace(trace: Trace, config: WorkloadConfig, seed: int) -> Workload:
+    kind = config.kind
+    made_of = (repr((kind, trace.odd_rows)).encode(), *trace.contents)
+    form = kept(partial(form_of, trace), *made_of) if kind == "trace" else kind
+    if form in ("chats", "sharegpt"):  # keep no parsed copy of private chats
+        return _first(config.limit, parsed(trace, form, config, seed))
     # everything that determines the parsed result
     settings: tuple[object, ...] = (
+        form,
         config.tokens,
         config.think_cap_s,
         config.system_tokens,
         config.block_tokens,
         config.answer_tokens,
+        config.time_unit,
     )
-    if form == "weka_agentic":
-        parse = partial(load_weka, path, config, seed=seed)
+    if form in FORMS and FORMS[form].is_drawn:
         settings += (config.session_rate, seed)
-    elif form == "blocks":
-        parse = partial(load_mooncake, path, config, block_tokens=config.block_tokens)
-    else:
-        parse = partial(LOADERS.get(form, load_mooncake), path, config)
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    contents = [file.read_bytes() for file in files if file.is_file()]
-    made_of = (repr((form, *settings)).encode(), *contents)
-    whole = partial(kept, lambda: _with_session_names(parse()), *made_of)
+    made_of = (repr(settings).encode(), *made_of)
+    whole = partial(kept, partial(parsed, trace, form, config, seed), *made_of)
     if config.limit is None:
         return whole()
-    return kept(lambda: whole()[: config.limit], str(config.limit).encode(), *made_of)
+    limit = config.limit
+    return kept(lambda: _first(limit, whole()), str(limit).encode(), *made_of)
 
 
-def form_of(path: Path) -> str:
-    """Return the format of a user's trace file or folder, such as `chats` or `lengths`.
+def _first(limit: int | None, workload: Workload) -> Workload:
+    return replace(workload, requests=workload.requests[:limit])
 
-    The format follows from the file's name and the fields of its first line.
+
+def parsed(trace: Trace, form: str, config: WorkloadConfig, seed: int) -> Workload:
+    """Parse a trace of a known form; no copy is stored.
 
     Raises:
-        TraceError: the format is unknown.
+        TraceError: too many rows are odd; the message names the file and the first ones.
     """
-    if path.is_dir():
-        return "weka_agentic"
-    if path.suffix.lower() == ".csv":
-        return "lengths"
-    if path.suffix.lower() == ".json":  # a single session
-        return "weka_agentic"
+    if form in ("chats", "sharegpt"):
+        requests = load_chat_log(trace, config, seed=seed)
+    elif form == "weka_agentic":
+        requests = load_weka(trace, config, seed=seed)
+    elif form in LOADERS:
+        requests = LOADERS[form](trace, config)
+    elif config.kind != "trace":  # a public trace, whose blocks and times are known
+        requests = load_mooncake(trace, replace(config, time_unit="ms"))
+    else:
+        unit = "s" if form == "lengths" else "ms"
+        requests = load_mooncake(
+            trace, config, block_tokens=config.block_tokens, default_unit=unit, seed=seed
+        )
+    warning = judge_span(trace.path, requests)
+    if warning is not None and form in ("chats", "blocks", "lengths") and config.kind == "trace":
+        trace.remark(warning)
+        sys.stderr.write(f"{warning}\n")  # before the run, which may be long
+    return Workload(
+        name=config.kind,
+        requests=_with_session_names(requests),
+        notes=trace.notes,
+        counts=trace.counts,
+    )
+
+
+LOADERS = {"dynamo": load_dynamo, "lmcache": load_lmcache, "kv_events": load_kv_events}
+
+
+def form_of(trace: Trace) -> str:
+    """Return the form of a user's trace, such as `chats` or `lengths`, by its first row.
+
+    Raises:
+        TraceError: the form is unknown; the message lists the forms that are read.
+    """
+    known = "; ".join(f"{form.fields[0]}: {form.contents}" for form in FORMS.values())
     try:
-        _, record = next(read_lines(path), (1, {}))
+        container, record = trace.first()
     except TraceError as error:
-        raise TraceError(
-            f"{error} (if it is a CSV of prompt and answer lengths, its name must end in .csv)"
-        ) from error
+        if "not JSON" not in str(error):
+            raise
+        raise TraceError(f"{error}. Forms that are read, by a field: {known}") from error
     if isinstance(record, list):
         return "kv_events"
     fields = record if isinstance(record, dict) else {}
-    for field, form in FORMS.items():
-        if field in fields:
-            return form
+    lower = {str(name).lower() for name in fields}
+    if "input_length" in fields and container in ("lines", "json"):
+        is_timed = fields.get("timestamp") is not None
+        return "blocks" if is_timed else "chats" if "messages" in fields else "turns"
+    # the names may be private text, and must then not be in a message
+    names = [str(name) for name in fields if re.fullmatch(r"[\w .-]{1,40}", str(name))]
+    got = ", ".join(names) if len(names) == len(fields) > 0 else "no names"
+    for name, form in FORMS.items():
+        if not lower & set(form.fields):
+            continue
+        missing = [each for each in (TIMES, ANSWERS) if not lower & set(each)]
+        if name == "lengths" and missing:
+            wanted = " or ".join(missing[0])
+            raise TraceError(f"{trace.path}: expected a column {wanted}, got {got}")
+        return name
     raise TraceError(
-        f"{path}: expected a .csv file, or JSON lines with {' or '.join(FORMS)}, got fields "
-        f"{', '.join(fields) or '(none)'}"
+        f"{trace.path}: the form is unknown, with the fields {got}. Forms that are read, by a "
+        f"field: {known}"
     )
 
 
@@ -351,6 +412,7 @@ def _renumbered(
             think_ns=each.think_ns,
             stop_reason=each.stop_reason,
             namespace=each.namespace,
+            session_name=each.session_name,
         )
         for new_id, each in enumerate(requests)
     ]

@@ -206,3 +206,10 @@ def test_two_rules_for_one_pool_are_refused() -> None:
 def test_window_layers_that_read_the_kv_of_other_layers_are_no_kind() -> None:
     sharing = replace(MODEL, pattern="F s M")
     assert model_kinds(sharing, 16, 1).numbers == (FULL, MAMBA)
+
+
+def test_a_pool_of_a_given_size_that_is_too_small_names_its_own_setting() -> None:
+    with pytest.raises(
+        ValueError, match=r"device_states=2 gives 2, .* raise cache\.device_states$"
+    ):
+        shared(device_states=2)

@@ -208,3 +208,25 @@ def test_a_directory_without_a_run_is_refused(
         main([str(tmp_path)])
     assert ended.value.code == 2
     assert "is not a run directory" in capsys.readouterr().err
+
+
+def test_the_requests_of_a_session_are_explained_by_its_id_in_the_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [
+        {"timestamp": 1000 * n, "input_length": 600 + n, "output_length": 5, "session_id": name}
+        for n, name in enumerate(("chat-7", "chat-8", "chat-7"))
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    directory = stored(tmp_path / "run", f"workload.path={path}", "workload=trace")
+    main([str(directory), "--session", "chat-7"])
+    told = capsys.readouterr().out
+    assert [line for line in told.splitlines() if line.startswith("Request")] == [
+        "Request 0, session chat-7, engine 0",
+        "Request 2, session chat-7, engine 0",
+    ]
+    monkeypatch.setenv("HICACHE_TRACEBACK", "0")
+    with pytest.raises(SystemExit):
+        main([str(directory), "--session", "chat-9"])
+    assert "no session chat-9; it has chat-7, chat-8" in capsys.readouterr().err

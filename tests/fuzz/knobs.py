@@ -296,7 +296,8 @@ UNDRAWN = {
     # files, what only a trace has, which part of a long workload is served
     *("storage.root", "workload.path", "workload.block_tokens", "workload.system_tokens"),
     *("workload.tokenizer", "workload.tokens", "workload.window", "workload.windows"),
-    *("workload.load", "workload.max_context"),
+    *("workload.load", "workload.max_context", "workload.time_unit", "workload.odd_rows"),
+    "workload.image_tokens",
     # every scenario is run with and without these
     *("engine.check_invariants", "engine.explain", "engine.jump"),
     # names, arguments of policies

@@ -8,7 +8,7 @@ import pytest
 
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
-from hicache.workload.trace import TraceError
+from hicache.workload.trace import Trace, TraceError
 from hicache.workload.workload import form_of, load_workload
 from tests.workload.infinite_cache import token_hit_rate
 from tests.workload.traces import session_starts, write_lines
@@ -35,7 +35,7 @@ def lines(name: str) -> list[Any]:
     ],
 )
 def test_the_form_of_a_log_is_found(name: str, form: str) -> None:
-    assert form_of(FIXTURES / name) == form
+    assert form_of(Trace(FIXTURES / name)) == form
     assert load(FIXTURES / name)
 
 
@@ -89,14 +89,18 @@ def stored(blocks: list[int], parent: int | None, **more: Any) -> dict[str, Any]
     return event | {"token_ids": [], "block_size": 16, "lora_id": None, "medium": "GPU"} | more
 
 
+FULL = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
+WINDOW = {"group_idx": 0, "kv_cache_spec_kind": "sliding_window"}
+
+
 def test_vllms_blocks_come_one_by_one_while_it_decodes(tmp_path: Path) -> None:
     batches = [
-        [0.0, [stored([1, 2, 3], None)]],
-        [0.3, [stored([4], 3), stored([4], 3, group_idx=1), stored([4], 3, medium="CPU")]],
-        [0.6, [stored([5], 4)]],
-        [5.0, [stored([6, 7], 5)]],  # the next turn
-        [5.1, [stored([9], None, session_id="other"), {"type": "AllBlocksCleared"}]],
-        [90.0, [stored([8], 7)]],  # no answer takes so long
+        [0.0, [stored([1, 2, 3], None, **FULL)]],
+        [0.3, [stored([4], 3, **FULL), stored([4], 3, **WINDOW), stored([4], 3, medium="CPU")]],
+        [0.6, [stored([5], 4, **FULL)]],
+        [5.0, [stored([6, 7], 5, **FULL)]],  # the next turn
+        [5.1, [stored([9], None, session_id="other", **FULL), {"type": "AllBlocksCleared"}]],
+        [90.0, [stored([8], 7, **FULL)]],  # no answer takes so long
     ]
     found = load(write_lines(tmp_path / "events.jsonl", batches))
     assert [(r.prompt_len, r.output_len) for r in found] == [(48, 32), (112, 1), (16, 1), (128, 1)]
@@ -118,22 +122,26 @@ LOOKUP = {"timestamp": 3.5, "chunk_size": 4, "seq_len": 6, "chunk_hashes": ["0xa
 @pytest.mark.parametrize(
     ("good", "bad", "complaint"),
     [
-        (ENDED, ENDED | {"schema": "v2"}, "line 2: schema must be dynamo.request.trace.v1, got v2"),
-        (ENDED, ENDED | {"request": 3}, "line 2, request: expected a JSON object, got int"),
+        (ENDED, ENDED | {"schema": "v2"}, "line 2: schema must be dynamo.request.trace.v1"),
+        (
+            ENDED,
+            ENDED | {"request": 3},
+            "line 2: request must be an object or null, got an integer",
+        ),
         (
             ENDED,
             ENDED | {"request": ASKED | {"replay": REPLAY | {"trace_block_size": 8}}},
-            "line 2: its blocks have 8 tokens, those of .*line 1 have 4",
+            "line 2: its blocks have 8 tokens, those of other rows have 4",
         ),
         (
             ENDED,
             ENDED | {"request": ASKED | {"replay": REPLAY | {"input_length": 40}}},
             "line 2: 40 prompt tokens need 10 blocks of 4 tokens, got 1",
         ),
-        (LOOKUP, LOOKUP | {"chunk_hashes": None}, "line 2: chunk_hashes must be a list of block"),
+        (LOOKUP, LOOKUP | {"chunk_hashes": None}, "line 2: chunk_hashes must be a list, got null"),
         (LOOKUP, LOOKUP | {"seq_len": 0}, "line 2: seq_len must be an integer of at least 1"),
         ([0.0, [stored([1], None)]], [1.0], r"line 2: expected a batch of KV events, \[time"),
-        ([0.0, [stored([1], None)]], ["x", []], "line 2: time must be a number of at least 0"),
+        ([0.0, [stored([1], None)]], ["x", []], "line 2: time must be a number or a date"),
         (
             [0.0, [stored([1], None)]],
             [1.0, [5]],

@@ -7,6 +7,7 @@ import pytest
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
 from hicache.workload import workload
+from hicache.workload.trace import Trace
 from hicache.workload.workload import load_workload
 from tests.workload.traces import mooncake_record, write_lines
 
@@ -40,9 +41,9 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were parsed and not read from the folder of what was kept."""
     parsed: list[Path] = []
 
-    def load_mooncake(path: Path, config: WorkloadConfig, **more: object) -> list[Request]:
-        parsed.append(path)
-        return original(path, config, **more)  # type: ignore[arg-type]
+    def load_mooncake(trace: Trace, config: WorkloadConfig, **more: object) -> list[Request]:
+        parsed.append(trace.path)
+        return original(trace, config, **more)  # type: ignore[arg-type]
 
     original = workload.load_mooncake
     monkeypatch.setattr(workload, "load_mooncake", load_mooncake)

@@ -6,8 +6,7 @@ import pytest
 from hicache.cli.schema import config_of
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
-from hicache.workload import weka_sessions
-from hicache.workload.trace import TraceError
+from hicache.workload.trace import Trace, TraceError
 from hicache.workload.weka import load_weka
 from tests.workload.infinite_cache import token_hit_rate
 from tests.workload.traces import ids, shared_len, whole, write_lines
@@ -36,7 +35,7 @@ def load(
     for place, record in enumerate(sessions):
         (folder / f"trace_{place}.json").write_text(json.dumps(record))
     config = WorkloadConfig(tokens=tokens, think_cap_s=100, session_rate=rate)
-    return load_weka(folder, config, seed=seed)
+    return load_weka(Trace(folder), config, seed=seed)
 
 
 THREE_TURNS = session(
@@ -143,24 +142,21 @@ def test_a_packed_file_loads_as_its_raw_folder(tmp_path: Path) -> None:
     raw = load(
         tmp_path,
         session(ask(0.0, 200, [1, 2, 3]), agent, ask(9.0, 300, [1, 2, 9, 4])),
-        THREE_TURNS,
     )
-    sessions = [each for _, each in weka_sessions.read_sessions(tmp_path)]
-    packed = write_lines(tmp_path / "packed.jsonl.gz", sessions)
-    loaded = load_weka(packed, WorkloadConfig(think_cap_s=100), seed=0)
+    packed_agent = agent | {
+        "requests": [packed_request(t=0.0, out=40) | {"in": 130, "new": [7, 2]}]
+    }
+    timed = {"api_time": 2.0}
+    packed = session(
+        packed_request(out=40) | timed,
+        packed_agent | {"requests": [packed_agent["requests"][0] | timed]},  # type: ignore[index]
+        packed_request(t=9.0, out=40, keep=2, new=[9, 1, 4, 1]) | {"in": 300} | timed,
+    )
+    path = write_lines(tmp_path / "packed.jsonl.gz", [packed])
+    loaded = load_weka(Trace(path), WorkloadConfig(think_cap_s=100), seed=0)
     assert [(r.arrival_ns, r.parent_id, whole(r).tolist()) for r in loaded] == [
         (r.arrival_ns, r.parent_id, whole(r).tolist()) for r in raw
     ]
-
-
-def test_packing_names_what_is_kept_and_what_is_new() -> None:
-    packed = weka_sessions.pack_session(
-        session(ask(0.0, 256, [1, 2, 3, 7]), ask(5.0, 320, [1, 2, 8, 9, 11])), "here"
-    )
-    requests = packed["requests"]
-    assert isinstance(requests, list)
-    assert [(r["keep"], r["new"]) for r in requests] == [(0, [1, 3, 7, 1]), (2, [8, 2, 11, 1])]
-    assert "hash_ids" not in requests[0]
 
 
 def test_the_longest_of_sessions_with_equal_beginnings_is_kept(tmp_path: Path) -> None:
@@ -181,17 +177,17 @@ def packed_request(**changes: object) -> Entry:
             "request 0: keep is 4, but the previous request has only 0",
         ),
         ({"requests": [packed_request(new=[1])]}, "request 0: new must be a flat list of"),
-        ({"requests": [packed_request(t=-1)]}, "request 0: t must be a number of at least 0"),
-        ({"requests": 5}, "requests must be a list of objects, got 5"),
-        ({"requests": [], "block_size": 0}, "block_size must be an integer of at least 1, got 0"),
-        ({"requests": [], "hash_id_scope": "global"}, "hash_id_scope must be local, got 'global'"),
+        ({"requests": [packed_request(t=-1)]}, r"requests\[0\].t must be a number of at least 0"),
+        ({"requests": 5}, "requests must be a list, got an integer"),
+        ({"requests": [], "block_size": 0}, "block_size must be an integer of at least 1"),
+        ({"requests": [], "hash_id_scope": "global"}, "hash_id_scope must be local"),
     ],
 )
 def test_a_bad_session_is_named(tmp_path: Path, record: Entry, complaint: str) -> None:
     good = {"requests": [packed_request()]}
     path = write_lines(tmp_path / "sessions.jsonl", [good, record])
     with pytest.raises(TraceError, match=rf"sessions\.jsonl, line 2.*{complaint}"):
-        load_weka(path, WorkloadConfig(), seed=0)
+        load_weka(Trace(path), WorkloadConfig(), seed=0)
 
 
 AGENTX = Path(__file__).parent / "fixtures" / "agentx.jsonl"
@@ -200,7 +196,7 @@ AGENTX = Path(__file__).parent / "fixtures" / "agentx.jsonl"
 def load_agentx(tokens: TraceTokens = TraceTokens.literal) -> list[Request]:
     """The fixture's first session of 12 requests, and its second of 2 long after."""
     config = WorkloadConfig(tokens=tokens, think_cap_s=600, session_rate=1e-6)
-    requests = load_weka(AGENTX, config, seed=4)
+    requests = load_weka(Trace(AGENTX), config, seed=4)
     assert [len({r.session_id for r in each}) for each in (requests[:12], requests[12:])] == [4, 1]
     return requests
 

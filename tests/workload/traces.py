@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request, TokenSpans
 from hicache.workload.mooncake import load_mooncake
+from hicache.workload.trace import Trace
 
 Row = tuple[int, int, int, list[int]]  # timestamp_ms, input_length, output_length, hash_ids
 
@@ -30,7 +31,7 @@ def load_rows(
     folder: Path, rows: Iterable[Row], tokens: TraceTokens = TraceTokens.reconstructed
 ) -> list[Request]:
     path = write_lines(folder / "trace.jsonl", map(mooncake_record, rows))
-    return load_mooncake(path, WorkloadConfig(tokens=tokens))
+    return load_mooncake(Trace(path), WorkloadConfig(tokens=tokens))
 
 
 def ids(spans: TokenSpans) -> NDArray[np.int32]:

@@ -3,6 +3,7 @@
 hicache explain RUN                     the three slowest requests
 hicache explain RUN --slowest 10
 hicache explain RUN --request 412
+hicache explain RUN --session chat-7    all requests of a session, by its id in the trace
 hicache explain RUN --perfetto trace.json
 
 The program replays a simulated run from its config.yaml and records all events, which takes about
@@ -33,6 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="N",
         help="id of a request to explain; may be repeated",
     )
+    add(
+        "--session",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="id of a session, as the trace or the results name it; may be repeated",
+    )
     add("--slowest", type=int, metavar="COUNT", help="explain the slowest by TTFT (default 3)")
     add("--trust", action="store_true", help="run the classes and functions that the run names")
     add("--perfetto", type=Path, metavar="FILE", help="write a trace of the run")
@@ -41,12 +49,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run = rerun(options.run, trust=options.trust)
         slowest = options.slowest
         if slowest is None:
-            slowest = 0 if options.request or options.perfetto else 3
-        for line in lines(run, options.request, slowest):
+            slowest = 0 if options.request or options.session or options.perfetto else 3
+        requests = [*options.request, *requests_of(run, options.session)]
+        for line in lines(run, requests, slowest):
             print(line)
         if options.perfetto is not None:
             num_events = write_trace(options.perfetto, run)
             print(f"{num_events:,} events in {options.perfetto}")
+
+
+def requests_of(run: Rerun, sessions: Sequence[str]) -> list[int]:
+    found = []
+    for session in sessions:
+        names = (record for record in run.records.values() if session in _names(record))
+        numbers = [record.id for record in names]
+        if not numbers:
+            some = sorted({_names(record)[0] for record in run.records.values()})[:3]
+            raise ValueError(f"the run has no session {session}; it has {', '.join(some)}, …")
+        found += numbers
+    return found
+
+
+def _names(record: RequestRecord) -> tuple[str, ...]:
+    return (record.session_name or str(record.session_id), str(record.session_id))
 
 
 def lines(run: Rerun, requests: Sequence[int], slowest: int) -> list[str]:

@@ -33,7 +33,8 @@ class Storyteller:
         self._steps = {number: Steps(run.timeline, number) for number in run.timeline.turns}
 
     def tell(self, record: RequestRecord) -> Iterator[str]:
-        yield f"Request {record.id}, session {record.session_id}, engine {record.engine}"
+        session = record.session_name or record.session_id
+        yield f"Request {record.id}, session {session}, engine {record.engine}"
         life = self._run.timeline.lives.get(record.id)
         if life is None:
             yield f"  {record.status.value}: {record.reason}"

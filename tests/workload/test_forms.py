@@ -1,0 +1,297 @@
+"""Each form that docs/traces.md names: a file as its producer writes it, and its totals."""
+
+import csv
+import gzip
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hicache.cli.main import main
+from hicache.cli.schema import config_of
+from hicache.config import WorkloadConfig
+from hicache.experiment import run
+from hicache.results.requests_file import read_requests, write_requests
+from hicache.workload.trace import Trace, TraceError
+from hicache.workload.workload import FORMS, Workload, form_of, load_workload
+from tests.workload.traces import ids, shared_len, whole
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+class Totals(NamedTuple):
+    requests: int
+    prompt_tokens: int
+    answer_tokens: int
+    span_s: float
+    sessions: int
+
+
+def load(path: Path, **settings: Any) -> Workload:
+    config = WorkloadConfig(kind="trace", path=str(path), **settings)
+    return load_workload(config, data_dir=None, seed=0)
+
+
+def totals(found: Workload) -> Totals:
+    requests = found.requests
+    return Totals(
+        len(requests),
+        sum(each.prompt_len for each in requests),
+        sum(each.output_len for each in requests),
+        round((requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9, 6),
+        len({each.session_id for each in requests}),
+    )
+
+
+def records(name: str) -> list[Any]:
+    return [json.loads(line) for line in (FIXTURES / name).read_text().splitlines()]
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with (FIXTURES / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def summed(
+    found: Iterable[Any],
+    prompt: Callable[[Any], Any],
+    answer: Callable[[Any], Any],
+    time_s: Callable[[Any], Any],
+    sessions: int,
+) -> Totals:
+    """The sums of the records as they stand in the file, without a reader of hicache."""
+    found = list(found)
+    times = [float(time_s(each)) for each in found]
+    return Totals(
+        len(found),
+        sum(int(prompt(each)) for each in found),
+        sum(max(int(answer(each)), 1) for each in found),
+        round(max(times) - min(times), 6),
+        sessions,
+    )
+
+
+def seconds(clock: str) -> float:
+    hours, minutes, rest = clock.split()[1].split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + float(rest[:9])
+
+
+def dynamo_totals() -> Totals:
+    ended = [each["event"]["request"] for each in records("dynamo.jsonl")]
+    names = {
+        each["event"].get("agent_context", {}).get("session_id") for each in records("dynamo.jsonl")
+    }
+    return summed(
+        ended,
+        lambda r: r["replay"]["input_length"],
+        lambda r: r["output_tokens"],
+        lambda r: r["request_received_ms"] / 1e3,
+        len(names),
+    )
+
+
+WANTED: dict[str, tuple[str, Totals]] = {
+    "mooncake.jsonl": (
+        "blocks",
+        summed(
+            records("mooncake.jsonl"),
+            lambda r: r["input_length"],
+            lambda r: r["output_length"],
+            lambda r: r["timestamp"] / 1e3,
+            2,
+        ),
+    ),
+    "bailian.jsonl": (
+        "blocks",
+        summed(
+            records("bailian.jsonl"),
+            lambda r: r["input_length"],
+            lambda r: r["output_length"],
+            lambda r: r["timestamp"],
+            sum(r["parent_chat_id"] == -1 for r in records("bailian.jsonl")),
+        ),
+    ),
+    "azure.csv": (
+        "lengths",
+        summed(
+            rows("azure.csv"),
+            lambda r: r["ContextTokens"],
+            lambda r: r["GeneratedTokens"],
+            lambda r: seconds(r["TIMESTAMP"]),
+            3,
+        ),
+    ),
+    "burstgpt.csv": (
+        "lengths",
+        summed(
+            rows("burstgpt.csv"),
+            lambda r: r["Request tokens"],
+            lambda r: r["Response tokens"],
+            lambda r: r["Timestamp"],
+            4,
+        ),
+    ),
+    "vidur.csv": (
+        "lengths",
+        summed(
+            rows("vidur.csv"),
+            lambda r: r["num_prefill_tokens"],
+            lambda r: r["num_decode_tokens"],
+            lambda r: r["arrived_at"],
+            3,
+        ),
+    ),
+    "dynamo.jsonl": ("dynamo", dynamo_totals()),
+    "dynamo_shards": ("dynamo", dynamo_totals()),
+    # by hand: 300, 300 + 40 + 150; 1024, 1024 + 64 + 100, 1188 + 8 + 10; the starts are drawn
+    "aiperf_delta.jsonl": ("turns", Totals(5, 300 + 490 + 1024 + 1188 + 1206, 136, 3.0196, 2)),
+    # by hand: 4 letters of a word, and every other sign, are a token
+    "sharegpt.json": ("sharegpt", Totals(4, 86, 27, 1.039, 3)),
+    # by hand: blocks of 16: 3 prompt and 2 answer blocks, 7 prompt blocks, 3 prompt blocks
+    "vllm_kv_events.jsonl": ("kv_events", Totals(3, 16 * 13, 32 + 1 + 1, 12, 2)),
+    "sglang_kv_events.jsonl": ("kv_events", Totals(3, 16 * 66, 16 * 13, 12, 2)),
+    "lmcache.jsonl": ("lmcache", Totals(5, 4340, 5, 75.25, 3)),
+    "agentx.jsonl": ("weka_agentic", Totals(14, 8782, 731, 753.68, 5)),
+}
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_a_file_of_a_producer_has_the_totals_of_its_rows(name: str) -> None:
+    form, wanted = WANTED[name]
+    found = totals(load(FIXTURES / name))
+    assert form_of(Trace(FIXTURES / name)) == form
+    drawn = FORMS[form].is_drawn
+    assert found._replace(span_s=0) == wanted._replace(span_s=0)
+    assert found.span_s == pytest.approx(wanted.span_s, abs=0.5 if drawn else 1e-6)
+
+
+def test_the_usage_of_chat_completions_gives_reasoning_and_images() -> None:
+    found = load(FIXTURES / "chat_completions.jsonl")
+    usage = [each["usage"] for each in records("chat_completions.jsonl")]
+    assert [each.output_len for each in found.requests] == [48, 11, 3]
+    assert found.requests[2].prompt_len == usage[2]["prompt_tokens"]
+    assert found.requests[1].parent_id == 0
+    # the tools come first in both prompts
+    first, second = found.requests[:2]
+    assert shared_len(ids(first.prompt), ids(second.prompt)) >= 80
+    # the reasoning is generated, and is not repeated by the next prompt
+    assert shared_len(whole(first), ids(second.prompt)) <= first.prompt_len
+
+
+def test_responses_continue_what_they_name() -> None:
+    found = load(FIXTURES / "responses.jsonl")
+    assert [each.parent_id for each in found.requests] == [None, 0, None]
+    assert [each.output_len for each in found.requests] == [90, 8, 4]
+    first, second, _ = found.requests
+    assert second.prompt_len > first.prompt_len
+    assert found.counts["trace/differing_usage"] >= 1
+
+
+def test_a_turn_with_a_delay_thinks_that_long_and_appends() -> None:
+    found = load(FIXTURES / "aiperf_delta.jsonl").requests
+    first, second, third = (each for each in found if each.session_name == "def-456")
+    assert (second.think_ns, third.think_ns) == (500 * 10**6, 250_500_000)
+    assert shared_len(whole(first), ids(second.prompt)) == 1024 + 64
+    assert shared_len(whole(second), ids(third.prompt)) == 1188 + 8
+
+
+def test_equal_hashes_under_other_salts_share_nothing() -> None:
+    first, second, other = load(FIXTURES / "vllm_kv_events.jsonl").requests
+    assert first.namespace == second.namespace != other.namespace
+    assert (second.parent_id, other.parent_id) == (0, None)
+
+
+def test_salts_of_sglang_are_read_from_the_map_at_the_end(tmp_path: Path) -> None:
+    def stored(salt: str) -> list[Any]:
+        salted = {"cache_salt": salt}
+        return ["BlockStored", [1, 2], None, [0] * 32, 16, None, "GPU", salted]
+
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(f"{json.dumps([t, [stored(s)]])}\n" for t, s in ((1, "a"), (99, "b"))))
+    assert [each.namespace for each in load(path).requests] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["table.gz", "table.csv", "table.jsonl", "table"])
+@pytest.mark.parametrize("container", ["csv", "gzip", "zstd", "parquet"])
+def test_the_content_and_not_the_name_says_what_a_file_is(
+    tmp_path: Path, name: str, container: str
+) -> None:
+    plain, path = (FIXTURES / "vidur.csv").read_bytes(), tmp_path / name
+    if container == "parquet":
+        table = {key: [float(r[key]) for r in rows("vidur.csv")] for key in rows("vidur.csv")[0]}
+        pq.write_table(pa.table(table), path)
+    elif container == "zstd":
+        with pa.CompressedOutputStream(str(path), "zstd") as file:
+            file.write(plain)
+    else:
+        path.write_bytes(gzip.compress(plain) if container == "gzip" else plain)
+    assert totals(load(path)) == WANTED["vidur.csv"][1]
+
+
+def test_blocks_and_dates_are_read_from_parquet(tmp_path: Path) -> None:
+    found = records("mooncake.jsonl")
+    pq.write_table(pa.Table.from_pylist(found), tmp_path / "blocks.parquet")
+    assert totals(load(tmp_path / "blocks.parquet")) == WANTED["mooncake.jsonl"][1]
+    for each in found:
+        each["timestamp"] = each["timestamp"] * 1000
+    table = pa.Table.from_pylist(found)
+    dates = table["timestamp"].cast(pa.timestamp("us"))
+    pq.write_table(table.set_column(0, "timestamp", dates), tmp_path / "dates.parquet")
+    assert totals(load(tmp_path / "dates.parquet")) == WANTED["mooncake.jsonl"][1]
+
+
+def test_an_array_of_rows_is_read_as_lines_are(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(records("bailian.jsonl")))
+    assert totals(load(path)) == WANTED["bailian.jsonl"][1]
+
+
+def test_a_file_of_an_unknown_form_gets_a_list_of_the_forms(tmp_path: Path) -> None:
+    path = tmp_path / "trace.bin"
+    path.write_bytes(b"\x00\x01nothing\n")
+    with pytest.raises(TraceError) as caught:
+        load(path)
+    assert all(form.contents in str(caught.value) for form in FORMS.values())
+
+
+def test_the_page_of_traces_names_every_form() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "traces.md").read_text()
+    assert [form.fields[0] for form in FORMS.values() if f"`{form.fields[0]}" not in page] == []
+
+
+def test_the_ids_of_sessions_stay_in_the_results(tmp_path: Path) -> None:
+    told = (f"workload.path={FIXTURES / 'dynamo.jsonl'}", "workload=trace", "prefetch.threshold=1")
+    config = config_of(*told)
+    result = run(config)
+    write_requests(tmp_path, result.records)
+    names = ["main", "helper-2", *["helper-1"] * 3, "main", "other", "main"]
+    assert list(read_requests(tmp_path)["session_name"]) == names
+    assert len(names) == len(result.records)
+
+
+def test_a_missing_package_for_zstd_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.jsonl.zst"
+    with pa.CompressedOutputStream(str(path), "zstd") as file:
+        file.write((FIXTURES / "mooncake.jsonl").read_bytes())
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    told = [f"workload.path={path}", "tracker.wandb_mode=disabled", f"hydra.run.dir={tmp_path}/out"]
+    monkeypatch.setattr("sys.argv", ["hicache", "run", *told])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "pyarrow is not installed: pip install" in capsys.readouterr().err
+
+
+def test_notes_beside_the_shards_of_a_folder_are_no_rows(tmp_path: Path) -> None:
+    for name in ("LICENSE", "README.txt", ".hidden"):
+        (tmp_path / name).write_text("no rows\n")
+    (tmp_path / "trace.000.jsonl").write_text("")
+    (tmp_path / "trace.001.jsonl").write_bytes((FIXTURES / "mooncake.jsonl").read_bytes())
+    assert totals(load(tmp_path)) == WANTED["mooncake.jsonl"][1]

@@ -28,7 +28,7 @@ WRITE_POLICIES = (
     "write_back_watermark",
 )
 STORAGE_WRITES = ("on_back_up", "selective", "on_host_eviction")
-CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
+CHECKPOINT_PLACEMENTS = ("end", "end_branch", "chunk_branch", "branch_or_end", "every")
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
@@ -539,7 +539,7 @@ class CacheConfig:
     # diverges; the end if it does not), every (as end_branch, and every `cache.checkpoint_tokens`
     # tokens). The cache holds a prompt up to the last position
     # once it is computed, and the rest of it once its answer is complete.
-    checkpoints: str = knob("end_branch", one_of=CHECKPOINT_PLACEMENTS)
+    checkpoints: str = knob("chunk_branch", one_of=CHECKPOINT_PLACEMENTS)
     # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
     # How a request gets the sliding window before the end of its hit: restore (the cache keeps

@@ -269,12 +269,20 @@ class PrefixCache:
         (kind,) = self.tree.kinds.points
         return self.device.allocate(kind, 1, Demand(Purpose.slot, sequence.request_id))
 
-    def publish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
+    def publish(
+        self,
+        sequence: Sequence,
+        num_pages: int,
+        *,
+        is_answer: bool = False,
+        keeps_window: bool = True,
+    ) -> None:
         """Insert a sequence's pages and Mamba states into the radix tree, up to page `num_pages`.
 
         Other requests can then reuse the pages. Pages that were inserted before stay as they are.
         The sequence goes on reading all pages, and its lock grows to cover them. `is_answer` is
-        True if the new pages hold generated tokens.
+        True if the new pages hold generated tokens. If `keeps_window` is False, the sliding window
+        before the last page is not copied to the host.
         """
         tree = self.tree
         lock = sequence.lock
@@ -303,7 +311,9 @@ class PrefixCache:
             sequence.tree_pages = max(num_pages, first)
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
-        self.host.save_path(node, sequence.request_id, is_answer=is_answer)
+        self.host.save_path(
+            node, sequence.request_id, is_answer=is_answer, keeps_window=keeps_window
+        )
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         self.publish(sequence, num_pages, is_answer=is_answer)

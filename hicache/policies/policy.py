@@ -126,7 +126,9 @@ def presets(world: World) -> SimpleNamespace:
     Each decision, such as eviction or routing, is a method or attribute of the returned object.
     """
     config = world.config
-    placement = config.cache.checkpoints if config.model.num_mamba_layers else config.cache.windows
+    has_states = config.model.num_mamba_layers > 0
+    place = PLACEMENTS[config.cache.checkpoints if has_states else config.cache.windows]
+    placement = _made(place, world)
     eviction = _made(EVICTIONS[config.cache.eviction], world)
     order = _made(ORDERS[config.scheduler.order], world)
     stop = _made(STOPS[config.prefetch.stop], world)
@@ -140,7 +142,9 @@ def presets(world: World) -> SimpleNamespace:
         waits=getattr(stop, "waits", True),
         may_stop=stop.may_stop,
         deadline_ns=getattr(stop, "deadline_ns", None),
-        checkpoints=_made(PLACEMENTS[placement], world).checkpoints,
+        checkpoints=placement.checkpoints,
+        in_chunk=getattr(placement, "in_chunk", None),
+        publishes_end=getattr(placement, "publishes_end", True),
         sort_key=order.sort_key,
         window_charge=partial(swa_budget_for_req, config.scheduler.swa_budget),
         route=_made(ROUTERS[config.parallel.router], world).route,

@@ -3,6 +3,7 @@
 The tree keeps what it lacks. It returns duplicates as `FreePages`.
 """
 
+from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
@@ -90,23 +91,26 @@ def insert_host(
     Returns:
         The node at the end of the inserted pages.
     """
-    kinds = tree.kinds
-    end = anchor.end + max(map(len, pages))  # full has the most pages
-    starts = [end - len(page_ids) for page_ids in pages]
+    kinds, start = tree.kinds, anchor.end
+    end = start + len(pages[FULL])
     node = anchor
     tick = tree.residency.next_tick()
-    for cut in sorted({starts[kind] for kind in kinds.paged} | {end}):
-        while node.end < cut:
-            start = node.end
-            child = tree.descend(node, sequence.tokens, cut)
-            if child is None:
-                child = _grow(tree, node, sequence, cut)
-            for kind in kinds.paged:
-                if start >= starts[kind]:
-                    part = pages[kind][start - starts[kind] : child.end - starts[kind]]
-                    _put_host(tree, child, kind, part, actions)
-            child.tick = tick
-            node = child
+    while node.end < end:
+        child = tree.descend(node, sequence.tokens, end) or _grow(tree, node, sequence, end)
+        part = pages[FULL][child.start - start : child.end - start]
+        _put_host(tree, child, FULL, part, actions)
+        child.tick = tick
+        node = child
+    for kind, _ in kinds.windows:
+        above, first = node, end - len(pages[kind])
+        while above.end > first:
+            assert above.parent is not None
+            if above.start < first and above.held[HOST][kind] is None:
+                tree.descend(above.parent, sequence.tokens, first)  # splits the node
+            begin = max(above.start, first)
+            part = pages[kind][begin - first : above.end - first]
+            _put_host(tree, above, kind, part, actions)
+            above = above.parent
     for kind in kinds.points:
         if pages[kind]:
             _put_host(tree, node, kind, pages[kind], actions)

@@ -210,9 +210,10 @@ class RadixTree:
         plan[FULL] = full[::-1]
         for kind, window in self._windows:
             edge = window.first(node.end)
-            # one page more than a match needs: an equal prompt starts one page earlier
+            # one new page more than a match needs: an equal prompt starts one page earlier
             for above in node.path(edge if window.is_chunk else edge - 1):
-                if above.end > edge or above.num_pages == 1:
+                is_page_more = above.num_pages == 1 and above.held[HOST][FULL] is None
+                if above.end > edge or is_page_more:
                     plan[kind].insert(0, above)
         for kind in self._points:
             plan[kind] = sorted({*full, node}, key=lambda above: above.start)

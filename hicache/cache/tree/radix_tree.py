@@ -213,6 +213,8 @@ class RadixTree:
             # one new page more than a match needs: an equal prompt starts one page earlier
             for above in node.path(edge if window.is_chunk else edge - 1):
                 is_page_more = above.num_pages == 1 and above.held[HOST][FULL] is None
+                if above.held[DEVICE][kind] is None and above.held[HOST][kind] is None:
+                    break  # of no use without the rest of the window
                 if above.end > edge or is_page_more:
                     plan[kind].insert(0, above)
         for kind in self._points:

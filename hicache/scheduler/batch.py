@@ -22,7 +22,7 @@ class Extend:
     start: int
     end: int
     saves: list[tuple[int, PageIds]]
-    published: list[tuple[int, bool]]
+    published: list[tuple[int, bool]] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)

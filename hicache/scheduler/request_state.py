@@ -26,7 +26,8 @@ class RequestState:
         self.cached_len = self.kv_len = 0
         self.remaining_output = request.output_len  # answer tokens still to decode
         self.prefetched = (0, 0)  # tokens [start, end) that its own prefetch requested
-        self.placed: list[int] = []  # lengths at which the policy keeps a state or window, ascending
+        # prompt lengths at which the policy keeps a state or window, ascending
+        self.placed: list[int] = []
         self.branch_len: int | None = None  # of the match with which it last started
         self.defer_reason: Reason | None = None  # of the last decision; None once it is admitted
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0

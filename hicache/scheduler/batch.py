@@ -15,7 +15,7 @@ class Extend:
     `saves` lists the Mamba states to save while the chunk is computed. Each is a pair: the prefix
     length in tokens, and the state slot that receives the state. `published` lists the lengths up
     to which the prompt enters the radix tree once the chunk is computed, ascending. Each has a
-    flag: True copies the window before that length to the host.
+    flag: True if the tree also takes the sliding window before that length.
     """
 
     req: RequestState

@@ -152,8 +152,8 @@ def test_each_chunk_is_published_as_its_placement_says(
     assert published(policy, 128, 250, kinds=kinds, branch=branch) == wanted
 
 
-@pytest.mark.parametrize(("trims", "on_device"), [(False, 12), (True, 5)])
-def test_the_host_has_one_window_of_a_prompt_and_the_device_what_was_not_trimmed(
+@pytest.mark.parametrize(("trims", "on_device"), [(False, 7), (True, 2)])
+def test_the_host_has_one_window_of_a_prompt_and_the_device_its_last_chunk(
     on_device: int, *, trims: bool
 ) -> None:
     quirks = QuirksConfig(trims_windows=trims)

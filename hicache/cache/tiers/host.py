@@ -81,19 +81,14 @@ class Host:
     # -- back-ups ------------------------------------------------------------------------------
 
     def save_path(
-        self,
-        node: Node,
-        request_id: int | None = None,
-        *,
-        is_answer: bool = False,
-        keeps_window: bool = True,
+        self, node: Node, request_id: int | None = None, *, is_answer: bool = False
     ) -> None:
         """Copy a new cached prefix from the device to the host, if the write policy wants the copy.
 
         The prefix ends at `node` and must be locked. The copy ends at the deepest node that the
         policy accepts. It leaves out data that the host holds already. `request_id` names the
         request that inserted the prefix. `is_answer` is True if the new pages hold generated
-        tokens. Windows are copied if `keeps_window` is True.
+        tokens.
         """
         if INSERTED not in self._tree.policy.moments["host"]:
             return
@@ -106,8 +101,6 @@ class Host:
         parts = [*missing[::-1], node] if self._tree.quirks.evicts_whole else [node]
         for part in dict.fromkeys(parts):
             plan = self._tree.plan_back_up(part)
-            for kind, _ in () if keeps_window else self._tree.kinds.windows:
-                plan[kind] = []
             if node is not published and not node.is_root:
                 self.back_up_locked(node, plan, request_id, is_fence=False)
             elif any(plan):

@@ -3,6 +3,8 @@
 The tree keeps what it lacks. It returns duplicates as `FreePages`.
 """
 
+from collections.abc import Sequence as Items
+
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds
 from hicache.cache.tree.node import DEVICE, HOST, Node
@@ -11,15 +13,22 @@ from hicache.cache.tree.sequence import Sequence
 
 
 def insert(
-    tree: RadixTree, node: Node, sequence: Sequence, end: int, actions: list[FreePages]
+    tree: RadixTree,
+    node: Node,
+    sequence: Sequence,
+    end: int,
+    actions: list[FreePages],
+    kept: Items[int],
 ) -> Node:
     """Insert the device pages of a sequence from page `node.end` to page `end` into the radix tree.
 
-    If the tree holds a page on the device already, the sequence uses the tree's page. The page of
-    the sequence is then added to `actions`, to be freed. Return the node that ends at page `end`.
+    The tree takes the pages of the kinds in `kept` that the sequence owns. If it holds a page on
+    the device already, the sequence uses the tree's page. The page of the sequence is then added to
+    `actions`, to be freed. Return the node that ends at page `end`.
     """
-    # no start of a window may lie inside the interval
-    residency, kinds, starts = tree.residency, tree.kinds, sequence.starts
+    # no first page that the sequence owns may lie inside the interval
+    residency, kinds = tree.residency, tree.kinds
+    owned = [(kind, sequence.own_start(kind, kinds)) for kind in kept]
     tick = residency.next_tick()
     above = node
     while above.parent is not None:
@@ -32,18 +41,18 @@ def insert(
             cut = end
             for kind, window in kinds.windows:
                 # a new window gets a node of its own, so that one lock covers one window
-                if starts[kind] <= start < window.first(end):
+                if kind in kept and sequence.starts[kind] <= start < window.first(end):
                     cut = min(cut, window.first(end))
             child = _grow(tree, node, sequence, cut)
             cut = child.end
-            for kind in kinds.kept:
-                if start >= starts[kind]:
+            for kind, own_start in owned:
+                if start >= own_start:
                     page_ids = sequence.pages[kind][start:cut]
                     residency.put(child, DEVICE, kind, page_ids)
         else:
             # the tree already has these tokens, on at least one tier
-            for kind in kinds.kept:
-                if start < starts[kind]:
+            for kind, own_start in owned:
+                if start < own_start:
                     continue
                 page_ids, ours = sequence.pages[kind], child.held[DEVICE][kind]
                 theirs = page_ids[start : child.end]
@@ -52,7 +61,7 @@ def insert(
                 else:
                     actions.append(FreePages(DEVICE, kind, theirs))
                     page_ids[start : child.end] = ours
-        child.uses += 1
+        child.uses += start >= sequence.tree_pages
         child.tick = tick
         node = child
     return node

@@ -188,6 +188,20 @@ class RadixTree:
             return child  # the common case
         return self._split(child, self.num_shared(child, tokens, end))
 
+    def ancestor(self, node: Node, tokens: bytes, end: int) -> Node:
+        """Return the node on the path of `node` that ends at page `end`; `tokens` are its path's.
+
+        If no node ends there, a node is split.
+        """
+        while node.start > end:
+            assert node.parent is not None
+            node = node.parent
+        if node.parent is None or node.end == end:
+            return node
+        if node.start == end:
+            return node.parent
+        return self._split(node, end - node.start)
+
     def grow(self, parent: Node, edge: bytes) -> Node:
         child = Node(parent, edge, parent.end, len(edge) // self.page_bytes, self.kinds.size)
         self.num_grown += 1

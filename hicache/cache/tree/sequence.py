@@ -11,10 +11,10 @@ class Sequence:
 
     `pages` holds the ids of the first `num_pages` pages, by kind of data. The shared radix tree
     owns the first `tree_pages` of them, which `lock` protects from eviction; the request owns the
-    others, and sliding windows from page `tree_windows` on. `starts` holds, by kind, the first page that is still held: sliding windows drop older
-    pages. `left_page` is the page at which the request last freed window pages. `states` maps page
-    boundaries to Mamba state slots that are not in the tree yet. `digests` are hashes of pages from
-    page `digests_start` on.
+    others, and sliding windows from page `tree_windows` on. `starts` holds, by kind, the first page
+    that is still held: sliding windows drop older pages. `left_page` is the page at which the
+    request last freed window pages. `states` maps page boundaries to Mamba state slots that are not
+    in the tree yet. `digests` are hashes of pages from page `digests_start` on.
     """
 
     def __init__(self, tokens: bytes, namespace: str = "", request: Request | None = None) -> None:

@@ -65,7 +65,8 @@ METHODS = {
     # (kind, start, end, branch): prompt lengths at which a window or state is kept, in any order.
     # They are rounded down to pages; those outside (start, end] are dropped. `start`: tokens that
     # need not be computed. `end`: the last page boundary. `branch`: where the prompt leaves an edge
-    # that has no state or window there. None leaves it to `cache.windows` or `cache.checkpoints`
+    # that has no state or window there. None leaves it to `cache.windows` or `cache.checkpoints`.
+    # With this method, nothing more is kept at the ends of chunks
     "checkpoints": Answer(
         "a list of whole numbers or None", lambda v: v is None or LENGTHS.fits(v), shows=False
     ),
@@ -113,6 +114,8 @@ def policy_of(world: World) -> SimpleNamespace:
     if hasattr(own, "admit"):
         policy.moments = dict.fromkeys(policy.moments, frozenset(MOMENTS))
         own.demotes = policy.demotes or getattr(own, "demotes", False)
+    if hasattr(own, "checkpoints"):  # it alone says where states and windows are kept
+        policy.in_chunk, policy.publishes_end = None, True
     for name in SHARED:
         if hasattr(own, name) and hasattr(policy, name):
             setattr(own, name, _either(getattr(own, name), getattr(policy, name)))

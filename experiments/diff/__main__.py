@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from experiments.diff import edges
+from experiments.diff import edges, odd
 from experiments.diff.compare import Comparison, compare
 from experiments.diff.engines import ENGINES, OURS, Launch, prepare, say
 from experiments.diff.explain import Explanation, explain
@@ -78,9 +78,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     what = f"a release, a checkout, a wheel, or {OURS}"
     add("--base", required=True, help=what)
     add("--head", required=True, help=what)
-    workloads = ", ".join([edges.NAME, *KINDS])
+    workloads = ", ".join([edges.NAME, odd.NAME, *KINDS])
     add("--workload", default="mooncake_conversation", help=f"one of {workloads}")
     add("--path", help="path of the trace file, for workloads that read one")
+    add("--seed", type=int, default=0, help=f"draws the requests of the {odd.NAME} workload")
     add("--requests", type=int, default=2000, help="number of requests to run")
     add("--components", choices=MODELS, default="full", help="kinds of KV that the model has")
     add(
@@ -186,7 +187,9 @@ class Part:
             chunk=options.chunk,
             has_storage=ENGINES[options.engine].has_storage,
         )
-        self.requests = chosen(options.workload, options.requests, self.pools.max_len, options.path)
+        self.requests = chosen(
+            options.workload, options.requests, self.pools, options.path, options.seed
+        )
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import islice
 
-from experiments.diff import edges
+from experiments.diff import edges, odd
 from experiments.diff.protocol import Pools, SideError
 from hicache.cli.schema import CONF, config_of
 from hicache.config import WorkloadConfig
@@ -16,12 +16,17 @@ from hicache.workload.workload import load_workload
 ROOMS = {
     "weka_agentic": Pools(device_tokens=1_310_720, host_tokens=3_932_160, max_len=262_144),
     edges.NAME: edges.POOLS,
+    odd.NAME: odd.POOLS,
 }
 ROOM = Pools(device_tokens=524_288, host_tokens=1_572_864, max_len=131_072)
 WINDOW_LEN = 1024
 CHUNK = 8192  # SGLang's default on a GPU of 80 GB
-SWA_TOKENS = {"weka_agentic": 393_216, edges.NAME: edges.SWA_TOKENS}
-NUM_STATES = {"weka_agentic": 64, edges.NAME: edges.NUM_STATES}
+SWA_TOKENS = {
+    "weka_agentic": 393_216,
+    edges.NAME: edges.SWA_TOKENS,
+    odd.NAME: odd.SWA_TOKENS,
+}
+NUM_STATES = {"weka_agentic": 64, edges.NAME: edges.NUM_STATES, odd.NAME: odd.NUM_STATES}
 # the model that gives the bytes of a token or state, unless --model is given
 MODELS = {
     "full": "llama3_8b",
@@ -31,21 +36,28 @@ MODELS = {
 }
 
 
-def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list[Request]:
-    """Return the first requests of a workload, without those longer than `max_len`.
+def chosen(
+    kind: str, count: int, pools: Pools, path: str | None = None, seed: int = 0
+) -> list[Request]:
+    """Return the first requests of a workload, without those too long for the pools.
 
     Args:
         kind: name of the workload.
         count: maximum number of requests.
-        max_len: maximum tokens of prompt and answer together.
+        pools: `max_len` is the maximum of prompt and answer together, in tokens. The lengths in
+            a generated workload depend on `page_size`.
         path: path of the trace file. None means to search for the file.
+        seed: draws the requests of the `odd` workload.
 
     Raises:
         SideError: all requests are too long.
     """
     every: Sequence[Request]
+    max_len = pools.max_len
     if kind == edges.NAME:
         every = edges.edges()
+    elif kind == odd.NAME:
+        every = odd.odd(count, seed, pools.page_size)
     else:
         config = WorkloadConfig(kind=kind, path=path)
         every = load_workload(config, data_dir=os.environ.get("HICACHE_DATA"), seed=0).requests

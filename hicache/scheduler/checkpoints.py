@@ -48,10 +48,9 @@ class CheckpointSaver:
     def _saves(self, req: RequestState, kept: list[int]) -> list[tuple[int, PageIds]]:
         saves = []
         for length in kept:
-            if length == self._floor(req.target_len):
+            slot = self._cache.take_state_slot(req.sequence)
+            if slot is None and length == self._floor(req.target_len):
                 slot, req.sequence.boundary_slot = req.sequence.boundary_slot, None
-            else:
-                slot = self._cache.take_state_slot(req.sequence)
             if slot is None:
                 self._cache.counters["scheduler/missed_checkpoint_count"] += 1
                 continue

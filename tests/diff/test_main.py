@@ -11,7 +11,7 @@ from experiments.diff.compare import Comparison, Row, compare
 from experiments.diff.engines import Launch
 from experiments.diff.explain import explain
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError
-from experiments.diff.rooms import bytes_of, chosen, pools_for
+from experiments.diff.rooms import ROOM, bytes_of, chosen, pools_for
 from hicache.request import Request
 from tests.diff.sides import FAKE, POOLS, prompt, requests_of
 

@@ -173,10 +173,13 @@ def test_a_step_captures_the_states_of_its_own_tokens() -> None:
     assert slots_of(kept.chunk(req(kv_len=32), 96).saves) == [(96, 1)]  # that at 32 is captured
 
 
-def test_the_state_at_the_end_takes_the_slot_that_the_request_runs_on() -> None:
+@pytest.mark.parametrize(("slots", "state", "left"), [(1, 0, 77), (0, 77, None)])
+def test_the_state_at_the_end_takes_the_slot_for_the_answer_if_no_other_is_free(
+    slots: int, state: int, left: int | None
+) -> None:
     asked = req(kv_len=96)
-    assert slots_of(checkpoints(Asked()).chunk(asked, 250).saves) == [(240, 77)]
-    assert asked.sequence.boundary_slot is None
+    assert slots_of(checkpoints(Asked(), slots=slots).chunk(asked, 250).saves) == [(240, state)]
+    assert asked.sequence.boundary_slot == left
 
 
 def test_a_state_without_a_slot_is_left_out_and_counted() -> None:

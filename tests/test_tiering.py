@@ -24,7 +24,7 @@ MODELS = {
     "llama3_8b": ("cache.device_gib=8", "cache.host_gib=10"),
     "gemma3_27b": ("cache.device_gib=20", "cache.host_gib=22"),
     "qwen3_next_80b": ("cache.device_gib=8", "cache.host_gib=9"),
-    "tiny_hybrid": ("cache.device_gib=0.12", "cache.host_gib=0.06"),
+    "tiny_hybrid": ("cache.device_gib=0.12", "cache.host_gib=0.08"),
 }
 
 

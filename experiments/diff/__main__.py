@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from experiments.diff import edges
+from experiments.diff import edges, odd
 from experiments.diff.compare import Comparison, compare
 from experiments.diff.engines import ENGINES, OURS, Launch, prepare, say
 from experiments.diff.explain import Explanation, explain
 from experiments.diff.protocol import TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
-from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
+from experiments.diff.rooms import CHUNK, MODELS, bytes_of, chosen, pools_for
 from hicache.cli.command import parser_of
 from hicache.workload.workload import KINDS
 
@@ -78,9 +78,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     what = f"a release, a checkout, a wheel, or {OURS}"
     add("--base", required=True, help=what)
     add("--head", required=True, help=what)
-    workloads = ", ".join([edges.NAME, *KINDS])
+    workloads = ", ".join([edges.NAME, odd.NAME, *KINDS])
     add("--workload", default="mooncake_conversation", help=f"one of {workloads}")
     add("--path", help="path of the trace file, for workloads that read one")
+    add("--seed", type=int, default=0, help=f"draws the requests of the {odd.NAME} workload")
     add("--requests", type=int, default=2000, help="number of requests to run")
     add("--components", choices=MODELS, default="full", help="kinds of KV that the model has")
     add(
@@ -89,6 +90,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="pool sizes other than the workload's, as device_tokens=262144,host_tokens=0,...: "
         + ", ".join(each.name for each in fields(Pools)),
     )
+    add("--chunk", type=int, default=CHUNK, help="prompt tokens that are computed at once")
     add(
         "--copies",
         default="instant",
@@ -182,9 +184,12 @@ class Part:
             options.components,
             options.pools,
             options.copies,
+            chunk=options.chunk,
             has_storage=ENGINES[options.engine].has_storage,
         )
-        self.requests = chosen(options.workload, options.requests, self.pools.max_len, options.path)
+        self.requests = chosen(
+            options.workload, options.requests, self.pools, options.path, options.seed
+        )
 
     @property
     def name(self) -> str:
@@ -201,7 +206,8 @@ class Part:
         question = (
             f"{len(self.requests):,} requests of {options.workload}, {options.components}"
             f" attention, {self.pools.device_tokens:,} tokens on the device and"
-            f" {self.pools.host_tokens:,} on the host, {options.copies} copies, bytes of {model}."
+            f" {self.pools.host_tokens:,} on the host, chunks of {self.pools.chunk_tokens:,},"
+            f" {options.copies} copies, bytes of {model}."
         )
         asked = {name: value for name, value in vars(options).items() if name != "out"}
 

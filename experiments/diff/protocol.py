@@ -52,6 +52,7 @@ class Pools:
     host_tokens: int  # 0 means neither host nor storage
     has_storage: bool = True
     num_running: int = 4  # requests that hold their pages at any time
+    chunk_tokens: int = 8192  # of a prompt that are computed at once; a multiple of `page_size`
     max_len: int  # tokens of the longest request
     window_len: int = 0  # 0 means no sliding window
     swa_tokens: int = 0  # on the device; the host has `host_ratio` times as many

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import islice
 
-from experiments.diff import edges
+from experiments.diff import edges, odd
 from experiments.diff.protocol import Pools, SideError
 from hicache.cli.schema import CONF, config_of
 from hicache.config import WorkloadConfig
@@ -16,11 +16,17 @@ from hicache.workload.workload import load_workload
 ROOMS = {
     "weka_agentic": Pools(device_tokens=1_310_720, host_tokens=3_932_160, max_len=262_144),
     edges.NAME: edges.POOLS,
+    odd.NAME: odd.POOLS,
 }
 ROOM = Pools(device_tokens=524_288, host_tokens=1_572_864, max_len=131_072)
 WINDOW_LEN = 1024
-SWA_TOKENS = {"weka_agentic": 393_216, edges.NAME: edges.SWA_TOKENS}
-NUM_STATES = {"weka_agentic": 64, edges.NAME: edges.NUM_STATES}
+CHUNK = 8192  # SGLang's default on a GPU of 80 GB
+SWA_TOKENS = {
+    "weka_agentic": 393_216,
+    edges.NAME: edges.SWA_TOKENS,
+    odd.NAME: odd.SWA_TOKENS,
+}
+NUM_STATES = {"weka_agentic": 64, edges.NAME: edges.NUM_STATES, odd.NAME: odd.NUM_STATES}
 # the model that gives the bytes of a token or state, unless --model is given
 MODELS = {
     "full": "llama3_8b",
@@ -30,21 +36,28 @@ MODELS = {
 }
 
 
-def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list[Request]:
-    """Return the first requests of a workload, without those longer than `max_len`.
+def chosen(
+    kind: str, count: int, pools: Pools, path: str | None = None, seed: int = 0
+) -> list[Request]:
+    """Return the first requests of a workload, without those too long for the pools.
 
     Args:
         kind: name of the workload.
         count: maximum number of requests.
-        max_len: maximum tokens of prompt and answer together.
+        pools: `max_len` is the maximum of prompt and answer together, in tokens. The lengths in
+            a generated workload depend on `page_size`.
         path: path of the trace file. None means to search for the file.
+        seed: draws the requests of the `odd` workload.
 
     Raises:
         SideError: all requests are too long.
     """
     every: Sequence[Request]
+    max_len = pools.max_len
     if kind == edges.NAME:
         every = edges.edges()
+    elif kind == odd.NAME:
+        every = odd.odd(count, seed, pools.page_size)
     else:
         config = WorkloadConfig(kind=kind, path=path)
         every = load_workload(config, data_dir=os.environ.get("HICACHE_DATA"), seed=0).requests
@@ -60,14 +73,20 @@ def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list
 
 
 def pools_for(
-    kind: str, components: str, changes: str, copies: str, *, has_storage: bool = True
+    kind: str,
+    components: str,
+    changes: str,
+    copies: str,
+    *,
+    chunk: int = CHUNK,
+    has_storage: bool = True,
 ) -> Pools:
     """Return pool sizes that suit a workload.
 
     `kind` is the name of the workload. `components` lists the cached kinds, as in `full+swa+mamba`.
     `changes` overrides sizes, as in `device_tokens=262144,host_tokens=0`. `copies` is `instant`, or
-    `delayed:N` if a copy completes N requests later. `has_storage` is True if the engine has a
-    storage tier.
+    `delayed:N` if a copy completes N requests later. `chunk` is the number of prompt tokens that
+    are computed at once. `has_storage` is True if the engine has a storage tier.
 
     Raises:
         SideError: a name in `changes` is unknown, or a number is invalid.
@@ -79,7 +98,7 @@ def pools_for(
     if "mamba" in components:
         pools = replace(pools, num_states=NUM_STATES.get(kind, 160))
     known = {each.name: each.type for each in fields(Pools)}
-    values: dict[str, object] = {}
+    values: dict[str, object] = {"chunk_tokens": chunk}
     for part in filter(None, changes.split(",")):
         name, _, value = part.partition("=")
         if name not in known or not value.isdigit():
@@ -93,6 +112,10 @@ def pools_for(
     pools = replace(pools, **values)  # type: ignore[arg-type]
     if pools.host_tokens == 0 or not has_storage:
         pools = replace(pools, has_storage=False)
+    if pools.chunk_tokens < 1 or pools.chunk_tokens % pools.page_size:
+        raise SideError(
+            f"--chunk must be a multiple of page_size={pools.page_size}, got {pools.chunk_tokens}"
+        )
     needed = pools.num_running * pools.page_size
     if pools.device_tokens < needed:
         raise SideError(

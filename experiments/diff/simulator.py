@@ -90,13 +90,15 @@ class SimulatorSide:
         new = 0 if req.prefetch is None else req.prefetch.published_pages * page
         from_storage = min(new, brought)
         self._count_evictions()
+        computed = prompt_len - req.cached_len
+        chunks = -(-computed // self._pools.chunk_tokens)
         loaded: Counter[int] = Counter() if io.load_back is None else io.load_back.counts
         return self._tally.outcome(
             Hits(req.ready_len, brought - from_storage, from_storage),
             self._held(),
             swa_loaded=loaded[SWA] * page,
             states_loaded=min(loaded[MAMBA], 1),
-            admission=admission_word(prompt_len if req.num_parts == 0 else 0, prompt_len),
+            admission=admission_word(computed if req.num_parts == chunks - 1 else 0, computed),
             state=self._state(),
         )
 
@@ -338,8 +340,8 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         "cache.host_tokens": pools.host_tokens + more * page,
         "prefetch.stop": "wait_complete",
         "storage.write_queue_gib": 1 << 20,
-        # a prompt is computed in one step, and no space is reserved for other answers
-        "scheduler.chunk_tokens": pools.max_len + page,
+        "scheduler.chunk_tokens": pools.chunk_tokens,
+        # no space is reserved for other answers
         "scheduler.clip_new_tokens": pools.max_len,
         "scheduler.new_token_ratio": 0,
     }

@@ -188,7 +188,7 @@ class PrefixCache:
             # the load-back continues: its pages are in the tree and will be a device hit next time
             self.abandon(sequence)
             return None
-        sequence.tree_pages = sequence.num_pages = node.end
+        sequence.tree_pages = sequence.tree_windows = sequence.num_pages = node.end
         kinds = self.tree.kinds
         sequence.starts, sequence.left_page = [node.end] * kinds.size, -1
         pages: list[PageIds] = [[] for _ in range(kinds.size)]
@@ -269,27 +269,41 @@ class PrefixCache:
         (kind,) = self.tree.kinds.points
         return self.device.allocate(kind, 1, Demand(Purpose.slot, sequence.request_id))
 
-    def publish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
+    def publish(
+        self,
+        sequence: Sequence,
+        num_pages: int,
+        *,
+        is_answer: bool = False,
+        keeps_window: bool = True,
+    ) -> None:
         """Insert a sequence's pages and Mamba states into the radix tree, up to page `num_pages`.
 
         Other requests can then reuse the pages. Pages that were inserted before stay as they are.
         The sequence goes on reading all pages, and its lock grows to cover them. `is_answer` is
-        True if the new pages hold generated tokens.
+        True if the new pages hold generated tokens. If `keeps_window` is False, the sequence keeps
+        its sliding windows to itself, so that no other request can continue after the last page.
         """
         tree = self.tree
         lock = sequence.lock
         assert lock is not None
         node = lock.node
-        first = sequence.tree_pages
+        begin = first = sequence.tree_pages
         kinds = tree.kinds
         cuts = {num_pages, *sequence.states}
-        for kind, window in kinds.windows:
-            cuts.add(sequence.starts[kind])
-            if window.first(num_pages) > sequence.starts[kind] + 1:
+        windows = kinds.windows if keeps_window else ()
+        for kind, window in windows:
+            own = sequence.own_start(kind, kinds)
+            begin = min(begin, own)
+            cuts.add(own)
+            if window.first(num_pages) > own + 1:
                 cuts.add(window.first(num_pages))  # so that one lock covers one window
+        if begin < first:  # the tree has pages without their window
+            node = tree.ancestor(node, sequence.tokens, begin)
+        kept = (FULL, *(kind for kind, _ in windows))
         actions: list[FreePages] = []
-        for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
-            node = insert(tree, node, sequence, cut, actions)
+        for cut in sorted(cut for cut in cuts if begin <= cut <= num_pages):
+            node = insert(tree, node, sequence, cut, actions, kept)
             state = sequence.states.pop(cut, None)
             if state is not None:
                 attach_state(tree, node, state, actions)
@@ -301,6 +315,8 @@ class PrefixCache:
             sequence.lock = tree.lock(node)
             tree.release(lock)
             sequence.tree_pages = max(num_pages, first)
+        if keeps_window:
+            sequence.tree_windows = sequence.tree_pages
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
         self.host.save_path(node, sequence.request_id, is_answer=is_answer)
@@ -322,7 +338,7 @@ class PrefixCache:
                 self.pools[DEVICE][self.tree.kinds.points[0]].free(slot)
         sequence.working_slot = sequence.boundary_slot = sequence.spare_slots = None
         sequence.states.clear()
-        sequence.num_pages = sequence.tree_pages = 0
+        sequence.num_pages = sequence.tree_pages = sequence.tree_windows = 0
         if sequence.lock is not None:
             self.tree.release(sequence.lock)
             sequence.lock = None

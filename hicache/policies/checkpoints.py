@@ -15,9 +15,19 @@ class EndBranch:
         return [end] if branch is None else [branch, end]
 
 
+class ChunkBranch(EndBranch):
+    def in_chunk(self, placed: list[int], end: int) -> list[int]:
+        return placed if end in placed else [*placed, end]
+
+
 class BranchOrEnd:
+    publishes_end = False
+
     def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
         return [end if branch is None else branch]
+
+    def in_chunk(self, placed: list[int], end: int) -> list[int]:
+        return placed or [end]
 
 
 class Every:
@@ -33,6 +43,7 @@ class Every:
 PLACEMENTS: dict[str, Callable[..., object]] = {
     "end": End,
     "end_branch": EndBranch,
+    "chunk_branch": ChunkBranch,
     "branch_or_end": BranchOrEnd,
     "every": Every,
 }

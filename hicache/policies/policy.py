@@ -66,7 +66,8 @@ METHODS = {
     # (kind, start, end, branch): prompt lengths at which a window or state is kept, in any order.
     # They are rounded down to pages; those outside (start, end] are dropped. `start`: tokens that
     # need not be computed. `end`: the last page boundary. `branch`: where the prompt leaves an edge
-    # that has no state or window there. None leaves it to `cache.windows` or `cache.checkpoints`
+    # that has no state or window there. None leaves it to `cache.windows` or `cache.checkpoints`.
+    # With this method, nothing more is kept at the ends of chunks
     "checkpoints": Answer(
         "a list of whole numbers or None", lambda v: v is None or LENGTHS.fits(v), shows=False
     ),
@@ -114,6 +115,8 @@ def policy_of(world: World) -> SimpleNamespace:
     if hasattr(own, "admit"):
         policy.moments = dict.fromkeys(policy.moments, frozenset(MOMENTS))
         own.demotes = policy.demotes or getattr(own, "demotes", False)
+    if hasattr(own, "checkpoints"):  # it alone says where states and windows are kept
+        policy.in_chunk, policy.publishes_end = None, True
     for name in SHARED:
         if hasattr(own, name) and hasattr(policy, name):
             setattr(own, name, _either(getattr(own, name), getattr(policy, name)))
@@ -127,7 +130,9 @@ def presets(world: World) -> SimpleNamespace:
     Each decision, such as eviction or routing, is a method or attribute of the returned object.
     """
     config = world.config
-    placement = config.cache.checkpoints if config.model.num_mamba_layers else config.cache.windows
+    has_states = config.model.num_mamba_layers > 0
+    place = PLACEMENTS[config.cache.checkpoints if has_states else config.cache.windows]
+    placement = _made(place, world)
     eviction = _made(EVICTIONS[config.cache.eviction], world)
     order = _made(ORDERS[config.scheduler.order], world)
     stop = _made(STOPS[config.prefetch.stop], world)
@@ -141,7 +146,9 @@ def presets(world: World) -> SimpleNamespace:
         waits=getattr(stop, "waits", True),
         may_stop=stop.may_stop,
         deadline_ns=getattr(stop, "deadline_ns", None),
-        checkpoints=_made(PLACEMENTS[placement], world).checkpoints,
+        checkpoints=placement.checkpoints,
+        in_chunk=getattr(placement, "in_chunk", None),
+        publishes_end=getattr(placement, "publishes_end", True),
         sort_key=order.sort_key,
         window_charge=partial(swa_budget_for_req, config.scheduler.swa_budget),
         route=_made(ROUTERS[config.parallel.router], world).route,

@@ -13,13 +13,16 @@ class Extend:
     """A chunk of one request to compute: its tokens from `start` to just before `end`.
 
     `saves` lists the Mamba states to save while the chunk is computed. Each is a pair: the prefix
-    length in tokens, and the state slot that receives the state.
+    length in tokens, and the state slot that receives the state. `published` lists the lengths up
+    to which the prompt enters the radix tree once the chunk is computed, ascending. Each has a
+    flag: True if the tree also takes the sliding window before that length.
     """
 
     req: RequestState
     start: int
     end: int
     saves: list[tuple[int, PageIds]]
+    published: list[tuple[int, bool]] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from hicache.cache.pages import PageIds
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import MatchResult
+from hicache.scheduler.batch import Extend
 from hicache.scheduler.request_state import RequestState
 
 
@@ -10,40 +11,51 @@ class CheckpointSaver:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._policy = cache.tree.policy
-        kinds = cache.tree.kinds
+        self._kinds = kinds = cache.tree.kinds
+        self._page = cache.page_size
         # a model with states saves windows where it saves states
         self._kind = kinds.names[next(iter((*kinds.points, *kinds.window_lens)), 0)]
 
     def place(self, req: RequestState, match: MatchResult) -> None:
-        kinds, end, last = self._cache.tree.kinds, req.target_len, self._last(req)
-        placed = self._lengths(req, match) if kinds.aux else []
-        if kinds.points:
-            req.saves, req.boundaries = placed, list(placed)
-            return
-        req.saves = []
-        req.boundaries = [end if length == last else length for length in placed] or [end]
+        """Ask the policy at which lengths of its prompt a request keeps a state or window."""
+        req.branch_len, req.placed = match.branch_len, []
+        if self._kinds.aux:
+            last = self._floor(req.target_len)
+            placed = self._policy.checkpoints(self._kind, req.kv_len, last, match.branch_len)
+            req.placed = sorted({self._floor(length) for length in placed})
 
-    def _lengths(self, req: RequestState, match: MatchResult) -> list[int]:
-        # ascending, and only at pages that the request computes
-        page, last = self._cache.page_size, self._last(req)
-        placed = self._policy.checkpoints(self._kind, req.kv_len, last, match.branch_len)
-        lengths = {length // page * page for length in placed}
-        return sorted(length for length in lengths if req.kv_len < length <= last)
+    def chunk(self, req: RequestState, end: int) -> Extend:
+        """Return the next chunk of a request's prompt, which ends before token `end`.
 
-    def slots(self, req: RequestState, end: int) -> list[tuple[int, PageIds]]:
+        The chunk takes a slot for each state that it saves. It is published up to each length at
+        which a state or window is kept, and up to its end.
+        """
+        last, policy, has_states = self._floor(end), self._policy, bool(self._kinds.points)
+        if not self._kinds.aux:
+            return Extend(req, req.kv_len, end, [], [(end, True)])
+        kept = [length for length in req.placed if req.kv_len < length <= last]
+        if policy.in_chunk is not None and req.kv_len < last:
+            kept = policy.in_chunk(kept, last)
+        ends = [(length, True) for length in kept]
+        if kept and kept[-1] == last:
+            if not has_states and last != req.branch_len:
+                ends[-1] = end, True  # so that the window is that before the last token
+        elif policy.publishes_end or not (kept or has_states):
+            ends.append((end, policy.in_chunk is not None or last in req.placed))
+        saves = self._saves(req, kept) if has_states else []
+        return Extend(req, req.kv_len, end, saves, ends)
+
+    def _saves(self, req: RequestState, kept: list[int]) -> list[tuple[int, PageIds]]:
         saves = []
-        for length in req.saves:
-            if not req.kv_len < length <= end:
-                continue
-            if length == self._last(req):
+        for length in kept:
+            slot = self._cache.take_state_slot(req.sequence)
+            if slot is None and length == self._floor(req.target_len):
                 slot, req.sequence.boundary_slot = req.sequence.boundary_slot, None
-            else:
-                slot = self._cache.take_state_slot(req.sequence)
             if slot is None:
                 self._cache.counters["scheduler/missed_checkpoint_count"] += 1
                 continue
             saves.append((length, slot))
         return saves
 
-    def _last(self, req: RequestState) -> int:
-        return req.target_len // self._cache.page_size * self._cache.page_size
+    def _floor(self, length: int) -> int:
+        return length // self._page * self._page

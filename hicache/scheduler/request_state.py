@@ -26,8 +26,9 @@ class RequestState:
         self.cached_len = self.kv_len = 0
         self.remaining_output = request.output_len  # answer tokens still to decode
         self.prefetched = (0, 0)  # tokens [start, end) that its own prefetch requested
-        self.saves: list[int] = []  # lengths at which to capture a state, ascending
-        self.boundaries: list[int] = []  # lengths up to which to publish its prompt, ascending
+        # prompt lengths at which the policy keeps a state or window, ascending
+        self.placed: list[int] = []
+        self.branch_len: int | None = None  # of the match with which it last started
         self.defer_reason: Reason | None = None  # of the last decision; None once it is admitted
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
         self.recomputed_len = 0
@@ -74,7 +75,6 @@ class RequestState:
         self.sequence = Sequence(self.tokens, self.request.namespace, self.request)
         self.target_len = self.request.prompt_len + self.decoded
         self.cached_len = self.kv_len = 0
-        self.saves = []
-        self.boundaries = []
+        self.placed = []
         self.prefetched = (0, 0)
         self.retractions += 1

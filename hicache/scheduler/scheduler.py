@@ -74,8 +74,8 @@ class Scheduler:
         self._page = cache.page_size
         self._checkpoints = CheckpointSaver(cache)
         self._max_jump = MAX_JUMP if may_jump else 1
-        has_states = bool(cache.tree.kinds.points)
-        self._answer_pages = None if has_states else cache.knobs.answer_pages
+        self._has_states = bool(cache.tree.kinds.points)
+        self._answer_pages = None if self._has_states else cache.knobs.answer_pages
         self._takes_decode_pages_first = takes_decode_pages_first
         self._listener = listener
         self.queue_waits = QueueWaits()
@@ -455,8 +455,7 @@ class Scheduler:
     def _add_extend(
         self, req: RequestState, chunk_end: int, batch: Batch, budget: StepBudget
     ) -> None:
-        saves = self._checkpoints.slots(req, chunk_end)
-        batch.extends.append(Extend(req, req.kv_len, chunk_end, saves))
+        batch.extends.append(self._checkpoints.chunk(req, chunk_end))
         budget.chunk_tokens -= chunk_end - req.kv_len
         if chunk_end < req.target_len:
             self.partial = req
@@ -466,10 +465,16 @@ class Scheduler:
         req.kv_len = extend.end
         for length, slot in extend.saves:
             req.sequence.states[length // self._page] = slot
-        self._publish_boundaries(req)
-        if req.kv_len < req.target_len:
-            req.num_parts += 1
+        for length, keeps_window in extend.published:  # one at a time, to back up each window
+            if cache.quirks.trims_windows:
+                cache.leave_window(req.sequence, length)
+            cache.publish(req.sequence, length // self._page, keeps_window=keeps_window)
+        is_part, trims = req.kv_len < req.target_len, cache.quirks.trims_windows
+        # with states, SGLang frees the window pages before the last state alone
+        if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
             cache.leave_window(req.sequence, req.kv_len)
+        if is_part:
+            req.num_parts += 1
             return
         req.remaining_output -= 1
         if req.first_token_ns is None:
@@ -477,19 +482,9 @@ class Scheduler:
         if not req.remaining_output:
             self.finish(req)
             return
-        if cache.quirks.trims_windows or cache.tree.kinds.replayed:
-            cache.leave_window(req.sequence, req.kv_len)
-        if cache.tree.kinds.points and req.sequence.boundary_slot is None:
+        if self._has_states and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = cache.take_state_slot(req.sequence)
         self.running.append(req)
-
-    def _publish_boundaries(self, req: RequestState) -> None:
-        # one at a time, so that the window and the state at each boundary are backed up
-        while req.boundaries and req.boundaries[0] <= req.kv_len:
-            length = req.boundaries.pop(0)
-            if self.cache.quirks.trims_windows:
-                self.cache.leave_window(req.sequence, length)
-            self.cache.publish(req.sequence, length // self._page)
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -589,7 +584,7 @@ class Scheduler:
         num_pages = req.kv_len // self._page
         sequence = req.sequence
         self.ended.finished.append(req)
-        if self.cache.tree.kinds.points:
+        if self._has_states:
             if num_pages == req.target_len // self._page:
                 self.cache.abandon(sequence)  # there is no state at a page boundary of the answer
                 return

@@ -72,6 +72,16 @@ def test_a_prefetch_below_the_threshold_does_not_start(
     assert (start(prefetcher, num_tokens) is not None) is starts
 
 
+@pytest.mark.parametrize(("found_pages", "reads"), [(3, False), (4, True)])
+def test_what_storage_has_is_read_from_the_threshold_on(found_pages: int, *, reads: bool) -> None:
+    prefetcher = prefetcher_of(PrefetchConfig(stage_at=StageAt.hit))
+    prefetch = start(prefetcher, 1024)
+    assert prefetch is not None
+    prefetch.restorable = list(range(1, found_pages + 1))
+    prefetcher.on_queried(prefetch)
+    assert (prefetcher.reads == [prefetch]) is reads
+
+
 def test_the_length_asked_for_is_whole_pages() -> None:
     prefetch = start(prefetcher_of(PrefetchConfig()), 1000)
     assert prefetch is not None

@@ -9,13 +9,14 @@ from hicache.cache.tiers.transfer import BackUp, StorageDelete, StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import StorageConfig, Tiering
+from hicache.config import CacheConfig, StorageConfig, Tiering
 from hicache.policies.policy import presets
 from tests.cache.small import (
     PAGE,
     complete_all,
     evict_all,
     named_kinds,
+    node_at,
     run_request,
     tokens_of,
     world_of,
@@ -260,3 +261,31 @@ def test_what_was_read_goes_back_when_it_leaves_only_where_it_was_given_up(
     evict_all(cache, HOST, FULL)
     assert cache.tree.num_nodes == 0
     assert written(cache) == wanted
+
+
+def test_both_halves_of_a_split_node_keep_its_uses_and_what_storage_has_of_it() -> None:
+    cache = cache_of()
+    run_request(cache, tokens_of(16), 16)
+    node = node_at(cache, 4)
+    node.stored[FULL], node.uses = True, 5
+    hit(cache, 8)
+    upper = node_at(cache, 2)
+    assert (upper.stored[FULL], node.stored[FULL]) == (True, True)
+    assert (upper.uses, node.uses) == (6, 5)
+
+
+def test_late_does_not_write_a_copy_whose_original_stays_on_the_device() -> None:
+    kinds = named_kinds(PAGE, page_bytes=PAGE_BYTES)
+    how = StorageConfig(write="on_host_eviction")
+    world = world_of(kinds, cache=CacheConfig(write_policy="write_back"), storage=how)
+    tree = RadixTree(kinds=kinds, policy=presets(world))
+    pools = tuple([PageAllocator(8) for _ in PAGE_BYTES] for _ in range(2))
+    cache = PrefixCache(tree, pools, how, storage_queue_bytes=1 << 20)  # type: ignore[arg-type]
+    run_request(cache, tokens_of(16), 16)
+    evict_all(cache, DEVICE, FULL)
+    complete_all(cache)
+    hit(cache, 16)  # loads it back: both tiers hold it
+    complete_all(cache)
+    assert cache.host.allocate(FULL, 8) is not None
+    assert node_at(cache, 4).held[DEVICE][FULL] is not None
+    assert written(cache) == [0, 0, 0]

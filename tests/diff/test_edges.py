@@ -59,4 +59,4 @@ def test_every_kind_has_pools_that_the_requests_overflow() -> None:
         pools = pools_for(NAME, kind, "", "instant")
         assert pools.components == tuple(dict.fromkeys(("full", kind)))
         assert 4 * pools.max_len < pools.device_tokens < pools.host_tokens < tokens / 4
-    assert chosen(NAME, 7, POOLS.max_len)[-1].id == 6
+    assert chosen(NAME, 7, POOLS)[-1].id == 6

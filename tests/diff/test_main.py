@@ -11,7 +11,7 @@ from experiments.diff.compare import Comparison, Row, compare
 from experiments.diff.engines import Launch
 from experiments.diff.explain import explain
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError
-from experiments.diff.rooms import bytes_of, chosen, pools_for
+from experiments.diff.rooms import ROOM, bytes_of, chosen, pools_for
 from hicache.request import Request
 from tests.diff.sides import FAKE, POOLS, prompt, requests_of
 
@@ -326,12 +326,13 @@ def test_an_explanation_takes_the_place_of_the_short_report(
 def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("timestamp,input_length,output_length\n0,100,3\n1,900,3\n2,50,3\n")
-    found = chosen("trace", 9, 500, str(path))
+    pools = replace(ROOM, max_len=500)
+    found = chosen("trace", 9, pools, str(path))
     assert [each.prompt_len for each in found] == [100, 50]
-    assert len(chosen("trace", 1, 500, str(path))) == 1
+    assert len(chosen("trace", 1, pools, str(path))) == 1
     with pytest.raises(SideError, match=r"of trace fits: the shortest has 53 tokens, but max_len"):
-        chosen("trace", 9, 52, str(path))
-    assert chosen("trace", 9, 53, str(path))[0].prompt_len == 50
+        chosen("trace", 9, replace(ROOM, max_len=52), str(path))
+    assert chosen("trace", 9, replace(ROOM, max_len=53), str(path))[0].prompt_len == 50
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ pytestmark = [
 def test_ours_hits_what_sglang_hits(tmp_path: Path, component: str, more: str) -> None:
     sizes = f"device_tokens=65536,host_tokens=131072,max_len=16384{more}"
     pools = pools_for("builtin", component, sizes, "instant")
-    requests = chosen("builtin", 12, pools.max_len)
+    requests = chosen("builtin", 12, pools)
     engine = ENGINES["sglang"]
     launches = prepare(engine, "0.5.23"), prepare(engine, "hicache")
     found = compare(requests, pools, launches, tmp_path)

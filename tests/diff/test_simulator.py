@@ -115,8 +115,7 @@ def test_the_config_is_that_of_the_pools() -> None:
         assert (cache.swa_device_tokens, cache.swa_host_tokens) == (320, 800 + 16 * more)
         assert (cache.device_states, cache.host_states) == (6, 15 + more)
         assert (cache.page_size, cache.device_gib, config.model.window_len) == (16, None, 32)
-        # a prompt is one chunk
-        assert config.model.max_len == config.scheduler.chunk_tokens == 320 + 16
+        assert (config.model.max_len, config.scheduler.chunk_tokens) == (320 + 16, 8192)
         assert (config.scheduler.clip_new_tokens, config.scheduler.new_token_ratio) == (320, 0)
         assert (config.prefetch.stop, config.storage.kind) == ("wait_complete", "memory")
     full = Pools(device_tokens=640, host_tokens=0, max_len=320, has_storage=False)

@@ -29,7 +29,7 @@ def compared(
     pools = pools_for("builtin", component, SIZES + more, copies, has_storage=False)
     options = {"compat": ENGINE.compat}
     base, head = (replace(prepare(ENGINE, side), options=options) for side in sides)
-    requests = chosen("builtin", 40, pools.max_len)
+    requests = chosen("builtin", 40, pools)
     return compare(requests, pools, (base, head), tmp_path)
 
 

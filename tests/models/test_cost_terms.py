@@ -298,3 +298,10 @@ def test_a_recurrence_runs_over_tokens_and_not_over_tiles() -> None:
     )
     cost = CostModel(shape, plain(delta_rate=1e9, tile_tokens=16), tp=1)
     assert cost.forward_ns([(0, 10)], NO_CONTEXT).total_ns == 4 * 10 * 4 * 32 * 16
+
+
+def test_a_device_computes_whole_query_heads() -> None:
+    six, eight = (
+        CostModel(small(num_query_heads=heads), plain(attention_d64=1e9), tp=4) for heads in (6, 8)
+    )
+    assert six.forward_ns([(0, 100)], NO_CONTEXT) == eight.forward_ns([(0, 100)], NO_CONTEXT)

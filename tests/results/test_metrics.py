@@ -161,3 +161,8 @@ def test_a_percentile_is_a_value_that_was_there(percent, value):
 
 def test_the_percentile_of_nothing_is_zero():
     assert percentile([], 50) == 0
+
+
+def test_the_first_minute_begins_with_the_first_arrival(make_record, measures):
+    summary = summarize([make_record(number) for number in (1000, 1059, 1061)], measures)
+    assert summary["request/start_up_share"] == pytest.approx(2 / 3)

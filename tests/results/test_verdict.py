@@ -259,6 +259,14 @@ def test_several_numbers_of_a_condition_are_told_by_their_ends():
     assert " runs: " not in objections(summaries[1:])[0].sentence
 
 
+@pytest.mark.parametrize(("tier", "names"), [("storage", []), ("device", ["inert host"])])
+def test_a_host_is_inert_only_if_neither_it_nor_storage_is_hit(tier, names):
+    hits = {f"cache/{each}_hit_tokens": 0 for each in ("device", "host", "storage")}
+    hits[f"cache/{tier}_hit_tokens"] = 500
+    summary = {"request/prompt_tokens": 1000, "transfer/back_up_bytes": 1, **hits}
+    assert [each.name for each in objections([summary])] == names
+
+
 def test_a_start_up_after_the_warm_up_asks_for_a_longer_one():
     (found,) = objections([{"request/start_up_ttft_share": 0.9, "request/start_up_share": 0.1}])
     assert "raise workload.warm_up_s" in found.sentence

@@ -26,6 +26,7 @@ STATES = named_kinds(PAGE, has_states=True)
         ("end", 0, 100, {240}),
         ("end_branch", 0, None, {240}),
         ("end_branch", 0, 100, {100, 240}),
+        ("chunk_branch", 0, 100, {100, 240}),
         ("branch_or_end", 0, None, {240}),
         ("branch_or_end", 0, 100, {100}),
         ("every", 0, None, {64, 128, 192, 240}),
@@ -45,6 +46,9 @@ def test_a_placement_keeps_states_at_these_lengths(
 class Asked:
     """A placement that wants what it is told, and remembers what it was asked."""
 
+    in_chunk = None
+    publishes_end = True
+
     def __init__(self, *lengths: int) -> None:
         self._lengths = lengths
         self.asked: tuple[int, int, int | None] | None = None
@@ -54,12 +58,7 @@ class Asked:
         return list(self._lengths)
 
 
-def checkpoints(
-    placement: Asked,
-    *,
-    slots: int = 9,
-    kinds: Kinds = STATES,
-) -> CheckpointSaver:
+def checkpoints(placement: Any, *, slots: int = 9, kinds: Kinds = STATES) -> CheckpointSaver:
     free = list(range(slots))
     cache: Any = SimpleNamespace(
         page_size=PAGE,
@@ -75,37 +74,82 @@ def req(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> An
     return SimpleNamespace(
         kv_len=kv_len,
         target_len=target_len,
-        saves=[32, 100 // PAGE * PAGE, 240],
+        placed=[32, 100 // PAGE * PAGE, 240],
+        branch_len=None,
         sequence=SimpleNamespace(boundary_slot=slot),
     )
 
 
+def published(
+    placement: Any, *ends: int, kinds: Kinds = STATES, branch: int | None = None, start: int = 0
+) -> list[list[tuple[int, bool]]]:
+    """What each chunk of a prompt publishes; the chunks end at `ends`."""
+    asked, saver = req(start), checkpoints(placement, kinds=kinds)
+    match: Any = SimpleNamespace(branch_len=branch)
+    saver.place(asked, match)
+    found = []
+    for end in ends:
+        found.append(saver.chunk(asked, end).published)
+        asked.kv_len = end
+    return found
+
+
 def test_lengths_are_whole_pages_ascending_once_and_only_where_it_computes() -> None:
     placement = Asked(240, 100, 98, 32, 47, 48, 31, 256)
-    match: Any = SimpleNamespace(branch_len=98)
-    asked = req(kv_len=32)
-    checkpoints(placement).place(asked, match)
-    assert asked.saves == asked.boundaries == [48, 96, 240]
+    lengths = published(placement, 250, start=32, branch=98)
+    assert lengths == [[(48, True), (96, True), (240, True)]]
     assert placement.asked == (32, 240, 98)
 
 
-def test_without_states_there_are_none() -> None:
-    match: Any = SimpleNamespace(branch_len=None)
-    asked = req()
-    checkpoints(Asked(240), kinds=named_kinds(PAGE)).place(asked, match)
-    assert (asked.saves, asked.boundaries) == ([], [250])
+def test_full_attention_alone_publishes_each_chunk_to_its_end() -> None:
+    chunks = published(Asked(240), 128, 250, kinds=named_kinds(PAGE))
+    assert chunks == [[(128, True)], [(250, True)]]
+
+
+WINDOWED = named_kinds(PAGE, window_len=8)
 
 
 @pytest.mark.parametrize(
     ("windows", "wanted"),
-    [(Asked(96), [96]), (Asked(240, 96), [96, 250]), (Asked(16), [250])],
+    [
+        (Asked(96), [(96, True), (250, False)]),
+        (Asked(240, 96), [(96, True), (250, True)]),
+        (Asked(16), [(250, False)]),
+    ],
     ids=["at a branch", "at both", "where nothing is computed"],
 )
-def test_a_prompt_is_published_up_to_each_of_its_windows(windows: Asked, wanted: list[int]) -> None:
-    match: Any = SimpleNamespace(branch_len=98)
-    asked = req(kv_len=32)
-    checkpoints(windows, kinds=named_kinds(PAGE, window_len=8)).place(asked, match)
-    assert asked.boundaries == wanted
+def test_a_prompt_is_published_up_to_each_of_its_windows(
+    windows: Asked, wanted: list[tuple[int, bool]]
+) -> None:
+    assert published(windows, 250, kinds=WINDOWED, branch=98, start=32) == [wanted]
+
+
+def test_a_window_at_a_branch_on_the_last_page_is_that_before_the_branch() -> None:
+    assert published(Asked(240), 250, kinds=WINDOWED, branch=240) == [[(240, True)]]
+
+
+@pytest.mark.parametrize("kinds", [STATES, WINDOWED], ids=["states", "windows"])
+@pytest.mark.parametrize(
+    ("name", "branch", "wanted"),
+    [
+        ("end", 96, [[(128, False)], [(240, True)]]),
+        ("end_branch", 96, [[(96, True), (128, False)], [(240, True)]]),
+        ("chunk_branch", 96, [[(96, True), (128, True)], [(240, True)]]),
+        ("chunk_branch", None, [[(128, True)], [(240, True)]]),
+        ("branch_or_end", 96, [[(96, True)], [(240, True)]]),
+        ("branch_or_end", 208, [[(128, True)], [(208, True)]]),
+    ],
+)
+def test_each_chunk_is_published_as_its_placement_says(
+    name: str, branch: int | None, wanted: list[list[tuple[int, bool]]], kinds: Kinds
+) -> None:
+    config = CacheConfig(checkpoints=name, windows=name, page_size=PAGE)
+    policy = presets(world_of(kinds, cache=config))
+    if kinds is WINDOWED:  # the window before the last token, not before the last page
+        wanted = [
+            [(250 if length == 240 else length, keeps) for length, keeps in each] for each in wanted
+        ]
+    assert published(policy, 128, 250, kinds=kinds, branch=branch) == wanted
 
 
 @pytest.mark.parametrize(("trims", "on_device"), [(False, 7), (True, 2)])
@@ -125,19 +169,22 @@ def slots_of(saves: list[tuple[int, Any]]) -> list[tuple[int, int]]:
 
 def test_a_step_captures_the_states_of_its_own_tokens() -> None:
     kept = checkpoints(Asked())
-    assert slots_of(kept.slots(req(), 95)) == [(32, 0)]
-    assert slots_of(kept.slots(req(kv_len=32), 96)) == [(96, 1)]  # that at 32 is captured
+    assert slots_of(kept.chunk(req(), 95).saves) == [(32, 0)]
+    assert slots_of(kept.chunk(req(kv_len=32), 96).saves) == [(96, 1)]  # that at 32 is captured
 
 
-def test_the_state_at_the_end_takes_the_slot_that_the_request_runs_on() -> None:
+@pytest.mark.parametrize(("slots", "state", "left"), [(1, 0, 77), (0, 77, None)])
+def test_the_state_at_the_end_takes_the_slot_for_the_answer_if_no_other_is_free(
+    slots: int, state: int, left: int | None
+) -> None:
     asked = req(kv_len=96)
-    assert slots_of(checkpoints(Asked()).slots(asked, 250)) == [(240, 77)]
-    assert asked.sequence.boundary_slot is None
+    assert slots_of(checkpoints(Asked(), slots=slots).chunk(asked, 250).saves) == [(240, state)]
+    assert asked.sequence.boundary_slot == left
 
 
 def test_a_state_without_a_slot_is_left_out_and_counted() -> None:
     kept = checkpoints(Asked(), slots=1)
-    assert slots_of(kept.slots(req(boundary=None), 250)) == [(32, 0)]
+    assert slots_of(kept.chunk(req(boundary=None), 250).saves) == [(32, 0)]
     assert kept._cache.counters["scheduler/missed_checkpoint_count"] == 2
 
 
@@ -146,7 +193,8 @@ def test_a_state_without_a_slot_is_left_out_and_counted() -> None:
     [
         ("end", [0, 0, 0]),
         ("end_branch", [0, 0, 64]),
-        ("branch_or_end", [0, 0, 64]),
+        ("chunk_branch", [0, 64, 64]),
+        ("branch_or_end", [0, 64, 64]),
         ("every", [0, 64, 64]),
     ],
 )

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA
+from hicache.cache.tree.events import Purpose
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import SERVICE_ORDERS, WRITE_POLICIES, Batching, SchedulerConfig
 from hicache.executor.completions import StepRun
 from hicache.scheduler.batch import Batch
@@ -173,24 +175,24 @@ def test_the_last_running_request_waits_for_a_prompt_in_the_same_step(num_pages:
 
 
 def test_a_prompt_that_fails_half_way_again_and_again_is_rejected() -> None:
-    # its hit's window is locked, and leaves no room for a window of its own
-    plot = plot_of(
-        "full_swa",
-        window_len=64,
-        device=(200, 16, 0),
-        host=(0, 0, 0),
-        has_storage=False,
-        scheduler=EIGHT,
-        policy=FreeOfCharge(),
-    )
-    world = World(plot)
-    first = list(range(120))
-    later = request_of(1, [*first, *range(1000, 1200)], [7], arrival_ns=10**9)
-    world.serve([request_of(0, first, [7]), later])
+    world = World(plot_of("full", has_storage=False, scheduler=EIGHT))
+    extend, begun = world.cache.extend, set()
+
+    def extend_once(
+        sequence: Sequence, num_tokens: int, purpose: Purpose = Purpose.prefill
+    ) -> bool:
+        if sequence.request_id == 1 and sequence in begun:
+            return False
+        begun.add(sequence)
+        return extend(sequence, num_tokens, purpose)
+
+    world.cache.extend = extend_once  # type: ignore[method-assign]
+    world.serve([request_of(0, range(60), [7]), request_of(1, range(1000, 1120), [7])])
     assert [req.request.id for req, _ in world.finished] == [0]
     ((req, reason),) = world.rejected
     assert reason == "needs more pages than the pools can give"
     assert world.counters["scheduler/prefill_oom_count"] == req.retractions == 4
+    assert req.recomputed_len < 3 * (120 - 16)  # each attempt hits what those before it published
 
 
 def host_window_world(budget: str) -> World:

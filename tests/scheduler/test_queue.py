@@ -25,12 +25,12 @@ def test_a_request_that_is_sent_back_begins_again_where_its_answer_ends() -> Non
     before.namespace = "tenant"
     object.__setattr__(req.request, "namespace", "tenant")
     req.remaining_output = 1
-    req.cached_len, req.kv_len, req.saves, req.prefetched = 8, 21, [16], (8, 16)
+    req.cached_len, req.kv_len, req.placed, req.prefetched = 8, 21, [16], (8, 16)
     req.restart()
     assert req.sequence is not before
     assert (req.sequence.tokens, req.sequence.namespace) == (b"tokens", "tenant")
     assert (req.target_len, req.cached_len, req.kv_len, req.extend_len) == (22, 0, 0, 22)
-    assert (req.saves, req.prefetched) == ([], (0, 0))
+    assert (req.placed, req.prefetched) == ([], (0, 0))
     assert (req.retractions, req.decoded, req.remaining_output) == (1, 2, 1)
 
 

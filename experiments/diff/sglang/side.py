@@ -140,12 +140,7 @@ class SglangSide:
         alloc_req_slots(self._rows, [req], cache)
         indices = cache.path_device_indices(req.last_node)
         self._rows.write((req.kv.req_pool_idx, slice(0, len(indices))), indices)
-        self._extend(req, req.prefix_len, prompt_len)
-        if self._pools.num_states:
-            self._track_prefill(req, prompt_len)
-        req.extend_end = prompt_len
-        checkpoint_kv_cache(req, cache)
-        self._settle()
+        self._prefill(req, prompt_len)
         self._running[number] = (req, tokens)
         self._count_storage()
         return self._tally.outcome(
@@ -192,7 +187,7 @@ class SglangSide:
     def _admission(self, req: Any, prompt_len: int, num_new: int) -> str:
         cache, page = self.cache, self._page
         extend = prompt_len - req.prefix_len
-        computed = extend - req.host_hit_length
+        computed, chunk_tokens = extend - req.host_hit_length, self._pools.chunk_tokens
         lock = cache.inc_lock_ref(req.last_node)
         budget = self._allocator.create_prefill_budget(cache)
         may, chunk = budget.check_prefill(
@@ -201,10 +196,10 @@ class SglangSide:
             max_new_tokens=num_new,
             input_tokens=computed,
             swa_host_hit_length=req.swa_host_hit_length,
-            chunk_limit=self._pools.max_len,
+            chunk_limit=chunk_tokens,
         )
         cache.dec_lock_ref(req.last_node, lock.to_dec_params())
-        return admission_word(chunk if may else None, computed)
+        return admission_word(chunk if may else None, min(computed, chunk_tokens))
 
     def _load_back(self, req: Any) -> None:
         cache = self.cache
@@ -222,6 +217,17 @@ class SglangSide:
             cache.ready_to_load_host_cache()
         cache.loading_check()
 
+    def _prefill(self, req: Any, prompt_len: int) -> None:
+        # as the scheduler does after each chunk (stash_chunked_request)
+        while req.prefix_len < prompt_len:
+            end = min(req.prefix_len + self._pools.chunk_tokens, prompt_len)
+            self._extend(req, req.prefix_len, end)
+            if self._pools.num_states:
+                self._track_prefill(req, end)
+            req.extend_end = end
+            checkpoint_kv_cache(req, self.cache)
+            self._settle()
+
     def _extend(self, req: Any, start: int, end: int) -> None:
         # a prefill asks for a page more than it needs (alloc_paged_token_slots_extend), and each
         # decode step for a page, needed or not (alloc_paged_token_slots_decode)
@@ -236,14 +242,14 @@ class SglangSide:
             self._rows.write((req.kv.req_pool_idx, slice(held, held + count)), slots)
         req.kv.kv_committed_len = req.kv.kv_allocated_len = end
 
-    def _track_prefill(self, req: Any, prompt_len: int) -> None:
-        # as ScheduleBatch.prepare_for_extend chooses the one state that a prefill captures
+    def _track_prefill(self, req: Any, end: int) -> None:
+        # as ScheduleBatch.prepare_for_extend chooses the one state that a chunk captures
         page, start = self._page, req.prefix_len
-        if prompt_len - start < page:
+        if end - start < page:
             return
         branch = req.mamba_branching_seqlen
-        last = start + (prompt_len - start) // page * page
-        self._track(req, branch if branch is not None and start < branch < prompt_len else last)
+        last = start + (end - start) // page * page
+        self._track(req, branch if branch is not None and start < branch < end else last)
 
     def _track(self, req: Any, length: int) -> None:
         turn = req.kv.mamba_next_track_idx

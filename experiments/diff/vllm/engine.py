@@ -47,7 +47,7 @@ def make_scheduler(pools: Pools, *, eviction: str) -> Any:
         scheduler_config=known(
             config.SchedulerConfig,
             max_num_seqs=pools.num_running + 1,
-            max_num_batched_tokens=longest,
+            max_num_batched_tokens=pools.chunk_tokens,
             max_model_len=longest,
             enable_chunked_prefill=True,
             is_encoder_decoder=False,

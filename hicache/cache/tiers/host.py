@@ -33,6 +33,9 @@ class Host:
         self._bookings = bookings
         self._counters = bookings.counters
         self._writer = writer
+        kinds = tree.kinds
+        # states before windows: evicting a leaf's state frees its window, too
+        self._order = (FULL, *kinds.points, *(kind for kind, _ in kinds.windows))
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -94,11 +97,14 @@ class Host:
         while not node.is_root and not admits(self._tree, node, load):
             assert node.parent is not None
             node = node.parent
-        plan = self._tree.plan_back_up(node)
-        if node is not published and not node.is_root:
-            self.back_up_locked(node, plan, request_id, is_fence=False)
-        elif any(plan):
-            self._back_up(plan, request_id, is_fence=False)
+        missing = [each for each in node.path() if each.held[HOST][FULL] is None]
+        parts = [*missing[::-1], node] if self._tree.quirks.evicts_whole else [node]
+        for part in dict.fromkeys(parts):
+            plan = self._tree.plan_back_up(part)
+            if node is not published and not node.is_root:
+                self.back_up_locked(node, plan, request_id, is_fence=False)
+            elif any(plan):
+                self._back_up(plan, request_id, is_fence=False)
 
     def back_up_locked(
         self, node: Node, plan: Plan, request_id: int | None, *, is_fence: bool
@@ -117,7 +123,7 @@ class Host:
         moves: list[Move] = []
         copied: Plan = [[] for _ in plan]
         held: list[Lock] = []
-        for kind in tree.kinds.numbers:
+        for kind in self._order:
             sources: list[PageIds] = []
             targets: list[PageIds] = []
             wanted = sum([tree.kinds.count(kind, each.num_pages) for each in plan[kind]])
@@ -142,7 +148,7 @@ class Host:
             if sources:
                 moves.append(Move(kind, joined(sources), joined(targets)))
         if moves:
-            self._book(copied, moves, is_fence=is_fence)
+            self._book(copied, sorted(moves, key=lambda move: move.kind), is_fence=is_fence)
         for lock in held:
             tree.release(lock)
         if tree.listener is not None:

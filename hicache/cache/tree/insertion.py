@@ -3,6 +3,9 @@
 The tree keeps what it lacks. It returns duplicates as `FreePages`.
 """
 
+from collections.abc import Sequence as Items
+
+from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
@@ -10,15 +13,22 @@ from hicache.cache.tree.sequence import Sequence
 
 
 def insert(
-    tree: RadixTree, node: Node, sequence: Sequence, end: int, actions: list[FreePages]
+    tree: RadixTree,
+    node: Node,
+    sequence: Sequence,
+    end: int,
+    actions: list[FreePages],
+    kept: Items[int],
 ) -> Node:
     """Insert the device pages of a sequence from page `node.end` to page `end` into the radix tree.
 
-    If the tree holds a page on the device already, the sequence uses the tree's page. The page of
-    the sequence is then added to `actions`, to be freed. Return the node that ends at page `end`.
+    The tree takes the pages of the kinds in `kept` that the sequence owns. If it holds a page on
+    the device already, the sequence uses the tree's page. The page of the sequence is then added to
+    `actions`, to be freed. Return the node that ends at page `end`.
     """
-    # no start of a window may lie inside the interval
-    residency, kinds, starts = tree.residency, tree.kinds, sequence.starts
+    # no first page that the sequence owns may lie inside the interval
+    residency, kinds = tree.residency, tree.kinds
+    owned = [(kind, sequence.own_start(kind, kinds)) for kind in kept]
     tick = residency.next_tick()
     above = node
     while above.parent is not None:
@@ -31,18 +41,18 @@ def insert(
             cut = end
             for kind, window in kinds.windows:
                 # a new window gets a node of its own, so that one lock covers one window
-                if starts[kind] <= start < window.first(end):
+                if kind in kept and sequence.starts[kind] <= start < window.first(end):
                     cut = min(cut, window.first(end))
             child = _grow(tree, node, sequence, cut)
             cut = child.end
-            for kind in kinds.kept:
-                if start >= starts[kind]:
+            for kind, own_start in owned:
+                if start >= own_start:
                     page_ids = sequence.pages[kind][start:cut]
                     residency.put(child, DEVICE, kind, page_ids)
         else:
             # the tree already has these tokens, on at least one tier
-            for kind in kinds.kept:
-                if start < starts[kind]:
+            for kind, own_start in owned:
+                if start < own_start:
                     continue
                 page_ids, ours = sequence.pages[kind], child.held[DEVICE][kind]
                 theirs = page_ids[start : child.end]
@@ -51,7 +61,7 @@ def insert(
                 else:
                     actions.append(FreePages(DEVICE, kind, theirs))
                     page_ids[start : child.end] = ours
-        child.uses += 1
+        child.uses += start >= sequence.tree_pages
         child.tick = tick
         node = child
     return node
@@ -90,23 +100,26 @@ def insert_host(
     Returns:
         The node at the end of the inserted pages.
     """
-    kinds = tree.kinds
-    end = anchor.end + max(map(len, pages))  # full has the most pages
-    starts = [end - len(page_ids) for page_ids in pages]
+    kinds, start = tree.kinds, anchor.end
+    end = start + len(pages[FULL])
     node = anchor
     tick = tree.residency.next_tick()
-    for cut in sorted({starts[kind] for kind in kinds.paged} | {end}):
-        while node.end < cut:
-            start = node.end
-            child = tree.descend(node, sequence.tokens, cut)
-            if child is None:
-                child = _grow(tree, node, sequence, cut)
-            for kind in kinds.paged:
-                if start >= starts[kind]:
-                    part = pages[kind][start - starts[kind] : child.end - starts[kind]]
-                    _put_host(tree, child, kind, part, actions)
-            child.tick = tick
-            node = child
+    while node.end < end:
+        child = tree.descend(node, sequence.tokens, end) or _grow(tree, node, sequence, end)
+        part = pages[FULL][child.start - start : child.end - start]
+        _put_host(tree, child, FULL, part, actions)
+        child.tick = tick
+        node = child
+    for kind, _ in kinds.windows:
+        above, first = node, end - len(pages[kind])
+        while above.end > first:
+            assert above.parent is not None
+            if above.start < first and above.held[HOST][kind] is None:
+                tree.descend(above.parent, sequence.tokens, first)  # splits the node
+            begin = max(above.start, first)
+            part = pages[kind][begin - first : above.end - first]
+            _put_host(tree, above, kind, part, actions)
+            above = above.parent
     for kind in kinds.points:
         if pages[kind]:
             _put_host(tree, node, kind, pages[kind], actions)

@@ -188,6 +188,20 @@ class RadixTree:
             return child  # the common case
         return self._split(child, self.num_shared(child, tokens, end))
 
+    def ancestor(self, node: Node, tokens: bytes, end: int) -> Node:
+        """Return the node on the path of `node` that ends at page `end`; `tokens` are its path's.
+
+        If no node ends there, a node is split.
+        """
+        while node.start > end:
+            assert node.parent is not None
+            node = node.parent
+        if node.parent is None or node.end == end:
+            return node
+        if node.start == end:
+            return node.parent
+        return self._split(node, end - node.start)
+
     def grow(self, parent: Node, edge: bytes) -> Node:
         child = Node(parent, edge, parent.end, len(edge) // self.page_bytes, self.kinds.size)
         self.num_grown += 1
@@ -210,9 +224,12 @@ class RadixTree:
         plan[FULL] = full[::-1]
         for kind, window in self._windows:
             edge = window.first(node.end)
-            # one page more than a match needs: an equal prompt starts one page earlier
+            # one new page more than a match needs: an equal prompt starts one page earlier
             for above in node.path(edge if window.is_chunk else edge - 1):
-                if above.end > edge or above.num_pages == 1:
+                is_page_more = above.num_pages == 1 and above.held[HOST][FULL] is None
+                if above.held[DEVICE][kind] is None and above.held[HOST][kind] is None:
+                    break  # of no use without the rest of the window
+                if above.end > edge or is_page_more:
                     plan[kind].insert(0, above)
         for kind in self._points:
             plan[kind] = sorted({*full, node}, key=lambda above: above.start)

@@ -1,6 +1,6 @@
 """What one request holds of the cache while it runs."""
 
-from hicache.cache.kinds import Kinds
+from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.node import Lock
 from hicache.request import Request
@@ -11,10 +11,10 @@ class Sequence:
 
     `pages` holds the ids of the first `num_pages` pages, by kind of data. The shared radix tree
     owns the first `tree_pages` of them, which `lock` protects from eviction; the request owns the
-    others. `starts` holds, by kind, the first page that is still held: sliding windows drop older
-    pages. `left_page` is the page at which the request last freed window pages. `states` maps page
-    boundaries to Mamba state slots that are not in the tree yet. `digests` are hashes of pages from
-    page `digests_start` on.
+    others, and sliding windows from page `tree_windows` on. `starts` holds, by kind, the first page
+    that is still held: sliding windows drop older pages. `left_page` is the page at which the
+    request last freed window pages. `states` maps page boundaries to Mamba state slots that are not
+    in the tree yet. `digests` are hashes of pages from page `digests_start` on.
     """
 
     def __init__(self, tokens: bytes, namespace: str = "", request: Request | None = None) -> None:
@@ -25,7 +25,7 @@ class Sequence:
         self.pages: list[PageIds] = []
         self.starts: list[int] = []
         self.num_pages = 0
-        self.tree_pages = 0
+        self.tree_pages = self.tree_windows = 0
         self.left_page = -1
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
@@ -38,7 +38,9 @@ class Sequence:
     def own_start(self, kind: int, kinds: Kinds) -> int:
         """Return the first page of a kind that the request owns; the tree owns the pages before."""
         first = self.starts[kind]
-        return max(first, self.tree_pages) if kind in kinds.kept else first
+        if kind == FULL:
+            return max(first, self.tree_pages)
+        return max(first, self.tree_windows) if kind in kinds.kept else first
 
     def known_digests(self, start: int, end: int) -> list[bytes] | None:
         first = start - self.digests_start

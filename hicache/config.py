@@ -729,7 +729,7 @@ class SchedulerConfig:
     # Lowest value to which `scheduler.new_token_ratio` decays.
     new_token_ratio_floor: float = share(0.098)
     # Number of decode steps in which `scheduler.new_token_ratio` decays to its floor.
-    new_token_ratio_decay_steps: int = knob(600, least=1)
+    new_token_ratio_decay_steps: int = knob(600, least=0)
 
     def __post_init__(self) -> None:
         check_limits("scheduler", self)

@@ -147,6 +147,7 @@ class CostModel:
         load_layer_bytes: NDArray[np.float64] | None = None,
         load_rate: float = 0.0,
         slowdown: float = 1.0,
+        copying_s: float = inf,
         saved_states: int = 0,
     ) -> ForwardCost:
         """Return the duration of one step.
@@ -162,6 +163,7 @@ class CostModel:
             load_rate: bytes per second of these loads, summed over devices.
             slowdown: factor on the computing time, because of copies at the same time; 1 means
                 none.
+            copying_s: how long these copies take; what is computed after them is not slowed.
             saved_states: number of Mamba states that the step copies to another slot.
         """
         num_decodes = len(context_lens)
@@ -182,7 +184,10 @@ class CostModel:
             full_s += self._full.decode_s(sum(context_lens))
             for i, other in enumerate(self._others):
                 others_s[i] += other.decode_s(other.num_keys(context_lens))
-        compute_s = (fixed_s + full_s + sum(others_s)) * slowdown
+        # time that computing loses beside the copies, at most
+        lost_s = copying_s * (1.0 - 1.0 / slowdown) if slowdown > 1.0 else 0.0
+        compute_s = fixed_s + full_s + sum(others_s)
+        compute_s = min(compute_s * slowdown, compute_s + lost_s)
         compute_ns = int(compute_s * 1e9 + 0.5)
         if load_layer_bytes is None or not self._num_layers:
             return ForwardCost(compute_ns, compute_ns, 0)
@@ -197,7 +202,8 @@ class CostModel:
         if self.model.num_mamba_layers:
             begun_s += self._mamba_before * (scan_s / self.model.num_mamba_layers)
         loaded_s = load_layer_bytes.cumsum() / load_rate
-        stall_s = float((loaded_s - begun_s * slowdown).max())
+        begun_s = np.minimum(begun_s * slowdown, begun_s + lost_s)
+        stall_s = float((loaded_s - begun_s).max())
         if loaded_s[-1] == 0.0 or stall_s <= 0.0:
             return ForwardCost(compute_ns, compute_ns, 0)
         stall_ns = int(stall_s * 1e9 + 0.5)

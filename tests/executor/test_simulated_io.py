@@ -319,6 +319,7 @@ def test_a_copy_takes_its_bytes_over_the_link_of_its_direction() -> None:
     io.begin(io.copy(0, load), 0)
     io.begin(io.copy(0, save), 0)
     assert (io.copying[0], io.backing_up[0]) == (2, 1)
+    assert [io.copying_s(0, now) for now in (0, 3 * MS, 5 * MS)] == pytest.approx([4e-3, 1e-3, 0])
     assert events(io) == [(2 * MS, 0, load), (4 * MS, 0, save)]
     assert io.copying[0] == 0
 
@@ -472,6 +473,7 @@ def test_a_step_with_prompts_is_one_that_knows_what_it_loads_and_saves() -> None
         "load_layer_bytes": (5 * 16, 1 * 16, 2),
         "load_rate": 7.0,
         "slowdown": 1.0,
+        "copying_s": 0.0,
         "saved_states": 3,
     }
 

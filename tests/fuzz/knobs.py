@@ -99,9 +99,9 @@ WRITTEN = (
     _cases(
         "copies",
         fast="",
-        slow="hardware.kernel_to_device.rate=[1e7,1e7,1e7] "
-        "hardware.kernel_to_host.rate=[1e7,1e7,1e7]",
-        uneven="executor.copy_path=copy_engine hardware.copy_engine.rate=[1e6,1e7,1e8,1e9]",
+        slow="hardware.kernel_to_device.rate=[1e7,1e7,1e7,1e7] "
+        "hardware.kernel_to_host.rate=[1e7,1e7,1e7,1e7]",
+        uneven="executor.copy_path=copy_engine hardware.copy_engine.rate=[1e6,1e7,1e8,1e9,1e9,1e9]",
         staged="executor.copy_path=staged",
     ),
     _cases(

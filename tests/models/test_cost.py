@@ -202,6 +202,15 @@ def test_devices_divide_the_work_and_add_all_reduces() -> None:
     assert shared == alone / 4 + 4 * 2 * 1000
 
 
+@pytest.mark.parametrize("copying_s", [0.0, 1e-4])
+def test_a_step_is_slowed_only_as_long_as_copies_take(copying_s: float) -> None:
+    cost = COSTS["llama3_8b"]
+    alone = cost.forward_ns([(0, 512)], contexts(100))
+    beside = cost.forward_ns([(0, 512)], contexts(100), slowdown=1.25, copying_s=copying_s)
+    # beside copies the step computes 1 / 1.25 of what it computes alone
+    assert beside.total_ns - alone.total_ns == pytest.approx(copying_s * 0.2 * 1e9, abs=1)
+
+
 def test_a_slowdown_multiplies_computing() -> None:
     cost = COSTS["llama3_8b"]
     once = cost.forward_ns([(0, 512)], contexts(100))

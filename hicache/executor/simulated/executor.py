@@ -109,6 +109,9 @@ class SimulatedIo:
         for engine in range(len(copy_rates)):
             self._workers[f"query{engine}"] = _Workers("query", 1, len(copy_rates))
         self.copying: Counter[int] = Counter()  # copies under way, by engine
+        # when the copies of a link end (ns), if nothing else slows them; by engine
+        self._copied_ns = {direction: [0] * len(copy_rates) for direction in self._routes}
+        self._copy_rates = copy_rates
         self.backing_up: Counter[int] = Counter()  # back-ups under way, by engine
         self.fences: Counter[int] = Counter()  # copies that the engine's next step waits for
 
@@ -161,11 +164,20 @@ class SimulatedIo:
         self.copying[engine] += 1
         self.fences[engine] += is_fence
         self.backing_up[engine] += direction == "to_host"
-        yield 0, work.num_bytes // self._num_ranks, self._routes[direction][engine]
+        num_bytes = work.num_bytes // self._num_ranks
+        ends = self._copied_ns[direction]
+        began_ns = max(ends[engine], self._now)
+        ends[engine] = began_ns + int(num_bytes * 1e9 / self._copy_rates[engine][direction])
+        yield 0, num_bytes, self._routes[direction][engine]
         self.copying[engine] -= 1
         self.fences[engine] -= is_fence
         self.backing_up[engine] -= direction == "to_host"
         self._done.append((engine, work))
+
+    def copying_s(self, engine: int, now_ns: int) -> float:
+        """Return how long the copies under way take, in seconds, if no others begin."""
+        end_ns = max(ends[engine] for ends in self._copied_ns.values())
+        return max(end_ns - now_ns, 0) * 1e-9
 
     def query(self, engine: int, prefetch: Prefetch) -> IoJob:
         yield self._query_ns, 0, ()
@@ -387,6 +399,7 @@ class SimulatedExecutor:
             load_layer_bytes=load_layer_bytes,
             load_rate=self._shared_load_rate if is_backing_up else self._load_rate,
             slowdown=slowdown,
+            copying_s=self._io.copying_s(self._engine, now_ns),
             saved_states=sum(len(extend.saves) for extend in batch.extends),
         )
         end_ns = now_ns + cost.total_ns

@@ -180,7 +180,7 @@ def test_stages_have_their_rates() -> None:
 
 def test_stages_without_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="give no request"):
-        requests_of(WorkloadConfig(kind="shared_prefix", stage_rates=(1e-9,)))
+        requests_of(WorkloadConfig(kind="shared_prefix", stage_rates=(1e-6,)))
 
 
 def test_a_rate_of_a_stage_has_limits() -> None:

@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def theirs(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run of somebody else, in whose folder the user stands."""
+    """A run by another author, in whose folder the user works."""
     for file in made.iterdir():
         (tmp_path / file.name).write_text(file.read_text())
     (tmp_path / "theirs.py").write_text(AUTHORS)

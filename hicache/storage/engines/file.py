@@ -108,7 +108,7 @@ class FileStorage:
             self._root.stat()  # an error if the whole store is gone
             return False
         except OSError as error:
-            if error.errno == errno.ELOOP:  # no page, and nobody may read or write through it
+            if error.errno == errno.ELOOP:  # a link: not a page, and not followed
                 with self._lock:
                     self._remove(key)
             if error.errno in (errno.EIO, errno.ELOOP):
@@ -234,7 +234,7 @@ def _remove_abandoned(draft: Path) -> None:
     # clocks may differ by hours, so the age alone does not prove that the writer is dead
     try:
         file = open_file(draft, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:  # a link, or somebody else's
+    except OSError:  # a link, or a file of another user
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

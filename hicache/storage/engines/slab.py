@@ -326,7 +326,7 @@ def _slot_bytes(buffer: memoryview) -> int:
 @contextmanager
 def _opening(path: Path, busy_s: float) -> Iterator[bool]:
     # One process at a time, because SQLite does not wait while a table is created. Yields True if
-    # the disk is read-only, where nobody creates one.
+    # the disk is read-only, and the table cannot be created.
     give_up_at = time.monotonic() + busy_s
     try:
         file = open_file(path, os.O_RDWR | os.O_CREAT)

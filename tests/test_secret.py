@@ -13,7 +13,7 @@ URLS = [
     "redis://:s3cret/w,x y@host",
     "redis://h1:6379,redis://:s3cret@h2",
     "redis://host/0?password=s3cret",
-    "unix:///tmp/redis.sock?password=s3cret",
+    "unix:///run/redis.sock?password=s3cret",
     "https://host/?token=s3cret",
     "https://host/#s3cret",
 ]

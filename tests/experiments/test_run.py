@@ -248,7 +248,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(program, override, told):
         ),
         ((), "storage.root=redis://s3cr3t@open"),
         ((), 'storage.root="redis://open/0?password=s3cr3t"'),
-        ((), 'storage.root="unix:///tmp/no.sock?password=s3cr3t"'),
+        ((), 'storage.root="unix:///run/no.sock?password=s3cr3t"'),
         ((), "++storage.root=redis://open/s3cr3t"),
         ((), 'name="redis://open#s3cr3t"'),
         ((), "hydra.job.env_set.HICACHE_STORAGE_PASSWORD=s3cr3t"),

@@ -1,7 +1,7 @@
 """Every knob of a run, typed and checked.
 
 These frozen dataclasses hold the settings that the code receives. They are also the schema against
-which the command line is checked (`hicache/cli/schema.py` registers them with Hydra; this module
+which the command line is checked (`hicache/runs/schema.py` registers them with Hydra; this module
 does not need Hydra). `__post_init__` checks single knobs and names the knob in its errors.
 """
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.config import LEAST_FLOAT, MOST_FLOAT, MOST_INT, ExperimentConfig
+from hicache.runs.schema import config_of
 
 
 def numeric(schema: type, prefix: str = "") -> Iterator[tuple[str, Field]]:

@@ -84,8 +84,8 @@ class OurTree:
 
     def __init__(self, core: str, components: str) -> None:
         from hicache.cache.tree.sequence import Sequence
-        from hicache.cli.schema import config_of
         from hicache.experiment import build
+        from hicache.runs.schema import config_of
 
         tokens = 4 * NUM_PROMPTS * PAGE * NUM_PAGES
         sizes = [f"cache.device_tokens={tokens}"]

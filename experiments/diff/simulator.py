@@ -22,7 +22,6 @@ from hicache.cache.tiers.transfer import BackUp, LoadBack, Reported, StorageWrit
 from hicache.cache.tree.keys import Key, keys, kinds_of
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.cli.schema import config_of
 from hicache.clock import NEVER, Clock
 from hicache.config import ExperimentConfig
 from hicache.engine.loop import serve
@@ -30,6 +29,7 @@ from hicache.engine.ports import Io
 from hicache.executor.completions import Delivery
 from hicache.experiment import build
 from hicache.request import TOKEN_BYTES, Request, TokenSpans
+from hicache.runs.schema import config_of
 from hicache.scheduler.request_state import RequestState
 from hicache.workload.feeder import Dropped, Release
 

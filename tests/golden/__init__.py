@@ -11,9 +11,9 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from hicache.cli.schema import config_of
 from hicache.experiment import run
 from hicache.results.metrics import summarize
+from hicache.runs.schema import config_of
 
 HERE = Path(__file__).parent
 SUMMARIES = HERE / "summaries.csv"

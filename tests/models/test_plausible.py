@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.models.plausible import check_shape
+from hicache.runs.schema import config_of
 from tests.models.test_shapes import MODELS, model
 
 

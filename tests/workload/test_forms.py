@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hicache.cli.main import main
-from hicache.cli.schema import config_of
 from hicache.config import WorkloadConfig
 from hicache.experiment import run
 from hicache.results.requests_file import read_requests, write_requests
+from hicache.runs.schema import config_of
 from hicache.workload.trace import Trace, TraceError
 from hicache.workload.workload import FORMS, Workload, form_of, load_workload
 from tests.workload.traces import ids, shared_len, whole

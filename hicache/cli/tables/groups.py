@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from hicache.cli.errors import meant
-from hicache.cli.grid import NUMBERED
-from hicache.cli.stored import CONFIG_FILE, ERROR_FILE, Value, flat, read_summary, read_yaml
-from hicache.cli.tables import provenance
 from hicache.config import METRICS
 from hicache.results.verdict import is_overloaded
+from hicache.runs import provenance
+from hicache.runs.errors import meant
+from hicache.runs.grid import NUMBERED
+from hicache.runs.stored import CONFIG_FILE, ERROR_FILE, Value, flat, read_summary, read_yaml
 from hicache.workload.workload import GENERATORS
 
 WINDOW = "workload.window"

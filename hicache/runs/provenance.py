@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 import hicache
-from hicache.cli.stored import read_json
 from hicache.config import ExperimentConfig
 from hicache.results.tracking import write_json
+from hicache.runs.stored import read_json
 from hicache.workload.data import TRACES, find_trace
 
 FILE = "provenance.json"

@@ -103,15 +103,18 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
             none of its speeds.
     """
     typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
-    needs = {key: where for key, where in inert_knobs(config).items() if key in typed}
-    notes = [f"{key} has no effect: it is used only with {where}" for key, where in needs.items()]
+    inert = {
+        key: f"{key} has no effect: it is used only with {where}"
+        for key, where in inert_knobs(config).items()
+    }
+    if config.workload.path is not None and "workload.path" in inert:
+        raise ValueError(inert["workload.path"])
+    notes = [note for key, note in inert.items() if key in typed]
     for key, others in REPLACED.items():
         for other in others if f"cache.{key}" in typed else ():
             value = getattr(config.cache, other)
             if value is not None and value is not False:
                 notes.append(f"cache.{key} has no effect: cache.{other}={value} replaces it")
-    if "workload.path" in needs:
-        raise ValueError(notes[list(needs).index("workload.path")])
     machine = [key for key in typed if key.startswith("hardware.")]
     if machine == ["hardware.name"] and "hardware" not in typed:
         raise ValueError(

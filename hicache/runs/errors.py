@@ -108,7 +108,7 @@ def sentence(error: BaseException) -> str:
         text = _gist(str(cause))
         if text and not any(text in part for part in parts):
             parts.append(text)
-        cause = cause.__cause__
+        cause = cause.__cause__ or cause.__context__
     told = ": ".join(parts) or type(error).__name__
     unknown = re.search(r"Could not (?:override|append to config)[^']*'([^']+)'", told)
     if unknown:

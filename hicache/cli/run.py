@@ -28,7 +28,7 @@ from hicache.cli.progress import progress_bar
 from hicache.cli.sweep import end_early
 from hicache.cli.terminal import show_run
 from hicache.runs import schema
-from hicache.runs.checks import BusyError, locked
+from hicache.runs.checks import BusyError, as_yaml, locked
 from hicache.runs.errors import CONFIG_ERRORS, report_error
 from hicache.runs.grid import stored_choices, varied
 from hicache.runs.job import Outcome, run_job
@@ -90,6 +90,11 @@ def main() -> None:
         show_help([word for word in sys.argv[1:] if not word.startswith("-")])
         return
     with in_one_sentence():
+        if [word for word in sys.argv[1:] if word.startswith("-")] == [
+            "--cfg"
+        ] and "job" in sys.argv:
+            show_settings([word for word in sys.argv[1:] if word not in ("--cfg", "job")])
+            return
         sys.argv[1:] = schema.with_implied(sys.argv[1:])
     try:
         compose_and_run()
@@ -115,6 +120,11 @@ def main() -> None:
 def show_help(groups: Sequence[str]) -> None:
     with in_one_sentence():
         print(knobs.help_of(groups))
+
+
+def show_settings(overrides: Sequence[str]) -> None:
+    # Hydra would leave out what is derived, such as the values of model.from_hf
+    print(as_yaml(schema.config_of(*overrides)), end="")
 
 
 def unfinished_run() -> Path | None:

@@ -174,6 +174,12 @@ def test_a_run_leaves_its_files_and_prints_their_directory_last(ordinary):
     assert json.loads((run_dir / "timing.json").read_text())["requests_per_wall_s"] == 6
 
 
+def test_cfg_job_prints_the_settings_that_a_run_stores(program, ordinary):
+    done = program("--cfg", "job", "name=first")
+    assert done.stdout == (last_line(ordinary) / "config.yaml").read_text()
+    assert program("--cfg", "job", "cache.typo=1").returncode == 2
+
+
 def test_equal_runs_have_equal_summaries_in_two_directories(program, ordinary):
     first, second = last_line(ordinary), last_line(program("name=first"))
     assert first != second

@@ -128,10 +128,11 @@ def scanned(kernels, case, draw):
     pools = [pair(shape, case, torch.float32, draw) for shape in ((1, 3, 48), (1, 16, 16))]
     inputs, gates = torch.randn(3, 1, 48, generator=draw), torch.randn(3, 1, 1, generator=draw)
     weights = ScanWeights(torch.randn(4, 1, 48, generator=draw), torch.ones(1), torch.ones(1))
+    sequences = torch.tensor([[last, 0, 0, 2, 0]], dtype=torch.int32)
     ends = torch.tensor([[1, last], [3, last - 1]], dtype=torch.int32)
     launches = kernels.scan.scan, scan.scan
     for launch, (taps, states) in zip(launches, zip(*pools, strict=True), strict=True):
-        launch(taps, states, last, ends, inputs, gates, weights, start=0, block=4)
+        launch(taps, states, sequences, ends, inputs, gates, weights, block=4)
     return [torch.cat([each.flatten(1) for each in side], 1) for side in zip(*pools, strict=True)]
 
 
@@ -175,7 +176,7 @@ NARROW = {
     "attend: page ids": ("attend", "attend", f"page{CAST} * page_stride", "page * page_stride"),
     "encode: source ids": ("encode", "transcode", f"src_id{CAST}", "src_id"),
     "encode: target ids": ("encode", "transcode", f"dst_id{CAST}", "dst_id"),
-    "scan: slot that is read": ("scan", "scan", f"source{CAST}", "source"),
+    "scan: slot that is read": ("scan", "scan", f"tl.load(sequence){CAST}", "tl.load(sequence)"),
     "scan: slot of states": ("scan", "scan", f"+ 1){CAST}\n        to", "+ 1)\n        to"),
     "scan: slot of taps": ("scan", "scan", f"+ 1){CAST} * taps", "+ 1) * taps"),
 } | {

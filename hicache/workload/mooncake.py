@@ -115,7 +115,9 @@ class _Reader:
         parent = record.parent if record.parent_chat_id is None else record.parent_chat_id
         blocks = record.hash_ids or []
         earlier = [] if session is None else self._blocks.get(session, [])
-        repeats = bool(earlier) and blocks[: len(earlier)] == earlier
+        # the last block of a prompt may be partial, and then another one when the turn continues it
+        num_full = max(len(earlier) - 1, 1)
+        repeats = bool(earlier) and blocks[:num_full] == earlier[:num_full]
         if session is not None:
             self._blocks[session] = blocks
         return Row(

@@ -333,6 +333,21 @@ def test_a_small_file_that_unpacks_to_much_is_refused(
         load(path)
 
 
+@pytest.mark.parametrize("num_files", [3, 30])
+def test_the_limit_on_unpacked_bytes_holds_for_all_files_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_files: int
+) -> None:
+    monkeypatch.setattr(trace, "RATIO_FROM", 1 << 20)
+    rows = "".join(f"{json.dumps(row)}\n" for row in block_rows(2)) + "\n" * (1 << 16)
+    for number in range(num_files):
+        (tmp_path / f"{number}.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    if num_files == 3:
+        assert len(load(tmp_path).requests) == 6
+        return
+    with pytest.raises(TraceError, match=r"jsonl\.gz unpacks to more than 1 MiB"):
+        load(tmp_path)
+
+
 def test_a_folder_of_shards_is_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     rows = events(*((n, stored(n, n + 1, n - 1 if n else None)) for n in range(12)))
     for n, row in enumerate(rows):

@@ -54,6 +54,7 @@ MEDIA = {
 }
 MODEL = ("assistant", "model", "gpt", "chatgpt", "bing", "bard")  # roles of the model
 ROLE = re.compile(r"<\w+>")
+DATA_URL = re.compile(r"(data:[\w.+-]+/[\w.+-]+;base64,[\w+/=]+)")
 Encode = Callable[[str], Sequence[int | str]]
 Token = int | str | bytes
 
@@ -94,6 +95,7 @@ Messages = Annotated[list[Message], Meta(min_length=1)]
 
 class Choice(Struct):
     message: Message | None = None
+    delta: Message | None = None  # of a stream
     text: str | None = None
 
 
@@ -462,16 +464,14 @@ def _as_text(value: object) -> str:
 
 def _parts(value: object) -> Iterator[str | bytes]:
     """Yield the texts of a content, and the contents of its images and other media as bytes."""
-    if isinstance(value, str):
-        yield value
-        return
-    for part in _as_list(value) if isinstance(value, list) else [value]:
+    for part in value if isinstance(value, list) else [value]:
         if isinstance(part, dict) and str(part.get("type")) in MEDIA:
             yield json.dumps(part, sort_keys=True).encode()
-        elif isinstance(part, dict) and isinstance(part.get("text"), str):
-            yield part["text"]
         elif part is not None:
-            yield part if isinstance(part, str) else json.dumps(part, sort_keys=True)
+            text = part.get("text") if isinstance(part, dict) else part
+            text = text if isinstance(text, str) else json.dumps(part, sort_keys=True)
+            for number, piece in enumerate(DATA_URL.split(text)):
+                yield piece.encode() if number % 2 else piece
 
 
 def _aiperf_parts(record: Chat) -> list[object]:
@@ -489,7 +489,8 @@ def _aiperf_parts(record: Chat) -> list[object]:
 def _answer(record: Chat) -> _Answer | None:
     if record.choices:
         first = record.choices[0]
-        return _said(first.message) if first.message is not None else _Answer(first.text, "")
+        said = first.message or first.delta
+        return _said(said) if said is not None else _Answer(first.text, "")
     for value in (record.response, record.output, record.completion):
         if isinstance(value, str):
             return _Answer(value, "")

@@ -42,6 +42,7 @@ DELIMITERS = (",", "\t", ";")  # of the columns of a table
 NUM_TRIED = 10  # lines in which a file's form is looked for
 CHUNK = 1 << 20
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+MISSING = "Object missing required field "
 # msgspec's words for types, in plain words
 PLAIN = {
     "`array` of length >= 1": "a list that is not empty",
@@ -112,6 +113,8 @@ class Trace:
         limit = _Limit(sum(map(len, self.contents)))
         for path, data in zip(self.files, self.contents, strict=True):
             data = _unpacked(path, data, limit)
+            if data[:2] in (b"\xff\xfe", b"\xfe\xff"):  # as tables of spreadsheets may be
+                data = data.decode("utf-16", errors="replace").encode()
             container = _container(data)
             yield container, _records(path, data, container, limit)
 
@@ -425,6 +428,8 @@ def told(error: Exception) -> str:
     if said.startswith("Expected `object`") and not place:
         return "the row must be an object with the fields of this form"
     field = place.rstrip("`").lstrip(".") or "the row"
+    if said.startswith(MISSING):
+        return f"{field}: {said.removeprefix(MISSING)} is missing".replace("`", "")
     if not said.startswith("Expected "):
         return f"{field}: {said[0].lower()}{said[1:]}"
     for word, plain in PLAIN.items():

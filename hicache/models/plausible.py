@@ -99,6 +99,7 @@ def check_shape(model: ModelConfig) -> None:
     _within(model, dense_param_bytes=(0.125, 8), expert_param_bytes=(0.125, 8))
     if model.num_moe_layers:
         _within(model, num_moe_layers=(1, len(model.layer_words)), expert_width=(1, 1 << 20))
+        _within(model, expert_matrices=(2, 3), num_experts=(1, 1 << 16))
         inner = model.expert_matrices * model.expert_width
         _divides(model, "expert_params", inner)
         _within(model, expert_params=(inner, inner * model.hidden_size))

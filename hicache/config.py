@@ -552,6 +552,11 @@ class CacheConfig:
     # When a leaf of the radix tree is evicted, drop only as many of its pages as are needed, from
     # its end, as vLLM does. False evicts the whole leaf.
     trims_leaves: bool = False
+    # Let the host drop its copies of data that the device holds too, in the order of
+    # `cache.eviction`, as vLLM does. False keeps them until the device evicts the data, as SGLang
+    # does, so that a host smaller than the device soon takes no new copies, and storage neither.
+    # No effect with cache.write_policy=write_back.
+    evicts_mirrors: bool = False
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True

@@ -43,7 +43,7 @@ class Node:
         self.held = (nothing, nothing.copy())
         self.locks = ([0] * num_kinds, [0] * num_kinds)
         self.path_locks = 0
-        self.num_device_children = 0  # children with full on the device
+        self.num_children = [0, 0]  # by tier: children with full there
         self.uses = 0  # requests that reused or inserted the node
         self.tick = 0  # last use
         self.aux_ticks = [0] * num_kinds  # by kind: when its window or state last ended a match

@@ -60,9 +60,12 @@ class RadixTree:
         self.entries = Entries(policy, kinds, self.names) if policy.has_entries else None
         self.policy = policy
         self.demotes = policy.demotes  # evictions from the device may copy
+        # the host may drop what the device holds too
+        self.evicts_mirrors = knobs.evicts_mirrors and not policy.demotes
         self.residency = Residency(
             kinds,
             reclaims_duplicates=self.demotes,
+            evicts_mirrors=self.evicts_mirrors,
             leaving_refreshes=quirks.leaving_refreshes,
             listener=listener,
             entries=self.entries,

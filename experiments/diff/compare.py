@@ -12,6 +12,7 @@ import numpy as np
 from experiments.diff.engines import Launch, say
 from experiments.diff.process import SideProcess
 from experiments.diff.protocol import Call, Outcome, Pools, SideError, Tokens
+from experiments.diff.serve import peak_bytes
 from hicache.request import Request
 
 
@@ -117,6 +118,8 @@ class Comparison:
         rows: one row per request, with the answers of both caches.
         failure: the reason why a cache could not continue after the last row. None means that both
             caches answered all requests.
+        peak_bytes: largest resident memory of base, head and this program. None means that the
+            process failed.
     """
 
     base: dict[str, str]
@@ -124,6 +127,7 @@ class Comparison:
     pools: Pools
     rows: tuple[Row, ...]
     failure: str | None = None
+    peak_bytes: tuple[int | None, ...] = ()
 
     @property
     def kinds(self) -> dict[Kind, int]:
@@ -183,7 +187,8 @@ def compare(
     rows: list[Row] = []
     failure = None
     with ExitStack() as stack:
-        driver = Driver(requests, pools, open_sides(stack, pools, launches, logs))
+        sides = open_sides(stack, pools, launches, logs)
+        driver = Driver(requests, pools, sides)
         try:
             for number in range(len(requests)):
                 rows.append(driver.next_row())
@@ -194,7 +199,14 @@ def compare(
         except SideError as error:
             failure = f"at request {len(rows)} {error}"
     base, head = driver.about
-    return Comparison(base=base, head=head, pools=pools, rows=tuple(rows), failure=failure)
+    return Comparison(
+        base=base,
+        head=head,
+        pools=pools,
+        rows=tuple(rows),
+        failure=failure,
+        peak_bytes=(*(side.peak_bytes for side in sides), peak_bytes()),
+    )
 
 
 def open_sides(

@@ -322,7 +322,8 @@ class PrefixCache:
         self.host.save_path(node, sequence.request_id, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
-        self.publish(sequence, num_pages, is_answer=is_answer)
+        keeps = not is_answer or self.knobs.keeps_answer_windows
+        self.publish(sequence, num_pages, is_answer=is_answer, keeps_window=keeps)
         self.abandon(sequence)
 
     def abandon(self, sequence: Sequence) -> None:

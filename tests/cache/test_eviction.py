@@ -13,10 +13,10 @@ from hicache.cache.tree.eviction import VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.residency import by_last_use
 from hicache.cache.tree.sequence import Sequence
-from hicache.cli.schema import config_of
 from hicache.config import EVICTION_POLICIES, QuirksConfig
 from hicache.observe.invariants import check
 from hicache.policies.eviction import Random
+from hicache.runs.schema import config_of
 from tests.cache.small import (
     PAGE,
     complete_all,

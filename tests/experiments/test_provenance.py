@@ -32,7 +32,9 @@ def my_policies(tmp_path, monkeypatch) -> Path:
 
 def test_versions_and_code_are_named(tmp_path):
     found = written(BUILTIN, tmp_path)
-    assert found.keys() == {"directory", "hicache", "numpy", "platform", "policies", "python"}
+    assert found.keys() == {
+        *["directory", "hicache", "numpy", "platform", "policies", "python", "rules"]
+    }
     assert len(found["hicache"]["sha256"]) == 64
 
 

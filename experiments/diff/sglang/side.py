@@ -60,7 +60,15 @@ class SglangSide:
         self._write_policy = options.get("write_policy", "write_through")
         Clock.delay = pools.copy_delay
         self._has_host = pools.host_tokens > 0
-        args = {"model_path": "dummy", "page_size": page, "device": "cpu"}
+        args = {
+            "model_path": "dummy",
+            "page_size": page,
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "chunked_prefill_size": pools.chunk_tokens,
+            "max_running_requests": pools.num_running,
+            "pp_max_micro_batch_size": pools.num_running,
+        }
         if self._has_host:
             args |= {
                 "hicache_ratio": pools.host_ratio,

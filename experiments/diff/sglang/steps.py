@@ -1,22 +1,22 @@
-"""Steps SGLang's own scheduler, with many requests in flight, over its own cache.
+"""Steps SGLang's own scheduler over its own cache, with several requests in flight.
 
-Each step is one pass of the package's event loop. What a step would need of a GPU, of other
-processes or of a server is a stand-in here: the forward pass and its sampled tokens, the future
-map, messages, metrics, and features that are off (grammars, LoRA, beams, DP attention).
+Each step is one pass of the package's event loop (`event_loop_overlap`, or `event_loop_normal` with
+the option `overlap=no`). Its order, admission, chunks, allocation, retraction and results are the
+package's own code. Stand-ins are the forward pass and its tokens, messages, metrics, and whatever
+belongs to features that are off: grammars, LoRA, beams, speculation, DP attention.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from experiments.diff.protocol import Pools, Tokens
+from experiments.diff.protocol import Arrival, StepRow, Tokens
 from experiments.diff.sglang.clock import Clock
 from experiments.diff.sglang.side import SglangSide, request_of
 
 from sglang.srt.disaggregation.utils import DisaggregationMode  # isort: skip
-from sglang.srt.managers.schedule_batch import ScheduleBatch  # isort: skip
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder  # isort: skip
 from sglang.srt.managers.scheduler import Scheduler  # isort: skip
 from sglang.srt.managers.scheduler_components.batch_result_processor import (  # isort: skip
@@ -28,11 +28,15 @@ from sglang.srt.runtime_context import get_schedule  # isort: skip
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # isort: skip
 
 
-class Nothing:
-    """A stand-in for a part of a server that decides nothing: its methods do nothing."""
+class Off(SimpleNamespace):
+    """A stand-in whose attributes are None, unless they are given."""
 
-    def __init__(self, **values: object) -> None:
-        self.__dict__.update(values)
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+
+class Idle(SimpleNamespace):
+    """A stand-in whose methods do nothing, unless they are given."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -40,118 +44,93 @@ class Nothing:
         return lambda *_, **__: None
 
 
-class Config(SimpleNamespace):
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
 class Adder(PrefillAdder):  # type: ignore[misc]
-    """Notes why a waiting request is not admitted."""
+    """SGLang's admission, which also reports why a request is not admitted."""
 
-    notes: list[tuple[int, str]] = []
+    lacks: str | None = None  # of the last request that was considered
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        Adder.lacks = "chunk"
 
     def _check_prefill_budget(self, req: Any, *, total_tokens: int, **more: Any) -> Any:
-        self.lacks = "tokens" if total_tokens >= self.rem_total_tokens else "swa_tokens"
+        Adder.lacks = "tokens" if total_tokens >= self.rem_total_tokens else "swa_tokens"
         return super()._check_prefill_budget(req, total_tokens=total_tokens, **more)
 
     def add_one_req(self, req: Any, *args: Any, **more: Any) -> Any:
-        self.lacks = "slots"
         result = super().add_one_req(req, *args, **more)
-        if result is AddReqResult.NO_TOKEN and req not in self.can_run_list:
-            self.notes.append((int(req.rid), self.lacks))
+        if result is not AddReqResult.NO_TOKEN:
+            Adder.lacks = "chunk"
+        elif req in self.can_run_list:  # it took the last room
+            Adder.lacks = "tokens" if self.rem_total_tokens <= 0 else "swa_tokens"
         return result
 
 
-class Stepped(Scheduler):  # type: ignore[misc]
-    """SGLang's scheduler, whose event loop makes one pass for each call."""
+class SteppedScheduler(Scheduler):  # type: ignore[misc]
+    """SGLang's scheduler, whose event loop returns after one pass."""
 
-    def __init__(self, side: "SglangFlight", *, is_mixed: bool, has_overlap: bool) -> None:
-        cache, pools = side.cache, side.pools
-        self.side = side
-        self._results: Any = None
-        self.tree_cache = cache
-        self.req_to_token_pool = side.rows
-        self.token_to_kv_pool_allocator = side.allocator
-        self.page_size = pools.page_size
+    def __init__(self, steps: "Steps", side: SglangSide, options: Mapping[str, str]) -> None:
+        # not the package's: that starts a server with a model
+        pools = side.pools
+        self._steps, self._results = steps, None
+        self.tree_cache = cache = side.cache
+        self.req_to_token_pool, self.token_to_kv_pool_allocator = side.rows, side.allocator
+        self.page_size, self.device, self.is_generation = pools.page_size, "cpu", True
         self.schedule_policy = get_schedule().schedule_policy
+        self.max_prefill_tokens = get_schedule().max_prefill_tokens
+        self.max_running_requests = pools.max_running
         self.enable_hierarchical_cache = pools.host_tokens > 0
         self.is_hybrid_swa = pools.window_len > 0
-        self.enable_overlap = has_overlap
-        self.max_running_requests = get_schedule().max_running_requests
-        self.max_prefill_tokens = get_schedule().max_prefill_tokens
+        self.enable_overlap = options.get("overlap") != "no"
         self.spec_algorithm = SpeculativeAlgorithm.NONE
         self.disaggregation_mode = DisaggregationMode.NULL
-        self.model_config = Config(
-            is_encoder_decoder=False,
-            vocab_size=1 << 31,
-            is_multimodal=False,
-            hf_text_config=SimpleNamespace(mamba_chunk_size=pools.page_size),
-            hf_config=SimpleNamespace(architectures=[]),
-        )
         self.forward_ct = self.processed_tokens_counter = 0
-        self.priority_scheduling_preemption_threshold = 0
-        self.is_generation = True
-        self.device = "cpu"
-        runner = SimpleNamespace(attn_backend=None, prefill_aware_swa=False)
-        self.tp_worker = self.model_worker = Nothing(model_runner=runner)
-        self.metrics_reporter = Nothing(num_generated_tokens=0, forward_ct_decode=0)
-        self.metrics_collector = self.load_publisher = Nothing()
-        self.load_inquirer = Nothing(_get_num_pending_tokens=lambda **_: 0)
-        self.grammar_manager = Nothing(has_waiting_grammars=lambda: False)
-        self.beam_coordinator = Nothing(
+        text = SimpleNamespace(mamba_chunk_size=pools.page_size)
+        self.model_config = Off(vocab_size=1 << 31, hf_text_config=text)
+        self.tp_worker = self.model_worker = Idle(model_runner=Off())
+        self.metrics_reporter = Idle(num_generated_tokens=0, forward_ct_decode=0)
+        self.metrics_collector = self.load_publisher = Idle()
+        self.load_inquirer = Idle(_get_num_pending_tokens=lambda **_: 0)
+        self.grammar_manager = Idle()
+        self.beam_coordinator = Idle(
             pending_member_rows=lambda _: 0, commit_decode=lambda _: set()
         )
-        self.dp_attn_adapter = Nothing(
+        self.ngram_embedding_manager = Idle(prepare_for_forward=lambda batch, **_: batch)
+        self.dp_attn_adapter = Idle(
             maybe_prepare_mlp_sync_batch=lambda batch, **_: batch,
             maybe_convert_decode_to_extend=lambda batch: batch,
         )
-        self.ngram_embedding_manager = Nothing(prepare_for_forward=lambda batch, **_: batch)
         self.init_running_status()
-        self.chunked_prefill_size, self.is_mixed_chunk = pools.chunk_tokens, is_mixed
-        self.chunked_req = self._pending_chunked_abort_req = None
+        self.chunked_prefill_size = pools.chunk_tokens
+        self.is_mixed_chunk = options.get("mixed") == "yes"
         self.prefill_decode_interval = self._prefill_decode_interval_remaining = 0
         self.init_schedule_policy()
+        known = vars(SchedulerBatchResultProcessor)["__dataclass_fields__"]
+        own = {"logprob_result_processor": Idle(), "output_streamer": Idle()}
         self.batch_result_processor = SchedulerBatchResultProcessor(
-            is_generation=True,
-            disaggregation_mode=DisaggregationMode.NULL,
-            enable_overlap=has_overlap,
-            enable_overlap_mlx=False,
-            model_config=self.model_config,
-            token_to_kv_pool_allocator=side.allocator,
-            tree_cache=cache,
-            hisparse_coordinator=None,
-            req_to_token_pool=side.rows,
-            decode_offload_manager=None,
-            metrics_collector=self.metrics_collector,
-            metrics_reporter=self.metrics_reporter,
-            draft_worker=None,
-            model_worker=self.model_worker,
-            logprob_result_processor=Nothing(),
-            output_streamer=Nothing(),
-            beam_coordinator=self.beam_coordinator,
-            abort_request=self.abort_request,
+            **{name: own.get(name, getattr(self, name)) for name in known}
         )
+        assert cache.page_size == pools.page_size
 
     def __getattr__(self, name: str) -> None:
-        # what only features that are off would read
-        return None
+        return None  # what only features that are off would set
 
-    # the event loop of each call finds the results of the pass before
     @property
     def result_queue(self) -> Any:
         return self._results
 
     @result_queue.setter
     def result_queue(self, queue: Any) -> None:
+        # the event loop makes a queue when it starts; here it finds that of the pass before
         if self._results is None:
             self._results = queue
 
-    def step(self) -> None:
+    def run_pass(self) -> None:
         self.gracefully_exit = False
         (self.event_loop_overlap if self.enable_overlap else self.event_loop_normal)()
 
-    def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
-        self.gracefully_exit = True  # after this pass
+    def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:  # noqa: FBT001, FBT002
+        self.gracefully_exit = True  # at the end of this pass
         return []
 
     def get_prefill_adder_class(self) -> type[PrefillAdder]:
@@ -159,104 +138,78 @@ class Stepped(Scheduler):  # type: ignore[misc]
 
     def run_batch(self, batch: Any, pp_proxy_tensors: Any = None) -> Any:
         self.forward_ct += 1
-        batch.forward_iter = self.forward_ct
-        batch.input_ids = None
-        self.side.ran(batch)
+        batch.forward_iter, batch.input_ids = self.forward_ct, None
+        sampled = torch.tensor(self._steps.run(batch))
         return GenerationBatchResult(
-            logits_output=None,
-            next_token_ids=torch.tensor(self.side.sampled(batch)),
-            can_run_cuda_graph=False,
+            logits_output=None, next_token_ids=sampled, can_run_cuda_graph=False
         )
 
     def on_idle(self) -> None:
         self.new_token_ratio_tracker.reset()
 
-    def _apply_war_barrier(self) -> None: ...
-
-    def launch_batch_sample_if_needed(self, *_: Any) -> None: ...
-
-    def publish_load_snapshot(self, force: bool = False) -> None: ...
-
-    def _record_step_counters(self, *_: Any) -> None: ...
-
-    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:  # noqa: FBT001, FBT002
         if is_retracted:
-            self.side.retracted(req)
+            self._steps.row["preempted"].append(int(req.rid))
         super()._add_request_to_queue(req, is_retracted=is_retracted)
 
+    def nothing(self, *_: Any, **__: Any) -> None: ...
 
-class SglangFlight(SglangSide):
-    def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
-        super().__init__(pools, options)
-        self.pools, self.rows, self.allocator = pools, self._rows, self._allocator
-        self.scheduler = Stepped(
-            self, is_mixed=options.get("mixed") == "yes", has_overlap=options.get("overlap") != "no"
-        )
-        self._tokens: dict[str, Tokens] = {}
-        self._alive: dict[str, Any] = {}
+    _apply_war_barrier = launch_batch_sample_if_needed = publish_load_snapshot = nothing
+    _record_step_counters = nothing
+
+
+class Steps:
+    """Runs passes of SGLang's scheduler one at a time, and reports each of them."""
+
+    def __init__(self, side: SglangSide, options: Mapping[str, str]) -> None:
+        self._side = side
+        self._scheduler = SteppedScheduler(self, side, options)
+        self._open: dict[int, tuple[Any, Tokens]] = {}
         self._started: set[str] = set()
-        self._row: dict[str, Any] = {}
-        self._step = 0
+        self.row: StepRow = {}
+        self._num_steps = 0
 
-    def step(self, arrivals: Iterable[tuple[int, Tokens, int]]) -> dict[str, Any]:
-        self._step += 1
-        Clock.now = self._step
-        row = self._row = {
-            "step": self._step,
-            "extend": [],
-            "decode": [],
-            "loading": [],
-            "preempted": [],
-            "hit": {},
-        }
+    def step(self, arrivals: list[Arrival]) -> StepRow:
+        scheduler = self._scheduler
+        self._num_steps += 1
+        Clock.now = self._num_steps
+        self.row = {"step": self._num_steps, "extend": [], "decode": [], "loading": []}
+        self.row |= {"preempted": [], "hit": {}}
         for number, tokens, prompt_len in arrivals:
-            req = request_of(f"{number}", tokens[:prompt_len])
-            req.sampling_params.max_new_tokens = len(tokens) - prompt_len
-            req.sampling_params.normalize(None)
-            self._tokens[req.rid], self._alive[req.rid] = tokens, req
-            self.scheduler._add_request_to_queue(req)
-        Adder.notes.clear()
-        self.scheduler.step()
-        row["deferred"] = list(Adder.notes)
-        row["finished"] = sorted(int(name) for name, req in self._alive.items() if req.finished())
-        for number in row["finished"]:
-            del self._alive[f"{number}"]
-        state = self._state()
-        row["free"] = {name: amount for name, amount in state.items() if name.startswith("free/")}
-        row["evictable"] = int(self.cache.full_evictable_size())
-        row["held"] = self._held()
-        row["ratio"] = self.scheduler.new_token_ratio_tracker.current
-        row["moved"] = dict(self._tally._counts)
-        row["waiting"] = [int(req.rid) for req in self.scheduler.waiting_queue]
-        return row
+            req = request_of(f"{number}", tokens, prompt_len)
+            self._open[number] = req, tokens
+            scheduler._add_request_to_queue(req)
+        scheduler.run_pass()
+        ended = sorted(number for number, (req, _) in self._open.items() if req.finished())
+        for number in ended:
+            del self._open[number]
+        return self.row | {"deferred": self._deferred(), "finished": ended}
 
-    def ran(self, batch: Any) -> None:
-        decoding = set()
-        if batch.forward_mode is ForwardMode.DECODE:
-            decoding = set(batch.reqs)
-        elif batch.forward_mode is ForwardMode.MIXED:
-            decoding = set(batch.decoding_reqs)
-        self._row["decode"] = [int(req.rid) for req in batch.reqs if req in decoding]
-        for place, req in enumerate(batch.reqs):
+    def run(self, batch: Any) -> list[int]:
+        """Note what a step computes, and return the token that each of its requests samples."""
+        tail = batch.decoding_reqs if batch.forward_mode is ForwardMode.MIXED else []
+        decoding = batch.reqs if batch.forward_mode is ForwardMode.DECODE else tail or []
+        self.row["decode"] = sorted(int(req.rid) for req in decoding)
+        ends = batch.seq_lens_cpu.tolist()
+        for req, end, start in zip(batch.reqs, ends, batch.prefix_lens or ends, strict=False):
             if req in decoding:
                 continue
-            start = batch.prefix_lens[place]
-            self._row["extend"].append([int(req.rid), start, start + batch.extend_lens[place]])
+            self.row["extend"].append([int(req.rid), start, end])
             if req.rid not in self._started:
                 self._started.add(req.rid)
-                hit = [req.cached_tokens_device, req.cached_tokens_host]
-                self._row["hit"][int(req.rid)] = hit
-
-    def sampled(self, batch: Any) -> list[int]:
-        ends = batch.seq_lens_cpu.tolist()
-        answers = (self._tokens[req.rid] for req in batch.reqs)
+                tiers = [req.cached_tokens_device, req.cached_tokens_host]
+                self.row["hit"][int(req.rid)] = tiers
+        # a step too many (overlapped) has no token of the answer left
+        answers = (self._open.get(int(req.rid), (None, ()))[1] for req in batch.reqs)
         return [
             int(tokens[end]) if end < len(tokens) else 0
             for tokens, end in zip(answers, ends, strict=True)
         ]
 
-    def retracted(self, req: Any) -> None:
-        self._row["preempted"].append(int(req.rid))
-
-
-open_side = SglangFlight
+    def _deferred(self) -> list[list[object]]:
+        scheduler, waiting = self._scheduler, self._scheduler.waiting_queue
+        if not waiting:
+            return []
+        num_running = len(scheduler.running_batch.reqs)
+        is_full = scheduler.get_num_allocatable_reqs(num_running) <= 0
+        return [[int(waiting[0].rid), "running" if is_full else Adder.lacks]]

@@ -131,6 +131,18 @@ class Batching(Enum):
     mixed = "mixed"  # one step does both
 
 
+class Refresh(Enum):
+    """When a request marks its cached prefix as just used, so that it is evicted later.
+
+    Whatever the setting, the prefix counts as used when the request adds pages behind it.
+    """
+
+    admitted = "admitted"  # when the request is admitted, as in vLLM
+    considered = "considered"  # each time the scheduler considers the request
+    # also when the request arrives, if storage is looked up for it, as in SGLang
+    arrived = "arrived"
+
+
 class Arrivals(Enum):
     """The rule that sets the arrival time of each request of a workload."""
 
@@ -712,6 +724,7 @@ class SchedulerConfig:
     # queue.
     scan_limit: int = knob(128, least=1)
     batching: Batching = Batching.prefill_first
+    refresh: Refresh = Refresh.considered
     # How many tokens of the sliding-window pool admission charges a request: reports (the larger of
     # its chunk and the window, plus window tokens loaded back from the host), no_host_term (without
     # those loaded back, so that prefill can run out of memory), double (those loaded back twice,

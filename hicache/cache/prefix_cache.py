@@ -28,6 +28,7 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
+from hicache.cache.tree.lookup import look
 from hicache.cache.tree.node import DEVICE, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
@@ -136,13 +137,18 @@ class PrefixCache:
 
     # -- a request's life ----------------------------------------------------------------------
 
-    def match(self, sequence: Sequence, prompt_len: int) -> MatchResult:
+    def match(self, sequence: Sequence, prompt_len: int, *, refreshes: bool = True) -> MatchResult:
         """Find the longest cached prefix that a request can reuse, at most `prompt_len - 1` tokens.
 
-        The call may split nodes of the radix tree. It marks the nodes of the prefix as recently
+        The call may split nodes of the radix tree. With `refreshes`, it marks the prefix as just
         used.
         """
-        return self.tree.match(sequence.tokens, prompt_len - 1, sequence.namespace)
+        tokens, namespace = sequence.tokens, sequence.namespace
+        return self.tree.match(tokens, prompt_len - 1, namespace, refreshes=refreshes)
+
+    def look(self, sequence: Sequence, prompt_len: int) -> MatchResult:
+        """Find the same prefix as `match`, and change nothing."""
+        return look(self.tree, sequence.tokens, prompt_len - 1, sequence.namespace)
 
     def acquire(
         self,

@@ -15,7 +15,7 @@ from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import MatchResult
 from hicache.clock import NEVER
-from hicache.config import Batching, SchedulerConfig
+from hicache.config import Batching, Refresh, SchedulerConfig
 from hicache.request import Request
 from hicache.scheduler.admission import Admission, StepBudget, are_free, steps_with_pages
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
@@ -102,8 +102,10 @@ class Scheduler:
         if reason is not None:
             self._reject(req, reason)
             return req
-        match = self._match(req)
-        if self.prefetcher is not None:
+        if self.prefetcher is None:
+            match = self._noted(req, self.cache.look(req.sequence, req.target_len))
+        else:  # the prefetch needs the node after which it inserts pages
+            match = self._match(req, refreshes=self.config.refresh is Refresh.arrived)
             prefetch = self.prefetcher.prefetch_from_storage(
                 request.id, req.sequence, match, req.target_len, now_ns
             )
@@ -254,7 +256,7 @@ class Scheduler:
             req.queue_mark = self.queue_waits.mark(now_ns)
 
     def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
-        match = self._match(req)
+        match = self._match(req, refreshes=self.config.refresh is not Refresh.admitted)
         decision = self._begin(req, match, batch, budget, now_ns)
         if isinstance(decision, Admit) or not self._is_final(batch):
             return decision
@@ -323,6 +325,8 @@ class Scheduler:
             cache.tree.release(lock)
         if acquired is None:
             return Defer(Reason.slots)
+        if self.config.refresh is Refresh.admitted and req.sequence.lock is not None:
+            cache.tree.touch(req.sequence.lock.node)
         if acquired.load_back is None and match.needs_host_load_back:
             # more tokens must be computed than the decision allowed for
             decision = decide(req, match.without_host(), budget)
@@ -331,8 +335,11 @@ class Scheduler:
                 return Defer(decision.reason)
         return acquired, decision
 
-    def _match(self, req: RequestState) -> MatchResult:
-        match = self.cache.match(req.sequence, req.target_len)
+    def _match(self, req: RequestState, *, refreshes: bool) -> MatchResult:
+        match = self.cache.match(req.sequence, req.target_len, refreshes=refreshes)
+        return self._noted(req, match)
+
+    def _noted(self, req: RequestState, match: MatchResult) -> MatchResult:
         if self._listener is not None:
             self._listener.matched(req, match)
         return match

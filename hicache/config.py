@@ -131,6 +131,13 @@ class Batching(Enum):
     mixed = "mixed"  # one step does both
 
 
+class Rules(Enum):
+    """Whose scheduler decides which requests run in a step."""
+
+    ours = "ours"
+    sglang_0_5_23 = "sglang_0_5_23"
+
+
 class Refresh(Enum):
     """When a request marks its cached prefix as just used, so that it is evicted later.
 
@@ -668,9 +675,6 @@ class QuirksConfig:
     # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
     # are missing.
     evicts_whole: bool = False
-    # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
-    # they stay free. SGLang keeps 1.
-    spare_pages: int = knob(0, least=0)
     # Mamba state slots that a running request occupies: one for its current state, one for its next
     # checkpoint; more are reserved and stay empty. SGLang reserves 3.
     states_per_request: int = knob(2, least=2)
@@ -724,6 +728,12 @@ class SchedulerConfig:
     # queue.
     scan_limit: int = knob(128, least=1)
     batching: Batching = Batching.prefill_first
+    # Whose scheduler decides: ours, or that of SGLang 0.5.23. The latter prefills or decodes in a
+    # step, and does not consider the queue while memory lacks, until a running request leaves.
+    rules: Rules = Rules.ours
+    # Plan each step before the results of the step before are known, so that the GPU need not wait.
+    # A request then ends one step late. It applies to the rules of SGLang.
+    overlaps: bool = knob(False, only="scheduler.rules=sglang_0_5_23")
     refresh: Refresh = Refresh.considered
     # How many tokens of the sliding-window pool admission charges a request: reports (the larger of
     # its chunk and the window, plus window tokens loaded back from the host), no_host_term (without

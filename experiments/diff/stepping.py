@@ -35,7 +35,7 @@ class Stepper:
         self._settle()
         before = [*scheduler.running, *filter(None, [scheduler.partial])]
         times = {req.request.id: req.retractions for req in before}
-        batch = scheduler.plan(now_ns()) or Batch()
+        batch = scheduler.run_pass(now_ns()) or Batch()
         row = self._planned(batch)
         row["preempted"] = sorted(
             req.request.id for req in before if req.retractions > times[req.request.id]

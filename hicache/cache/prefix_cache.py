@@ -240,14 +240,14 @@ class PrefixCache:
         count = -(-num_tokens // self.page_size) - sequence.num_pages
         if count <= 0:
             return True
-        pools, spare, kinds = self.pools[DEVICE], self.quirks.spare_pages, self.tree.kinds
+        pools, kinds = self.pools[DEVICE], self.tree.kinds
         growing, needed = kinds.paged, count
         if self.device.is_shared:
             growing, needed = (FULL,), shared.growth_in_full_pages(kinds, count)
         for kind in growing:
-            if pools[kind].num_free < needed + spare:
+            if pools[kind].num_free < needed:
                 demand = Demand(purpose, sequence.request_id)
-                if not self.device.make_room(kind, needed, demand, spare=spare):
+                if not self.device.make_room(kind, needed, demand):
                     return False
         for kind in kinds.paged:
             sequence.pages[kind] += pools[kind].allocate(count) or NO_PAGES

@@ -172,15 +172,17 @@ class Scheduler:
     # -- planning ------------------------------------------------------------------------------
 
     def plan(self, now_ns: int) -> Batch | None:
-        batch = Batch()
+        """Plan the next step; None means that nothing can run now."""
         was_running = bool(self.running)
+        batch = self.run_pass(now_ns)
+        if batch is None and was_running and not self.running:
+            return self.plan(now_ns)  # the last one freed its pages: another request may start
+        return batch
+
+    def run_pass(self, now_ns: int) -> Batch | None:
+        batch = Batch()
         self._defer = None
-        if self.prefetcher is not None:
-            self.prefetcher.rates.num_waiting = len(self.waiting)
-            for req in self.waiting:  # also those that the scan will not reach
-                is_waiting = req.blocked_since_ns is not None
-                if is_waiting and not self.prefetcher.is_blocking(req.request.id, now_ns):
-                    self._end_wait(req, now_ns)
+        self._end_waits(now_ns)
         lacks = NO_STEP  # applies to requests that arrive during the step
         if self.partial is not None or self.waiting:
             budget = StepBudget(
@@ -193,17 +195,21 @@ class Scheduler:
         self.queue_waits.turn(now_ns, lacks)
         if not batch.extends or self.config.batching is Batching.mixed:
             self._plan_decodes(batch)
-        if batch.extends or batch.decodes:
-            return batch
-        if was_running and not self.running:
-            return self.plan(now_ns)  # the last one freed its pages: another request may start
-        return None
+        return batch if batch.extends or batch.decodes else None
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         if batch.decodes:
             self._commit_decodes(batch.decodes, num_steps)
         for extend in batch.extends:
             self._commit_extend(extend, now_ns)
+
+    def _end_waits(self, now_ns: int) -> None:
+        if self.prefetcher is not None:
+            self.prefetcher.rates.num_waiting = len(self.waiting)
+            for req in self.waiting:  # also those that the scan will not reach
+                is_waiting = req.blocked_since_ns is not None
+                if is_waiting and not self.prefetcher.is_blocking(req.request.id, now_ns):
+                    self._end_wait(req, now_ns)
 
     # -- admission -----------------------------------------------------------------------------
 
@@ -274,20 +280,10 @@ class Scheduler:
     def _begin(
         self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
     ) -> Admit | Defer:
-        taken = self._acquire(req, match, budget)
+        taken = self._enter(req, match, batch, budget)
         if isinstance(taken, Defer):
             return taken
         acquired, decision = taken
-        req.cached_len = req.kv_len = acquired.cached_len
-        req.ready_len = min(match.device_prefix_len, acquired.cached_len)
-        if req.failed_prompts:  # data that a branch point locks is missing for the prompt
-            match = match._replace(full_len=match.usable_len)
-        elif self.cache.knobs.storage_branches and req.prefetch is not None:
-            stored_len = req.prefetch.leading_end * self._page
-            match = match._replace(full_len=max(match.full_len, stored_len))
-        self._checkpoints.place(req, match)
-        if acquired.load_back is not None:
-            batch.load_backs.append(acquired.load_back)
         chunk_end = self._chunk_end(req, decision.chunk_tokens)
         if not self.cache.extend(req.sequence, chunk_end):
             self._prefill_out_of_memory(req)
@@ -298,6 +294,25 @@ class Scheduler:
         self._admission.reserve(req, chunk_end, budget)
         self._add_extend(req, chunk_end, batch, budget)
         return decision
+
+    def _enter(
+        self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget
+    ) -> tuple[Acquired, Admit] | Defer:
+        taken = self._acquire(req, match, budget)
+        if isinstance(taken, Defer):
+            return taken
+        acquired, _ = taken
+        req.cached_len = req.kv_len = acquired.cached_len
+        req.ready_len = min(match.device_prefix_len, acquired.cached_len)
+        if req.failed_prompts:  # data that a branch point locks is missing for the prompt
+            match = match._replace(full_len=match.usable_len)
+        elif self.cache.knobs.storage_branches and req.prefetch is not None:
+            stored_len = req.prefetch.leading_end * self._page
+            match = match._replace(full_len=max(match.full_len, stored_len))
+        self._checkpoints.place(req, match)
+        if acquired.load_back is not None:
+            batch.load_backs.append(acquired.load_back)
+        return taken
 
     def _acquire(
         self, req: RequestState, match: MatchResult, budget: StepBudget
@@ -468,19 +483,10 @@ class Scheduler:
             self.partial = req
 
     def _commit_extend(self, extend: Extend, now_ns: int) -> None:
-        req, cache = extend.req, self.cache
+        req = extend.req
         req.kv_len = extend.end
-        for length, slot in extend.saves:
-            req.sequence.states[length // self._page] = slot
-        for length, keeps_window in extend.published:  # one at a time, to back up each window
-            if cache.quirks.trims_windows:
-                cache.leave_window(req.sequence, length)
-            cache.publish(req.sequence, length // self._page, keeps_window=keeps_window)
-        is_part, trims = req.kv_len < req.target_len, cache.quirks.trims_windows
-        # with states, SGLang frees the window pages before the last state alone
-        if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
-            cache.leave_window(req.sequence, req.kv_len)
-        if is_part:
+        self._publish_chunk(extend)
+        if extend.end < req.target_len:
             req.num_parts += 1
             return
         req.remaining_output -= 1
@@ -490,8 +496,21 @@ class Scheduler:
             self.finish(req)
             return
         if self._has_states and req.sequence.boundary_slot is None:
-            req.sequence.boundary_slot = cache.take_state_slot(req.sequence)
+            req.sequence.boundary_slot = self.cache.take_state_slot(req.sequence)
         self.running.append(req)
+
+    def _publish_chunk(self, extend: Extend) -> None:
+        req, cache = extend.req, self.cache
+        for length, slot in extend.saves:
+            req.sequence.states[length // self._page] = slot
+        for length, keeps_window in extend.published:  # one at a time, to back up each window
+            if cache.quirks.trims_windows:
+                cache.leave_window(req.sequence, length)
+            cache.publish(req.sequence, length // self._page, keeps_window=keeps_window)
+        is_part, trims = extend.end < req.target_len, cache.quirks.trims_windows
+        # with states, SGLang frees the window pages before the last state alone
+        if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
+            cache.leave_window(req.sequence, extend.end)
 
     # -- decoding ------------------------------------------------------------------------------
 

@@ -193,8 +193,9 @@ class SglangSide:
 
     def step(self, arrivals: list[Arrival]) -> StepRow:
         row: StepRow = self._steps.step(arrivals)
-        state = self._state()
-        free = state["free/full/device"] + int(self.cache.full_evictable_size())
+        if self._has_host:  # the next pass would begin with it
+            self.cache.check_hicache_events()
+        free = self._available("full") + int(self.cache.full_evictable_size())
         return row | {
             "free": free // self._page,
             "held": self._held(),
@@ -403,19 +404,20 @@ class SglangSide:
         return held
 
     def _state(self) -> dict[str, int]:
+        names = [NAMES[kind] for kind in self._kinds]
+        state = {f"free/{name}/device": self._available(name) for name in names}
+        if self._root is None:
+            return state
+        return state | state_of(self._nodes(), self.pools)
+
+    def _available(self, name: str) -> int:
         allocator = self.allocator
         free = {
             "full": getattr(allocator, "full_attn_allocator", allocator),
             "swa": getattr(allocator, "swa_attn_allocator", None),
             "mamba": getattr(self.rows, "mamba_allocator", None),
         }
-        state = {
-            f"free/{name}/device": int(free[name].available_size())
-            for name in (NAMES[kind] for kind in self._kinds)
-        }
-        if self._root is None:
-            return state
-        return state | state_of(self._nodes(), self.pools)
+        return int(free[name].available_size())
 
     @property
     def _root(self) -> Any:

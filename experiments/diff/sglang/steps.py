@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from experiments.diff.protocol import Arrival, StepRow, Tokens
+from experiments.diff.protocol import Arrival, SideError, StepRow, Tokens
 from experiments.diff.sglang.clock import Clock
 from experiments.diff.sglang.side import SglangSide, request_of
 
@@ -88,7 +88,9 @@ class SteppedScheduler(Scheduler):  # type: ignore[misc]
         text = SimpleNamespace(mamba_chunk_size=pools.page_size)
         self.model_config = Off(vocab_size=1 << 31, hf_text_config=text)
         self.tp_worker = self.model_worker = Idle(model_runner=Off())
-        self.metrics_reporter = Idle(num_generated_tokens=0, forward_ct_decode=0)
+        self.metrics_reporter = Idle(
+            enable_metrics=False, num_generated_tokens=0, forward_ct_decode=0
+        )
         self.metrics_collector = self.load_publisher = Idle()
         self.load_inquirer = Idle(_get_num_pending_tokens=lambda **_: 0)
         self.grammar_manager = Idle()
@@ -145,12 +147,16 @@ class SteppedScheduler(Scheduler):  # type: ignore[misc]
         )
 
     def on_idle(self) -> None:
-        self.new_token_ratio_tracker.reset()
+        if not (self.waiting_queue or self.running_batch.reqs):  # else it waits for memory
+            self.new_token_ratio_tracker.reset()
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:  # noqa: FBT001, FBT002
         if is_retracted:
             self._steps.row["preempted"].append(int(req.rid))
         super()._add_request_to_queue(req, is_retracted=is_retracted)
+
+    def send_abort_output(self, _: Any, req: Any) -> None:
+        raise SideError(f"request {req.rid} is aborted: {req.to_finish.message}")
 
     def nothing(self, *_: Any, **__: Any) -> None: ...
 

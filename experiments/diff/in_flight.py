@@ -28,7 +28,7 @@ KINDS = {
     "order": ("started", "decode", "loading"),
     "chunk": ("extend",),
     "finish": ("finished",),
-    "memory": ("free", "held", "moved"),
+    "memory": ("free", "pools", "held", "moved"),
 }
 MEANINGS = {
     "hits": "a request that both start hits other tokens",
@@ -258,5 +258,5 @@ def _in_words(row: StepRow) -> str:
         for key in ("budget", "loading", "preempted", "hit", "deferred", "finished", "free")
         if row.get(key)
     ]
-    parts += [f"held {row['held']}"] if "held" in row else []
+    parts += [f"{key} {row[key]}" for key in ("pools", "held") if key in row]
     return "; ".join(parts)

@@ -153,6 +153,7 @@ class Side(Protocol):
         - `deferred`: [id, reason] of the first request that waits on, if there is one.
         - `finished`: ids of the requests that end with this step.
         - `free`: pages of full KV that are free or can be evicted after the step.
+        - `pools`: free tokens (or states) of each device pool.
         - `held`, `moved`: as `held` and `counts` of `Outcome`.
         """
 

@@ -129,7 +129,12 @@ class SimulatorSide:
             ]
         )
         self._count_evictions()
-        return row | {"held": self._held(), "moved": self._tally.take()}
+        pools = {
+            KIND_NAMES[kind]: self._cache.pools[DEVICE][kind].num_free
+            * self._pools.unit(KIND_NAMES[kind])
+            for kind in self._tree.kinds.numbers
+        }
+        return row | {"pools": pools, "held": self._held(), "moved": self._tally.take()}
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         size = self._tree.page_bytes

@@ -91,7 +91,8 @@ class SglangScheduler(Scheduler):
             if extend is self._unpublished or extend.end < extend.req.target_len:
                 extend.req.num_parts += 1
             elif extend.req.sequence.lock is not None:
-                self._publish_chunk(extend)
+                if extend.req.remaining_output > 1 or self._has_states:  # else `finish` publishes
+                    self._publish_chunk(extend)
                 if extend.req.first_token_ns is None:
                     extend.req.first_token_ns = now_ns
                 gained[extend.req] = 1

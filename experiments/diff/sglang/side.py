@@ -198,6 +198,7 @@ class SglangSide:
         free = self._available("full") + int(self.cache.full_evictable_size())
         return row | {
             "free": free // self._page,
+            "pools": {NAMES[kind]: self._available(NAMES[kind]) for kind in self._kinds},
             "held": self._held(),
             "moved": self._tally.take(),
         }

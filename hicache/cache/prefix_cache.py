@@ -298,10 +298,12 @@ class PrefixCache:
         kinds = tree.kinds
         cuts = {num_pages, *sequence.states}
         windows = kinds.windows if keeps_window else ()
-        for kind, _ in windows:
+        for kind, window in windows:
             own = sequence.own_start(kind, kinds)
             begin = min(begin, own)
             cuts.add(own)
+            if window.first(num_pages) > own + 1 and not self.quirks.trims_windows:
+                cuts.add(window.first(num_pages))  # so that one lock covers one window
         if begin < first:  # the tree has pages without their window
             node = tree.ancestor(node, sequence.tokens, begin)
         kept = (FULL, *(kind for kind, _ in windows))

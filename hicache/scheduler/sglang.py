@@ -5,6 +5,8 @@ prefills if it can, and decodes otherwise. Where it overlaps scheduling with com
 step before it takes in the results of the step before.
 """
 
+from collections import Counter
+
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.node import MatchResult
 from hicache.scheduler.admission import StepBudget, ceil_page, steps_in_free_pages
@@ -231,9 +233,11 @@ class SglangScheduler(Scheduler):
     # -- decode --------------------------------------------------------------------------------
 
     def _decode(self, batch: Batch, late: tuple[tuple[Batch, int, int], ...]) -> None:
-        gained = {req: steps for done, steps, _ in late for req in done.decodes}
-        gained |= {extend.req: 1 for done, _, _ in late for extend in done.extends}
-        ending = [req for req in self.running if gained.get(req) == req.remaining_output]
+        gained: Counter[RequestState] = Counter()  # answer tokens that are not taken in
+        for done, steps, _ in late:
+            gained.update(dict.fromkeys(done.decodes, steps))
+            gained.update(extend.req for extend in done.extends)
+        ending = [req for req in self.running if gained[req] == req.remaining_output]
         for req in ending:
             self.running.remove(req)
             self._is_shut = False
@@ -253,7 +257,7 @@ class SglangScheduler(Scheduler):
             self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode)
         batch.decodes = list(running)
         if self.partial is None and not self._was_full and (self._is_shut or not self.waiting):
-            wanted = min([req.remaining_output - gained.get(req, 0) for req in running])
+            wanted = min([req.remaining_output - gained[req] for req in running])
             batch.num_steps = steps_in_free_pages(
                 self.cache, running, min(wanted, self._max_jump), spare=len(running)
             )

@@ -77,6 +77,8 @@ class SglangSide:
             "chunked_prefill_size": pools.chunk_tokens,
             "max_running_requests": pools.max_running,
             "pp_max_micro_batch_size": pools.max_running,
+            "mamba_radix_cache_strategy": "extra_buffer" if pools.num_states else "auto",
+            "mamba_track_interval": page,  # of answers: a state at each page
         }
         if self._has_host:
             args |= {

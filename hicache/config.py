@@ -129,6 +129,12 @@ class Batching(Enum):
 
     prefill_first = "prefill_first"  # a step that computes prompt tokens decodes nothing
     mixed = "mixed"  # one step does both
+    # one step does both, as in vLLM: first the requests that run, in order of admission, then those
+    # that wait. A decode takes a token of scheduler.chunk_tokens; a chunk may end at any token, and
+    # can be hit as soon as it is planned; a request starts if its whole prompt fits, and nothing is
+    # reserved for answers; the last request that was admitted is retracted, to the head of the
+    # queue; and one whose prefix is loaded from the host computes after the load-back
+    running_first = "running_first"
 
 
 class Refresh(Enum):
@@ -724,6 +730,9 @@ class SchedulerConfig:
     # queue.
     scan_limit: int = knob(128, least=1)
     batching: Batching = Batching.prefill_first
+    # Plan a step while the one before it runs, as SGLang and vLLM do on a GPU: a request whose
+    # answer is complete holds its memory until the next step is planned.
+    asynchronous: bool = False
     refresh: Refresh = Refresh.considered
     # How many tokens of the sliding-window pool admission charges a request: reports (the larger of
     # its chunk and the window, plus window tokens loaded back from the host), no_host_term (without

@@ -129,13 +129,16 @@ class Batching(Enum):
 
     prefill_first = "prefill_first"  # a step that computes prompt tokens decodes nothing
     mixed = "mixed"  # one step does both
-
-
-class Rules(Enum):
-    """Whose scheduler decides which requests run in a step."""
-
-    ours = "ours"
-    sglang_0_5_23 = "sglang_0_5_23"
+    # a step that computes prompt tokens decodes nothing, as in SGLang: the prompts of a step take
+    # their pages together; while memory lacks, the queue is not considered until a running request
+    # leaves; and a retracted request goes to the end of the queue
+    prompts_together = "prompts_together"
+    # one step does both, as in vLLM: first the requests that run, in order of admission, then those
+    # that wait. A decode takes a token of scheduler.chunk_tokens; a chunk may end at any token, and
+    # can be hit as soon as it is planned; a request starts if its whole prompt fits, and nothing is
+    # reserved for answers; the last request that was admitted is retracted, to the head of the
+    # queue; and one whose prefix is loaded from the host computes after the load-back
+    running_first = "running_first"
 
 
 class Refresh(Enum):
@@ -728,12 +731,9 @@ class SchedulerConfig:
     # queue.
     scan_limit: int = knob(128, least=1)
     batching: Batching = Batching.prefill_first
-    # Whose scheduler decides: ours, or that of SGLang 0.5.23. The latter prefills or decodes in a
-    # step, and does not consider the queue while memory lacks, until a running request leaves.
-    rules: Rules = Rules.ours
-    # Plan each step before the results of the step before are known, so that the GPU need not wait.
-    # A request then ends one step late. It applies to the rules of SGLang.
-    overlaps: bool = knob(False, only="scheduler.rules=sglang_0_5_23")
+    # Plan a step while the one before it runs, as SGLang and vLLM do on a GPU: a request whose
+    # answer is complete holds its memory until the next step is planned.
+    asynchronous: bool = False
     refresh: Refresh = Refresh.considered
     # How many tokens of the sliding-window pool admission charges a request: reports (the larger of
     # its chunk and the window, plus window tokens loaded back from the host), no_host_term (without

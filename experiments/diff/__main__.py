@@ -112,6 +112,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="compare the schedulers step by step, with up to N requests at a time",
     )
     add(
+        "--synchronous",
+        action="store_true",
+        help="plan each step after the one before it has ended, in both engines (with --in-flight)",
+    )
+    add(
         "--setting",
         action="append",
         default=[],
@@ -145,6 +150,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.in_flight and options.workload != edges.NAME and not options.no_edges:
         parts = [Part(each) for each in edges_of(options)] + parts
     settings = {"core": options.core, "compat": engine.compat, "write_policy": options.write_policy}
+    settings["scheduling"] = "synchronous" if options.synchronous else "asynchronous"
     if options.base.startswith(engine.keeps_windows):
         settings["windows"] = "every"
     if options.corrected:

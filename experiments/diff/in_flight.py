@@ -246,17 +246,23 @@ def to_markdown(comparison: FlightComparison, question: str) -> str:
             shown.add(rows[0]["step"])
             kinds = ", ".join(differences(*rows))
             lines += ["", f"**Step {rows[0]['step']:,}** ({kinds}):", ""]
-            lines += [f"- {name}: {_in_words(row)}" for name, row in zip(names, rows, strict=True)]
+            lines += [
+                f"- {name}: {_in_words(row, other)}"
+                for name, row, other in zip(names, rows, rows[::-1], strict=True)
+            ]
     return "\n".join(lines) + "\n"
 
 
-def _in_words(row: StepRow) -> str:
+def _in_words(row: StepRow, other: StepRow) -> str:
     prompts = [f"{number} [{start:,}, {end:,})" for number, start, end in row["extend"]]
     parts = ["prompts " + (", ".join(prompts) or "none"), f"{len(row['decode'])} decodes"]
-    parts += [
-        f"{key} {row[key]}"
-        for key in ("budget", "loading", "preempted", "hit", "deferred", "finished", "free")
-        if row.get(key)
-    ]
-    parts += [f"{key} {row[key]}" for key in ("pools", "held") if key in row]
+    keys = ("budget", "loading", "preempted", "hit", "deferred", "finished", "free")
+    parts += [f"{key} {row[key]}" for key in keys if row.get(key)]
+    for key in ("pools", "held", "moved"):  # what differs
+        one, two = row.get(key, {}), other.get(key, {})
+        parts += [
+            f"{key} {name} {one.get(name, 0):,}"
+            for name in sorted({*one, *two})
+            if one.get(name) != two.get(name)
+        ]
     return "; ".join(parts)

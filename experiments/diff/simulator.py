@@ -50,8 +50,9 @@ class SimulatorSide:
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
         """Start our own simulator with the given pool sizes.
 
-        `options` may contain `compat` (a preset in `conf/compat`), `eviction`, `write_policy`, and
-        `settings`: further ones as on the command line, separated by spaces.
+        `options` may contain `compat` (a preset in `conf/compat`), `eviction`, `write_policy`,
+        `scheduling` (asynchronous or not), and `settings`: further ones as on the command line,
+        separated by spaces.
         """
         self._pools, self._page = pools, pools.page_size
         self._eviction = options.get("eviction", "lru")
@@ -129,12 +130,14 @@ class SimulatorSide:
             ]
         )
         self._count_evictions()
+        held = Counter(self._held())
+        held.subtract(self._stepper.not_yet_held())
         pools = {
             KIND_NAMES[kind]: self._cache.pools[DEVICE][kind].num_free
             * self._pools.unit(KIND_NAMES[kind])
             for kind in self._tree.kinds.numbers
         }
-        return row | {"pools": pools, "held": self._held(), "moved": self._tally.take()}
+        return row | {"pools": pools, "held": dict(held), "moved": self._tally.take()}
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         size = self._tree.page_bytes
@@ -369,6 +372,8 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         values |= {"scheduler.max_running": pools.max_running, "engine.jump": False}
     else:  # no space is reserved for other answers
         values |= {"scheduler.clip_new_tokens": pools.max_len, "scheduler.new_token_ratio": 0}
+    is_late = pools.in_flight > 0 and options.get("scheduling") == "asynchronous"
+    values["scheduler.asynchronous"] = is_late
     if pools.window_len and compat != SGLANG:
         # vLLM has one pool of equal blocks for all kinds. This model's pages of full attention and
         # of windows are of one size

@@ -4,13 +4,20 @@ Scheduler, cache and storage script are those of a run. Between two steps the cl
 copy is under way, so that no decision depends on time.
 """
 
+from collections import Counter
+
 from experiments.diff.protocol import Pools, SideError, StepRow
+from hicache.cache.kinds import KIND_NAMES
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.tiers.transfer import BackUp, Reported
 from hicache.clock import NEVER
+from hicache.config import Batching
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Io, Runtime
 from hicache.request import Request
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.queue_waits import Cause
+from hicache.scheduler.request_state import RequestState
 
 
 class Stepper:
@@ -20,8 +27,24 @@ class Stepper:
         self._engine, self._runtime, self._io, self._pools = engine, runtime, io, pools
         self._scheduler = engine.scheduler
         self._cache = engine.cache
+        self._late: list[Reported] = []  # copies that are reported after the next plan
+        config = engine.scheduler.config
+        self._spends = config.batching is Batching.running_first  # a decode takes of the budget
+        self._is_late = self._spends and config.asynchronous
         self._started: set[int] = set()
         self._num_steps = 0
+
+    def not_yet_held(self) -> Counter[str]:
+        """Return the tokens in the tree that cannot be hit before a copy is reported."""
+        page, found = self._pools.page_size, Counter[str]()
+        for req in self._scheduler.loading:
+            found["full/device"] += req.sequence.num_pages * page - req.ready_len
+        for move in (
+            each for done in self._late if isinstance(done, BackUp) for each in done.moves
+        ):
+            name = KIND_NAMES[move.kind]
+            found[f"{name}/host"] += len(move.sources) * self._pools.unit(name)
+        return found
 
     def step(self, requests: list[Request]) -> StepRow:
         """Queue the requests, and run one step.
@@ -33,14 +56,18 @@ class Stepper:
         for request in requests:
             self._engine.submit(request, now_ns())
         self._settle()
-        before = [*scheduler.running, *filter(None, [scheduler.partial])]
+        before = [*scheduler.running, *scheduler.started]
+        loaded = list(scheduler.loading)
         times = {req.request.id: req.retractions for req in before}
-        batch = scheduler.run_pass(now_ns()) or Batch()
-        row = self._planned(batch)
+        batch = scheduler.plan_once(now_ns())[0] or Batch()
+        row = self._planned(batch, [req for req in scheduler.loading if req not in loaded])
         row["preempted"] = sorted(
             req.request.id for req in before if req.retractions > times[req.request.id]
         )
         row["deferred"] = self._deferred()
+        for done in self._late:
+            self._engine.deliver(done, now_ns())
+        self._late = []
         self._settle()
         if batch.extends or batch.decodes:
             scheduler.commit(batch, 1, now_ns())
@@ -53,17 +80,18 @@ class Stepper:
         row["free"] = self._cache.room() // self._pools.page_size
         return row
 
-    def _planned(self, batch: Batch) -> StepRow:
+    def _planned(self, batch: Batch, loading: list[RequestState]) -> StepRow:
         self._num_steps += 1
-        started = {extend.req.request.id: extend.req for extend in batch.extends}
+        started = {req.request.id: req for req in [*(each.req for each in batch.extends), *loading]}
         new = {key: req for key, req in started.items() if key not in self._started}
         self._started.update(new)
-        page = self._pools.page_size
+        page, chunk_tokens = self._pools.page_size, self._scheduler.config.chunk_tokens
         return {
             "step": self._num_steps,
+            "budget": chunk_tokens - len(batch.decodes) * self._spends,
             "extend": [[each.req.request.id, each.start, each.end] for each in batch.extends],
             "decode": sorted(req.request.id for req in batch.decodes),
-            "loading": [],
+            "loading": sorted(req.request.id for req in loading),
             # of a page of which only the last token is computed again, the whole page is a hit
             "hit": {
                 key: [req.ready_len, -(-req.cached_len // page) * page - req.ready_len]
@@ -88,4 +116,7 @@ class Stepper:
                 return
             clock.wait_until(event)
             for _, done in io.advance(clock.now()):
-                engine.deliver(done, clock.now())
+                if self._is_late and not isinstance(done, Prefetch):
+                    self._late.append(done)
+                else:
+                    engine.deliver(done, clock.now())

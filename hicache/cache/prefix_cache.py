@@ -282,6 +282,7 @@ class PrefixCache:
         *,
         is_answer: bool = False,
         keeps_window: bool = True,
+        copies: bool = True,
     ) -> None:
         """Insert a sequence's pages and Mamba states into the radix tree, up to page `num_pages`.
 
@@ -289,6 +290,7 @@ class PrefixCache:
         The sequence goes on reading all pages, and its lock grows to cover them. `is_answer` is
         True if the new pages hold generated tokens. If `keeps_window` is False, the sequence keeps
         its sliding windows to itself, so that no other request can continue after the last page.
+        If `copies` is False, nothing is copied to the host: the pages are not computed yet.
         """
         tree = self.tree
         lock = sequence.lock
@@ -325,6 +327,13 @@ class PrefixCache:
             sequence.tree_windows = sequence.tree_pages
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
+        if copies:
+            self.host.save_path(node, sequence.request_id, is_answer=is_answer)
+
+    def back_up(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
+        """Copy what `publish` inserted without copies, if the write policy wants it."""
+        assert sequence.lock is not None
+        node = self.tree.ancestor(sequence.lock.node, sequence.tokens, num_pages)
         self.host.save_path(node, sequence.request_id, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:

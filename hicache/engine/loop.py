@@ -134,7 +134,7 @@ class Engine:
 
     def num_requests(self) -> int:
         scheduler = self.scheduler
-        started = {scheduler.partial, *(extend.req for extend in self.extending)} - {None}
+        started = {*scheduler.started, *(extend.req for extend in self.extending)}
         elsewhere = len(self._arrived) + len(scheduler.waiting) + len(scheduler.running)
         return elsewhere + len(started)
 
@@ -197,7 +197,7 @@ class Engine:
         # True if only finished copies cut the run: the rest of it can continue as planned, except
         # under write_back, where the next step may need the pages that they free
         scheduler = self.scheduler
-        if self._arrived or self._aborted or scheduler.waiting or scheduler.partial:
+        if self._arrived or self._aborted or scheduler.waiting or scheduler.started:
             return False
         if self.cache.tree.demotes or not self._delivered:
             return False

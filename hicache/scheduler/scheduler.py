@@ -67,6 +67,9 @@ class Scheduler:
         self.waiting: list[RequestState] = []  # by `place`
         self.partial: RequestState | None = None
         self.running: list[RequestState] = []
+        self.loading: list[RequestState] = []  # they compute when their load-back is done
+        # answers that are complete, while the requests hold their memory for one more plan
+        self.ending: list[RequestState] = []
         # ids of the running requests that decode, while the others keep their pages; None means
         # all. A program that steps the engine by hand sets it
         self.only: Container[int] | None = None
@@ -81,7 +84,7 @@ class Scheduler:
         self.queue_waits = QueueWaits()
         self._num_submitted = 0
         self.ended = Outcome()  # requests that ended since the last `take_ended`
-        self._admission = Admission(cache, config)
+        self._admission = self._admission_of()
         self._defer: Defer | None = None  # the decision that ended this step's scan
 
     # -- coming and going ----------------------------------------------------------------------
@@ -142,7 +145,13 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.waiting or self.decoding or self.partial)
+        return not (self.waiting or self.decoding or self.started)
+
+    @property
+    def started(self) -> list[RequestState]:
+        """The requests that hold memory and do not decode."""
+        partial = [] if self.partial is None else [self.partial]
+        return [*partial, *self.loading, *self.ending]
 
     @property
     def decoding(self) -> list[RequestState]:
@@ -172,30 +181,28 @@ class Scheduler:
     # -- planning ------------------------------------------------------------------------------
 
     def plan(self, now_ns: int) -> Batch | None:
-        """Plan the next step; None means that nothing can run now."""
-        was_running = bool(self.running)
-        batch = self.run_pass(now_ns)
-        if batch is None and was_running and not self.running:
-            return self.plan(now_ns)  # the last one freed its pages: another request may start
-        return batch
+        """Return the next batch, or None if no request can run now."""
+        while True:
+            batch, has_freed = self.plan_once(now_ns)
+            if batch is not None or not has_freed:
+                return batch
 
-    def run_pass(self, now_ns: int) -> Batch | None:
+    def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
+        """Return the next batch, and whether planning it has freed memory.
+
+        If there is no batch and memory was freed, another request may start at once.
+        """
         batch = Batch()
+        was_running, ending = bool(self.running), self.ending
         self._defer = None
         self._end_waits(now_ns)
-        lacks = NO_STEP  # applies to requests that arrive during the step
-        if self.partial is not None or self.waiting:
-            budget = StepBudget(
-                chunk_tokens=self.config.chunk_tokens,
-                reserved_tokens=self._admission.reserved_tokens(self.running, self.partial),
-            )
-            if self.partial is not None:
-                self._continue_partial(self.partial, batch, budget)
-            lacks = self._scan(batch, budget, now_ns)
-        self.queue_waits.turn(now_ns, lacks)
-        if not batch.extends or self.config.batching is Batching.mixed:
-            self._plan_decodes(batch)
-        return batch if batch.extends or batch.decodes else None
+        self.queue_waits.turn(now_ns, self._compose(batch, now_ns))
+        self.ending = []
+        for req in ending:
+            self.finish(req)
+        if batch.extends or batch.decodes:
+            return batch, False
+        return None, bool(ending) or (was_running and not self.running)
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         if batch.decodes:
@@ -213,6 +220,27 @@ class Scheduler:
 
     # -- admission -----------------------------------------------------------------------------
 
+    def _admission_of(self) -> Admission:
+        return Admission(self.cache, self.config)
+
+    def _num_active(self, batch: Batch) -> int:
+        return len(self.running) + len(self.ending) + len(batch.extends)
+
+    def _compose(self, batch: Batch, now_ns: int) -> Shortage:
+        # fills the batch; returns what the requests that still wait lack
+        lacks = NO_STEP  # applies to requests that arrive during the step
+        if self.partial is not None or self.waiting:
+            budget = StepBudget(
+                chunk_tokens=self.config.chunk_tokens,
+                reserved_tokens=self._admission.reserved_tokens(self.running, self.partial),
+            )
+            if self.partial is not None:
+                self._continue_partial(self.partial, batch, budget)
+            lacks = self._scan(batch, budget, now_ns)
+        if not batch.extends or self.config.batching is Batching.mixed:
+            self._plan_decodes(batch)
+        return lacks
+
     def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
         # considers the waiting requests in order until one of them does not fit; returns what the
         # rest lack, except those that wait for storage
@@ -223,7 +251,7 @@ class Scheduler:
                 return Shortage(Cause.tokens, self.partial.request.id)
             if budget.chunk_tokens <= 0 or self.partial is not None:
                 return NO_CHUNK
-            if len(self.running) + len(batch.extends) >= self.config.max_running:
+            if self._num_active(batch) >= self.config.max_running:
                 decision: Decision = Defer(Reason.running, stands=True)
             elif self._prefetch_lets_go(req, now_ns):
                 decision = self._decide(req, batch, budget, now_ns)
@@ -280,7 +308,7 @@ class Scheduler:
     def _begin(
         self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
     ) -> Admit | Defer:
-        taken = self._enter(req, match, batch, budget)
+        taken = self._enter(req, match, budget)
         if isinstance(taken, Defer):
             return taken
         acquired, decision = taken
@@ -296,7 +324,7 @@ class Scheduler:
         return decision
 
     def _enter(
-        self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget
+        self, req: RequestState, match: MatchResult, budget: StepBudget
     ) -> tuple[Acquired, Admit] | Defer:
         taken = self._acquire(req, match, budget)
         if isinstance(taken, Defer):
@@ -310,8 +338,7 @@ class Scheduler:
             stored_len = req.prefetch.leading_end * self._page
             match = match._replace(full_len=max(match.full_len, stored_len))
         self._checkpoints.place(req, match)
-        if acquired.load_back is not None:
-            batch.load_backs.append(acquired.load_back)
+        req.load_back = acquired.load_back
         return taken
 
     def _acquire(
@@ -371,7 +398,7 @@ class Scheduler:
 
     def _is_final(self, batch: Batch) -> bool:
         # waiting cannot help if nothing else runs and no transfer or read is in flight
-        if batch.extends or self.running or self.partial is not None:
+        if batch.extends or self.running or self.started:
             return False
         return not self._may_get_room
 
@@ -434,7 +461,7 @@ class Scheduler:
         insort(self.waiting, req, key=_PLACE)
 
     def _take_out(self, request_id: int) -> RequestState | None:
-        for reqs in (self.waiting, self.running):
+        for reqs in (self.waiting, self.running, self.loading, self.ending):
             for req in reqs:
                 if req.request.id == request_id:
                     reqs.remove(req)
@@ -477,6 +504,9 @@ class Scheduler:
     def _add_extend(
         self, req: RequestState, chunk_end: int, batch: Batch, budget: StepBudget
     ) -> None:
+        if req.load_back is not None:
+            batch.load_backs.append(req.load_back)
+            req.load_back = None
         batch.extends.append(self._checkpoints.chunk(req, chunk_end))
         budget.chunk_tokens -= chunk_end - req.kv_len
         if chunk_end < req.target_len:
@@ -485,7 +515,7 @@ class Scheduler:
     def _commit_extend(self, extend: Extend, now_ns: int) -> None:
         req = extend.req
         req.kv_len = extend.end
-        self._publish_chunk(extend)
+        self._store(extend)
         if extend.end < req.target_len:
             req.num_parts += 1
             return
@@ -493,24 +523,31 @@ class Scheduler:
         if req.first_token_ns is None:
             req.first_token_ns = now_ns
         if not req.remaining_output:
-            self.finish(req)
+            self._end(req)
             return
         if self._has_states and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = self.cache.take_state_slot(req.sequence)
         self.running.append(req)
 
-    def _publish_chunk(self, extend: Extend) -> None:
+    def _store(self, extend: Extend) -> None:
+        # puts the states and pages of a computed chunk in the tree
         req, cache = extend.req, self.cache
         for length, slot in extend.saves:
             req.sequence.states[length // self._page] = slot
-        for length, keeps_window in extend.published:  # one at a time, to back up each window
-            if cache.quirks.trims_windows:
-                cache.leave_window(req.sequence, length)
-            cache.publish(req.sequence, length // self._page, keeps_window=keeps_window)
+        self._publish(extend)
         is_part, trims = extend.end < req.target_len, cache.quirks.trims_windows
         # with states, SGLang frees the window pages before the last state alone
         if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
             cache.leave_window(req.sequence, extend.end)
+
+    def _publish(self, extend: Extend) -> None:
+        sequence, cache = extend.req.sequence, self.cache
+        for length, keeps_window in extend.published:  # one at a time, to back up each window
+            if cache.quirks.trims_windows:
+                cache.leave_window(sequence, length)
+            is_answer = length > extend.req.request.prompt_len
+            num_pages = length // self._page
+            cache.publish(sequence, num_pages, is_answer=is_answer, keeps_window=keeps_window)
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -537,7 +574,7 @@ class Scheduler:
         batch.num_steps = steps
 
     def _steps_unwatched(self, running: list[RequestState]) -> int:
-        if self.partial is not None:
+        if self.partial is not None or self.ending:  # the next plan may find room
             return 1
         wanted = min([req.remaining_output for req in running])
         wanted = min(wanted, self._max_jump)
@@ -588,15 +625,19 @@ class Scheduler:
             if not num_left:
                 finished.append(req)
             elif answer_pages and self._steps_to_publish(req) <= 0:
-                cache.publish(sequence, length // page, is_answer=True)
+                cache.publish(sequence, self._known_len(req) // page, is_answer=True)
         for req in finished:
             self.running.remove(req)
-            self.finish(req)
+            self._end(req)
 
     def _steps_to_publish(self, req: RequestState) -> int:
         # decode steps until the complete answer pages reach the number to insert at once
         assert self._answer_pages is not None
-        return (req.sequence.tree_pages + self._answer_pages) * self._page - req.kv_len
+        return (req.sequence.tree_pages + self._answer_pages) * self._page - self._known_len(req)
+
+    def _known_len(self, req: RequestState) -> int:
+        # tokens of a request that decodes which may enter the tree
+        return req.kv_len
 
     def _take_decode_pages(self, running: list[RequestState], num_steps: int) -> bool:
         return all(
@@ -604,10 +645,16 @@ class Scheduler:
             for req in running
         )
 
+    def _end(self, req: RequestState) -> None:
+        if self.config.asynchronous:
+            self.ending.append(req)
+        else:
+            self.finish(req)
+
     def finish(self, req: RequestState) -> None:
         """Publish the answer of a request that no longer runs, and free the rest of its memory."""
         self._report_end(req, "finished")
-        num_pages = req.kv_len // self._page
+        num_pages = self._known_len(req) // self._page
         sequence = req.sequence
         self.ended.finished.append(req)
         if self._has_states:

@@ -81,7 +81,7 @@ class SteppedScheduler(Scheduler):  # type: ignore[misc]
         self.max_running_requests = pools.max_running
         self.enable_hierarchical_cache = pools.host_tokens > 0
         self.is_hybrid_swa = pools.window_len > 0
-        self.enable_overlap = options.get("overlap") != "no"
+        self.enable_overlap = options.get("scheduling") != "synchronous"
         self.spec_algorithm = SpeculativeAlgorithm.NONE
         self.disaggregation_mode = DisaggregationMode.NULL
         self.forward_ct = self.processed_tokens_counter = 0

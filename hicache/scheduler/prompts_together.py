@@ -20,8 +20,8 @@ TOUCH_PASSES, TOUCHED_REQUESTS = 32, 128  # schedule_policy.py: _touch_waiting_p
 RETRACT_TOKENS = 20  # room made for each request that still runs after a retraction
 
 
-class SglangScheduler(Scheduler):
-    """Decides as SGLang's scheduler which requests of one engine run in the next step.
+class PromptsTogether(Scheduler):
+    """The scheduler of `scheduler.batching=prompts_together`.
 
     A waiting request that lacks memory shuts the queue until a running request leaves. All prompts
     of a step take their pages together, after all of them are locked. A retracted request goes to
@@ -40,18 +40,10 @@ class SglangScheduler(Scheduler):
     def is_idle(self) -> bool:
         return super().is_idle and not self._late
 
-    def plan(self, now_ns: int) -> Batch | None:
-        while True:
-            is_late = bool(self._late)
-            batch = self.run_pass(now_ns)
-            if batch is not None or not is_late:
-                return batch
-
-    def run_pass(self, now_ns: int) -> Batch | None:
-        """Plan one step, then take in the results of the step before; None: nothing can run."""
+    def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
         late, self._late = self._late, ()
         if self._unpublished is not None:
-            self._publish_chunk(self._unpublished)
+            self._store(self._unpublished)
             self._unpublished, self._is_shut = None, False
         batch = Batch()
         self._defer = None
@@ -62,10 +54,10 @@ class SglangScheduler(Scheduler):
         for each in late:
             self._take_in(*each)
         if batch.extends or batch.decodes:
-            return batch
+            return batch, False
         if not late and self.is_idle:
             self._admission.new_token_ratio.reset()
-        return None
+        return None, bool(late)
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         for req in batch.decodes:
@@ -82,7 +74,7 @@ class SglangScheduler(Scheduler):
                 self._unpublished = extend
             else:
                 self.running.append(extend.req)
-        if self.config.overlaps:
+        if self.config.asynchronous:
             self._late = (*self._late, (batch, num_steps, now_ns))
         else:
             self._take_in(batch, num_steps, now_ns)
@@ -94,7 +86,7 @@ class SglangScheduler(Scheduler):
                 extend.req.num_parts += 1
             elif extend.req.sequence.lock is not None:
                 if extend.req.remaining_output > 1 or self._has_states:  # else `finish` publishes
-                    self._publish_chunk(extend)
+                    self._store(extend)
                 if extend.req.first_token_ns is None:
                     extend.req.first_token_ns = now_ns
                 gained[extend.req] = 1
@@ -177,7 +169,7 @@ class SglangScheduler(Scheduler):
     def _begin(
         self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
     ) -> Admit | Defer:
-        taken = self._enter(req, match, batch, budget)
+        taken = self._enter(req, match, budget)
         if isinstance(taken, Defer):
             return taken
         acquired, decision = taken

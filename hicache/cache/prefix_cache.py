@@ -158,6 +158,7 @@ class PrefixCache:
         prompt_len: int = 0,
         storage_start: int = 0,
         storage_end: int = 0,
+        num_slots: int | None = None,
     ) -> Acquired | None:
         """Give a request its cached prefix: lock the prefix, and queue a copy of its host part.
 
@@ -175,6 +176,8 @@ class PrefixCache:
                 `cache.loads_last_page` is on.
             storage_start: the first token that a prefetch for this request read from storage.
             storage_end: the end of the tokens that this prefetch read.
+            num_slots: Mamba state slots that the request gets now; `take_slots` gives it the rest.
+                None means all.
         """
         load_back = None
         node = match.device_node
@@ -190,7 +193,7 @@ class PrefixCache:
         if load_back is None:
             held_before = (node.end, 0, 0)
         sequence.lock = self.tree.lock(node)
-        if not self._take_slots(sequence, node, load_back):
+        if not self._take_slots(sequence, node, load_back, num_slots):
             # the load-back continues: its pages are in the tree and will be a device hit next time
             self.abandon(sequence)
             return None
@@ -270,6 +273,15 @@ class PrefixCache:
             if end > first:
                 self.pools[DEVICE][kind].free(sequence.pages[kind][first:end])
             sequence.starts[kind] = end
+
+    def take_slots(self, sequence: Sequence) -> bool:
+        """Give a request the state slots that `acquire` has not given it; False: no room."""
+        count = self.quirks.states_per_request - 1
+        (kind,) = self.tree.kinds.points
+        slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
+        if slots is not None:
+            sequence.boundary_slot, sequence.spare_slots = slots[:1], slots[1:]
+        return slots is not None
 
     def take_state_slot(self, sequence: Sequence) -> PageIds | None:
         (kind,) = self.tree.kinds.points
@@ -398,11 +410,17 @@ class PrefixCache:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _take_slots(self, sequence: Sequence, node: Node, load_back: LoadBack | None) -> bool:
+    def _take_slots(
+        self,
+        sequence: Sequence,
+        node: Node,
+        load_back: LoadBack | None,
+        num_slots: int | None,
+    ) -> bool:
         # allocate the working state's slot and the boundary state's slot, if the model has states
         for kind in self.tree.kinds.points:
             taken = sequence.working_slot or []  # a load-back may have allocated the working slot
-            count = self.quirks.states_per_request - len(taken)
+            count = (num_slots or self.quirks.states_per_request) - len(taken)
             slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
             if slots is None:
                 return False

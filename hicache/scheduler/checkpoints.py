@@ -8,7 +8,9 @@ from hicache.scheduler.request_state import RequestState
 
 
 class CheckpointSaver:
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, *, takes_spare: bool) -> None:
+        # `takes_spare`: states are saved in the request's own spare slot, and not in a new one
+        self._takes_spare = takes_spare
         self._cache = cache
         self._policy = cache.tree.policy
         self._kinds = kinds = cache.tree.kinds
@@ -50,7 +52,10 @@ class CheckpointSaver:
     def _saves(self, req: RequestState, kept: list[int]) -> list[tuple[int, PageIds]]:
         saves = []
         for length in kept:
-            slot = self._cache.take_state_slot(req.sequence)
+            if self._takes_spare:
+                slot, req.sequence.spare_slots = req.sequence.spare_slots or None, []
+            else:
+                slot = self._cache.take_state_slot(req.sequence)
             if slot is None and length == self._floor(req.target_len):
                 slot, req.sequence.boundary_slot = req.sequence.boundary_slot, None
             if slot is None:

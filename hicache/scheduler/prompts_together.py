@@ -6,12 +6,13 @@ step before it takes in the results of the step before.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.node import MatchResult
 from hicache.scheduler.admission import StepBudget, ceil_page, steps_in_free_pages
 from hicache.scheduler.batch import Batch, Extend
-from hicache.scheduler.decision import Admit, Defer, Reason, Reject
+from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, Cause, Shortage
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
@@ -28,6 +29,7 @@ class PromptsTogether(Scheduler):
     the end of the queue.
     """
 
+    _num_slots = 1
     _is_shut = False
     _num_looks = 0  # passes that considered the queue
     _unpublished: Extend | None = None  # the last chunk of `partial`
@@ -86,7 +88,7 @@ class PromptsTogether(Scheduler):
                 extend.req.num_parts += 1
             elif extend.req.sequence.lock is not None:
                 if extend.req.remaining_output > 1 or self._has_states:  # else `finish` publishes
-                    self._store(extend)
+                    self._store(extend, is_last=extend.req.remaining_output == 1)
                 if extend.req.first_token_ns is None:
                     extend.req.first_token_ns = now_ns
                 gained[extend.req] = 1
@@ -101,6 +103,14 @@ class PromptsTogether(Scheduler):
                 self.finish(req)
             elif self._has_states and req.sequence.boundary_slot is None:
                 req.sequence.boundary_slot = self.cache.take_state_slot(req.sequence)
+
+    def _store(self, extend: Extend, *, is_last: bool = False) -> None:
+        sequence = extend.req.sequence
+        slot = None
+        if extend.saves and not is_last:  # the state that was saved leaves the request
+            slot = self.cache.take_state_slot(sequence)
+        super()._store(extend)
+        sequence.spare_slots = slot or sequence.spare_slots
 
     # -- prefill -------------------------------------------------------------------------------
 
@@ -166,6 +176,14 @@ class PromptsTogether(Scheduler):
             for kind in cache.tree.kinds.window_lens
         )
 
+    def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
+        if self._has_states:  # a look-up takes a slot, whether the request is admitted or not
+            match = self._match(req, refreshes=True)
+            lock = self.cache.tree.lock(match.best_node)
+            self._make_room(1, Purpose.slot, self.cache.tree.kinds.points)
+            self.cache.tree.release(lock)
+        return super()._decide(req, batch, budget, now_ns)
+
     def _begin(
         self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
     ) -> Admit | Defer:
@@ -199,6 +217,8 @@ class PromptsTogether(Scheduler):
         page, clip = self._page, self.config.clip_new_tokens
         max_new = min(req.request.output_len, clip) if end == req.target_len else 0
         extend = ceil_page(end - req.kv_len, page)
+        for kind in self.cache.tree.kinds.points:
+            budget.reserved_windows[kind] = budget.reserved_windows.get(kind, 0) + 2
         budget.reserved_tokens += extend + page + max_new
         for kind in self.cache.tree.kinds.window_lens:
             needed = self._admission.charge(kind, extend, max_new, budget.chunk_tokens, 0)
@@ -209,6 +229,10 @@ class PromptsTogether(Scheduler):
     def _take_pages(
         self, begun: tuple[tuple[RequestState, int], ...], batch: Batch, budget: StepBudget
     ) -> None:
+        new = [req for req, _ in begun if self._has_states and not req.sequence.boundary_slot]
+        self._make_room(2 * len(new), Purpose.slot, self.cache.tree.kinds.points)
+        for req in new:
+            self.cache.take_slots(req.sequence)
         num_tokens = sum(end - req.kv_len for req, end in begun)
         self._make_room(-(-num_tokens // self._page) + len(begun), Purpose.prefill)
         for req, end in begun:
@@ -218,9 +242,9 @@ class PromptsTogether(Scheduler):
                 self._prefill_out_of_memory(req)
                 self._queue(req)
 
-    def _make_room(self, num_pages: int, purpose: Purpose) -> None:
-        for kind in self.cache.tree.kinds.paged if num_pages else ():
-            self.cache.device.make_room(kind, 0, Demand(purpose, 0), spare=num_pages)
+    def _make_room(self, count: int, purpose: Purpose, kinds: Iterable[int] | None = None) -> None:
+        for kind in (self.cache.tree.kinds.paged if kinds is None else kinds) if count else ():
+            self.cache.device.make_room(kind, 0, Demand(purpose, 0), spare=count)
 
     # -- decode --------------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ class Scheduler:
     (decoding).
     """
 
+    _num_slots: int | None = None  # state slots that a request gets when it is admitted; None: all
+
     def __init__(
         self,
         cache: PrefixCache,
@@ -75,7 +77,7 @@ class Scheduler:
         self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = CheckpointSaver(cache)
+        self._checkpoints = CheckpointSaver(cache, takes_spare=self._num_slots is not None)
         self._max_jump = MAX_JUMP if may_jump else 1
         self._has_states = bool(cache.tree.kinds.points)
         self._answer_pages = None if self._has_states else cache.knobs.answer_pages
@@ -362,6 +364,7 @@ class Scheduler:
                 prompt_len=req.target_len,
                 storage_start=start,
                 storage_end=end,
+                num_slots=self._num_slots,
             )
         finally:
             cache.tree.release(lock)

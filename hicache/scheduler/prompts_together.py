@@ -5,7 +5,6 @@ prefills if it can, and decodes otherwise. Where it overlaps scheduling with com
 step before it takes in the results of the step before.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 
 from hicache.cache.tree.events import Demand, Purpose
@@ -19,6 +18,7 @@ from hicache.scheduler.scheduler import Scheduler
 
 TOUCH_PASSES, TOUCHED_REQUESTS = 32, 128  # schedule_policy.py: _touch_waiting_prefixes
 RETRACT_TOKENS = 20  # room made for each request that still runs after a retraction
+WINDOW_TOKENS = 128  # that an answer passes before it frees its window pages
 
 
 class PromptsTogether(Scheduler):
@@ -33,17 +33,16 @@ class PromptsTogether(Scheduler):
     _is_shut = False
     _num_looks = 0  # passes that considered the queue
     _unpublished: Extend | None = None  # the last chunk of `partial`
-    # steps that were computed and whose results are not taken in: batch, number of steps, time
-    _late: tuple[tuple[Batch, int, int], ...] = ()
+    _late: tuple[Batch, int] | None = None  # a step whose results are not taken in, and its end
     _begun: tuple[tuple[RequestState, int], ...] = ()  # prompts of this pass, and where chunks end
     _was_full = False  # the last decode pass retracted
 
     @property
     def is_idle(self) -> bool:
-        return super().is_idle and not self._late
+        return super().is_idle and self._late is None
 
     def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
-        late, self._late = self._late, ()
+        late, self._late = self._late, None
         if self._unpublished is not None:
             self._store(self._unpublished)
             self._unpublished, self._is_shut = None, False
@@ -52,14 +51,14 @@ class PromptsTogether(Scheduler):
         self._end_waits(now_ns)
         self._prefill(batch, now_ns)
         if not batch.extends:
-            self._decode(batch, late)
-        for each in late:
-            self._take_in(*each)
+            self._decode(batch, None if late is None else late[0])
+        if late is not None:
+            self._take_in(late[0], 1, late[1])
         if batch.extends or batch.decodes:
             return batch, False
-        if not late and self.is_idle:
+        if late is None and self.is_idle:
             self._admission.new_token_ratio.reset()
-        return None, bool(late)
+        return None, late is not None
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         for req in batch.decodes:
@@ -76,10 +75,13 @@ class PromptsTogether(Scheduler):
                 self._unpublished = extend
             else:
                 self.running.append(extend.req)
-        if self.config.asynchronous:
-            self._late = (*self._late, (batch, num_steps, now_ns))
+        if self.config.asynchronous:  # the last step of a run is taken in after the next plan
+            num_known = num_steps - 1 + (self._late is not None)
+            self._late = batch, now_ns
         else:
-            self._take_in(batch, num_steps, now_ns)
+            num_known = num_steps
+        if num_known:
+            self._take_in(batch, num_known, now_ns)
 
     def _take_in(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         gained = dict.fromkeys(batch.decodes, num_steps)
@@ -87,8 +89,12 @@ class PromptsTogether(Scheduler):
             if extend is self._unpublished or extend.end < extend.req.target_len:
                 extend.req.num_parts += 1
             elif extend.req.sequence.lock is not None:
-                if extend.req.remaining_output > 1 or self._has_states:  # else `finish` publishes
-                    self._store(extend, is_last=extend.req.remaining_output == 1)
+                if extend.req.remaining_output > 1:
+                    self._store(extend)
+                for length, slot in extend.saves if extend.req.remaining_output == 1 else ():
+                    # all windows of its last chunk stay; without states, `finish` publishes them
+                    extend.req.sequence.states[length // self._page] = slot
+                    self.cache.publish(extend.req.sequence, length // self._page)
                 if extend.req.first_token_ns is None:
                     extend.req.first_token_ns = now_ns
                 gained[extend.req] = 1
@@ -104,10 +110,10 @@ class PromptsTogether(Scheduler):
             elif self._has_states and req.sequence.boundary_slot is None:
                 req.sequence.boundary_slot = self.cache.take_state_slot(req.sequence)
 
-    def _store(self, extend: Extend, *, is_last: bool = False) -> None:
+    def _store(self, extend: Extend) -> None:
         sequence = extend.req.sequence
         slot = None
-        if extend.saves and not is_last:  # the state that was saved leaves the request
+        if extend.saves:  # the state that was saved leaves the request
             slot = self.cache.take_state_slot(sequence)
         super()._store(extend)
         sequence.spare_slots = slot or sequence.spare_slots
@@ -248,12 +254,11 @@ class PromptsTogether(Scheduler):
 
     # -- decode --------------------------------------------------------------------------------
 
-    def _decode(self, batch: Batch, late: tuple[tuple[Batch, int, int], ...]) -> None:
-        gained: Counter[RequestState] = Counter()  # answer tokens that are not taken in
-        for done, steps, _ in late:
-            gained.update(dict.fromkeys(done.decodes, steps))
-            gained.update(extend.req for extend in done.extends)
-        ending = [req for req in self.running if gained[req] == req.remaining_output]
+    def _decode(self, batch: Batch, late: Batch | None) -> None:
+        gained: set[RequestState] = set()  # they have a token more than is known
+        if late is not None:
+            gained = {*late.decodes, *(extend.req for extend in late.extends)}
+        ending = [req for req in self.running if req in gained and req.remaining_output == 1]
         for req in ending:
             self.running.remove(req)
             self._is_shut = False
@@ -267,13 +272,15 @@ class PromptsTogether(Scheduler):
         if not running:
             return
         for req in running:
-            self._leave_windows(req)
+            if self._steps_in_windows(req) < 0:
+                self.cache.leave_window(req.sequence, self._result_len(req) + 1)
         self._make_room(len(running), Purpose.decode)
         for req in running:
             self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode)
         batch.decodes = list(running)
         if self.partial is None and not self._was_full and (self._is_shut or not self.waiting):
-            wanted = min([req.remaining_output - gained[req] for req in running])
+            wanted = min([req.remaining_output - (req in gained) for req in running])
+            wanted = min(wanted, *[self._steps_in_windows(req) + 1 for req in running])
             batch.num_steps = steps_in_free_pages(
                 self.cache, running, min(wanted, self._max_jump), spare=len(running)
             )
@@ -305,7 +312,16 @@ class PromptsTogether(Scheduler):
         self._admission.new_token_ratio.retracted(left)
         return left
 
-    def _leave_windows(self, req: RequestState) -> None:
-        if not self.cache.tree.kinds.window_lens:
-            return
-        self.cache.leave_window(req.sequence, req.request.prompt_len + req.decoded)
+    def _steps_in_windows(self, req: RequestState) -> int:
+        # decode steps in which an answer frees no window pages; negative: it must free some now
+        if req.kv_len <= req.target_len:
+            return self._max_jump if not self.cache.tree.kinds.window_lens else 0
+        left, sequence = self._max_jump, req.sequence
+        for kind, window in self.cache.tree.kinds.window_lens.items():
+            first = max(sequence.starts[kind], sequence.tree_pages) * self._page
+            left = min(left, first + window + WINDOW_TOKENS - self._result_len(req) - 1)
+        return left
+
+    def _result_len(self, req: RequestState) -> int:
+        # tokens whose KV is computed in a step whose results are known
+        return req.request.prompt_len + req.decoded - 1

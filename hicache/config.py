@@ -129,6 +129,28 @@ class Batching(Enum):
 
     prefill_first = "prefill_first"  # a step that computes prompt tokens decodes nothing
     mixed = "mixed"  # one step does both
+    # a step that computes prompt tokens decodes nothing, as in SGLang: the prompts of a step take
+    # their pages together; while memory lacks, the queue is not considered until a running request
+    # leaves; and a retracted request goes to the end of the queue
+    prompts_together = "prompts_together"
+    # one step does both, as in vLLM: first the requests that run, in order of admission, then those
+    # that wait. A decode takes a token of scheduler.chunk_tokens; a chunk may end at any token, and
+    # can be hit as soon as it is planned; a request starts if its whole prompt fits, and nothing is
+    # reserved for answers; the last request that was admitted is retracted, to the head of the
+    # queue; and one whose prefix is loaded from the host computes after the load-back
+    running_first = "running_first"
+
+
+class Refresh(Enum):
+    """When a request marks its cached prefix as just used, so that it is evicted later.
+
+    Whatever the setting, the prefix counts as used when the request adds pages behind it.
+    """
+
+    admitted = "admitted"  # when the request is admitted, as in vLLM
+    considered = "considered"  # each time the scheduler considers the request
+    # also when the request arrives, if storage is looked up for it, as in SGLang
+    arrived = "arrived"
 
 
 class Arrivals(Enum):
@@ -664,9 +686,6 @@ class QuirksConfig:
     # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
     # are missing.
     evicts_whole: bool = False
-    # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
-    # they stay free. SGLang keeps 1.
-    spare_pages: int = knob(0, least=0)
     # Mamba state slots that a running request occupies: one for its current state, one for its next
     # checkpoint; more are reserved and stay empty. SGLang reserves 3.
     states_per_request: int = knob(2, least=2)
@@ -720,6 +739,10 @@ class SchedulerConfig:
     # queue.
     scan_limit: int = knob(128, least=1)
     batching: Batching = Batching.prefill_first
+    # Plan a step while the one before it runs, as SGLang and vLLM do on a GPU: a request whose
+    # answer is complete holds its memory until the next step is planned.
+    asynchronous: bool = False
+    refresh: Refresh = Refresh.considered
     # How many tokens of the sliding-window pool admission charges a request: reports (the larger of
     # its chunk and the window, plus window tokens loaded back from the host), no_host_term (without
     # those loaded back, so that prefill can run out of memory), double (those loaded back twice,

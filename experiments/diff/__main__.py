@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from experiments.diff import edges, odd
+from experiments.diff import edges, in_flight, odd
 from experiments.diff.compare import Comparison, compare
 from experiments.diff.engines import ENGINES, OURS, Launch, prepare, say
 from experiments.diff.explain import Explanation, explain
@@ -104,6 +104,25 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add("--core", choices=("python", "rust"), default="python", help="core of the cache to run")
     add("--eviction", help="eviction policy of head: one of the engine's, or module:Class")
+    add(
+        "--in-flight",
+        type=int,
+        default=0,
+        metavar="N",
+        help="compare the schedulers step by step, with up to N requests at a time",
+    )
+    add(
+        "--synchronous",
+        action="store_true",
+        help="plan each step after the one before it has ended, in both engines (with --in-flight)",
+    )
+    add(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"a setting of head, where that is {OURS}; repeatable",
+    )
     add("--corrected", action="store_true", help="correct two faults of vLLM (docs/validity.md)")
     add("--model", help="model whose KV sizes convert tokens to bytes, a name in conf/model")
     add(
@@ -128,9 +147,10 @@ def run(options: argparse.Namespace) -> int:
     model = options.model or MODELS[options.components]
     unit_bytes = bytes_of(model, options.components)
     parts = [Part(options)]
-    if options.workload != edges.NAME and not options.no_edges:
+    if not options.in_flight and options.workload != edges.NAME and not options.no_edges:
         parts = [Part(each) for each in edges_of(options)] + parts
     settings = {"core": options.core, "compat": engine.compat, "write_policy": options.write_policy}
+    settings["scheduling"] = "synchronous" if options.synchronous else "asynchronous"
     if options.base.startswith(engine.keeps_windows):
         settings["windows"] = "every"
     if options.corrected:
@@ -138,11 +158,15 @@ def run(options: argparse.Namespace) -> int:
             raise SideError(f"--corrected is for --engine vllm, got {options.engine}")
         settings["corrected"] = "yes"
     evicting = settings | ({"eviction": options.eviction} if options.eviction else {})
+    if options.setting:
+        evicting |= {"settings": " ".join(options.setting)}
     launches = (
         replace(prepare(engine, options.base), options=settings),
         replace(prepare(engine, options.head), options=evicting),
     )
     out = options.out or Path("outputs") / "diff" / f"{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
+    if options.in_flight:
+        return fly(parts[-1], launches, out)
     status = 0
     for part in parts:
         folder = out if part is parts[-1] else out / part.name
@@ -155,6 +179,29 @@ def run(options: argparse.Namespace) -> int:
         status = max(status, 2 if comparison.failure is not None else int(bool(said)))
     print(out)
     return status
+
+
+def fly(part: "Part", launches: tuple[Launch, Launch], folder: Path) -> int:
+    options = part.options
+    folder.mkdir(parents=True, exist_ok=True)
+    comparison = in_flight.fly(
+        part.requests,
+        part.pools,
+        launches,
+        folder,
+        seed=options.seed,
+        until_first=options.until_first,
+    )
+    question = (
+        f"{part.question}; up to {options.in_flight} requests in flight, seed {options.seed}."
+    )
+    comment = in_flight.to_markdown(comparison, question)
+    (folder / "comment.md").write_text(comment)
+    asked = {name: value for name, value in vars(options).items() if name != "out"}
+    dump(in_flight.to_json(comparison, asked), folder / "diff.json")
+    print(comment)
+    print(folder)
+    return 2 if comparison.failure is not None else 0
 
 
 def edges_of(options: argparse.Namespace) -> list[argparse.Namespace]:
@@ -187,6 +234,7 @@ class Part:
             chunk=options.chunk,
             has_storage=ENGINES[options.engine].has_storage,
         )
+        self.pools = replace(self.pools, in_flight=options.in_flight)
         self.requests = chosen(
             options.workload, options.requests, self.pools, options.path, options.seed
         )
@@ -194,6 +242,15 @@ class Part:
     @property
     def name(self) -> str:
         return f"{self.options.workload}{'-delayed' * (self.pools.copy_delay > 0)}"
+
+    @property
+    def question(self) -> str:
+        return (
+            f"{len(self.requests):,} requests of {self.options.workload}, {self.options.components}"
+            f" attention, {self.pools.device_tokens:,} tokens on the device and"
+            f" {self.pools.host_tokens:,} on the host, chunks of {self.pools.chunk_tokens:,},"
+            f" {self.options.copies} copies"
+        )
 
     def examine(
         self, launches: tuple[Launch, Launch], unit_bytes: dict[str, int], model: str, folder: Path
@@ -203,12 +260,7 @@ class Part:
         comparison = compare(
             self.requests, self.pools, launches, folder, until_first=options.until_first
         )
-        question = (
-            f"{len(self.requests):,} requests of {options.workload}, {options.components}"
-            f" attention, {self.pools.device_tokens:,} tokens on the device and"
-            f" {self.pools.host_tokens:,} on the host, chunks of {self.pools.chunk_tokens:,},"
-            f" {options.copies} copies, bytes of {model}."
-        )
+        question = f"{self.question}, bytes of {model}."
         asked = {name: value for name, value in vars(options).items() if name != "out"}
 
         def write(explanation: Explanation | None) -> str:

@@ -57,9 +57,15 @@ class Tally:
             self._split("swa", window, swa_loaded)
         if pools.num_states and usable:
             self._split("mamba", 1, states_loaded)
+        return Outcome(
+            hits=hits, counts=self.take(), held=held, admission=admission, state=state or {}
+        )
+
+    def take(self) -> dict[str, int]:
+        """Return all counts that are not zero, and set them to zero."""
         counts = {name: amount for name, amount in sorted(self._counts.items()) if amount}
         self._counts.clear()
-        return Outcome(hits=hits, counts=counts, held=held, admission=admission, state=state or {})
+        return counts
 
     def _split(self, component: str, wanted: int, loaded: int) -> None:
         # tokens that were read for this request and that it uses are storage hits

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from experiments.diff.engines import ROOT, Launch, environment_of
-from experiments.diff.protocol import Call, Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.protocol import (
+    Call,
+    Outcome,
+    Pools,
+    SideError,
+    Span,
+    StepRow,
+    Tokens,
+)
 
 # further entries of the module path: this repository's, and those of the starting process
 PROGRAM = (
@@ -59,6 +67,9 @@ class SideProcess:
 
     def take_outcome(self) -> Outcome:
         return self._hear(Outcome)
+
+    def take_row(self) -> StepRow:
+        return self._hear(dict)
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         self._send([("probe", tokens)])

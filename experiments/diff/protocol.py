@@ -16,7 +16,7 @@ one by one, and a name such as `swa/host` gives component and tier.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ MOVES = ("back_up", "load_back", "write", "read")
 Tokens = NDArray[np.int32]
 Span = tuple[int, int]
 Call = tuple[object, ...]  # a method of `Side` and its arguments
+Arrival = tuple[int, Tokens, int]  # number, tokens and prompt length of a request
+StepRow = dict[str, Any]  # what one step did; see `Side.step`
 
 
 class SideError(Exception):
@@ -58,6 +60,9 @@ class Pools:
     swa_tokens: int = 0  # on the device; the host has `host_ratio` times as many
     num_states: int = 0  # on the device; 0 means no recurrent layers
     copy_delay: int = 0  # requests that arrive before a back-up is done; 0 means at once
+    # requests in flight in a comparison of steps; 0 means that requests are compared one at a time
+    in_flight: int = 0
+    max_running: int = 256  # requests in one step, where several are in flight
     # some requests are aborted as soon as they are matched, and some run three times as long
     is_eventful: bool = False
 
@@ -131,6 +136,25 @@ class Side(Protocol):
         """Decode the rest of a request's answer, and release the request's pages.
 
         `number` is the number that the request was admitted with.
+        """
+
+    def step(self, arrivals: list[Arrival]) -> StepRow:
+        """Queue the requests that arrive, run one step, and return what it did.
+
+        The method is optional; it is called instead of `admit` and `finish` if `pools.in_flight` is
+        not 0. Keys of the result, of which a side leaves out those that it cannot give:
+
+        - `step`: number of the step, from 1; `budget`: tokens of prompts that it may compute.
+        - `extend`: [id, start, end] of each prompt that it computes, in order; `decode`: ids of the
+          requests that decode.
+        - `loading`: ids of requests that begin to load from the host, and compute later.
+        - `preempted`: ids of the requests that go back to the queue.
+        - `hit`: tokens hit on the device and below it, by id of the requests that first start.
+        - `deferred`: [id, reason] of the first request that waits on, if there is one.
+        - `finished`: ids of the requests that end with this step.
+        - `free`: pages of full KV that are free or can be evicted after the step.
+        - `pools`: free tokens (or states) of each device pool.
+        - `held`, `moved`: as `held` and `counts` of `Outcome`.
         """
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:

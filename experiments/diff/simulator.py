@@ -14,8 +14,18 @@ import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.pages import NodeView, page_names, state_of
-from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.protocol import (
+    Arrival,
+    Hits,
+    Outcome,
+    Pools,
+    SideError,
+    Span,
+    StepRow,
+    Tokens,
+)
 from experiments.diff.rooms import MODELS
+from experiments.diff.stepping import Stepper
 from hicache.cache.kinds import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, LoadBack, Reported, StorageWrite
@@ -40,7 +50,9 @@ class SimulatorSide:
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
         """Start our own simulator with the given pool sizes.
 
-        `options` may contain `compat` (a preset in `conf/compat`), `eviction` and `write_policy`.
+        `options` may contain `compat` (a preset in `conf/compat`), `eviction`, `write_policy`,
+        `scheduling` (asynchronous or not), and `settings`: further ones as on the command line,
+        separated by spaces.
         """
         self._pools, self._page = pools, pools.page_size
         self._eviction = options.get("eviction", "lru")
@@ -50,10 +62,11 @@ class SimulatorSide:
             self.engine, self._runtime = build(config)
         except ValueError as error:
             raise SideError(str(error)) from error
-        self.engine.scheduler.only = ()
+        self.engine.scheduler.only = None if pools.in_flight else ()
         self._cache, self._tree = self.engine.cache, self.engine.cache.tree
         self._tally = Tally(pools)
         self._io = CountedIo(self._runtime.io, pools, self._tally)
+        self._stepper = Stepper(self.engine, self._runtime, self._io, pools)
         self._evicted: Counter[str] = Counter()
         self._running: dict[int, tuple[RequestState, bool]] = {}
         self._names_of = cache(
@@ -73,13 +86,8 @@ class SimulatorSide:
         io.now, io.load_back = number, None
         # an answer of one token would end with the prefill; `finish` must end it
         is_short = len(tokens) == prompt_len + 1
-        request = Request(
-            id=number,
-            session_id=number,
-            arrival_ns=0,
-            prompt=spans_of(tokens[:prompt_len]),
-            output=spans_of(np.append(tokens[prompt_len:], np.zeros(int(is_short), np.int32))),
-        )
+        answer = np.append(tokens[prompt_len:], np.zeros(int(is_short), np.int32))
+        request = request_of(number, tokens[:prompt_len], answer)
         self._serve([request], prompt_len)
         req = self.engine.scheduler.running[-1]
         self._running[number] = req, is_short
@@ -112,6 +120,24 @@ class SimulatorSide:
         self.engine.wake(self._runtime.clock.now())
         self._serve([], len(req.tokens) // TOKEN_BYTES)
         scheduler.only = ()
+
+    def step(self, arrivals: list[Arrival]) -> StepRow:
+        self._io.now += 1
+        row = self._stepper.step(
+            [
+                request_of(number, tokens[:prompt_len], tokens[prompt_len:])
+                for number, tokens, prompt_len in arrivals
+            ]
+        )
+        self._count_evictions()
+        held = Counter(self._held())
+        held.subtract(self._stepper.not_yet_held())
+        pools = {
+            KIND_NAMES[kind]: self._cache.pools[DEVICE][kind].num_free
+            * self._pools.unit(KIND_NAMES[kind])
+            for kind in self._tree.kinds.numbers
+        }
+        return row | {"pools": pools, "held": dict(held), "moved": self._tally.take()}
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         size = self._tree.page_bytes
@@ -341,10 +367,13 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         "prefetch.stop": "wait_complete",
         "storage.write_queue_gib": 1 << 20,
         "scheduler.chunk_tokens": pools.chunk_tokens,
-        # no space is reserved for other answers
-        "scheduler.clip_new_tokens": pools.max_len,
-        "scheduler.new_token_ratio": 0,
     }
+    if pools.in_flight:
+        values |= {"scheduler.max_running": pools.max_running, "engine.jump": False}
+    else:  # no space is reserved for other answers
+        values |= {"scheduler.clip_new_tokens": pools.max_len, "scheduler.new_token_ratio": 0}
+    is_late = pools.in_flight > 0 and options.get("scheduling") == "asynchronous"
+    values["scheduler.asynchronous"] = is_late
     if pools.window_len and compat != SGLANG:
         # vLLM has one pool of equal blocks for all kinds. This model's pages of full attention and
         # of windows are of one size
@@ -368,7 +397,18 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         }
     storage = "memory" if pools.has_storage else "none"
     files = (f"model={model}", f"compat={compat}", f"storage={storage}")
-    return config_of(*files, *(f"{name}={value}" for name, value in values.items()))
+    changes = options.get("settings", "").split()
+    return config_of(*files, *(f"{name}={value}" for name, value in values.items()), *changes)
+
+
+def request_of(number: int, prompt: Tokens, answer: Tokens) -> Request:
+    return Request(
+        id=number,
+        session_id=number,
+        arrival_ns=0,
+        prompt=spans_of(prompt),
+        output=spans_of(answer),
+    )
 
 
 def spans_of(tokens: Tokens) -> TokenSpans:

@@ -28,6 +28,7 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
+from hicache.cache.tree.lookup import look
 from hicache.cache.tree.node import DEVICE, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
@@ -136,13 +137,18 @@ class PrefixCache:
 
     # -- a request's life ----------------------------------------------------------------------
 
-    def match(self, sequence: Sequence, prompt_len: int) -> MatchResult:
+    def match(self, sequence: Sequence, prompt_len: int, *, refreshes: bool = True) -> MatchResult:
         """Find the longest cached prefix that a request can reuse, at most `prompt_len - 1` tokens.
 
-        The call may split nodes of the radix tree. It marks the nodes of the prefix as recently
+        The call may split nodes of the radix tree. With `refreshes`, it marks the prefix as just
         used.
         """
-        return self.tree.match(sequence.tokens, prompt_len - 1, sequence.namespace)
+        tokens, namespace = sequence.tokens, sequence.namespace
+        return self.tree.match(tokens, prompt_len - 1, namespace, refreshes=refreshes)
+
+    def look(self, sequence: Sequence, prompt_len: int) -> MatchResult:
+        """Find the same prefix as `match`, and change nothing."""
+        return look(self.tree, sequence.tokens, prompt_len - 1, sequence.namespace)
 
     def acquire(
         self,
@@ -152,6 +158,7 @@ class PrefixCache:
         prompt_len: int = 0,
         storage_start: int = 0,
         storage_end: int = 0,
+        num_slots: int | None = None,
     ) -> Acquired | None:
         """Give a request its cached prefix: lock the prefix, and queue a copy of its host part.
 
@@ -169,6 +176,8 @@ class PrefixCache:
                 `cache.loads_last_page` is on.
             storage_start: the first token that a prefetch for this request read from storage.
             storage_end: the end of the tokens that this prefetch read.
+            num_slots: Mamba state slots that the request gets now; `take_slots` gives it the rest.
+                None means all.
         """
         load_back = None
         node = match.device_node
@@ -184,7 +193,7 @@ class PrefixCache:
         if load_back is None:
             held_before = (node.end, 0, 0)
         sequence.lock = self.tree.lock(node)
-        if not self._take_slots(sequence, node, load_back):
+        if not self._take_slots(sequence, node, load_back, num_slots):
             # the load-back continues: its pages are in the tree and will be a device hit next time
             self.abandon(sequence)
             return None
@@ -234,14 +243,14 @@ class PrefixCache:
         count = -(-num_tokens // self.page_size) - sequence.num_pages
         if count <= 0:
             return True
-        pools, spare, kinds = self.pools[DEVICE], self.quirks.spare_pages, self.tree.kinds
+        pools, kinds = self.pools[DEVICE], self.tree.kinds
         growing, needed = kinds.paged, count
         if self.device.is_shared:
             growing, needed = (FULL,), shared.growth_in_full_pages(kinds, count)
         for kind in growing:
-            if pools[kind].num_free < needed + spare:
+            if pools[kind].num_free < needed:
                 demand = Demand(purpose, sequence.request_id)
-                if not self.device.make_room(kind, needed, demand, spare=spare):
+                if not self.device.make_room(kind, needed, demand):
                     return False
         for kind in kinds.paged:
             sequence.pages[kind] += pools[kind].allocate(count) or NO_PAGES
@@ -265,6 +274,15 @@ class PrefixCache:
                 self.pools[DEVICE][kind].free(sequence.pages[kind][first:end])
             sequence.starts[kind] = end
 
+    def take_slots(self, sequence: Sequence) -> bool:
+        """Give a request the state slots that `acquire` has not given it; False: no room."""
+        count = self.quirks.states_per_request - 1
+        (kind,) = self.tree.kinds.points
+        slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
+        if slots is not None:
+            sequence.boundary_slot, sequence.spare_slots = slots[:1], slots[1:]
+        return slots is not None
+
     def take_state_slot(self, sequence: Sequence) -> PageIds | None:
         (kind,) = self.tree.kinds.points
         return self.device.allocate(kind, 1, Demand(Purpose.slot, sequence.request_id))
@@ -276,6 +294,7 @@ class PrefixCache:
         *,
         is_answer: bool = False,
         keeps_window: bool = True,
+        copies: bool = True,
     ) -> None:
         """Insert a sequence's pages and Mamba states into the radix tree, up to page `num_pages`.
 
@@ -283,6 +302,7 @@ class PrefixCache:
         The sequence goes on reading all pages, and its lock grows to cover them. `is_answer` is
         True if the new pages hold generated tokens. If `keeps_window` is False, the sequence keeps
         its sliding windows to itself, so that no other request can continue after the last page.
+        If `copies` is False, nothing is copied to the host: the pages are not computed yet.
         """
         tree = self.tree
         lock = sequence.lock
@@ -296,7 +316,7 @@ class PrefixCache:
             own = sequence.own_start(kind, kinds)
             begin = min(begin, own)
             cuts.add(own)
-            if window.first(num_pages) > own + 1:
+            if window.first(num_pages) > own + 1 and not self.quirks.trims_windows:
                 cuts.add(window.first(num_pages))  # so that one lock covers one window
         if begin < first:  # the tree has pages without their window
             node = tree.ancestor(node, sequence.tokens, begin)
@@ -319,6 +339,13 @@ class PrefixCache:
             sequence.tree_windows = sequence.tree_pages
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
+        if copies:
+            self.host.save_path(node, sequence.request_id, is_answer=is_answer)
+
+    def back_up(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
+        """Copy what `publish` inserted without copies, if the write policy wants it."""
+        assert sequence.lock is not None
+        node = self.tree.ancestor(sequence.lock.node, sequence.tokens, num_pages)
         self.host.save_path(node, sequence.request_id, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
@@ -384,11 +411,17 @@ class PrefixCache:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _take_slots(self, sequence: Sequence, node: Node, load_back: LoadBack | None) -> bool:
+    def _take_slots(
+        self,
+        sequence: Sequence,
+        node: Node,
+        load_back: LoadBack | None,
+        num_slots: int | None,
+    ) -> bool:
         # allocate the working state's slot and the boundary state's slot, if the model has states
         for kind in self.tree.kinds.points:
             taken = sequence.working_slot or []  # a load-back may have allocated the working slot
-            count = self.quirks.states_per_request - len(taken)
+            count = (num_slots or self.quirks.states_per_request) - len(taken)
             slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
             if slots is None:
                 return False

@@ -134,7 +134,7 @@ class Engine:
 
     def num_requests(self) -> int:
         scheduler = self.scheduler
-        started = {scheduler.partial, *(extend.req for extend in self.extending)} - {None}
+        started = {*scheduler.started, *(extend.req for extend in self.extending)}
         elsewhere = len(self._arrived) + len(scheduler.waiting) + len(scheduler.running)
         return elsewhere + len(started)
 
@@ -160,14 +160,14 @@ class Engine:
         if self._listener is not None:
             self._listener.at(now_ns)
         if self._delivered or self._arrived or self._aborted:
-            self._take_in(now_ns)
+            self.take_in(now_ns)
         if self._batch is None:
             self._backlog_ns = self.backlog_ns(now_ns)
             self._batch = self.scheduler.plan(now_ns)
             self._planned_ns = now_ns
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
             outcome = self.scheduler.take_ended()
-        self._hand_out(now_ns)
+        self.hand_out(now_ns)
         if self._batch is not None and not self.executor.is_fenced:
             step = self.executor.forward(self._batch, now_ns)
             # requests that arrived while it was held have not been considered
@@ -197,7 +197,7 @@ class Engine:
         # True if only finished copies cut the run: the rest of it can continue as planned, except
         # under write_back, where the next step may need the pages that they free
         scheduler = self.scheduler
-        if self._arrived or self._aborted or scheduler.waiting or scheduler.partial:
+        if self._arrived or self._aborted or scheduler.waiting or scheduler.started:
             return False
         if self.cache.tree.demotes or not self._delivered:
             return False
@@ -245,7 +245,8 @@ class Engine:
             return self._backlog_ns
         return self._backlog_ns + max(now_ns - self._backlog_since_ns, 0)
 
-    def _take_in(self, now_ns: int) -> None:
+    def take_in(self, now_ns: int) -> None:
+        """Apply what has arrived and what has finished since the last call."""
         delivered, self._delivered = self._delivered, []
         for done in delivered:
             if not isinstance(done, Prefetch):
@@ -264,7 +265,8 @@ class Engine:
                 self.scheduler.abort(request_id, now_ns)
             self._aborted.clear()
 
-    def _hand_out(self, now_ns: int) -> None:
+    def hand_out(self, now_ns: int) -> None:
+        """Pass new copies, queries and reads to the executor."""
         outbox, prefetcher = self.cache.outbox, self.prefetcher
         if outbox:
             for work in outbox:

@@ -70,7 +70,7 @@ def check(
 
 def check_laws(engine: Engine) -> None:
     scheduler = engine.scheduler
-    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+    reqs = [*scheduler.running, *scheduler.started]
     reqs += [extend.req for extend in engine.extending]
     slots = [slot for extend in engine.extending for _, slot in extend.saves]
     check(engine.cache, engine.prefetcher, {req.sequence for req in reqs}, slots)

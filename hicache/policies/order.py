@@ -13,7 +13,7 @@ from hicache.scheduler.request_state import RequestState
 
 class Fcfs:
     def sort_key(self, req: RequestState, match: MatchResult) -> float:
-        return req.number
+        return 0.0  # requests with the same key keep their order
 
 
 class LongestPrefix:

@@ -42,13 +42,14 @@ class NewTokenRatio:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self._base = config.new_token_ratio
+        self._base = self._initial = config.new_token_ratio
         self._floor = min(config.new_token_ratio_floor, self._base)
         self._decay = (self._base - self._floor) / max(config.new_token_ratio_decay_steps, 1)
         self._steps = 0
 
     def after(self, num_steps: int = 0) -> float:
-        return max(self._floor, self._base - (self._steps + num_steps) * self._decay)
+        steps = self._steps + num_steps
+        return max(self._floor, self._base - steps * self._decay) if steps else self._base
 
     def decoded(self, num_steps: int) -> None:
         self._steps += num_steps
@@ -61,8 +62,11 @@ class NewTokenRatio:
         """
         decoded = sum(req.decoded for req in left)
         max_new = sum(req.request.output_len for req in left)
-        self._base = max(self._floor, min(1.0, (decoded + 20 * len(left)) / (max_new + 1)))
+        self._base = min(1.0, (decoded + 20 * len(left)) / (max_new + 1))
         self._steps = 0
+
+    def reset(self) -> None:
+        self._base, self._steps = self._initial, 0
 
 
 class Admission:
@@ -99,7 +103,7 @@ class Admission:
             left = cache.room(kind) - cache.taken(kind, promised) - cache.taken(kind, own)
             remaining = floor(left)
             host_hit = match.host_hits[kind]
-            needed = self._charge(kind, ceil_page(windows, page), max_new, chunk, host_hit)
+            needed = self.charge(kind, ceil_page(windows, page), max_new, chunk, host_hit)
             if needed >= remaining:
                 capacity = cache.pools[DEVICE][kind].capacity
                 # a temporary shortage is waited out; a chunk that can never fit is cut
@@ -125,7 +129,7 @@ class Admission:
         for kind in self._cache.tree.kinds.window_lens:
             taken = ceil_page(chunk_end - req.kv_len, page)
             extend = ceil_page(req.extend_len, page)
-            needed = self._charge(kind, extend, max_new, budget.chunk_tokens, 0)
+            needed = self.charge(kind, extend, max_new, budget.chunk_tokens, 0)
             promised = budget.reserved_windows.get(kind, 0)
             budget.reserved_windows[kind] = promised + max(needed - taken, 0)
 
@@ -186,7 +190,7 @@ class Admission:
         page, window = self._page, self._cache.tree.kinds.window_lens[kind]
 
         def charge(tokens: int) -> int:
-            return self._charge(kind, tokens, max_new, tokens, host_hit)
+            return self.charge(kind, tokens, max_new, tokens, host_hit)
 
         room = remaining - charge(0) + charge(window)
 
@@ -197,7 +201,7 @@ class Admission:
         fits = bisect_left(range(1, chunk_pages + 1), x=True, key=is_too_long)
         return min(chunk, fits * page)
 
-    def _charge(self, kind: int, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
+    def charge(self, kind: int, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
         charge: int = self._policy.window_charge(
             extend=extend,
             chunk=chunk,
@@ -217,7 +221,7 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
     """
     page, kinds = cache.page_size, cache.tree.kinds.paged
     # an upper bound for any lengths
-    most = len(running) * (wanted // page + 1) + cache.quirks.spare_pages
+    most = len(running) * (wanted // page + 1)
     if min([cache.growth_pages(kind, cache.available_size(kind)) for kind in kinds]) >= most:
         return wanted
     # several steps use free pages only where a victim is copied before the next step (write_back)
@@ -246,15 +250,17 @@ def steps_in_page(running: Sequence[RequestState], page_size: int, wanted: int) 
     return max(min(wanted, left), 1)
 
 
-def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:
+def steps_in_free_pages(
+    cache: PrefixCache, running: Sequence[RequestState], wanted: int, *, spare: int = 0
+) -> int:
     """Return how many decode steps the running requests can take in free pages, without eviction.
 
-    The result is at least 1, even if the first step must evict, and at most `wanted`.
+    `spare` pages must stay free. The result is at least 1, even if the first step must evict, and at most `wanted`.
     """
     page = cache.page_size
     paged = cache.tree.kinds.paged
     free = min([cache.growth_pages(kind, cache.available_size(kind)) for kind in paged])
-    free -= cache.quirks.spare_pages
+    free -= spare
     if pages_for(running, page, wanted) <= free:
         return wanted
     few = bisect_right(range(1, wanted), free, key=lambda steps: pages_for(running, page, steps))
@@ -265,7 +271,6 @@ def are_free(
     cache: PrefixCache, kinds: Iterable[int], running: Sequence[RequestState], num_steps: int
 ) -> bool:
     """Return whether decode steps find pages of all `kinds` without eviction."""
-    # eviction keeps the spare pages free, so they do not count
     count = pages_for(running, cache.page_size, num_steps)
     free = min([cache.growth_pages(kind, cache.available_size(kind)) for kind in kinds])
-    return not count or count + cache.quirks.spare_pages <= free
+    return count <= free

@@ -8,7 +8,9 @@ from hicache.scheduler.request_state import RequestState
 
 
 class CheckpointSaver:
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, *, takes_spare: bool) -> None:
+        # `takes_spare`: states are saved in the request's own spare slot, and not in a new one
+        self._takes_spare = takes_spare
         self._cache = cache
         self._policy = cache.tree.policy
         self._kinds = kinds = cache.tree.kinds
@@ -32,7 +34,9 @@ class CheckpointSaver:
         """
         last, policy, has_states = self._floor(end), self._policy, bool(self._kinds.points)
         if not self._kinds.aux:
-            return Extend(req, req.kv_len, end, [], [(end, True)])
+            prompt_len = req.request.prompt_len  # a retracted request computes its answer again
+            parts = [(prompt_len, True)] if req.kv_len < prompt_len < end else []
+            return Extend(req, req.kv_len, end, [], [*parts, (end, True)])
         kept = [length for length in req.placed if req.kv_len < length <= last]
         if policy.in_chunk is not None and req.kv_len < last:
             kept = policy.in_chunk(kept, last)
@@ -48,7 +52,10 @@ class CheckpointSaver:
     def _saves(self, req: RequestState, kept: list[int]) -> list[tuple[int, PageIds]]:
         saves = []
         for length in kept:
-            slot = self._cache.take_state_slot(req.sequence)
+            if self._takes_spare:
+                slot, req.sequence.spare_slots = req.sequence.spare_slots or None, []
+            else:
+                slot = self._cache.take_state_slot(req.sequence)
             if slot is None and length == self._floor(req.target_len):
                 slot, req.sequence.boundary_slot = req.sequence.boundary_slot, None
             if slot is None:

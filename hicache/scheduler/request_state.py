@@ -1,6 +1,7 @@
 """A request inside an engine: its progress, and where its time and tokens went."""
 
 from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.tiers.transfer import LoadBack
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 from hicache.scheduler.decision import Reason
@@ -33,6 +34,7 @@ class RequestState:
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
         self.recomputed_len = 0
         self.ready_len = 0  # tokens on the device alone at the last admission
+        self.load_back: LoadBack | None = None  # that its first chunk waits for
         self.prefetch: Prefetch | None = None  # None: `declined` has the reason
         self.declined: str | None = None
         self.blocked_since_ns: int | None = None

@@ -15,7 +15,7 @@ from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import MatchResult
 from hicache.clock import NEVER
-from hicache.config import Batching, SchedulerConfig
+from hicache.config import Batching, Refresh, SchedulerConfig
 from hicache.request import Request
 from hicache.scheduler.admission import Admission, StepBudget, are_free, steps_with_pages
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
@@ -36,6 +36,8 @@ class Scheduler:
     Each request is either waiting, partial (a part of its prompt is computed) or running
     (decoding).
     """
+
+    _num_slots: int | None = None  # state slots that a request gets when it is admitted; None: all
 
     def __init__(
         self,
@@ -67,12 +69,15 @@ class Scheduler:
         self.waiting: list[RequestState] = []  # by `place`
         self.partial: RequestState | None = None
         self.running: list[RequestState] = []
+        self.loading: list[RequestState] = []  # they compute when their load-back is done
+        # answers that are complete, while the requests hold their memory for one more plan
+        self.ending: list[RequestState] = []
         # ids of the running requests that decode, while the others keep their pages; None means
         # all. A program that steps the engine by hand sets it
         self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = CheckpointSaver(cache)
+        self._checkpoints = CheckpointSaver(cache, takes_spare=self._num_slots is not None)
         self._max_jump = MAX_JUMP if may_jump else 1
         self._has_states = bool(cache.tree.kinds.points)
         self._answer_pages = None if self._has_states else cache.knobs.answer_pages
@@ -81,7 +86,7 @@ class Scheduler:
         self.queue_waits = QueueWaits()
         self._num_submitted = 0
         self.ended = Outcome()  # requests that ended since the last `take_ended`
-        self._admission = Admission(cache, config)
+        self._admission = self._admission_of()
         self._defer: Defer | None = None  # the decision that ended this step's scan
 
     # -- coming and going ----------------------------------------------------------------------
@@ -102,8 +107,10 @@ class Scheduler:
         if reason is not None:
             self._reject(req, reason)
             return req
-        match = self._match(req)
-        if self.prefetcher is not None:
+        if self.prefetcher is None:
+            match = self._noted(req, self.cache.look(req.sequence, req.target_len))
+        else:  # the prefetch needs the node after which it inserts pages
+            match = self._match(req, refreshes=self.config.refresh is Refresh.arrived)
             prefetch = self.prefetcher.prefetch_from_storage(
                 request.id, req.sequence, match, req.target_len, now_ns
             )
@@ -140,7 +147,13 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.waiting or self.decoding or self.partial)
+        return not (self.waiting or self.decoding or self.started)
+
+    @property
+    def started(self) -> list[RequestState]:
+        """The requests that hold memory and do not decode."""
+        partial = [] if self.partial is None else [self.partial]
+        return [*partial, *self.loading, *self.ending]
 
     @property
     def decoding(self) -> list[RequestState]:
@@ -170,15 +183,53 @@ class Scheduler:
     # -- planning ------------------------------------------------------------------------------
 
     def plan(self, now_ns: int) -> Batch | None:
+        """Return the next batch, or None if no request can run now."""
+        while True:
+            batch, has_freed = self.plan_once(now_ns)
+            if batch is not None or not has_freed:
+                return batch
+
+    def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
+        """Return the next batch, and whether planning it has freed memory.
+
+        If there is no batch and memory was freed, another request may start at once.
+        """
         batch = Batch()
-        was_running = bool(self.running)
+        was_running, ending = bool(self.running), self.ending
         self._defer = None
+        self._end_waits(now_ns)
+        self.queue_waits.turn(now_ns, self._compose(batch, now_ns))
+        self.ending = []
+        for req in ending:
+            self.finish(req)
+        if batch.extends or batch.decodes:
+            return batch, False
+        return None, bool(ending) or (was_running and not self.running)
+
+    def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
+        if batch.decodes:
+            self._commit_decodes(batch.decodes, num_steps)
+        for extend in batch.extends:
+            self._commit_extend(extend, now_ns)
+
+    def _end_waits(self, now_ns: int) -> None:
         if self.prefetcher is not None:
             self.prefetcher.rates.num_waiting = len(self.waiting)
             for req in self.waiting:  # also those that the scan will not reach
                 is_waiting = req.blocked_since_ns is not None
                 if is_waiting and not self.prefetcher.is_blocking(req.request.id, now_ns):
                     self._end_wait(req, now_ns)
+
+    # -- admission -----------------------------------------------------------------------------
+
+    def _admission_of(self) -> Admission:
+        return Admission(self.cache, self.config)
+
+    def _num_active(self, batch: Batch) -> int:
+        return len(self.running) + len(self.ending) + len(batch.extends)
+
+    def _compose(self, batch: Batch, now_ns: int) -> Shortage:
+        # fills the batch; returns what the requests that still wait lack
         lacks = NO_STEP  # applies to requests that arrive during the step
         if self.partial is not None or self.waiting:
             budget = StepBudget(
@@ -188,22 +239,9 @@ class Scheduler:
             if self.partial is not None:
                 self._continue_partial(self.partial, batch, budget)
             lacks = self._scan(batch, budget, now_ns)
-        self.queue_waits.turn(now_ns, lacks)
         if not batch.extends or self.config.batching is Batching.mixed:
             self._plan_decodes(batch)
-        if batch.extends or batch.decodes:
-            return batch
-        if was_running and not self.running:
-            return self.plan(now_ns)  # the last one freed its pages: another request may start
-        return None
-
-    def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
-        if batch.decodes:
-            self._commit_decodes(batch.decodes, num_steps)
-        for extend in batch.extends:
-            self._commit_extend(extend, now_ns)
-
-    # -- admission -----------------------------------------------------------------------------
+        return lacks
 
     def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
         # considers the waiting requests in order until one of them does not fit; returns what the
@@ -215,7 +253,7 @@ class Scheduler:
                 return Shortage(Cause.tokens, self.partial.request.id)
             if budget.chunk_tokens <= 0 or self.partial is not None:
                 return NO_CHUNK
-            if len(self.running) + len(batch.extends) >= self.config.max_running:
+            if self._num_active(batch) >= self.config.max_running:
                 decision: Decision = Defer(Reason.running, stands=True)
             elif self._prefetch_lets_go(req, now_ns):
                 decision = self._decide(req, batch, budget, now_ns)
@@ -254,7 +292,7 @@ class Scheduler:
             req.queue_mark = self.queue_waits.mark(now_ns)
 
     def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
-        match = self._match(req)
+        match = self._match(req, refreshes=self.config.refresh is not Refresh.admitted)
         decision = self._begin(req, match, batch, budget, now_ns)
         if isinstance(decision, Admit) or not self._is_final(batch):
             return decision
@@ -272,20 +310,10 @@ class Scheduler:
     def _begin(
         self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
     ) -> Admit | Defer:
-        taken = self._acquire(req, match, budget)
+        taken = self._enter(req, match, budget)
         if isinstance(taken, Defer):
             return taken
         acquired, decision = taken
-        req.cached_len = req.kv_len = acquired.cached_len
-        req.ready_len = min(match.device_prefix_len, acquired.cached_len)
-        if req.failed_prompts:  # data that a branch point locks is missing for the prompt
-            match = match._replace(full_len=match.usable_len)
-        elif self.cache.knobs.storage_branches and req.prefetch is not None:
-            stored_len = req.prefetch.leading_end * self._page
-            match = match._replace(full_len=max(match.full_len, stored_len))
-        self._checkpoints.place(req, match)
-        if acquired.load_back is not None:
-            batch.load_backs.append(acquired.load_back)
         chunk_end = self._chunk_end(req, decision.chunk_tokens)
         if not self.cache.extend(req.sequence, chunk_end):
             self._prefill_out_of_memory(req)
@@ -296,6 +324,24 @@ class Scheduler:
         self._admission.reserve(req, chunk_end, budget)
         self._add_extend(req, chunk_end, batch, budget)
         return decision
+
+    def _enter(
+        self, req: RequestState, match: MatchResult, budget: StepBudget
+    ) -> tuple[Acquired, Admit] | Defer:
+        taken = self._acquire(req, match, budget)
+        if isinstance(taken, Defer):
+            return taken
+        acquired, _ = taken
+        req.cached_len = req.kv_len = acquired.cached_len
+        req.ready_len = min(match.device_prefix_len, acquired.cached_len)
+        if req.failed_prompts:  # data that a branch point locks is missing for the prompt
+            match = match._replace(full_len=match.usable_len)
+        elif self.cache.knobs.storage_branches and req.prefetch is not None:
+            stored_len = req.prefetch.leading_end * self._page
+            match = match._replace(full_len=max(match.full_len, stored_len))
+        self._checkpoints.place(req, match)
+        req.load_back = acquired.load_back
+        return taken
 
     def _acquire(
         self, req: RequestState, match: MatchResult, budget: StepBudget
@@ -318,11 +364,14 @@ class Scheduler:
                 prompt_len=req.target_len,
                 storage_start=start,
                 storage_end=end,
+                num_slots=self._num_slots,
             )
         finally:
             cache.tree.release(lock)
         if acquired is None:
             return Defer(Reason.slots)
+        if self.config.refresh is Refresh.admitted and req.sequence.lock is not None:
+            cache.tree.touch(req.sequence.lock.node)
         if acquired.load_back is None and match.needs_host_load_back:
             # more tokens must be computed than the decision allowed for
             decision = decide(req, match.without_host(), budget)
@@ -331,8 +380,11 @@ class Scheduler:
                 return Defer(decision.reason)
         return acquired, decision
 
-    def _match(self, req: RequestState) -> MatchResult:
-        match = self.cache.match(req.sequence, req.target_len)
+    def _match(self, req: RequestState, *, refreshes: bool) -> MatchResult:
+        match = self.cache.match(req.sequence, req.target_len, refreshes=refreshes)
+        return self._noted(req, match)
+
+    def _noted(self, req: RequestState, match: MatchResult) -> MatchResult:
         if self._listener is not None:
             self._listener.matched(req, match)
         return match
@@ -349,7 +401,7 @@ class Scheduler:
 
     def _is_final(self, batch: Batch) -> bool:
         # waiting cannot help if nothing else runs and no transfer or read is in flight
-        if batch.extends or self.running or self.partial is not None:
+        if batch.extends or self.running or self.started:
             return False
         return not self._may_get_room
 
@@ -412,7 +464,7 @@ class Scheduler:
         insort(self.waiting, req, key=_PLACE)
 
     def _take_out(self, request_id: int) -> RequestState | None:
-        for reqs in (self.waiting, self.running):
+        for reqs in (self.waiting, self.running, self.loading, self.ending):
             for req in reqs:
                 if req.request.id == request_id:
                     reqs.remove(req)
@@ -455,36 +507,50 @@ class Scheduler:
     def _add_extend(
         self, req: RequestState, chunk_end: int, batch: Batch, budget: StepBudget
     ) -> None:
+        if req.load_back is not None:
+            batch.load_backs.append(req.load_back)
+            req.load_back = None
         batch.extends.append(self._checkpoints.chunk(req, chunk_end))
         budget.chunk_tokens -= chunk_end - req.kv_len
         if chunk_end < req.target_len:
             self.partial = req
 
     def _commit_extend(self, extend: Extend, now_ns: int) -> None:
-        req, cache = extend.req, self.cache
+        req = extend.req
         req.kv_len = extend.end
-        for length, slot in extend.saves:
-            req.sequence.states[length // self._page] = slot
-        for length, keeps_window in extend.published:  # one at a time, to back up each window
-            if cache.quirks.trims_windows:
-                cache.leave_window(req.sequence, length)
-            cache.publish(req.sequence, length // self._page, keeps_window=keeps_window)
-        is_part, trims = req.kv_len < req.target_len, cache.quirks.trims_windows
-        # with states, SGLang frees the window pages before the last state alone
-        if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
-            cache.leave_window(req.sequence, req.kv_len)
-        if is_part:
+        self._store(extend)
+        if extend.end < req.target_len:
             req.num_parts += 1
             return
         req.remaining_output -= 1
         if req.first_token_ns is None:
             req.first_token_ns = now_ns
         if not req.remaining_output:
-            self.finish(req)
+            self._end(req)
             return
         if self._has_states and req.sequence.boundary_slot is None:
-            req.sequence.boundary_slot = cache.take_state_slot(req.sequence)
+            req.sequence.boundary_slot = self.cache.take_state_slot(req.sequence)
         self.running.append(req)
+
+    def _store(self, extend: Extend) -> None:
+        # puts the states and pages of a computed chunk in the tree
+        req, cache = extend.req, self.cache
+        for length, slot in extend.saves:
+            req.sequence.states[length // self._page] = slot
+        self._publish(extend)
+        is_part, trims = extend.end < req.target_len, cache.quirks.trims_windows
+        # with states, SGLang frees the window pages before the last state alone
+        if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
+            cache.leave_window(req.sequence, extend.end)
+
+    def _publish(self, extend: Extend) -> None:
+        sequence, cache = extend.req.sequence, self.cache
+        for length, keeps_window in extend.published:  # one at a time, to back up each window
+            if cache.quirks.trims_windows:
+                cache.leave_window(sequence, length)
+            is_answer = length > extend.req.request.prompt_len
+            num_pages = length // self._page
+            cache.publish(sequence, num_pages, is_answer=is_answer, keeps_window=keeps_window)
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -511,7 +577,7 @@ class Scheduler:
         batch.num_steps = steps
 
     def _steps_unwatched(self, running: list[RequestState]) -> int:
-        if self.partial is not None:
+        if self.partial is not None or self.ending:  # the next plan may find room
             return 1
         wanted = min([req.remaining_output for req in running])
         wanted = min(wanted, self._max_jump)
@@ -562,15 +628,19 @@ class Scheduler:
             if not num_left:
                 finished.append(req)
             elif answer_pages and self._steps_to_publish(req) <= 0:
-                cache.publish(sequence, length // page, is_answer=True)
+                cache.publish(sequence, self._known_len(req) // page, is_answer=True)
         for req in finished:
             self.running.remove(req)
-            self.finish(req)
+            self._end(req)
 
     def _steps_to_publish(self, req: RequestState) -> int:
         # decode steps until the complete answer pages reach the number to insert at once
         assert self._answer_pages is not None
-        return (req.sequence.tree_pages + self._answer_pages) * self._page - req.kv_len
+        return (req.sequence.tree_pages + self._answer_pages) * self._page - self._known_len(req)
+
+    def _known_len(self, req: RequestState) -> int:
+        # tokens of a request that decodes which may enter the tree
+        return req.kv_len
 
     def _take_decode_pages(self, running: list[RequestState], num_steps: int) -> bool:
         return all(
@@ -578,10 +648,16 @@ class Scheduler:
             for req in running
         )
 
+    def _end(self, req: RequestState) -> None:
+        if self.config.asynchronous:
+            self.ending.append(req)
+        else:
+            self.finish(req)
+
     def finish(self, req: RequestState) -> None:
         """Publish the answer of a request that no longer runs, and free the rest of its memory."""
         self._report_end(req, "finished")
-        num_pages = req.kv_len // self._page
+        num_pages = self._known_len(req) // self._page
         sequence = req.sequence
         self.ended.finished.append(req)
         if self._has_states:

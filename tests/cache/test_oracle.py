@@ -71,9 +71,9 @@ def test_a_tree_that_forgets_its_window_is_found_out() -> None:
     def forget(walk: Walk) -> None:
         wanted = walk.tree.match
 
-        def match(*args: object) -> object:
+        def match(*args: object, refreshes: bool) -> object:
             walk.tree._windows, kept = (), walk.tree._windows
-            result = wanted(*args)  # type: ignore[arg-type]
+            result = wanted(*args, refreshes=refreshes)  # type: ignore[arg-type]
             walk.tree._windows = kept
             return result
 
@@ -83,11 +83,8 @@ def test_a_tree_that_forgets_its_window_is_found_out() -> None:
 
 
 def test_a_tree_that_changes_when_asked_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> int:
-        return tree.match(tokens, max_len, namespace).usable_len
-
     def touch(walk: Walk) -> None:
-        monkeypatch.setattr("tests.cache.walk.usable_len", asked)
+        monkeypatch.setattr("tests.cache.walk.look", RadixTree.match)
 
     assert breaks(touch) == {"WrongMatchError"}
 

@@ -17,7 +17,7 @@ from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, Reported, StorageDelete
 from hicache.cache.tree.digests import chain_seed, page_digests
-from hicache.cache.tree.lookup import usable_len
+from hicache.cache.tree.lookup import look
 from hicache.cache.tree.node import TIERS, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
@@ -204,9 +204,9 @@ class Walk:
         sought = (sequence.tokens, prompt_len - 1, sequence.namespace)
         wanted = longest_match(flatten(self.tree), self.tree.kinds, *sought)
         before = portrait(self.tree)
-        told = usable_len(self.tree, *sought)
-        if told != wanted.usable_len:
-            raise WrongMatchError(f"asked, the tree says {told}, the oracle {wanted.usable_len}")
+        told = answer_of(look(self.tree, *sought))
+        if told != wanted:
+            raise WrongMatchError(f"asked, the tree says {told}, the oracle {wanted}")
         if portrait(self.tree) != before:
             raise WrongMatchError("asking has changed the tree")
         match = self.cache.match(sequence, prompt_len)

@@ -216,13 +216,13 @@ def test_a_batch_of_a_read_is_news_to_those_who_wait(stop: str, *, is_news: bool
     alone = Alone(stop=stop, threshold=16)
     engine = alone.engine
     alone.submit(0, 0)
-    engine._take_in(0)
-    engine._hand_out(0)
+    engine.take_in(0)
+    engine.hand_out(0)
     (prefetch,) = alone.hand.queries
     prefetch.restorable = [2]
     assert engine.deliver(prefetch, 1)  # the answer
-    engine._take_in(1)
-    engine._hand_out(1)
+    engine.take_in(1)
+    engine.hand_out(1)
     assert alone.hand.reads == [prefetch]
     prefetch.completed_pages = 1
     assert engine.deliver(prefetch, 2) is is_news
@@ -236,7 +236,7 @@ def test_an_engine_wakes_for_what_comes_first() -> None:
     alone = Alone(stop="timeout", threshold=16)
     assert alone.engine.next_wake_ns(0) == NEVER
     alone.submit(0, 0)
-    alone.engine._take_in(0)
+    alone.engine.take_in(0)
     deadline_ns = alone.engine.next_wake_ns(0)
     assert deadline_ns is not None
     assert deadline_ns > SECOND_NS

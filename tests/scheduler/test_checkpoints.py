@@ -76,6 +76,7 @@ def req(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> An
         target_len=target_len,
         placed=[32, 100 // PAGE * PAGE, 240],
         branch_len=None,
+        request=SimpleNamespace(prompt_len=target_len),
         sequence=SimpleNamespace(boundary_slot=slot),
     )
 

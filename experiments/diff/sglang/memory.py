@@ -59,7 +59,7 @@ def take_pages(allocator: Any, count: int) -> Any:
 
 def _rows(pools: Pools) -> dict[str, Any]:
     return {
-        "size": pools.num_running + 2,
+        "size": pools.max_running if pools.in_flight else pools.num_running + 2,
         "max_context_len": pools.max_len + pools.page_size,
         "device": "cpu",
         "enable_memory_saver": False,

@@ -11,7 +11,16 @@ import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.pages import NodeView, page_names, state_of
-from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.protocol import (
+    Arrival,
+    Hits,
+    Outcome,
+    Pools,
+    SideError,
+    Span,
+    StepRow,
+    Tokens,
+)
 from experiments.diff.sglang import device  # before anything of the package
 from experiments.diff.sglang.clock import Clock
 
@@ -55,12 +64,22 @@ class SglangSide:
         """
         core, eviction = options.get("core", "python"), options.get("eviction", "lru")
         page = self._page = pools.page_size
-        self._pools = pools
+        self.pools = pools
         self._core, self._eviction = core, eviction
         self._write_policy = options.get("write_policy", "write_through")
         Clock.delay = pools.copy_delay
         self._has_host = pools.host_tokens > 0
-        args = {"model_path": "dummy", "page_size": page, "device": "cpu"}
+        args = {
+            "model_path": "dummy",
+            "page_size": page,
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "chunked_prefill_size": pools.chunk_tokens,
+            "max_running_requests": pools.max_running,
+            "pp_max_micro_batch_size": pools.max_running,
+            "mamba_radix_cache_strategy": "extra_buffer" if pools.num_states else "auto",
+            "mamba_track_interval": page,  # of answers: a state at each page
+        }
         if self._has_host:
             args |= {
                 "hicache_ratio": pools.host_ratio,
@@ -84,11 +103,11 @@ class SglangSide:
         self._ranks = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
         self._ranks.__enter__()
         memory = make_memory(pools)
-        self._allocator, self._rows = memory.allocator, memory.rows
+        self.allocator, self.rows = memory.allocator, memory.rows
         params = CacheInitParams(
             disable=False,
-            req_to_token_pool=self._rows,
-            token_to_kv_pool_allocator=self._allocator,
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.allocator,
             page_size=page,
             sliding_window_size=pools.window_len or None,
             enable_mamba_extra_buffer=pools.num_states > 0,
@@ -107,6 +126,11 @@ class SglangSide:
         self._running: dict[int, tuple[Any, Any]] = {}
         # by node: name of the preceding page, length, names of its pages
         self._names: dict[int, tuple[int, int, list[int]]] = {}
+        self._steps: Any = None
+        if pools.in_flight:
+            from experiments.diff.sglang.steps import Steps  # noqa: PLC0415  # a server's imports
+
+            self._steps = Steps(self, options)
 
     def about(self) -> dict[str, str]:
         version = getattr(sglang, "__version__", "of a checkout")
@@ -122,7 +146,7 @@ class SglangSide:
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
         cache = self.cache
         Clock.now = number
-        req = request_of(f"{number}", tokens[:prompt_len])
+        req = request_of(f"{number}", tokens, prompt_len)
         self._settle()
         req.init_next_round_input(cache, cow_mamba=False)
         brought = self._prefetch(req)
@@ -137,9 +161,9 @@ class SglangSide:
         host = req.prefix_len - on_device
         storage = min(brought, host)
         req.lock = cache.lock(req.last_node)
-        alloc_req_slots(self._rows, [req], cache)
+        alloc_req_slots(self.rows, [req], cache)
         indices = cache.path_device_indices(req.last_node)
-        self._rows.write((req.kv.req_pool_idx, slice(0, len(indices))), indices)
+        self.rows.write((req.kv.req_pool_idx, slice(0, len(indices))), indices)
         self._prefill(req, prompt_len)
         self._running[number] = (req, tokens)
         self._count_storage()
@@ -153,28 +177,40 @@ class SglangSide:
         )
 
     def match(self, tokens: Tokens) -> None:
-        request_of("aborted", tokens).init_next_round_input(self.cache, cow_mamba=False)
+        request_of("aborted", tokens, len(tokens)).init_next_round_input(self.cache, cow_mamba=False)
 
     def finish(self, number: int) -> None:
         req, tokens = self._running.pop(number)
         prompt_len = len(req.origin_input_ids)
         req.output_ids = array("q", tokens[prompt_len:].astype(np.int64).tobytes())
         self._extend(req, prompt_len, len(tokens) - 1)
-        if self._pools.num_states and (len(tokens) - 1) // self._page > prompt_len // self._page:
+        if self.pools.num_states and (len(tokens) - 1) // self._page > prompt_len // self._page:
             # decoding captures states at every page
             self._track(req, (len(tokens) - 1) // self._page * self._page)
-        if self._pools.window_len:
+        if self.pools.window_len:
             self.cache.evict_sliding_windows(req, len(tokens) - 2)
         req.finished_reason = FINISH_LENGTH(len(req.output_ids))
         release_kv_cache(req, self.cache, checkpoint=True)
         self._settle()
+
+    def step(self, arrivals: list[Arrival]) -> StepRow:
+        row: StepRow = self._steps.step(arrivals)
+        if self._has_host:  # the next pass would begin with it
+            self.cache.check_hicache_events()
+        free = self._available("full") + int(self.cache.full_evictable_size())
+        return row | {
+            "free": free // self._page,
+            "pools": {NAMES[kind]: self._available(NAMES[kind]) for kind in self._kinds},
+            "held": self._held(),
+            "moved": self._tally.take(),
+        }
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         # the Rust core reports only what storage holds
         ids = tokens[: len(tokens) // self._page * self._page].tolist()
         found: dict[str, list[Span]] = {}
         self._probe_tree(ids, found)
-        if self._pools.has_storage:
+        if self.pools.has_storage:
             self._probe_storage(ids, found)
         return {name: joined(spans, self._page, name) for name, spans in found.items()}
 
@@ -187,9 +223,9 @@ class SglangSide:
     def _admission(self, req: Any, prompt_len: int, num_new: int) -> str:
         cache, page = self.cache, self._page
         extend = prompt_len - req.prefix_len
-        computed, chunk_tokens = extend - req.host_hit_length, self._pools.chunk_tokens
+        computed, chunk_tokens = extend - req.host_hit_length, self.pools.chunk_tokens
         lock = cache.inc_lock_ref(req.last_node)
-        budget = self._allocator.create_prefill_budget(cache)
+        budget = self.allocator.create_prefill_budget(cache)
         may, chunk = budget.check_prefill(
             extend_input_len=computed,
             total_tokens=extend + num_new + page,
@@ -220,9 +256,9 @@ class SglangSide:
     def _prefill(self, req: Any, prompt_len: int) -> None:
         # as the scheduler does after each chunk (stash_chunked_request)
         while req.prefix_len < prompt_len:
-            end = min(req.prefix_len + self._pools.chunk_tokens, prompt_len)
+            end = min(req.prefix_len + self.pools.chunk_tokens, prompt_len)
             self._extend(req, req.prefix_len, end)
-            if self._pools.num_states:
+            if self.pools.num_states:
                 self._track_prefill(req, end)
             req.extend_end = end
             checkpoint_kv_cache(req, self.cache)
@@ -236,10 +272,10 @@ class SglangSide:
         if end > held:
             count = -(-end // page) * page - held
             evict_from_tree_cache(self.cache, count + page)
-            slots = take_pages(self._allocator, count)
+            slots = take_pages(self.allocator, count)
             if slots is None:
-                raise self._pools.too_small(end)
-            self._rows.write((req.kv.req_pool_idx, slice(held, held + count)), slots)
+                raise self.pools.too_small(end)
+            self.rows.write((req.kv.req_pool_idx, slice(held, held + count)), slots)
         req.kv.kv_committed_len = req.kv.kv_allocated_len = end
 
     def _track_prefill(self, req: Any, end: int) -> None:
@@ -254,7 +290,7 @@ class SglangSide:
     def _track(self, req: Any, length: int) -> None:
         turn = req.kv.mamba_next_track_idx
         req.kv.mamba_last_track_idx = turn
-        req.kv.mamba_next_track_idx = self._rows.get_mamba_ping_pong_other_idx(turn)
+        req.kv.mamba_next_track_idx = self.rows.get_mamba_ping_pong_other_idx(turn)
         req.kv.mamba_last_track_seqlen = length
 
     def _prefetch(self, req: Any) -> int:
@@ -292,7 +328,7 @@ class SglangSide:
             cache.check_hicache_events()
             if cache.ongoing_backup:
                 return False
-            if self._pools.copy_delay:
+            if self.pools.copy_delay:
                 return True
             controller = cache.cache_controller
             return not (
@@ -322,13 +358,13 @@ class SglangSide:
                 self._tally.moved(NAMES[kind], how, amount)
 
     def _count_storage(self) -> None:
-        if not self._pools.has_storage:
+        if not self.pools.has_storage:
             return
         storage = self.cache.cache_controller.storage_backend
         moved, storage.moved = storage.moved, type(storage.moved)()
         names = {pool.value: NAMES[kind] for kind, pool in POOLS.items()}
         for (pool, how), amount in moved.items():
-            self._tally.moved(names[pool], how, amount * self._pools.unit(names[pool]))
+            self._tally.moved(names[pool], how, amount * self.pools.unit(names[pool]))
 
     def _count_evictions(self) -> None:
         # evicted amounts by difference, independent of the release's own counts
@@ -363,27 +399,28 @@ class SglangSide:
     def _held(self) -> dict[str, int]:
         held = {f"{name}/device": amount for name, amount in self._on_device().items()}
         held |= {f"{name}/host": amount for name, amount in self._on_host().items()}
-        if self._pools.has_storage:
+        if self.pools.has_storage:
             storage = self.cache.cache_controller.storage_backend
             for kind in self._kinds:
-                unit = self._pools.unit(NAMES[kind])
+                unit = self.pools.unit(NAMES[kind])
                 held[f"{NAMES[kind]}/storage"] = len(storage.of(POOLS[kind])) * unit
         return held
 
     def _state(self) -> dict[str, int]:
-        allocator = self._allocator
+        names = [NAMES[kind] for kind in self._kinds]
+        state = {f"free/{name}/device": self._available(name) for name in names}
+        if self._root is None:
+            return state
+        return state | state_of(self._nodes(), self.pools)
+
+    def _available(self, name: str) -> int:
+        allocator = self.allocator
         free = {
             "full": getattr(allocator, "full_attn_allocator", allocator),
             "swa": getattr(allocator, "swa_attn_allocator", None),
-            "mamba": getattr(self._rows, "mamba_allocator", None),
+            "mamba": getattr(self.rows, "mamba_allocator", None),
         }
-        state = {
-            f"free/{name}/device": int(free[name].available_size())
-            for name in (NAMES[kind] for kind in self._kinds)
-        }
-        if self._root is None:
-            return state
-        return state | state_of(self._nodes(), self._pools)
+        return int(free[name].available_size())
 
     @property
     def _root(self) -> Any:
@@ -457,12 +494,14 @@ def wait_for(is_done: Callable[[], bool], what: str) -> None:
         time.sleep(2e-4)
 
 
-def request_of(name: str, prompt: Tokens) -> Any:
+def request_of(name: str, tokens: Tokens, prompt_len: int) -> Any:
+    sampling = SamplingParams(temperature=0, max_new_tokens=len(tokens) - prompt_len)
+    sampling.normalize(None)
     return Req(
         rid=name,
         origin_input_text="",
-        origin_input_ids=array("q", prompt.astype(np.int64).tobytes()),
-        sampling_params=SamplingParams(temperature=0, max_new_tokens=8),
+        origin_input_ids=array("q", tokens[:prompt_len].astype(np.int64).tobytes()),
+        sampling_params=sampling,
     )
 
 

@@ -12,6 +12,7 @@ os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 import torch  # isort: skip
 from vllm import config  # isort: skip
 from vllm.v1 import kv_cache_interface as kv  # isort: skip
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # isort: skip
 from vllm.v1.core.sched.scheduler import Scheduler  # isort: skip
 from vllm.v1.structured_output import StructuredOutputManager  # isort: skip
 from experiments.diff.vllm.dialect import known  # isort: skip
@@ -20,7 +21,7 @@ HEAD_SIZE = 64
 MODEL = Path(__file__).parent / "model"  # a config.json for a head of `HEAD_SIZE`
 
 
-def make_scheduler(pools: Pools, *, eviction: str) -> Any:
+def make_scheduler(pools: Pools, *, eviction: str, is_late: bool = False) -> Any:
     longest = pools.max_len + pools.page_size
     model = config.ModelConfig(
         model=str(MODEL), skip_tokenizer_init=True, max_model_len=longest, dtype="bfloat16"
@@ -46,12 +47,12 @@ def make_scheduler(pools: Pools, *, eviction: str) -> Any:
         cache_config=cache,
         scheduler_config=known(
             config.SchedulerConfig,
-            max_num_seqs=pools.num_running + 1,
+            max_num_seqs=pools.max_running if pools.in_flight else pools.num_running + 1,
             max_num_batched_tokens=pools.chunk_tokens,
             max_model_len=longest,
             enable_chunked_prefill=True,
             is_encoder_decoder=False,
-            async_scheduling=False,
+            async_scheduling=is_late,
         ),
         kv_transfer_config=transfer,
         device_config=config.DeviceConfig("cpu"),
@@ -61,7 +62,7 @@ def make_scheduler(pools: Pools, *, eviction: str) -> Any:
         cache.mamba_cache_mode = "align"
     # some releases switch hybrid models off for a CPU
     settings.scheduler_config.disable_hybrid_kv_cache_manager = len(pools.components) == 1
-    return Scheduler(
+    return (AsyncScheduler if is_late else Scheduler)(
         vllm_config=settings,
         kv_cache_config=layout,
         structured_output_manager=StructuredOutputManager(settings),

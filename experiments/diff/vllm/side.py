@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.diff.counting import Tally, joined
-from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.protocol import (
+    Arrival,
+    Hits,
+    Outcome,
+    Pools,
+    SideError,
+    Span,
+    StepRow,
+    Tokens,
+)
 from experiments.diff.vllm.engine import make_scheduler  # before anything else of the package
 
 import vllm  # isort: skip
@@ -23,6 +32,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # isort: skip
 from vllm.v1.request import Request, RequestStatus  # isort: skip
 from experiments.diff.vllm.corrected import correct  # isort: skip
 from experiments.diff.vllm.dialect import on_device  # isort: skip
+from experiments.diff.vllm.steps import VllmSteps  # isort: skip
 
 GROUP_BYTES = 4  # suffix of an offloaded block's key, after the hash
 
@@ -33,6 +43,7 @@ class VllmSide:
 
         `options` may contain `eviction`, the eviction policy of the CPU tier: lru, arc, or
         `module:Class`. If `options` contains `corrected`, two known faults of vLLM are corrected.
+        If `scheduling` is `asynchronous`, a step is scheduled before the one before it has ended.
         """
         if options.get("core", "python") != "python":
             raise SideError(f"vllm {vllm.__version__} has no {options['core']} core")
@@ -41,7 +52,9 @@ class VllmSide:
         self._page, self._kinds = pools.page_size, pools.components
         init_none_hash(sha256)
         self._hash_blocks = get_request_block_hasher(self._page, sha256)
-        self._scheduler = make_scheduler(pools, eviction=eviction)
+        is_late = pools.in_flight > 0 and options.get("scheduling") == "asynchronous"
+        self._scheduler = make_scheduler(pools, eviction=eviction, is_late=is_late)
+        self._steps = VllmSteps(self._scheduler, pools, is_late=is_late)
         if options.get("corrected"):
             correct(self._scheduler)
         self._blocks = self._scheduler.kv_cache_manager.block_pool
@@ -93,6 +106,14 @@ class VllmSide:
         scheduler.running = []
         self._step()  # in this step the connector stores the request's last blocks
         scheduler.running = others
+
+    def step(self, arrivals: list[Arrival]) -> StepRow:
+        self._now += 1
+        for number, tokens, prompt_len in arrivals:
+            request = self._make_request(str(number), tokens, prompt_len)
+            self._steps.add(request, tokens)
+        row = self._steps.step(self._copy)
+        return row | {"held": self._held(), "moved": self._tally.take()}
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         hashes = self._make_request("probe", tokens, len(tokens)).block_hashes

@@ -1,11 +1,13 @@
 """Looks up a prompt without a trace: the tree does not change, and nothing counts as used.
 
-Routers ask every engine before they choose one.
+Routers ask every engine before they choose one, and a request is looked up when it arrives.
 """
 
 from hicache.cache.kinds import FULL
-from hicache.cache.tree.node import DEVICE, Node
+from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node, make_root
 from hicache.cache.tree.radix_tree import RadixTree
+
+Path = list[tuple[Node, int]]  # nodes from the top, each with the page up to which it is equal
 
 
 def usable_len(
@@ -14,31 +16,74 @@ def usable_len(
     """Return how many of the first `max_len` tokens are cached and can be reused.
 
     If `on_device` is True, only data on the device counts; otherwise data on the host counts as
-    well. The result is that of `RadixTree.match`, which also marks what it finds as used.
+    well. The result is that of `RadixTree.match`, which also changes the tree.
     """
-    kinds, end = tree.kinds, max_len // tree.page_size
+    path = _path(tree, tokens, max_len // tree.page_size, namespace)
+    return _usable(tree, path, on_device=on_device) * tree.page_size
+
+
+def look(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> MatchResult:
+    """Return what `RadixTree.match` would, but leave the tree as it is.
+
+    No node is split: the two nodes of the result contain the last pages that can be reused, and may
+    go on.
+    """
+    size = tree.page_size
+    path = _path(tree, tokens, max_len // size, namespace)
+    best, ready = (_usable(tree, path, on_device=on_device) for on_device in (False, True))
+    hits = [0] * tree.kinds.size
+    starts = {kind: window.first(best) for kind, window in tree.kinds.windows}
+    for kind, edge in {FULL: ready, **starts}.items() if best > ready else ():
+        for node, reached in path:
+            if node.held[DEVICE][kind] is None and node.held[HOST][kind] is not None:
+                hits[kind] += max(min(reached, best) - max(node.start, edge), 0) * size
+    root = tree.roots.get(namespace) or make_root(namespace, tree.kinds.size)
+    best_node, device_node = (
+        next((node for node, reached in path if reached >= end > 0), root) for end in (best, ready)
+    )
+    for kind in tree.kinds.points if best > ready else ():
+        hits[kind] = int(best_node.held[DEVICE][kind] is None)
+    return MatchResult(
+        device_prefix_len=ready * size,
+        usable_len=best * size,
+        full_len=path[-1][1] * size if path else 0,
+        host_hits=tuple(hits),
+        device_node=device_node,
+        best_node=best_node,
+    )
+
+
+def _path(tree: RadixTree, tokens: bytes, end: int, namespace: str) -> Path:
+    # the nodes of `tokens` up to page `end`; only the last one may differ from them, or go on
+    path: Path = []
     node = tree.roots.get(namespace)
-    usable = 0  # pages
-    held_from = [0] * kinds.size  # by kind of window; full is held from the root on
     while node is not None and node.end < end:
         first = node.end * tree.page_bytes
         child = node.children.get(tokens[first : first + tree.page_bytes])
-        if child is None or (on_device and child.held[DEVICE][FULL] is None):
+        if child is None:
             break
         pages = tree.num_shared(child, tokens, end)
-        reached = child.start + pages
+        path.append((child, child.start + pages))
+        node = child if pages == child.num_pages else None
+    return path
+
+
+def _usable(tree: RadixTree, path: Path, *, on_device: bool) -> int:
+    kinds, usable = tree.kinds, 0  # in pages
+    held_from = [0] * kinds.size  # by kind of window; full is held from the root on
+    for node, reached in path:
+        if on_device and node.held[DEVICE][FULL] is None:
+            break
         is_usable = True
         for kind, window in kinds.windows:
-            if not _holds(child, kind, on_device=on_device):
+            if not _holds(node, kind, on_device=on_device):
                 held_from[kind] = reached
             is_usable &= held_from[kind] <= max(window.first(reached), 0)
-        is_whole = pages == child.num_pages
         for kind in kinds.points:  # a state belongs to the end of its node
-            is_usable &= is_whole and _holds(child, kind, on_device=on_device)
+            is_usable &= reached == node.end and _holds(node, kind, on_device=on_device)
         if is_usable:
             usable = reached
-        node = child if is_whole else None
-    return usable * tree.page_size
+    return usable
 
 
 def _holds(node: Node, kind: int, *, on_device: bool) -> bool:

@@ -74,21 +74,26 @@ class RadixTree:
 
     # -- finding ------------------------------------------------------------------------------
 
-    def match(self, tokens: bytes, max_len: int, namespace: str = "") -> MatchResult:
+    def match(
+        self, tokens: bytes, max_len: int, namespace: str = "", *, refreshes: bool = True
+    ) -> MatchResult:
         """Find the longest cached prefix of the first `max_len` tokens that a request can reuse.
 
         Only prefixes that were inserted with the same `namespace` match. If the match ends inside a
-        node, the node is split. The nodes of the prefix are marked as recently used.
+        node, the node is split. With `refreshes`, the prefix is marked as just used.
+
+        These calls alone mark an entry as used: this one, for each request that the scheduler
+        considers (`scheduler.refresh` says which); `touch`, when a request is admitted; and the
+        insertion of computed or read pages behind it. `look` and `usable_len` change nothing.
         """
         size = self.page_size
+        if refreshes:
+            self.residency.next_tick()
         node = self._descend_all(tokens, max_len // size, namespace)
         best = self._boundary(node, is_device=False)
         on_device = self._boundary(best, is_device=True)
-        tick = self.residency.tick
-        for above in best.path():
-            above.tick = tick
-        self.residency.touch_windows(best)
-        self.residency.touch_states(best)
+        if refreshes:
+            self._mark_used(best)
         return MatchResult(
             device_prefix_len=on_device.end * size,
             usable_len=best.end * size,
@@ -97,6 +102,11 @@ class RadixTree:
             device_node=on_device,
             best_node=best,
         )
+
+    def touch(self, node: Node) -> None:
+        """Mark the prefix that ends at `node`, its windows and its state as just used."""
+        self.residency.next_tick()
+        self._mark_used(node)
 
     def num_shared(self, child: Node, tokens: bytes, end: int) -> int:
         """Return how many leading pages of `child` are those of `tokens`, up to page `end`.
@@ -307,7 +317,6 @@ class RadixTree:
     def _descend_all(self, tokens: bytes, end: int, namespace: str) -> Node:
         # the last node of the path of `tokens` up to page `end`, split where they differ
         size = self.page_bytes
-        self.residency.next_tick()
         node = self.root(namespace)
         while node.end < end:
             first = node.end * size
@@ -318,6 +327,12 @@ class RadixTree:
                 return self._split(child, self.num_shared(child, tokens, end))
             node = child
         return node
+
+    def _mark_used(self, node: Node) -> None:
+        for above in node.path():
+            above.tick = self.residency.tick
+        self.residency.touch_windows(node)
+        self.residency.touch_states(node)
 
     def _boundary(self, node: Node, *, is_device: bool) -> Node:
         # the last node of a path after which a request can continue, on the device or on any tier;

@@ -1,0 +1,152 @@
+"""Steps in vLLM's order: requests that run come first, then those that wait.
+
+The rules are those of vLLM 0.33.0: line numbers are of `v1/core/sched/scheduler.py`.
+"""
+
+from math import inf
+
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.events import Purpose
+from hicache.cache.tree.node import MatchResult
+from hicache.config import SchedulerConfig
+from hicache.request import TOKEN_BYTES
+from hicache.scheduler.admission import Admission, StepBudget
+from hicache.scheduler.batch import Batch, Extend
+from hicache.scheduler.decision import Admit, Defer, Reason
+from hicache.scheduler.queue_waits import Cause, Shortage
+from hicache.scheduler.request_state import RequestState
+from hicache.scheduler.scheduler import MAX_RESTARTS, Scheduler
+
+
+class WholePromptFits(Admission):
+    """Admits a request if all pages of its prompt are free or can be evicted.
+
+    Nothing is reserved for answers or for the prompts of other requests (line 1465,
+    `full_sequence_must_fit`). A load-back must also leave the pages that prompts which have begun
+    still need (line 1443).
+    """
+
+    def __init__(self, cache: PrefixCache, config: SchedulerConfig) -> None:
+        super().__init__(cache, config)
+        self.begun: list[RequestState] = []  # prompts that are computed or loaded in part
+
+    def decide(self, req: RequestState, match: MatchResult, budget: StepBudget) -> Admit | Defer:
+        page, room = self._page, self._cache.room()
+        needed = -(-req.target_len // page) * page - match.device_prefix_len
+        if needed <= room and match.needs_host_load_back:
+            needed = match.host_hit_length + page * sum(
+                -(-each.target_len // page) - each.sequence.num_pages for each in self.begun
+            )
+        if needed > room:
+            stands = not self._cache.device.is_shared
+            return Defer(Reason.tokens, stands=stands, needed=needed, room=room)
+        return Admit(budget.chunk_tokens)
+
+    def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None: ...
+
+
+class RunningFirst(Scheduler):
+    """The scheduler of `scheduler.batching=running_first`."""
+
+    _admission: WholePromptFits
+
+    def _admission_of(self) -> Admission:
+        return WholePromptFits(self.cache, self.config)
+
+    def _compose(self, batch: Batch, now_ns: int) -> Shortage:
+        before = self.counters["scheduler/retracted_count"]
+        self._plan_decodes(batch)
+        budget = StepBudget(
+            chunk_tokens=self.config.chunk_tokens - len(batch.decodes), reserved_tokens=0
+        )
+        if self.partial is not None and budget.chunk_tokens > 0:
+            self._continue_partial(self.partial, batch, budget)
+        if self.counters["scheduler/retracted_count"] > before:  # line 1041
+            return Shortage(Cause.tokens, self.waiting[0].request.id if self.waiting else None)
+        for req in list(self.loading):  # before the other requests that wait (line 1065)
+            if self.partial is not None or budget.chunk_tokens <= 0:
+                break
+            if req.load_back not in self.cache.in_flight:
+                if self._num_active(batch) >= self.config.max_running:
+                    break
+                self.loading.remove(req)
+                req.load_back = None
+                self._continue_partial(req, batch, budget)
+        return self._scan(batch, budget, now_ns)
+
+    def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
+        # data that is being loaded cannot be hit yet, nor loaded again (`offloading/scheduler.py`,
+        # line 1020)
+        page = self._page
+        return super()._prefetch_lets_go(req, now_ns) and not any(
+            req.request.namespace == each.request.namespace
+            and req.tokens.startswith(each.tokens[: (each.ready_len + page) * TOKEN_BYTES])
+            for each in self.loading
+        )
+
+    # -- extending -----------------------------------------------------------------------------
+
+    def _chunk_end(self, req: RequestState, chunk_tokens: int) -> int:
+        if req.load_back is not None:
+            return req.kv_len  # nothing before the load-back is done (line 1376)
+        if self._has_states:
+            return super()._chunk_end(req, chunk_tokens)
+        return min(req.kv_len + chunk_tokens, req.target_len)
+
+    def _continue_partial(self, req: RequestState, batch: Batch, budget: StepBudget) -> None:
+        self.partial = None
+        chunk_end = self._chunk_end(req, budget.chunk_tokens)
+        if self.cache.extend(req.sequence, chunk_end):
+            self._add_extend(req, chunk_end, batch, budget)
+        else:  # it is the last that was admitted
+            self._retract(req)
+
+    def _add_extend(
+        self, req: RequestState, chunk_end: int, batch: Batch, budget: StepBudget
+    ) -> None:
+        if req.load_back is not None:
+            self.loading.append(req)
+        else:
+            super()._add_extend(req, chunk_end, batch, budget)
+            # other requests of this step hit it already (`kv_cache_manager.py`, line 625)
+            for length, keeps_window in batch.extends[-1].published:
+                pages = length // self._page
+                self.cache.publish(req.sequence, pages, keeps_window=keeps_window, copies=False)
+        partial = [] if self.partial is None else [self.partial]
+        self._admission.begun = [*partial, *self.loading]
+
+    def _publish(self, extend: Extend) -> None:
+        for length, _ in extend.published:  # the pages are in the tree, and computed by now
+            is_answer = length > extend.req.request.prompt_len
+            self.cache.back_up(extend.req.sequence, length // self._page, is_answer=is_answer)
+
+    # -- decoding ------------------------------------------------------------------------------
+
+    def _plan_decodes(self, batch: Batch) -> None:
+        retracted: list[RequestState] = []
+        for req in list(self.decoding):
+            while req not in retracted:
+                if self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode):
+                    batch.decodes.append(req)
+                    break
+                retracted.append(self.partial or self.running.pop())  # line 933
+                self.partial = None
+                self._retract(retracted[-1])
+
+    def _known_len(self, req: RequestState) -> int:
+        # planned early, a step does not know the token before it (`kv_cache_manager.py`, line 621)
+        return req.kv_len - (self.config.asynchronous and req.kv_len > req.target_len)
+
+    def _retract(self, req: RequestState) -> None:
+        if req.sequence.lock is not None:
+            self.cache.tree.touch(req.sequence.lock.node)  # its blocks are freed as just used
+        self.cache.abandon(req.sequence)
+        req.restart()
+        self.counters["scheduler/retracted_count"] += 1
+        if not self.running and not self.started and not self._may_get_room:
+            req.failed_prompts += 1
+            if req.failed_prompts > MAX_RESTARTS:
+                self._reject(req, "needs more pages than the pools can give")
+                return
+        req.place = (-inf, -self.counters["scheduler/retracted_count"])  # to the head (line 1841)
+        self._queue(req)

@@ -224,17 +224,24 @@ class PrefixCache:
         )
 
     def extend(
-        self, sequence: Sequence, num_tokens: int, purpose: Purpose = Purpose.prefill
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        purpose: Purpose = Purpose.prefill,
+        *,
+        needs_spare: bool = True,
     ) -> bool:
         """Allocate device pages until the sequence has room for `num_tokens` tokens.
 
         The call evicts other data if needed. Return False, and allocate nothing, if the device has
-        too few pages.
+        too few pages. If `needs_spare` is False, no spare pages (`compat.quirks.spare_pages`) are
+        kept free.
         """
         count = -(-num_tokens // self.page_size) - sequence.num_pages
         if count <= 0:
             return True
-        pools, spare, kinds = self.pools[DEVICE], self.quirks.spare_pages, self.tree.kinds
+        pools, kinds = self.pools[DEVICE], self.tree.kinds
+        spare = self.quirks.spare_pages if needs_spare else 0
         growing, needed = kinds.paged, count
         if self.device.is_shared:
             growing, needed = (FULL,), shared.growth_in_full_pages(kinds, count)

@@ -554,11 +554,12 @@ class Scheduler:
             sequence = req.sequence
             req.kv_len = length = req.kv_len + num_steps
             req.remaining_output = num_left = req.remaining_output - num_steps
-            if length > sequence.num_pages * page:
-                has_room = cache.extend(sequence, length, Purpose.decode)
-                assert has_room, "a decode step was planned without free pages for it"
             if has_windows and (length - 1) // page > sequence.left_page:
-                cache.leave_window(sequence, length)
+                cache.leave_window(sequence, length)  # first, so that its pages can be taken
+            if length > sequence.num_pages * page:
+                ends_here = not num_left and (length - 1) % page == 0
+                has_room = cache.extend(sequence, length, Purpose.decode, needs_spare=not ends_here)
+                assert has_room, "a decode step was planned without free pages for it"
             if not num_left:
                 finished.append(req)
             elif answer_pages and self._steps_to_publish(req) <= 0:

@@ -159,12 +159,7 @@ class SglangSide:
         req, tokens = self._running.pop(number)
         prompt_len = len(req.origin_input_ids)
         req.output_ids = array("q", tokens[prompt_len:].astype(np.int64).tobytes())
-        self._extend(req, prompt_len, len(tokens) - 1)
-        if self._pools.num_states and (len(tokens) - 1) // self._page > prompt_len // self._page:
-            # decoding captures states at every page
-            self._track(req, (len(tokens) - 1) // self._page * self._page)
-        if self._pools.window_len:
-            self.cache.evict_sliding_windows(req, len(tokens) - 2)
+        self._decode(req, prompt_len, len(tokens) - 1)
         req.finished_reason = FINISH_LENGTH(len(req.output_ids))
         release_kv_cache(req, self.cache, checkpoint=True)
         self._settle()
@@ -229,18 +224,38 @@ class SglangSide:
             self._settle()
 
     def _extend(self, req: Any, start: int, end: int) -> None:
-        # a prefill asks for a page more than it needs (alloc_paged_token_slots_extend), and each
-        # decode step for a page, needed or not (alloc_paged_token_slots_decode)
+        # a prefill asks for a page more than it needs (alloc_paged_token_slots_extend)
         page = self._page
         held = -(-start // page) * page
         if end > held:
             count = -(-end // page) * page - held
             evict_from_tree_cache(self.cache, count + page)
-            slots = take_pages(self._allocator, count)
-            if slots is None:
-                raise self._pools.too_small(end)
-            self._rows.write((req.kv.req_pool_idx, slice(held, held + count)), slots)
+            self._take(req, held, count)
         req.kv.kv_committed_len = req.kv.kv_allocated_len = end
+
+    def _decode(self, req: Any, start: int, end: int) -> None:
+        # as the decode steps for the tokens [start, end), with SGLANG_SWA_EVICTION_INTERVAL of a
+        # page (maybe_evict_swa); each asks for a page, needed or not
+        # (alloc_paged_token_slots_decode)
+        page = self._page
+        for place in range(-(-start // page) * page, end, page):
+            if self._pools.num_states and place > start:
+                self._track(req, place)
+            if self._pools.window_len and place > start:
+                self.cache.evict_sliding_windows(req, place)
+            evict_from_tree_cache(self.cache, page)
+            self._take(req, place, page)
+            if place + 1 < end:
+                evict_from_tree_cache(self.cache, page)
+        if self._pools.num_states and end % page == 0 and end > start:
+            self._track(req, end)
+        req.kv.kv_committed_len = req.kv.kv_allocated_len = end
+
+    def _take(self, req: Any, start: int, count: int) -> None:
+        slots = take_pages(self._allocator, count)
+        if slots is None:
+            raise self._pools.too_small(start + count)
+        self._rows.write((req.kv.req_pool_idx, slice(start, start + count)), slots)
 
     def _track_prefill(self, req: Any, end: int) -> None:
         # as ScheduleBatch.prepare_for_extend chooses the one state that a chunk captures

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.pages import NodeView, page_names, state_of
-from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.protocol import STAGES, Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.sglang import device  # before anything of the package
 from experiments.diff.sglang.clock import Clock
 
@@ -116,18 +116,20 @@ class SglangSide:
             "core": self._core,
             "eviction": self._eviction,
             "write_policy": self._write_policy,
-            "matches": "yes",
+            "aborts": "yes",
         }
 
-    def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
+    def admit(self, number: int, tokens: Tokens, prompt_len: int, stage: str = "") -> Outcome:
         cache = self.cache
         Clock.now = number
         req = request_of(f"{number}", tokens[:prompt_len])
         self._settle()
         req.init_next_round_input(cache, cow_mamba=False)
-        brought = self._prefetch(req)
+        brought = self._prefetch(req, stage)
         if self._has_host:
             cache.check_hicache_events()
+        if stage in STAGES[:2]:
+            return self._outcome(Hits(0, 0, 0))
         req.init_next_round_input(cache)
         on_device = req.prefix_len
         admission = self._admission(req, prompt_len, len(tokens) - prompt_len)
@@ -140,11 +142,29 @@ class SglangSide:
         alloc_req_slots(self._rows, [req], cache)
         indices = cache.path_device_indices(req.last_node)
         self._rows.write((req.kv.req_pool_idx, slice(0, len(indices))), indices)
-        self._prefill(req, prompt_len)
-        self._running[number] = (req, tokens)
+        self._prefill(req, prompt_len, is_part=stage == "chunk")
+        if req.prefix_len < prompt_len:
+            # as process_pending_chunked_abort
+            release_kv_cache(req, cache, checkpoint=False)
+            self._settle()
+        elif stage:
+            self._end(req, tokens[: prompt_len + 1])
+        else:
+            self._running[number] = (req, tokens)
+        return self._outcome(
+            Hits(on_device, host - storage, storage), swa_loaded, states_loaded, admission
+        )
+
+    def _outcome(
+        self,
+        hits: Hits,
+        swa_loaded: int = 0,
+        states_loaded: int = 0,
+        admission: str | None = None,
+    ) -> Outcome:
         self._count_storage()
         return self._tally.outcome(
-            Hits(on_device, host - storage, storage),
+            hits,
             self._held(),
             swa_loaded=swa_loaded,
             states_loaded=states_loaded,
@@ -152,11 +172,16 @@ class SglangSide:
             state=self._state(),
         )
 
-    def match(self, tokens: Tokens) -> None:
-        request_of("aborted", tokens).init_next_round_input(self.cache, cow_mamba=False)
-
     def finish(self, number: int) -> None:
+        self._end(*self._running.pop(number))
+
+    def abort(self, number: int) -> None:
+        # a running request decodes one step more, and ends as if its answer were complete
         req, tokens = self._running.pop(number)
+        prompt_len = len(req.origin_input_ids)
+        self._end(req, tokens[: prompt_len + (len(tokens) - prompt_len + 1) // 2])
+
+    def _end(self, req: Any, tokens: Tokens) -> None:
         prompt_len = len(req.origin_input_ids)
         req.output_ids = array("q", tokens[prompt_len:].astype(np.int64).tobytes())
         self._decode(req, prompt_len, len(tokens) - 1)
@@ -212,8 +237,8 @@ class SglangSide:
             cache.ready_to_load_host_cache()
         cache.loading_check()
 
-    def _prefill(self, req: Any, prompt_len: int) -> None:
-        # as the scheduler does after each chunk (stash_chunked_request)
+    def _prefill(self, req: Any, prompt_len: int, *, is_part: bool) -> None:
+        # as the scheduler does after each chunk (stash_chunked_request); a part is one chunk
         while req.prefix_len < prompt_len:
             end = min(req.prefix_len + self._pools.chunk_tokens, prompt_len)
             self._extend(req, req.prefix_len, end)
@@ -222,6 +247,8 @@ class SglangSide:
             req.extend_end = end
             checkpoint_kv_cache(req, self.cache)
             self._settle()
+            if is_part:
+                return
 
     def _extend(self, req: Any, start: int, end: int) -> None:
         # a prefill asks for a page more than it needs (alloc_paged_token_slots_extend)
@@ -272,7 +299,7 @@ class SglangSide:
         req.kv.mamba_next_track_idx = self._rows.get_mamba_ping_pong_other_idx(turn)
         req.kv.mamba_last_track_seqlen = length
 
-    def _prefetch(self, req: Any) -> int:
+    def _prefetch(self, req: Any, stage: str) -> int:
         cache, node = self.cache, req.last_host_node
         if not self._has_host or not cache.enable_storage:
             return 0
@@ -289,6 +316,12 @@ class SglangSide:
             None,
             matched_prefix_tokens=tokens[:matched],
         )
+        if stage == "queued":
+            cache.release_aborted_request(handle)
+            return 0
+        if stage == "prefetching":
+            self._abort_prefetch(handle)
+            return 0
 
         def is_done() -> bool:
             cache.check_hicache_events()
@@ -296,6 +329,29 @@ class SglangSide:
 
         wait_for(is_done, "a prefetch")
         return int(cache.pop_prefetch_loaded_tokens(handle))
+
+    def _abort_prefetch(self, handle: Any) -> None:
+        # once host pages are taken; the reader begins after the abort, and reads nothing
+        cache, buffer = self.cache, self.cache.cache_controller.prefetch_buffer
+        waiting: list[Any] = []
+        buffer.put = waiting.append
+
+        def is_taken() -> bool:
+            cache.check_hicache_events()
+            return bool(waiting) or handle not in cache.ongoing_prefetch
+
+        wait_for(is_taken, "an answer of storage")
+        del buffer.put
+        cache.release_aborted_request(handle)
+        for operation in waiting:
+            left = self._on_host()["full"] - len(operation.host_indices)
+            buffer.put(operation)
+
+            def is_free(left: int = left) -> bool:
+                cache.check_hicache_events()
+                return self._on_host()["full"] == left
+
+            wait_for(is_free, "the end of an aborted prefetch")
 
     def _settle(self) -> None:
         # complete all due copies and writes before the next decision

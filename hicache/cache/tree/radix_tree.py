@@ -166,6 +166,18 @@ class RadixTree:
         self.residency.count_host_locks(lock, 1)
         return lock
 
+    def lock_anchor(self, node: Node) -> Lock:
+        """Protect what a request needs to resume after `node` from eviction from the host.
+
+        The lock covers the full-attention KV of `node`, the sliding windows at its end and its
+        Mamba state.
+        """
+        starts = {FULL: node.start, **dict.fromkeys(self._points, node.start)}
+        for kind, window in self._windows:
+            for above in node.path(window.first(node.end)):
+                starts[kind] = above.start
+        return self.lock_host(node, starts)
+
     def release(self, lock: Lock) -> None:
         if lock.tier == DEVICE:
             self.residency.release_path(lock.node, lock.starts)

@@ -45,7 +45,8 @@ class Residency:
         entries: Entries | None = None,
     ) -> None:
         # `leaving_refreshes`: windows and states that only the host holds are ordered by the time at
-        # which they left the device, not by their last use. `entries`: None without a user's policy
+        # which they left the device or were locked last, not by their last use. `entries`: None
+        # without a user's policy
         self.resident = ([0] * kinds.size, [0] * kinds.size)
         self.protected = ([0] * kinds.size, [0] * kinds.size)
 
@@ -236,6 +237,8 @@ class Residency:
                 before = locks[kind]
                 locks[kind] = after = before + change
                 assert after >= 0, f"{above} is released more often than it was locked"
+                if self._leaving_refreshes and kind != FULL and above.held[DEVICE][kind] is None:
+                    above.aux_ticks[kind] = self.next_tick()
                 if not (before and after):
                     self._host_lock_changed(above, kind, change)
                 above = above.parent

@@ -302,7 +302,6 @@ class PrefixCache:
         for kind, window in windows:
             own = sequence.own_start(kind, kinds)
             begin = min(begin, own)
-            cuts.add(own)
             if window.first(num_pages) > own + 1:
                 cuts.add(window.first(num_pages))  # so that one lock covers one window
         if begin < first:  # the tree has pages without their window

@@ -64,6 +64,7 @@ class RadixTree:
             kinds,
             reclaims_duplicates=self.demotes,
             leaving_refreshes=quirks.leaving_refreshes,
+            duplicates_first=quirks.evicts_whole,
             listener=listener,
             entries=self.entries,
         )
@@ -253,6 +254,21 @@ class RadixTree:
             ]
         return plan
 
+    def plan_copy(self, node: Node) -> Plan:
+        """Return `node` for each kind of data that only the device holds.
+
+        Of a sliding window, the result also has the other nodes of which only the device holds it.
+        """
+        plan = self._nothing()
+        extents = {kind: window.first(node.end) for kind, window in self._windows}
+        for kind, edge in {**dict.fromkeys((FULL, *self._points), node.start), **extents}.items():
+            for above in node.path(edge):
+                if above.held[DEVICE][kind] is None and above.held[HOST][kind] is None:
+                    break
+                if above.held[HOST][kind] is None:
+                    plan[kind].insert(0, above)
+        return plan
+
     def plan_load_back(self, node: Node) -> Plan:
         """Return the nodes whose data must be copied to the device to resume a prompt after `node`.
 
@@ -295,9 +311,11 @@ class RadixTree:
         """Return the kinds of data that a node loses on a tier when its data of `kind` is evicted.
 
         A leaf loses all its data. An inner node loses the data of `kind` and what is useless
-        without it.
+        without it. The host's copy of full-attention KV that the device holds too leaves alone.
         """
-        return self.kinds.lost_with[FULL if node in self.residency.queues[tier][FULL] else kind]
+        if node in self.residency.queues[tier][FULL]:
+            return self.kinds.lost_with[FULL]
+        return (FULL,) if kind == FULL else self.kinds.lost_with[kind]
 
     def evict(self, node: Node, tier: int, kind: int, demand: Demand) -> list[FreePages]:
         """Evict a node's data of `kind` from a tier, and all data that is lost with it.

@@ -41,12 +41,13 @@ class Residency:
         *,
         reclaims_duplicates: bool,
         leaving_refreshes: bool = False,
+        duplicates_first: bool = False,
         listener: CacheListener | None = None,
         entries: Entries | None = None,
     ) -> None:
         # `leaving_refreshes`: windows and states that only the host holds are ordered by the time at
-        # which they left the device or were locked last, not by their last use. `entries`: None
-        # without a user's policy
+        # which they left the device or were locked last, not by their last use.
+        # `duplicates_first`: they leave before host leaves. `entries`: None without a user's policy
         self.resident = ([0] * kinds.size, [0] * kinds.size)
         self.protected = ([0] * kinds.size, [0] * kinds.size)
 
@@ -65,6 +66,7 @@ class Residency:
         self._points = kinds.points
         self._reclaims_duplicates = reclaims_duplicates
         self._leaving_refreshes = leaving_refreshes
+        self._duplicates_first = duplicates_first
 
     # -- recency ------------------------------------------------------------------------------
 
@@ -259,12 +261,14 @@ class Residency:
             chosen = self._entries.victim(tier, kind, need, offered)
             if chosen is not None:
                 return chosen
+        spared = self._duplicate() if tier == HOST and FULL in among else None
+        if spared is not None and self._duplicates_first:
+            return spared, FULL
         firsts = [(node, each) for each in among if (node := self._first(tier, each)) is not None]
         if len(firsts) > 1:
             return min(firsts, key=lambda found: (queues[found[1]].priority(found[0]), found[1]))
         if firsts:
             return firsts[0]
-        spared = self._duplicate() if tier == HOST and FULL in among else None
         return None if spared is None else (spared, FULL)
 
     def reconsider(self, node: Node, kind: int) -> None:

@@ -6,12 +6,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from random import Random
 
 import numpy as np
 
 from experiments.diff.engines import Launch, say
 from experiments.diff.process import SideProcess
-from experiments.diff.protocol import Call, Outcome, Pools, SideError, Tokens
+from experiments.diff.protocol import STAGES, Call, Outcome, Pools, SideError, Tokens
 from experiments.diff.serve import peak_bytes
 from hicache.request import Request
 
@@ -46,7 +47,8 @@ KIND_OF_AREA = {
     "pages": Kind.pages,
 }
 ADDED_UP = ("hit/", "moved/", "evicted/")  # areas of events, summed over all requests
-ABORTED_EVERY, LONG_EVERY = 3, 7  # requests, where `Pools.is_eventful`
+LONG_EVERY = 7  # requests, where `Pools.is_eventful`
+ABORTED_SHARE = 1 / 3  # of the requests, where `Pools.abort_seed`
 AT_THE_END = ("held/", "locked/", "free/")  # areas of the state
 
 
@@ -227,8 +229,13 @@ class Driver:
         self.about = sides[0].about(), sides[1].about()
         self._next = 0
         # by number of the next request: requests that end before it
-        self._ends: dict[int, list[int]] = {}
-        self._aborts = pools.is_eventful and all("matches" in about for about in self.about)
+        self._ends: dict[int, list[Call]] = {}
+        self._stages = [""] * len(requests)
+        if pools.abort_seed and all("aborts" in about for about in self.about):
+            draw = Random(pools.abort_seed)
+            self._stages = [
+                draw.choice(STAGES) if draw.random() < ABORTED_SHARE else "" for _ in requests
+            ]
 
     def next_row(self) -> Row:
         """Send the next request to both compared caches; return their answers.
@@ -240,14 +247,16 @@ class Driver:
         """
         number, self._next = self._next, self._next + 1
         request = self._requests[number]
-        calls: list[Call] = [("finish", each) for each in self._ends.pop(number, [])]
-        if self._aborts and number % ABORTED_EVERY == ABORTED_EVERY - 1:
-            aborted = self._requests[max(number - 8 - number % 24, 0)]
-            calls.append(("match", token_ids(aborted)[: aborted.prompt_len]))
+        calls, stage = self._ends.pop(number, []), self._stages[number]
         is_long = self._pools.is_eventful and number % LONG_EVERY == LONG_EVERY - 1
         stay = self._pools.num_running * (3 if is_long else 1)
-        self._ends.setdefault(number + stay, []).append(number)
-        calls.append(("admit", number, token_ids(request), request.prompt_len))
+        admit: Call = ("admit", number, token_ids(request), request.prompt_len)
+        if stage in ("", STAGES[-1]):
+            end: Call = ("abort" if stage else "finish", number)
+            self._ends.setdefault(number + stay, []).append(end)
+        else:
+            admit += (stage,)
+        calls.append(admit)
         for side in self._sides:
             side.ask(calls)
         outcomes: dict[str, Outcome] = {}

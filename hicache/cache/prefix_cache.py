@@ -233,7 +233,10 @@ class PrefixCache:
         )
 
     def extend(
-        self, sequence: Sequence, num_tokens: int, purpose: Purpose = Purpose.prefill
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        purpose: Purpose = Purpose.prefill,
     ) -> bool:
         """Allocate device pages until the sequence has room for `num_tokens` tokens.
 
@@ -315,7 +318,6 @@ class PrefixCache:
         for kind, window in windows:
             own = sequence.own_start(kind, kinds)
             begin = min(begin, own)
-            cuts.add(own)
             if window.first(num_pages) > own + 1 and not self.quirks.trims_windows:
                 cuts.add(window.first(num_pages))  # so that one lock covers one window
         if begin < first:  # the tree has pages without their window

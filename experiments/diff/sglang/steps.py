@@ -94,9 +94,7 @@ class SteppedScheduler(Scheduler):  # type: ignore[misc]
         self.metrics_collector = self.load_publisher = Idle()
         self.load_inquirer = Idle(_get_num_pending_tokens=lambda **_: 0)
         self.grammar_manager = Idle()
-        self.beam_coordinator = Idle(
-            pending_member_rows=lambda _: 0, commit_decode=lambda _: set()
-        )
+        self.beam_coordinator = Idle(pending_member_rows=lambda _: 0, commit_decode=lambda _: set())
         self.ngram_embedding_manager = Idle(prepare_for_forward=lambda batch, **_: batch)
         self.dp_attn_adapter = Idle(
             maybe_prepare_mlp_sync_batch=lambda batch, **_: batch,

@@ -136,7 +136,7 @@ class Host:
             if kind != FULL:
                 self.make_room(kind, wanted, demand)
             for each in plan[kind]:
-                if kind != FULL and plan[FULL] and each.held[HOST][FULL] is None:
+                if kind != FULL and each.held[HOST][FULL] is None and each in plan[FULL]:
                     continue  # its full pages were not copied, and sidecars need them
                 source = each.held[DEVICE][kind]
                 assert source is not None

@@ -43,11 +43,13 @@ class Residency:
         reclaims_duplicates: bool,
         evicts_mirrors: bool = False,
         leaving_refreshes: bool = False,
+        duplicates_first: bool = False,
         listener: CacheListener | None = None,
         entries: Entries | None = None,
     ) -> None:
-        # `leaving_refreshes`: eviction from the device counts as a use of the window or state that
-        # the host still holds. `entries`: None without a user's policy
+        # `leaving_refreshes`: windows and states that only the host holds are ordered by the time at
+        # which they left the device or were locked last, not by their last use.
+        # `duplicates_first`: they leave before host leaves. `entries`: None without a user's policy
         self.resident = ([0] * kinds.size, [0] * kinds.size)
         self.protected = ([0] * kinds.size, [0] * kinds.size)
 
@@ -68,6 +70,7 @@ class Residency:
         self._evicts_mirrors = evicts_mirrors
         self._frees_copies = reclaims_duplicates or evicts_mirrors
         self._leaving_refreshes = leaving_refreshes
+        self._duplicates_first = duplicates_first
 
     # -- recency ------------------------------------------------------------------------------
 
@@ -79,11 +82,15 @@ class Residency:
         for kind, window in self._windows:
             above, edge = node, window.first(node.end - 1)
             while above.end > edge and above.parent is not None:
-                above.aux_ticks[kind] = self.tick
+                self._touch(above, kind)
                 above = above.parent
 
     def touch_states(self, node: Node) -> None:
         for kind in self._points:
+            self._touch(node, kind)
+
+    def _touch(self, node: Node, kind: int) -> None:
+        if node.held[DEVICE][kind] is not None or not self._leaving_refreshes:
             node.aux_ticks[kind] = self.tick
 
     # -- holding ------------------------------------------------------------------------------
@@ -237,6 +244,8 @@ class Residency:
                 before = locks[kind]
                 locks[kind] = after = before + change
                 assert after >= 0, f"{above} is released more often than it was locked"
+                if self._leaving_refreshes and kind != FULL and above.held[DEVICE][kind] is None:
+                    above.aux_ticks[kind] = self.next_tick()
                 if not (before and after):
                     self._host_lock_changed(above, kind, change)
                 above = above.parent
@@ -257,12 +266,14 @@ class Residency:
             chosen = self._entries.victim(tier, kind, need, offered)
             if chosen is not None:
                 return chosen
+        spared = self._duplicate() if tier == HOST and FULL in among else None
+        if spared is not None and self._duplicates_first:
+            return spared, FULL
         firsts = [(node, each) for each in among if (node := self._first(tier, each)) is not None]
         if len(firsts) > 1:
             return min(firsts, key=lambda found: (queues[found[1]].priority(found[0]), found[1]))
         if firsts:
             return firsts[0]
-        spared = self._duplicate() if tier == HOST and FULL in among else None
         return None if spared is None else (spared, FULL)
 
     def reconsider(self, node: Node, kind: int) -> None:

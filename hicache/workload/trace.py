@@ -39,6 +39,7 @@ MOST_REPEATED = 1 << 26  # runs, blocks or messages that turns repeat, in all
 ROWS_IN = re.compile(r"\.(jsonl?|[ct]sv|parquet)\b", re.IGNORECASE)  # in the names of a folder
 LEAST_ALLOWED = 3  # odd rows that a small file may have, but always less than half of its rows
 DELIMITERS = (",", "\t", ";")  # of the columns of a table
+MOST_REASONS = 8  # that notes name
 NUM_TRIED = 10  # lines in which a file's form is looked for
 CHUNK = 1 << 20
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -240,8 +241,10 @@ def _counted(odd: list[_Odd], done: str) -> Iterator[str]:
     places: dict[str, list[str]] = {}
     for where, why in odd:
         places.setdefault(why, []).append(where)
-    for why, found in places.items():
+    for why, found in list(places.items())[:MOST_REASONS]:
         yield f"{len(found):,} {done}: {why} (first: {found[0]})"
+    if len(places) > MOST_REASONS:
+        yield f"{len(places) - MOST_REASONS:,} other reasons why rows are odd"
 
 
 class _Limit:

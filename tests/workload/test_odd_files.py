@@ -137,6 +137,15 @@ def test_answers_that_no_row_has_get_the_length_that_is_set(tmp_path: Path) -> N
     assert found.counts == {}
 
 
+def test_notes_name_some_of_many_reasons(tmp_path: Path) -> None:
+    rows = block_rows(200)
+    for n, row in enumerate(rows[:20]):
+        row["input_length"] = 2000 + 600 * n
+    notes = load_rows(tmp_path, rows).notes
+    assert sum("left out" in note for note in notes) == 8
+    assert notes[-1] == "12 other reasons why rows are odd"
+
+
 def test_a_parent_outside_the_file_is_none(tmp_path: Path) -> None:
     rows = [row | {"chat_id": n, "parent_chat_id": 90 + n} for n, row in enumerate(block_rows(3))]
     found = load_rows(tmp_path, rows)

@@ -582,9 +582,10 @@ class CacheConfig:
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
-    # Keep the sliding window before the end of an answer, so that a later request can resume there.
-    # False keeps none, as vLLM does.
-    keeps_answer_windows: bool = True
+    # Of the ends of prompts and answers, keep windows and states only where an equal prompt can
+    # resume, at the last page boundary before a prompt's last token, as vLLM does. False keeps them
+    # at the last page boundary of prompts and of answers, where a longer prompt can resume.
+    keeps_for_repeats: bool = False
     # Insert and copy an answer whenever it has grown by this many pages. None means once, when it
     # is complete, as do models with Mamba states, which have no state to resume from before.
     answer_pages: int | None = knob(None, least=1)

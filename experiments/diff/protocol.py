@@ -6,8 +6,8 @@ description of itself. Then it receives lists of calls of its methods, such as
     [("finish", 3), ("admit", 7, tokens, prompt_len)], or [("probe", tokens)]
 
 and answers each list with the result of its last call, or with a `SideError`, which ends the
-process. An empty list ends it too; the last answer is its peak memory in bytes. Messages are pickled objects on a pipe; the engine's own output
-goes to the side's log.
+process. An empty list ends it too; the last answer is its peak memory in bytes. Messages are
+pickled objects on a pipe; the engine's own output goes to the side's log.
 
 To add an engine, write a module with `open_side(pools, options) -> Side` that runs in the
 environment of `experiments.diff.engines`, and add it there. Lengths are tokens, states are counted

@@ -58,6 +58,7 @@ class SimulatorSide:
         self._pools, self._page = pools, pools.page_size
         self._eviction = options.get("eviction", "lru")
         self._write_policy = options.get("write_policy", "write_through")
+        self._has_state = options.get("compat", SGLANG) == SGLANG  # vLLM reports none
         try:
             config = config_for(pools, options)
             self.engine, self._runtime = build(config)
@@ -156,7 +157,7 @@ class SimulatorSide:
             swa_loaded=loaded[SWA] * self._page,
             states_loaded=min(loaded[MAMBA], 1),
             admission=admission,
-            state=self._state(),
+            state=self._state() if self._has_state else None,
         )
 
     def finish(self, number: int) -> None:
@@ -445,6 +446,8 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
             values |= {"cache.windows": "every", "cache.checkpoint_tokens": page}
         else:
             values |= {"compat.quirks.trims_windows": True}
+    elif pools.num_states and compat != SGLANG:
+        values |= {"cache.pools": "shared_both", **equal_states(page)}
     if pools.window_len:
         swa_host_tokens = int(pools.swa_tokens * pools.host_ratio) // page * page
         values |= {
@@ -471,6 +474,15 @@ def request_of(number: int, prompt: Tokens, answer: Tokens) -> Request:
         prompt=spans_of(prompt),
         output=spans_of(answer),
     )
+
+
+def equal_states(page_size: int) -> dict[str, object]:
+    """Return shapes of layers for which a state has as many bytes as a page of full attention."""
+    shape = {"num_layers": 64, "num_full_layers": 32, "num_mamba_layers": 32, "conv_taps": 1}
+    heads = {"heads": page_size, "head_dim": 16, "state_dim": 32}
+    shape |= {f"recurrent_{name}": size for name, size in heads.items()}
+    values = {"parallel.tp": 2, "model.pattern": "D F"}
+    return values | {f"model.{name}": size for name, size in shape.items()}
 
 
 def spans_of(tokens: Tokens) -> TokenSpans:

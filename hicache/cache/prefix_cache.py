@@ -265,7 +265,9 @@ class PrefixCache:
 
         Tokens from position `length` on do not attend to the freed pages. The window before the
         last page boundary below `length` is kept, because a repeated prompt would resume there.
+        With `cache.keeps_for_repeats`, that boundary may be `length`.
         """
+        length += self.knobs.keeps_for_repeats
         sequence.left_page = last_page = (length - 1) // self.page_size
         kinds = self.tree.kinds
         for kind, window in kinds.all_windows:
@@ -351,7 +353,7 @@ class PrefixCache:
         self.host.save_path(node, sequence.request_id, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
-        keeps = not is_answer or self.knobs.keeps_answer_windows
+        keeps = not (is_answer and self.knobs.keeps_for_repeats)
         self.publish(sequence, num_pages, is_answer=is_answer, keeps_window=keeps)
         self.abandon(sequence)
 

@@ -22,7 +22,7 @@ class CheckpointSaver:
         """Ask the policy at which lengths of its prompt a request keeps a state or window."""
         req.branch_len, req.placed = match.branch_len, []
         if self._kinds.aux:
-            last = self._floor(req.target_len)
+            last = self._end(req)
             placed = self._policy.checkpoints(self._kind, req.kv_len, last, match.branch_len)
             req.placed = sorted({self._floor(length) for length in placed})
 
@@ -56,13 +56,16 @@ class CheckpointSaver:
                 slot, req.sequence.spare_slots = req.sequence.spare_slots or None, []
             else:
                 slot = self._cache.take_state_slot(req.sequence)
-            if slot is None and length == self._floor(req.target_len):
+            if slot is None and length == self._end(req):
                 slot, req.sequence.boundary_slot = req.sequence.boundary_slot, None
             if slot is None:
                 self._cache.counters["scheduler/missed_checkpoint_count"] += 1
                 continue
             saves.append((length, slot))
         return saves
+
+    def _end(self, req: RequestState) -> int:
+        return self._floor(req.target_len - self._cache.knobs.keeps_for_repeats)
 
     def _floor(self, length: int) -> int:
         return length // self._page * self._page

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hicache.cache.kinds import FULL, SWA
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.eviction import VictimQueue
@@ -134,6 +134,17 @@ def test_a_host_smaller_than_the_device_keeps_what_was_used_last(name: str) -> N
     complete_all(cache)
     check(cache, None, [])
     assert cache.tree.residency.resident[HOST][FULL] == 4
+
+
+@pytest.mark.parametrize(("trims_leaves", "num_left"), [(False, 0), (True, 2)])
+def test_a_state_leaves_a_leaf_alone_where_single_pages_leave(
+    *, trims_leaves: bool, num_left: int
+) -> None:
+    cache = make_cache(device=(8, 0, 3), host=(0, 0, 0), has_states=True, trims_leaves=trims_leaves)
+    run_request(cache, tokens_of(8), 8)
+    assert cache.device.allocate(MAMBA, 3) is not None
+    resident = cache.tree.residency.resident[DEVICE]
+    assert (resident[FULL], resident[MAMBA]) == (num_left, 0)
 
 
 def test_the_pages_that_are_left_of_a_leaf_go_before_a_leaf_that_was_used_later() -> None:

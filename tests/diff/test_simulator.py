@@ -349,3 +349,9 @@ def test_a_short_read_below_a_node_is_used_unless_it_brings_no_window(
     outcome = admit(ours, 18, first)
     assert outcome.hits.storage == hit
     assert sum(outcome.hits) == 320 + hit
+
+
+@pytest.mark.parametrize("pools", [{"window_len": 32, "swa_tokens": 640}, {"num_states": 6}])
+def test_for_vllm_blocks_of_all_kinds_have_the_same_size(pools: dict[str, int]) -> None:
+    kinds = side("vllm_0_33", has_storage=0, **pools)._tree.kinds
+    assert len({kinds.page_bytes[kind] for kind in kinds.numbers}) == 1

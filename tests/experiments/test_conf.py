@@ -133,6 +133,7 @@ def test_compat_with_vllm_is_about_pages_and_answers():
     assert knobs.trims_leaves
     assert not knobs.backs_up_answers
     assert knobs.loads_last_page
+    assert knobs.keeps_for_repeats
 
 
 def test_a_single_knob_beats_the_preset():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hicache.cache.kinds import SWA, Kinds
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import CacheConfig, QuirksConfig
 from hicache.policies.policy import presets
 from hicache.scheduler.checkpoints import CheckpointSaver
@@ -61,6 +62,7 @@ class Asked:
 def checkpoints(placement: Any, *, slots: int = 9, kinds: Kinds = STATES) -> CheckpointSaver:
     free = list(range(slots))
     cache: Any = SimpleNamespace(
+        knobs=CacheConfig(),
         page_size=PAGE,
         tree=SimpleNamespace(kinds=kinds, policy=placement),
         counters=Counter(),
@@ -207,3 +209,23 @@ def test_a_prompt_that_leaves_another_goes_on_from_the_nearest_state(
     for number, prompt in enumerate(prompts):
         world.serve([request_of(number, prompt, [9, 9])])
     assert [req.cached_len for req, _ in world.finished] == cached
+
+
+@pytest.mark.parametrize(
+    ("kind", "keeps_for_repeats", "usable"),
+    [
+        ("full_swa", False, [16, 24, 40]),
+        ("full_swa", True, [16, 16, 16]),
+        ("full_mamba", False, [0, 24, 40]),
+        ("full_mamba", True, [16, 16, 16]),
+    ],
+)
+def test_an_equal_prompt_a_longer_one_and_the_next_turn_resume_where_an_end_was_kept(
+    kind: str, usable: list[int], *, keeps_for_repeats: bool
+) -> None:
+    world = World(plot_of(kind, keeps_for_repeats=keeps_for_repeats))
+    request = request_of(0, range(24), range(100, 120))
+    world.serve([request])
+    tokens = request.prompt.to_bytes() + request.output.to_bytes()
+    found = [world.cache.match(Sequence(tokens), length) for length in (24, 25, 42)]
+    assert [match.usable_len for match in found] == usable

@@ -251,7 +251,8 @@ class RadixTree:
         for kind, window in self._windows:
             edge = window.first(node.end)
             # one new page more than a match needs: an equal prompt starts one page earlier
-            for above in node.path(edge if window.is_chunk else edge - 1):
+            is_exact = window.is_chunk or self.knobs.keeps_for_repeats
+            for above in node.path(edge if is_exact else edge - 1):
                 is_page_more = above.num_pages == 1 and above.held[HOST][FULL] is None
                 if above.held[DEVICE][kind] is None and above.held[HOST][kind] is None:
                     break  # of no use without the rest of the window
@@ -323,12 +324,14 @@ class RadixTree:
     def lost(self, node: Node, tier: int, kind: int) -> tuple[int, ...]:
         """Return the kinds of data that a node loses on a tier when its data of `kind` is evicted.
 
-        A leaf loses all its data. An inner node loses the data of `kind` and what is useless
-        without it. The host's copy of full-attention KV that the device holds too leaves alone.
+        A leaf loses all its data, unless single pages leave (`cache.trims_leaves`). Other nodes
+        lose the data of `kind` and what is useless without it. The host's copy of full-attention KV
+        that the device holds too leaves alone.
         """
-        if node in self.residency.queues[tier][FULL]:
+        is_leaf = node in self.residency.queues[tier][FULL]
+        if is_leaf and not self.knobs.trims_leaves:
             return self.kinds.lost_with[FULL]
-        return (FULL,) if kind == FULL else self.kinds.lost_with[kind]
+        return (FULL,) if kind == FULL and not is_leaf else self.kinds.lost_with[kind]
 
     def evict(self, node: Node, tier: int, kind: int, demand: Demand) -> list[FreePages]:
         """Evict a node's data of `kind` from a tier, and all data that is lost with it.

@@ -200,9 +200,9 @@ def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
     """Return the names of the settings in which the runs differ, such as `cache.eviction`.
 
     The random seed and the replayed part of the trace do not count as differences. If the settings
-    that the user typed explain all differences, only those are returned. `rules` means that versions
-    with other decision rules made the runs. Names such as `hicache source` come last; they mean
-    that source code or input files differ.
+    that the user typed explain all differences, only those are returned. `rules` means that the
+    runs decided by other rules. Names such as `hicache source` come last; they mean that source
+    code or input files differ.
     """
     keys = _differing_knobs(runs)
     if len({run.rules for run in runs}) > 1:  # also where the settings tell the runs apart

@@ -607,7 +607,7 @@ class Scheduler:
                 cache.leave_window(sequence, length)
             if not num_left:
                 finished.append(req)
-            elif answer_pages and self._steps_to_publish(req) <= 0:
+            if answer_pages and self._steps_to_publish(req) <= 0:
                 cache.publish(sequence, self._known_len(req) // page, is_answer=True)
         for req in finished:
             self.running.remove(req)

@@ -11,7 +11,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.shared import shared_pools
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import Batching, ExperimentConfig
+from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Runtime
@@ -22,8 +22,7 @@ from hicache.policies.policy import policy_of
 from hicache.policies.world import World
 from hicache.request import Request
 from hicache.scheduler.events import Listener
-from hicache.scheduler.running_first import RunningFirst
-from hicache.scheduler.scheduler import Scheduler
+from hicache.scheduler.running_first import scheduler_of
 
 
 def build_engine(
@@ -62,8 +61,7 @@ def build_engine(
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens, rates)
     is_real = config.executor.kind != "simulated"
-    is_vllm = config.scheduler.batching is Batching.running_first
-    scheduler = (RunningFirst if is_vllm else Scheduler)(
+    scheduler = scheduler_of(config.scheduler.batching)(
         cache,
         prefetcher,
         config.scheduler,

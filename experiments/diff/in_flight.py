@@ -154,7 +154,7 @@ def fly(
         base, head = (side.about() for side in sides)
         comparison = FlightComparison(base=base, head=head, pools=pools, num_requests=len(requests))
         try:
-            _run(
+            run_steps(
                 requests,
                 Arrivals(pools.in_flight, seed),
                 sides,
@@ -166,7 +166,7 @@ def fly(
     return comparison
 
 
-def _run(
+def run_steps(
     requests: Sequence[Request],
     arrivals: Arrivals,
     sides: tuple[SideProcess, SideProcess],
@@ -174,6 +174,7 @@ def _run(
     *,
     until_first: bool,
 ) -> None:
+    """Send both sides the same arrivals, step by step, and add their rows to the comparison."""
     num_come, idle = 0, 0
     while min(total["requests finished"] for total in comparison.totals) < len(requests):
         num_open = num_come - comparison.totals[0]["requests finished"]

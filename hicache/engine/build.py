@@ -11,7 +11,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.shared import shared_pools
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import Batching, ExperimentConfig
+from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Runtime
@@ -63,8 +63,7 @@ def build_engine(
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens, rates)
     is_real = config.executor.kind != "simulated"
-    kinds = {Batching.running_first: RunningFirst, Batching.prompts_together: PromptsTogether}
-    scheduler = kinds.get(config.scheduler.batching, Scheduler)(
+    scheduler = scheduler_of(config.scheduler.batching)(
         cache,
         prefetcher,
         config.scheduler,
@@ -75,6 +74,12 @@ def build_engine(
         listener=listener,
     )
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
+
+
+def scheduler_of(batching: Batching) -> type[Scheduler]:
+    """Return the class of scheduler that plans steps of this kind."""
+    kinds = {Batching.running_first: RunningFirst, Batching.prompts_together: PromptsTogether}
+    return kinds.get(batching, Scheduler)
 
 
 def _world(

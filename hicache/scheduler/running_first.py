@@ -3,14 +3,16 @@
 The rules are those of vLLM 0.33.0: line numbers are of `v1/core/sched/scheduler.py`.
 """
 
+from collections.abc import Callable
 from math import inf
 
+from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import MatchResult
 from hicache.config import SchedulerConfig
 from hicache.request import TOKEN_BYTES
-from hicache.scheduler.admission import Admission, StepBudget
+from hicache.scheduler.admission import Admission, StepBudget, ceil_page
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.queue_waits import Cause, Shortage
@@ -26,20 +28,35 @@ class WholePromptFits(Admission):
     still need (line 1443).
     """
 
-    def __init__(self, cache: PrefixCache, config: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        config: SchedulerConfig,
+        begun: Callable[[], list[RequestState]],
+    ) -> None:
         super().__init__(cache, config)
-        self.begun: list[RequestState] = []  # prompts that are computed or loaded in part
+        self._begun = begun  # returns the requests whose prompts are computed or loaded in part
 
     def decide(self, req: RequestState, match: MatchResult, budget: StepBudget) -> Admit | Defer:
-        page, room = self._page, self._cache.room()
-        needed = -(-req.target_len // page) * page - match.device_prefix_len
+        cache, page, kinds = self._cache, self._page, self._cache.tree.kinds
+        stands, room = not cache.device.is_shared, cache.room()
+        own: dict[int, float] = {FULL: ceil_page(req.target_len, page) - match.device_prefix_len}
+        needed = int(own[FULL])
         if needed <= room and match.needs_host_load_back:
             needed = match.host_hit_length + page * sum(
-                -(-each.target_len // page) - each.sequence.num_pages for each in self.begun
+                -(-each.target_len // page) - each.sequence.num_pages for each in self._begun()
             )
         if needed > room:
-            stands = not self._cache.device.is_shared
             return Defer(Reason.tokens, stands=stands, needed=needed, room=room)
+        for kind, window in kinds.window_lens.items():  # at most a window and a step are held
+            most = ceil_page(window - 1 + self._config.chunk_tokens, page) + page
+            own[kind] = min(own[FULL] + match.host_hits[kind], most)
+            if own[kind] > cache.room(kind) - cache.taken(kind, {**own, kind: 0}):
+                return Defer(Reason.swa_tokens, stands=stands)
+        for kind in kinds.points:
+            needed = cache.quirks.states_per_request + match.host_hits[kind]
+            if needed > cache.room(kind) - cache.taken(kind, {**own, kind: 0}):
+                return Defer(Reason.slots, stands=stands)
         return Admit(budget.chunk_tokens)
 
     def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None: ...
@@ -48,10 +65,16 @@ class WholePromptFits(Admission):
 class RunningFirst(Scheduler):
     """The scheduler of `scheduler.batching=running_first`."""
 
-    _admission: WholePromptFits
+    @property
+    def _shows_early(self) -> bool:
+        return not self.cache.tree.kinds.aux  # windows and states follow when they are computed
 
     def _admission_of(self) -> Admission:
-        return WholePromptFits(self.cache, self.config)
+        return WholePromptFits(self.cache, self.config, lambda: [*self._partials, *self.loading])
+
+    @property
+    def _partials(self) -> list[RequestState]:
+        return [] if self.partial is None else [self.partial]
 
     def _compose(self, batch: Batch, now_ns: int) -> Shortage:
         before = self.counters["scheduler/retracted_count"]
@@ -66,12 +89,16 @@ class RunningFirst(Scheduler):
         for req in list(self.loading):  # before the other requests that wait (line 1065)
             if self.partial is not None or budget.chunk_tokens <= 0:
                 break
-            if req.load_back not in self.cache.in_flight:
-                if self._num_active(batch) >= self.config.max_running:
-                    break
-                self.loading.remove(req)
-                req.load_back = None
-                self._continue_partial(req, batch, budget)
+            if req.load_back in self.cache.in_flight:
+                continue
+            if self._num_active(batch) >= self.config.max_running:
+                return Shortage(Cause.running, req.request.id)
+            held = req.sequence.num_pages * self._page
+            if ceil_page(req.target_len, self._page) > held + self.cache.room():
+                return Shortage(Cause.tokens, req.request.id)  # it keeps its pages
+            self.loading.remove(req)
+            req.load_back = None
+            self._continue_partial(req, batch, budget)
         return self._scan(batch, budget, now_ns)
 
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
@@ -109,13 +136,13 @@ class RunningFirst(Scheduler):
         else:
             super()._add_extend(req, chunk_end, batch, budget)
             # other requests of this step hit it already (`kv_cache_manager.py`, line 625)
-            for length, keeps_window in batch.extends[-1].published:
-                pages = length // self._page
-                self.cache.publish(req.sequence, pages, keeps_window=keeps_window, copies=False)
-        partial = [] if self.partial is None else [self.partial]
-        self._admission.begun = [*partial, *self.loading]
+            for length, _ in batch.extends[-1].published if self._shows_early else ():
+                self.cache.publish(req.sequence, length // self._page, copies=False)
 
     def _publish(self, extend: Extend) -> None:
+        if not self._shows_early:
+            super()._publish(extend)
+            return
         for length, _ in extend.published:  # the pages are in the tree, and computed by now
             is_answer = length > extend.req.request.prompt_len
             self.cache.back_up(extend.req.sequence, length // self._page, is_answer=is_answer)

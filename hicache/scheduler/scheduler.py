@@ -632,7 +632,7 @@ class Scheduler:
                 assert has_room, "a decode step was planned without free pages for it"
             if not num_left:
                 finished.append(req)
-            elif answer_pages and self._steps_to_publish(req) <= 0:
+            if answer_pages and self._steps_to_publish(req) <= 0:
                 cache.publish(sequence, self._known_len(req) // page, is_answer=True)
         for req in finished:
             self.running.remove(req)

@@ -19,6 +19,7 @@ from hicache.config import (
     StorageConfig,
     WorkloadConfig,
 )
+from hicache.engine.build import scheduler_of
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.agreement import TracedAllocator
@@ -31,7 +32,6 @@ from hicache.observe.invariants import check_laws
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.request_state import RequestState
-from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.feeder import Feeder
 from tests.cache.small import make_cache, make_pools, prefetcher_of
@@ -226,7 +226,7 @@ def engine_of(
     )
     host_tokens = plot.host[FULL] * plot.page_size
     prefetcher = prefetcher_of(cache, plot.prefetch, host_tokens) if plot.has_storage else None
-    scheduler = Scheduler(
+    scheduler = scheduler_of(plot.scheduler.batching)(
         cache,
         prefetcher,
         plot.scheduler,

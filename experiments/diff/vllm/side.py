@@ -169,8 +169,7 @@ class VllmSide:
         # load-backs complete in the step that requests them
         if asked is None:
             return None
-        done = set(asked.jobs_to_flush or ())
-        received = set()
+        done, received = set(), set()
         for number, job in asked.load_jobs.items():
             done.add(number)
             received.add(job.req_id)
@@ -178,6 +177,8 @@ class VllmSide:
         for number, job in asked.store_jobs.items():
             self._late.append((self._now + self._pools.copy_delay, number))
             self._count_copy(job, "back_up")
+        # a job may be flushed again before its end was reported
+        done.update({number for _, number in self._late}.intersection(asked.jobs_to_flush or ()))
         while self._late and self._late[0][0] <= self._now:
             done.add(self._late.popleft()[1])
         self._late = deque(each for each in self._late if each[1] not in done)

@@ -96,7 +96,8 @@ class VllmSteps:
         # hand the sampled tokens to the scheduler: at once, or after the next step was scheduled
         results = self._waiting_results
         results.append((output, connected, ends))
-        while len(results) > int(self._is_late and bool(ends)):
+        num_kept = int(self._is_late and bool(ends))  # an empty step does not run
+        while len(results) > num_kept:
             output, connected, ends = results.pop(0)
             names = list(ends)
             self._scheduler.update_from_output(

@@ -1,0 +1,141 @@
+"""Steps in vLLM's order (`scheduler.batching=running_first`), and answers that end a plan late."""
+
+from dataclasses import replace
+
+import pytest
+
+from hicache.config import Batching
+from hicache.scheduler.batch import Batch
+from tests.scheduler.world import SCHEDULER, World, plot_of, random_requests, request_of
+
+VLLM = replace(SCHEDULER, batching=Batching.running_first)
+
+
+def world_of(
+    pages: int = 40, *, host: int = 0, asynchronous: bool = False, chunk: int = 64
+) -> World:
+    config = replace(VLLM, asynchronous=asynchronous, chunk_tokens=chunk)
+    plot = plot_of(
+        "full", scheduler=config, device=(pages, 0, 0), host=(host, 0, 0), has_storage=False
+    )
+    return World(plot)
+
+
+def submit(world: World, number: int, length: int, num_answers: int = 9) -> None:
+    tokens = range(1000 * number, 1000 * number + length)
+    world.scheduler.submit(request_of(number, tokens, [7] * num_answers), 0)
+
+
+def step(world: World) -> Batch:
+    batch = world.scheduler.plan(0)
+    assert batch is not None
+    world.scheduler.commit(batch, 1, 0)
+    return batch
+
+
+def chunks(batch: Batch) -> list[tuple[int, int, int]]:
+    return [(each.req.request.id, each.start, each.end) for each in batch.extends]
+
+
+def ids(batch: Batch) -> list[int]:
+    return [req.request.id for req in batch.decodes]
+
+
+def test_decodes_take_tokens_of_the_budget_and_a_chunk_ends_at_any_token() -> None:
+    world = world_of()
+    submit(world, 1, 20)
+    submit(world, 2, 100)
+    assert chunks(step(world)) == [(1, 0, 20), (2, 0, 44)]
+    batch = step(world)
+    assert ids(batch) == [1]
+    assert chunks(batch) == [(2, 44, 100)]
+
+
+def test_a_request_hits_what_another_one_computes_in_the_same_step() -> None:
+    world = world_of()
+    for number in (1, 2):
+        world.scheduler.submit(request_of(number, [*range(24), number], [7]), 0)
+    assert chunks(step(world)) == [(1, 0, 25), (2, 24, 25)]
+
+
+def test_back_ups_start_when_the_step_ends() -> None:
+    world = world_of(host=40)
+    submit(world, 1, 24)
+    batch = world.scheduler.plan(0)
+    assert batch is not None
+    assert world.cache.outbox == []
+    world.scheduler.commit(batch, 1, 0)
+    assert len(world.cache.outbox) == 1
+
+
+def test_nothing_is_reserved_for_answers_and_the_whole_prompt_must_fit() -> None:
+    world = world_of(pages=8, chunk=16)
+    submit(world, 1, 30, num_answers=20)  # four pages, and three more for the answer
+    submit(world, 2, 32)  # four pages
+    step(world)
+    assert chunks(step(world)) == [(1, 16, 30), (2, 0, 2)]
+    world = world_of(pages=8, chunk=16)
+    submit(world, 1, 30, num_answers=20)
+    submit(world, 2, 33)  # a page too many, although its first chunk fits
+    for _ in range(3):
+        step(world)
+    assert [req.request.id for req in world.scheduler.waiting] == [2]
+
+
+def test_the_last_admitted_goes_to_the_head_of_the_queue_and_nobody_starts_in_that_step() -> None:
+    world = world_of(pages=8)
+    for number in (1, 2, 3):
+        submit(world, number, 24, num_answers=30)  # three pages, which the prompt fills
+    assert len(step(world).extends) == 2
+    for _ in range(8):
+        assert ids(step(world)) == [1, 2]
+    batch = step(world)
+    assert ids(batch) == [1]
+    assert chunks(batch) == []
+    assert [req.request.id for req in world.scheduler.waiting] == [2, 3]
+    assert world.counters["scheduler/retracted_count"] == 1
+
+
+def test_a_loaded_request_computes_after_the_load_back() -> None:
+    world = world_of(pages=12, host=40)
+    world.serve([request_of(1, range(64), [7]), request_of(2, range(1000, 1080), [7])])
+    submit(world, 9, 8, num_answers=20)
+    step(world)
+    world.scheduler.submit(request_of(3, [*range(64), 5], [7]), 0)
+    batch = step(world)
+    assert (ids(batch), chunks(batch)) == ([9], [])
+    assert batch.load_backs == []
+    (req,) = world.scheduler.loading
+    world.scheduler.submit(request_of(4, [*range(64), 6], [7]), 0)
+    assert chunks(step(world)) == []  # nor does one that hits the same data
+    assert req.load_back is not None
+    world.cache.complete(req.load_back)
+    assert chunks(step(world)) == [(3, 64, 65), (4, 64, 65)]
+
+
+@pytest.mark.parametrize("batching", [Batching.prefill_first, Batching.running_first])
+def test_a_complete_answer_holds_its_memory_for_one_more_plan(batching: Batching) -> None:
+    rooms = {}
+    for asynchronous in (False, True):
+        config = replace(SCHEDULER, batching=batching, asynchronous=asynchronous)
+        world = World(plot_of("full", scheduler=config, host=(0, 0, 0), has_storage=False))
+        submit(world, 1, 20, num_answers=2)
+        submit(world, 2, 20, num_answers=9)
+        step(world)
+        step(world)
+        rooms[asynchronous] = world.cache.room()
+        assert [req.request.id for req in world.scheduler.ending] == [1] * asynchronous
+        step(world)
+        assert [req.request.id for req in world.scheduler.ended.finished] == [1]
+        assert world.cache.room() == rooms[False]
+    assert rooms[True] == rooms[False] - 24
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", ["full", "full_swa", "full_mamba", "all"])
+def test_all_requests_are_answered_on_small_pools(kind: str, *, asynchronous: bool) -> None:
+    config = replace(VLLM, asynchronous=asynchronous)
+    world = World(plot_of(kind, scheduler=config, device=(40, 40, 20), host=(20, 20, 9)))
+    world.serve(random_requests(5, count=30, gap_ns=10_000_000))
+    assert sorted(req.request.id for req, _ in world.finished) == list(range(30))
+    assert world.counters["scheduler/retracted_count"] > 0

@@ -128,7 +128,7 @@ class SglangSide:
         self._names: dict[int, tuple[int, int, list[int]]] = {}
         self._steps: Any = None
         if pools.in_flight:
-            from experiments.diff.sglang.steps import Steps  # noqa: PLC0415  # a server's imports
+            from experiments.diff.sglang.steps import Steps  # a server's imports
 
             self._steps = Steps(self, options)
 
@@ -177,7 +177,9 @@ class SglangSide:
         )
 
     def match(self, tokens: Tokens) -> None:
-        request_of("aborted", tokens, len(tokens)).init_next_round_input(self.cache, cow_mamba=False)
+        request_of("aborted", tokens, len(tokens)).init_next_round_input(
+            self.cache, cow_mamba=False
+        )
 
     def finish(self, number: int) -> None:
         req, tokens = self._running.pop(number)

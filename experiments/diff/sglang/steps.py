@@ -94,9 +94,7 @@ class SteppedScheduler(Scheduler):  # type: ignore[misc]
         self.metrics_collector = self.load_publisher = Idle()
         self.load_inquirer = Idle(_get_num_pending_tokens=lambda **_: 0)
         self.grammar_manager = Idle()
-        self.beam_coordinator = Idle(
-            pending_member_rows=lambda _: 0, commit_decode=lambda _: set()
-        )
+        self.beam_coordinator = Idle(pending_member_rows=lambda _: 0, commit_decode=lambda _: set())
         self.ngram_embedding_manager = Idle(prepare_for_forward=lambda batch, **_: batch)
         self.dp_attn_adapter = Idle(
             maybe_prepare_mlp_sync_batch=lambda batch, **_: batch,
@@ -185,6 +183,8 @@ class Steps:
             req = request_of(f"{number}", tokens, prompt_len)
             self._open[number] = req, tokens
             scheduler._add_request_to_queue(req)
+        if not scheduler.running_batch.batch_is_full:  # else what it lacked stands
+            Adder.lacks = None
         scheduler.run_pass()
         ended = sorted(number for number, (req, _) in self._open.items() if req.finished())
         for number in ended:
@@ -214,7 +214,7 @@ class Steps:
 
     def _deferred(self) -> list[list[object]]:
         scheduler, waiting = self._scheduler, self._scheduler.waiting_queue
-        if not waiting:
+        if not waiting or Adder.lacks is None:
             return []
         num_running = len(scheduler.running_batch.reqs)
         is_full = scheduler.get_num_allocatable_reqs(num_running) <= 0

@@ -45,7 +45,7 @@ class Residency:
         entries: Entries | None = None,
     ) -> None:
         # `leaving_refreshes`: eviction from the device counts as a use of the window or state that
-        # the host still holds. `entries`: None without a user's policy
+        # the host still holds, and a match does not. `entries`: None without a user's policy
         self.resident = ([0] * kinds.size, [0] * kinds.size)
         self.protected = ([0] * kinds.size, [0] * kinds.size)
 
@@ -75,11 +75,15 @@ class Residency:
         for kind, window in self._windows:
             above, edge = node, window.first(node.end - 1)
             while above.end > edge and above.parent is not None:
-                above.aux_ticks[kind] = self.tick
+                self._touch(above, kind)
                 above = above.parent
 
     def touch_states(self, node: Node) -> None:
         for kind in self._points:
+            self._touch(node, kind)
+
+    def _touch(self, node: Node, kind: int) -> None:
+        if node.held[DEVICE][kind] is not None or not self._leaving_refreshes:
             node.aux_ticks[kind] = self.tick
 
     # -- holding ------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hicache.cli.api import Run, Sweep, compare, load, run, sweep
+    from hicache.api import Run, Sweep, compare, load, run, sweep
 
 __all__ = ["Run", "Sweep", "compare", "load", "run", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("hicache.cli.api"), name)
+        return getattr(import_module("hicache.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

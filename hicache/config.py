@@ -1,7 +1,7 @@
 """Every knob of a run, typed and checked.
 
 These frozen dataclasses hold the settings that the code receives. They are also the schema against
-which the command line is checked (`hicache/cli/schema.py` registers them with Hydra; this module
+which the command line is checked (`hicache/runs/schema.py` registers them with Hydra; this module
 does not need Hydra). `__post_init__` checks single knobs and names the knob in its errors.
 """
 
@@ -574,9 +574,17 @@ class CacheConfig:
     # When a leaf of the radix tree is evicted, drop only as many of its pages as are needed, from
     # its end, as vLLM does. False evicts the whole leaf.
     trims_leaves: bool = False
+    # Let the host drop its copies of data that the device holds too, in the order of
+    # `cache.eviction`, as vLLM does. False keeps them until the device evicts the data, as SGLang
+    # does, so that a host smaller than the device soon takes no new copies, and storage neither.
+    # No effect with cache.write_policy=write_back.
+    evicts_mirrors: bool = False
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
+    # Keep the sliding window before the end of an answer, so that a later request can resume there.
+    # False keeps none, as vLLM does.
+    keeps_answer_windows: bool = True
     # Insert and copy an answer whenever it has grown by this many pages. None means once, when it
     # is complete, as do models with Mamba states, which have no state to resume from before.
     answer_pages: int | None = knob(None, least=1)

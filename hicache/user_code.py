@@ -90,7 +90,7 @@ def loaded(setting: str, name: str) -> Callable[..., Any]:
 
 
 def told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{type(error).__name__}: {error!s:.300}" if str(error) else type(error).__name__
 
 
 def place_of(thing: object) -> str:

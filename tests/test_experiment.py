@@ -15,7 +15,6 @@ from hicache.cache.pages import Pools
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tree.entry import Entry
 from hicache.cache.tree.node import MatchResult, Node
-from hicache.cli import schema
 from hicache.clock import SECOND_NS
 from hicache.config import (
     CHECKPOINT_PLACEMENTS,
@@ -38,6 +37,7 @@ from hicache.policies.stop import STOPS
 from hicache.policies.world import World
 from hicache.results.metrics import Progress, Result, Row, Status, summarize
 from hicache.results.verdict import is_overloaded
+from hicache.runs import schema
 from hicache.scheduler.request_state import RequestState
 from hicache.workload.workload import Workload, load_workload
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from hicache import experiment
-from hicache.cli.schema import CONF, config_of
 from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig, StartState, StorageConfig
 from hicache.results.metrics import Result
+from hicache.runs.schema import CONF, config_of
 
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
 HYBRIDS = ("gemma3_27b", "qwen3_next_80b", "tiny_hybrid")

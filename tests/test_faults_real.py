@@ -21,9 +21,9 @@ import pytest
 import yaml
 
 from hicache import experiment
-from hicache.cli.schema import CONF, config_of
 from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig
 from hicache.results.metrics import Result
+from hicache.runs.schema import CONF, config_of
 
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
 KINDS = ("slab", "file")
@@ -63,7 +63,7 @@ DAMAGED_BYTES = 256  # where damage is done: no page of the model is shorter
 WRITER = """
 import sys
 from hicache import experiment
-from hicache.cli.schema import config_of
+from hicache.runs.schema import config_of
 from hicache.executor.real.io import TorchIo
 store = TorchIo._store
 def storing(*arguments):

@@ -1,15 +1,17 @@
 """Every numeric setting has limits, at both ends."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import Field, fields, is_dataclass, replace
 from math import inf, nan
 from typing import Any
 
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.config import LEAST_FLOAT, MOST_FLOAT, MOST_INT, ExperimentConfig
+from hicache.engine.deployment import deploy
+from hicache.models.shapes import Part
+from hicache.runs.schema import config_of
 
 
 def numeric(schema: type, prefix: str = "") -> Iterator[tuple[str, Field]]:
@@ -27,6 +29,7 @@ KNOBS = [name for name in FIELDS if not name.startswith(MODELS)]
 
 
 BASE = config_of("model=qwen3_next_80b", "hardware=h200")
+WITH_PART = config_of("model=glm5_3", "hardware=h200")
 
 
 def with_value(config: Any, name: str, value: object) -> Any:
@@ -84,3 +87,30 @@ def test_a_number_of_a_model_or_machine_is_bounded(name: str) -> None:
     for value in (10**300, -1) if is_whole(name) else (nan, inf, 1e300, -1.0):
         with pytest.raises(ValueError, match=r"\w+"):
             with_value(BASE, name, value)
+    for value in (0, 1, 10**18):
+        works_or_is_refused(lambda value=value: with_value(BASE, name, value))
+
+
+def works_or_is_refused(make: Callable[[], ExperimentConfig]) -> None:
+    try:
+        deploy(make()).cost.prefill_s(0, 1000)
+    except ValueError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    assert "\n" not in refused
+
+
+@pytest.mark.parametrize("item", [each for each in fields(Part) if each.type in (int, float)])
+def test_a_number_of_a_part_works_or_is_refused(item: Field) -> None:
+    (part,) = WITH_PART.model.parts
+
+    def with_part(value: float) -> ExperimentConfig:
+        parts = (replace(part, **{item.name: value}),)
+        return replace(WITH_PART, model=replace(WITH_PART.model, parts=parts))
+
+    for value in (10**300, -1) if item.type is int else (nan, inf, 1e300, -1.0):
+        with pytest.raises(ValueError, match=r"\w+"):
+            with_part(value)
+    for value in (0, 1, 10**18):
+        works_or_is_refused(lambda value=value: with_part(value))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from hicache import experiment
-from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.experiment import _workload
 from hicache.models import LayerKind
 from hicache.models.cost import CostModel
 from hicache.results.metrics import Result, summarize
+from hicache.runs.schema import config_of
 from hicache.workload.workload import Workload, load_workload, repeat_sessions, sample_sessions
 from tests.scheduler.world import request_of
 from tests.validity import runs

@@ -84,10 +84,22 @@ def test_a_sweep_runs_every_combination(tmp_path):
     assert len(hicache.load(grid.path).runs) == 4
 
 
-def test_a_finished_directory_is_not_overwritten(tmp_path):
-    hicache.run(*SMALL, out_dir=tmp_path / "run")
-    with pytest.raises(ValueError, match="holds a finished run"):
-        hicache.run(*SMALL, out_dir=tmp_path / "run")
+def test_a_finished_run_is_kept_and_not_overwritten_by_another(tmp_path, capsys):
+    run = hicache.run(*SMALL, out_dir=tmp_path / "run")
+    written = (run.path / "summary.json").stat().st_mtime_ns
+    assert hicache.run(*SMALL, out_dir=tmp_path / "run").summary == run.summary
+    assert "already finished" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"a finished run with another .*seed was 0 and is 1"):
+        hicache.run(*SMALL, "seed=1", out_dir=tmp_path / "run")
+    assert (run.path / "summary.json").stat().st_mtime_ns == written
+
+
+def test_the_grid_of_an_experiment_is_a_sweep(tmp_path):
+    few = ("experiment=eviction", "workload=agents", "workload.num_sessions=3", "seed=0")
+    with pytest.raises(ValueError, match=r"a grid of .*cache\.\w+.* use hicache\.sweep"):
+        hicache.run(*few)
+    grid = hicache.sweep(*few, "cache.host_gib=8", out_dir=tmp_path)
+    assert len(grid.runs) == len({each.path.name for each in grid.runs}) > 1
 
 
 def test_an_unknown_knob_is_refused(tmp_path):

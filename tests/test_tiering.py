@@ -8,11 +8,11 @@ import pytest
 from hicache import experiment
 from hicache.cache.tiers.transfer import StorageDelete, StorageWrite
 from hicache.cache.tree.keys import Key
-from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig, StorageConfig, Tiering
 from hicache.engine import simulated_runtime
 from hicache.executor.simulated.stores import EndlessStore
 from hicache.results.metrics import Result
+from hicache.runs.schema import config_of
 
 POLICIES = {
     "inclusive": {},

@@ -11,8 +11,8 @@ import sys
 from hydra import compose, initialize_config_dir
 
 from hicache import experiment
-from hicache.cli import schema
 from hicache.results.metrics import summarize
+from hicache.runs import schema
 
 
 def main(root: str, num_replays: str, *overrides: str) -> None:

@@ -84,8 +84,8 @@ class OurTree:
 
     def __init__(self, core: str, components: str) -> None:
         from hicache.cache.tree.sequence import Sequence
-        from hicache.cli.schema import config_of
         from hicache.experiment import build
+        from hicache.runs.schema import config_of
 
         tokens = 4 * NUM_PROMPTS * PAGE * NUM_PAGES
         sizes = [f"cache.device_tokens={tokens}"]
@@ -161,8 +161,8 @@ class SglangTree:
     def ready(self, key: Any) -> Any:
         node = self.match(key)
         known = self._cache.path_device_indices(node)
-        new = self._take(self._side._allocator, len(key) - len(known))
-        states = getattr(self._side._rows, "mamba_allocator", None)
+        new = self._take(self._side.allocator, len(key) - len(known))
+        states = getattr(self._side.rows, "mambaallocator", None)
         return self._theirs.InsertParams(
             key=key,
             value=self._join([known, new]),

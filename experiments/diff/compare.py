@@ -6,12 +6,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from random import Random
 
 import numpy as np
 
 from experiments.diff.engines import Launch, say
 from experiments.diff.process import SideProcess
-from experiments.diff.protocol import Call, Outcome, Pools, SideError, Tokens
+from experiments.diff.protocol import STAGES, Call, Outcome, Pools, SideError, Tokens
+from experiments.diff.serve import peak_bytes
 from hicache.request import Request
 
 
@@ -45,7 +47,8 @@ KIND_OF_AREA = {
     "pages": Kind.pages,
 }
 ADDED_UP = ("hit/", "moved/", "evicted/")  # areas of events, summed over all requests
-ABORTED_EVERY, LONG_EVERY = 3, 7  # requests, where `Pools.is_eventful`
+LONG_EVERY = 7  # requests, where `Pools.is_eventful`
+ABORTED_SHARE = 1 / 3  # of the requests, where `Pools.abort_seed`
 AT_THE_END = ("held/", "locked/", "free/")  # areas of the state
 
 
@@ -117,6 +120,8 @@ class Comparison:
         rows: one row per request, with the answers of both caches.
         failure: the reason why a cache could not continue after the last row. None means that both
             caches answered all requests.
+        peak_bytes: largest resident memory of base, head and this program. None means that the
+            process failed.
     """
 
     base: dict[str, str]
@@ -124,6 +129,7 @@ class Comparison:
     pools: Pools
     rows: tuple[Row, ...]
     failure: str | None = None
+    peak_bytes: tuple[int | None, ...] = ()
 
     @property
     def kinds(self) -> dict[Kind, int]:
@@ -183,7 +189,8 @@ def compare(
     rows: list[Row] = []
     failure = None
     with ExitStack() as stack:
-        driver = Driver(requests, pools, open_sides(stack, pools, launches, logs))
+        sides = open_sides(stack, pools, launches, logs)
+        driver = Driver(requests, pools, sides)
         try:
             for number in range(len(requests)):
                 rows.append(driver.next_row())
@@ -194,7 +201,14 @@ def compare(
         except SideError as error:
             failure = f"at request {len(rows)} {error}"
     base, head = driver.about
-    return Comparison(base=base, head=head, pools=pools, rows=tuple(rows), failure=failure)
+    return Comparison(
+        base=base,
+        head=head,
+        pools=pools,
+        rows=tuple(rows),
+        failure=failure,
+        peak_bytes=(*(side.peak_bytes for side in sides), peak_bytes()),
+    )
 
 
 def open_sides(
@@ -215,8 +229,13 @@ class Driver:
         self.about = sides[0].about(), sides[1].about()
         self._next = 0
         # by number of the next request: requests that end before it
-        self._ends: dict[int, list[int]] = {}
-        self._aborts = pools.is_eventful and all("matches" in about for about in self.about)
+        self._ends: dict[int, list[Call]] = {}
+        self._stages = [""] * len(requests)
+        if pools.abort_seed and all("aborts" in about for about in self.about):
+            draw = Random(pools.abort_seed)
+            self._stages = [
+                draw.choice(STAGES) if draw.random() < ABORTED_SHARE else "" for _ in requests
+            ]
 
     def next_row(self) -> Row:
         """Send the next request to both compared caches; return their answers.
@@ -228,14 +247,16 @@ class Driver:
         """
         number, self._next = self._next, self._next + 1
         request = self._requests[number]
-        calls: list[Call] = [("finish", each) for each in self._ends.pop(number, [])]
-        if self._aborts and number % ABORTED_EVERY == ABORTED_EVERY - 1:
-            aborted = self._requests[max(number - 8 - number % 24, 0)]
-            calls.append(("match", token_ids(aborted)[: aborted.prompt_len]))
+        calls, stage = self._ends.pop(number, []), self._stages[number]
         is_long = self._pools.is_eventful and number % LONG_EVERY == LONG_EVERY - 1
         stay = self._pools.num_running * (3 if is_long else 1)
-        self._ends.setdefault(number + stay, []).append(number)
-        calls.append(("admit", number, token_ids(request), request.prompt_len))
+        admit: Call = ("admit", number, token_ids(request), request.prompt_len)
+        if stage in ("", STAGES[-1]):
+            end: Call = ("abort" if stage else "finish", number)
+            self._ends.setdefault(number + stay, []).append(end)
+        else:
+            admit += (stage,)
+        calls.append(admit)
         for side in self._sides:
             side.ask(calls)
         outcomes: dict[str, Outcome] = {}

@@ -2,10 +2,10 @@
 
 Real traces have few prompts of exactly k pages, and reuse pages long before eviction. Here lengths
 are k pages, k pages and a token, 280 and 300 tokens (storage reads need at least 256) and random
-ones. Prompts begin, continue, branch, repeat and return late, in pools of a few requests. Some
-requests abort after the match, and some run so long that the pages they lock are the oldest. So a
-match that is a page short, a `<` that became a `<=` or an ignored lock shows within 500 requests,
-which take seconds.
+ones. Prompts begin, continue, branch, repeat and return late, in pools of a few requests. A third
+of the requests is aborted, and some run so long that the pages they lock are the oldest. So a match
+that is a page short, a `<` that became a `<=` or an ignored lock shows within 500 requests, which
+take seconds.
 """
 
 from random import Random
@@ -19,7 +19,12 @@ COUNT = 500
 COPIES = ("instant", "delayed:2")  # more delayed back-ups would lock more than the pools hold
 PAGE = 64
 POOLS = Pools(
-    page_size=PAGE, device_tokens=12_288, host_tokens=24_576, max_len=2_560, is_eventful=True
+    page_size=PAGE,
+    device_tokens=12_288,
+    host_tokens=24_576,
+    max_len=2_560,
+    is_eventful=True,
+    abort_seed=1,
 )
 SWA_TOKENS, NUM_STATES = 8_192, 28
 MOST_PAGES = 18  # of one request's new tokens

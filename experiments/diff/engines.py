@@ -24,7 +24,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from experiments.diff.protocol import SideError
-from hicache.cli.errors import missing
+from hicache.runs.errors import missing
 
 OURS = "hicache"
 RELEASE = re.compile(r"\d+(\.\w+)+")

@@ -31,11 +31,13 @@ class SideProcess:
     """Runs one of the compared caches in its own process; a context manager that ends the process.
 
     `ask` sends a question without waiting. `take_outcome` waits for the answer. So two caches can
-    work at the same time.
+    work at the same time. `peak_bytes` is the largest resident memory of a process that has ended
+    without an error, else None.
     """
 
     def __init__(self, launch: Launch, pools: Pools, log: Path) -> None:
         self.name = launch.name
+        self.peak_bytes: int | None = None
         self._log = log
         self._wire, theirs = Pipe()
         paths = dict.fromkeys([str(ROOT), str(Path.cwd()), *(sys.path[:1] or [])])
@@ -79,7 +81,9 @@ class SideProcess:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._send([])
-            with suppress(subprocess.TimeoutExpired):  # it has answered all questions
+            with suppress(SideError, subprocess.TimeoutExpired):  # it has answered all questions
+                if self._wire.poll(PATIENCE_S):
+                    self.peak_bytes = self._hear(int)
                 self._process.wait(PATIENCE_S)
         self._process.kill()
         self._process.wait()

@@ -6,7 +6,7 @@ description of itself. Then it receives lists of calls of its methods, such as
     [("finish", 3), ("admit", 7, tokens, prompt_len)], or [("probe", tokens)]
 
 and answers each list with the result of its last call, or with a `SideError`, which ends the
-process. An empty list ends it too. Messages are pickled objects on a pipe; the engine's own output
+process. An empty list ends it too; the last answer is its peak memory in bytes. Messages are pickled objects on a pipe; the engine's own output
 goes to the side's log.
 
 To add an engine, write a module with `open_side(pools, options) -> Side` that runs in the
@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 
 COMPONENTS = ("full", "swa", "mamba")
 TIERS = ("device", "host", "storage")
+# where a request is aborted: before storage has answered what it holds, before the pages are read,
+# after the first chunk of the prompt, in the middle of the answer
+STAGES = ("queued", "prefetching", "chunk", "decoding")
 # copies, by source and target
 MOVES = ("back_up", "load_back", "write", "read")
 Tokens = NDArray[np.int32]
@@ -63,8 +66,8 @@ class Pools:
     # requests in flight in a comparison of steps; 0 means that requests are compared one at a time
     in_flight: int = 0
     max_running: int = 256  # requests in one step, where several are in flight
-    # some requests are aborted as soon as they are matched, and some run three times as long
-    is_eventful: bool = False
+    is_eventful: bool = False  # some requests run three times as long
+    abort_seed: int = 0  # draws a third of the requests, and a stage at which each is aborted
 
     @property
     def host_ratio(self) -> float:
@@ -118,19 +121,17 @@ class Outcome:
 class Side(Protocol):
     def about(self) -> dict[str, str]: ...
 
-    def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
+    def admit(self, number: int, tokens: Tokens, prompt_len: int, stage: str = "") -> Outcome:
         """Admit a request and prefill its prompt; return cache hits and other counts.
 
         The prompt is the first `prompt_len` tokens. The rest of `tokens` is the answer. `number`
-        identifies the request until it is finished.
+        identifies the request until it is finished. With one of the first three `STAGES`, the
+        request is aborted there. Pages read for it do not count. A cache that takes a `stage` has a
+        key `aborts` in the result of `about()`, and a method `abort`.
         """
 
-    def match(self, tokens: Tokens) -> None:
-        """Look up a prompt in the cache as a request that is aborted while it waits would.
-
-        The method returns nothing and is optional. A cache with this method has a key `matches` in
-        the result of `about()`.
-        """
+    def abort(self, number: int) -> None:
+        """Decode half of a request's answer, and abort the request."""
 
     def finish(self, number: int) -> None:
         """Decode the rest of a request's answer, and release the request's pages.

@@ -41,6 +41,7 @@ def to_json(
         "unit_bytes": dict(unit_bytes),
         "kinds": {kind.name: count for kind, count in comparison.kinds.items()},
         "failure": comparison.failure,
+        "peak_bytes": comparison.peak_bytes,
         "first": None if comparison.first is None else comparison.first.number,
         "first_hit": None if comparison.first_hit is None else comparison.first_hit.number,
         "explanation": None if explanation is None else in_words(explanation, names_of(comparison)),
@@ -86,6 +87,9 @@ def to_markdown(
         pair = totals[0].get(name, 0), totals[1].get(name, 0)
         label = f"admission: {name.removeprefix('admission/')}"
         lines.append(f"| {label} | {pair[0]:,} | {pair[1]:,} | {pair[1] - pair[0]:+,} |")
+    peaks = zip((base, head, "this program"), comparison.peak_bytes, strict=False)
+    said = [f"{peak / 1e9:.2f} GB ({name})" for name, peak in peaks if peak is not None]
+    lines += ["", f"Peak memory: {', '.join(said)}."] if said else []
     lines += ["", "| requests | |", "|---|---:|"]
     lines += [f"| {kind.value} | {count:,} |" for kind, count in comparison.kinds.items()]
     if comparison.failure is not None:

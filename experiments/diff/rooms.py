@@ -7,9 +7,9 @@ from itertools import islice
 
 from experiments.diff import edges, odd
 from experiments.diff.protocol import Pools, SideError
-from hicache.cli.schema import CONF, config_of
 from hicache.config import WorkloadConfig
 from hicache.request import Request
+from hicache.runs.schema import CONF, config_of
 from hicache.workload.workload import load_workload
 
 # pools small enough for evictions in each trace, as in docs/validity.md

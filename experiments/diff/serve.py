@@ -2,6 +2,8 @@
 
 import importlib
 import os
+import resource
+import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -23,10 +25,17 @@ def serve(module: str, wire: Connection) -> None:
             answers = [getattr(side, name)(*arguments) for name, *arguments in calls]
             wire.send(answers[-1])
         side.close()
+        wire.send(peak_bytes())
     except Exception as error:
         traceback.print_exc()  # full traceback for the log
         said = error if isinstance(error, SideError) else f"{type(error).__name__}: {error}"
         wire.send(SideError(str(said).partition("\n")[0]))
+
+
+def peak_bytes() -> int:
+    """Return the largest resident memory that this process has had so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # elsewhere it is in KiB
 
 
 def _opener(module: str) -> Callable[[Pools, dict[str, str]], Side]:

@@ -6,7 +6,7 @@ copy is under way before the next request comes, so that no outcome depends on t
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from os.path import commonprefix
 
@@ -15,6 +15,7 @@ import numpy as np
 from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.pages import NodeView, page_names, state_of
 from experiments.diff.protocol import (
+    STAGES,
     Arrival,
     Hits,
     Outcome,
@@ -32,14 +33,14 @@ from hicache.cache.tiers.transfer import BackUp, LoadBack, Reported, StorageWrit
 from hicache.cache.tree.keys import Key, keys, kinds_of
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.cli.schema import config_of
 from hicache.clock import NEVER, Clock
 from hicache.config import ExperimentConfig
-from hicache.engine.loop import serve
+from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io
 from hicache.executor.completions import Delivery
 from hicache.experiment import build
 from hicache.request import TOKEN_BYTES, Request, TokenSpans
+from hicache.runs.schema import config_of
 from hicache.scheduler.request_state import RequestState
 from hicache.workload.feeder import Dropped, Release
 
@@ -79,34 +80,82 @@ class SimulatorSide:
             "version": "this checkout",
             "eviction": self._eviction,
             "write_policy": self._write_policy,
+            "aborts": "yes",
         }
 
-    def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
-        io, page = self._io, self._page
+    def admit(self, number: int, tokens: Tokens, prompt_len: int, stage: str = "") -> Outcome:
+        io, page, scheduler = self._io, self._page, self.engine.scheduler
         io.now, io.load_back = number, None
         # an answer of one token would end with the prefill; `finish` must end it
         is_short = len(tokens) == prompt_len + 1
         answer = np.append(tokens[prompt_len:], np.zeros(int(is_short), np.int32))
         request = request_of(number, tokens[:prompt_len], answer)
+        if stage in STAGES[:2]:
+            self._abort_waiting(request, stage)
+            return self._outcome(Hits(0, 0, 0))
+        seen: list[RequestState] = []
+        if stage:
+            self.engine.check = lambda engine: self._abort_chunk(engine, number, seen)
         self._serve([request], prompt_len)
-        req = self.engine.scheduler.running[-1]
-        self._running[number] = req, is_short
+        self.engine.check = None
+        req = seen[0] if stage else scheduler.running[-1]
+        if not stage:
+            self._running[number] = req, is_short
         # one token of a loaded last page is recomputed; vLLM counts the whole page as a hit
         brought = -(-req.cached_len // page) * page - req.ready_len
         # as the peer counts: full pages that the host held, read only for their state or
         # window are hits of the host
         new = 0 if req.prefetch is None else req.prefetch.published_pages * page
         from_storage = min(new, brought)
-        self._count_evictions()
         computed = prompt_len - req.cached_len
         chunks = -(-computed // self._pools.chunk_tokens)
-        loaded: Counter[int] = Counter() if io.load_back is None else io.load_back.counts
-        return self._tally.outcome(
+        is_whole = bool(stage) or req.num_parts == chunks - 1
+        return self._outcome(
             Hits(req.ready_len, brought - from_storage, from_storage),
+            admission_word(computed if is_whole else 0, computed),
+        )
+
+    def abort(self, number: int) -> None:
+        req, _ = self._running.pop(number)
+        scheduler = self.engine.scheduler
+        scheduler.only = _Until(req, (req.remaining_output + 1) // 2)
+        self.engine.wake(self._runtime.clock.now())
+        self._serve([], len(req.tokens) // TOKEN_BYTES)
+        scheduler.only = ()
+        scheduler.abort(number, self._runtime.clock.now())
+        self._let_go()
+
+    def _abort_waiting(self, request: Request, stage: str) -> None:
+        scheduler, now_ns = self.engine.scheduler, self._runtime.clock.now()
+        req = scheduler.submit(request, now_ns)
+        if stage == "queued" or req.prefetch is None:
+            scheduler.abort(request.id, now_ns)
+        else:
+            self._io.on_answer = lambda now_ns: self.engine.abort(request.id, now_ns)
+        self._let_go()
+        self._io.on_answer = None
+
+    def _abort_chunk(self, engine: Engine, number: int, seen: list[RequestState]) -> None:
+        # takes effect at the end of the step that computes the first chunk
+        if engine.extending and not seen:
+            seen.append(engine.extending[0].req)
+            engine.abort(number, self._runtime.clock.now())
+
+    def _let_go(self) -> None:
+        self.engine.scheduler.take_ended()
+        self.engine.wake(self._runtime.clock.now())
+        self._serve([], 0)
+
+    def _outcome(self, hits: Hits, admission: str | None = None) -> Outcome:
+        self._count_evictions()
+        load_back = self._io.load_back
+        loaded: Counter[int] = Counter() if load_back is None else load_back.counts
+        return self._tally.outcome(
+            hits,
             self._held(),
-            swa_loaded=loaded[SWA] * page,
+            swa_loaded=loaded[SWA] * self._page,
             states_loaded=min(loaded[MAMBA], 1),
-            admission=admission_word(computed if req.num_parts == chunks - 1 else 0, computed),
+            admission=admission,
             state=self._state(),
         )
 
@@ -254,6 +303,7 @@ class CountedIo:
     def __init__(self, inner: Io, pools: Pools, tally: Tally) -> None:
         self.now = 0  # the number of the current request
         self.load_back: LoadBack | None = None  # of that request
+        self.on_answer: Callable[[int], None] | None = None  # called when storage answers
         self.stored: set[Key] = set()
         self.num_stored: Counter[int] = Counter()  # of them, by kind
         self._inner, self._pools, self._tally = inner, pools, tally
@@ -266,6 +316,8 @@ class CountedIo:
         deliveries: list[Delivery] = []
         for engine, done in self._inner.advance(now_ns):
             if isinstance(done, Prefetch):
+                if self.on_answer is not None and not done.is_settled:
+                    self.on_answer(now_ns)
                 self._count_read(done)
                 deliveries.append((engine, done))
                 continue
@@ -298,7 +350,7 @@ class CountedIo:
             self._moved(move.kind, how, len(move.sources))
 
     def _count_read(self, done: Prefetch) -> None:
-        if not done.is_read:
+        if not done.is_read or done.is_settled:
             return
         self._moved(FULL, "read", done.completed_pages)
         end = done.restored_pages
@@ -337,8 +389,17 @@ class _Watch:
     def rejected(self, *_: object) -> None:
         self.is_refused = True
 
-    def aborted(self, *_: object) -> None:
-        raise AssertionError("a request that waits for its turn is aborted")
+    aborted = at
+
+
+class _Until:
+    # a request decodes until so many tokens of its answer are left
+
+    def __init__(self, req: RequestState, num_left: int) -> None:
+        self._req, self._num_left = req, num_left
+
+    def __contains__(self, number: object) -> bool:
+        return number == self._req.request.id and self._req.remaining_output > self._num_left
 
 
 def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
@@ -367,6 +428,7 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         "prefetch.stop": "wait_complete",
         "storage.write_queue_gib": 1 << 20,
         "scheduler.chunk_tokens": pools.chunk_tokens,
+        "engine.jump": not pools.abort_seed,  # an abort comes after any step of an answer
     }
     if pools.in_flight:
         values |= {"scheduler.max_running": pools.max_running, "engine.jump": False}

@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from hicache.cli.schema import CONF
+from hicache.runs.schema import CONF
 
 DIRECTIONS = {"kernel_to_device": "to_device", "kernel_to_host": "to_host"}
 PROGRAM = ("ours", "pages of 128 KiB")  # the case that gives the rate of one program

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch.profiler import profile, record_function
 
-from hicache.cli.schema import config_of
 from hicache.executor.real.copy_streams import CudaStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.plane import TRITON
@@ -28,6 +27,7 @@ from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.models import ModelConfig
 from hicache.request import Request, TokenSpans
+from hicache.runs.schema import config_of
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.request_state import RequestState
 

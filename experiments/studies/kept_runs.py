@@ -8,10 +8,10 @@ from typing import TypeVar
 from joblib import Memory, Parallel, delayed
 
 from hicache import experiment
-from hicache.cli.job import as_yaml
-from hicache.cli.schema import config_of
-from hicache.cli.tables.provenance import provenance_of, sources_of
 from hicache.results.metrics import Result
+from hicache.runs.checks import as_yaml
+from hicache.runs.provenance import provenance_of, sources_of
+from hicache.runs.schema import config_of
 
 Measured = TypeVar("Measured")
 

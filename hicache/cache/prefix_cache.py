@@ -233,7 +233,10 @@ class PrefixCache:
         )
 
     def extend(
-        self, sequence: Sequence, num_tokens: int, purpose: Purpose = Purpose.prefill
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        purpose: Purpose = Purpose.prefill,
     ) -> bool:
         """Allocate device pages until the sequence has room for `num_tokens` tokens.
 
@@ -329,7 +332,6 @@ class PrefixCache:
         for kind, window in windows:
             own = sequence.own_start(kind, kinds)
             begin = min(begin, own)
-            cuts.add(own)
             if window.first(num_pages) > own + 1 and not self.quirks.trims_windows:
                 cuts.add(window.first(num_pages))  # so that one lock covers one window
         if begin < first:  # the tree has pages without their window
@@ -363,7 +365,8 @@ class PrefixCache:
         self.host.save_path(node, sequence.request_id, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
-        self.publish(sequence, num_pages, is_answer=is_answer)
+        keeps = not is_answer or self.knobs.keeps_answer_windows
+        self.publish(sequence, num_pages, is_answer=is_answer, keeps_window=keeps)
         self.abandon(sequence)
 
     def abandon(self, sequence: Sequence) -> None:

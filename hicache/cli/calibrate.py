@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.engine.deployment import deploy
 from hicache.results.metrics import percentile
 from hicache.results.server_log import HIT_COLUMNS, read_measured
+from hicache.runs.schema import config_of
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

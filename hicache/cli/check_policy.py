@@ -19,9 +19,9 @@ from unittest.mock import patch
 
 from hicache import experiment
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.cli.schema import config_of
 from hicache.policies.policy import METHODS
 from hicache.results.metrics import Result, summarize
+from hicache.runs.schema import config_of
 from hicache.user_code import loaded
 
 TIGHT = (

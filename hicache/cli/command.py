@@ -5,7 +5,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hicache.cli.job import report_error
+from hicache.runs.errors import report_error
 
 
 def parser_of(program: str, usage: str | None) -> ArgumentParser:

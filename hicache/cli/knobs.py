@@ -18,9 +18,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
-from hicache.cli.schema import CONF, config_of
 from hicache.config import ExperimentConfig
 from hicache.models import Figure, RateTable
+from hicache.runs.schema import CONF, config_of
 
 USAGE = """\
 hicache run                                    replay the built-in workload

@@ -4,9 +4,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from hicache.cli.errors import meant
-from hicache.cli.job import report_error
 from hicache.env import version
+from hicache.runs.errors import meant, report_error
 
 COMMANDS = {
     "run": ("hicache.cli.run", "run one experiment, or a sweep of them"),

@@ -11,14 +11,14 @@ from rich import progress as rich_progress
 from rich.console import Console
 
 from hicache.cli.console import console
-from hicache.cli.grid import find_jobs
-from hicache.cli.stored import ERROR_FILE, SUMMARY_FILE, is_finished
 from hicache.results.metrics import Progress
+from hicache.runs.grid import find_jobs
+from hicache.runs.stored import ERROR_FILE, SUMMARY_FILE, is_finished
 
 LOOK_S = 0.5  # seconds between two scans of the job directories
 
 
-def _new_bar(text: str, *, is_shown: bool = True) -> rich_progress.Progress:
+def _new_bar(text: str) -> rich_progress.Progress:
     return rich_progress.Progress(
         rich_progress.TextColumn("{task.description}", markup=False),
         rich_progress.BarColumn(),
@@ -28,14 +28,14 @@ def _new_bar(text: str, *, is_shown: bool = True) -> rich_progress.Progress:
         console=Console(stderr=True),
         transient=True,
         redirect_stdout=sys.stdout.isatty(),  # output to a file stays in the file
-        disable=not (is_shown and sys.stderr.isatty()),
+        disable=not sys.stderr.isatty(),
     )
 
 
 @contextmanager
-def progress_bar(title: str, *, is_shown: bool) -> Iterator[Callable[[Progress], None]]:
+def progress_bar(title: str) -> Iterator[Callable[[Progress], None]]:
     text = "requests · {task.fields[time]} of simulated time"
-    with _new_bar(text, is_shown=is_shown) as bar:
+    with _new_bar(text) as bar:
         task = bar.add_task(title, total=None, time="0 s")
 
         def show(progress: Progress) -> None:

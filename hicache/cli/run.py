@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import hydra
@@ -21,22 +22,20 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from hicache.cli import goodput, knobs, schema
+from hicache.cli import knobs
 from hicache.cli.command import in_one_sentence
-from hicache.cli.grid import stored_choices, varied
-from hicache.cli.job import CONFIG_ERRORS, Outcome, report_error, run_job
-from hicache.cli.resume import BusyError, changes, lock, refuse_other, refuse_unknown
-from hicache.cli.stored import is_finished, read_summary
+from hicache.cli.progress import progress_bar
 from hicache.cli.sweep import end_early
 from hicache.cli.terminal import show_run
-from hicache.config import ExperimentConfig, inert_knobs
+from hicache.runs import schema
+from hicache.runs.checks import BusyError, as_yaml, locked
+from hicache.runs.errors import CONFIG_ERRORS, report_error
+from hicache.runs.grid import stored_choices, varied
+from hicache.runs.job import Outcome, run_job
+from hicache.runs.stored import is_finished
 
 UNEQUAL = 3  # exit code if the cache gave a model wrong bytes
 LAUNCHERS = ("joblib", "ray", "submitit")  # errors of these packages mean a lost worker
-REPLACED = {  # knobs of the cache, and those that replace them
-    "device_gib": ("mem_fraction_static", "gpu_memory_utilization", "unlimited"),
-    "host_gib": ("host_ratio", "host_gib_per_rank", "unlimited"),
-}
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
 
 schema.register()
@@ -47,66 +46,32 @@ def compose_and_run(cfg: DictConfig) -> int:
     # a job of a sweep returns its exit code instead of exiting, so that the other jobs still run
     out_dir = Path(HydraConfig.get().runtime.output_dir)
     is_job = HydraConfig.get().mode is RunMode.MULTIRUN
-    held = None
     try:
-        if is_job:
-            held = lock(out_dir)
-        summary = make(cfg, out_dir, is_job=is_job)
+        with locked(out_dir) if is_job else nullcontext():  # a single run is locked already
+            summary = make(cfg, out_dir, is_job=is_job)
         is_wrong = summary.get("verify/unequal_count") and not schema.to_config(cfg).is_lossy
         code = UNEQUAL if is_wrong and not is_job else 0
     except Exception as error:  # one failed job must not stop the other jobs of the sweep
         # do not write error.txt over a finished run, or over the run of another process
         is_used = is_finished(out_dir) or isinstance(error, BusyError)
         code = report_error(error, None if is_used else out_dir)
-    finally:
-        if held is not None:
-            os.close(held)
     if code and not is_job:
         sys.exit(code)
     return code
 
 
 def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]:
-    """Run an experiment, unless `out_dir` already holds its results, and return its metrics.
+    """Run the experiment of Hydra's settings `cfg`, and return its metrics.
 
-    Stored results count only if the code and the input files have not changed since.
-
-    Args:
-        cfg: the settings of the experiment.
-        out_dir: the directory for the results.
-        is_job: True if the run belongs to a sweep. The results are then not printed.
+    `is_job` is True if the run belongs to a sweep. The results are then not printed.
     """
-    overrides = HydraConfig.get().overrides.task
+    config, overrides = schema.to_config(cfg), HydraConfig.get().overrides.task
     if is_job:
         overrides = varied(overrides, stored_choices(out_dir.parent))
-    config = schema.to_config(cfg)
-    refuse_unknown(config.metrics)
-    notes = unheeded(config, overrides)
-    for note in () if is_job else notes:
-        sys.stderr.write(f"{note}\n")
-    refuse_other(config, out_dir)
-    settings = out_dir.name.partition("_")[2] or out_dir.name  # of a job: eviction=lru,seed=0
-    title = settings if is_job else config.name
-    if is_finished(out_dir):
-        changed = changes(config, out_dir)
-        if not changed:
-            if not is_job:
-                print(f"already finished, and nothing has changed since\n{out_dir}")
-            return read_summary(out_dir)
-        sys.stderr.write(f"{title}: runs again, because of changes in {', '.join(changed)}\n")
-    outcome = run_job(
-        goodput.run,
-        config,
-        out_dir,
-        group=f"{config.name}/{out_dir.parent.name}" if is_job else config.name,
-        name=settings if is_job else f"{config.name}/{out_dir.name}",
-        tags=settings.split(",") if is_job else (),
-        is_job=is_job,
-        show=(lambda _: None) if is_job else show,
-    )
-    if not is_job:
-        print(out_dir, flush=True)
-    return outcome.summary
+        return run_job(config, out_dir, overrides, is_job=True)
+    summary = run_job(config, out_dir, overrides, bar=progress_bar, show=show)
+    print(out_dir, flush=True)
+    return summary
 
 
 def show(outcome: Outcome) -> None:
@@ -114,32 +79,6 @@ def show(outcome: Outcome) -> None:
     for metric in outcome.config.metrics:
         if metric not in outcome.summary:
             sys.stderr.write(f"this run has no metric {metric}\n")
-
-
-def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
-    """Return a sentence for each setting in `overrides` that has no effect.
-
-    Raises:
-        ValueError: the path of a trace file has no effect, or the hardware's name is changed but
-            none of its speeds.
-    """
-    typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
-    needs = {key: where for key, where in inert_knobs(config).items() if key in typed}
-    notes = [f"{key} has no effect: it is used only with {where}" for key, where in needs.items()]
-    for key, others in REPLACED.items():
-        for other in others if f"cache.{key}" in typed else ():
-            value = getattr(config.cache, other)
-            if value is not None and value is not False:
-                notes.append(f"cache.{key} has no effect: cache.{other}={value} replaces it")
-    if "workload.path" in needs:
-        raise ValueError(notes[list(needs).index("workload.path")])
-    machine = [key for key in typed if key.startswith("hardware.")]
-    if machine == ["hardware.name"] and "hardware" not in typed:
-        raise ValueError(
-            f"hardware.name={config.hardware.name} changes only the name and keeps the speeds of "
-            "the chosen machine: choose a machine with hardware=, or set its speeds as well"
-        )
-    return notes
 
 
 def main() -> None:
@@ -151,6 +90,11 @@ def main() -> None:
         show_help([word for word in sys.argv[1:] if not word.startswith("-")])
         return
     with in_one_sentence():
+        if [word for word in sys.argv[1:] if word.startswith("-")] == [
+            "--cfg"
+        ] and "job" in sys.argv:
+            show_settings([word for word in sys.argv[1:] if word not in ("--cfg", "job")])
+            return
         sys.argv[1:] = schema.with_implied(sys.argv[1:])
     try:
         compose_and_run()
@@ -176,6 +120,11 @@ def main() -> None:
 def show_help(groups: Sequence[str]) -> None:
     with in_one_sentence():
         print(knobs.help_of(groups))
+
+
+def show_settings(overrides: Sequence[str]) -> None:
+    # Hydra would leave out what is derived, such as the values of model.from_hf
+    print(as_yaml(schema.config_of(*overrides)), end="")
 
 
 def unfinished_run() -> Path | None:

@@ -15,16 +15,15 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from hicache.cli.console import console
-from hicache.cli.errors import missing
-from hicache.cli.grid import choices_of_sweep, jobs_of
-from hicache.cli.job import report_error
 from hicache.cli.progress import JobWatch
-from hicache.cli.stored import CONFIG_FILE, is_finished, read_yaml
 from hicache.cli.tables.groups import WINDOW, StoredRun, differing_keys, group_runs, load_runs
 from hicache.cli.terminal import line_of
 from hicache.config import TrackerConfig
 from hicache.results.tracking import track_sweep
 from hicache.results.verdict import in_short, objections
+from hicache.runs.errors import missing, report_error
+from hicache.runs.grid import choices_of_sweep, jobs_of
+from hicache.runs.stored import CONFIG_FILE, is_finished, read_yaml
 
 _WATCHES: list[JobWatch] = []  # not an attribute: launchers pickle callbacks, but not threads
 

@@ -9,11 +9,11 @@ from rich.text import Text
 
 from hicache.cache.tiers.transfer import FATES
 from hicache.cli.console import console, show_table
-from hicache.cli.job import Outcome
-from hicache.cli.stored import read_json, read_summary
 from hicache.observe.reasons import REASONS
 from hicache.results.metrics import QUEUE_CAUSES, TTFT_PARTS
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
+from hicache.runs.job import Outcome
+from hicache.runs.stored import read_json, read_summary
 
 BAR_WIDTH = 28
 TIERS = ("device hit", "host hit", "storage hit", "computed")

@@ -1,17 +1,19 @@
 """Recurrent scan of new tokens: convolution, state update, and capture of states into slots.
 
-One launch computes any number of tokens of a sequence. It reads the state from a slot and writes
-states into slots, after each length that the caller names. So a prefill need not end at a
-checkpoint. (A few counters are set to zero before.) A token's result does not depend on where a
-launch begins or ends: each program walks the tokens of a head one by one, with a part of the state,
-some of the D values, in registers.
+One launch computes any number of tokens of each of several sequences. It reads the state of a
+sequence from a slot and writes states into slots, after each length that the caller names. So a
+prefill need not end at a checkpoint. (Outputs and a few counters are set to zero before.) A token's
+result does not depend on where a launch begins or ends, or on the other sequences: each program
+walks the tokens of one sequence and head one by one, with a part of the state, some of the D
+values, in registers.
 
 The convolution covers K inputs; a slot keeps the last K - 1 of them (*taps*) beside the state.
 
-Sizes: R tokens, H heads of D values, N keys, K taps of the convolution, P slots, E ends.
+Sizes: R tokens, H heads of D values, N keys, K taps of the convolution, P slots, B sequences,
+E ends.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -95,28 +97,27 @@ def _save_taps(
 
 
 @triton.jit(
-    do_not_specialize=["source", "row_stride", "gate_stride", "num_ends"],
-    do_not_specialize_on_alignment=["ends_ptr", "ended_ptr"],
+    do_not_specialize=["row_stride", "gate_stride"],
+    do_not_specialize_on_alignment=["sequences_ptr", "ends_ptr", "ended_ptr"],
 )
 def _scan_kernel(
     taps_ptr,  # [P, H, K - 1, D + 2 N]
     state_ptr,  # [P, H, N, D] fp32
-    ends_ptr,  # [E, 2]: tokens after which to write, and the slot; the first slot is read
+    sequences_ptr,  # [B, 5]: slot that is read, first row, first and last end, position (unused)
+    ends_ptr,  # [E, 2]: tokens after which to write, and the slot
     inputs_ptr,  # [R, H, D + 2 N]
     gates_ptr,  # [R, G, H]; SSD has one gate, the delta rule two
     conv_ptr,  # [K, H, D + 2 N]
     decay_ptr,  # [H]
     skip_ptr,  # [H]
     out_ptr,  # [R, H, D]
-    ended_ptr,  # [H / HEADS] int32, zeros: programs that have read the taps
-    source,  # slot that holds the state before the first token
+    ended_ptr,  # [B, H / HEADS] int32, zeros: programs that have read the taps
     row_stride,
     gate_stride,  # from token to token
     head_stride,  # from gate to gate
     conv_stride,
     taps_slot_stride,
     state_slot_stride,
-    num_ends,  # E
     RULE: tl.constexpr,
     NUM_HEADS: tl.constexpr,  # H
     HEADS: tl.constexpr,  # of a program
@@ -128,12 +129,18 @@ def _scan_kernel(
     channels: tl.constexpr = DIM + 2 * KEYS
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     dim, key = tl.program_id(1) * DIMS + tl.arange(0, DIMS), tl.arange(0, KEYS)
-    taps_from = taps_ptr + source.to(tl.int64) * taps_slot_stride
+    sequence = sequences_ptr + tl.program_id(2) * 5
+    source, first_row = tl.load(sequence).to(tl.int64), tl.load(sequence + 1).to(tl.int64)
+    first_end, after_ends = tl.load(sequence + 2), tl.load(sequence + 3)
+    inputs_ptr += first_row * row_stride
+    gates_ptr += first_row * gate_stride
+    out_ptr += first_row * (NUM_HEADS * DIM)
+    taps_from = taps_ptr + source * taps_slot_stride
     place = (head[:, None, None] * KEYS + key[None, :, None]) * DIM + dim[None, None, :]
-    state = tl.load(state_ptr + source.to(tl.int64) * state_slot_stride + place)
+    state = tl.load(state_ptr + source * state_slot_stride + place)
     decay = tl.load(decay_ptr + head)
-    row, end_of = tl.zeros((), tl.int32), 0
-    while end_of < num_ends:
+    row, end_of = tl.zeros((), tl.int32), first_end
+    while end_of < after_ends:
         end = tl.load(ends_ptr + end_of * 2)
         while row < end:
             values = _convolved(
@@ -175,9 +182,10 @@ def _scan_kernel(
     # the programs of a head share the taps of keys and queries: the last one writes them
     tl.debug_barrier()
     others = tl.num_programs(1) - 1
-    if tl.atomic_add(ended_ptr + tl.program_id(0), 1, sem="acq_rel", scope="gpu") == others:
-        end_of = 0
-        while end_of < num_ends:
+    ended_ptr += tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    if tl.atomic_add(ended_ptr, 1, sem="acq_rel", scope="gpu") == others:
+        end_of = first_end
+        while end_of < after_ends:
             row = tl.load(ends_ptr + end_of * 2)
             to = taps_ptr + tl.load(ends_ptr + end_of * 2 + 1).to(tl.int64) * taps_slot_stride
             for part in tl.static_range(2):
@@ -191,52 +199,55 @@ def _scan_kernel(
 def scan(
     taps: Tensor,
     states: Tensor,
-    source: int,
+    sequences: Tensor,
     ends: Tensor,
     inputs: Tensor,
     gates: Tensor,
     weights: ScanWeights,
     *,
-    start: int,
     block: int,
 ) -> Tensor:
-    """Run one recurrent layer over the next tokens of a sequence, and save states on the way.
+    """Run one recurrent layer over the next tokens of sequences, and save states on the way.
 
     The layer is a short convolution followed by a recurrence. Its taps are the last inputs of the
-    convolution. A later call can go on where this one ends if the last pair in `ends` is
-    (R, source), where R is the number of tokens:
+    convolution. A later call can go on where this one ends if the last end of a sequence is
+    (number of its tokens, slot that is read). For one sequence of R tokens from `position` on:
 
-        scan(taps, states, slot, torch.tensor([[len(inputs), slot]]).int(), inputs, gates, weights,
-             start=position, block=page_size)
+        scan(taps, states, torch.tensor([[slot, 0, 0, 1, position]]).int(),
+             torch.tensor([[R, slot]]).int(), inputs, gates, weights, block=page_size)
 
     Args:
         taps: [P, H, K - 1, D + 2 · N], the pool of taps, one item per slot.
         states: [P, H, N, D] fp32, the pool of states, one item per slot.
-        source: slot that holds taps and state before the first token.
+        sequences: [B, 5] int32 on the device, by sequence: the slot that holds taps and state
+            before its first token; its first row; its first row of `ends`, and the row after its
+            last one; the position of its first token, which only the reference uses.
         ends: [E, 2] int32 on the device, pairs of a number of tokens and a slot. The slot gets the
-            taps and the state after that many tokens. The numbers ascend, and the last is R.
-        inputs: [R, H, D + 2 · N]: values, keys and queries before the convolution.
+            taps and the state after that many tokens of the sequence. The numbers of a sequence
+            ascend; the last one is the number of its tokens.
+        inputs: [R, H, D + 2 · N]: values, keys and queries before the convolution. The rows of a
+            sequence are adjacent. Rows of no sequence are ignored.
         gates: [R, 1, H], or [R, 2, H] for the delta rule: strength and decay.
         weights: D and N are powers of two.
-        start: position of the first token. Only the reference uses it.
         block: number of tokens that the reference computes at once. Only the reference uses it.
 
     Returns:
-        [R, H, D] fp32.
+        [R, H, D] fp32, zeros in rows of no sequence.
 
     Raises:
         ValueError: states are not fp32, or a size is not a power of two.
     """
-    arguments, constants = scan_arguments(taps, states, source, ends, inputs, gates, weights)
-    grid = inputs.shape[1] // constants["HEADS"], constants["DIM"] // constants["DIMS"]
+    arguments, constants = scan_arguments(taps, states, sequences, ends, inputs, gates, weights)
+    heads, dims = constants["NUM_HEADS"], constants["DIM"]
+    grid = heads // constants["HEADS"], dims // constants["DIMS"], len(sequences)
     with torch.cuda.device_of(states):
         _scan_kernel[grid](*arguments, **constants)
-    out: Tensor = arguments[8]
+    out: Tensor = arguments[9]
     return out
 
 
 def scan_arguments(
-    taps: Tensor, states: Tensor, source: int, ends: Tensor, inputs: Tensor, gates: Tensor,
+    taps: Tensor, states: Tensor, sequences: Tensor, ends: Tensor, inputs: Tensor, gates: Tensor,
     weights: ScanWeights,
 ) -> tuple[tuple[Any, ...], dict[str, int]]:  # fmt: skip
     num_rows, num_heads, channels = inputs.shape
@@ -246,9 +257,9 @@ def scan_arguments(
         raise ValueError(f"fp32 states with powers of two as sizes wanted, got {got}")
     if inputs.stride()[1:] != (channels, 1) or weights.conv.stride()[1:] != (channels, 1):
         raise ValueError("inputs and convolution must be contiguous but for the first axis")
-    out = torch.empty(num_rows, num_heads, dim, dtype=torch.float32, device=states.device)
-    ended = torch.zeros(num_heads, dtype=torch.int32, device=states.device)
-    pools = taps, states, ends, inputs, gates
+    out = torch.zeros(num_rows, num_heads, dim, dtype=torch.float32, device=states.device)
+    ended = torch.zeros(len(sequences), num_heads, dtype=torch.int32, device=states.device)
+    tensors = taps, states, sequences, ends, inputs, gates
     strides = inputs.stride(0), gates.stride(0), gates.stride(1), weights.conv.stride(0)
     constants = {
         "RULE": (DELTA if weights.skip is None else SSD).value,
@@ -261,20 +272,19 @@ def scan_arguments(
         "TAPS": taps.shape[2],
         "num_warps": 4,
     }
-    slots = taps.stride(0), states.stride(0), len(ends)
-    return (*pools, *weights, out, ended, source, *strides, *slots), constants
+    slots = taps.stride(0), states.stride(0)
+    return (*tensors, *weights, out, ended, *strides, *slots), constants
 
 
 def naive_scan(
     taps: Tensor,
     states: Tensor,
-    source: int,
+    sequences: Tensor,
     ends: Tensor,
     inputs: Tensor,
     gates: Tensor,
     weights: ScanWeights,
     *,
-    start: int,
     block: int,
 ) -> Tensor:
     """PyTorch reference for the kernel `scan`, with the same arguments and result.
@@ -283,6 +293,19 @@ def naive_scan(
     block that are not among the given tokens are padding. So the rounding of a result depends only
     on the token's place in its block, not on how a prompt is cut into calls.
     """
+    out = states.new_zeros(*inputs.shape[:2], states.shape[-1])
+    for source, first_row, first_end, after_ends, start in sequences.tolist():
+        saves = [(int(end), int(slot)) for end, slot in ends[first_end:after_ends].tolist()]
+        rows = slice(first_row, first_row + saves[-1][0])
+        given = inputs[rows], gates[rows], weights
+        out[rows] = _scan_one(taps, states, source, saves, *given, start=start, block=block)
+    return out
+
+
+def _scan_one(
+    taps: Tensor, states: Tensor, source: int, saves: Sequence[tuple[int, int]], inputs: Tensor,
+    gates: Tensor, weights: ScanWeights, *, start: int, block: int,
+) -> Tensor:  # fmt: skip
     line = torch.cat([taps[source].transpose(0, 1), inputs])  # [K - 1 + R, H, channels]
     state, num_taps, num_rows = states[source], taps.shape[2], len(inputs)
     num_heads, num_keys, dim = state.shape
@@ -290,7 +313,6 @@ def naive_scan(
     if num_heads == 1:  # twice: torch rounds otherwise if there is one head
         line, gates, state = line.repeat(1, 2, 1), gates.repeat(1, 1, 2), state.repeat(2, 1, 1)
         weights = weights.part(torch.tensor([0, 0], device=line.device))
-    saves = [(int(end), int(slot)) for end, slot in ends.tolist()]
     outputs = []
     for first in range(start // block * block, start + num_rows, block):
         rows = slice(max(start - first, 0), min(start + num_rows - first, block))

@@ -18,7 +18,8 @@ Word = TypeVar("Word")
 ALL_IN_WINDOWS = ("mistral", "ministral3", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe")
 # without use_sliding_window, these have full attention
 OFF_BY_DEFAULT = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
-OWN_HEADS = ("swa_num_key_value_heads", "global_head_dim", "attention_other_setting")
+SWA_HEADS = ("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim")
+OWN_HEADS = (*SWA_HEADS, "swa_v_head_dim", "global_head_dim", "attention_other_setting")
 # fields that say which layers have full attention, and the word of the layers between them
 EVERY = {
     "full_attention_interval": "D",
@@ -147,7 +148,9 @@ def _kind(config: Mapping[str, object], text: Mapping[str, object], where: str) 
 
 
 def layer_words(file: ConfigFile) -> list[str]:
-    words = [word.replace("S", "F") if _sees_all(file) else word for word in _own_words(file)]
+    words = _own_words(file)
+    if any("S" in word for word in words) and _sees_all(file):
+        words = [word.replace("S", "F") for word in words]
     first_shared = len(words) - file.count("num_kv_shared_layers", default=0, least=0)
     if first_shared < 1:
         raise ValueError(
@@ -158,14 +161,18 @@ def layer_words(file: ConfigFile) -> list[str]:
 
 def _sees_all(file: ConfigFile) -> bool:
     """True if windows are off, or so long that they hold the whole context."""
-    # windows beside compressed KV, or with other heads than full attention
-    if file.kind == "deepseek_v4" or any(map(file.has, OWN_HEADS)):
-        return False
-    if not file.values.get("use_sliding_window", file.kind not in OFF_BY_DEFAULT):
-        return True
     name = "attention_chunk_size" if file.kind == "llama4_text" else "sliding_window"
     window, context = file.values.get(name), file.values.get("max_position_embeddings")
-    return isinstance(window, int) and isinstance(context, int) and window >= context
+    is_long = isinstance(window, int) and isinstance(context, int) and window >= context
+    # windows beside compressed KV, or with other heads than full attention
+    if file.kind == "deepseek_v4" or any(map(file.has, OWN_HEADS)):
+        if is_long:
+            raise ValueError(
+                f"{file.where}: {name} must be less than max_position_embeddings={context} in a "
+                f"model whose windows have KV of their own shape, got {window}"
+            )
+        return False
+    return is_long or not file.values.get("use_sliding_window", file.kind not in OFF_BY_DEFAULT)
 
 
 def _own_words(file: ConfigFile) -> list[str]:

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hicache.models.compressed import compressed_parts, index_keys
-from hicache.models.config_file import ConfigFile, blocks_of, index_layers, layer_words
+from hicache.models.config_file import (
+    SWA_HEADS,
+    ConfigFile,
+    blocks_of,
+    index_layers,
+    layer_words,
+)
 from hicache.models.hybrids import complete
 from hicache.models.plausible import check_shape
 from hicache.models.shapes import ModelConfig, tier_shares
@@ -176,19 +182,28 @@ def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
     full = swa = plain
     if "global_head_dim" in file.values:  # of the full layers alone
         wide = file.count("global_head_dim")
-        full = _Heads(query, file.count("num_global_key_value_heads", default=plain.kv), wide, wide)
-    if "swa_num_key_value_heads" in file.values:
-        swa = _Heads(
-            file.count("swa_num_attention_heads", default=query),
-            file.count("swa_num_key_value_heads"),
-            file.count("swa_head_dim", default=head_dim),
-            file.count("swa_v_head_dim", default=plain.value_dim),
+        if file.has("attention_k_eq_v"):  # without it, the number of their KV heads is not read
+            kv = file.count("num_global_key_value_heads", default=kv)
+        full = _Heads(query, kv, wide, wide)
+    if any(name in file.values for name in SWA_HEADS):
+        query, kv, head_dim = (
+            file.count(name, default=number)
+            for name, number in zip(SWA_HEADS, plain[:3], strict=True)
         )
+        swa = _Heads(query, kv, head_dim, file.count("swa_v_head_dim", default=plain.value_dim))
     if "attention_other_setting" in file.values:  # Step-3.5: of the window layers
         other = file.group("attention_other_setting")
-        swa = plain._replace(
-            query=other.count("num_attention_heads"),
-            kv=other.count("num_key_value_heads", "num_attention_groups", default=kv),
+        other_type = other.values.get("attention_type", "sliding_attention")
+        if other_type != "sliding_attention":
+            raise ValueError(
+                f"{other.where}: attention_type must be sliding_attention, got {other_type!r}"
+            )
+        head_dim = other.count("head_dim", default=head_dim)
+        swa = _Heads(
+            other.count("num_attention_heads"),
+            other.count("num_key_value_heads", "num_attention_groups", default=kv),
+            head_dim,
+            head_dim,
         )
     for heads in (full, swa):
         if heads.query % heads.kv:
@@ -335,7 +350,7 @@ KV_BYTES = {
     **dict.fromkeys(("auto", "none", "bf16", "bfloat16", "fp16", "float16", "16"), None),
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "8"), 1),
 }
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def _moe_layers(file: ConfigFile, words: list[str]) -> int:
@@ -351,7 +366,9 @@ def _moe_layers(file: ConfigFile, words: list[str]) -> int:
     dense = file.values.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise ValueError(f"{file.where}: mlp_only_layers must be a list, got {dense!r}")
-    listed = file.values.get("moe_layers")
+    listed = file.values.get("moe_layers", file.values.get("moe_layers_enum"))
+    if isinstance(listed, str):  # Step-3.5
+        listed = [each for each in listed.split(",") if each.strip()]
     if isinstance(listed, list):
         return len(listed)
     step = file.count(

@@ -21,11 +21,17 @@ LEAST = {
     **dict.fromkeys(("step_s", "extend_s", "kernel_s", "all_reduce_s", "activation_bytes"), 0),
     "copy_slowdown": 1,
 }
-
+MOST_STEP_S = 1000.0  # of one step's constant parts
+MOST = {
+    **dict.fromkeys(("step_s", "extend_s", "kernel_s", "all_reduce_s"), MOST_STEP_S),
+    "copy_slowdown": 1000.0,
+}
+MOST_WHOLE = 1 << 20  # of devices, and tokens of a tile
+# rates of which 0 means that they are not known, or do not matter
+UNKNOWN = ("both_ways_bandwidth", "copy_kernel.")
 
 MOST_NUMBER = 1e18  # of any number of a model or machine
 MOST_LEN = 1 << 30
-MOST_STEP_S = 1000.0  # of one step's constant parts
 SHARES = ("swa_device_share", "swa_host_share", "mamba_device_share", "mamba_host_share")
 
 
@@ -36,15 +42,20 @@ def check_machine(hardware: HardwareConfig) -> None:
         ValueError: a number is out of bounds; the message has the bound.
     """
     for name in ("num_devices", "devices_per_host", "tile_tokens"):
-        if getattr(hardware, name) < 1:
-            raise ValueError(f"hardware.{name} must be at least 1, got {getattr(hardware, name)}")
-    for name in (item.name for item in fields(hardware)):
-        value = getattr(hardware, name)
+        if not 1 <= getattr(hardware, name) <= MOST_WHOLE:
+            raise ValueError(
+                f"hardware.{name} must be between 1 and {MOST_WHOLE:,}, got "
+                f"{getattr(hardware, name):,}"
+            )
+    kernel = hardware.copy_kernel
+    held = {item.name: getattr(hardware, item.name) for item in fields(hardware)}
+    held |= {f"copy_kernel.{item.name}": getattr(kernel, item.name) for item in fields(kernel)}
+    for name, value in held.items():
         found: tuple[float, ...] = (value.value,) if isinstance(value, Figure) else ()
         if isinstance(value, RateTable):
             found = value.rate
-        if name == "both_ways_bandwidth" and found == (0,):
-            continue  # neither direction slows the other
+        if found == (0,) and name.startswith(UNKNOWN):
+            continue
         least = LEAST.get(name, LEAST_RATE)
         for number in found:
             if not least <= number < inf:
@@ -53,12 +64,9 @@ def check_machine(hardware: HardwareConfig) -> None:
                     f"hardware.{name} must be a finite number of at least {least:,.0f}{what}, "
                     f"got {number:,}"
                 )
-            if name.endswith("_s") and number > MOST_STEP_S:
-                raise ValueError(
-                    f"hardware.{name} must be at most {MOST_STEP_S:g} seconds, got {number:g}"
-                )
-            if number > MOST_RATE:
-                raise ValueError(f"hardware.{name} must be at most {MOST_RATE:.0e}, got {number:g}")
+            most = MOST.get(name, MOST_RATE)
+            if number > most:
+                raise ValueError(f"hardware.{name} must be at most {most:g}, got {number:g}")
     _check_finite("hardware", hardware)
 
 
@@ -99,6 +107,7 @@ def check_shape(model: ModelConfig) -> None:
     _within(model, dense_param_bytes=(0.125, 8), expert_param_bytes=(0.125, 8))
     if model.num_moe_layers:
         _within(model, num_moe_layers=(1, len(model.layer_words)), expert_width=(1, 1 << 20))
+        _within(model, expert_matrices=(2, 3), num_experts=(1, 1 << 16))
         inner = model.expert_matrices * model.expert_width
         _divides(model, "expert_params", inner)
         _within(model, expert_params=(inner, inner * model.hidden_size))

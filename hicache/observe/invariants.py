@@ -89,11 +89,12 @@ class _Survey:
         self.page_ids: ByKind = tuple([[] for _ in places] for _ in TIERS)
         self.locked: ByKind = tuple([[] for _ in places] for _ in TIERS)  # part of `page_ids`
         self.evictable: tuple[list[set[Node]], ...] = tuple([set() for _ in places] for _ in TIERS)
-        self._kinds = tree.kinds
+        self._kinds, self._evicts_mirrors = tree.kinds, tree.evicts_mirrors
 
     def count(self, node: Node) -> None:
         self.nodes.append(node)
         device, num_pages, points = node.held[DEVICE], node.num_pages, self._kinds.points
+        mirrors = self._evicts_mirrors
         for tier in TIERS:
             held, locks = node.held[tier], node.locks[tier]
             for kind in self._kinds.numbers:
@@ -106,14 +107,14 @@ class _Survey:
                 self.page_ids[tier][kind].append(page_ids)
                 if node.path_locks if kind == FULL and tier == DEVICE else locks[kind]:
                     self.locked[tier][kind].append(page_ids)
-                elif kind != FULL and (tier == DEVICE or device[kind] is None):
+                elif kind != FULL and (tier == DEVICE or mirrors or device[kind] is None):
                     self.evictable[tier][kind].add(node)
-        if node.path_locks:
-            return
-        if device[FULL] is not None:
-            if not node.num_device_children:
-                self.evictable[DEVICE][FULL].add(node)
-        elif not node.children and not any(node.locks[HOST]):
+        is_there, is_free = device[FULL] is not None, not node.path_locks
+        if is_there and is_free and not node.num_children[DEVICE]:
+            self.evictable[DEVICE][FULL].add(node)
+        on_host = node.held[HOST][FULL] is not None
+        may_leave = mirrors if is_there else is_free
+        if on_host and may_leave and not node.num_children[HOST] and not any(node.locks[HOST]):
             self.evictable[HOST][FULL].add(node)
 
 
@@ -222,9 +223,10 @@ def _check_counts(tree: RadixTree, survey: _Survey) -> None:
 
 def _check_queues(tree: RadixTree, survey: _Survey) -> None:
     for node in (*tree.roots.values(), *survey.nodes):
-        there = [each for each in node.children.values() if each.held[DEVICE][FULL] is not None]
-        if node.num_device_children != len(there):
-            _break(6, f"{node} counts {node.num_device_children} children on the device")
+        for tier, num in zip(TIERS, node.num_children, strict=True):
+            there = [each for each in node.children.values() if each.held[tier][FULL] is not None]
+            if num != len(there):
+                _break(6, f"{node} counts {num} children on the {TIER_NAMES[tier]}")
     for tier in TIERS:
         for kind in tree.kinds.numbers:
             queue = tree.residency.queues[tier][kind]

@@ -3,19 +3,21 @@
 The columns are those of `requests.parquet`.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import nan
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
 
 from hicache.clock import SECOND_NS, to_ns
+from hicache.workload.rows import LATEST_S
+from hicache.workload.trace import Count, OddRow, Seconds, Tokens, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_S, MOST_TOKENS = 1e9, 10**8  # of an arrival or latency, and of a prompt or answer
 HITS = ("device_hit", "host_hit", "storage_hit")
 HIT_COLUMNS = [f"{tier}_len" for tier in HITS]
 
@@ -72,75 +74,57 @@ def measure(frame: "pd.DataFrame", name: str, *, by: str | None = None) -> dict[
     return {value: MEASURES[name](finished[finished[by] == value]) for value in values}
 
 
+class Measured(Struct):
+    """One request of a server; times in seconds, the rest in tokens."""
+
+    arrival: Annotated[float, Meta(ge=0, le=LATEST_S)]
+    ttft: Seconds
+    latency: Seconds
+    prompt: Tokens
+    output: Tokens
+    device_hit: Count | None = None
+    host_hit: Count | None = None
+    storage_hit: Count | None = None
+
+
 def read_measured(path: Path) -> "pd.DataFrame":
     """Read the log of a real server as a table with one row per request.
 
-    Each line of the log is a JSON object about one request. The keys `arrival`, `ttft` and
-    `latency` are in seconds. The keys `prompt` and `output` are in tokens, and so are the optional
-    keys `device_hit`, `host_hit` and `storage_hit`; without any of them, the hits of the request
-    are unknown (NaN). The table is sorted by arrival.
+    The log may be any file that a trace may be. A row has the fields of `Measured`. If it has none
+    of the hits, those of the request are unknown (NaN). The table is sorted by arrival.
 
     Raises:
-        ValueError: a line is not a JSON object, lacks a key or contradicts itself, or the log is
-            empty.
+        ValueError: a row lacks a field or contradicts itself, or there are no rows.
     """
     import pandas as pd
 
-    try:
-        lines = path.read_text().splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error})") from error
-    rows = [_measured(f"{path}, line {each}", text) for each, text in enumerate(lines, start=1)]
+    trace = Trace(path)
+    rows = list(trace.read(Measured, _measured))
+    for odd in trace.left_out:
+        raise ValueError(f"{odd.where}: {odd.why}")
     if not rows:
         raise ValueError(f"{path} has no requests")
     return pd.DataFrame(rows).sort_values("arrival_ns", kind="stable", ignore_index=True)
 
 
-def _measured(where: str, text: str) -> dict[str, str | float]:
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({error})") from error
-    if not isinstance(line, dict):
-        raise ValueError(f"{where}: must be a JSON object, got {type(line).__name__}")
-    arrival_s, ttft_s, latency_s = (
-        _number(where, line, name, MOST_S) for name in ("arrival", "ttft", "latency")
-    )
-    if not 0 < ttft_s <= latency_s:
-        raise ValueError(
-            f"{where}: ttft must be above 0 and at most latency={latency_s:g}, got {ttft_s:g}"
-        )
-    prompt_len, output_len = (_count(where, line, name, 1) for name in ("prompt", "output"))
-    hits = [nan] * len(HITS)
-    if any(tier in line for tier in HITS):
-        hits = [_count(where, {tier: 0} | line, tier, 0) for tier in HITS]
-        if sum(hits) > prompt_len:
-            raise ValueError(f"{where}: {sum(hits)} tokens hit of a prompt of {prompt_len}")
+def _measured(where: str, row: Measured) -> dict[str, str | float]:
+    if not 0 < row.ttft <= row.latency:
+        told = f"ttft must be above 0 and at most latency={row.latency:g}, got {row.ttft:g}"
+        raise OddRow(told)
+    hits = [row.device_hit, row.host_hit, row.storage_hit]
+    is_known = any(each is not None for each in hits)
+    if sum(each or 0 for each in hits) > row.prompt:
+        raise OddRow(f"{sum(each or 0 for each in hits)} tokens hit of a prompt of {row.prompt}")
     return {
         "status": "finished",
-        "arrival_ns": to_ns(arrival_s),
-        "first_token_ns": to_ns(arrival_s + ttft_s),
-        "finish_ns": to_ns(arrival_s + latency_s),
-        "prompt_len": prompt_len,
-        "output_len": output_len,
-        **dict(zip(HIT_COLUMNS, hits, strict=True)),
-    }
-
-
-def _number(where: str, line: Mapping[str, object], name: str, most: float) -> float:
-    value = line.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= most:  # type: ignore[operator]
-        told = "nothing" if value is None else f"{value!r:.40}"
-        raise ValueError(f"{where}: {name} must be a number from 0 to {most:,.0f}, got {told}")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _count(where: str, line: Mapping[str, object], name: str, least: int) -> int:
-    value = _number(where, line, name, MOST_TOKENS)
-    if value < least or value != int(value):
-        raise ValueError(f"{where}: {name} must be an integer of at least {least}, got {value:g}")
-    return int(value)
+        "arrival_ns": to_ns(row.arrival),
+        "first_token_ns": to_ns(row.arrival + row.ttft),
+        "finish_ns": to_ns(row.arrival + row.latency),
+        "prompt_len": row.prompt,
+        "output_len": row.output,
+        **{name: (each or 0) if is_known else nan
+           for name, each in zip(HIT_COLUMNS, hits, strict=True)},
+    }  # fmt: skip
 
 
 def compare_measured(simulated: "pd.DataFrame", measured: "pd.DataFrame") -> "pd.DataFrame":

@@ -128,8 +128,10 @@ class Scheduler:
     def abort(self, request_id: int, now_ns: int) -> RequestState | None:
         """Remove a request, whether it waits or runs, free its memory and return its state.
 
-        The result is None if there is no such request. The method must not be called during a step
-        that computes the request.
+        The cache keeps the chunks of the prompt that were published. If the request was decoding,
+        the cache keeps its answer so far, as if the answer had ended there. The result is None if
+        there is no such request. The method must not be called during a step that computes the
+        request.
         """
         req = self._take_out(request_id)
         if req is None:
@@ -138,7 +140,10 @@ class Scheduler:
         req.end_queue(self.queue_waits.mark(now_ns))
         if self.prefetcher is not None:
             self.prefetcher.abort(request_id)
-        self.cache.abandon(req.sequence)  # a waiting request holds nothing
+        if req.kv_len >= req.target_len:
+            self._keep(req)
+        else:
+            self.cache.abandon(req.sequence)  # a waiting request holds nothing
         if self._listener is not None:
             self._listener.canceled(req)
         self._report_end(req, "aborted")
@@ -620,11 +625,11 @@ class Scheduler:
             sequence = req.sequence
             req.kv_len = length = req.kv_len + num_steps
             req.remaining_output = num_left = req.remaining_output - num_steps
+            if has_windows and (length - 1) // page > sequence.left_page:
+                cache.leave_window(sequence, length)  # first, so that its pages can be taken
             if length > sequence.num_pages * page:
                 has_room = cache.extend(sequence, length, Purpose.decode)
                 assert has_room, "a decode step was planned without free pages for it"
-            if has_windows and (length - 1) // page > sequence.left_page:
-                cache.leave_window(sequence, length)
             if not num_left:
                 finished.append(req)
             elif answer_pages and self._steps_to_publish(req) <= 0:
@@ -657,9 +662,11 @@ class Scheduler:
     def finish(self, req: RequestState) -> None:
         """Publish the answer of a request that no longer runs, and free the rest of its memory."""
         self._report_end(req, "finished")
-        num_pages = self._known_len(req) // self._page
-        sequence = req.sequence
         self.ended.finished.append(req)
+        self._keep(req)
+
+    def _keep(self, req: RequestState) -> None:
+        num_pages, sequence = self._known_len(req) // self._page, req.sequence
         if self._has_states:
             if num_pages == req.target_len // self._page:
                 self.cache.abandon(sequence)  # there is no state at a page boundary of the answer

@@ -237,6 +237,8 @@ def _scan(name: str, state: tuple[int, int], *, has_skip: bool) -> Case:
     inputs = torch.zeros(16, 32, channels, dtype=torch.bfloat16)
     gates = torch.zeros(16, 1 if has_skip else 2, 32, dtype=torch.bfloat16)
     weights = scan.ScanWeights(torch.zeros(4, 32, channels), heads, heads if has_skip else None)
-    taps, ends = inputs[:6].view(2, 32, 3, channels), torch.zeros(3, 2, dtype=torch.int32)
-    arguments, constants = scan.scan_arguments(taps, states, 0, ends, inputs, gates, weights)
+    taps = inputs[:6].view(2, 32, 3, channels)
+    sequences, ends = (torch.zeros(3, width, dtype=torch.int32) for width in (5, 2))
+    given = taps, states, sequences, ends, inputs, gates, weights
+    arguments, constants = scan.scan_arguments(*given)
     return Case(name, scan._scan_kernel, arguments, constants, SCAN)

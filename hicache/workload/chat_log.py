@@ -6,7 +6,8 @@ and instructions come first in the prompt. The answer is the last message of the
 `choices` or `output` as an API returns them, or a text `response`, `output` or `completion`.
 `session_id` names conversations. In a log without it, a request continues an earlier one if it
 begins with that request's messages and an answer to them; plain prompts are compared block by
-block. ShareGPT's conversations have no times: each message of the model is a request.
+block. ShareGPT's conversations have no times: each message of the model is a request. Rows of
+aiperf may have a `delay` (ms) after the answer before them, and list the `turns` of a session.
 
 `usage` gives the length of an answer whose text is missing or has hidden reasoning, and the tokens
 of images. Where it differs from the text by more than 10 %, the run says so.
@@ -40,7 +41,7 @@ from hicache.workload.rows import (
     from_first,
     rows_to_requests,
 )
-from hicache.workload.trace import Count, Name, OddRow, Time, Trace, time_ns
+from hicache.workload.trace import Count, Name, Number, OddRow, Time, Trace, time_ns
 
 BLOCK_TOKENS = 16
 # a stand-in for a tokenizer: one token per four letters of a word, and per other sign
@@ -53,6 +54,7 @@ MEDIA = {
 }
 MODEL = ("assistant", "model", "gpt", "chatgpt", "bing", "bard")  # roles of the model
 ROLE = re.compile(r"<\w+>")
+DATA_URL = re.compile(r"(data:[\w.+-]+/[\w.+-]+;base64,[\w+/=]+)")
 Encode = Callable[[str], Sequence[int | str]]
 Token = int | str | bytes
 
@@ -93,6 +95,7 @@ Messages = Annotated[list[Message], Meta(min_length=1)]
 
 class Choice(Struct):
     message: Message | None = None
+    delta: Message | None = None  # of a stream
     text: str | None = None
 
 
@@ -101,6 +104,19 @@ class Chat(Struct):
     input: str | Messages | None = None
     prompt: str | None = None
     text_input: str | None = None
+    # of aiperf
+    text: str | None = None
+    texts: list[Any] | None = None
+    image: Any = None
+    images: list[Any] | None = None
+    audio: Any = None
+    audios: list[Any] | None = None
+    video: Any = None
+    videos: list[Any] | None = None
+    role: str | None = None
+    delay: Number | None = None  # ms
+    message_mode: str | None = None
+    turns: Annotated[list["Chat"], Meta(min_length=1)] | None = None
     conversations: Messages | None = None
     tools: Any = None
     functions: Any = None
@@ -230,6 +246,8 @@ class _Reader:
             record.usage, record.id = record.usage or told.usage, record.id or told.id
         if record.conversations is not None:
             return self._conversation(where, record, record.conversations)
+        if record.turns is not None:
+            return self._turns(where, record, record.turns)
         plain = next((x for x in (record.prompt, record.text_input, record.input) if x), None)
         messages, answer = [*(record.messages or ())], _answer(record)
         if isinstance(record.input, list):
@@ -238,7 +256,8 @@ class _Reader:
             messages = [Message(role="user", content=record.input)]
         usage = record.usage or Usage()
         is_counted = bool(usage.prompt_tokens or usage.input_tokens)
-        if not messages and not isinstance(plain, str) and not is_counted:
+        parts = _aiperf_parts(record)
+        if not (messages or parts or isinstance(plain, str) or is_counted):
             raise OddRow("the row has no messages, no prompt and no usage")
         if record.previous_response_id is not None:
             earlier = self._responses.get(record.previous_response_id)
@@ -254,13 +273,29 @@ class _Reader:
         opening = [x for x in (record.tools, record.functions) if x]
         opening += [x for x in (record.instructions, record.system) if x]
         if not messages:
-            return [self._row(where, record, [*opening, plain or ""], answer)]
+            return [self._row(where, record, [*opening, plain or "", *parts], answer)]
         # the answer follows the last marker when the next prompt repeats it
         pieces = [x for m in messages for x in (f"<{_role(m)}>", _content(m))]
         row = self._row(where, record, [*opening, *pieces, "<assistant>"], answer)
         tenant = record.namespace or ""
         self.histories[where] = _history(tenant, messages, answer, self._salt)
         return [row]
+
+    def _turns(self, where: str, record: Chat, turns: list[Chat]) -> list[Row]:
+        rows: list[Row] = []
+        system: list[object] = []
+        for turn in turns:
+            pieces = [*system, f"<{turn.role or 'user'}>", *_aiperf_parts(turn)]
+            system = pieces if turn.role == "system" and not rows and turn.delay is None else []
+            if system:  # it is no request of its own
+                continue
+            turn.session_id = where if record.session_id is None else record.session_id
+            turn.message_mode = "delta"
+            rows.append(self._row(where, turn, [*pieces, "<assistant>"], None))
+        if not rows:
+            raise OddRow("the session has no turn of the user")
+        self._trace.num_rows += len(rows) - 1
+        return rows
 
     def _conversation(self, where: str, record: Chat, messages: list[Message]) -> list[Row]:
         rows: list[Row] = []
@@ -275,6 +310,7 @@ class _Reader:
             pieces += [f"<{_role(message)}>", _content(message)]
         if not rows:
             raise OddRow("the conversation has no answer of the model")
+        self._trace.num_rows += len(rows) - 1
         return rows
 
     def _row(
@@ -294,6 +330,8 @@ class _Reader:
         return Row(
             where=where,
             arrival_ns=self._arrival_ns(record),
+            delay_ns=round((record.delay or 0) * UNITS_NS["ms"]),
+            is_delta=record.message_mode == "delta",
             prompt_len=max(prompt_len, 1),
             output_len=self._answer_len(record, usage, answer),
             blocks=[self._numbers.setdefault(each, len(self._numbers)) for each in digests],
@@ -308,12 +346,14 @@ class _Reader:
         unit = self._config.time_unit or "s"
         if when is None:
             when = record.timestamp
-            if record.output_length is not None:  # a row of aiperf
+            aiperf = (record.output_length, record.delay, record.message_mode, record.text)
+            if any(each is not None for each in aiperf):
                 unit = self._config.time_unit or "ms"
             if isinstance(when, float) and self._config.time_unit is None:
                 self._trace.remark(UNIT_NOTE.format(unit))
         if when is None:
-            if record.conversations is None:
+            of_sessions = (*aiperf, record.conversations, record.session_id)
+            if all(each is None for each in of_sessions):
                 raise OddRow("created or timestamp must be a number or a date")
             return None
         return time_ns(when, UNITS_NS[unit], "created or timestamp")
@@ -424,22 +464,33 @@ def _as_text(value: object) -> str:
 
 def _parts(value: object) -> Iterator[str | bytes]:
     """Yield the texts of a content, and the contents of its images and other media as bytes."""
-    if isinstance(value, str):
-        yield value
-        return
-    for part in _as_list(value) if isinstance(value, list) else [value]:
+    for part in value if isinstance(value, list) else [value]:
         if isinstance(part, dict) and str(part.get("type")) in MEDIA:
             yield json.dumps(part, sort_keys=True).encode()
-        elif isinstance(part, dict) and isinstance(part.get("text"), str):
-            yield part["text"]
         elif part is not None:
-            yield part if isinstance(part, str) else json.dumps(part, sort_keys=True)
+            text = part.get("text") if isinstance(part, dict) else part
+            text = text if isinstance(text, str) else json.dumps(part, sort_keys=True)
+            for number, piece in enumerate(DATA_URL.split(text)):
+                yield piece.encode() if number % 2 else piece
+
+
+def _aiperf_parts(record: Chat) -> list[object]:
+    # texts first; one entry may name several contents
+    def contents(kind: str) -> Iterator[object]:
+        for each in [getattr(record, kind), *(getattr(record, f"{kind}s") or ())]:
+            yield from _as_list(each.get("contents") if isinstance(each, dict) else each)
+
+    media = [
+        {"type": kind, kind: x} for kind in ("image", "audio", "video") for x in contents(kind)
+    ]
+    return [*contents("text"), *media]
 
 
 def _answer(record: Chat) -> _Answer | None:
     if record.choices:
         first = record.choices[0]
-        return _said(first.message) if first.message is not None else _Answer(first.text, "")
+        said = first.message or first.delta
+        return _said(said) if said is not None else _Answer(first.text, "")
     for value in (record.response, record.output, record.completion):
         if isinstance(value, str):
             return _Answer(value, "")

@@ -211,8 +211,8 @@ def _stores(events: Iterable[object]) -> Iterator[Stored]:
         if named.get("type") != "BlockStored":
             continue
         stored = msgspec.convert(named, Stored)
-        is_local = stored.medium in (None, "GPU") and stored.locality in (None, "LOCAL")
-        if stored.block_hashes and is_local:
+        places = (stored.medium or "GPU").upper(), (stored.locality or "LOCAL").upper()
+        if stored.block_hashes and places == ("GPU", "LOCAL"):
             yield stored
 
 

@@ -38,6 +38,8 @@ from hicache.workload.trace import (
 )
 
 BLOCK_TOKENS = 512
+# a first time in this range: from 2001 to 2106 in seconds, in 1970 in milliseconds
+FIRST_DATE, LAST_DATE = 10**9, 1 << 32
 # other names of the fields, in tables; `_ms` at the end of a name is the unit
 NAMES = {
     "timestamp": ("time", "arrived_at", "arrival_s"),
@@ -115,7 +117,9 @@ class _Reader:
         parent = record.parent if record.parent_chat_id is None else record.parent_chat_id
         blocks = record.hash_ids or []
         earlier = [] if session is None else self._blocks.get(session, [])
-        repeats = bool(earlier) and blocks[: len(earlier)] == earlier
+        # the last block of a prompt may be partial, and then another one when the turn continues it
+        num_full = max(len(earlier) - 1, 1)
+        repeats = bool(earlier) and blocks[:num_full] == earlier[:num_full]
         if session is not None:
             self._blocks[session] = blocks
         return Row(
@@ -129,7 +133,7 @@ class _Reader:
             session=session,
             session_name=str(next((each for each in (session, own) if each is not None), "")),
             name=own,
-            parent=None if parent == -1 else parent,
+            parent=None if str(parent) == "-1" else parent,
             is_delta=record.delay is not None and not repeats,
         )
 
@@ -144,10 +148,12 @@ class _Reader:
         if unit is None:
             unit = self._default
             if isinstance(value, float) or value.replace(".", "", 1).isdigit():
+                is_date = self.unit is None and FIRST_DATE <= float(value) < LAST_DATE
                 self.unit = unit
-                if unit == "ms" and float(value) % 1:
+                if unit == "ms" and (is_date or float(value) % 1):
+                    told = "looks like seconds since 1970" if is_date else "has a fraction"
                     raise TraceError(
-                        f"{where}: timestamp has a fraction, so it may be seconds or "
-                        f"milliseconds: set workload.time_unit to s or ms"
+                        f"{where}: timestamp {told}, so it may be seconds or milliseconds: set "
+                        f"workload.time_unit to s or ms"
                     )
         return time_ns(value, UNITS_NS[unit])

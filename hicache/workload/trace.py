@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -36,11 +36,13 @@ MOST_UNPACKED = 1 << 30
 MOST_RATIO = 100
 RATIO_FROM = 64 << 20  # smaller files may have any ratio
 MOST_REPEATED = 1 << 26  # runs, blocks or messages that turns repeat, in all
-ROWS_IN = re.compile(r"\.(jsonl?|csv|parquet)\b", re.IGNORECASE)  # in the names of a folder
+ROWS_IN = re.compile(r"\.(jsonl?|[ct]sv|parquet)\b", re.IGNORECASE)  # in the names of a folder
 LEAST_ALLOWED = 3  # odd rows that a small file may have, but always less than half of its rows
+DELIMITERS = (",", "\t", ";")  # of the columns of a table
 NUM_TRIED = 10  # lines in which a file's form is looked for
 CHUNK = 1 << 20
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+MISSING = "Object missing required field "
 # msgspec's words for types, in plain words
 PLAIN = {
     "`array` of length >= 1": "a list that is not empty",
@@ -106,9 +108,15 @@ class Trace:
         """The bytes of each file as they are stored."""
         return [each.read_bytes() for each in self.files]
 
-    def _unpacked(self) -> Iterator[tuple[Path, bytes]]:
+    def _items(self) -> Iterator[tuple[str, Iterator[tuple[str, object]]]]:
+        # for each file its container, and its records with their places
+        limit = _Limit(sum(map(len, self.contents)))
         for path, data in zip(self.files, self.contents, strict=True):
-            yield path, unpacked(path, data)
+            data = _unpacked(path, data, limit)
+            if data[:2] in (b"\xff\xfe", b"\xfe\xff"):  # as tables of spreadsheets may be
+                data = data.decode("utf-16", errors="replace").encode()
+            container = _container(data)
+            yield container, _records(path, data, container, limit)
 
     def first(self) -> tuple[str, object]:
         """Return the container and the first readable record of the trace.
@@ -117,10 +125,8 @@ class Trace:
             TraceError: no record can be read.
         """
         why = "no requests"
-        for path, data in self._unpacked():
-            container = _container(data)
-            rows = _items(path, data, container)
-            for _, (where, item) in zip(range(NUM_TRIED), rows, strict=False):
+        for container, records in self._items():
+            for _, (where, item) in zip(range(NUM_TRIED), records, strict=False):
                 if not isinstance(item, bytes):
                     return container, item
                 try:
@@ -152,9 +158,8 @@ class Trace:
             value = _renamed(value if mend is None else mend(where, value), names or {})
             return msgspec.convert(value, kind, strict=container != "table")
 
-        for path, data in self._unpacked():
-            container = _container(data)
-            for where, item in _items(path, data, container):
+        for container, records in self._items():
+            for where, item in records:
                 try:
                     try:
                         if isinstance(item, bytes) and names is None:
@@ -239,49 +244,58 @@ def _counted(odd: list[_Odd], done: str) -> Iterator[str]:
         yield f"{len(found):,} {done}: {why} (first: {found[0]})"
 
 
-def unpacked(path: Path, data: bytes) -> bytes:
+class _Limit:
+    """The bytes that compressed files of `size` bytes may unpack to, all together."""
+
+    def __init__(self, size: int) -> None:
+        self._most = self.left = min(MOST_UNPACKED, max(RATIO_FROM, MOST_RATIO * size))
+
+    def take(self, path: Path, num_bytes: int) -> None:
+        """Count the unpacked bytes of a file.
+
+        Raises:
+            TraceError: the files unpack to more bytes than the limit allows.
+        """
+        self.left -= num_bytes
+        if self.left < 0:
+            raise TraceError(
+                f"{path} unpacks to more than {self._most >> 20:,} MiB, the limit for the "
+                f"compressed files of a trace ({MOST_RATIO} times their size, at least "
+                f"{RATIO_FROM >> 20} and at most {MOST_UNPACKED >> 20:,} MiB): unpack it first"
+            )
+
+
+def _unpacked(path: Path, data: bytes, limit: _Limit) -> bytes:
     """Return the contents of a file, decompressed if they are gzip or zstd.
 
     Raises:
         TraceError: the file is damaged, or unpacks to more bytes than the limits allow.
     """
     if data[:2] == b"\x1f\x8b":
-        return _gunzip(path, data)
+        return _gunzip(path, data, limit)
     if data[:4] == b"\x28\xb5\x2f\xfd":
         import pyarrow as pa  # an optional package, which reads Parquet, too
 
-        most = _most(data)
         try:
             with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
-                found: bytes = stream.read(most + 1)
+                found: bytes = stream.read(limit.left + 1)
         except (OSError, ValueError) as error:
             raise TraceError(f"{path}: damaged zstd file ({error})") from error
-        return found if len(found) <= most else _too_large(path, most)
+        limit.take(path, len(found))
+        return found
     return data
 
 
-def _most(data: bytes) -> int:
-    return min(MOST_UNPACKED, max(RATIO_FROM, MOST_RATIO * len(data)))
-
-
-def _too_large(path: Path, most: int) -> NoReturn:
-    raise TraceError(
-        f"{path} unpacks to more than {most >> 20:,} MiB, the limit for a compressed file "
-        f"({MOST_RATIO} times its size, at least {RATIO_FROM >> 20} and at most "
-        f"{MOST_UNPACKED >> 20:,} MiB): unpack it first"
-    )
-
-
-def _gunzip(path: Path, data: bytes) -> bytes:
-    most, found, left = _most(data), bytearray(), memoryview(data)
+def _gunzip(path: Path, data: bytes, limit: _Limit) -> bytes:
+    found, left = bytearray(), memoryview(data)
     try:
         while left:
             unpack = zlib.decompressobj(wbits=31)
             while left and not unpack.eof:
                 piece = left[:CHUNK]
-                found += unpack.decompress(piece, most + 1 - len(found))
-                if len(found) > most:
-                    _too_large(path, most)
+                more = unpack.decompress(piece, limit.left + 1)
+                limit.take(path, len(more))
+                found += more
                 unread = len(unpack.unused_data) + len(unpack.unconsumed_tail)
                 left = left[len(piece) - unread :]
             if not unpack.eof:
@@ -318,7 +332,7 @@ def _container(data: bytes) -> str:
     lines = io.BytesIO(data)
     if any(_is_json(line) for line, _ in zip(lines, range(NUM_TRIED), strict=False)):
         return "lines"  # the first line is cut
-    return "table" if b"," in first else "lines"
+    return "table" if any(sign.encode() in first for sign in DELIMITERS) else "lines"
 
 
 def _is_json(data: bytes) -> bool:
@@ -328,7 +342,9 @@ def _is_json(data: bytes) -> bool:
         return False
 
 
-def _items(path: Path, data: bytes, container: str) -> Iterator[tuple[str, object]]:
+def _records(
+    path: Path, data: bytes, container: str, limit: _Limit
+) -> Iterator[tuple[str, object]]:
     # the lines as bytes, or the records of the other containers
     data = data.removeprefix(b"\xef\xbb\xbf")
     if container == "lines":
@@ -342,12 +358,15 @@ def _items(path: Path, data: bytes, container: str) -> Iterator[tuple[str, objec
     elif container == "table":
         yield from _table(path, data)
     else:
-        yield from _parquet(path, data)
+        yield from _parquet(path, data, limit)
 
 
 def _table(path: Path, data: bytes) -> Iterator[tuple[str, object]]:
     # letters that are not UTF-8 may stand in columns that are not read
-    table = csv.reader(io.StringIO(data.decode(errors="replace"), newline=""), strict=True)
+    file = io.StringIO(data.decode(errors="replace"), newline="")
+    delimiter = max(DELIMITERS, key=file.readline().count)
+    file.seek(0)
+    table = csv.reader(file, strict=True, delimiter=delimiter)
     try:
         header = [name.strip() for name in next(table, [])]
         line = table.line_num + 1  # first line of the next row: a field may span lines
@@ -363,7 +382,7 @@ def _table(path: Path, data: bytes) -> Iterator[tuple[str, object]]:
         raise TraceError(told) from error
 
 
-def _parquet(path: Path, data: bytes) -> Iterator[tuple[str, object]]:
+def _parquet(path: Path, data: bytes, limit: _Limit) -> Iterator[tuple[str, object]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -372,8 +391,7 @@ def _parquet(path: Path, data: bytes) -> Iterator[tuple[str, object]]:
         file = pq.ParquetFile(pa.BufferReader(data))
         groups = [file.metadata.row_group(each) for each in range(file.num_row_groups)]
         cells = sum(each.column(c).num_values for each in groups for c in range(each.num_columns))
-        if max(8 * cells, sum(each.total_byte_size for each in groups)) > _most(data):
-            _too_large(path, _most(data))
+        limit.take(path, max(8 * cells, sum(each.total_byte_size for each in groups)))
         for batch in file.iter_batches(batch_size=1024):
             for row in batch.to_pylist():
                 number += 1
@@ -410,6 +428,8 @@ def told(error: Exception) -> str:
     if said.startswith("Expected `object`") and not place:
         return "the row must be an object with the fields of this form"
     field = place.rstrip("`").lstrip(".") or "the row"
+    if said.startswith(MISSING):
+        return f"{field}: {said.removeprefix(MISSING)} is missing".replace("`", "")
     if not said.startswith("Expected "):
         return f"{field}: {said[0].lower()}{said[1:]}"
     for word, plain in PLAIN.items():

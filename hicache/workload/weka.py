@@ -214,28 +214,33 @@ def _ranges(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Runs:
 
 
 def _without_copies(trace: Trace, sessions: Sequence[_Session]) -> list[_Session]:
-    # the same recording may be there twice, once shorter: sessions with the same beginning
-    kept: dict[Hashable, _Session] = {}
-    for index, session in enumerate(sessions):
+    # the same recording may be there twice, once shorter: all its requests begin a longer one
+    begins: set[int] = set()  # hashes of the beginnings of the sessions kept
+    kept: dict[int, _Session] = {}
+    for index, session in sorted(enumerate(sessions), key=lambda each: -len(each[1].sent)):
         own = [each for each in session.sent if each.call.session == session.where]
-        begins = tuple(
-            (each.call.start_ns, each.call.end_ns, each.entry.num_in, each.entry.num_out,
-             tuple(each.blocks))
-            for each in own[:SIGNATURE_REQUESTS]
-        )  # fmt: skip
         # a few equal requests may also be chance, unless the session has the same name
-        name = session.name if len(own) < SIGNATURE_REQUESTS else None
-        if not own or (len(own) < SIGNATURE_REQUESTS and name is None):
-            name = f"session {index}"
-        known = kept.get((name, begins))
-        if known is None or len(known.sent) < len(session.sent):
-            kept[name, begins] = session
+        is_short = len(own) < SIGNATURE_REQUESTS
+        named, plain = _beginnings(own, session.name), _beginnings(own, None)
+        if own and (not is_short or session.name is not None):
+            if (named if is_short else plain)[-1] in begins:
+                continue
+            begins.update(named if session.name is not None else (), plain)
+        kept[index] = session
     if len(kept) < len(sessions):
         trace.remark(
             f"{len(sessions) - len(kept):,} of {len(sessions):,} sessions left out: another one "
             f"begins with the same requests, times and blocks, and is as long or longer"
         )
-    return list(kept.values())
+    return [kept[index] for index in sorted(kept)]
+
+
+def _beginnings(sent: Sequence[_Sent], name: Name | None) -> list[int]:
+    begun = hash((name,))
+    return [
+        begun := hash((begun, each.call.start_ns, each.entry.num_in, tuple(each.blocks)))
+        for each in sent
+    ]
 
 
 class _Reader:

@@ -45,8 +45,8 @@ FORMS = {
     "kv_events": Form(("events",), "KV events of vLLM or SGLang, [time, [event, ...]]"),
     "sharegpt": Form(("conversations",), "ShareGPT's conversations", is_drawn=True),
     "chats": Form(
-        ("messages", "prompt", "input", "text_input", "usage"),
-        "chats or prompts as text, as OpenAI's API",
+        ("messages", "prompt", "input", "text_input", "text", "texts", "turns", "usage"),
+        "chats or prompts as text, as OpenAI's API and aiperf have them",
     ),
     "turns": Form(
         ("delay",),
@@ -210,13 +210,14 @@ def form_of(trace: Trace) -> str:
     Raises:
         TraceError: the form is unknown; the message lists the forms that are read.
     """
-    known = "; ".join(f"{form.fields[0]}: {form.contents}" for form in FORMS.values())
+    known = "\n  ".join(f"{form.fields[0]}: {form.contents}" for form in FORMS.values())
+    known = f"Forms that are read, by a field of the first row:\n  {known}"
     try:
         container, record = trace.first()
     except TraceError as error:
         if "not JSON" not in str(error):
             raise
-        raise TraceError(f"{error}. Forms that are read, by a field: {known}") from error
+        raise TraceError(f"{error}. {known}") from error
     if isinstance(record, list):
         return "kv_events"
     fields = record if isinstance(record, dict) else {}
@@ -235,10 +236,7 @@ def form_of(trace: Trace) -> str:
             wanted = " or ".join(missing[0])
             raise TraceError(f"{trace.path}: expected a column {wanted}, got {got}")
         return name
-    raise TraceError(
-        f"{trace.path}: the form is unknown, with the fields {got}. Forms that are read, by a "
-        f"field: {known}"
-    )
+    raise TraceError(f"{trace.path}: the form is unknown, with the fields {got}. {known}")
 
 
 def _with_session_names(requests: Sequence[Request]) -> list[Request]:

@@ -6,13 +6,13 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, Kinds
 from hicache.cache.pages import PageAllocator
-from hicache.cli.schema import config_of
 from hicache.config import CacheConfig
 from hicache.engine.build import make_pools
 from hicache.engine.deployment import deploy
 from hicache.engine.ranks.agreement import TracedAllocator
 from hicache.memory import Capacity, capacities, engine_rule, model_kinds
 from hicache.models import GIB, Figure, HardwareConfig, ModelConfig
+from hicache.runs.schema import config_of
 from tests.cache.small import named_kinds
 
 MIB = 1 << 20

@@ -16,6 +16,7 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.config import EVICTION_POLICIES, QuirksConfig
 from hicache.observe.invariants import check
 from hicache.policies.eviction import Random
+from hicache.runs.schema import config_of
 from tests.cache.small import (
     PAGE,
     complete_all,
@@ -114,6 +115,25 @@ def test_a_leaf_goes_whole_or_loses_the_pages_that_are_missing(
             if node.edge.startswith(tokens_of(1, first)) and node.parent is root
         ]
         assert sum(len(page_ids or []) for page_ids in held) == num_pages
+
+
+@pytest.mark.parametrize("name", ["vllm_0_33", "hicache", "sglang_0_5_23"])
+def test_a_host_smaller_than_the_device_keeps_what_was_used_last(name: str) -> None:
+    evicts_mirrors = config_of(f"compat={name}").cache.evicts_mirrors
+    assert evicts_mirrors is (name != "sglang_0_5_23")
+    cache = make_cache(device=(16, 0, 0), host=(5, 0, 0), evicts_mirrors=evicts_mirrors)
+    for first in (100, 200, 300):
+        run_request(cache, tokens_of(16, first), 16)
+        complete_all(cache)
+    held = {node.edge: node.held[HOST][FULL] is not None for node in cache.tree.nodes()}
+    assert held[tokens_of(16, 100)] is not evicts_mirrors
+    assert held[tokens_of(16, 300)] is evicts_mirrors
+    check(cache, None, [])
+    # a path that is longer than the host's room is copied from its beginning
+    run_request(cache, tokens_of(16, 300) + tokens_of(16, 400), 32)
+    complete_all(cache)
+    check(cache, None, [])
+    assert cache.tree.residency.resident[HOST][FULL] == 4
 
 
 def test_the_pages_that_are_left_of_a_leaf_go_before_a_leaf_that_was_used_later() -> None:

@@ -7,7 +7,7 @@ from hicache.cache.pages import PageAllocator
 from hicache.cache.tiers.shared import SharedAllocator, SharedBytes
 from hicache.cache.tree.events import NO_DEMAND
 from hicache.cache.tree.node import DEVICE, HOST
-from hicache.cli.schema import config_of
+from hicache.runs.schema import config_of
 from tests.cache.small import PAGE, complete_all, evict_all, make_cache, run_request, tokens_of
 from tests.policies.test_events import SMALL, run_of, summary_of
 

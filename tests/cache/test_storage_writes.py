@@ -118,6 +118,24 @@ def test_what_waits_already_takes_room_in_the_queue_until_it_is_written() -> Non
     assert written(cache)[FULL] == 4
 
 
+def test_pages_whose_prefix_was_dropped_are_not_written_until_the_prefix_is() -> None:
+    cache = cache_of(queue_bytes=400)
+    for tokens in (tokens_of(16, 100), tokens_of(8)):
+        run_request(cache, tokens, 8)
+        back_up(cache)
+    assert cache.counters["storage/dropped_write_pages"] == 2
+    complete_all(cache)
+    run_request(cache, tokens_of(16), 16)
+    back_up(cache)
+    assert written(cache)[FULL] == 0
+    assert cache.counters["storage/dropped_write_pages"] == 4
+    evict_all(cache, DEVICE, FULL)
+    evict_all(cache, HOST, FULL)
+    run_request(cache, tokens_of(16), 16)
+    back_up(cache)
+    assert written(cache)[FULL] == 4
+
+
 @pytest.mark.parametrize("write_hits", [1, 2])
 def test_selective_writes_what_was_hit_so_often_after_it_was_made(write_hits: int) -> None:
     cache = cache_of(write="selective", write_hits=write_hits)

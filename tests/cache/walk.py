@@ -87,6 +87,7 @@ def random_setting(seed: int) -> Setting:
                 write=write, write_hits=rng.choice([1, 1, 2]), tiering=tiering
             ),
             "trims_leaves": rng.random() < 0.3,
+            "evicts_mirrors": rng.random() < 0.5,
             "backs_up_answers": rng.random() < 0.7,
             "loads_last_page": rng.random() < 0.3,
             "quirks": conf.QuirksConfig(await_sidecars=rng.random() < 0.8),

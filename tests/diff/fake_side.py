@@ -14,12 +14,13 @@ class FakeSide:
     Options: `pages` there is room for; requests at which it does something wrong (`fail_at`,
     `crash_at`, `leak_at`: the lock stays, `other_at`: the oldest page is another one); what its
     admission `says`; `matches`, which makes it accept requests that are aborted; `silent`, which
-    makes it report no state.
+    makes it report no state; `megabytes` that it takes and frees when it opens.
     """
 
     def __init__(self, pools: Pools, options: dict[str, str]) -> None:
         if "will_not_open" in options:
             raise SideError("it will not open")
+        bytearray(int(options.get("megabytes", "0")) * 1_000_000)
         self._page = pools.page_size
         self._room = int(options.get("pages", "1000"))
         self._options = options

@@ -147,6 +147,8 @@ def test_a_side_that_cannot_go_on_ends_the_comparison(
 class Listening:
     """A side that remembers what it is asked."""
 
+    peak_bytes = None
+
     def __init__(self, **about: str) -> None:
         self._about = about
         self.calls: list[tuple[object, ...]] = []

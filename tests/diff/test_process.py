@@ -83,3 +83,14 @@ def test_an_error_here_does_not_wait_for_the_side(tmp_path: Path) -> None:
     fake.__exit__(ValueError)
     assert fake._process.returncode == -9
     assert "finished" not in (tmp_path / "side.log").read_text()
+
+
+def test_the_peak_memory_of_a_process_is_known_when_it_has_ended(tmp_path: Path) -> None:
+    peaks = []
+    for megabytes in ("0", "300"):
+        with side(tmp_path, megabytes=megabytes) as fake:
+            fake.about()
+            assert fake.peak_bytes is None
+        assert fake.peak_bytes is not None
+        peaks.append(fake.peak_bytes)
+    assert 200e6 < peaks[1] - peaks[0] < 400e6

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,17 @@ def test_ours_hits_what_sglang_hits(tmp_path: Path, component: str, more: str) -
     assert found.hit_rate("base") > 0
     differing = {Kind.fewer, Kind.more, Kind.tier} & set(found.kinds)
     assert not differing
+
+
+def test_the_free_memory_that_psutil_reports_decides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "from types import SimpleNamespace as Values\n"
+        "import psutil\n"
+        "psutil.virtual_memory = lambda: Values(total=1 << 30, available=1 << 30)\n"
+    )
+    base, head = (prepare(ENGINES["sglang"], side) for side in ("0.5.23", "hicache"))
+    base = replace(base, path=(str(tmp_path), *base.path))
+    pools = pools_for("mooncake_conversation", "swa+mamba", "", "instant")
+    found = compare(chosen("builtin", 2, pools), pools, (base, head), tmp_path)
+    assert found.failure is None
+    assert all(peak is not None and peak < 4e9 for peak in found.peak_bytes)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hicache.cli.schema import config_of
 from hicache.engine.deployment import deploy
 from hicache.engine.simulated_runtime import SimulatedRuntime, make_runtime
 from hicache.experiment import run
@@ -13,6 +12,7 @@ from hicache.kernels.transcode import Format, coded_bytes
 from hicache.models import FORMATS, LayerKind, ModelConfig, coded_page_bytes
 from hicache.models.copy_rates import CopyPath, pcie_rate
 from hicache.results.remarks import pool_remarks
+from hicache.runs.schema import config_of
 
 MODELS = ["llama3_8b", "gemma3_27b", "qwen3_next_80b", "gpt_oss_120b", "tiny_hybrid"]
 SMALL = (

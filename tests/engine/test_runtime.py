@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
 from hicache.engine.simulated_runtime import SimulatedRuntime
 from hicache.models.copy_rates import CopyPath, pcie_rate
+from hicache.runs.schema import config_of
 from tests.cache.small import named_kinds
 
 MB = 1_000_000

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.kernels import copy
 from hicache.kernels.table import TILE_WORDS, WORD_BYTES
 from hicache.models import CopyKernelConfig, Figure
+from hicache.runs.schema import config_of
 
 PROFILES = Path(__file__).parents[2] / "conf" / "hardware"
 

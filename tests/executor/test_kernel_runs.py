@@ -4,12 +4,16 @@ import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is imported
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 
+from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.plane import REFERENCE, interpreted
 from hicache.executor.real.reference_model import ReferenceModel
+from hicache.executor.real.tables import Stretch
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.kernels_only import RefusedError, kernels_only
 from tests.executor.mixes import run_mix, tiny
@@ -78,3 +82,28 @@ def test_one_scan_a_layer_captures_the_state_of_every_page_as_cut_prefills_leave
         ):
             assert torch.equal(captured[slot], left[0])
             assert left[0].any()
+
+
+def test_a_step_launches_as_many_kernels_for_many_sequences_as_for_one():
+    page, counts = 4, []
+    for num_sequences in (1, 5):
+        launches = []
+
+        def counted(launch, launches=launches):
+            def run(*given, **more):
+                launches.append(launch.__name__)
+                return launch(*given, **more)
+
+            return run
+
+        model = ReferenceModel(tiny("F S M D", page), page_size=page)
+        model.together = 8
+        plane = REFERENCE.wrapped(counted)
+        pools = cpu_pools(model.config, page, (5, 5, 5), plane=plane)
+        each = [
+            Stretch(TOKENS, 2, 3, [[number]] * 2, slot=number) for number in range(num_sequences)
+        ]
+        model.forward(PagedKvView(pools, each, model.together))
+        counts.append(Counter(launches))
+    assert counts[0] == counts[1]
+    assert counts[1]["naive_scan"] == 2  # one a recurrent layer

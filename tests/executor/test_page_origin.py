@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from hicache import experiment
-from hicache.cli.schema import config_of
 from hicache.executor.real.page_origin import NEUTRAL, PageOrigin
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import RankPools
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.models import ModelConfig
 from hicache.results.metrics import Result
+from hicache.runs.schema import config_of
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 from tests.executor.one_sequence import OneSequence

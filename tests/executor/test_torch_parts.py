@@ -11,12 +11,12 @@ import torch
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tiers.transfer import Move
 from hicache.cache.tree.node import DEVICE
-from hicache.cli.schema import config_of
 from hicache.executor.real.pools import Arrival, TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.tables import HoleError
 from hicache.experiment import run
 from hicache.models.shapes import ModelConfig, Part
+from hicache.runs.schema import config_of
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 from tests.executor.one_sequence import OneSequence

@@ -42,7 +42,8 @@ def test_new_tokens_are_adjacent_rows_of_the_tiles(pools):
     rows = step.tokens.flatten()
     assert rows[step.rows[0]].tolist() == [125]
     assert rows[step.rows[1]].tolist() == [110, 111, 112, 113, 114, 115]
-    assert [each.tolist() for each in step.ends] == [[[1, 2]], [[2, 3], [6, 1]]]
+    assert step.ends.tolist() == [[1, 2], [2, 3], [6, 1]]
+    assert step.sequences[:, 2:].tolist() == [[0, 1, 25], [1, 3, 10]]
 
 
 def test_the_last_group_is_filled_up_with_tiles_that_have_no_rows(pools):

@@ -11,8 +11,8 @@ import pytest
 
 from hicache import experiment
 from hicache.cli.check_policy import POOLS, TIGHT
-from hicache.cli.job import report_error
-from hicache.cli.schema import config_of
+from hicache.runs.errors import report_error
+from hicache.runs.schema import config_of
 from hicache.user_code import Stopped, UserCodeError, user_code
 
 SMALL = (*TIGHT, *POOLS["tiny_hybrid"], "workload.limit=12", "engine.check_invariants=false")

@@ -5,8 +5,8 @@ import pytest
 from hicache import experiment
 from hicache.cache.checked import PolicyError
 from hicache.cli import check_policy
-from hicache.cli.job import report_error
-from hicache.cli.schema import config_of
+from hicache.runs.job import report_error
+from hicache.runs.schema import config_of
 
 OWN = f"{__name__}:"
 

@@ -8,10 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from hicache.cli import schema
-from hicache.cli.errors import meant, sentence
 from hicache.cli.knobs import help_of
-from hicache.cli.schema import CONF, register
 from hicache.config import (
     STOP_POLICIES,
     DeadlineFrom,
@@ -22,6 +19,9 @@ from hicache.config import (
 )
 from hicache.models import ModelConfig
 from hicache.results.keys import KNOWN
+from hicache.runs import schema
+from hicache.runs.errors import meant, sentence
+from hicache.runs.schema import CONF, register
 from tests.models.texts import LLAMA_8B
 
 OPTIONS = {

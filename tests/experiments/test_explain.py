@@ -12,10 +12,10 @@ from hicache.cli.explain.command import lines, main
 from hicache.cli.explain.rerun import Rerun, rerun
 from hicache.cli.explain.segments import Steps, segments_of
 from hicache.cli.explain.trace import write_trace
-from hicache.cli.job import as_yaml, begin
-from hicache.cli.schema import stored_config
 from hicache.results.metrics import TTFT_PARTS, Status, summarize
 from hicache.results.tracking import write_json
+from hicache.runs.job import as_yaml, begin
+from hicache.runs.schema import stored_config
 from tests.test_experiment import config_of
 
 TIGHT = ("model=gemma3_27b", "cache.device_gib=8", "cache.host_gib=4", "storage.read_gbps=0.5")

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from hicache.cli.goodput import Ladder, climb, crossing, falling, is_in_time, ladder_of, run
-from hicache.cli.schema import config_of
 from hicache.config import GoodputConfig
 from hicache.results.metrics import RequestRecord, Status
+from hicache.runs.goodput import Ladder, climb, crossing, falling, is_in_time, ladder_of, run
+from hicache.runs.schema import config_of
 
 WANTED = GoodputConfig(num_rates=6, ttft_s=1.0, tpot_s=0.1)
 CHAT = ("workload=chat", "workload.num_sessions=40", "storage=none", "goodput.num_rates=6")

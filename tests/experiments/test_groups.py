@@ -163,6 +163,16 @@ def test_runs_by_other_code_are_no_further_seeds(tmp_path):
     assert differing_keys(load_runs([tmp_path])) == ["hicache source"]
 
 
+@pytest.mark.parametrize(("stops", "told"), [("aa", []), ("ab", ["prefetch.stop"])])
+def test_runs_under_other_rules_are_told_apart(tmp_path, stops, told):
+    for job, stop in enumerate(stops):
+        write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0)
+    assert differing_keys(load_runs([tmp_path])) == told
+    write_json(tmp_path / "1" / "provenance.json", {"rules": "0123abcd"})
+    assert differing_keys(load_runs([tmp_path])) == [*told, "rules"]
+    assert [group.settings["rules"] for group in groups_of(tmp_path)] == ["older", "0123abcd"]
+
+
 def test_other_code_is_no_setting_where_the_knobs_tell_the_runs_apart_anyway(tmp_path):
     for job, stop in enumerate(STOPS):
         write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0)

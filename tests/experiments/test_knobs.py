@@ -7,8 +7,8 @@ import pytest
 
 from hicache.cli import knobs
 from hicache.cli.run import show_help
-from hicache.cli.schema import known_keys
 from hicache.config import CutPolicy, ExperimentConfig, StorageConfig
+from hicache.runs.schema import known_keys
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "knobs.md"

@@ -13,7 +13,7 @@ def draw_bars(monkeypatch):
 
 def test_a_title_that_looks_like_markup_is_shown_as_it_stands(monkeypatch, capsys):
     draw_bars(monkeypatch)
-    with progress_bar("x[/b] [red]y", is_shown=True) as show:
+    with progress_bar("x[/b] [red]y") as show:
         show(Progress(done_count=1, total_count=2, time_s=3.0, row=None))
     assert "x[/b] [red]y" in capsys.readouterr().err
 

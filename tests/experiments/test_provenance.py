@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hicache.cli import job, resume
-from hicache.cli.tables import provenance
 from hicache.config import CacheConfig, ExecutorConfig, ExperimentConfig, WorkloadConfig
+from hicache.runs import checks, job, provenance
 
 BUILTIN = ExperimentConfig(workload=WorkloadConfig(kind="builtin"))
 
@@ -33,7 +32,9 @@ def my_policies(tmp_path, monkeypatch) -> Path:
 
 def test_versions_and_code_are_named(tmp_path):
     found = written(BUILTIN, tmp_path)
-    assert found.keys() == {"directory", "hicache", "numpy", "platform", "policies", "python"}
+    assert found.keys() == {
+        *["directory", "hicache", "numpy", "platform", "policies", "python", "rules"]
+    }
     assert len(found["hicache"]["sha256"]) == 64
 
 
@@ -56,7 +57,7 @@ def finished(config, out_dir) -> None:
     """Leave a run behind that has just been made."""
     job.begin(config, out_dir)
     (out_dir / "summary.json").write_text("{}")
-    assert resume.changes(config, out_dir) == []
+    assert checks.changes(config, out_dir) == []
 
 
 def with_own(knob) -> ExperimentConfig:
@@ -73,7 +74,7 @@ def test_a_run_is_another_one_when_any_class_of_the_users_own_has_changed(
     finished(config, tmp_path)
     my_policies.write_text("class Mine:\n    changed = True\n")
     provenance._source.cache_clear()  # as in another process
-    assert resume.changes(config, tmp_path) == [knob]
+    assert checks.changes(config, tmp_path) == [knob]
 
 
 @pytest.mark.parametrize("knob", KNOBS)
@@ -82,7 +83,7 @@ def test_another_class_is_not_taken_for_the_one_that_was_run(tmp_path, my_polici
     group, _, name = knob.partition(".")
     part = replace(getattr(BUILTIN, group), **{name: "provenance_policies:Other"})
     with pytest.raises(ValueError, match=f"{knob} was provenance_policies:Mine and is"):
-        resume.refuse_other(replace(BUILTIN, **{group: part}), tmp_path)
+        checks.refuse_other(replace(BUILTIN, **{group: part}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_a_run_is_another_one_when_a_module_has_changed_that_a_class_imports(
     finished(config, out_dir)
     helper.write_text("import json, numpy\nweight = 2\n")
     provenance._source.cache_clear()
-    assert resume.changes(config, out_dir) == ["cache.policy"]
+    assert checks.changes(config, out_dir) == ["cache.policy"]
 
 
 def test_a_class_whose_module_has_gone_is_not_taken_for_the_one_that_was_run(tmp_path, my_policies):
@@ -118,7 +119,7 @@ def test_a_class_whose_module_has_gone_is_not_taken_for_the_one_that_was_run(tmp
     finished(config, tmp_path / "out")
     my_policies.unlink()
     provenance._source.cache_clear()
-    assert resume.changes(config, tmp_path / "out") == ["cache.policy"]
+    assert checks.changes(config, tmp_path / "out") == ["cache.policy"]
 
 
 def test_what_is_installed_is_no_part_of_a_class(my_policies):
@@ -131,7 +132,7 @@ def test_a_run_is_another_one_under_another_version(tmp_path, name):
     finished(BUILTIN, tmp_path)
     made_of = json.loads((tmp_path / "provenance.json").read_text())
     (tmp_path / "provenance.json").write_text(json.dumps(made_of | {name: "0.1"}))
-    assert resume.changes(BUILTIN, tmp_path) == [name]
+    assert checks.changes(BUILTIN, tmp_path) == [name]
 
 
 def test_only_a_real_run_depends_on_the_version_of_torch(tmp_path):
@@ -151,7 +152,7 @@ def test_a_run_is_another_one_when_its_trace_was_cut_short(tmp_path, traced):
     finished(traced, tmp_path / "out")
     with Path(traced.workload.path).open("r+") as trace:
         trace.truncate(6)
-    assert resume.changes(traced, tmp_path / "out") == ["workload"]
+    assert checks.changes(traced, tmp_path / "out") == ["workload"]
 
 
 def test_a_trace_is_told_by_its_contents_not_by_size_and_time(tmp_path, traced):
@@ -161,7 +162,7 @@ def test_a_trace_is_told_by_its_contents_not_by_size_and_time(tmp_path, traced):
     path.write_text("[]\n" * 9)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_size == before.st_size
-    assert resume.changes(traced, tmp_path / "out") == ["workload"]
+    assert checks.changes(traced, tmp_path / "out") == ["workload"]
 
 
 def test_a_trace_that_is_a_folder_is_told_by_its_files(tmp_path, traced):
@@ -171,7 +172,7 @@ def test_a_trace_that_is_a_folder_is_told_by_its_files(tmp_path, traced):
     config = replace(traced, workload=replace(traced.workload, path=str(folder)))
     finished(config, tmp_path / "out")
     (folder / "b.json").write_text("{}")
-    assert resume.changes(config, tmp_path / "out") == ["workload"]
+    assert checks.changes(config, tmp_path / "out") == ["workload"]
 
 
 def test_a_policy_that_is_nowhere_is_left_for_the_run_to_refuse(tmp_path):

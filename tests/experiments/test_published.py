@@ -8,9 +8,9 @@ import pytest
 from experiments.studies import published
 from experiments.studies.published import CASES, Series, arms_of, knees, ranking, read_case
 from hicache import experiment
-from hicache.cli.schema import config_of
 from hicache.results.requests_file import columns_of
 from hicache.results.server_log import MEASURES
+from hicache.runs.schema import config_of
 
 NAMES = sorted(path.stem for path in CASES.glob("*.yaml"))
 SMALL = {

@@ -10,9 +10,9 @@ from hicache.cache.kinds import SWA
 from hicache.cache.pages import free
 from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
-from hicache.cli.schema import config_of
 from hicache.cli.tables.groups import StoredRun, differing_keys
 from hicache.results.metrics import summarize
+from hicache.runs.schema import config_of
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of
 
 SMALL = (

@@ -52,7 +52,7 @@ def run(config, *, progress=None):
 module = types.ModuleType("hicache.experiment")
 module.run = run
 sys.modules["hicache.experiment"] = module
-from hicache.cli.schema import config_of
+from hicache.runs.schema import config_of
 from hicache.cli.run import main
 from hicache.cli.tables import result_table, sweep_figure, comparison
 from hicache.results import report
@@ -172,6 +172,12 @@ def test_a_run_leaves_its_files_and_prints_their_directory_last(ordinary):
     assert {path.name for path in run_dir.iterdir()} == {*RUN_FILES, ".hydra"}
     assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 3
     assert json.loads((run_dir / "timing.json").read_text())["requests_per_wall_s"] == 6
+
+
+def test_cfg_job_prints_the_settings_that_a_run_stores(program, ordinary):
+    done = program("--cfg", "job", "name=first")
+    assert done.stdout == (last_line(ordinary) / "config.yaml").read_text()
+    assert program("--cfg", "job", "cache.typo=1").returncode == 2
 
 
 def test_equal_runs_have_equal_summaries_in_two_directories(program, ordinary):
@@ -425,10 +431,8 @@ def test_a_run_into_the_directory_of_an_equal_run_is_not_made_again(program, ord
     run_dir = last_line(ordinary)
     before = (run_dir / "timing.json").stat().st_mtime_ns
     done = program("name=first", f"hydra.run.dir={run_dir}")
-    assert (done.returncode, done.stdout) == (
-        0,
-        f"already finished, and nothing has changed since\n{run_dir}\n",
-    )
+    assert (done.returncode, done.stdout) == (0, f"{run_dir}\n")
+    assert done.stderr == "already finished, and nothing has changed since\n"
     assert (run_dir / "timing.json").stat().st_mtime_ns == before
 
 
@@ -511,7 +515,7 @@ def test_a_run_by_other_code_is_made_again(program, used):
     done = program("name=first", f"hydra.run.dir={used}")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[0] == "first: runs again, because of changes in hicache"
-    assert "already finished" in program("name=first", f"hydra.run.dir={used}").stdout
+    assert "already finished" in program("name=first", f"hydra.run.dir={used}").stderr
 
 
 def test_a_run_that_did_not_end_is_made_again(program, used):

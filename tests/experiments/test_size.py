@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from hicache.cache.kinds import MAMBA, SWA
-from hicache.cli.schema import config_of
 from hicache.cli.size import Cell, knee_of, main, search, shared_kind, show
+from hicache.runs.schema import config_of
 
 SMALL = (
     "workload=chat",

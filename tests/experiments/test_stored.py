@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from hicache.cli import compare
-from hicache.cli.resume import refuse_other
-from hicache.cli.schema import config_of
 from hicache.cli.tables.groups import load_run
 from hicache.results.tracking import write_json
+from hicache.runs.checks import refuse_other
+from hicache.runs.schema import config_of
 from tests.experiments.test_groups import write_run
 
 DEEP = "[" * 100_000

@@ -9,14 +9,14 @@ import pytest
 
 from hicache import experiment
 from hicache.cli.explain.rerun import rerun
-from hicache.cli.grid import MOST_JOBS, choices_of, jobs_of
-from hicache.cli.job import begin
 from hicache.cli.main import main
-from hicache.cli.schema import config_of, stored_config
-from hicache.cli.stored import read_yaml
 from hicache.cli.tables.groups import load_run
 from hicache.results.metrics import summarize
 from hicache.results.tracking import write_json
+from hicache.runs.grid import MOST_JOBS, choices_of, jobs_of
+from hicache.runs.job import begin
+from hicache.runs.schema import config_of, stored_config
+from hicache.runs.stored import read_yaml
 
 SMALL = ("workload=chat", "workload.limit=5", "model=llama3_8b", "tracker.wandb_mode=disabled")
 AUTHORS = "import pathlib\npathlib.Path(__file__).with_name('RAN').touch()\nclass Mine:\n    pass\n"

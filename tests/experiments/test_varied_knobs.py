@@ -7,8 +7,8 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from hicache.cli.schema import CONF
 from hicache.config import ExperimentConfig
+from hicache.runs.schema import CONF
 
 STUDIED = (
     "workload",

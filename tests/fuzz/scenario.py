@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
-from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.memory import model_kinds
 from hicache.models import GIB
+from hicache.runs.schema import config_of
 from hicache.workload.workload import Workload, load_workload
 from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob, overrides_of
 from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, unit_tokens

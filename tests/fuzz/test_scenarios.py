@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from hicache.cli import schema
-from hicache.cli.schema import known_keys
 from hicache.results.metrics import RequestRecord
+from hicache.runs import schema
+from hicache.runs.schema import known_keys
 from hicache.workload.workload import load_workload
 from tests.fuzz.knobs import KNOBS, UNDRAWN
 from tests.fuzz.scenario import PLAIN, Choices, draw, plan_of

@@ -5,15 +5,18 @@ column for each run. Floats have nine significant digits, so that the last bits 
 arithmetic do not count.
 """
 
+import re
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 
 import pandas as pd
 import yaml
 
-from hicache.cli.schema import config_of
 from hicache.experiment import run
 from hicache.results.metrics import summarize
+from hicache.runs import provenance
+from hicache.runs.schema import config_of
 
 HERE = Path(__file__).parent
 SUMMARIES = HERE / "summaries.csv"
@@ -50,3 +53,14 @@ def read(path: Path = SUMMARIES) -> dict[str, Summary]:
 def write(summaries: Mapping[str, Summary], path: Path = SUMMARIES) -> None:
     """Write the golden summaries."""
     pd.DataFrame(summaries).sort_index().to_csv(path, index_label="key", lineterminator="\n")
+
+
+def digest() -> str:
+    """Return the name of the decision rules under which the golden summaries were made."""
+    return sha256(SUMMARIES.read_bytes()).hexdigest()[:8]
+
+
+def name_rules() -> None:
+    """Write this name into the source file from which a run takes it."""
+    source = Path(provenance.__file__)
+    source.write_text(re.sub(r'RULES = "\w+"', f'RULES = "{digest()}"', source.read_text()))

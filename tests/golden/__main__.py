@@ -3,7 +3,7 @@
 HICACHE_DATA=DIR python -m tests.golden
 """
 
-from tests.golden import CONFIGURATIONS, SUMMARIES, changes, read, summary_of, write
+from tests.golden import CONFIGURATIONS, SUMMARIES, changes, name_rules, read, summary_of, write
 
 
 def main() -> None:
@@ -17,6 +17,7 @@ def main() -> None:
         if name in before:
             print(*(f"  {line}" for line in changed), sep="\n")
     write(after)
+    name_rules()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden import CONFIGURATIONS, changes, read, summary_of, write
+from hicache.runs import provenance
+from tests.golden import CONFIGURATIONS, changes, digest, read, summary_of, write
 
 ON_TRACES = pytest.mark.skipif(
     "HICACHE_DATA" not in os.environ, reason="HICACHE_DATA names no directory with the real traces"
@@ -24,6 +25,10 @@ def test_a_run_gives_its_golden_summary(name: str) -> None:
 
 def test_there_is_a_golden_summary_of_each_configuration() -> None:
     assert list(read()) == list(CONFIGURATIONS)
+
+
+def test_a_run_names_the_rules_of_the_golden_summaries() -> None:
+    assert digest() == provenance.RULES, "HICACHE_DATA=DIR python -m tests.golden writes RULES"
 
 
 def test_keys_that_changed_are_named_with_both_values() -> None:

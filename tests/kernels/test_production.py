@@ -408,8 +408,8 @@ def scan_error(name, device, draw, *, fault=None):
     weights = ScanWeights(torch.randn(4, heads, channels, generator=draw) / 2, decay, skip)
     moved = on(device, taps, states, inputs, gates)
     its = ScanWeights(*(None if each is None else each.to(device) for each in weights))
-    options = {"start": 0, "block": 8}
-    out = scan(*moved[:2], 3, i32(ends).to(device), *moved[2:], its, **options)
+    sequence = i32([[3, 0, 0, len(ends), 0]])
+    out = scan(*moved[:2], *on(device, sequence, i32(ends)), *moved[2:], its, block=8)
     wide = [each.double() for each in (taps, states, inputs, gates)]
     its = ScanWeights(*(None if each is None else each.double() for each in weights))
     if fault == "end":
@@ -418,7 +418,7 @@ def scan_error(name, device, draw, *, fault=None):
         its = its._replace(conv=its.conv.roll(1, 0))
     elif fault == "decay":
         its = its._replace(decay=its.decay * 1.001)
-    wanted = naive_scan(*wide[:2], 3, i32(ends), *wide[2:], its, **options)
+    wanted = naive_scan(*wide[:2], sequence, i32(ends), *wide[2:], its, block=8)
     errors = [
         float((got.cpu().double() - each).abs().max() / each.abs().max())
         for got, each in ((out, wanted), (moved[1], wide[1]))

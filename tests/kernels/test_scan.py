@@ -31,6 +31,10 @@ def case(rule):
     return pools, draw(ROWS, HEADS, CHANNELS), draw(ROWS, num_gates, HEADS), weights
 
 
+def i32(rows, device="cpu"):
+    return torch.tensor(rows, dtype=torch.int32, device=device)
+
+
 def run(launch, rule, device, cuts=(0, ROWS), ends=ENDS):
     """Compute the rows in launches between `cuts`; return outputs, taps and states of all slots."""
     (taps, states), inputs, gates, weights = case(rule)
@@ -39,13 +43,10 @@ def run(launch, rule, device, cuts=(0, ROWS), ends=ENDS):
     outputs = []
     for first, end in pairwise(cuts):
         its = [[n - first, slot] for n, slot in ends if first < n <= end and slot != 2]
-        pairs = torch.tensor([*its, [end - first, 2]], dtype=torch.int32, device=device)
-        rows = slice(first, end)
-        outputs.append(
-            launch(
-                taps, states, 2, pairs, inputs[rows], gates[rows], weights, start=first, block=BLOCK
-            )
-        )
+        pairs = i32([*its, [end - first, 2]], device)
+        sequence, rows = i32([[2, 0, 0, len(pairs), first]], device), slice(first, end)
+        given = sequence, pairs, inputs[rows], gates[rows], weights
+        outputs.append(launch(taps, states, *given, block=BLOCK))
     return torch.cat(outputs).cpu(), taps.cpu(), states.cpu()
 
 
@@ -118,6 +119,35 @@ def test_one_launch_writes_all_captures(device, monkeypatch):
 
 def test_states_that_the_kernel_cannot_keep_are_refused(device):
     (taps, states), inputs, gates, weights = case("ssd")
-    ends = torch.tensor([[ROWS, 2]], dtype=torch.int32)
+    sequence, ends = i32([[2, 0, 0, 1, 0]]), i32([[ROWS, 2]])
     with pytest.raises(ValueError, match=r"fp32 states .* got .* torch\.float64"):
-        scan(taps, states.double(), 2, ends, inputs, gates, weights, start=0, block=BLOCK)
+        scan(taps, states.double(), sequence, ends, inputs, gates, weights, block=BLOCK)
+
+
+@pytest.mark.parametrize("launch", [scan, naive_scan])
+@pytest.mark.parametrize("rule", ["ssd", "delta"])
+def test_sequences_of_one_launch_are_as_if_each_were_alone(rule, launch, device, monkeypatch):
+    monkeypatch.setattr(kernels, "TILE", DIM // 2 * KEYS)  # two programs share a head
+    device = device if launch is scan else torch.device("cpu")
+    rows = [slice(1, 5), slice(5, 6), slice(8, ROWS)]
+    ends = [[2, 3], [4, 0], [1, 1], [5, 2]]
+    sequences = [[0, 1, 0, 2, 0], [1, 5, 2, 3, 5], [2, 8, 3, 4, 40]]
+
+    def started():
+        pools, inputs, gates, weights = case(rule)
+        weights = ScanWeights(*(None if each is None else each.to(device) for each in weights))
+        return *(each.to(device) for each in (*pools, inputs, gates)), weights
+
+    taps, states, inputs, gates, weights = started()
+    tables = i32(sequences, device), i32(ends, device)
+    out = launch(taps, states, *tables, inputs, gates, weights, block=BLOCK)
+    its_taps, its_states, *_ = started()
+    wanted = torch.zeros_like(out)
+    for (source, _, *its_ends, start), its_rows in zip(sequences, rows, strict=True):
+        pairs = ends[slice(*its_ends)]
+        alone = i32([[source, 0, 0, len(pairs), start]], device), i32(pairs, device)
+        its = inputs[its_rows], gates[its_rows], weights
+        wanted[its_rows] = launch(its_taps, its_states, *alone, *its, block=BLOCK)
+    assert torch.equal(out, wanted)
+    assert torch.equal(taps, its_taps)
+    assert torch.equal(states, its_states)

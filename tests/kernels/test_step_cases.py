@@ -23,7 +23,7 @@ CASES = {
     "encodes": ("encode", 4 * 4),
     "appends": ("append", 2 * 2),
     "attention": ("attend", 4),
-    "scans": ("scan", 2),
+    "scans": ("scan", 3),
 }
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.engine.deployment import deploy
 from hicache.models.cost import CostModel
 from hicache.models.hugging_face import derive_model, read_model
 from hicache.models.shapes import ModelConfig, describe
+from hicache.runs.schema import config_of
 from tests.models.test_catalog import bytes_of
 from tests.models.test_cost import h200
 from tests.models.test_shapes import model

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.experiment import run
 from hicache.models.hugging_face import derive_model
+from hicache.runs.schema import config_of
 
 SMALL: dict[str, Any] = {
     "vocab_size": 512,

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from hicache import experiment
-from hicache.cli.schema import CONF, config_of
 from hicache.config import ExperimentConfig
 from hicache.models import CopyKernelConfig, Figure, HardwareConfig, RateTable
 from hicache.models.cost import CostModel
 from hicache.models.own_table import read_table
 from hicache.results.metrics import Result
+from hicache.runs.schema import CONF, config_of
 
 MACHINES = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
 

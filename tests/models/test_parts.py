@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from hicache.cache.kinds import FULL, Window
-from hicache.cli.schema import config_of
 from hicache.engine.deployment import deploy
 from hicache.experiment import run
 from hicache.memory import model_kinds
 from hicache.models import ModelConfig
 from hicache.models.cost import CostModel
 from hicache.models.shapes import Part
+from hicache.runs.schema import config_of
 from tests.models.test_cost import H200, contexts, plain, step_ends
 
 # as SGLang keeps them: fp8, and a scale of four bytes

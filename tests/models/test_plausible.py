@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.models.plausible import check_shape
+from hicache.runs.schema import config_of
 from tests.models.test_shapes import MODELS, model
 
 
@@ -51,7 +51,7 @@ def test_the_command_line_refuses_it_too() -> None:
         ("pcie_bandwidth.value=0", r"pcie_bandwidth must be .* at least 1,000,000 .* got 0\.0"),
         ("both_ways_bandwidth.value=83", "both_ways_bandwidth must be .* at least 1,000,000"),
         ("copy_slowdown.value=0", r"copy_slowdown must be .* at least 1, got 0\.0"),
-        ("tile_tokens=0", "tile_tokens must be at least 1, got 0"),
+        ("tile_tokens=0", "tile_tokens must be between 1 and 1,048,576, got 0"),
         ("gemm_bf16={size: [1], rate: [inf]}", "gemm_bf16 must be a finite number"),
         ("gemm_bf16={size: [1], rate: [2e30]}", r"gemm_bf16 must be at most 1e\+17, got 2e\+30"),
     ],

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from hicache.cli.schema import CONF
 from hicache.models import LayerKind, ModelConfig, RateTable
+from hicache.runs.schema import CONF
 from tests.models.test_catalog import bytes_of
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "from_hf")

@@ -6,10 +6,25 @@ from typing import Any
 
 import pytest
 
-from hicache.models import ModelConfig
+from hicache.models import LayerKind, ModelConfig
 from hicache.models.hugging_face import derive_model
 
 ENTRIES = json.loads(Path(__file__).with_name("model_configs.json").read_text(encoding="utf-8"))
+
+OTHER = {"num_attention_heads": 24, "num_attention_groups": 4, "head_dim": 64}
+STEP: dict[str, Any] = {  # Step-3.5's fields
+    "model_type": "step3p5",
+    "layer_types": ["full_attention", "sliding_attention"] * 19,  # two more that draft
+    "num_key_value_heads": ...,
+    "num_attention_groups": 8,
+    "attention_other_setting": OTHER,
+    "sliding_window": 512,
+    "moe_num_experts": 16,
+    "moe_top_k": 2,
+    "moe_layers_enum": "3,4,5",
+    "moe_intermediate_size": 64,
+    "share_expert_dim": 64,
+}
 
 
 def derived(name: str, **changes: Any) -> ModelConfig:
@@ -73,18 +88,36 @@ def test_layers_that_read_the_kv_of_others_keep_none() -> None:
 
 
 def test_windows_of_a_step_model_have_heads_of_their_own() -> None:
-    other = {"num_attention_heads": 24, "num_attention_groups": 4}
-    shape = derived(
-        "qwen3-8b",
-        model_type="step3p5",
-        layer_types=["full_attention", "sliding_attention"] * 19,  # two more that draft
-        num_key_value_heads=...,
-        num_attention_groups=8,
-        attention_other_setting=other,
-        sliding_window=512,
-    )
+    shape = derived("qwen3-8b", **STEP)
     assert (shape.num_full_layers, shape.num_swa_layers) == (18, 18)
     assert (shape.swa_num_query_heads, shape.swa_num_kv_heads) == (24, 4)
+    assert shape.page_bytes(LayerKind.swa, 1) == 18 * 2 * 4 * 64 * 2
+    assert (shape.num_moe_layers, shape.num_experts) == (3, 16)
+
+
+def test_full_layers_of_gemma_4_have_other_kv_heads_only_if_keys_are_values() -> None:
+    shape = derived("gemma-4-31b")
+    assert shape.page_bytes(LayerKind.full, 1) == 10 * 2 * 4 * 512 * 2
+    shape = derived("gemma-4-31b", attention_k_eq_v=False)
+    assert shape.page_bytes(LayerKind.full, 1) == 10 * 2 * 16 * 512 * 2
+
+
+def test_any_number_of_heads_in_windows_alone_is_read() -> None:
+    shape = derived("mimo-v2.5", swa_num_key_value_heads=..., swa_num_attention_heads=32)
+    assert shape.swa_num_query_heads == 32
+    assert shape.page_bytes(LayerKind.swa, 1) == shape.num_swa_layers * 4 * (192 + 128) * 2
+
+
+@pytest.mark.parametrize(("name", "changes"), [("gemma-4-31b", {}), ("qwen3-8b", STEP)])
+def test_windows_of_the_whole_context_with_heads_of_their_own_are_refused(
+    name: str, changes: dict[str, Any]
+) -> None:
+    changes = changes | {"sliding_window": 4096, "max_position_embeddings": 4096}
+    with pytest.raises(ValueError, match="sliding_window must be less than max_position_embedd"):
+        derived(name, **changes)
+    count = len(derived(name, **changes | {"sliding_window": 512}).layer_words)
+    all_full = ["full_attention"] * count
+    assert derived(name, **changes | {"layer_types": all_full}).num_full_layers == count
 
 
 def test_a_model_without_words_for_its_windows_is_refused() -> None:
@@ -96,6 +129,11 @@ def test_a_model_without_words_for_its_windows_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "told"),
     [
+        (
+            "qwen3-8b",
+            STEP | {"attention_other_setting": OTHER | {"attention_type": "full_attention"}},
+            "attention_other_setting: attention_type must be sliding_attention",
+        ),
         ("deepseek-v4-flash", {"compress_ratios": [4] * 42}, "must be a list of 43 or more"),
         ("deepseek-v4-flash", {"compress_ratios": [3] * 43}, "of 0, 4, 128, got"),
         ("kimi-k3", {"linear_attn_config": {"head_dim": 128}}, "full_attn_layers must be a list"),

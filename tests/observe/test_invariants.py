@@ -85,7 +85,7 @@ def another_start(world: World) -> None:
 def held_nowhere(world: World) -> None:
     for held in world.lower.held:
         held[FULL] = None
-    world.upper.num_device_children -= 1
+    world.upper.num_children[0] -= 1
 
 
 def another_number_of_digests(world: World) -> None:
@@ -94,7 +94,7 @@ def another_number_of_digests(world: World) -> None:
 
 def a_window_without_full(world: World) -> None:
     world.lower.held[DEVICE][FULL] = None
-    world.upper.num_device_children -= 1
+    world.upper.num_children[0] -= 1
 
 
 def a_state_without_full(world: World) -> None:
@@ -137,11 +137,11 @@ def a_child_locked_without_its_parent(world: World) -> None:
 
 
 def children_miscounted(world: World) -> None:
-    world.upper.num_device_children += 1
+    world.upper.num_children[0] += 1
 
 
 def children_of_a_root_miscounted(world: World) -> None:
-    world.cache.tree.root("").num_device_children += 1
+    world.cache.tree.root("").num_children[0] += 1
 
 
 def nodes_miscounted(world: World) -> None:

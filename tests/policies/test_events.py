@@ -4,10 +4,10 @@ import pytest
 
 from hicache.cache.checked import PolicyError
 from hicache.cache.tree.entry import Entry, Evictable
-from hicache.cli.schema import config_of
 from hicache.experiment import run
 from hicache.policies.world import World
 from hicache.results.metrics import Result, Status, summarize
+from hicache.runs.schema import config_of
 from tests.fuzz.policies import LEDGERS
 
 SMALL = {

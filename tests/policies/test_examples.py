@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.experiment import run
 from hicache.results.metrics import Result, summarize
+from hicache.runs.schema import config_of
 from tests.test_must_read import code_lines
 
 FOLDER = Path(__file__).parents[2] / "examples" / "policies"

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.config import STOCK_POLICIES
 from hicache.experiment import run
 from hicache.policies.queues import Arc, LeCaR, S3Fifo, Slru
@@ -18,6 +17,7 @@ from hicache.policies.stock import STOCK
 from hicache.policies.values import Hints
 from hicache.request import Request
 from hicache.results.metrics import summarize
+from hicache.runs.schema import config_of
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.workload import load_workload
 from tests.policies.test_events import SMALL, run_of, summary_of

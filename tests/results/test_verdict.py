@@ -12,8 +12,6 @@ import pytest
 
 from hicache import experiment
 from hicache.cli import compare
-from hicache.cli.job import run_job
-from hicache.cli.schema import config_of
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import differing_keys, find_runs, group_runs, load_runs
 from hicache.cli.tables.sweep_figure import draw_sweep
@@ -30,6 +28,8 @@ from hicache.results.verdict import (
     stage_lines,
     stages,
 )
+from hicache.runs.job import Outcome, run_job
+from hicache.runs.schema import config_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "verdict.md").read_text()
 TABLE = [
@@ -58,7 +58,9 @@ def summary_of(*overrides: str) -> dict[str, float]:
 
 def run_into(directory: Path, *overrides: str):
     config = config_of("tracker.wandb_mode=disabled", *overrides)
-    return run_job(experiment.run, config, directory, group="", name="a run", is_job=True)
+    outcomes = list[Outcome]()
+    run_job(config, directory, is_job=True, show=outcomes.append)
+    return outcomes[0]
 
 
 def test_the_page_names_every_condition_with_its_threshold():

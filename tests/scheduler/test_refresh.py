@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from hicache.cli.schema import config_of
 
 from hicache.cache.kinds import FULL
 from hicache.cache.tree.node import DEVICE
-from hicache.cli.schema import config_of
 from hicache.config import Refresh
 from tests.scheduler.world import SCHEDULER, World, plot_of, request_of
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from hicache import experiment
-from hicache.cli.schema import config_of
 from hicache.request import Request
 from hicache.results.metrics import Result, summarize
+from hicache.runs.schema import config_of
 from hicache.workload.workload import Workload
 from tests.scheduler.world import request_of
 

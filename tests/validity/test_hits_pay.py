@@ -6,10 +6,10 @@
 import numpy as np
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.models.cost import CostModel
 from hicache.results.metrics import RequestRecord
+from hicache.runs.schema import config_of
 from hicache.workload.workload import Workload
 from tests.scheduler.world import request_of
 from tests.validity import runs

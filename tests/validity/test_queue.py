@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.models.cost import CostModel
+from hicache.runs.schema import config_of
 from tests.models.test_cost import step_ends
 from tests.validity import runs
 

@@ -1,11 +1,11 @@
 """When a simulated storage's answers come."""
 
 from hicache import experiment
-from hicache.cli.schema import config_of
 from hicache.clock import NEVER, SECOND_NS, SimulatedClock
 from hicache.config import StorageConfig
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import EndlessStore
+from hicache.runs.schema import config_of
 from tests.validity import runs
 
 # the model costs nothing

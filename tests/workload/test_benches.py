@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hicache import experiment
-from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS, to_ns
 from hicache.config import Arrivals, ExperimentConfig, WorkloadConfig
 from hicache.request import Request
+from hicache.runs.schema import config_of
 from hicache.workload.feeder import Feeder, Releases
 from hicache.workload.rounds import RoundFeeder, StageFeeder, make_feeder, stages_of
 from hicache.workload.workload import load_workload

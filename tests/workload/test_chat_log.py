@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache import experiment
-from hicache.cli.job import run_job
-from hicache.cli.schema import config_of
 from hicache.config import WorkloadConfig
 from hicache.request import Request
+from hicache.runs.job import run_job
+from hicache.runs.schema import config_of
 from hicache.workload import kept
 from hicache.workload.trace import TraceError
 from hicache.workload.workload import load_workload
@@ -100,7 +99,7 @@ def test_nothing_that_was_said_is_written_to_disk(
     config = config_of(
         f"workload.path={path}", "tracker.wandb_mode=disabled", "prefetch.threshold=1"
     )
-    run_job(experiment.run, config, out_dir, group="g", name="n", is_job=True)
+    run_job(config, out_dir, is_job=True)
     written = [file for top in (out_dir, cache) for file in top.rglob("*") if file.is_file()]
     assert len(written) >= 8
     for file in written:

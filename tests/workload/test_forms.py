@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hicache.cli.main import main
-from hicache.cli.schema import config_of
 from hicache.config import WorkloadConfig
 from hicache.experiment import run
 from hicache.results.requests_file import read_requests, write_requests
+from hicache.runs.schema import config_of
 from hicache.workload.trace import Trace, TraceError
 from hicache.workload.workload import FORMS, Workload, form_of, load_workload
 from tests.workload.traces import ids, shared_len, whole
@@ -37,13 +38,17 @@ def load(path: Path, **settings: Any) -> Workload:
     return load_workload(config, data_dir=None, seed=0)
 
 
-def totals(found: Workload) -> Totals:
+def totals(found: Workload, *, is_drawn: bool = False) -> Totals:
+    """The totals of a workload; its span is that of each session, added up, if starts are drawn."""
     requests = found.requests
+    times: dict[int, list[int]] = {}
+    for each in requests:
+        times.setdefault(each.session_id if is_drawn else 0, []).append(each.arrival_ns)
     return Totals(
         len(requests),
         sum(each.prompt_len for each in requests),
         sum(each.output_len for each in requests),
-        round((requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9, 6),
+        round(sum(max(each) - min(each) for each in times.values()) / 1e9, 6),
         len({each.session_id for each in requests}),
     )
 
@@ -93,6 +98,82 @@ def dynamo_totals() -> Totals:
         lambda r: r["request_received_ms"] / 1e3,
         len(names),
     )
+
+
+def num_tokens(text: str) -> int:
+    """Four letters of a word, and every other sign, are a token."""
+    return sum(-(-len(piece) // 4) for piece in re.findall(r"\w+|[^\w\s]", text))
+
+
+def sharegpt_totals() -> Totals:
+    found = json.loads((FIXTURES / "sharegpt.json").read_text())
+    prompts: list[int] = []
+    answers: list[int] = []
+    for each in found:
+        before = 0
+        for message in each["conversations"]:
+            is_model = message["from"] == "gpt"
+            role = num_tokens("<assistant>" if is_model else f"<{message['from']}>")
+            said = num_tokens(message["value"])
+            if is_model:
+                prompts.append(before + role)
+                answers.append(said)
+            before += role + said
+    return Totals(len(prompts), sum(prompts), sum(answers), 0, len(found))
+
+
+def multi_turn_totals() -> Totals:
+    marks = num_tokens("<user><assistant>")
+    first = [num_tokens(text) for text in ("<system>Be brief and kind.What is a radix tree?",
+             "Explain it to a child.", "And in one word?In French.")]  # fmt: skip
+    image = WorkloadConfig().image_tokens
+    one = marks + first[0]
+    two = one + 40 + marks + first[1]
+    three = two + 30 + marks + first[2]
+    other = marks + num_tokens("hello world") + image
+    last = other + 5 + marks + num_tokens("Thanks.")
+    prompts = [one, two, three, other, last]
+    return Totals(5, sum(prompts), 40 + 30 + 10 + 5 + 2, 3.2505, 2)
+
+
+def lmcache_totals() -> Totals:
+    rows = {each["request_id"]: each for each in records("lmcache.jsonl")}  # one is asked twice
+    found = list(rows.values())
+
+    def begins(row: Any, later: Any) -> bool:
+        blocks = row["chunk_hashes"]
+        is_same = row["model_name"] == later["model_name"]
+        return is_same and bool(blocks == later["chunk_hashes"][: len(blocks)])
+
+    sessions = sum(
+        not any(begins(earlier, row) for earlier in found[:n]) for n, row in enumerate(found)
+    )
+    return summed(found, lambda r: r["seq_len"], lambda _: 1, lambda r: r["timestamp"], sessions)
+
+
+def sglang_totals() -> Totals:
+    stores = [each for batch in records("sglang_kv_events.jsonl") for each in batch[1]]
+    stores = [each for each in stores if each["type"] == "BlockStored"]
+    depths: dict[int | None, int] = {None: 0}
+    for each in stores:
+        for number, block in enumerate(each["block_hashes"], start=1):
+            depths[block] = depths[each["parent_block_hash"]] + number
+    # the second event extends the first prompt; the fourth, fifth and last are answers
+    ends = [depths[stores[n]["block_hashes"][-1]] for n in (1, 2, 5)]
+    answers = [len(stores[n]["block_hashes"]) for n in (3, 4, 6)]
+    return Totals(3, 16 * sum(ends), 16 * sum(answers), 12, 2)
+
+
+def sessions_totals(name: str) -> Totals:
+    """The requests and streams of sessions; a stream is a session or a sub-agent of one."""
+    streams: list[list[Any]] = [each["requests"] for each in records(name)]
+    for stream in streams:  # which grows
+        streams += [each["requests"] for each in stream if each["type"] == "subagent"]
+    asked = [[each for each in stream if each["type"] != "subagent"] for stream in streams]
+    spans = [max(each["t"] for each in x) - min(each["t"] for each in x) for x in asked]
+    found = [each for stream in asked for each in stream]
+    plain = summed(found, lambda r: r["in"], lambda r: r["out"], lambda _: 0, len(streams))
+    return plain._replace(span_s=round(sum(spans), 6))
 
 
 WANTED: dict[str, tuple[str, Totals]] = {
@@ -148,26 +229,61 @@ WANTED: dict[str, tuple[str, Totals]] = {
     ),
     "dynamo.jsonl": ("dynamo", dynamo_totals()),
     "dynamo_shards": ("dynamo", dynamo_totals()),
-    # by hand: 300, 300 + 40 + 150; 1024, 1024 + 64 + 100, 1188 + 8 + 10; the starts are drawn
-    "aiperf_delta.jsonl": ("turns", Totals(5, 300 + 490 + 1024 + 1188 + 1206, 136, 3.0196, 2)),
-    # by hand: 4 letters of a word, and every other sign, are a token
-    "sharegpt.json": ("sharegpt", Totals(4, 86, 27, 1.039, 3)),
+    # by hand: 300, 300 + 40 + 150; 1024, 1024 + 64 + 100, 1188 + 8 + 10
+    "aiperf_delta.jsonl": ("turns", Totals(5, 300 + 490 + 1024 + 1188 + 1206, 136, 2.7505, 2)),
+    "aiperf_multi_turn.jsonl": ("chats", multi_turn_totals()),
+    "aiperf_text.jsonl": (
+        "chats",
+        summed(
+            records("aiperf_text.jsonl"),
+            lambda r: num_tokens(r["text_input"]),
+            lambda r: r["output_length"],
+            lambda r: r["timestamp"] / 1e3,
+            3,
+        ),
+    ),
+    "completions.jsonl": (
+        "chats",
+        summed(
+            records("completions.jsonl"),
+            lambda r: r["usage"]["prompt_tokens"],
+            lambda r: r["usage"]["completion_tokens"],
+            lambda r: r["created"],
+            2,
+        ),
+    ),
+    # by hand: of the last prompt of two, the first has all full blocks
+    "guidellm.jsonl": (
+        "blocks",
+        summed(
+            records("guidellm.jsonl"),
+            lambda r: r["input_length"],
+            lambda r: r["output_length"],
+            lambda r: r["timestamp"],
+            2,
+        ),
+    ),
+    # by hand: the second turn of session a repeats the first, 750 ms after its answer
+    "dynamo_converted.jsonl": ("blocks", Totals(3, 40 + 20 + 70, 8 + 4 + 5, 1.50025, 2)),
+    "sharegpt.json": ("sharegpt", sharegpt_totals()),
     # by hand: blocks of 16: 3 prompt and 2 answer blocks, 7 prompt blocks, 3 prompt blocks
     "vllm_kv_events.jsonl": ("kv_events", Totals(3, 16 * 13, 32 + 1 + 1, 12, 2)),
-    "sglang_kv_events.jsonl": ("kv_events", Totals(3, 16 * 66, 16 * 13, 12, 2)),
-    "lmcache.jsonl": ("lmcache", Totals(5, 4340, 5, 75.25, 3)),
-    "agentx.jsonl": ("weka_agentic", Totals(14, 8782, 731, 753.68, 5)),
+    "sglang_kv_events.jsonl": ("kv_events", sglang_totals()),
+    "kv_events_map.jsonl": ("kv_events", Totals(3, 16 * (3 + 1 + 2), 3, 9.5, 3)),
+    "lmcache.jsonl": ("lmcache", lmcache_totals()),
+    "agentx.jsonl": ("weka_agentic", sessions_totals("agentx.jsonl")),
+    "kv_cache_tester.jsonl": ("weka_agentic", sessions_totals("kv_cache_tester.jsonl")),
 }
+UNITS = {"guidellm.jsonl": "s", "dynamo_converted.jsonl": "ms"}
+DRAWN = ("aiperf_multi_turn.jsonl", *(name for name in WANTED if FORMS[WANTED[name][0]].is_drawn))
 
 
 @pytest.mark.parametrize("name", WANTED)
 def test_a_file_of_a_producer_has_the_totals_of_its_rows(name: str) -> None:
     form, wanted = WANTED[name]
-    found = totals(load(FIXTURES / name))
+    found = load(FIXTURES / name, time_unit=UNITS.get(name), think_cap_s=1e4)
     assert form_of(Trace(FIXTURES / name)) == form
-    drawn = FORMS[form].is_drawn
-    assert found._replace(span_s=0) == wanted._replace(span_s=0)
-    assert found.span_s == pytest.approx(wanted.span_s, abs=0.5 if drawn else 1e-6)
+    assert totals(found, is_drawn=name in DRAWN) == wanted
 
 
 def test_the_usage_of_chat_completions_gives_reasoning_and_images() -> None:
@@ -200,6 +316,16 @@ def test_a_turn_with_a_delay_thinks_that_long_and_appends() -> None:
     assert shared_len(whole(second), ids(third.prompt)) == 1188 + 8
 
 
+def test_messages_with_a_delay_follow_the_answer_before_them() -> None:
+    found = load(FIXTURES / "aiperf_messages.jsonl").requests
+    first, second = (each for each in found if each.session_name == "s1")
+    assert (second.parent_id, second.think_ns) == (first.id, 1200 * 10**6)
+    marks = num_tokens("<user><assistant>")
+    assert first.prompt_len == marks + num_tokens("Plan a short trip.")
+    assert second.prompt_len == first.prompt_len + 20 + marks + num_tokens("By train?")
+    assert shared_len(whole(first), ids(second.prompt)) == first.prompt_len + 20
+
+
 def test_equal_hashes_under_other_salts_share_nothing() -> None:
     first, second, other = load(FIXTURES / "vllm_kv_events.jsonl").requests
     assert first.namespace == second.namespace != other.namespace
@@ -217,11 +343,13 @@ def test_salts_of_sglang_are_read_from_the_map_at_the_end(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["table.gz", "table.csv", "table.jsonl", "table"])
-@pytest.mark.parametrize("container", ["csv", "gzip", "zstd", "parquet"])
+@pytest.mark.parametrize("container", ["csv", "tsv", "gzip", "zstd", "parquet"])
 def test_the_content_and_not_the_name_says_what_a_file_is(
     tmp_path: Path, name: str, container: str
 ) -> None:
     plain, path = (FIXTURES / "vidur.csv").read_bytes(), tmp_path / name
+    if container == "tsv":
+        plain = plain.replace(b",", b"\t")
     if container == "parquet":
         table = {key: [float(r[key]) for r in rows("vidur.csv")] for key in rows("vidur.csv")[0]}
         pq.write_table(pa.table(table), path)
@@ -256,7 +384,8 @@ def test_a_file_of_an_unknown_form_gets_a_list_of_the_forms(tmp_path: Path) -> N
     path.write_bytes(b"\x00\x01nothing\n")
     with pytest.raises(TraceError) as caught:
         load(path)
-    assert all(form.contents in str(caught.value) for form in FORMS.values())
+    lines = str(caught.value).splitlines()[1:]
+    assert lines == [f"  {form.fields[0]}: {form.contents}" for form in FORMS.values()]
 
 
 def test_the_page_of_traces_names_every_form() -> None:

@@ -50,6 +50,13 @@ def test_a_fraction_without_a_unit_asks_for_the_unit(tmp_path: Path) -> None:
     assert span_s(load_rows(tmp_path, rows, time_unit="ms")) == 0.005
 
 
+def test_a_date_in_seconds_asks_for_the_unit(tmp_path: Path) -> None:
+    rows = [row | {"timestamp": 1_700_000_000 + 60 * n} for n, row in enumerate(block_rows(3))]
+    with pytest.raises(TraceError, match=r"line 1: .*since 1970.* set workload\.time_unit"):
+        load_rows(tmp_path, rows)
+    assert span_s(load_rows(tmp_path, rows, time_unit="s")) == 120
+
+
 @pytest.mark.parametrize(("step", "is_told"), [(1, True), (1000, False), (10**6, True)])
 def test_an_implausible_span_is_told_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int, *, is_told: bool
@@ -168,6 +175,27 @@ def test_a_file_with_too_many_odd_rows_ends_with_code_2(
     assert "4 of 8 rows" in error
 
 
+def test_a_parent_of_minus_one_is_none_as_text_too(tmp_path: Path) -> None:
+    rows = [
+        row | {"chat_id": f"{n}", "parent_chat_id": "-1"} for n, row in enumerate(block_rows(3))
+    ]
+    assert load_rows(tmp_path, rows).counts == {}
+
+
+def test_a_table_in_utf_16_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_bytes(
+        "timestamp\tinput_length\toutput_length\n0\t10\t2\n7\t10\t2\n".encode("utf-16")
+    )
+    assert span_s(load(path)) == 7
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    rows: list[Row] = block_rows(8)
+    del rows[3]["input_length"]
+    assert any("input_length is missing" in note for note in load_rows(tmp_path, rows).notes)
+
+
 # what a file says beside what was read
 
 
@@ -200,6 +228,19 @@ def test_an_image_counts_by_usage_or_by_the_number_that_is_set(tmp_path: Path) -
     plain = load_rows(tmp_path, [chat(response="ok")]).requests[0].prompt_len
     (found,) = load_rows(tmp_path, [row], image_tokens=600).requests
     assert found.prompt_len == plain + 600
+
+
+@pytest.mark.parametrize("content", ["see {}", [{"image": "{}"}], [{"type": "text", "text": "{}"}]])
+def test_a_data_url_in_a_text_is_no_text(tmp_path: Path, content: Any) -> None:
+    url = "data:image/png;base64," + "A" * 40_000
+    message = json.loads(json.dumps({"role": "user", "content": content}).replace("{}", url))
+    (found,) = load_rows(tmp_path, [chat(messages=[message], response="ok")]).requests
+    assert found.prompt_len < 2000
+
+
+def test_the_chunk_of_a_stream_is_the_answer(tmp_path: Path) -> None:
+    row = chat(choices=[{"delta": {"content": "one two three"}}])
+    assert load_rows(tmp_path, [row]).requests[0].output_len == 4
 
 
 def test_equal_images_of_two_turns_are_shared(tmp_path: Path) -> None:
@@ -240,6 +281,13 @@ def test_the_kind_of_a_group_and_not_its_number_says_full_attention(tmp_path: Pa
     assert [each.prompt_len for each in found.requests] == [640, 1280]
     with pytest.raises(TraceError, match=r"no group .* full attention .*0: mamba"):
         load_rows(tmp_path, rows[:1])
+
+
+def test_the_device_may_be_in_lower_case(tmp_path: Path) -> None:
+    rows = events(
+        (1.0, stored(0, 4, medium="gpu", locality="local")), (2.0, stored(5, 9, medium="cpu"))
+    )
+    assert [each.prompt_len for each in load_rows(tmp_path, rows).requests] == [256]
 
 
 def test_a_cycle_of_blocks_is_refused_by_its_line(tmp_path: Path) -> None:
@@ -295,6 +343,12 @@ def test_a_second_recording_of_a_session_is_left_out_and_told(tmp_path: Path) ->
     assert any("1 of 2 sessions left out" in note for note in found.notes)
 
 
+def test_sessions_that_differ_after_some_requests_are_both_kept(tmp_path: Path) -> None:
+    turns = [asked(7.5 * n, [*range(n + 2)]) for n in range(4)]
+    rows = [weka(f"s{n}", [*turns, asked(40, [0, n + 90])]) for n in range(3)]
+    assert len(load_rows(tmp_path, rows).requests) == 15
+
+
 def test_a_file_of_sessions_without_requests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"t\.jsonl: no requests"):
         load_rows(tmp_path, [weka("s", [])], max_context=None)
@@ -331,6 +385,21 @@ def test_a_small_file_that_unpacks_to_much_is_refused(
             file.write(rows)
     with pytest.raises(TraceError, match=r"unpacks to more than 1 MiB, .*: unpack it first"):
         load(path)
+
+
+@pytest.mark.parametrize("num_files", [3, 30])
+def test_the_limit_on_unpacked_bytes_holds_for_all_files_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_files: int
+) -> None:
+    monkeypatch.setattr(trace, "RATIO_FROM", 1 << 20)
+    rows = "".join(f"{json.dumps(row)}\n" for row in block_rows(2)) + "\n" * (1 << 16)
+    for number in range(num_files):
+        (tmp_path / f"{number}.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    if num_files == 3:
+        assert len(load(tmp_path).requests) == 6
+        return
+    with pytest.raises(TraceError, match=r"jsonl\.gz unpacks to more than 1 MiB"):
+        load(tmp_path)
 
 
 def test_a_folder_of_shards_is_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import pytest
 
 from hicache import experiment
-from hicache.cli.schema import config_of
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
 from hicache.results.metrics import summarize
 from hicache.results.verdict import objections
+from hicache.runs.schema import config_of
 from hicache.workload.workload import load_workload
 from tests.workload.infinite_cache import token_hit_rate
 

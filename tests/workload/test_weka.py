@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from hicache.cli.schema import config_of
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
+from hicache.runs.schema import config_of
 from hicache.workload.trace import Trace, TraceError
 from hicache.workload.weka import load_weka
 from tests.workload.infinite_cache import token_hit_rate

@@ -12,6 +12,7 @@ import numpy as np
 from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.pages import NodeView, page_names, state_of
 from experiments.diff.protocol import (
+    STAGES,
     Arrival,
     Hits,
     Outcome,
@@ -25,6 +26,7 @@ from experiments.diff.sglang import device  # before anything of the package
 from experiments.diff.sglang.clock import Clock
 
 import sglang  # isort: skip
+from sglang.srt.environ import envs  # isort: skip
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req  # isort: skip
 from sglang.srt.mem_cache import utils  # isort: skip
 from sglang.srt.mem_cache.allocation import alloc_req_slots  # isort: skip
@@ -140,18 +142,20 @@ class SglangSide:
             "core": self._core,
             "eviction": self._eviction,
             "write_policy": self._write_policy,
-            "matches": "yes",
+            "aborts": "yes",
         }
 
-    def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
+    def admit(self, number: int, tokens: Tokens, prompt_len: int, stage: str = "") -> Outcome:
         cache = self.cache
         Clock.now = number
         req = request_of(f"{number}", tokens, prompt_len)
         self._settle()
         req.init_next_round_input(cache, cow_mamba=False)
-        brought = self._prefetch(req)
+        brought = self._prefetch(req, stage)
         if self._has_host:
             cache.check_hicache_events()
+        if stage in STAGES[:2]:
+            return self._outcome(Hits(0, 0, 0))
         req.init_next_round_input(cache)
         on_device = req.prefix_len
         admission = self._admission(req, prompt_len, len(tokens) - prompt_len)
@@ -164,11 +168,29 @@ class SglangSide:
         alloc_req_slots(self.rows, [req], cache)
         indices = cache.path_device_indices(req.last_node)
         self.rows.write((req.kv.req_pool_idx, slice(0, len(indices))), indices)
-        self._prefill(req, prompt_len)
-        self._running[number] = (req, tokens)
+        self._prefill(req, prompt_len, is_part=stage == "chunk")
+        if req.prefix_len < prompt_len:
+            # as process_pending_chunked_abort
+            release_kv_cache(req, cache, checkpoint=False)
+            self._settle()
+        elif stage:
+            self._end(req, tokens[: prompt_len + 1])
+        else:
+            self._running[number] = (req, tokens)
+        return self._outcome(
+            Hits(on_device, host - storage, storage), swa_loaded, states_loaded, admission
+        )
+
+    def _outcome(
+        self,
+        hits: Hits,
+        swa_loaded: int = 0,
+        states_loaded: int = 0,
+        admission: str | None = None,
+    ) -> Outcome:
         self._count_storage()
         return self._tally.outcome(
-            Hits(on_device, host - storage, storage),
+            hits,
             self._held(),
             swa_loaded=swa_loaded,
             states_loaded=states_loaded,
@@ -176,21 +198,19 @@ class SglangSide:
             state=self._state(),
         )
 
-    def match(self, tokens: Tokens) -> None:
-        request_of("aborted", tokens, len(tokens)).init_next_round_input(
-            self.cache, cow_mamba=False
-        )
-
     def finish(self, number: int) -> None:
+        self._end(*self._running.pop(number))
+
+    def abort(self, number: int) -> None:
+        # a running request decodes one step more, and ends as if its answer were complete
         req, tokens = self._running.pop(number)
         prompt_len = len(req.origin_input_ids)
+        self._end(req, tokens[: prompt_len + (len(tokens) - prompt_len + 1) // 2])
+
+    def _end(self, req: Any, tokens: Tokens) -> None:
+        prompt_len = len(req.origin_input_ids)
         req.output_ids = array("q", tokens[prompt_len:].astype(np.int64).tobytes())
-        self._extend(req, prompt_len, len(tokens) - 1)
-        if self.pools.num_states and (len(tokens) - 1) // self._page > prompt_len // self._page:
-            # decoding captures states at every page
-            self._track(req, (len(tokens) - 1) // self._page * self._page)
-        if self.pools.window_len:
-            self.cache.evict_sliding_windows(req, len(tokens) - 2)
+        self._decode(req, prompt_len, len(tokens) - 1)
         req.finished_reason = FINISH_LENGTH(len(req.output_ids))
         release_kv_cache(req, self.cache, checkpoint=True)
         self._settle()
@@ -255,8 +275,8 @@ class SglangSide:
             cache.ready_to_load_host_cache()
         cache.loading_check()
 
-    def _prefill(self, req: Any, prompt_len: int) -> None:
-        # as the scheduler does after each chunk (stash_chunked_request)
+    def _prefill(self, req: Any, prompt_len: int, *, is_part: bool) -> None:
+        # as the scheduler does after each chunk (stash_chunked_request); a part is one chunk
         while req.prefix_len < prompt_len:
             end = min(req.prefix_len + self.pools.chunk_tokens, prompt_len)
             self._extend(req, req.prefix_len, end)
@@ -265,20 +285,43 @@ class SglangSide:
             req.extend_end = end
             checkpoint_kv_cache(req, self.cache)
             self._settle()
+            if is_part:
+                return
 
     def _extend(self, req: Any, start: int, end: int) -> None:
-        # a prefill asks for a page more than it needs (alloc_paged_token_slots_extend), and each
-        # decode step for a page, needed or not (alloc_paged_token_slots_decode)
+        # a prefill asks for a page more than it needs (alloc_paged_token_slots_extend)
         page = self._page
         held = -(-start // page) * page
         if end > held:
             count = -(-end // page) * page - held
             evict_from_tree_cache(self.cache, count + page)
-            slots = take_pages(self.allocator, count)
-            if slots is None:
-                raise self.pools.too_small(end)
-            self.rows.write((req.kv.req_pool_idx, slice(held, held + count)), slots)
+            self._take(req, held, count)
         req.kv.kv_committed_len = req.kv.kv_allocated_len = end
+
+    def _decode(self, req: Any, start: int, end: int) -> None:
+        # as the decode steps for the tokens [start, end): a step makes room for a page that it
+        # needs (check_decode_mem), frees windows (maybe_evict_swa), and asks for a page, needed or
+        # not (alloc_paged_token_slots_decode)
+        page, interval = self._page, envs.SGLANG_SWA_EVICTION_INTERVAL.get()
+        for place in range(start, end):
+            if place % page == 0:
+                if self.pools.num_states and place > start:
+                    self._track(req, place)
+                evict_from_tree_cache(self.cache, page)
+            if self.pools.window_len and place > start:
+                self.cache.evict_sliding_windows(req, place, eviction_interval=interval)
+            evict_from_tree_cache(self.cache, page)
+            if place % page == 0:
+                self._take(req, place, page)
+        if self.pools.num_states and end % page == 0 and end > start:
+            self._track(req, end)
+        req.kv.kv_committed_len = req.kv.kv_allocated_len = end
+
+    def _take(self, req: Any, start: int, count: int) -> None:
+        slots = take_pages(self.allocator, count)
+        if slots is None:
+            raise self.pools.too_small(start + count)
+        self.rows.write((req.kv.req_pool_idx, slice(start, start + count)), slots)
 
     def _track_prefill(self, req: Any, end: int) -> None:
         # as ScheduleBatch.prepare_for_extend chooses the one state that a chunk captures
@@ -295,7 +338,7 @@ class SglangSide:
         req.kv.mamba_next_track_idx = self.rows.get_mamba_ping_pong_other_idx(turn)
         req.kv.mamba_last_track_seqlen = length
 
-    def _prefetch(self, req: Any) -> int:
+    def _prefetch(self, req: Any, stage: str) -> int:
         cache, node = self.cache, req.last_host_node
         if not self._has_host or not cache.enable_storage:
             return 0
@@ -312,6 +355,12 @@ class SglangSide:
             None,
             matched_prefix_tokens=tokens[:matched],
         )
+        if stage == "queued":
+            cache.release_aborted_request(handle)
+            return 0
+        if stage == "prefetching":
+            self._abort_prefetch(handle)
+            return 0
 
         def is_done() -> bool:
             cache.check_hicache_events()
@@ -319,6 +368,29 @@ class SglangSide:
 
         wait_for(is_done, "a prefetch")
         return int(cache.pop_prefetch_loaded_tokens(handle))
+
+    def _abort_prefetch(self, handle: Any) -> None:
+        # once host pages are taken; the reader begins after the abort, and reads nothing
+        cache, buffer = self.cache, self.cache.cache_controller.prefetch_buffer
+        waiting: list[Any] = []
+        buffer.put = waiting.append
+
+        def is_taken() -> bool:
+            cache.check_hicache_events()
+            return bool(waiting) or handle not in cache.ongoing_prefetch
+
+        wait_for(is_taken, "an answer of storage")
+        del buffer.put
+        cache.release_aborted_request(handle)
+        for operation in waiting:
+            left = self._on_host()["full"] - len(operation.host_indices)
+            buffer.put(operation)
+
+            def is_free(left: int = left) -> bool:
+                cache.check_hicache_events()
+                return self._on_host()["full"] == left
+
+            wait_for(is_free, "the end of an aborted prefetch")
 
     def _settle(self) -> None:
         # complete all due copies and writes before the next decision

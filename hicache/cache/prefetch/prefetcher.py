@@ -76,7 +76,7 @@ class Prefetcher:
             request_id=request_id,
             sequence=sequence,
             anchor=anchor,
-            anchor_lock=tree.lock_host(anchor, {FULL: anchor.start}),
+            anchor_lock=tree.lock_anchor(anchor),
             start_page=start,
             asked_pages=asked,
             num_pages=asked,

@@ -123,6 +123,12 @@ class Host:
         moves: list[Move] = []
         copied: Plan = [[] for _ in plan]
         held: list[Lock] = []
+        if tree.evicts_mirrors:  # no room may be made with copies that the new ones follow
+            near = [
+                each for nodes in plan for node in nodes for each in (node.parent, node) if each
+            ]
+            there = [each for each in dict.fromkeys(near) if each.held[HOST][FULL] is not None]
+            held = [tree.lock_host(each, {FULL: each.start}) for each in there]
         for kind in self._order:
             sources: list[PageIds] = []
             targets: list[PageIds] = []
@@ -130,7 +136,7 @@ class Host:
             if kind != FULL:
                 self.make_room(kind, wanted, demand)
             for each in plan[kind]:
-                if kind != FULL and plan[FULL] and each.held[HOST][FULL] is None:
+                if kind != FULL and each.held[HOST][FULL] is None and each in plan[FULL]:
                     continue  # its full pages were not copied, and sidecars need them
                 source = each.held[DEVICE][kind]
                 assert source is not None
@@ -140,7 +146,8 @@ class Host:
                     self._counters[name] += wanted - sum(map(len, targets))
                     break
                 tree.residency.put(each, HOST, kind, target)
-                if tree.demotes:  # no eviction for the next node may take this node's copy
+                if tree.demotes or tree.evicts_mirrors:
+                    # no eviction for the next node may take this node's copy
                     held.append(tree.lock_host(each, {kind: each.start}))
                 copied[kind].append(each)
                 sources.append(source)

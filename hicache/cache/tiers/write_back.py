@@ -25,6 +25,10 @@ class WriteBack:
         device, host = victim.held
         plan: Plan = [[] for _ in device]
         lost = self._tree.lost(victim, DEVICE, kind)
+        if self._tree.quirks.evicts_whole:  # all of a node at once, and nothing later
+            load, lost = Load(EVICTED, self._bookings, FULL, DEVICE), ()
+            if host[FULL] is None and admits(self._tree, victim, load):
+                plan = self._tree.plan_copy(victim)
         for other in lost:
             load = Load(EVICTED, self._bookings, other, DEVICE)
             if FULL in lost and other != FULL and host[FULL] is None and not plan[FULL]:

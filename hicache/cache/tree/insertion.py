@@ -26,7 +26,6 @@ def insert(
     the device already, the sequence uses the tree's page. The page of the sequence is then added to
     `actions`, to be freed. Return the node that ends at page `end`.
     """
-    # no first page that the sequence owns may lie inside the interval
     residency, kinds = tree.residency, tree.kinds
     owned = [(kind, sequence.own_start(kind, kinds)) for kind in kept]
     tick = residency.next_tick()
@@ -38,7 +37,7 @@ def insert(
         start = node.end
         child = tree.descend(node, sequence.tokens, end)
         if child is None:
-            cut = end
+            cut = min([end, *(own_start for _, own_start in owned if own_start > start)])
             for kind, window in kinds.windows:
                 # a new window gets a node of its own, so that one lock covers one window
                 if kind in kept and sequence.starts[kind] <= start < window.first(end):
@@ -51,16 +50,21 @@ def insert(
                     residency.put(child, DEVICE, kind, page_ids)
         else:
             # the tree already has these tokens, on at least one tier
+            held = child.held[DEVICE]
+            cuts = [own for kind, own in owned if held[kind] is None and start < own < child.end]
+            if cuts:
+                child = tree.descend(node, sequence.tokens, min(cuts)) or child
             for kind, own_start in owned:
-                if start < own_start:
+                first = max(start, own_start)
+                if first >= child.end:
                     continue
                 page_ids, ours = sequence.pages[kind], child.held[DEVICE][kind]
-                theirs = page_ids[start : child.end]
+                theirs = page_ids[first : child.end]
                 if ours is None:
                     residency.put(child, DEVICE, kind, theirs)
                 else:
                     actions.append(FreePages(DEVICE, kind, theirs))
-                    page_ids[start : child.end] = ours
+                    page_ids[first : child.end] = ours[first - start :]
         child.uses += start >= sequence.tree_pages
         child.tick = tick
         node = child

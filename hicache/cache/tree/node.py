@@ -43,13 +43,14 @@ class Node:
         self.held = (nothing, nothing.copy())
         self.locks = ([0] * num_kinds, [0] * num_kinds)
         self.path_locks = 0
-        self.num_device_children = 0  # children with full on the device
+        self.num_children = [0, 0]  # by tier: children with full there
         self.uses = 0  # requests that reused or inserted the node
         self.tick = 0  # last use
         self.aux_ticks = [0] * num_kinds  # by kind: when its window or state last ended a match
         self.created = 0  # number in the order of creation; both halves of a split keep it
         self.digests: list[bytes] | None = None  # one per page; None until storage needs them
-        self.stored = [False] * num_kinds  # by kind: storage has received it, or had it
+        # by kind: True if storage has received it, or had it; None if its last write was dropped
+        self.stored: list[bool | None] = [False] * num_kinds
         self.namespace = ""  # roots only: whose prompts the tree below it holds
         self.entries = NO_ENTRIES  # by kind: the `Entry` that a user's policy sees
 

@@ -60,10 +60,14 @@ class RadixTree:
         self.entries = Entries(policy, kinds, self.names) if policy.has_entries else None
         self.policy = policy
         self.demotes = policy.demotes  # evictions from the device may copy
+        # the host may drop what the device holds too
+        self.evicts_mirrors = knobs.evicts_mirrors and not policy.demotes
         self.residency = Residency(
             kinds,
             reclaims_duplicates=self.demotes,
+            evicts_mirrors=self.evicts_mirrors,
             leaving_refreshes=quirks.leaving_refreshes,
+            duplicates_first=quirks.evicts_whole,
             listener=listener,
             entries=self.entries,
         )
@@ -176,6 +180,18 @@ class RadixTree:
         self.residency.count_host_locks(lock, 1)
         return lock
 
+    def lock_anchor(self, node: Node) -> Lock:
+        """Protect what a request needs to resume after `node` from eviction from the host.
+
+        The lock covers the full-attention KV of `node`, the sliding windows at its end and its
+        Mamba state.
+        """
+        starts = {FULL: node.start, **dict.fromkeys(self._points, node.start)}
+        for kind, window in self._windows:
+            for above in node.path(window.first(node.end)):
+                starts[kind] = above.start
+        return self.lock_host(node, starts)
+
     def release(self, lock: Lock) -> None:
         if lock.tier == DEVICE:
             self.residency.release_path(lock.node, lock.starts)
@@ -251,6 +267,21 @@ class RadixTree:
             ]
         return plan
 
+    def plan_copy(self, node: Node) -> Plan:
+        """Return `node` for each kind of data that only the device holds.
+
+        Of a sliding window, the result also has the other nodes of which only the device holds it.
+        """
+        plan = self._nothing()
+        extents = {kind: window.first(node.end) for kind, window in self._windows}
+        for kind, edge in {**dict.fromkeys((FULL, *self._points), node.start), **extents}.items():
+            for above in node.path(edge):
+                if above.held[DEVICE][kind] is None and above.held[HOST][kind] is None:
+                    break
+                if above.held[HOST][kind] is None:
+                    plan[kind].insert(0, above)
+        return plan
+
     def plan_load_back(self, node: Node) -> Plan:
         """Return the nodes whose data must be copied to the device to resume a prompt after `node`.
 
@@ -293,9 +324,11 @@ class RadixTree:
         """Return the kinds of data that a node loses on a tier when its data of `kind` is evicted.
 
         A leaf loses all its data. An inner node loses the data of `kind` and what is useless
-        without it.
+        without it. The host's copy of full-attention KV that the device holds too leaves alone.
         """
-        return self.kinds.lost_with[FULL if node in self.residency.queues[tier][FULL] else kind]
+        if node in self.residency.queues[tier][FULL]:
+            return self.kinds.lost_with[FULL]
+        return (FULL,) if kind == FULL else self.kinds.lost_with[kind]
 
     def evict(self, node: Node, tier: int, kind: int, demand: Demand) -> list[FreePages]:
         """Evict a node's data of `kind` from a tier, and all data that is lost with it.

@@ -1,8 +1,8 @@
 """What each node holds on each tier, which of it is locked, and what is evicted next.
 
-Only `Residency` writes a node's `held`, `locks`, `path_locks`, `aux_ticks` and
-`num_device_children`. Its counts and queues equal their definitions, recomputed from the nodes. One
-exception: a window or state that was locked later stays queued until it reaches the top.
+Only `Residency` writes a node's `held`, `locks`, `path_locks`, `aux_ticks` and `num_children`. Its
+counts and queues equal their definitions, recomputed from the nodes. One exception: a window or
+state that was locked later stays queued until it reaches the top.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ class Residency:
     - `duplicates`: nodes with full-attention KV on device and host, whose host copy is unlocked.
       The list is empty unless `reclaims_duplicates` is on.
 
-    On the host, the queues hold only data that the device does not hold.
+    On the host, the queues hold only data that the device does not hold, unless `evicts_mirrors` is
+    on.
     """
 
     def __init__(
@@ -40,12 +41,15 @@ class Residency:
         kinds: Kinds,
         *,
         reclaims_duplicates: bool,
+        evicts_mirrors: bool = False,
         leaving_refreshes: bool = False,
+        duplicates_first: bool = False,
         listener: CacheListener | None = None,
         entries: Entries | None = None,
     ) -> None:
-        # `leaving_refreshes`: eviction from the device counts as a use of the window or state that
-        # the host still holds, and a match does not. `entries`: None without a user's policy
+        # `leaving_refreshes`: windows and states that only the host holds are ordered by the time at
+        # which they left the device or were locked last, not by their last use.
+        # `duplicates_first`: they leave before host leaves. `entries`: None without a user's policy
         self.resident = ([0] * kinds.size, [0] * kinds.size)
         self.protected = ([0] * kinds.size, [0] * kinds.size)
 
@@ -63,7 +67,10 @@ class Residency:
         self._windows = kinds.windows
         self._points = kinds.points
         self._reclaims_duplicates = reclaims_duplicates
+        self._evicts_mirrors = evicts_mirrors
+        self._frees_copies = reclaims_duplicates or evicts_mirrors
         self._leaving_refreshes = leaving_refreshes
+        self._duplicates_first = duplicates_first
 
     # -- recency ------------------------------------------------------------------------------
 
@@ -149,7 +156,7 @@ class Residency:
                 if page_ids is not None:
                     upper.held[tier][kind] = page_ids[:pages]
                     lower.held[tier][kind] = page_ids[pages:]
-        upper.num_device_children = int(lower.held[DEVICE][FULL] is not None)
+        upper.num_children = [int(held[FULL] is not None) for held in lower.held]
         if self._entries is not None:
             self._entries.split(upper, lower)
         self.refresh(upper)
@@ -163,11 +170,12 @@ class Residency:
         on_device, on_host = self._leaves
         is_there = device[FULL] is not None
         is_free = not node.path_locks and node.parent is not None
-        if is_free and is_there and not node.num_device_children:
+        if is_free and is_there and not node.num_children[DEVICE]:
             on_device.add(node)
         elif node in on_device:
             del on_device[node]
-        is_host_leaf = is_free and not is_there and not node.children
+        may_leave = self._evicts_mirrors and node.parent is not None if is_there else is_free
+        is_host_leaf = may_leave and not node.num_children[HOST]
         is_unlocked = (is_host_leaf or self._reclaims_duplicates) and not any(node.locks[HOST])
         if is_host_leaf and is_unlocked and host[FULL] is not None:
             on_host.add(node)
@@ -236,6 +244,8 @@ class Residency:
                 before = locks[kind]
                 locks[kind] = after = before + change
                 assert after >= 0, f"{above} is released more often than it was locked"
+                if self._leaving_refreshes and kind != FULL and above.held[DEVICE][kind] is None:
+                    above.aux_ticks[kind] = self.next_tick()
                 if not (before and after):
                     self._host_lock_changed(above, kind, change)
                 above = above.parent
@@ -256,12 +266,14 @@ class Residency:
             chosen = self._entries.victim(tier, kind, need, offered)
             if chosen is not None:
                 return chosen
+        spared = self._duplicate() if tier == HOST and FULL in among else None
+        if spared is not None and self._duplicates_first:
+            return spared, FULL
         firsts = [(node, each) for each in among if (node := self._first(tier, each)) is not None]
         if len(firsts) > 1:
             return min(firsts, key=lambda found: (queues[found[1]].priority(found[0]), found[1]))
         if firsts:
             return firsts[0]
-        spared = self._duplicate() if tier == HOST and FULL in among else None
         return None if spared is None else (spared, FULL)
 
     def reconsider(self, node: Node, kind: int) -> None:
@@ -280,12 +292,12 @@ class Residency:
                 self._refresh_sidecar(node, HOST, kind)  # only if the device has none
             return
         parent = node.parent
-        if tier == DEVICE and parent is not None:
-            parent.num_device_children = num_children = parent.num_device_children + change
-            if num_children == (change > 0):  # the first child came or the last one went
+        if parent is not None:
+            parent.num_children[tier] += change
+            if parent.num_children[tier] == (change > 0):  # the first came or the last one went
                 self.refresh(parent)
-        # with full KV on the device, the host copy is evictable only if duplicates are reclaimed
-        if tier == DEVICE or node.held[DEVICE][FULL] is None or self._reclaims_duplicates:
+        # with full KV on the device, the host copy is evictable only if such copies are freed
+        if tier == DEVICE or node.held[DEVICE][FULL] is None or self._frees_copies:
             self.refresh(node)
 
     def _count_path(self, node: Node, above: Node, change: int) -> None:
@@ -296,7 +308,7 @@ class Residency:
             assert node.parent is not None
             node = node.parent
         for leaf in dict.fromkeys([lowest, node]):
-            if change > 0:
+            if change > 0 and not self._evicts_mirrors:
                 for queue in self._leaves:
                     queue.pop(leaf, None)
             else:
@@ -325,9 +337,9 @@ class Residency:
         device, page_ids = node.held[DEVICE], node.held[HOST][kind]
         if page_ids is not None:
             self.protected[HOST][kind] += len(page_ids) * change
-        if kind != FULL and device[kind] is None:
+        if kind != FULL and (device[kind] is None or self._evicts_mirrors):
             self._refresh_sidecar(node, HOST, kind)
-        if device[FULL] is None or self._reclaims_duplicates:
+        if device[FULL] is None or self._frees_copies:
             self.refresh(node)
 
     def _first(self, tier: int, kind: int) -> Node | None:
@@ -342,7 +354,7 @@ class Residency:
         evictable = (
             node.held[tier][kind] is not None
             and not node.locks[tier][kind]
-            and (tier == DEVICE or node.held[DEVICE][kind] is None)
+            and (tier == DEVICE or node.held[DEVICE][kind] is None or self._evicts_mirrors)
         )
         if evictable:
             self.queues[tier][kind].add(node)

@@ -11,12 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hicache import experiment
-from hicache.cli.schema import stored_config
-from hicache.cli.stored import CONFIG_FILE, read_summary
-from hicache.cli.tables import provenance
 from hicache.config import ExperimentConfig
 from hicache.observe.timeline import Timeline
 from hicache.results.metrics import RequestRecord, summarize
+from hicache.runs import provenance
+from hicache.runs.schema import stored_config
+from hicache.runs.stored import CONFIG_FILE, read_summary
 
 ASKED = ("computed", "recomputed")
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from hicache.cli.errors import meant
-from hicache.cli.grid import NUMBERED
-from hicache.cli.stored import CONFIG_FILE, ERROR_FILE, Value, flat, read_summary, read_yaml
-from hicache.cli.tables import provenance
 from hicache.config import METRICS
 from hicache.results.verdict import is_overloaded
+from hicache.runs import provenance
+from hicache.runs.errors import meant
+from hicache.runs.grid import NUMBERED
+from hicache.runs.stored import CONFIG_FILE, ERROR_FILE, Value, flat, read_summary, read_yaml
 from hicache.workload.workload import GENERATORS
 
 WINDOW = "workload.window"
@@ -31,6 +31,7 @@ STANDS_FOR_ITS_GROUP = ("model.name", "hardware.name")
 TYPED = ".hydra/overrides.yaml"
 COMPOSED = ".hydra/hydra.yaml"
 SOURCE = " source"  # suffix of these keys: `hicache source`, `prefetch.stop source`
+RULES, OLDER = "rules", "older"  # the key of `StoredRun.rules`, and its value if none is stored
 RUN = "run"  # the key of last resort: the run's directory
 
 
@@ -47,6 +48,7 @@ class StoredRun:
         metrics: names of the metrics to show in tables.
         sources: digests of the code and of the input files that produced the run, by name. The
             dictionary is empty if an old version did not record digests.
+        rules: name of the rules by which the run decided. Versions that recorded none are "older".
     """
 
     path: Path
@@ -55,10 +57,13 @@ class StoredRun:
     typed: dict[str, str] = field(default_factory=dict)
     metrics: tuple[str, ...] = METRICS
     sources: dict[str, str] = field(default_factory=dict)
+    rules: str = OLDER
 
     def setting(self, key: str) -> Value:
         if key == RUN:
             return str(self.path)
+        if key == RULES:
+            return self.rules
         if key.endswith(SOURCE):
             return self.sources.get(key)
         return self.config[key] if key in self.config else self.typed.get(key)
@@ -173,7 +178,8 @@ def load_run(path: Path) -> StoredRun:
         for override in read_yaml(path / TYPED, list):
             key, _, value = str(override).partition("=")
             typed[key.lstrip("+~")] = value
-    sources = provenance.sources_of(provenance.read_provenance(path))
+    origin = provenance.read_provenance(path)
+    sources = provenance.sources_of(origin)
     return StoredRun(
         path=path,
         config=flat(config),
@@ -181,6 +187,7 @@ def load_run(path: Path) -> StoredRun:
         typed=typed,
         metrics=tuple(metrics),
         sources={f"{name}{SOURCE}": digest for name, digest in sources.items()},
+        rules=origin.get(RULES, OLDER),
     )
 
 
@@ -193,10 +200,13 @@ def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
     """Return the names of the settings in which the runs differ, such as `cache.eviction`.
 
     The random seed and the replayed part of the trace do not count as differences. If the settings
-    that the user typed explain all differences, only those are returned. Names such as `hicache
-    source` come last; they mean that source code or input files differ.
+    that the user typed explain all differences, only those are returned. `rules` means that versions
+    with other decision rules made the runs. Names such as `hicache source` come last; they mean
+    that source code or input files differ.
     """
     keys = _differing_knobs(runs)
+    if len({run.rules for run in runs}) > 1:  # also where the settings tell the runs apart
+        keys.append(RULES)
     made_of = dict.fromkeys(key for run in runs for key in run.sources)
     alike = [group.runs for group in group_runs(runs, keys)]
     keys += [

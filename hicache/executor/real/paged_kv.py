@@ -30,7 +30,6 @@ class PagedKvView:
         self.stretches = stretches
         self.step = StepTables(pools, stretches, together)
         self._pools = pools
-        self._num_blank = (together + 2) * pools.page_size
 
     def write_tokens(self, layer: int, group: Group, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [tile, row, head, dim] of one layer into the pages."""
@@ -117,28 +116,21 @@ class PagedKvView:
         `kernels.scan.scan`, with the rows of all tiles and the heads of all ranks. Rows that are
         not computed in this step are 0.
         """
-        outputs, holder = [], self._pools.holders[layer]
-        sequences = list(zip(self.stretches, self.step.ends, self.step.rows, strict=True))
-        for rank in self._pools.ranks:
-            heads, parts, done = rank.recurrent_heads, list[Tensor](), 0
-            own, blank = weights.part(heads), torch.empty(0)
-            for sequence, ends, rows in sequences:
-                scanned = self._pools.plane.scan(
-                    rank.taps[holder],
-                    rank.states[holder],
-                    sequence.slot,
-                    ends,
-                    inputs[rows, heads],
-                    gates[rows, :, heads],
-                    own,
-                    start=sequence.start,
-                    block=self._pools.page_size,
-                )
-                if not parts:
-                    blank = scanned.new_zeros(self._num_blank, *scanned.shape[1:])
-                parts += [blank[: rows.start - done], scanned]
-                done = rows.stop
-            outputs.append(torch.cat([*parts, blank[: len(inputs) - done]]))
+        holder, plane, step = self._pools.holders[layer], self._pools.plane, self.step
+        outputs = [
+            plane.scan(
+                rank.taps[holder],
+                rank.states[holder],
+                step.sequences,
+                step.ends,
+                inputs[:, heads],
+                gates[:, :, heads],
+                weights.part(heads),
+                block=self._pools.page_size,
+            )
+            for rank in self._pools.ranks
+            for heads in [rank.recurrent_heads]
+        ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _layer(self, rank: RankPools, layer: int) -> Tensor:

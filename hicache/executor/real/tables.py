@@ -83,7 +83,8 @@ class StepTables:
         positions: [B] int32, position of row 0.
         choices: [B · R, 4] int32, tiles of one row each, for attention to chosen tokens: a row sees
             a sequence of the tokens chosen for it. Empty if the model has no index keys.
-        ends: by stretch, [E, 2] int32 as `kernels.scan.scan` reads them.
+        sequences: by stretch, [S, 5] int32 as `kernels.scan.scan` reads them.
+        ends: [E, 2] int32, as there.
         tiles: by kind of attention, [B, 4] int32 as `kernels.attend.attend` reads them.
         tables: by kind of attention, [B, C] int32, page ids.
 
@@ -107,6 +108,7 @@ class StepTables:
             _choices(tiles, size, num_tiles, pools.top_tokens),
             np.arange(num_tiles + 1),
             np.array(list(chain.from_iterable(ends))),
+            _sequences(stretches, self.rows, [len(pairs) for pairs in ends]),
         ]
         widths = []
         for kind in kinds:
@@ -116,10 +118,12 @@ class StepTables:
             parts += [_padded(np.stack(fields, 1), num_tiles), ids, _padded(spans, num_tiles)]
             widths.append(int(spans[:, 1].max()))
         flat = [torch.from_numpy(part.astype(np.int32).ravel()) for part in parts]
-        tokens, self.positions, choices, bounds, every_end, *sent = send(flat, pools.device)
+        tokens, self.positions, choices, bounds, every_end, sequences, *sent = send(
+            flat, pools.device
+        )
         self.tokens = tokens.view(num_tiles, size)
         self.choices = choices.view(-1, 4)
-        self.ends = torch.split(every_end.view(-1, 2), [len(pairs) for pairs in ends])
+        self.ends, self.sequences = every_end.view(-1, 2), sequences.view(-1, 5)
         self.tiles, self.tables = dict[int, Tensor](), dict[int, Tensor]()
         rest = iter(sent)
         for kind, width in zip(kinds, widths, strict=True):
@@ -157,6 +161,15 @@ def _rows(stretches: Sequence[Stretch], size: int) -> list[slice]:
         rows.append(slice(begin, begin + each.end - each.start))
         first += (-(-each.end // size) - each.start // size) * size
     return rows
+
+
+def _sequences(
+    stretches: Sequence[Stretch], rows: Sequence[slice], num_ends: Sequence[int]
+) -> Numbers:
+    after = np.cumsum(num_ends)
+    slots, starts = np.array([(each.slot, each.start) for each in stretches]).T
+    first_rows = [each.start for each in rows]
+    return np.stack([slots, first_rows, after - num_ends, after, starts], axis=1)
 
 
 def _tokens(stretches: Sequence[Stretch], rows: Sequence[slice], count: int) -> Numbers:

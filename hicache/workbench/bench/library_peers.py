@@ -76,9 +76,12 @@ def _flashinfer(pool: Tensor, table: Tensor, queries: Tensor) -> Callable[[], Te
 
 
 def delta_rule(
-    session: Session, num_rows: int, heads: int, keys: int, dim: int
+    session: Session, size: tuple[int, int, int], keys: int, dim: int
 ) -> dict[str, Callable[[], object]]:
-    """Return flash-linear-attention's gated delta rule on random inputs of one sequence."""
+    """Return flash-linear-attention's gated delta rule on random inputs.
+
+    `size` has the numbers of sequences, of tokens of each, and of heads.
+    """
     try:
         from fla.ops.gated_delta_rule import (
             chunk_gated_delta_rule,
@@ -88,14 +91,12 @@ def delta_rule(
         session.notes["flash-linear-attention"] = f"not installed: {error}"
         return {}
     device = session.bench.device
-    query, key = (
-        torch.randn(1, num_rows, heads, keys, device=device, dtype=torch.bfloat16) for _ in range(2)
-    )
-    value = torch.randn(1, num_rows, heads, dim, device=device, dtype=torch.bfloat16)
-    gate = functional.logsigmoid(torch.randn(1, num_rows, heads, device=device))
-    beta = torch.rand(1, num_rows, heads, device=device, dtype=torch.bfloat16)
-    state = torch.zeros(1, heads, keys, dim, device=device)
-    rule = fused_recurrent_gated_delta_rule if num_rows == 1 else chunk_gated_delta_rule
+    query, key = (torch.randn(*size, keys, device=device, dtype=torch.bfloat16) for _ in range(2))
+    value = torch.randn(*size, dim, device=device, dtype=torch.bfloat16)
+    gate = functional.logsigmoid(torch.randn(*size, device=device))
+    beta = torch.rand(*size, device=device, dtype=torch.bfloat16)
+    state = torch.zeros(size[0], size[2], keys, dim, device=device)
+    rule = fused_recurrent_gated_delta_rule if size[1] == 1 else chunk_gated_delta_rule
 
     def launch() -> object:
         return rule(

@@ -388,25 +388,29 @@ def scans(session: Session) -> None:
         torch.rand(heads, device=bench.device),
         None,
     )
-    for num_rows in (1, 2048) if bench.on_gpu else (1, 32):
-        inputs = torch.randn(num_rows, heads, channels, device=bench.device).to(dtype)
-        gates = torch.randn(num_rows, 2, heads, device=bench.device).to(dtype)
-        taps = torch.zeros(2, heads, 3, channels, device=bench.device, dtype=dtype)
-        states = torch.zeros(2, heads, keys, dim, device=bench.device)
-        ends = torch.tensor([[num_rows, 1]], dtype=torch.int32, device=bench.device)
-        ours = partial(scan.scan, taps, states, 0, ends, inputs, gates, weights, start=0, block=64)
+    long, many = (2048, NUM_DECODES) if bench.on_gpu else (32, 2)
+    for count, num_rows in (1, 1), (many, 1), (1, long):
+        tokens = f"{count} × {num_rows} tokens" if count > 1 else f"{num_rows} tokens"
+        inputs = torch.randn(count * num_rows, heads, channels, device=bench.device).to(dtype)
+        gates = torch.randn(count * num_rows, 2, heads, device=bench.device).to(dtype)
+        taps = torch.zeros(2 * count, heads, 3, channels, device=bench.device, dtype=dtype)
+        states = torch.zeros(2 * count, heads, keys, dim, device=bench.device)
+        each = torch.arange(count, dtype=torch.int32, device=bench.device)
+        ends = torch.stack([0 * each + num_rows, count + each], dim=1)
+        sequences = torch.stack([each, each * num_rows, each, each + 1, 0 * each], dim=1)
+        given = sequences, ends, inputs, gates, weights
+        ours = partial(scan.scan, taps, states, *given, block=64)
         got = ours()
-        wide = [each.float() for each in (taps, states.clone(), inputs, gates)]
-        wanted = scan.naive_scan(
-            wide[0], wide[1], 0, ends.cpu(), wide[2], wide[3], weights, start=0, block=64
-        )
+        pools, rows = (taps.float(), states.clone()), (inputs.float(), gates.float())
+        tables = sequences.cpu(), ends.cpu()
+        wanted = scan.naive_scan(*pools, *tables, *rows, weights, block=64)
         error = float((got - wanted).abs().max() / wanted.abs().max())
         if not error < TOLERANCE:
-            raise RuntimeError(f"scan of {num_rows}: error {error:.2g} of the largest value")
+            raise RuntimeError(f"scan of {tokens}: error {error:.2g} of the largest value")
         launches: dict[str, Callable[[], object]] = {"ours": ours}
         if bench.on_gpu:
-            launches |= library_peers.delta_rule(session, num_rows, heads, keys, dim)
+            launches |= library_peers.delta_rule(session, (count, num_rows, heads), keys, dim)
         for who, launch in launches.items():
             # a library launches several kernels, which takes the host longer than the GPU
             replay = graphed(launch, times=1) if bench.on_gpu else launch
-            session.time("scan", f"{num_rows} tokens, {who}", replay, inputs.nbytes)
+            session.time("scan", f"{tokens}, {who}", replay, inputs.nbytes)

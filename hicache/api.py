@@ -14,17 +14,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hicache import experiment
-from hicache.cli.errors import sentence
-from hicache.cli.grid import choices_of, jobs_of, name_of, varied
-from hicache.cli.job import CONFIG_ERRORS, run_job
-from hicache.cli.schema import config_of
-from hicache.cli.stored import is_finished, read_summary
+from hicache.cli.progress import progress_bar
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import compared_groups, find_runs
 from hicache.config import METRICS, ExperimentConfig
 from hicache.results.requests_file import read_requests
 from hicache.results.verdict import objections
+from hicache.runs.checks import locked
+from hicache.runs.errors import CONFIG_ERRORS, sentence
+from hicache.runs.grid import choices_of, jobs_of, name_of, varied
+from hicache.runs.job import run_job
+from hicache.runs.schema import config_of, grid_of
+from hicache.runs.stored import is_finished, read_summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,21 +118,27 @@ def run(
         overrides: settings in the form `group.name=value`, for example `"workload.limit=500"`.
         policy: your own policy class, for `cache.policy`.
         policy_args: keyword arguments for the constructor of `policy`.
-        out_dir: the directory for the results. None means a new directory below `outputs/`.
+        out_dir: the directory for the results. None means a new directory below `outputs/`. If it
+            holds the results of the same run, these are returned.
 
     Raises:
         ValueError: a setting is unknown or has an invalid value, `policy` is no class that can be
-            imported, or `out_dir` holds a finished run.
+            imported, an experiment has a grid, or `out_dir` holds another finished run.
     """
-    config = _config_of(*_untracked(overrides), *_choice_of(policy, policy_args))
-    return _run(config, _new_dir(config, out_dir))
+    told = [*_untracked(overrides), *_choice_of(policy, policy_args)]
+    grid = _grid_of(told)
+    if grid:
+        raise ValueError(f"a grid of {', '.join(grid)} is no single run: use hicache.sweep")
+    config = _config_of(*told)
+    return _run(config, _new_dir(config, out_dir), overrides)
 
 
 def sweep(*overrides: str, out_dir: str | Path | None = None) -> Sweep:
     """Run one experiment for every combination of the listed values.
 
-    For example, `"cache.host_gib=32,64"` lists two values of one setting. The experiments run one
-    after another in this process. The function prints a table of the results if the optional
+    For example, `"cache.host_gib=32,64"` lists two values of one setting, and
+    `"experiment=prefetch_stop"` brings a grid of its own. The experiments run one after another in
+    this process. The function prints a table of the results if the optional
     dependencies `hicache[analysis]` are installed.
 
     Args:
@@ -141,12 +148,16 @@ def sweep(*overrides: str, out_dir: str | Path | None = None) -> Sweep:
     Raises:
         ValueError: a setting is unknown or has an invalid value.
     """
-    choices = choices_of(_untracked(overrides))
+    told = _untracked(overrides)
+    choices = choices_of([*_grid_of(told).values(), *told])
     jobs = jobs_of(choices)
     configs = [_config_of(*job) for job in jobs]
     directory = _new_dir(configs[0], out_dir)
     names = [name_of(number, varied(job, choices)) for number, job in enumerate(jobs)]
-    runs = tuple(_run(each, directory / name) for each, name in zip(configs, names, strict=True))
+    runs = tuple(
+        _run(config, directory / name, varied(job, choices), is_job=True)
+        for config, name, job in zip(configs, names, jobs, strict=True)
+    )
     sum_up(directory, [each.path for each in runs], title=configs[0].name)
     return Sweep(directory, runs)
 
@@ -197,12 +208,21 @@ def _place(where: str | Path | Run | Sweep) -> Path:
     return Path(where.path if isinstance(where, Run | Sweep) else where)
 
 
-def _run(config: ExperimentConfig, out_dir: Path) -> Run:
-    if is_finished(out_dir):
-        raise ValueError(f"{out_dir} holds a finished run: name another directory")
-    name = f"{config.name}/{out_dir.name}"
-    run_job(experiment.run, config, out_dir, group=config.name, name=name)
+def _run(
+    config: ExperimentConfig, out_dir: Path, overrides: Sequence[str], *, is_job: bool = False
+) -> Run:
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with locked(out_dir):
+        run_job(config, out_dir, overrides, is_job=is_job, bar=None if is_job else progress_bar)
     return Run(out_dir)
+
+
+def _grid_of(overrides: Sequence[str]) -> dict[str, str]:
+    # the settings of an experiment's own grid that the overrides do not give, as overrides
+    try:
+        return grid_of(*overrides)
+    except CONFIG_ERRORS as error:
+        raise ValueError(sentence(error)) from None
 
 
 def _new_dir(config: ExperimentConfig, out_dir: str | Path | None) -> Path:

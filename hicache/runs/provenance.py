@@ -23,15 +23,18 @@ from typing import Any
 import numpy as np
 
 import hicache
-from hicache.cli.stored import read_json
 from hicache.config import ExperimentConfig
 from hicache.results.tracking import write_json
+from hicache.runs.stored import read_json
 from hicache.workload.data import TRACES, find_trace
 
 FILE = "provenance.json"
 GIT_S = 2.0  # longest wait for git, in case the file system is slow
 REAL_ONLY = ("torch", "triton")  # a simulated run never imports them
 VERSIONS = ("python", "numpy", *REAL_ONLY)
+# names the rules by which a run decides: the digest of tests/golden/summaries.csv, written by
+# python -m tests.golden
+RULES = "e7f299c9"
 
 
 def write_provenance(config: ExperimentConfig, out_dir: Path) -> None:
@@ -45,8 +48,9 @@ def read_provenance(directory: Path) -> dict[str, Any]:
     for name, item in (*made_of.items(), *_policies(made_of["policies"])):
         if not isinstance(item, dict) or not isinstance(item.get("sha256") or "", str):
             raise ValueError(f"{file}: {name} must be a mapping with a text sha256")
-    if not isinstance(found.get("directory", ""), str):
-        raise ValueError(f"{file}: directory must be a text, got {found['directory']!r:.40}")
+    for key in ("directory", "rules"):
+        if not isinstance(found.get(key, ""), str):
+            raise ValueError(f"{file}: {key} must be a text, got {found[key]!r:.40}")
     return found
 
 
@@ -91,6 +95,7 @@ def provenance_of(config: ExperimentConfig) -> dict[str, object]:
             "sha256": _digest_of_package(package),  # of its Python files, edited or not
             **_checkout(package.parent),
         },
+        "rules": RULES,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "platform": platform.platform(),

@@ -20,14 +20,14 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hicache.cli.grid import subdir
-from hicache.cli.stored import flat, read_yaml
 from hicache.config import ExperimentConfig
 from hicache.models import HardwareConfig
 from hicache.models.hugging_face import read_model
 from hicache.models.own_table import read_table
 from hicache.models.shapes import least_tp
 from hicache.results.tracking import plain
+from hicache.runs.grid import subdir
+from hicache.runs.stored import flat, read_yaml
 from hicache.secret import refuse_secrets
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -62,12 +62,26 @@ def config_of(*overrides: str) -> ExperimentConfig:
     return to_config(config)
 
 
+def grid_of(*overrides: str) -> dict[str, str]:
+    """Return the grid of an experiment that `overrides` names, without what they set themselves.
+
+    The result has an override with all values, such as `seed=0,1,2`, for each setting of the grid.
+    """
+    told = OverridesParser.create().parse_overrides(list(overrides))
+    names = {each.key_or_group for each in told}
+    if "experiment" not in names:
+        return {}
+    files = [str(each.input_line) for each in told if not _is_value(each)]
+    grid = _composed(*files, with_hydra=True).hydra.sweeper.params or {}
+    return {key: f"{key}={value}" for key, value in grid.items() if key not in names}
+
+
 @cache
-def _composed(*overrides: str) -> DictConfig:
+def _composed(*overrides: str, with_hydra: bool = False) -> DictConfig:
     register()
     ready = GlobalHydra.instance().is_initialized()  # true inside `experiments.run`
     with nullcontext() if ready else initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", list(overrides))
+        return compose("config", list(overrides), return_hydra_config=with_hydra)
 
 
 def _is_value(override: Override) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from hicache.cli.stored import read_yaml
+from hicache.runs.stored import read_yaml
 
 MAX_NAME = 160  # characters; file systems allow 255 bytes
 MOST_JOBS = 100_000

@@ -675,7 +675,7 @@ class QuirksConfig:
     # did not match, as SGLang does.
     split_refreshes: bool = False
     # When a window or state is evicted from the device and a host copy remains, refresh the recency
-    # of that copy, as SGLang does.
+    # of that copy, and do not refresh it when a prompt matches it there, as SGLang does.
     leaving_refreshes: bool = False
     # When a prompt is computed, free the window pages of its last chunk that no saved position
     # needs, as SGLang does. False keeps them on the device until they are evicted.

@@ -6,7 +6,7 @@ executor, and calls `complete` when a copy is finished.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hicache.cache.kinds import FULL
@@ -260,6 +260,20 @@ class PrefixCache:
         sequence.num_pages += count
         return True
 
+    def make_room(self, count: int, purpose: Purpose, kinds: Iterable[int] | None = None) -> bool:
+        """Evict until `count` pages or slots of each of `kinds` are free, as far as possible.
+
+        None means all kinds that have pages. Return True if so many are free.
+        """
+        pools, own = self.pools[DEVICE], self.tree.kinds
+        if kinds is None:
+            kinds = own.paged
+            if self.device.is_shared:
+                kinds, count = (FULL,), shared.growth_in_full_pages(own, count)
+        for kind in kinds:
+            self.device.make_room(kind, 0, Demand(purpose), spare=count)
+        return all(pools[kind].num_free >= count for kind in kinds)
+
     def leave_window(self, sequence: Sequence, length: int) -> None:
         """Free the sliding-window pages that only this sequence holds and no longer needs.
 
@@ -281,8 +295,8 @@ class PrefixCache:
 
     def take_slots(self, sequence: Sequence) -> bool:
         """Give a request the state slots that `acquire` has not given it; False: no room."""
-        count = self.quirks.states_per_request - 1
         (kind,) = self.tree.kinds.points
+        count = self.quirks.states_per_request - len(sequence.working_slot or [])
         slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
         if slots is not None:
             sequence.boundary_slot, sequence.spare_slots = slots[:1], slots[1:]

@@ -255,7 +255,8 @@ def steps_in_free_pages(
 ) -> int:
     """Return how many decode steps the running requests can take in free pages, without eviction.
 
-    `spare` pages must stay free. The result is at least 1, even if the first step must evict, and at most `wanted`.
+    `spare` pages stay free. The result is at least 1, even if the first step must evict, and at
+    most `wanted`.
     """
     page = cache.page_size
     paged = cache.tree.kinds.paged

@@ -26,6 +26,7 @@ from experiments.diff.sglang import device  # before anything of the package
 from experiments.diff.sglang.clock import Clock
 
 import sglang  # isort: skip
+from sglang.srt.environ import envs  # isort: skip
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req  # isort: skip
 from sglang.srt.mem_cache import utils  # isort: skip
 from sglang.srt.mem_cache.allocation import alloc_req_slots  # isort: skip
@@ -298,19 +299,20 @@ class SglangSide:
         req.kv.kv_committed_len = req.kv.kv_allocated_len = end
 
     def _decode(self, req: Any, start: int, end: int) -> None:
-        # as the decode steps for the tokens [start, end), with SGLANG_SWA_EVICTION_INTERVAL of a
-        # page (maybe_evict_swa); each asks for a page, needed or not
-        # (alloc_paged_token_slots_decode)
-        page = self._page
-        for place in range(-(-start // page) * page, end, page):
-            if self.pools.num_states and place > start:
-                self._track(req, place)
-            if self.pools.window_len and place > start:
-                self.cache.evict_sliding_windows(req, place)
-            evict_from_tree_cache(self.cache, page)
-            self._take(req, place, page)
-            if place + 1 < end:
+        # as the decode steps for the tokens [start, end): a step makes room for a page that it
+        # needs (check_decode_mem), frees windows (maybe_evict_swa), and asks for a page, needed or
+        # not (alloc_paged_token_slots_decode)
+        page, interval = self._page, envs.SGLANG_SWA_EVICTION_INTERVAL.get()
+        for place in range(start, end):
+            if place % page == 0:
+                if self.pools.num_states and place > start:
+                    self._track(req, place)
                 evict_from_tree_cache(self.cache, page)
+            if self.pools.window_len and place > start:
+                self.cache.evict_sliding_windows(req, place, eviction_interval=interval)
+            evict_from_tree_cache(self.cache, page)
+            if place % page == 0:
+                self._take(req, place, page)
         if self.pools.num_states and end % page == 0 and end > start:
             self._track(req, end)
         req.kv.kv_committed_len = req.kv.kv_allocated_len = end

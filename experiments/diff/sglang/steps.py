@@ -183,6 +183,8 @@ class Steps:
             req = request_of(f"{number}", tokens, prompt_len)
             self._open[number] = req, tokens
             scheduler._add_request_to_queue(req)
+        if not scheduler.running_batch.batch_is_full:  # else what it lacked stands
+            Adder.lacks = None
         scheduler.run_pass()
         ended = sorted(number for number, (req, _) in self._open.items() if req.finished())
         for number in ended:
@@ -212,7 +214,7 @@ class Steps:
 
     def _deferred(self) -> list[list[object]]:
         scheduler, waiting = self._scheduler, self._scheduler.waiting_queue
-        if not waiting:
+        if not waiting or Adder.lacks is None:
             return []
         num_running = len(scheduler.running_batch.reqs)
         is_full = scheduler.get_num_allocatable_reqs(num_running) <= 0

@@ -240,7 +240,8 @@ class Residency:
                 before = locks[kind]
                 locks[kind] = after = before + change
                 assert after >= 0, f"{above} is released more often than it was locked"
-                if self._leaving_refreshes and kind != FULL and above.held[DEVICE][kind] is None:
+                is_alone = kind != FULL and above.held[DEVICE][kind] is None
+                if self._leaving_refreshes and is_alone and not before:
                     above.aux_ticks[kind] = self.next_tick()
                 if not (before and after):
                     self._host_lock_changed(above, kind, change)

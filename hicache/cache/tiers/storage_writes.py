@@ -1,5 +1,6 @@
 """Writes from host to storage: which pages are written, when, and how many bytes may wait."""
 
+from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import (
     COPIED,
@@ -135,6 +136,9 @@ class StorageWriter:
     def _write_copies(self, back_up: BackUp) -> None:
         first = min(back_up.starts.values(), default=back_up.node.end)
         copied = _items(back_up.node.span(first), back_up.starts, back_up.points)
+        if self._tree.quirks.evicts_whole:  # all of a node, but nothing before its full pages
+            nodes = {each: None for each, _ in copied if each.held[HOST][FULL] is not None}
+            copied = [(each, kind) for each in nodes for kind in self._tree.kinds.numbers]
         write = self._queue([item for item in copied if item[0].held[HOST][item[1]] is not None])
         if write is not None:
             # the locks of the back-up protect the copies until they are written

@@ -132,10 +132,15 @@ class StorageWriter:
 
     def _write_copies(self, back_up: BackUp) -> None:
         first = min(back_up.starts.values(), default=back_up.node.end)
-        nodes = back_up.node.span(first)
-        above = nodes[0].parent if nodes else back_up.node
+        span = back_up.node.span(first)
+        above = span[0].parent if span else back_up.node
         assert above is not None
-        copied = _items(nodes, back_up.starts, back_up.points)
+        copied = _items(span, back_up.starts, back_up.points)
+        if self._tree.quirks.evicts_whole:  # all of a node, but nothing before its full pages
+            nodes = {each: None for each, _ in copied if each.held[HOST][FULL] is not None}
+            copied = [(each, kind) for each in nodes for kind in self._tree.kinds.numbers]
+            locks = [self._tree.lock_host(each, {kind: each.start}) for each, kind in copied]
+            back_up.host_locks += locks
         write = self._queue(
             [item for item in copied if item[0].held[HOST][item[1]] is not None],
             is_usable=above.stored[FULL] is not None,

@@ -3,6 +3,7 @@
 from hicache.cache.kinds import FULL
 from hicache.cache.tiers.host import Host
 from hicache.cache.tiers.transfer import EVICTED, Bookings, Load, admits
+from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.radix_tree import Plan, RadixTree
 
@@ -26,9 +27,14 @@ class WriteBack:
         plan: Plan = [[] for _ in device]
         lost = self._tree.lost(victim, DEVICE, kind)
         if self._tree.quirks.evicts_whole:  # all of a node at once, and nothing later
-            load, lost = Load(EVICTED, self._bookings, FULL, DEVICE), ()
-            if host[FULL] is None and admits(self._tree, victim, load):
+            load = Load(EVICTED, self._bookings, FULL, DEVICE)
+            is_new = host[FULL] is None and (FULL in lost or host[kind] is None)
+            if is_new and admits(self._tree, victim, load):
                 plan = self._tree.plan_copy(victim)
+                if FULL not in lost:
+                    count = sum(self._tree.kinds.count(kind, each.num_pages) for each in plan[kind])
+                    self._host.make_room(kind, count, Demand(Purpose.back_up, request_id))
+            lost = ()
         for other in lost:
             load = Load(EVICTED, self._bookings, other, DEVICE)
             if FULL in lost and other != FULL and host[FULL] is None and not plan[FULL]:

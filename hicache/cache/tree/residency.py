@@ -49,7 +49,8 @@ class Residency:
     ) -> None:
         # `leaving_refreshes`: windows and states that only the host holds are ordered by the time at
         # which they left the device or were locked last, not by their last use.
-        # `duplicates_first`: they leave before host leaves. `entries`: None without a user's policy
+        # `duplicates_first`: they leave before host leaves, in the order of their first copies; a
+        # node keeps its place when it leaves the device. `entries`: None without a user's policy
         self.resident = ([0] * kinds.size, [0] * kinds.size)
         self.protected = ([0] * kinds.size, [0] * kinds.size)
 
@@ -184,7 +185,7 @@ class Residency:
         if self._reclaims_duplicates:
             if is_unlocked and is_there and host[FULL] is not None:
                 self.duplicates.setdefault(node)
-            else:
+            elif not self._duplicates_first or host[FULL] is None:
                 self.duplicates.pop(node, None)
 
     # -- locking ------------------------------------------------------------------------------
@@ -244,7 +245,8 @@ class Residency:
                 before = locks[kind]
                 locks[kind] = after = before + change
                 assert after >= 0, f"{above} is released more often than it was locked"
-                if self._leaving_refreshes and kind != FULL and above.held[DEVICE][kind] is None:
+                is_alone = kind != FULL and above.held[DEVICE][kind] is None
+                if self._leaving_refreshes and is_alone and not before:
                     above.aux_ticks[kind] = self.next_tick()
                 if not (before and after):
                     self._host_lock_changed(above, kind, change)
@@ -363,5 +365,15 @@ class Residency:
 
     def _duplicate(self) -> Node | None:
         # prefer copies of inner nodes: a device leaf needs its copy when it is evicted
-        inner = (node for node in self.duplicates if node not in self._leaves[DEVICE])
-        return next(inner, next(iter(self.duplicates), None))
+        found, gone = None, []
+        for node in self.duplicates:
+            if node.held[DEVICE][FULL] is None:
+                gone.append(node)
+            elif not node.locks[HOST][FULL]:
+                is_leaf = node in self._leaves[DEVICE]
+                found = node if found is None or not is_leaf else found
+                if not is_leaf:
+                    break
+        for node in gone:
+            del self.duplicates[node]
+        return found

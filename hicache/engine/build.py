@@ -11,7 +11,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.shared import shared_pools
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import ExperimentConfig
+from hicache.config import Batching, ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Runtime

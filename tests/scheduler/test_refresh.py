@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hicache.cli.schema import config_of
+from hicache.runs.schema import config_of
 
 from hicache.cache.kinds import FULL
 from hicache.cache.tree.node import DEVICE

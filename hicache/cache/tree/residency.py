@@ -47,8 +47,8 @@ class Residency:
         listener: CacheListener | None = None,
         entries: Entries | None = None,
     ) -> None:
-        # `leaving_refreshes`: windows and states that only the host holds are ordered by the time at
-        # which they left the device or were locked last, not by their last use.
+        # `leaving_refreshes`: windows and states that only the host holds are ordered by when they
+        # left the device or were locked last, not by their last use.
         # `duplicates_first`: they leave before host leaves, in the order of their first copies; a
         # node keeps its place when it leaves the device. `entries`: None without a user's policy
         self.resident = ([0] * kinds.size, [0] * kinds.size)

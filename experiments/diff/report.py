@@ -88,8 +88,8 @@ def to_markdown(
         label = f"admission: {name.removeprefix('admission/')}"
         lines.append(f"| {label} | {pair[0]:,} | {pair[1]:,} | {pair[1] - pair[0]:+,} |")
     peaks = zip((base, head, "this program"), comparison.peak_bytes, strict=False)
-    said = [f"{peak / 1e9:.2f} GB ({name})" for name, peak in peaks if peak is not None]
-    lines += ["", f"Peak memory: {', '.join(said)}."] if said else []
+    measured = [f"{peak / 1e9:.2f} GB ({name})" for name, peak in peaks if peak is not None]
+    lines += ["", f"Peak memory: {', '.join(measured)}."] if measured else []
     lines += ["", "| requests | |", "|---|---:|"]
     lines += [f"| {kind.value} | {count:,} |" for kind, count in comparison.kinds.items()]
     if comparison.failure is not None:

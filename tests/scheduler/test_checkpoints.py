@@ -7,12 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache.cache.kinds import SWA, Kinds
+from hicache.cache.kinds import FULL, SWA, Kinds
+from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CacheConfig, QuirksConfig
 from hicache.policies.policy import presets
 from hicache.scheduler.checkpoints import CheckpointSaver
-from tests.cache.small import named_kinds, world_of
+from tests.cache.small import (
+    complete_all,
+    evict_all,
+    make_cache,
+    named_kinds,
+    run_request,
+    tokens_of,
+    world_of,
+)
 from tests.scheduler.world import World, plot_of, request_of
 
 PAGE = 16
@@ -229,3 +238,19 @@ def test_an_equal_prompt_a_longer_one_and_the_next_turn_resume_where_an_end_was_
     tokens = request.prompt.to_bytes() + request.output.to_bytes()
     found = [world.cache.match(Sequence(tokens), length) for length in (24, 25, 42)]
     assert [match.usable_len for match in found] == usable
+
+
+@pytest.mark.parametrize(("keeps_for_repeats", "branch"), [(False, 8), (True, None)])
+def test_a_prompt_branches_off_what_any_tier_or_the_device_alone_holds(
+    *, keeps_for_repeats: bool, branch: int | None
+) -> None:
+    sizes = (8, 0, 4)
+    cache = make_cache(
+        device=sizes, host=sizes, has_states=True, keeps_for_repeats=keeps_for_repeats
+    )
+    run_request(cache, tokens_of(16), 16)
+    complete_all(cache)
+    other = Sequence(tokens_of(8) + tokens_of(8, 100))
+    assert cache.match(other, 16).branch_len == 8
+    evict_all(cache, DEVICE, FULL)
+    assert cache.match(other, 16).branch_len == branch

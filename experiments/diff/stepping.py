@@ -115,8 +115,9 @@ class Stepper:
                 return
             clock.wait_until(event)
             for _, done in io.advance(clock.now()):
-                is_late = self._scheduler.config.asynchronous and not isinstance(done, Prefetch)
-                if is_late:
-                    self._late.append(done)
-                if not is_late or isinstance(done, BackUp):  # its source may be taken at once
+                if isinstance(done, Prefetch) or not self._scheduler.config.asynchronous:
+                    engine.deliver(done, clock.now())
+                    continue
+                self._late.append(done)
+                if isinstance(done, BackUp):  # its source may be taken at once
                     engine.deliver(done, clock.now())

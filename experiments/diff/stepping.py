@@ -37,7 +37,7 @@ class Stepper:
     def not_yet_held(self) -> Counter[str]:
         """Return the tokens in the tree that cannot be hit before a copy is reported."""
         page, found = self._pools.page_size, Counter[str]()
-        for req in self._scheduler.loading:
+        for req in (each for each in self._scheduler.loading if each.load_back is not None):
             found["full/device"] += req.sequence.num_pages * page - req.ready_len
         for move in (
             each for done in self._late if isinstance(done, BackUp) for each in done.moves
@@ -66,7 +66,8 @@ class Stepper:
         )
         row["deferred"] = self._deferred()
         for done in self._late:
-            self._engine.deliver(done, now_ns())
+            if not isinstance(done, BackUp):
+                self._engine.deliver(done, now_ns())
         self._late = []
         self._settle()
         if batch.extends or batch.decodes:
@@ -116,7 +117,9 @@ class Stepper:
                 return
             clock.wait_until(event)
             for _, done in io.advance(clock.now()):
-                if self._is_late and not isinstance(done, Prefetch):
-                    self._late.append(done)
-                else:
+                if isinstance(done, Prefetch) or not self._is_late:
+                    engine.deliver(done, clock.now())
+                    continue
+                self._late.append(done)
+                if isinstance(done, BackUp):  # its source may be taken at once
                     engine.deliver(done, clock.now())

@@ -93,11 +93,11 @@ class RunningFirst(Scheduler):
                 continue
             if self._num_active(batch) >= self.config.max_running:
                 return Shortage(Cause.running, req.request.id)
+            req.load_back = None
             held = req.sequence.num_pages * self._page
             if ceil_page(req.target_len, self._page) > held + self.cache.room():
                 return Shortage(Cause.tokens, req.request.id)  # it keeps its pages
             self.loading.remove(req)
-            req.load_back = None
             self._continue_partial(req, batch, budget)
         return self._scan(batch, budget, now_ns)
 
@@ -106,7 +106,8 @@ class RunningFirst(Scheduler):
         # line 1020)
         page = self._page
         return super()._prefetch_lets_go(req, now_ns) and not any(
-            req.request.namespace == each.request.namespace
+            each.load_back is not None
+            and req.request.namespace == each.request.namespace
             and req.tokens.startswith(each.tokens[: (each.ready_len + page) * TOKEN_BYTES])
             for each in self.loading
         )

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from hicache.runs.schema import config_of
 
 from hicache.cache.kinds import FULL
 from hicache.cache.tree.node import DEVICE
 from hicache.config import Refresh
+from hicache.runs.schema import config_of
 from tests.scheduler.world import SCHEDULER, World, plot_of, request_of
 
 OLD, NEW, BUSY = range(16), range(100, 116), range(200, 216)

@@ -38,7 +38,7 @@ for _mapping in (configuration_auto._LazyConfigMapping, auto_factory._LazyAutoMa
     _mapping.register = _again(_mapping.register)
 logging.disable(logging.WARNING)
 torch.set_num_threads(1)
-torch.Tensor.pin_memory = lambda self: self  # type: ignore[assignment, method-assign]
+torch.Tensor.pin_memory = lambda self: self  # type: ignore[assignment, method-assign, misc]
 
 
 DEVICE = SimpleNamespace(

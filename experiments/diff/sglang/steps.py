@@ -112,7 +112,7 @@ class SteppedScheduler(Scheduler):  # type: ignore[misc]
         )
         assert cache.page_size == pools.page_size
 
-    def __getattr__(self, name: str) -> None:
+    def __getattr__(self, name: str) -> Any:
         return None  # what only features that are off would set
 
     @property

@@ -63,8 +63,7 @@ class RadixTree:
         self.residency = Residency(
             kinds,
             reclaims_duplicates=self.demotes,
-            leaving_refreshes=quirks.leaving_refreshes,
-            duplicates_first=quirks.evicts_whole,
+            quirks=quirks,
             listener=listener,
             entries=self.entries,
         )

@@ -675,8 +675,8 @@ class QuirksConfig:
     # When a match ends inside a tree node and splits it, also refresh the recency of the part that
     # did not match, as SGLang does.
     split_refreshes: bool = False
-    # When a window or state is evicted from the device and a host copy remains, refresh the recency
-    # of that copy, and do not refresh it when a prompt matches it there, as SGLang does.
+    # Order windows and states that only the host holds by the time at which they left the device or
+    # were locked last, as SGLang does. False orders them by their last use.
     leaving_refreshes: bool = False
     # When a prompt is computed, free the window pages of its last chunk that no saved position
     # needs, as SGLang does. False keeps them on the device until they are evicted.
@@ -686,7 +686,9 @@ class QuirksConfig:
     loads_whole_nodes: bool = False
     # When a prefetch, or a copy of windows or states from the device, does not fit in free host
     # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
-    # are missing.
+    # are missing. Copies are made node by node: under write_back all data of a node when the first
+    # of it leaves, and later data of it never; full-attention KV that is on the device, too, is the
+    # first to leave the host.
     evicts_whole: bool = False
     # Mamba state slots that a running request occupies: one for its current state, one for its next
     # checkpoint; more are reserved and stay empty. SGLang reserves 3.

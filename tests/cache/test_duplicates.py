@@ -1,9 +1,12 @@
 """Pages that are on both tiers: under write_back the host's copy may go when room is short."""
 
-from hicache.cache.kinds import FULL
+import pytest
+
+from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
+from hicache.config import QuirksConfig
 from tests.cache.small import complete_all, evict_all, make_cache, node_at, run_request, tokens_of
 
 
@@ -56,3 +59,42 @@ def test_a_copy_that_is_locked_stays() -> None:
     assert cache.host.allocate(FULL, 1) is None
     cache.tree.release(lock)
     assert cache.host.allocate(FULL, 8) is not None
+
+
+def test_in_the_preset_of_sglang_a_copy_that_the_device_holds_too_goes_before_a_leaf() -> None:
+    for evicts_whole, is_kept in ((True, True), (False, False)):
+        cache = make_cache(
+            device=(20, 0, 0),
+            host=(8, 0, 0),
+            write_policy="write_back",
+            quirks=QuirksConfig(evicts_whole=evicts_whole),
+        )
+        for first in (0, 100):
+            run_request(cache, tokens_of(16, first), 16)
+        evict_all(cache, DEVICE, FULL)
+        sequence = Sequence(tokens_of(17, 100))
+        assert cache.acquire(sequence, cache.match(sequence, 17)) is not None
+        cache.abandon(sequence)
+        complete_all(cache)
+        assert cache.host.allocate(FULL, 4) is not None
+        held = [node.held[HOST][FULL] is not None for node in cache.tree.nodes()]
+        assert held.count(True) == 1
+        assert (cache.match(Sequence(tokens_of(17)), 17).usable_len == 16) is is_kept
+
+
+@pytest.mark.parametrize(("evicts_whole", "host_pages"), [(True, 4), (False, 0)])
+def test_in_the_preset_of_sglang_a_state_that_leaves_takes_the_pages_of_its_node_along(
+    *, evicts_whole: bool, host_pages: int
+) -> None:
+    quirks = QuirksConfig(evicts_whole=evicts_whole)
+    cache = make_cache(
+        device=(20, 0, 9), host=(8, 0, 9), has_states=True, write_policy="write_back", quirks=quirks
+    )
+    for num_tokens in (16, 32):
+        run_request(cache, tokens_of(num_tokens), num_tokens)
+    complete_all(cache)
+    assert cache.device.evict(MAMBA, 1)
+    upper = node_at(cache, 4)
+    assert upper.held[DEVICE][MAMBA] is None
+    assert upper.held[HOST][MAMBA] is not None
+    assert len(upper.held[HOST][FULL] or []) == host_pages

@@ -25,6 +25,7 @@ from hicache.cache.tiers.transfer import CopyState, LoadBack
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.residency import Residency
 from hicache.cache.tree.sequence import Sequence
+from hicache.config import QuirksConfig
 from hicache.observe import invariants
 from tests.cache.small import (
     PAGE,
@@ -465,7 +466,7 @@ def test_leaving_the_device_counts_as_a_use_where_it_is_asked_for(
     residency = Residency(
         named_kinds(1, has_states=True),
         reclaims_duplicates=False,
-        leaving_refreshes=refreshes,
+        quirks=QuirksConfig(leaving_refreshes=refreshes),
     )
     root = Node(None, b"", 0, 0)
     left, stayed = Node(root, b"a" * 4, 0, 1), Node(root, b"b" * 4, 0, 1)

@@ -4,6 +4,7 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.events import NO_DEMAND
 from hicache.cache.tree.eviction import VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
@@ -268,3 +269,32 @@ def test_a_leaf_that_goes_is_saved_whole() -> None:
     assert [page_ids is not None for page_ids in leaf.held[HOST]] == [True, True, True]
     assert [page_ids is not None for page_ids in leaf.held[DEVICE]] == [False, False, False]
     complete_all(cache)
+
+
+# -- the preset of SGLang -------------------------------------------------------------------------
+
+
+def windows_on_the_host(*, refreshes: bool) -> PrefixCache:
+    """Two windows that only the host holds; the one of the first prompt left the device first."""
+    quirks = QuirksConfig(leaving_refreshes=refreshes)
+    cache = cache_of(0, 100, host=(40, 40, 9), window_len=8, quirks=quirks)
+    complete_all(cache)
+    for first in (0, 100):
+        node = node_of(cache, first)
+        cache.tree.evict(node, DEVICE, SWA, NO_DEMAND)
+    return cache
+
+
+@pytest.mark.parametrize("refreshes", [True, False])
+def test_a_match_of_a_window_on_the_host_is_no_use_in_the_preset_of_sglang(
+    *, refreshes: bool
+) -> None:
+    cache = windows_on_the_host(refreshes=refreshes)
+    cache.match(Sequence(tokens_of(9)), 9)
+    assert cache.tree.victim(HOST, SWA, 1) == (node_of(cache, 0 if refreshes else 100), SWA)
+
+
+def test_a_lock_on_the_host_is_a_use_of_a_window_in_the_preset_of_sglang() -> None:
+    cache = windows_on_the_host(refreshes=True)
+    cache.tree.release(cache.tree.lock_anchor(node_of(cache, 0)))
+    assert cache.tree.victim(HOST, SWA, 1) == (node_of(cache, 100), SWA)

@@ -11,9 +11,9 @@ from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tok
 class FakeSide:
     """A cache of one tier.
 
-    Options: `pages` there is room for; requests at which it does something wrong (`fail_at`,
-    `crash_at`, `leak_at`: the lock stays, `other_at`: the oldest page is another one); what its
-    admission `says`; `matches`, which makes it accept requests that are aborted; `silent`, which
+        Options: `pages` there is room for; requests at which it does something wrong (`fail_at`,
+        `crash_at`, `leak_at`: the lock stays, `other_at`: the oldest page is another one); what its
+        admission `says`; `aborts`, which makes it accept requests that are aborted; `silent`, which
     makes it report no state; `megabytes` that it takes and frees when it opens.
     """
 
@@ -31,9 +31,9 @@ class FakeSide:
     def about(self) -> dict[str, str]:
         stdout.write("something for the log\n")
         about = {"engine": "fake", "version": self._options.get("version", "1")}
-        return about | ({"matches": "yes"} if "matches" in self._options else {})
+        return about | ({"aborts": "yes"} if "aborts" in self._options else {})
 
-    def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
+    def admit(self, number: int, tokens: Tokens, prompt_len: int, stage: str = "") -> Outcome:
         if str(number) == self._options.get("fail_at"):
             raise SideError("no room is left")
         if str(number) == self._options.get("crash_at"):
@@ -48,7 +48,8 @@ class FakeSide:
         if str(number) == self._options.get("other_at"):
             del self._held[next(iter(self._held))]
             self._held[7] = None
-        self._running[number] = len(keys) * self._page
+        if not stage:
+            self._running[number] = len(keys) * self._page
         return Outcome(
             hits=Hits(hits, 0, 0),
             counts=dict(counts),
@@ -57,9 +58,8 @@ class FakeSide:
             state={} if "silent" in self._options else self._state(),
         )
 
-    def match(self, tokens: Tokens) -> None:
-        keys = page_names(tokens[:-1], self._page)
-        self._use(keys[: self._hits(keys)])
+    def abort(self, number: int) -> None:
+        self.finish(number)
 
     def finish(self, number: int) -> None:
         self._finished.append(number)

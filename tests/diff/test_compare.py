@@ -3,7 +3,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 
 from experiments.diff.compare import Comparison, Kind, Row, compare
@@ -170,22 +169,17 @@ def compare_with(
         compare(requests, pools, (FAKE, FAKE), Path())
 
 
-def asked(base: Listening, head: Listening, *, is_eventful: bool) -> list[tuple[str, int]]:
-    """What base is asked, `match` with the number of the prompt."""
+def asked(base: Listening, head: Listening, **pools: object) -> list[tuple[object, ...]]:
+    """The calls of base, without the tokens."""
     requests = requests_of(*(prompt(name, 1) for name in range(40)))
-    pools = replace(POOLS, is_eventful=is_eventful, num_running=2)
-    compare_with(base, head, requests, pools)
+    compare_with(base, head, requests, replace(POOLS, num_running=2, **pools))  # type: ignore[arg-type]
     assert len(base.calls) == len(head.calls)
-    assert all(len(np.atleast_1d(call[1])) == PAGE + 1 for call in base.calls if call[0] == "match")
-    return [
-        (str(name), int(np.atleast_1d(first)[0]) // (1000 if name == "match" else 1))
-        for name, first, *_ in base.calls
-    ]
+    return [(*call[:2], *call[4:]) for call in base.calls]
 
 
 def test_a_request_ends_when_so_many_have_come_after_it() -> None:
-    side = Listening(matches="yes")
-    calls = asked(side, Listening(matches="yes"), is_eventful=False)
+    side = Listening(aborts="yes")
+    calls = asked(side, Listening(aborts="yes"))
     wanted = [("admit", 0), ("admit", 1)]
     for number in range(2, 40):
         wanted += [("finish", number - 2), ("admit", number)]
@@ -196,26 +190,34 @@ def test_a_request_ends_when_so_many_have_come_after_it() -> None:
 
 def test_where_it_is_eventful_every_seventh_runs_three_times_as_long() -> None:
     calls = asked(Listening(), Listening(), is_eventful=True)
-    come = {number: place for place, (name, number) in enumerate(calls) if name == "admit"}
-    gone = {number: place for place, (name, number) in enumerate(calls) if name == "finish"}
+    come = {call[1]: place for place, call in enumerate(calls) if call[0] == "admit"}
+    gone = {call[1]: place for place, call in enumerate(calls) if call[0] == "finish"}
     for number in range(30):
         after = number + (6 if number % 7 == 6 else 2)
         assert come[after - 1] < gone[number] < come[after]
 
 
-def test_where_it_is_eventful_every_third_comes_after_an_earlier_prompt_that_is_aborted() -> None:
-    sides = Listening(matches="yes"), Listening(matches="yes")
-    calls = asked(*sides, is_eventful=True)
-    aborted = {calls[place + 1]: each for place, each in enumerate(calls) if each[0] == "match"}
-    assert aborted == {
-        ("admit", number): ("match", max(number - 8 - number % 24, 0)) for number in range(2, 40, 3)
-    }
-    assert aborted["admit", 26] == ("match", 16)
+def test_a_seed_draws_requests_that_are_aborted_at_each_stage() -> None:
+    sides = [(Listening(aborts="yes"), Listening(aborts="yes")) for _ in range(3)]
+    one, again, other = (
+        asked(*pair, abort_seed=seed) for pair, seed in zip(sides, (3, 3, 4), strict=True)
+    )
+    assert one == again != other
+    waiting = {call[1]: call[2] for call in one if len(call) > 2}
+    assert set(waiting.values()) == {"queued", "prefetching", "chunk"}
+    decoding = [call[1] for call in one if call[0] == "abort"]
+    finished = [call[1] for call in one if call[0] == "finish"]
+    assert not {*waiting} & {*decoding, *finished}
+    assert {*waiting, *decoding, *finished} >= {*range(38)}
+    assert 6 < len(waiting) + len(decoding) < 20
+    assert decoding
 
 
 def test_nothing_is_aborted_where_a_side_cannot() -> None:
-    for sides in ((Listening(matches="yes"), Listening()), (Listening(), Listening())):
-        assert "match" not in dict(asked(*sides, is_eventful=True))
+    for sides in ((Listening(aborts="yes"), Listening()), (Listening(), Listening())):
+        calls = asked(*sides, abort_seed=3)
+        assert {len(call) for call in calls} == {2}
+        assert "abort" not in {call[0] for call in calls}
 
 
 def test_progress_is_said_every_250_requests(capsys: pytest.CaptureFixture[str]) -> None:

@@ -198,8 +198,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
             | {f"{side}_{name}": value for side, launch in zip(SIDES, launches, strict=True)
                for name, value in launch.options.items()}
         )  # fmt: skip
-        scarce = replace(launches[1], options={"pages": "30", "matches": "1"})
-        ample = replace(launches[0], options={"matches": "1"})
+        scarce = replace(launches[1], options={"pages": "30", "aborts": "1"})
+        ample = replace(launches[0], options={"aborts": "1"})
         launches = (ample, ample if launches[1].name == "ample" else scarce)
         return compare(requests[:30], pools, launches, folder, **more)
 
@@ -308,7 +308,7 @@ def test_a_side_that_fails_while_it_is_explained_leaves_the_report(
 def test_an_explanation_takes_the_place_of_the_short_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fakes: list[dict[str, str]]
 ) -> None:
-    launches = [replace(FAKE, options={"matches": "1", "pages": pages}) for pages in ("1000", "30")]
+    launches = [replace(FAKE, options={"aborts": "1", "pages": pages}) for pages in ("1000", "30")]
     monkeypatch.setattr(
         "experiments.diff.__main__.explain",
         lambda row, requests, pools, _, folder: explain(

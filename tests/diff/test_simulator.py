@@ -138,6 +138,7 @@ def test_it_says_what_it_is_and_how_it_decides() -> None:
         "version": "this checkout",
         "eviction": "lfu",
         "write_policy": "write_back",
+        "aborts": "yes",
     }
     assert side().about()["eviction"] == "lru"
     assert side().about()["write_policy"] == "write_through"
@@ -355,3 +356,44 @@ def test_a_short_read_below_a_node_is_used_unless_it_brings_no_window(
 def test_for_vllm_blocks_of_all_kinds_have_the_same_size(pools: dict[str, int]) -> None:
     kinds = side("vllm_0_33", has_storage=0, **pools)._tree.kinds
     assert len({kinds.page_bytes[kind] for kind in kinds.numbers}) == 1
+
+
+def free_of(ours: SimulatorSide, each: Tokens, stage: str) -> tuple[int, int]:
+    """Tokens that the device's tree holds, and that are free, after the request is aborted."""
+    outcome = ours.admit(1, each, len(each) - 1, stage)
+    return outcome.held["full/device"], outcome.state["free/full/device"]
+
+
+def test_a_request_that_is_aborted_in_a_chunk_leaves_the_chunks_before() -> None:
+    ours = side(chunk_tokens=64)
+    assert free_of(ours, tokens(1, 200), "chunk") == (64, 640 - 64)
+    assert not ours.engine.scheduler.running
+    # one chunk is the whole prompt
+    assert free_of(side(), tokens(1, 200), "chunk") == (192, 640 - 192)
+
+
+def test_a_request_that_is_aborted_while_it_decodes_leaves_half_of_its_answer() -> None:
+    ours = side(abort_seed=1)
+    ours.admit(0, tokens(1, 200), 64)  # an answer of 137 tokens, of which the 69th is not computed
+    ours.abort(0)
+    assert free_of(ours, tokens(2, 1), "queued") == (128, 640 - 128)
+
+
+@pytest.mark.parametrize("stage", ["queued", "prefetching"])
+def test_an_aborted_wait_for_storage_leaves_nothing_and_evicts_once_it_has_host_pages(
+    stage: str,
+) -> None:
+    ours = side()
+    first = tokens(1, 400)
+    for number in range(7):
+        before = admit(ours, number, tokens(number + 1, 400))
+    ours.finish(6)
+    outcome = ours.admit(7, first, 400, stage)
+    held = {name: before.held[name] - outcome.held[name] for name in before.held}
+    assert held == {
+        "full/device": 0,
+        "full/host": 400 * (stage == "prefetching"),
+        "full/storage": 0,
+    }
+    assert outcome.counts == ({"evicted/full/host": 400} if stage == "prefetching" else {})
+    assert sum(ours.admit(8, first, 400).hits) == 384

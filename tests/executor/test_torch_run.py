@@ -20,16 +20,20 @@ SMALL = (
 )
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def run_in(folder, *overrides):
     return subprocess.run(
-        [sys.executable, "-m", "experiments.run", *SMALL],
-        cwd=tmp_path_factory.mktemp("run"),
+        [sys.executable, "-m", "experiments.run", *overrides],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    return run_in(tmp_path_factory.mktemp("run"), *SMALL)
 
 
 def test_it_succeeds(done):
@@ -59,3 +63,25 @@ def test_equal_logits_without_hits_are_not_called_verified(done):
     assert summary["verify/untested_count"] == len(untested) > 0
     assert f"NOT VERIFIED, because nothing was hit on {' and '.join(untested)}" in done.stdout
     assert f"not verified: {len(untested)} tier(s) in use without a hit" in done.stdout
+
+
+def test_the_state_at_the_end_of_a_chunk_gives_the_logits_of_a_cold_start(tmp_path):
+    blocks = ([1, 2, 3], [1, 9])  # of 512 tokens, every fourth of which is computed
+    rows = [
+        {"timestamp": 0, "input_length": 512 * len(ids), "output_length": 2, "hash_ids": ids}
+        for ids in blocks
+    ]
+    (tmp_path / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = run_in(
+        tmp_path,
+        *SMALL[:3],
+        *SMALL[5:],
+        "workload=trace",
+        "workload.path=two.jsonl",
+        "workload.token_stride=4",
+        "scheduler.chunk_tokens=128",
+        "compat=sglang_0_5_23",
+    )
+    assert "logits equal: 2 of 2" in ended.stdout, ended.stderr
+    summary = json.loads((Path(ended.stdout.splitlines()[-1]) / "summary.json").read_text())
+    assert summary["cache/device_hit_tokens"] == 128

@@ -9,6 +9,7 @@ import pytest
 from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.node import TIERS
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import WRITE_POLICIES, PrefetchConfig, SchedulerConfig, StorageConfig
 from hicache.engine.loop import Engine
 from hicache.engine.warm import warm_storage
@@ -263,3 +264,29 @@ def test_an_abort_of_nobody_changes_nothing() -> None:
     world.engine.abort(7, 0)
     world.serve([request_of(0, range(30), [1, 2])])
     assert [req.request.id for req, _ in world.finished] == [0]
+
+
+def aborted_at(patience_ns: int, kind: str = "full") -> World:
+    """A request with a prompt of three chunks and a long answer, aborted after so many ns."""
+    limits = SchedulerConfig(chunk_tokens=64, max_running=1)
+    world = World(plot_of(kind, has_storage=False, scheduler=limits))
+    world.serve([request_of(0, range(160), [7] * 90)], patience_ns={0: patience_ns})
+    assert len(world.aborted) == 1
+    assert_baseline(world)
+    return world
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_an_abort_in_mid_prompt_leaves_the_chunks_that_were_published(kind: str) -> None:
+    cache = aborted_at(2 * STEP_NS + 65 * TOKEN_NS, kind).cache
+    ends = {node.end * cache.page_size for node in cache.tree.nodes()}
+    assert max(ends) == 128
+    assert cache.tree.residency.resident[0][0] * cache.page_size == 128
+    assert (
+        cache.match(Sequence(request_of(1, range(160), [1]).prompt.to_bytes()), 160).full_len == 128
+    )
+
+
+def test_an_abort_leaves_the_answer_so_far() -> None:
+    cache = aborted_at(3 * STEP_NS + 160 * TOKEN_NS + 40 * STEP_NS).cache
+    assert 160 < max(node.end * cache.page_size for node in cache.tree.nodes()) < 160 + 60

@@ -66,8 +66,7 @@ class RadixTree:
             kinds,
             reclaims_duplicates=self.demotes,
             evicts_mirrors=self.evicts_mirrors,
-            leaving_refreshes=quirks.leaving_refreshes,
-            duplicates_first=quirks.evicts_whole,
+            quirks=quirks,
             listener=listener,
             entries=self.entries,
         )

@@ -13,6 +13,7 @@ from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.eviction import Ranking, VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, TIERS, Lock, Node
+from hicache.config import QuirksConfig
 
 
 def by_last_use(kind: int) -> Ranking:
@@ -42,15 +43,11 @@ class Residency:
         *,
         reclaims_duplicates: bool,
         evicts_mirrors: bool = False,
-        leaving_refreshes: bool = False,
-        duplicates_first: bool = False,
+        quirks: QuirksConfig | None = None,
         listener: CacheListener | None = None,
         entries: Entries | None = None,
     ) -> None:
-        # `leaving_refreshes`: windows and states that only the host holds are ordered by when they
-        # left the device or were locked last, not by their last use.
-        # `duplicates_first`: they leave before host leaves, in the order of their first copies; a
-        # node keeps its place when it leaves the device. `entries`: None without a user's policy
+        # `entries`: None without a user's policy
         self.resident = ([0] * kinds.size, [0] * kinds.size)
         self.protected = ([0] * kinds.size, [0] * kinds.size)
 
@@ -70,8 +67,12 @@ class Residency:
         self._reclaims_duplicates = reclaims_duplicates
         self._evicts_mirrors = evicts_mirrors
         self._frees_copies = reclaims_duplicates or evicts_mirrors
-        self._leaving_refreshes = leaving_refreshes
-        self._duplicates_first = duplicates_first
+        # windows and states that only the host holds are ordered by the time at which they left the
+        # device or were locked last, not by their last use
+        self._leaving_refreshes = quirks is not None and quirks.leaving_refreshes
+        # duplicates leave before host leaves, in the order of their first copies; a node keeps its
+        # place when it leaves the device
+        self._duplicates_first = quirks is not None and quirks.evicts_whole
 
     # -- recency ------------------------------------------------------------------------------
 

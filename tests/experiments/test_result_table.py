@@ -1,8 +1,10 @@
 import re
+from collections import defaultdict
 
 import pytest
 from rich.console import Console
 
+from hicache.cli import terminal
 from hicache.cli.tables import result_table as forms
 from hicache.cli.tables.result_table import ResultTable, Row, as_csv, as_markdown
 from hicache.cli.tables.sweep_figure import wrapped
@@ -117,3 +119,11 @@ def test_what_a_page_would_read_as_markup_is_escaped():
     assert cells[0] == r"| a\|b | b |"
     assert cells[1] == r"| x\|\*y\* | \_i\_ my_policies:Mine [1, 2\](there) \<b> \$x\$ |"
     assert lines[-1] == r"\`n\`"
+
+
+def test_the_table_of_a_run_names_each_tier_before_its_tokens():
+    summary = defaultdict(float, {"cache/device_hit_tokens": 3000, "cache/computed_tokens": 1000})
+    first, *others = (list(column.cells) for column in terminal._tokens(summary).columns)
+    assert first[:4] == list(terminal.TIERS)
+    assert [others[0][0], others[1][0]] == ["3,000", "75.0%"]
+    assert len(others[2][0]) == 3 * len(others[2][3]) > 0

@@ -33,7 +33,10 @@ def serve(module: str, wire: Connection) -> None:
 
 
 def peak_bytes() -> int:
-    """Return the largest resident memory that this process has had so far."""
+    """Return the largest resident memory that this process has had so far.
+
+    On Linux it is at least that of the process that started this one.
+    """
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # elsewhere it is in KiB
 

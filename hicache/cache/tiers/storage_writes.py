@@ -23,7 +23,7 @@ class StorageWriter:
     """Queues writes of cached pages from host to storage.
 
     `queued_bytes` counts the bytes of unfinished writes. A write that would raise this number above
-    `queue_bytes` is dropped. So is a copy whose prefix was dropped: no prompt could use it.
+    `queue_bytes` is dropped. So is one whose prefix was dropped: no prompt could use it.
     """
 
     def __init__(
@@ -132,26 +132,18 @@ class StorageWriter:
 
     def _write_copies(self, back_up: BackUp) -> None:
         first = min(back_up.starts.values(), default=back_up.node.end)
-        span = back_up.node.span(first)
-        above = span[0].parent if span else back_up.node
-        assert above is not None
-        copied = _items(span, back_up.starts, back_up.points)
+        copied = _items(back_up.node.span(first), back_up.starts, back_up.points)
         if self._tree.quirks.evicts_whole:  # all of a node, but nothing before its full pages
             nodes = {each: None for each, _ in copied if each.held[HOST][FULL] is not None}
             copied = [(each, kind) for each in nodes for kind in self._tree.kinds.numbers]
             locks = [self._tree.lock_host(each, {kind: each.start}) for each, kind in copied]
             back_up.host_locks += locks
-        write = self._queue(
-            [item for item in copied if item[0].held[HOST][item[1]] is not None],
-            is_usable=above.stored[FULL] is not None,
-        )
+        write = self._queue([item for item in copied if item[0].held[HOST][item[1]] is not None])
         if write is not None:
             # the locks of the back-up protect the copies until they are written
             write.host_locks, back_up.host_locks = back_up.host_locks, []
 
-    def _queue(
-        self, items: list[tuple[Node, int]], *, is_usable: bool = True
-    ) -> StorageWrite | None:
+    def _queue(self, items: list[tuple[Node, int]]) -> StorageWrite | None:
         # all data is on the host; this function locks nothing. None: nothing to write, or dropped
         if not items:
             return None
@@ -165,7 +157,9 @@ class StorageWriter:
             parts.append((kind, page_ids))
             num_bytes += self._bookings.page_bytes[kind] * len(page_ids)
         listener = self._tree.listener
-        is_dropped = not is_usable or self.queued_bytes + num_bytes > self._queue_bytes
+        above = items[0][0].parent
+        is_dropped = self.queued_bytes + num_bytes > self._queue_bytes
+        is_dropped |= above is not None and above.stored[FULL] is None
         for node, kind in items:
             # exclusive storage deletes it again when it is read
             node.stored[kind] = None if is_dropped else True

@@ -11,7 +11,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.shared import shared_pools
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import ExperimentConfig
+from hicache.config import Batching, ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Runtime
@@ -22,7 +22,8 @@ from hicache.policies.policy import policy_of
 from hicache.policies.world import World
 from hicache.request import Request
 from hicache.scheduler.events import Listener
-from hicache.scheduler.running_first import scheduler_of
+from hicache.scheduler.running_first import RunningFirst
+from hicache.scheduler.scheduler import Scheduler
 
 
 def build_engine(
@@ -72,6 +73,11 @@ def build_engine(
         listener=listener,
     )
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
+
+
+def scheduler_of(batching: Batching) -> type[Scheduler]:
+    """Return the class of scheduler that plans steps of this kind."""
+    return RunningFirst if batching is Batching.running_first else Scheduler
 
 
 def _world(

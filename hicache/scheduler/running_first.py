@@ -10,7 +10,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import MatchResult
-from hicache.config import Batching, SchedulerConfig
+from hicache.config import SchedulerConfig
 from hicache.request import TOKEN_BYTES
 from hicache.scheduler.admission import Admission, StepBudget, ceil_page
 from hicache.scheduler.batch import Batch, Extend
@@ -18,11 +18,6 @@ from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.queue_waits import Cause, Shortage
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import MAX_RESTARTS, Scheduler
-
-
-def scheduler_of(batching: Batching) -> type[Scheduler]:
-    """Return the class of scheduler that plans steps of this kind."""
-    return RunningFirst if batching is Batching.running_first else Scheduler
 
 
 class WholePromptFits(Admission):
@@ -150,8 +145,13 @@ class RunningFirst(Scheduler):
             super()._publish(extend)
             return
         for length, _ in extend.published:  # the pages are in the tree, and computed by now
-            is_answer = length > extend.req.request.prompt_len
-            self.cache.back_up(extend.req.sequence, length // self._page, is_answer=is_answer)
+            req, sequence = extend.req, extend.req.sequence
+            assert sequence.lock is not None
+            node = self.cache.tree.ancestor(
+                sequence.lock.node, sequence.tokens, length // self._page
+            )
+            is_answer = length > req.request.prompt_len
+            self.cache.host.save_path(node, req.request.id, is_answer=is_answer)
 
     # -- decoding ------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from operator import attrgetter
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.events import Purpose
+from hicache.cache.tree.lookup import look
 from hicache.cache.tree.node import MatchResult
 from hicache.clock import NEVER
 from hicache.config import Batching, Refresh, SchedulerConfig
@@ -106,7 +107,8 @@ class Scheduler:
             self._reject(req, reason)
             return req
         if self.prefetcher is None:
-            match = self._noted(req, self.cache.look(req.sequence, req.target_len))
+            match = look(self.cache.tree, tokens, req.target_len - 1, request.namespace)
+            self._note(req, match)
         else:  # the prefetch needs the node after which it inserts pages
             match = self._match(req, refreshes=self.config.refresh is Refresh.arrived)
             prefetch = self.prefetcher.prefetch_from_storage(
@@ -367,12 +369,12 @@ class Scheduler:
 
     def _match(self, req: RequestState, *, refreshes: bool) -> MatchResult:
         match = self.cache.match(req.sequence, req.target_len, refreshes=refreshes)
-        return self._noted(req, match)
+        self._note(req, match)
+        return match
 
-    def _noted(self, req: RequestState, match: MatchResult) -> MatchResult:
+    def _note(self, req: RequestState, match: MatchResult) -> None:
         if self._listener is not None:
             self._listener.matched(req, match)
-        return match
 
     def _reject(self, req: RequestState, reason: str) -> None:
         if self._listener is not None:

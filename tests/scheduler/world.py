@@ -19,6 +19,7 @@ from hicache.config import (
     StorageConfig,
     WorkloadConfig,
 )
+from hicache.engine.build import scheduler_of
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.agreement import TracedAllocator
@@ -31,7 +32,6 @@ from hicache.observe.invariants import check_laws
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.request_state import RequestState
-from hicache.scheduler.running_first import scheduler_of
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.feeder import Feeder
 from tests.cache.small import make_cache, make_pools, prefetcher_of

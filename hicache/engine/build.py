@@ -62,7 +62,8 @@ def build_engine(
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens, rates)
     is_real = config.executor.kind != "simulated"
-    scheduler = scheduler_of(config.scheduler.batching)(
+    is_vllm = config.scheduler.batching is Batching.running_first
+    scheduler = (RunningFirst if is_vllm else Scheduler)(
         cache,
         prefetcher,
         config.scheduler,
@@ -73,11 +74,6 @@ def build_engine(
         listener=listener,
     )
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
-
-
-def scheduler_of(batching: Batching) -> type[Scheduler]:
-    """Return the class of scheduler that plans steps of this kind."""
-    return RunningFirst if batching is Batching.running_first else Scheduler
 
 
 def _world(

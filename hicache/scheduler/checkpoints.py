@@ -32,11 +32,10 @@ class CheckpointSaver:
         """
         last, policy, has_states = self._floor(end), self._policy, bool(self._kinds.points)
         if not self._kinds.aux:
-            prompt_len = req.request.prompt_len
-            parts = []
-            if req.kv_len < prompt_len < end and not self._cache.knobs.backs_up_answers:
-                parts = [(prompt_len, True)]  # a retracted request computes its answer again
-            return Extend(req, req.kv_len, end, [], [*parts, (end, True)])
+            # a retracted request computes its answer again, which is not backed up with its prompt
+            prompt_len, knobs = req.request.prompt_len, self._cache.knobs
+            is_split = req.kv_len < prompt_len < end and not knobs.backs_up_answers
+            return Extend(req, req.kv_len, end, [], [(prompt_len, True)] * is_split + [(end, True)])
         kept = [length for length in req.placed if req.kv_len < length <= last]
         if policy.in_chunk is not None and req.kv_len < last:
             kept = policy.in_chunk(kept, last)

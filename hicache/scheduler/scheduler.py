@@ -152,8 +152,7 @@ class Scheduler:
     @property
     def started(self) -> list[RequestState]:
         """The requests that hold memory and do not decode."""
-        partial = [] if self.partial is None else [self.partial]
-        return [*partial, *self.loading, *self.ending]
+        return [*filter(None, [self.partial]), *self.loading, *self.ending]
 
     @property
     def decoding(self) -> list[RequestState]:
@@ -184,10 +183,8 @@ class Scheduler:
 
     def plan(self, now_ns: int) -> Batch | None:
         """Return the next batch, or None if no request can run now."""
-        while True:
-            batch, has_freed = self.plan_once(now_ns)
-            if batch is not None or not has_freed:
-                return batch
+        batch, has_freed = self.plan_once(now_ns)
+        return self.plan(now_ns) if has_freed else batch
 
     def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
         """Return the next batch, and whether planning it has freed memory.
@@ -451,7 +448,7 @@ class Scheduler:
         insort(self.waiting, req, key=_PLACE)
 
     def _take_out(self, request_id: int) -> RequestState | None:
-        for reqs in (self.waiting, self.running, self.loading, self.ending):
+        for reqs in (self.waiting, self.running, self.loading):
             for req in reqs:
                 if req.request.id == request_id:
                     reqs.remove(req)
@@ -531,8 +528,8 @@ class Scheduler:
             if cache.quirks.trims_windows:
                 cache.leave_window(sequence, length)
             is_answer = length > extend.req.request.prompt_len
-            num_pages = length // self._page
-            cache.publish(sequence, num_pages, is_answer=is_answer, keeps_window=keeps_window)
+            end = length // self._page
+            cache.publish(sequence, end, is_answer=is_answer, keeps_window=keeps_window)
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -631,10 +628,7 @@ class Scheduler:
         )
 
     def _end(self, req: RequestState) -> None:
-        if self.config.asynchronous:
-            self.ending.append(req)
-        else:
-            self.finish(req)
+        (self.ending.append if self.config.asynchronous else self.finish)(req)
 
     def finish(self, req: RequestState) -> None:
         """Publish the answer of a request that no longer runs, and free the rest of its memory."""

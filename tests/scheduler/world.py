@@ -13,13 +13,13 @@ from hicache.cache.pages import Pools
 from hicache.clock import NEVER, SimulatedClock
 from hicache.config import (
     Arrivals,
+    Batching,
     ParallelConfig,
     PrefetchConfig,
     SchedulerConfig,
     StorageConfig,
     WorkloadConfig,
 )
-from hicache.engine.build import scheduler_of
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.agreement import TracedAllocator
@@ -32,6 +32,8 @@ from hicache.observe.invariants import check_laws
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.request_state import RequestState
+from hicache.scheduler.running_first import RunningFirst
+from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.feeder import Feeder
 from tests.cache.small import make_cache, make_pools, prefetcher_of
@@ -226,7 +228,8 @@ def engine_of(
     )
     host_tokens = plot.host[FULL] * plot.page_size
     prefetcher = prefetcher_of(cache, plot.prefetch, host_tokens) if plot.has_storage else None
-    scheduler = scheduler_of(plot.scheduler.batching)(
+    is_vllm = plot.scheduler.batching is Batching.running_first
+    scheduler = (RunningFirst if is_vllm else Scheduler)(
         cache,
         prefetcher,
         plot.scheduler,

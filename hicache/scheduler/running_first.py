@@ -167,7 +167,7 @@ class RunningFirst(Scheduler):
                 self._retract(retracted[-1])
 
     def _known_len(self, req: RequestState) -> int:
-        # planned early, a step does not know the token before it (`kv_cache_manager.py`, line 621)
+        # planned early, a step does not know the token before it (line 2412)
         return req.kv_len - (self.config.asynchronous and req.kv_len > req.target_len)
 
     def _retract(self, req: RequestState) -> None:

@@ -633,7 +633,7 @@ class Scheduler:
     def finish(self, req: RequestState) -> None:
         """Publish the answer of a request that no longer runs, and free the rest of its memory."""
         self._report_end(req, "finished")
-        num_pages = self._known_len(req) // self._page
+        num_pages = req.kv_len // self._page
         sequence = req.sequence
         self.ended.finished.append(req)
         if self._has_states:

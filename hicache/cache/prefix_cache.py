@@ -28,7 +28,6 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
-from hicache.cache.tree.lookup import look
 from hicache.cache.tree.node import DEVICE, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
@@ -145,10 +144,6 @@ class PrefixCache:
         """
         tokens, namespace = sequence.tokens, sequence.namespace
         return self.tree.match(tokens, prompt_len - 1, namespace, refreshes=refreshes)
-
-    def look(self, sequence: Sequence, prompt_len: int) -> MatchResult:
-        """Find the same prefix as `match`, and change nothing."""
-        return look(self.tree, sequence.tokens, prompt_len - 1, sequence.namespace)
 
     def acquire(
         self,
@@ -359,12 +354,6 @@ class PrefixCache:
             tree.listener.published(sequence, first, num_pages)
         if copies:
             self.host.save_path(node, sequence.request_id, is_answer=is_answer)
-
-    def back_up(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
-        """Copy what `publish` inserted without copies, if the write policy wants it."""
-        assert sequence.lock is not None
-        node = self.tree.ancestor(sequence.lock.node, sequence.tokens, num_pages)
-        self.host.save_path(node, sequence.request_id, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         keeps = not (is_answer and self.knobs.keeps_for_repeats)

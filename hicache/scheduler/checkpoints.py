@@ -34,9 +34,10 @@ class CheckpointSaver:
         """
         last, policy, has_states = self._floor(end), self._policy, bool(self._kinds.points)
         if not self._kinds.aux:
-            prompt_len = req.request.prompt_len  # a retracted request computes its answer again
-            parts = [(prompt_len, True)] if req.kv_len < prompt_len < end else []
-            return Extend(req, req.kv_len, end, [], [*parts, (end, True)])
+            # a retracted request computes its answer again, which is not backed up with its prompt
+            prompt_len, knobs = req.request.prompt_len, self._cache.knobs
+            is_split = req.kv_len < prompt_len < end and not knobs.backs_up_answers
+            return Extend(req, req.kv_len, end, [], [(prompt_len, True)] * is_split + [(end, True)])
         kept = [length for length in req.placed if req.kv_len < length <= last]
         if policy.in_chunk is not None and req.kv_len < last:
             kept = policy.in_chunk(kept, last)

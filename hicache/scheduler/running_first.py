@@ -145,8 +145,13 @@ class RunningFirst(Scheduler):
             super()._publish(extend)
             return
         for length, _ in extend.published:  # the pages are in the tree, and computed by now
-            is_answer = length > extend.req.request.prompt_len
-            self.cache.back_up(extend.req.sequence, length // self._page, is_answer=is_answer)
+            req, sequence = extend.req, extend.req.sequence
+            assert sequence.lock is not None
+            node = self.cache.tree.ancestor(
+                sequence.lock.node, sequence.tokens, length // self._page
+            )
+            is_answer = length > req.request.prompt_len
+            self.cache.host.save_path(node, req.request.id, is_answer=is_answer)
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -162,7 +167,7 @@ class RunningFirst(Scheduler):
                 self._retract(retracted[-1])
 
     def _known_len(self, req: RequestState) -> int:
-        # planned early, a step does not know the token before it (`kv_cache_manager.py`, line 621)
+        # planned early, a step does not know the token before it (line 2412)
         return req.kv_len - (self.config.asynchronous and req.kv_len > req.target_len)
 
     def _retract(self, req: RequestState) -> None:

@@ -13,6 +13,7 @@ from operator import attrgetter
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.events import Purpose
+from hicache.cache.tree.lookup import look
 from hicache.cache.tree.node import MatchResult
 from hicache.clock import NEVER
 from hicache.config import Batching, Refresh, SchedulerConfig
@@ -108,7 +109,8 @@ class Scheduler:
             self._reject(req, reason)
             return req
         if self.prefetcher is None:
-            match = self._noted(req, self.cache.look(req.sequence, req.target_len))
+            match = look(self.cache.tree, tokens, req.target_len - 1, request.namespace)
+            self._note(req, match)
         else:  # the prefetch needs the node after which it inserts pages
             match = self._match(req, refreshes=self.config.refresh is Refresh.arrived)
             prefetch = self.prefetcher.prefetch_from_storage(
@@ -157,8 +159,7 @@ class Scheduler:
     @property
     def started(self) -> list[RequestState]:
         """The requests that hold memory and do not decode."""
-        partial = [] if self.partial is None else [self.partial]
-        return [*partial, *self.loading, *self.ending]
+        return [*filter(None, [self.partial]), *self.loading, *self.ending]
 
     @property
     def decoding(self) -> list[RequestState]:
@@ -189,10 +190,8 @@ class Scheduler:
 
     def plan(self, now_ns: int) -> Batch | None:
         """Return the next batch, or None if no request can run now."""
-        while True:
-            batch, has_freed = self.plan_once(now_ns)
-            if batch is not None or not has_freed:
-                return batch
+        batch, has_freed = self.plan_once(now_ns)
+        return self.plan(now_ns) if has_freed else batch
 
     def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
         """Return the next batch, and whether planning it has freed memory.
@@ -387,12 +386,12 @@ class Scheduler:
 
     def _match(self, req: RequestState, *, refreshes: bool) -> MatchResult:
         match = self.cache.match(req.sequence, req.target_len, refreshes=refreshes)
-        return self._noted(req, match)
+        self._note(req, match)
+        return match
 
-    def _noted(self, req: RequestState, match: MatchResult) -> MatchResult:
+    def _note(self, req: RequestState, match: MatchResult) -> None:
         if self._listener is not None:
             self._listener.matched(req, match)
-        return match
 
     def _reject(self, req: RequestState, reason: str) -> None:
         if self._listener is not None:
@@ -469,7 +468,7 @@ class Scheduler:
         insort(self.waiting, req, key=_PLACE)
 
     def _take_out(self, request_id: int) -> RequestState | None:
-        for reqs in (self.waiting, self.running, self.loading, self.ending):
+        for reqs in (self.waiting, self.running, self.loading):
             for req in reqs:
                 if req.request.id == request_id:
                     reqs.remove(req)
@@ -554,8 +553,8 @@ class Scheduler:
             if cache.quirks.trims_windows:
                 cache.leave_window(sequence, length)
             is_answer = length > extend.req.request.prompt_len
-            num_pages = length // self._page
-            cache.publish(sequence, num_pages, is_answer=is_answer, keeps_window=keeps_window)
+            end = length // self._page
+            cache.publish(sequence, end, is_answer=is_answer, keeps_window=keeps_window)
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -654,10 +653,7 @@ class Scheduler:
         )
 
     def _end(self, req: RequestState) -> None:
-        if self.config.asynchronous:
-            self.ending.append(req)
-        else:
-            self.finish(req)
+        (self.ending.append if self.config.asynchronous else self.finish)(req)
 
     def finish(self, req: RequestState) -> None:
         """Publish the answer of a request that no longer runs, and free the rest of its memory."""
@@ -666,7 +662,7 @@ class Scheduler:
         self._keep(req)
 
     def _keep(self, req: RequestState) -> None:
-        num_pages, sequence = self._known_len(req) // self._page, req.sequence
+        num_pages, sequence = req.kv_len // self._page, req.sequence
         if self._has_states:
             if num_pages == req.target_len // self._page:
                 self.cache.abandon(sequence)  # there is no state at a page boundary of the answer

@@ -209,11 +209,16 @@ def _draw_plot(
         ),
         scheduler=conf.SchedulerConfig(
             chunk_tokens=page_size * rng.choice([1, 3, 100]),
-            batching=rng.choice(list(conf.Batching)),
+            batching=_batching(rng, full),
             new_token_ratio=rng.choice([0.0, 0.7]),
             new_token_ratio_floor=0.0,
         ),
     )
+
+
+def _batching(rng: Random, full: int) -> conf.Batching:
+    drawn = rng.choice([conf.Batching.prefill_first, conf.Batching.mixed])
+    return drawn if full % 4 else conf.Batching.running_first
 
 
 class CarriedIo(SimulatedIo):

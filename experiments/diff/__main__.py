@@ -234,7 +234,8 @@ class Part:
             chunk=options.chunk,
             has_storage=ENGINES[options.engine].has_storage,
         )
-        self.pools = replace(self.pools, in_flight=options.in_flight)
+        if options.in_flight:  # no read from storage, whose end would depend on threads
+            self.pools = replace(self.pools, in_flight=options.in_flight, has_storage=False)
         self.requests = chosen(
             options.workload, options.requests, self.pools, options.path, options.seed
         )

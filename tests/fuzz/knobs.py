@@ -168,7 +168,6 @@ WRITTEN = (
     _each("cache.answer_pages", None, 1, 3),
     _each("cache.load_back_threshold", 10, 0, 100),
     _or_preset("compat.quirks.states_per_request", 2, 3),
-    _or_preset("compat.quirks.spare_pages", 0, 1),
     _each("pages.prefetch.threshold", 2, 1, 6),
     _each("prefetch.timeout_base_s", 0.02, 0.0, 1.0),
     _each("prefetch.timeout_per_ki_token_s", 0.25, 0.0),

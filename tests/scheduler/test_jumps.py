@@ -57,7 +57,7 @@ def late_plot(seed: int, ranks: int) -> Plot:
             commit=rng.choice(list(CommitPolicy)),
             stage_at=rng.choice(list(StageAt)),
         ),
-        quirks=QuirksConfig(await_sidecars=rng.random() < 0.5, spare_pages=rng.choice([0, 1, 2])),
+        quirks=QuirksConfig(await_sidecars=rng.random() < 0.5),
         storage=StorageConfig(
             kind="memory",
             read_gbps=rng.choice([0.1, 0.5]),

@@ -39,7 +39,6 @@ def admission_of(
 ) -> Admission:
     rooms = {FULL: room, SWA: swa_room}
     cache: Any = SimpleNamespace(
-        quirks=SimpleNamespace(spare_pages=0),
         page_size=PAGE,
         knobs=CacheConfig(),
         tree=SimpleNamespace(

@@ -2,8 +2,9 @@
 
 import pytest
 
-from hicache.cache.kinds import FULL, MAMBA
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.events import NO_DEMAND
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import QuirksConfig
@@ -98,3 +99,31 @@ def test_in_the_preset_of_sglang_a_state_that_leaves_takes_the_pages_of_its_node
     assert upper.held[DEVICE][MAMBA] is None
     assert upper.held[HOST][MAMBA] is not None
     assert len(upper.held[HOST][FULL] or []) == host_pages
+
+
+def publish_a_window_from_page_1(*, has_window: bool) -> PrefixCache:
+    """Four pages, twice at once: the second request holds its window from page 1 on."""
+    cache = make_cache(device=(20, 20, 0), window_len=8)
+    first, second = (Sequence(tokens_of(16)) for _ in range(2))
+    for sequence in (first, second):
+        assert cache.acquire(sequence, cache.match(sequence, 16)) is not None
+        assert cache.extend(sequence, 16)
+    cache.leave_window(second, 15)
+    cache.finish(first, 4)
+    if not has_window:
+        cache.tree.evict(node_at(cache, 2), DEVICE, SWA, NO_DEMAND)
+    cache.finish(second, 4)
+    return cache
+
+
+def test_a_node_that_has_its_window_is_not_split_where_the_window_of_a_request_begins() -> None:
+    cache = publish_a_window_from_page_1(has_window=True)
+    assert sorted(node.end for node in cache.tree.nodes()) == [2, 4]
+    assert cache.pools[DEVICE][SWA].num_taken == 4
+
+
+def test_a_node_without_a_window_is_split_where_the_window_of_a_request_begins() -> None:
+    cache = publish_a_window_from_page_1(has_window=False)
+    assert sorted(node.end for node in cache.tree.nodes()) == [1, 2, 4]
+    assert node_at(cache, 1).held[DEVICE][SWA] is None
+    assert node_at(cache, 2).held[DEVICE][SWA] is not None

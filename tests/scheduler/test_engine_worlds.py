@@ -274,3 +274,12 @@ def test_a_decode_step_that_evicts_under_write_back_sends_nobody_back() -> None:
     world.serve([first, *others])
     assert world.counters["transfer/back_up_bytes"] > 0
     assert world.counters["scheduler/retracted_count"] == 0
+
+
+def test_an_answer_takes_the_page_that_its_window_leaves() -> None:
+    # of windows three pages are cached, and the second request needs five at any time
+    world = World(plot_of("full_swa", device=(60, 8, 0), has_storage=False))
+    requests = [request_of(0, range(24), [1]), request_of(1, range(100, 108), [1] * 60, 10**9)]
+    world.serve(requests)
+    assert len(world.finished) == 2
+    assert world.counters["evict/device_swa_pages"] == 0

@@ -271,9 +271,9 @@ class SglangSide:
         brought, req.last_node = loaded
         req.prefix_len += brought
         req.kv.cache_protected_len = req.prefix_len
-        with Clock.at_once():  # the prefill waits for loads layer by layer
+        # the prefill waits for loads layer by layer; they are acknowledged after its first chunk
+        with Clock.at_once():
             cache.ready_to_load_host_cache()
-        cache.loading_check()
 
     def _prefill(self, req: Any, prompt_len: int, *, is_part: bool) -> None:
         # as the scheduler does after each chunk (stash_chunked_request); a part is one chunk

@@ -41,7 +41,6 @@ def to_json(
         "unit_bytes": dict(unit_bytes),
         "kinds": {kind.name: count for kind, count in comparison.kinds.items()},
         "failure": comparison.failure,
-        "peak_bytes": comparison.peak_bytes,
         "first": None if comparison.first is None else comparison.first.number,
         "first_hit": None if comparison.first_hit is None else comparison.first_hit.number,
         "explanation": None if explanation is None else in_words(explanation, names_of(comparison)),

@@ -342,7 +342,8 @@ class Scheduler:
             match = match._replace(full_len=match.usable_len)
         elif self.cache.knobs.storage_branches and req.prefetch is not None:
             stored_len = req.prefetch.leading_end * self._page
-            match = match._replace(full_len=max(match.full_len, stored_len))
+            full_len = max(match.full_len, stored_len)
+            match = match._replace(full_len=full_len, branch_end=full_len)
         self._checkpoints.place(req, match)
         req.load_back = acquired.load_back
         return taken

@@ -126,6 +126,7 @@ class MatchResult(NamedTuple):
     host_hits: tuple[int, ...]
     device_node: Node
     best_node: Node
+    branch_end: int = 0  # `full_len`, or with `cache.keeps_for_repeats` that on the device alone
 
     @property
     def host_hit_length(self) -> int:
@@ -170,4 +171,5 @@ class MatchResult(NamedTuple):
         The length is in prompt tokens. A window or Mamba state saved there would help later
         requests. Return None if the request can resume after all cached KV.
         """
-        return self.full_len if self.full_len > self.usable_len else None
+        end = min(self.full_len, self.branch_end)
+        return end if end > self.usable_len else None

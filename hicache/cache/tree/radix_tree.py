@@ -92,18 +92,19 @@ class RadixTree:
         node = self._descend_all(tokens, max_len // size, namespace)
         best = self._boundary(node, is_device=False)
         on_device = self._boundary(best, is_device=True)
-        while self.knobs.keeps_for_repeats and not node.is_root and node.held[DEVICE][FULL] is None:
-            assert node.parent is not None
-            node = node.parent  # vLLM looks for branches on the device alone
+        full = node
+        while self.knobs.keeps_for_repeats and full.parent and full.held[DEVICE][FULL] is None:
+            full = full.parent  # vLLM looks for branches on the device alone
         if refreshes:
             self._mark_used(best)
         return MatchResult(
             device_prefix_len=on_device.end * size,
             usable_len=best.end * size,
-            full_len=max(node.end, best.end) * size,
+            full_len=node.end * size,
             host_hits=self._no_hits if best is on_device else self._host_hits(best, on_device),
             device_node=on_device,
             best_node=best,
+            branch_end=full.end * size,
         )
 
     def touch(self, node: Node) -> None:

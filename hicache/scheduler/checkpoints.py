@@ -8,7 +8,7 @@ from hicache.scheduler.request_state import RequestState
 
 
 class CheckpointSaver:
-    def __init__(self, cache: PrefixCache, *, takes_spare: bool) -> None:
+    def __init__(self, cache: PrefixCache, *, takes_spare: bool = False) -> None:
         # `takes_spare`: states are saved in the request's own spare slot, and not in a new one
         self._takes_spare = takes_spare
         self._cache = cache

@@ -659,7 +659,7 @@ class QuirksConfig:
     # first to leave the host.
     evicts_whole: bool = False
     # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
-    # they stay free. SGLang keeps 1.
+    # they stay free. SGLang keeps 1. With spare pages, no window slides in the first decode step.
     spare_pages: int = knob(0, least=0)
     # Mamba state slots that a running request occupies: one for its current state, one for its next
     # checkpoint; more are reserved and stay empty. SGLang reserves 3.

@@ -559,7 +559,9 @@ class Scheduler:
             sequence = req.sequence
             req.kv_len = length = req.kv_len + num_steps
             req.remaining_output = num_left = req.remaining_output - num_steps
-            if has_windows and (length - 1) // page > sequence.left_page:
+            # SGLang lets no window slide in the first decode step (ScheduleBatch.maybe_evict_swa)
+            is_first = cache.quirks.spare_pages > 0 and length - 1 == req.target_len
+            if has_windows and (length - 1) // page > sequence.left_page and not is_first:
                 cache.leave_window(sequence, length)  # first, so that its pages can be taken
             if length > sequence.num_pages * page:
                 ends_here = not num_left and (length - 1) % page == 0

@@ -264,16 +264,21 @@ class SglangSide:
         # as the decode steps for the tokens [start, end), with SGLANG_SWA_EVICTION_INTERVAL of a
         # page (maybe_evict_swa); each asks for a page, needed or not
         # (alloc_paged_token_slots_decode)
-        page = self._page
+        page, has_windows = self._page, self._pools.window_len > 0
+        slide = functools.partial(self.cache.evict_sliding_windows, eviction_interval=page)
         for place in range(-(-start // page) * page, end, page):
+            if has_windows and place > start + 1:
+                slide(req, start + 1)
             if self._pools.num_states and place > start:
                 self._track(req, place)
-            if self._pools.window_len and place > start:
-                self.cache.evict_sliding_windows(req, place)
+            if has_windows and place > start:
+                slide(req, place)
             evict_from_tree_cache(self.cache, page)
             self._take(req, place, page)
             if place + 1 < end:
                 evict_from_tree_cache(self.cache, page)
+        if has_windows and end > start + 1:
+            slide(req, start + 1)
         if self._pools.num_states and end % page == 0 and end > start:
             self._track(req, end)
         req.kv.kv_committed_len = req.kv.kv_allocated_len = end

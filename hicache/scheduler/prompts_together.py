@@ -40,7 +40,8 @@ class PromptsTogether(Scheduler):
         return super().is_idle and self._late is None
 
     def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
-        batch, self._defer = Batch(), None
+        batch, self._defer, was_running = Batch(), None, bool(self.running)
+        num_failed = self.counters["scheduler/prefill_oom_count"]
         late, self._late = self._late, None
         chunk, self._unpublished = self._unpublished, None
         if chunk is not None:  # line 3922
@@ -57,7 +58,8 @@ class PromptsTogether(Scheduler):
             return batch, False
         if late is None and self.is_idle:
             self._admission.new_token_ratio.reset()  # line 5318
-        return None, late is not None
+        has_failed = self.counters["scheduler/prefill_oom_count"] > num_failed
+        return None, late is not None or has_failed or (was_running and not self.running)
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         for req in batch.decodes:
@@ -111,11 +113,14 @@ class PromptsTogether(Scheduler):
                 self.finish(req)
 
     def _store(self, extend: Extend) -> None:
-        slot = None
+        sequence, slot = extend.req.sequence, None
         if extend.saves:  # the slot of the saved state leaves the request
-            slot = self.cache.take_state_slot(extend.req.sequence)
+            slot = self.cache.take_state_slot(sequence)
         super()._store(extend)
-        extend.req.sequence.spare_slots = slot or extend.req.sequence.spare_slots
+        if slot is not None and sequence.boundary_slot is None:
+            sequence.boundary_slot = slot
+        elif slot is not None:
+            sequence.spare_slots = slot
 
     def _take_out(self, request_id: int) -> RequestState | None:
         self._is_shut = False
@@ -244,7 +249,7 @@ class PromptsTogether(Scheduler):
         cache = self.cache
         begun, self._begun = self._begun, ()
         for kind in cache.tree.kinds.points:
-            new = [req for req, _ in begun if not req.sequence.boundary_slot]
+            new = [req for req, _ in begun if req.sequence.boundary_slot == []]
             count = len(new) * (cache.quirks.states_per_request - self._num_slots)
             cache.make_room(count, Purpose.slot, [kind])
             for req in new:

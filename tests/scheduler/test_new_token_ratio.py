@@ -52,7 +52,7 @@ def test_without_steps_to_fall_in_it_is_at_its_floor_after_one() -> None:
     ("decoded", "max_new", "running", "share"),
     [
         (50, 199, 2, 0.45),  # (50 + 20 · 2) / (199 + 1)
-        (0, 999, 1, 0.1),  # no lower than the floor
+        (0, 999, 1, 0.02),  # lower than the floor until the next step
         (500, 99, 4, 1.0),  # no higher than all of it
     ],
 )

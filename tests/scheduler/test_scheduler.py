@@ -54,7 +54,7 @@ def test_who_was_sent_back_has_its_answer_in_its_prompt_and_is_counted() -> None
     world = world_with((10, 90, 5), (20, 80, 3))
     world.scheduler._retract_one(Batch())
     (req,) = world.scheduler.waiting
-    assert req.place == (2, 2)
+    assert req.place == (0, 2)
     assert (req.target_len, req.kv_len, req.decoded, req.retractions) == (23, 0, 3, 1)
     assert world.counters["scheduler/retracted_count"] == 1
     world.scheduler._retract_one(Batch())

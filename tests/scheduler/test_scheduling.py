@@ -95,7 +95,8 @@ def test_a_prompt_that_fills_a_step_to_the_token_leaves_nothing_for_the_next_one
 def test_only_mixed_steps_decode_beside_prompts(batching: Batching) -> None:
     watched = Watched(strangers(20, 20, 20, apart_ns=3 * STEP_NS), batching=batching)
     both = [step for step in watched.steps if step[0] and step[1]]
-    assert bool(both) == (batching is not Batching.prefill_first)
+    alone = (Batching.prefill_first, Batching.prompts_together)
+    assert bool(both) == (batching not in alone)
 
 
 def test_no_more_run_at_once_than_may_and_whoever_is_next_is_counted_once() -> None:

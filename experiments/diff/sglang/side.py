@@ -4,6 +4,7 @@ import functools
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from os.path import commonprefix
 from typing import Any
 
@@ -130,9 +131,8 @@ class SglangSide:
         self._names: dict[int, tuple[int, int, list[int]]] = {}
         self._steps: Any = None
         if pools.in_flight:
-            from experiments.diff.sglang.steps import Steps  # a server's imports
-
-            self._steps = Steps(self, options)
+            # it imports the package's server, in seconds
+            self._steps = import_module("experiments.diff.sglang.steps").Steps(self, options)
 
     def about(self) -> dict[str, str]:
         version = getattr(sglang, "__version__", "of a checkout")

@@ -124,6 +124,10 @@ class PromptsTogether(Scheduler):
 
     def _take_out(self, request_id: int) -> RequestState | None:
         self._is_shut = False
+        chunk = self._unpublished
+        if chunk is not None and chunk.req.request.id == request_id:
+            self._unpublished = None
+            self._store(chunk)  # an abort leaves the chunks that were computed
         return super()._take_out(request_id)
 
     # -- prompts -------------------------------------------------------------------------------

@@ -298,14 +298,3 @@ def test_a_lock_on_the_host_is_a_use_of_a_window_in_the_preset_of_sglang() -> No
     cache = windows_on_the_host(refreshes=True)
     cache.tree.release(cache.tree.lock_anchor(node_of(cache, 0)))
     assert cache.tree.victim(HOST, SWA, 1) == (node_of(cache, 100), SWA)
-
-
-def test_an_answer_whose_last_token_fills_a_page_needs_no_spare_page() -> None:
-    free = {}
-    for needs_spare in (True, False):
-        cache = cache_of(0, 100, device=(5, 40, 9), quirks=QuirksConfig(spare_pages=1))
-        sequence = Sequence(tokens_of(4, 200))
-        assert cache.acquire(sequence, cache.match(sequence, 4)) is not None
-        assert cache.extend(sequence, 4, needs_spare=needs_spare)
-        free[needs_spare] = cache.pools[DEVICE][FULL].num_free
-    assert free == {True: 2, False: 0}

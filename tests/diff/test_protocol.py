@@ -35,10 +35,11 @@ def error_of(answers: list[object]) -> str:
 
 def test_every_list_of_calls_has_one_answer() -> None:
     calls = ([admit(0)], [("finish", 0), admit(1)], [("probe", TOKENS[:10])])
-    about, first, second, held = answers_to(OPEN, *calls)
+    about, first, second, held, peak_bytes = answers_to(OPEN, *calls)
     assert about == {"engine": "fake", "version": "1"}
     assert (first.hits, second.hits) == ((0, 0, 0), (8, 0, 0))
     assert held == {"full/device": [(0, 8)]}
+    assert peak_bytes > 0
 
 
 def test_nothing_is_answered_after_an_error() -> None:

@@ -150,7 +150,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.in_flight and options.workload != edges.NAME and not options.no_edges:
         parts = [Part(each) for each in edges_of(options)] + parts
     settings = {"core": options.core, "compat": engine.compat, "write_policy": options.write_policy}
-    settings["scheduling"] = "synchronous" if options.synchronous else "asynchronous"
+    if options.in_flight and not options.synchronous:
+        settings["scheduling"] = "asynchronous"
     if options.base.startswith(engine.keeps_windows):
         settings["windows"] = "every"
     if options.corrected:

@@ -297,7 +297,8 @@ class PromptsTogether(Scheduler):
         for req in running:
             self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode)
         batch.decodes = list(running)
-        if self.partial is None and not self._was_full and (self._is_shut or not self.waiting):
+        stays_shut = self._is_shut and not self.cache.tree.kinds.window_lens
+        if self.partial is None and not self._was_full and (stays_shut or not self.waiting):
             wanted = min([req.remaining_output - (req in gained) for req in running])
             wanted = min([wanted, *[self._steps_in_windows(req) + 1 for req in running]])
             batch.num_steps = steps_in_free_pages(

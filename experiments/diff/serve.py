@@ -35,9 +35,8 @@ def serve(module: str, wire: Connection) -> None:
 
 def peak_bytes() -> int:
     """Return the largest resident memory that this process has had so far."""
-    status = Path(
-        "/proc/self/status"
-    )  # Linux counts the process that started this one in ru_maxrss
+    # in Linux, ru_maxrss also counts the process that started this one
+    status = Path("/proc/self/status")
     if status.exists():
         (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024

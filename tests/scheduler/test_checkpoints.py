@@ -75,7 +75,6 @@ def checkpoints(placement: Any, *, slots: int = 9, kinds: Kinds = STATES) -> Che
         page_size=PAGE,
         tree=SimpleNamespace(kinds=kinds, policy=placement),
         counters=Counter(),
-        knobs=CacheConfig(),
         take_state_slot=lambda _: [free.pop(0)] if free else None,
     )
     return CheckpointSaver(cache)

@@ -298,7 +298,7 @@ class PromptsTogether(Scheduler):
             wanted = min([req.remaining_output - (req in gained) for req in running])
             wanted = min([wanted, *[self._steps_in_windows(req) + 1 for req in running]])
             batch.num_steps = steps_in_free_pages(
-                self.cache, running, min(wanted, self._max_jump), spare=len(running)
+                self.cache, running, max(min(wanted, self._max_jump), 1), spare=len(running)
             )
 
     def _fits(self, running: list[RequestState]) -> bool:

@@ -294,7 +294,7 @@ class PromptsTogether(Scheduler):
             if self._steps_in_windows(req) < 0:
                 self.cache.leave_window(req.sequence, self._result_len(req) + 1)
         self.cache.make_room(len(running), Purpose.decode)  # a page each, needed or not
-        for req in running:
+        for req in running if self._takes_decode_pages_first else ():
             self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode)
         batch.decodes = list(running)
         stays_shut = self._is_shut and not self.cache.tree.kinds.window_lens
@@ -302,7 +302,7 @@ class PromptsTogether(Scheduler):
             wanted = min([req.remaining_output - (req in gained) for req in running])
             wanted = min([wanted, *[self._steps_in_windows(req) + 1 for req in running]])
             batch.num_steps = steps_in_free_pages(
-                self.cache, running, min(wanted, self._max_jump), spare=len(running)
+                self.cache, running, max(min(wanted, self._max_jump), 1), spare=len(running)
             )
 
     def _fits(self, running: list[RequestState]) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from hicache import experiment
 from hicache.cache.checked import PolicyError
 from hicache.cli import check_policy
-from hicache.runs.job import report_error
+from hicache.runs.errors import report_error
 from hicache.runs.schema import config_of
 
 OWN = f"{__name__}:"

@@ -11,7 +11,6 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import MatchResult
 from hicache.config import SchedulerConfig
-from hicache.request import TOKEN_BYTES
 from hicache.scheduler.admission import Admission, StepBudget, ceil_page
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Admit, Defer, Reason
@@ -104,11 +103,11 @@ class RunningFirst(Scheduler):
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
         # data that is being loaded cannot be hit yet, nor loaded again (`offloading/scheduler.py`,
         # line 1020)
-        page = self._page
+        page, page_bytes = self._page, self.cache.tree.page_bytes
         return super()._prefetch_lets_go(req, now_ns) and not any(
             each.load_back is not None
             and req.request.namespace == each.request.namespace
-            and req.tokens.startswith(each.tokens[: (each.ready_len + page) * TOKEN_BYTES])
+            and req.tokens.startswith(each.tokens[: (each.ready_len // page + 1) * page_bytes])
             for each in self.loading
         )
 

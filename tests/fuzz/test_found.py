@@ -121,6 +121,11 @@ FOUND = {
         },
         35,
     ),
+    # a page's length in bytes was taken for that of its tokens, which the tree may know by numbers
+    "whoever_waits_for_a_load_of_another_does_so_whatever_names_pages_have": (
+        {"seed": "14", "copies": "uneven", "compat": "vllm_0_33", "pools.full_device": "0.8"},
+        10,
+    ),
     # the explanation of an admission without its hit took the tree's pages for missing
     "a_hit_that_is_given_up_leaves_its_pages_in_the_tree": (
         {"kinds": "parts", "cache.page_size": "1", "pools.swa_device": "0.0"},

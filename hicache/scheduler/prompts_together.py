@@ -128,7 +128,17 @@ class PromptsTogether(Scheduler):
         if chunk is not None and chunk.req.request.id == request_id:
             self._unpublished = None
             self._store(chunk)  # an abort leaves the chunks that were computed
-        return super()._take_out(request_id)
+        req = super()._take_out(request_id)
+        if req is not None:
+            self._own_saves(req)
+        return req
+
+    def _own_saves(self, req: RequestState) -> None:
+        # give a request that leaves the slots of states whose chunk is not taken in yet
+        for extend in () if self._late is None else self._late[0].extends:
+            if extend.req is req:
+                states = req.sequence.states
+                states.update((length // self._page, slot) for length, slot in extend.saves)
 
     # -- prompts -------------------------------------------------------------------------------
 
@@ -314,7 +324,7 @@ class PromptsTogether(Scheduler):
         left = sorted(running, key=lambda req: (req.decoded, -req.request.prompt_len), reverse=True)
         while len(left) > 1 and (len(left) == len(running) or not self._fits(left)):
             req = left.pop()
-            self.cache.abandon(req.sequence)
+            self._abandon(req)
             req.restart()
             self._num_submitted += 1
             req.place = (req.place[0], self._num_submitted)  # line 4538: behind all that wait
@@ -324,12 +334,16 @@ class PromptsTogether(Scheduler):
             self.cache.make_room(room, Purpose.decode)
         if not self._fits(left):
             req = left.pop()
-            self.cache.abandon(req.sequence)
+            self._abandon(req)
             self._reject(req, "needs more pages for its answer than the pools have")
         self.running = left + [req for req in self.running if req not in running]
         self._is_shut = False
         self._admission.new_token_ratio.retracted(left)
         return left
+
+    def _abandon(self, req: RequestState) -> None:
+        self._own_saves(req)
+        self.cache.abandon(req.sequence)
 
     def _steps_in_windows(self, req: RequestState) -> int:
         # decode steps before an answer frees window pages; negative: it frees some now

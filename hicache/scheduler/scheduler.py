@@ -625,14 +625,15 @@ class Scheduler:
             sequence = req.sequence
             req.kv_len = length = req.kv_len + num_steps
             req.remaining_output = num_left = req.remaining_output - num_steps
-            slides = has_windows and (length - 1) // page > sequence.left_page
-            if slides:
-                cache.leave_window(sequence, length)  # first, so that its pages can be taken
+            last = (length - 1) // page
+            slides = has_windows and last > sequence.left_page
+            if slides:  # first, so that its pages can be taken
+                cache.leave_window(sequence, last * page + 1)
             if length > sequence.num_pages * page:
                 has_room = cache.extend(sequence, length, Purpose.decode)
                 assert has_room, "a decode step was planned without free pages for it"
             if slides and num_steps > 1:  # also the pages that these steps have passed
-                cache.leave_window(sequence, length)
+                cache.leave_window(sequence, last * page + 1)
             if not num_left:
                 finished.append(req)
             if answer_pages and self._steps_to_publish(req) <= 0:

@@ -121,6 +121,21 @@ FOUND = {
         },
         35,
     ),
+    # a request that left kept the slots of states whose step had not been taken in
+    "slots_of_a_step_that_is_late_are_freed_with_their_request": (
+        {"kinds": "all", "patience": "short", "compat": "sglang_0_5_23"},
+        7,
+    ),
+    # where windows are kept for repeats, a run of steps that fills a page freed a page too many
+    "a_run_of_steps_frees_the_windows_that_single_steps_free": (
+        {
+            "seed": "1075",
+            "cache.keeps_for_repeats": "True",
+            "kinds": "all",
+            "talk.longest_answer": "300",
+        },
+        10,
+    ),
     # a page's length in bytes was taken for that of its tokens, which the tree may know by numbers
     "whoever_waits_for_a_load_of_another_does_so_whatever_names_pages_have": (
         {"seed": "14", "copies": "uneven", "compat": "vllm_0_33", "pools.full_device": "0.8"},

@@ -134,9 +134,9 @@ class PromptsTogether(Scheduler):
         return req
 
     def _own_saves(self, req: RequestState) -> None:
-        # give a request that leaves the slots of states whose chunk is not taken in yet
+        # give a request that leaves the slots of states whose last chunk is not taken in yet
         for extend in () if self._late is None else self._late[0].extends:
-            if extend.req is req:
+            if extend.req is req and extend.end == req.target_len:
                 states = req.sequence.states
                 states.update((length // self._page, slot) for length, slot in extend.saves)
 

@@ -126,6 +126,17 @@ FOUND = {
         {"kinds": "all", "patience": "short", "compat": "sglang_0_5_23"},
         7,
     ),
+    # a chunk that was published when its request left gave the request its states again
+    "states_of_a_published_chunk_belong_to_the_tree_alone": (
+        {
+            "seed": "5075",
+            "kinds": "parts",
+            "patience": "short",
+            "compat": "sglang_0_5_23",
+            "pools.swa_device": "0.0",
+        },
+        1,
+    ),
     # where windows are kept for repeats, a run of steps that fills a page freed a page too many
     "a_run_of_steps_frees_the_windows_that_single_steps_free": (
         {

@@ -42,16 +42,18 @@ def edges(count: int = COUNT) -> list[Request]:
         prompt = _round(number) if is_round else _prompt(random, past, number * 10_000)
         answer = [(number * 10_000 + 5_000, random.choice(ANSWER_LENGTHS))]
         past.append((prompt, answer))
-        requests.append(
-            Request(
-                id=number,
-                session_id=number,
-                arrival_ns=number,
-                prompt=to_spans(prompt),
-                output=to_spans(answer),
-            )
-        )
+        requests.append(request_of(number, prompt, answer))
     return requests
+
+
+def request_of(number: int, prompt: Runs, answer: Runs) -> Request:
+    return Request(
+        id=number,
+        session_id=number,
+        arrival_ns=number,
+        prompt=to_spans(prompt),
+        output=to_spans(answer),
+    )
 
 
 def _round(number: int) -> Runs:

@@ -7,9 +7,10 @@ anywhere. Pools hold about a dozen prompts. Each seed and page size gives other 
 
 from random import Random
 
+from experiments.diff.edges import request_of
 from experiments.diff.protocol import Pools
 from hicache.request import Request
-from hicache.workload.runs import Runs, cut_runs, runs_len, to_spans
+from hicache.workload.runs import Runs, cut_runs, runs_len
 
 NAME = "odd"
 POOLS = Pools(device_tokens=49_152, host_tokens=98_304, max_len=8_192)
@@ -29,15 +30,7 @@ def odd(count: int, seed: int, page: int) -> list[Request]:
         lengths = (1, 2, page - 1, page, page + 1, random.randint(1, 200))
         answer = [(number * 20_000 + 10_000, random.choice(lengths))]
         past.append((prompt, answer))
-        requests.append(
-            Request(
-                id=number,
-                session_id=number,
-                arrival_ns=number,
-                prompt=to_spans(prompt),
-                output=to_spans(answer),
-            )
-        )
+        requests.append(request_of(number, prompt, answer))
     return requests
 
 

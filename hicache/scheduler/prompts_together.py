@@ -225,8 +225,6 @@ class PromptsTogether(Scheduler):
         end = req.target_len
         if ceil_page(req.extend_len, self._page) > decision.chunk_tokens:  # SP 1645
             end = (req.kv_len + decision.chunk_tokens) // self._page * self._page
-        if self.prefetcher is not None:
-            self.prefetcher.forget(req.request.id)
         self._account(req, acquired, now_ns)
         for kind in self.cache.tree.kinds.points:
             slots = self.cache.quirks.states_per_request - self._num_slots

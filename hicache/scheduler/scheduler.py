@@ -322,8 +322,6 @@ class Scheduler:
         if not self.cache.extend(req.sequence, chunk_end):
             self._prefill_out_of_memory(req)
             return Defer(Reason.prefill_oom)
-        if self.prefetcher is not None:
-            self.prefetcher.forget(req.request.id)
         self._account(req, acquired, now_ns)
         self._admission.reserve(req, chunk_end, budget)
         self._add_extend(req, chunk_end, batch, budget)
@@ -434,6 +432,8 @@ class Scheduler:
             self.counters[f"scheduler/deferred_{reason}_count"] += 1
 
     def _account(self, req: RequestState, acquired: Acquired, now_ns: int) -> None:
+        if self.prefetcher is not None:
+            self.prefetcher.forget(req.request.id)
         computed = req.target_len - req.cached_len
         req.defer_reason = None
         if self._listener is not None:

@@ -188,7 +188,7 @@ def compare(
         paired: True compares the configurations request by request. Only requests that finished
             under both of the compared configurations count.
         metrics: names of the metrics to show, such as `request/ttft_s_mean`.
-        where: conditions such as `"cache.eviction=lru,slru"`. Only runs that meet all of them
+        where: conditions such as `"cache.policy=lru,slru"`. Only runs that meet all of them
             count.
         baseline: the runs that all others are compared with, given as a condition or as one of
             `paths`. None chooses a baseline: the runs with the first value of the first setting

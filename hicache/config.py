@@ -19,8 +19,10 @@ from hicache.models.plausible import check_machine, check_shape
 # storages and policies of ours, by the knob that names them
 STORAGES = ("memory", "mooncake_master", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
-EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
-STOCK_POLICIES = ("slru", "s3fifo", "arc", "lecar", "gdsf", "marconi", "hints", "tinylfu", "oracle")
+STOCK_POLICIES = (
+    *("lru", "lfu", "sglang_slru", "fifo", "random", "slru", "s3fifo", "arc", "lecar", "gdsf"),
+    *("marconi", "state_flops", "hints", "tinylfu", "oracle"),
+)
 WRITE_POLICIES = (
     "write_through",
     "write_through_selective",
@@ -540,14 +542,12 @@ class CacheConfig:
     # Number of Mamba states in the host pool. None means the number that follows from
     # `cache.host_gib` and the pool's share of it.
     host_states: int | None = knob(None, least=0)
-    # A policy of the literature, or a class of your own as module:Class, that decides whatever it
-    # has a method for and receives the events of the cache. none leaves every decision to the
-    # policies that the other settings name.
-    policy: str = knob("none", ours=("none", *STOCK_POLICIES))
+    # What a full device or host tier evicts first: lru (what was used least recently), another
+    # built-in policy, or a class of your own as module:Class. A class of your own takes every
+    # decision that it has a method for, also those of other settings, and is told of events.
+    policy: str = knob("lru", ours=STOCK_POLICIES)
     # Keyword arguments passed to the class of `cache.policy`.
     policy_args: dict[str, float] = field(default_factory=dict)
-    # Policy that decides which tree node a full device or host tier evicts first.
-    eviction: str = knob("lru", one_of=EVICTION_POLICIES)
     # When device pages are copied to the host: write_through (when they are inserted into the
     # tree), write_through_selective (when a later request hits or inserts them), write_back (when
     # they are evicted from the device) or write_back_watermark (as write_back, and when they are
@@ -575,7 +575,7 @@ class CacheConfig:
     # its end, as vLLM does. False evicts the whole leaf.
     trims_leaves: bool = False
     # Let the host drop its copies of data that the device holds too, in the order of
-    # `cache.eviction`, as vLLM does. False keeps them until the device evicts the data, as SGLang
+    # `cache.policy`, as vLLM does. False keeps them until the device evicts the data, as SGLang
     # does, so that a host smaller than the device soon takes no new copies, and storage neither.
     # No effect with cache.write_policy=write_back.
     evicts_mirrors: bool = False

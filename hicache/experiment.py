@@ -7,7 +7,7 @@ from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.keys import Numbers
 from hicache.clock import to_ns
 from hicache.config import ExperimentConfig, StartState
-from hicache.engine.build import build_engine
+from hicache.engine.build import build_engine, world_of
 from hicache.engine.deployment import Deployment, deploy
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io, Runtime
@@ -19,7 +19,8 @@ from hicache.observe import invariants
 from hicache.observe.explainer import Case, Explainer
 from hicache.observe.history import PageRegistry
 from hicache.observe.timeline import Timeline
-from hicache.policies.routing import Replica, router_of
+from hicache.policies.policy import policy_of
+from hicache.policies.routing import Replica, Route, router_of
 from hicache.results.measures import run_measures, scaled_to_load, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
@@ -44,7 +45,10 @@ def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
     deployment = deploy(config)
     runtime = make_runtime(config, deployment)
     names = Digests(config.cache.page_size)
-    return build_engine(config, deployment, runtime, names, check=_check(config)), runtime
+    world = world_of(config, deployment, runtime.clock.now)
+    check = _check(config)
+    engine = build_engine(world, policy_of(world), deployment, runtime, names, check=check)
+    return engine, runtime
 
 
 def run(
@@ -87,7 +91,7 @@ def _run(
     notes += remarks(config, deployment, workload)
     runtime = make_runtime(config, deployment)
     cases: dict[int, Case] = {}
-    engines = _engines(config, deployment, runtime, workload, cases, timeline)
+    engines, route = _engines(config, deployment, runtime, workload, cases, timeline)
     if config.workload.start is StartState.warm_storage:
         warm_storages(config, runtime, workload.requests, engines[0].cache.tree)
     recorder = Recorder(
@@ -102,7 +106,7 @@ def _run(
         stage_of=stages_of(workload.requests, config.workload),
     )
     io = runtime.io if timeline is None else timeline.watch_io(runtime.io)
-    _serve(config, workload, engines, runtime, io, recorder)
+    _serve(config, workload, engines, route, runtime, io, recorder)
     recorder.close()
     ranks = [rank for engine in engines for rank in (engine, *engine.followers)]
     for rank in ranks:
@@ -131,33 +135,40 @@ def _engines(
     workload: Workload,
     cases: dict[int, Case],
     timeline: Timeline | None,
-) -> list[Engine]:
+) -> tuple[list[Engine], Route]:
+    # also how the policy of the first engine routes requests
     num_ranks, page_size = config.parallel.ranks, config.cache.page_size
     requests, kinds = workload.requests, deployment.kinds
     pages = page_numbers(requests, page_size)
-    numbers = pages if config.cache.policy != "none" else None
+    numbers = pages if config.cache.policy != "lru" else None
     # simulated pages do not outlive the run, so numbers suffice
     names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size, numbers)
     registry = PageRegistry(pages, kinds.size) if config.engine.explain else None
     if registry is not None and config.workload.start is StartState.warm_storage:
         registry.warm(requests, names, kinds)
     engines: list[Engine] = []
+    routes: list[Route] = []
     for number in range(config.parallel.replicas):
         listener = None
         if registry is not None:
             is_named = timeline is not None
             listener = Explainer(registry, kinds, config, cases, names_evictions=is_named)
         # ranks decide alike, so a listener for the first one suffices
-        first, *others = (
-            build_engine(config, deployment, runtime, names, each, requests, _check(config))
-            for each in (listener, *[None] * (num_ranks - 1))
-        )
+        ranks: list[Engine] = []
+        for each in (listener, *[None] * (num_ranks - 1)):
+            world = world_of(config, deployment, runtime.clock.now, requests)
+            policy = policy_of(world)
+            routes.append(policy.route)
+            ranks.append(
+                build_engine(world, policy, deployment, runtime, names, each, _check(config))
+            )
+        first, *others = ranks
         if timeline is not None:
             first.executor = timeline.watch(first, number, first.executor)
         if others:
             first = RankedEngine([first, *others], config.parallel, config.storage)
         engines.append(first)
-    return engines
+    return engines, routes[0]
 
 
 def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:
@@ -168,6 +179,7 @@ def _serve(
     config: ExperimentConfig,
     workload: Workload,
     engines: Sequence[Engine],
+    route: Route,
     runtime: Runtime,
     io: Io,
     recorder: Recorder,
@@ -179,7 +191,7 @@ def _serve(
             make_feeder(workload.requests, config.workload, seed=config.seed),
             clock=runtime.clock,
             io=io,
-            route=router_of(engines[0].cache.tree.policy.route, replicas),
+            route=router_of(route, replicas),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
             server_ns=to_ns(config.scheduler.server_s),

@@ -18,7 +18,6 @@ from hicache.cache.tree.node import MatchResult, Node
 from hicache.clock import SECOND_NS
 from hicache.config import (
     CHECKPOINT_PLACEMENTS,
-    EVICTION_POLICIES,
     SERVICE_ORDERS,
     STOP_POLICIES,
     ExperimentConfig,
@@ -30,7 +29,6 @@ from hicache.experiment import run
 from hicache.models import GIB
 from hicache.observe import invariants
 from hicache.policies.checkpoints import PLACEMENTS
-from hicache.policies.eviction import EVICTIONS
 from hicache.policies.order import ORDERS
 from hicache.policies.routing import ROUTERS
 from hicache.policies.stop import STOPS
@@ -435,7 +433,6 @@ def test_marginal_waits_where_storage_is_faster_than_computing(gbps: float, like
     ("names", "policies"),
     [
         (STOP_POLICIES, STOPS),
-        (EVICTION_POLICIES, EVICTIONS),
         (CHECKPOINT_PLACEMENTS, PLACEMENTS),
         (SERVICE_ORDERS, ORDERS),
     ],

@@ -70,7 +70,7 @@ def sweep(directory: Path, num_workers: int) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         [
             *(sys.executable, "-m", "experiments.run", "-m", "hydra/launcher=joblib", *TINY),
-            *("cache.policy=none,my_policies:Mine", "cache.eviction=fifo", "hydra.sweep.dir=sweep"),
+            *("cache.policy=fifo,my_policies:Mine", "hydra.sweep.dir=sweep"),
             f"hydra.launcher.n_jobs={num_workers}",
         ],
         cwd=directory,

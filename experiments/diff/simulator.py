@@ -420,8 +420,7 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
     values: dict[str, object] = {
         "model.max_len": pools.max_len + page,
         "cache.page_size": page,
-        "cache.eviction": "lru" if ":" in eviction else eviction,
-        "cache.policy": eviction if ":" in eviction else "none",
+        "cache.policy": "sglang_slru" if eviction == "slru" else eviction,
         "cache.write_policy": options.get("write_policy", "write_through"),
         "cache.device_gib": "null",
         "cache.device_tokens": pools.device_tokens,

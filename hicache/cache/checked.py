@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType, MethodType, SimpleNamespace
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import numpy as np
@@ -78,8 +78,8 @@ def shown(thing: Any) -> Any:
     return ReadOnly(thing) if is_ours and not is_value else thing
 
 
-def checked(name: str, policy: object, wants: Mapping[str, Answer]) -> SimpleNamespace:
-    """Return an object with those attributes of a user's policy that `wants` names.
+def checked(name: str, policy: object, wants: Mapping[str, Answer]) -> dict[str, Any]:
+    """Return those attributes of a user's policy that `wants` names, by name.
 
     Each method of the result calls the policy's method and checks the value that it returns. `name`
     is the policy's name in error messages.
@@ -95,7 +95,7 @@ def checked(name: str, policy: object, wants: Mapping[str, Answer]) -> SimpleNam
         elif not answer.fits(given):
             raise _unfit(answer, given, f"{name}: {attribute}", type(policy))
         found[attribute] = given
-    return SimpleNamespace(**found)
+    return found
 
 
 def _checked(

@@ -18,7 +18,11 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and abs(value) < inf  # type: ignore[operator]
 
 
-def is_rankable(value: object) -> bool:
+def is_rank(value: object) -> bool:
+    if isinstance(value, tuple):
+        return value != () and all(isinstance(each, str) or is_rank(each) for each in value)
+    if type(value) in (float, int):  # asked often
+        return -inf < value < inf  # type: ignore[operator]
     return isinstance(value, (bool, np.bool_)) or is_number(value)
 
 
@@ -32,9 +36,10 @@ TOKENS = Answer(
     "a whole number of tokens", lambda value: is_whole(value) and 0 <= value < MOST_TOKENS
 )
 MOMENT = Answer("None or a time in whole nanoseconds", lambda v: v is None or is_whole(v))
-RANKING = Answer(
-    "a tuple of finite numbers",
-    lambda value: isinstance(value, tuple) and len(value) > 0 and all(map(is_rankable, value)),
+RANK = Answer(
+    "None, a finite number, or a tuple of numbers, strings and tuples",
+    lambda value: value is None or is_rank(value),
+    shows=False,
 )
 LENGTHS = Answer(
     "a list of whole numbers",

@@ -24,6 +24,7 @@ from hicache.cache.tiers.transfer import (
     Reported,
     StorageWrite,
     Work,
+    WritePolicy,
 )
 from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
@@ -59,6 +60,7 @@ class PrefixCache:
     Args:
         tree: the radix tree of the cached prefixes.
         pools: page allocators, by tier and kind of data.
+        policy: decides what is copied to the host and to storage.
         storage: settings for writes from host to storage.
         storage_queue_bytes: maximum bytes that may wait to be written to storage. None means that
             there is no storage.
@@ -68,6 +70,7 @@ class PrefixCache:
         self,
         tree: RadixTree,
         pools: Pools,
+        policy: WritePolicy,
         storage: StorageConfig | None = None,
         *,
         storage_queue_bytes: int | None = None,
@@ -87,11 +90,15 @@ class PrefixCache:
         self._writer = None
         if storage_queue_bytes is not None:
             self._writer = StorageWriter(
-                tree, self._bookings, storage or StorageConfig(), queue_bytes=storage_queue_bytes
+                tree,
+                self._bookings,
+                storage or StorageConfig(),
+                policy,
+                queue_bytes=storage_queue_bytes,
             )
         # each tier makes room with the help of the tier below it
-        self.host = Host(tree, self._bookings, self._writer)
-        write_back = WriteBack(tree, self._bookings, self.host) if tree.demotes else None
+        self.host = Host(tree, self._bookings, self._writer, policy)
+        write_back = WriteBack(tree, self._bookings, self.host, policy) if tree.demotes else None
         self.device = Device(tree, self._bookings, write_back)
 
     # -- how much room there is ----------------------------------------------------------------

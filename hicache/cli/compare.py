@@ -3,7 +3,7 @@
 hicache compare RUN OTHER_RUN
 hicache compare SWEEP --metric request/ttft_s_p99 --metric cache/token_hit_rate
 hicache compare SWEEP OTHER_SWEEP --baseline SWEEP
-hicache compare SWEEP --where storage.read_gbps=2,4 --baseline cache.eviction=lru
+hicache compare SWEEP --where storage.read_gbps=2,4 --baseline cache.policy=lru
 hicache compare SWEEP --json            (or --csv, --markdown)
 hicache compare SWEEP --paired          request by request
 

@@ -9,6 +9,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.shared import shared_pools
+from hicache.cache.tiers.transfer import WritePolicy
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import Batching, ExperimentConfig
@@ -18,7 +19,7 @@ from hicache.engine.ports import Runtime
 from hicache.engine.ranks.agreement import TracedAllocator
 from hicache.memory import Capacity
 from hicache.models import GIB
-from hicache.policies.policy import policy_of
+from hicache.policies.policy import Policy
 from hicache.policies.world import World
 from hicache.request import Request
 from hicache.scheduler.events import Listener
@@ -28,45 +29,47 @@ from hicache.scheduler.scheduler import Scheduler
 
 
 def build_engine(
-    config: ExperimentConfig,
+    world: World,
+    policy: Policy,
     deployment: Deployment,
     runtime: Runtime,
     names: PageNames,
     listener: Listener | None = None,
-    requests: Sequence[Request] = (),
     check: Callable[[Engine], None] | None = None,
 ) -> Engine:
     """Build one serving engine, or one tensor-parallel rank of an engine.
 
     Args:
-        config: all settings of the run.
+        world: what the policy knows about the engine, with all settings of the run.
+        policy: takes the decisions of the engine.
         deployment: the step costs and the sizes of the memory pools.
         runtime: the clock, storage and executors that the engine uses.
         names: computes the names (hashes) of KV-cache pages from their tokens.
         listener: receives the events of the cache and of requests; None means no listener.
-        requests: the whole workload, for a policy that knows the future.
         check: a function that is called after each step; None means no calls.
     """
-    rates = RateEstimator(num_engines=config.parallel.replicas)
+    config = world.config
     tree = RadixTree(
         kinds=deployment.host_kinds,
         names=names,
-        policy=policy_of(_world(config, deployment, rates, runtime.clock.now, requests)),
+        policy=policy.entries,
+        demotes=policy.writes.demotes,
         knobs=config.cache,
         quirks=config.compat.quirks,
         listener=listener,
     )
-    cache = _cache(config, deployment, tree, has_storage=runtime.has_storage)
+    cache = _cache(config, deployment, tree, policy.writes, has_storage=runtime.has_storage)
     prefetcher = None
     if runtime.has_storage:
         capacity = deployment.host.full_pages
         tokens = None if capacity is None else capacity * config.cache.page_size
-        prefetcher = Prefetcher(cache, config.prefetch, tokens, rates)
+        prefetcher = Prefetcher(cache, config.prefetch, policy.reads, tokens, world.rates)
     is_real = config.executor.kind != "simulated"
     scheduler = scheduler_of(config.scheduler.batching)(
         cache,
         prefetcher,
         config.scheduler,
+        policy.requests,
         max_len=config.model.max_len,
         # with trimmed leaves, several steps at once would cut leaves at other pages
         may_jump=config.engine.jump and not (is_real or config.cache.trims_leaves),
@@ -82,13 +85,16 @@ def scheduler_of(batching: Batching) -> type[Scheduler]:
     return kinds.get(batching, Scheduler)
 
 
-def _world(
+def world_of(
     config: ExperimentConfig,
     deployment: Deployment,
-    rates: RateEstimator,
     now_ns: Callable[[], int],
-    requests: Sequence[Request],
+    requests: Sequence[Request] = (),
 ) -> World:
+    """Return what the policy of one engine, or of one of its ranks, knows about the engine.
+
+    `now_ns` is the engine's clock, and `requests` the whole workload.
+    """
     kinds, names = deployment.kinds, deployment.kinds.names
     tiers = {"device": (deployment.device, kinds), "host": (deployment.host, deployment.host_kinds)}
     return World(
@@ -106,7 +112,7 @@ def _world(
         window_tokens={names[kind]: length for kind, length in kinds.window_lens.items()},
         flops=deployment.cost.flops,
         seconds=deployment.cost.prefill_s,
-        rates=rates,
+        rates=RateEstimator(num_engines=config.parallel.replicas),
         now_ns=now_ns,
         config=config,
         requests=requests,
@@ -114,7 +120,12 @@ def _world(
 
 
 def _cache(
-    config: ExperimentConfig, deployment: Deployment, tree: RadixTree, *, has_storage: bool
+    config: ExperimentConfig,
+    deployment: Deployment,
+    tree: RadixTree,
+    writes: WritePolicy,
+    *,
+    has_storage: bool,
 ) -> PrefixCache:
     host = deployment.host
     is_checked = config.engine.check_invariants or config.executor.kind != "simulated"
@@ -129,7 +140,7 @@ def _cache(
         ]
         pools = (shared[0] if config.cache.pools == "shared_both" else pools[0], shared[1])
     num_bytes = queue_bytes(config, deployment) if has_storage else None
-    return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)
+    return PrefixCache(tree, pools, writes, config.storage, storage_queue_bytes=num_bytes)
 
 
 def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:

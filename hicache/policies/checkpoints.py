@@ -3,47 +3,43 @@
 from collections.abc import Callable
 
 from hicache.policies.world import World
+from hicache.scheduler.checkpoints import Placement
 
 
-class End:
-    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
-        return [end]
+def _end(kind: str, start: int, end: int, branch: int | None) -> list[int]:
+    return [end]
 
 
-class EndBranch:
-    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
-        return [end] if branch is None else [branch, end]
+def _end_branch(kind: str, start: int, end: int, branch: int | None) -> list[int]:
+    return [end] if branch is None else [branch, end]
 
 
-class ChunkBranch(EndBranch):
-    def in_chunk(self, placed: list[int], end: int) -> list[int]:
-        return placed if end in placed else [*placed, end]
+def _branch_or_end(kind: str, start: int, end: int, branch: int | None) -> list[int]:
+    return [end if branch is None else branch]
 
 
-class BranchOrEnd:
-    publishes_end = False
+def _every(world: World) -> Placement:
+    grid = world.config.cache.checkpoint_tokens
 
-    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
-        return [end if branch is None else branch]
-
-    def in_chunk(self, placed: list[int], end: int) -> list[int]:
-        return placed or [end]
-
-
-class Every:
-    def __init__(self, world: World) -> None:
-        self._grid_tokens = world.config.cache.checkpoint_tokens
-
-    def checkpoints(self, kind: str, start: int, end: int, branch: int | None) -> list[int]:
-        grid = self._grid_tokens
-        ends = [end] if branch is None else [branch, end]
+    def checkpoints(kind: str, start: int, end: int, branch: int | None) -> list[int]:
+        ends = _end_branch(kind, start, end, branch)
         return [*range(start // grid * grid + grid, end, grid), *ends]
 
+    return Placement(checkpoints)
 
-PLACEMENTS: dict[str, Callable[..., object]] = {
-    "end": End,
-    "end_branch": EndBranch,
-    "chunk_branch": ChunkBranch,
-    "branch_or_end": BranchOrEnd,
-    "every": Every,
+
+def _also_chunk_end(placed: list[int], end: int) -> list[int]:
+    return placed if end in placed else [*placed, end]
+
+
+def _else_chunk_end(placed: list[int], end: int) -> list[int]:
+    return placed or [end]
+
+
+PLACEMENTS: dict[str, Callable[[World], Placement]] = {
+    "end": lambda world: Placement(_end),
+    "end_branch": lambda world: Placement(_end_branch),
+    "chunk_branch": lambda world: Placement(_end_branch, _also_chunk_end),
+    "branch_or_end": lambda world: Placement(_branch_or_end, _else_chunk_end, publishes_end=False),
+    "every": _every,
 }

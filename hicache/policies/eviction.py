@@ -1,4 +1,4 @@
-"""Built-in eviction policies. They rank the full KV of leaves; windows and states keep LRU order.
+"""Eviction by rank: simple policies of the full KV of leaves; windows and states keep LRU order.
 
 `rank` is called when something must be evicted: for each leaf that has become evictable since the
 last eviction, and again for the leaf that is about to be evicted. A leaf's rank should only grow
@@ -6,17 +6,12 @@ while the leaf waits; an earlier fall has no effect. The number of calls depends
 are taken at once, so a policy that draws random numbers should draw once per entry.
 """
 
-from collections.abc import Callable
 from hashlib import blake2b
 
 from hicache.cache.tree.entry import Entry
 from hicache.policies.world import World
 
 Rank = tuple[float, ...] | None
-
-
-class Lru:
-    """Evicts the least recently used data first; this is the cache's default order."""
 
 
 class Lfu:
@@ -29,10 +24,11 @@ class Lfu:
         return (entry.uses, entry.used) if kind == "full" else None
 
 
-class Slru:
+class UsedAgain:
     """Evicts radix-tree nodes that were used once before nodes that were used again.
 
-    Within each of the two groups, the least recently used node is evicted first.
+    Within each of the two groups, the least recently used node is evicted first. SGLang calls this
+    slru, and vLLM has it, too; segmented LRU of the literature is `hicache.policies.queues.Slru`.
     """
 
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
@@ -59,12 +55,3 @@ class Random:
             return None
         name = f"{self._seed}/{entry.created}/{entry.start}".encode()
         return (float(int.from_bytes(blake2b(name, digest_size=6).digest(), "little")),)
-
-
-EVICTIONS: dict[str, Callable[..., object]] = {
-    "lru": Lru,
-    "lfu": Lfu,
-    "slru": Slru,
-    "fifo": Fifo,
-    "random": Random,
-}

@@ -10,35 +10,33 @@ from hicache.cache.tree.node import MatchResult
 from hicache.policies.world import World
 from hicache.scheduler.request_state import RequestState
 
-
-class Fcfs:
-    def sort_key(self, req: RequestState, match: MatchResult) -> float:
-        return 0.0  # requests with the same key keep their order
+SortKey = Callable[[RequestState, MatchResult], float]
 
 
-class LongestPrefix:
-    def sort_key(self, req: RequestState, match: MatchResult) -> float:
-        return -match.usable_len
+def fcfs(world: World) -> SortKey:
+    return lambda req, match: 0.0  # requests with the same key keep their order
 
 
-class ShortestRemaining:
-    """Ranks waiting requests by the prompt work that is not cached, the least first.
+def longest_prefix(world: World) -> SortKey:
+    return lambda req, match: -match.usable_len
 
-    The rank is that work in seconds, plus the time of submission in seconds times `aging`. So a
-    long prompt gets ahead of short ones that are submitted much later.
+
+def shortest_remaining(world: World) -> SortKey:
+    """Rank waiting requests by the prompt work that is not cached, the least first.
+
+    The rank is that work in seconds, plus the time of submission in seconds times
+    `scheduler.aging`. So a long prompt gets ahead of short ones that are submitted much later.
     """
+    aging, seconds = world.config.scheduler.aging, world.seconds
 
-    def __init__(self, world: World) -> None:
-        self._aging = world.config.scheduler.aging
-        self._seconds = world.seconds
+    def sort_key(req: RequestState, match: MatchResult) -> float:
+        return seconds(match.usable_len, req.target_len) + aging * req.submitted_ns * 1e-9
 
-    def sort_key(self, req: RequestState, match: MatchResult) -> float:
-        work = self._seconds(match.usable_len, req.target_len)
-        return work + self._aging * req.submitted_ns * 1e-9
+    return sort_key
 
 
-ORDERS: dict[str, Callable[..., object]] = {
-    "fcfs": Fcfs,
-    "longest_prefix": LongestPrefix,
-    "shortest_remaining": ShortestRemaining,
+ORDERS: dict[str, Callable[[World], SortKey]] = {
+    "fcfs": fcfs,
+    "longest_prefix": longest_prefix,
+    "shortest_remaining": shortest_remaining,
 }

@@ -1,11 +1,10 @@
 """The policy of an engine: the methods of a user's class, and built-in ones for the rest."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
-from math import inf
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from hicache.cache.checked import Answer, PolicyError, checked
 from hicache.cache.named import (
@@ -13,74 +12,51 @@ from hicache.cache.named import (
     LENGTHS,
     MOMENT,
     NUMBER,
-    RANKING,
+    RANK,
     TOKENS,
     built,
-    is_rankable,
 )
-from hicache.cache.tiers.transfer import MOMENTS
+from hicache.cache.prefetch.prefetcher import ReadPolicy
+from hicache.cache.tiers.transfer import EVICTED, MOMENTS, WritePolicy
+from hicache.cache.tree.entry import EntryPolicy
 from hicache.policies.checkpoints import PLACEMENTS
-from hicache.policies.eviction import EVICTIONS
 from hicache.policies.order import ORDERS
-from hicache.policies.routing import ROUTERS
+from hicache.policies.routing import ROUTERS, Route
 from hicache.policies.stock import STOCK
 from hicache.policies.stop import STOPS
 from hicache.policies.window_charge import swa_budget_for_req
 from hicache.policies.world import World
-from hicache.policies.writes import COPIES, WRITES, Downward
+from hicache.policies.writes import COPIES, WRITES, downward
+from hicache.scheduler.checkpoints import Placement
+from hicache.scheduler.scheduler import SchedulerPolicy
 from hicache.user_code import loaded, place_of, user_code
 
-
-def _is_rank(value: object) -> bool:
-    for each in value if type(value) is tuple else (value,):
-        if type(each) not in (float, int) or not -inf < each < inf:  # numbers of other types
-            return value is None or is_rankable(value) or RANKING.fits(value)
-    return value != ()
+Part = TypeVar("Part", EntryPolicy, WritePolicy, ReadPolicy, SchedulerPolicy)
 
 
 ANYTHING = Answer("anything", lambda value: True, shows=False)
+# what each method of a user's class may return; `Policy` says what the methods do
 METHODS = {
-    "on_insert": ANYTHING,  # (entry, tier): the tier now holds its data
-    "on_hit": ANYTHING,  # (entry, request): the request starts from it
-    "on_miss": ANYTHING,  # (keys, request): keys of the whole prompt pages that it must compute
-    "on_split": ANYTHING,  # (entry, first): `first` is the new entry of its first pages
-    "on_evict": ANYTHING,  # (entry, tier, why): it left the tier; demoted, evicted or lost
-    "on_finish": ANYTHING,  # (request, outcome): finished, rejected or aborted
-    # (entry, tier, kind): the smallest is evicted first; None leaves it to `cache.eviction`.
-    # The cache calls it at an eviction: for new entries, and again for the entry that was ranked
-    # smallest. So ranks may rise with time. If a rank falls, the entry keeps its old place in line
-    "rank": Answer("a finite number, a tuple of them, or None", _is_rank, shows=False),
-    # (tier, kind, need, queue): the entry of the queue to evict for `need` pages (or states) of
-    # `kind`; with cache.pools=shared, the host's queue has entries of all kinds. None leaves it to
-    # the ranks
-    "victim": ANYTHING,
-    # (entry, source, target, load): True to copy it from device to host, or from host to storage;
-    # None leaves it to `cache.write_policy` or `storage.write`
+    "on_insert": ANYTHING,
+    "on_hit": ANYTHING,
+    "on_miss": ANYTHING,
+    "on_split": ANYTHING,
+    "on_evict": ANYTHING,
+    "on_finish": ANYTHING,
+    "rank": RANK,
+    "victim": ANYTHING,  # checked where it is called
     "admit": Answer("True, False or None", lambda v: v is None or FLAG.fits(v), shows=False),
-    "demotes": FLAG,  # an attribute: `admit` may copy data that the device is about to evict
-    # (request, held, restorable, load): tokens to read after the `held` ones in the cache;
-    # `restorable`: lengths that storage can restore. None reads the longest of them
+    "demotes": FLAG,
     "prefetch": Answer("None or a whole number of tokens", lambda v: v is None or TOKENS.fits(v)),
-    "may_stop": FLAG,  # (prefetch, now_ns): True to run the request with the pages read so far
-    "deadline_ns": MOMENT,  # (prefetch): time at which `may_stop` changes; None means never
-    # (kind, start, end, branch): prompt lengths at which a window or state is kept, in any order.
-    # They are rounded down to pages; those outside (start, end] are dropped. `start`: tokens that
-    # need not be computed. `end`: the last page boundary. `branch`: where the prompt leaves an edge
-    # that has no state or window there. None leaves it to `cache.windows` or `cache.checkpoints`.
-    # With this method, nothing more is kept at the ends of chunks
+    "may_stop": FLAG,
+    "deadline_ns": MOMENT,
     "checkpoints": Answer(
         "a list of whole numbers or None", lambda v: v is None or LENGTHS.fits(v), shows=False
     ),
-    "sort_key": NUMBER,  # (req, match): rank of a waiting request, smallest first
-    # (*, extend, chunk, window, page, swa_host_hit_length, max_new): tokens that a request is
-    # charged in a window pool (`hicache.policies.window_charge`); must not fall as `extend` and
-    # `chunk` grow, because admission finds the longest chunk that fits by bisection
+    "sort_key": NUMBER,
     "window_charge": TOKENS,
-    # (request, engines): number of the engine that serves it; None leaves it to `parallel.router`
     "route": Answer("None or the number of an engine", lambda v: v is None or TOKENS.fits(v)),
 }
-# where None leaves the decision to the built-in policy
-SHARED = ("rank", "admit", "checkpoints", "route")
 # methods of earlier releases, with those that replace them
 RENAMED = {
     "priority": "rank(entry, tier, kind)",
@@ -89,11 +65,37 @@ RENAMED = {
 }
 
 
-def policy_of(world: World) -> SimpleNamespace:
-    """Build the policies that `world.config` names, as one object with a method for each decision.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The decisions of one engine, each as a function that takes it.
 
-    The methods of the user's class, which `cache.policy` names, replace built-in ones. All policies
-    get `world`.
+    Each part documents its methods, and is given to the module that calls them. A user's class may
+    have any of these methods. It may return None in `rank`, `victim`, `prefetch`, `admit`,
+    `checkpoints` and `route`: the built-in policy that the settings name then decides. With
+    `checkpoints`, nothing more is kept at the ends of chunks. A class with the attribute `demotes =
+    True` is also asked by `admit` about data that the device is about to evict.
+
+    Attributes:
+        entries: ranks entries and is told of events; None means LRU, without entries.
+        writes: says what is copied to the host and to storage.
+        reads: says how much is read from storage, and how long a request waits for it.
+        requests: orders the waiting requests, charges them, and says what is kept of a prompt.
+        route: (request, engines): the index of the engine that serves a request. Only the policy
+            of the first engine is asked, once for each request. Example: `return request.id %
+            len(engines)`.
+    """
+
+    entries: EntryPolicy | None
+    writes: WritePolicy
+    reads: ReadPolicy
+    requests: SchedulerPolicy
+    route: Route
+
+
+def policy_of(world: World) -> Policy:
+    """Build the policies that `world.config` names. All of them get `world`.
+
+    The methods of the class that `cache.policy` names replace built-in ones.
 
     Raises:
         ValueError: the user's class does not exist, does not accept its arguments, or has a method
@@ -102,65 +104,62 @@ def policy_of(world: World) -> SimpleNamespace:
     """
     cache, num_ranks = world.config.cache, world.config.parallel.ranks
     policy = presets(world)
-    if cache.policy == "none":
+    if cache.policy == "lru":
         return policy
     own = own_policy(cache.policy, world, cache.policy_args)
-    if num_ranks > 1 and hasattr(own, "prefetch"):
+    if num_ranks > 1 and "prefetch" in own:
         raise ValueError(
             f"cache.policy={cache.policy} has a method prefetch, which needs parallel.ranks=1, got "
             f"{num_ranks}: ranks measure different rates and must read alike"
         )
-    if hasattr(own, "may_stop"):
-        policy.waits, policy.deadline_ns = True, None
-    if hasattr(own, "admit"):
-        policy.moments = dict.fromkeys(policy.moments, frozenset(MOMENTS))
-        own.demotes = policy.demotes or getattr(own, "demotes", False)
-    if hasattr(own, "checkpoints"):  # it alone says where states and windows are kept
-        policy.in_chunk, policy.publishes_end = None, True
-    for name in SHARED:
-        if hasattr(own, name) and hasattr(policy, name):
-            setattr(own, name, _either(getattr(own, name), getattr(policy, name)))
-    vars(policy).update(vars(own), has_entries=True)
-    return policy
+    return with_methods(policy, own)
 
 
-def presets(world: World) -> SimpleNamespace:
-    """Return the built-in policies that `world.config` names.
-
-    Each decision, such as eviction or routing, is a method or attribute of the returned object.
-    """
+def presets(world: World) -> Policy:
+    """Return the built-in policies that `world.config` names, without that of `cache.policy`."""
     config = world.config
     has_states = config.model.num_mamba_layers > 0
     place = PLACEMENTS[config.cache.checkpoints if has_states else config.cache.windows]
-    placement = _made(place, world)
-    eviction = _made(EVICTIONS[config.cache.eviction], world)
-    order = _made(ORDERS[config.scheduler.order], world)
-    stop = _made(STOPS[config.prefetch.stop], world)
-    copies = _made(COPIES[config.cache.write_policy], world)
-    writes = Downward(copies, _made(WRITES[config.storage.write], world))
-    methods = SimpleNamespace(
-        moments=writes.moments,
-        demotes=writes.demotes,
-        admit=writes.admit,
-        prefetch=None,
-        waits=getattr(stop, "waits", True),
-        may_stop=stop.may_stop,
-        deadline_ns=getattr(stop, "deadline_ns", None),
-        checkpoints=placement.checkpoints,
-        in_chunk=getattr(placement, "in_chunk", None),
-        publishes_end=getattr(placement, "publishes_end", True),
-        sort_key=order.sort_key,
-        window_charge=partial(swa_budget_for_req, config.scheduler.swa_budget),
-        route=_made(ROUTERS[config.parallel.router], world).route,
-        has_entries=hasattr(eviction, "rank"),
+    copies = COPIES[config.cache.write_policy](world)
+    return Policy(
+        entries=None,
+        writes=downward(copies, WRITES[config.storage.write](world)),
+        reads=STOPS[config.prefetch.stop](world),
+        requests=SchedulerPolicy(
+            sort_key=ORDERS[config.scheduler.order](world),
+            window_charge=partial(swa_budget_for_req, config.scheduler.swa_budget),
+            placement=place(world),
+        ),
+        route=ROUTERS[config.parallel.router]().route,
     )
-    if methods.has_entries:
-        methods.rank = eviction.rank
-    return methods
 
 
-def _made(make: Any, world: World) -> Any:
-    return make() if make.__init__ is object.__init__ else make(world)
+def with_methods(policy: Policy, own: Mapping[str, Any]) -> Policy:
+    """Return `policy` with the methods `own`, by name, in place of its own ones."""
+    writes, requests, placement = policy.writes, policy.requests, policy.requests.placement
+    if "admit" in own:
+        moments = {target: frozenset(MOMENTS) for target in writes.moments}
+        if not (writes.demotes or own.get("demotes", False)):
+            moments["host"] -= {EVICTED}
+        writes = WritePolicy(_either(own["admit"], writes.admit), moments)
+    if "checkpoints" in own:  # it alone says where states and windows are kept
+        asked = _either(own["checkpoints"], placement.checkpoints)
+        requests = replace(requests, placement=Placement(asked))
+    reads = policy.reads
+    if "may_stop" in own:
+        reads = ReadPolicy(own["may_stop"], prefetch=reads.prefetch)
+    return Policy(
+        entries=_replaced(policy.entries or EntryPolicy(), own),
+        writes=writes,
+        reads=_replaced(reads, own),
+        requests=_replaced(requests, own),
+        route=_either(own["route"], policy.route) if "route" in own else policy.route,
+    )
+
+
+def _replaced(part: Part, own: Mapping[str, Any]) -> Part:
+    names = [each.name for each in fields(part) if each.name in own]
+    return replace(part, **{name: own[name] for name in names})
 
 
 def _either(own: Callable[..., Any], preset: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,8 +198,8 @@ def _misspelt(policy: object, wanted: Mapping[str, Answer]) -> str:
     return ""
 
 
-def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> SimpleNamespace:
-    """Build the user's policy class `name`, and return its policy methods as one object.
+def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> dict[str, Any]:
+    """Build the policy class `name`, and return its methods by name.
 
     The class is called with `world` and the keyword arguments `arguments`. Each returned method
     raises an error if the user's method fails or returns a wrong value.
@@ -222,4 +221,6 @@ def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> Simpl
         wanted, fault = _methods_of(policy)
     if fault:
         raise PolicyError(f"{told} {fault}: the methods are {names}", place_of(type(policy)))
+    if name in STOCK:
+        return {each: getattr(policy, each) for each in wanted}
     return checked(told, policy, wanted)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Protocol
 
 from hicache.cache.checked import PolicyError
 from hicache.cache.tree.lookup import usable_len
@@ -44,9 +45,14 @@ class Replica:
         return usable_len(tree, tokens, max_len, request.namespace, on_device=on_device)
 
 
-def router_of(
-    choose: Callable[[Request, Sequence[Replica]], int], replicas: Sequence[Replica]
-) -> Callable[[Request], int]:
+Route = Callable[[Request, Sequence[Replica]], int]
+
+
+class Router(Protocol):
+    def route(self, request: Request, engines: Sequence[Replica]) -> int: ...
+
+
+def router_of(choose: Route, replicas: Sequence[Replica]) -> Callable[[Request], int]:
     """Return the function that picks the engine for a request, as an index into `replicas`.
 
     `choose` is the method `route` of a policy. The function raises PolicyError if that method
@@ -65,7 +71,7 @@ def router_of(
 
 
 class RoundRobin:
-    def __init__(self, world: object) -> None:
+    def __init__(self) -> None:
         self._turns = count()
 
     def route(self, request: Request, engines: Sequence[Replica]) -> int:
@@ -75,7 +81,7 @@ class RoundRobin:
 class Sticky:
     """Routes all requests of a session to one engine; new sessions go to the engines in turn."""
 
-    def __init__(self, world: object) -> None:
+    def __init__(self) -> None:
         self._homes: dict[int, int] = {}
 
     def route(self, request: Request, engines: Sequence[Replica]) -> int:
@@ -118,7 +124,7 @@ class Scored:
 
     device_weight, cache_weight = 1, 1
 
-    def __init__(self, world: object) -> None:
+    def __init__(self) -> None:
         self._turns = count(1)
         self._chosen: dict[int, int] = {}  # turn of the last choice, by engine
 
@@ -149,7 +155,7 @@ class ScoredDevice(Scored):
     device_weight, cache_weight = 3, 0
 
 
-ROUTERS: dict[str, Callable[..., object]] = {
+ROUTERS: dict[str, Callable[[], Router]] = {
     "sticky": Sticky,
     "round_robin": RoundRobin,
     "prefix_load": PrefixLoad,

@@ -8,26 +8,29 @@ from collections.abc import Callable
 from functools import cache
 
 from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetcher import ReadPolicy
 from hicache.clock import to_ns
 from hicache.config import DeadlineFrom
 from hicache.policies.world import World
 
 
-class BestEffort:
-    """Never lets a request wait for its prefetch from storage.
-
-    The request runs with the pages that have been read so far.
-    """
-
-    waits = False  # it is not called, and ranks do not vote
-
-    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
-        return True
+def best_effort(world: World) -> ReadPolicy:
+    """Return a policy by which no request waits: each runs with the pages read so far."""
+    return ReadPolicy(lambda prefetch, now_ns: True, waits=False)
 
 
-class WaitComplete:
-    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
-        return prefetch.is_complete
+def wait_complete(world: World) -> ReadPolicy:
+    return ReadPolicy(lambda prefetch, now_ns: prefetch.is_complete)
+
+
+def timeout(world: World) -> ReadPolicy:
+    rule = Timeout(world)
+    return ReadPolicy(rule.may_stop, deadline_ns=rule.deadline_ns)
+
+
+def marginal(world: World) -> ReadPolicy:
+    rule = Marginal(world)
+    return ReadPolicy(rule.may_stop, deadline_ns=rule.deadline_ns)
 
 
 class Timeout:
@@ -111,9 +114,9 @@ class Marginal:
         return self._patience * compute_ns * max(self._rates.num_waiting, 1)
 
 
-STOPS: dict[str, Callable[..., object]] = {
-    "best_effort": BestEffort,
-    "wait_complete": WaitComplete,
-    "timeout": Timeout,
-    "marginal": Marginal,
+STOPS: dict[str, Callable[[World], ReadPolicy]] = {
+    "best_effort": best_effort,
+    "wait_complete": wait_complete,
+    "timeout": timeout,
+    "marginal": marginal,
 }

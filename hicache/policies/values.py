@@ -137,6 +137,28 @@ class Marconi:
         return self._saved[place]
 
 
+class StateFlops:
+    """Ranks Mamba states by their last use plus the FLOPs per byte that they save.
+
+    A state saves the FLOPs of the tokens since the state before it. The bytes include the KV pages
+    of these tokens, because a hit needs the pages too. The FLOPs per byte of a prompt's first page
+    weigh as much as `alpha` times 1,000 uses of the cache. Other kinds of data keep LRU order.
+    """
+
+    def __init__(self, world: World, *, alpha: float = 1.0) -> None:
+        self._world = world
+        self._page_bytes = world.unit_bytes["host"]["full"]
+        self._scale = alpha * 1000 * self._page_bytes / world.flops(0, world.page_size)
+
+    def rank(self, entry: Entry, tier: str, kind: str) -> float | None:
+        if kind != "mamba":
+            return None
+        start = entry.parent.end if entry.parent else 0
+        pages = (entry.end - start) // self._world.page_size
+        num_bytes = entry.bytes + pages * self._page_bytes
+        return entry.used + self._scale * self._world.flops(start, entry.end) / num_bytes
+
+
 def _scaled(values: list[float]) -> list[float]:
     low, high = min(values, default=0.0), max(values, default=0.0)
     return [(value - low) / (high - low) if high > low else 0.0 for value in values]

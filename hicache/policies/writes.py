@@ -1,105 +1,75 @@
-"""Write policies: `cache.write_policy` copies to the host, `storage.write` to storage.
-
-`moments` names the moments at which a policy is called; at others, the policy copies nothing. In a
-run without entries, a policy gets a node.
-"""
+"""Write policies: `cache.write_policy` copies to the host, `storage.write` to storage."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
-from hicache.cache.tiers.transfer import COPIED, EVICTED, HIT, INSERTED, Load
+from hicache.cache.tiers.transfer import COPIED, EVICTED, HIT, INSERTED, Load, WritePolicy
 from hicache.cache.tree.entry import Entry
+from hicache.cache.tree.node import Node
 from hicache.policies.world import World
 
+Item = Entry | Node  # a run without entries shows nodes
 
-class WriteThrough:
-    """Copies data to the host as soon as it is inserted on the device.
 
-    Generated answers are copied only if the setting `cache.backs_up_answers` is on.
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Says what one tier gets: data that `admits` accepts, at one of the `moments`.
+
+    At other moments, nothing is copied.
     """
 
-    moments = frozenset({INSERTED})
-    least_uses = 0
-
-    def __init__(self, world: World) -> None:
-        self._copies_answers = world.config.cache.backs_up_answers
-
-    def admit(self, entry: Entry, source: str, target: str, load: Load) -> bool:
-        may_copy = self._copies_answers or not load.is_answer
-        return may_copy and entry.uses >= self.least_uses
+    moments: frozenset[str]
+    admits: Callable[[Item, Load], bool]
 
 
-class WriteThroughSelective(WriteThrough):
-    # copies what is inserted for the second time or was hit
-
-    least_uses = 2
+def _all(item: Item, load: Load) -> bool:
+    return True
 
 
-class WriteBack:
-    moments = frozenset({EVICTED})
+def _write_through(world: World, least_uses: int = 0) -> Writes:
+    # generated answers only with `cache.backs_up_answers`
+    copies_answers = world.config.cache.backs_up_answers
 
-    def admit(self, entry: Entry, source: str, target: str, load: Load) -> bool:
-        return True
+    def admits(item: Item, load: Load) -> bool:
+        return (copies_answers or not load.is_answer) and item.uses >= least_uses
 
-
-class WriteBackWatermark(WriteBack):
-    """Copies data to the host before the data is evicted, and earlier if the device is nearly full.
-
-    New data is copied at once if the free share of its device pool is below
-    `cache.write_watermark`.
-    """
-
-    moments = frozenset({INSERTED, EVICTED})
-
-    def __init__(self, world: World) -> None:
-        self._watermark = world.config.cache.write_watermark
-
-    def admit(self, entry: Entry, source: str, target: str, load: Load) -> bool:
-        return load.moment == EVICTED or load.source_free < self._watermark
+    return Writes(frozenset({INSERTED}), admits)
 
 
-class OnBackUp:
-    moments = frozenset({COPIED})
+def _write_back_watermark(world: World) -> Writes:
+    watermark = world.config.cache.write_watermark
 
-    def admit(self, entry: Entry, source: str, target: str, load: Load) -> bool:
-        return True
+    def admits(item: Item, load: Load) -> bool:
+        return load.moment == EVICTED or load.source_free < watermark
 
-
-class Selective:
-    moments = frozenset({COPIED, HIT})
-
-    def __init__(self, world: World) -> None:
-        self._least_uses = world.config.storage.write_hits + 1  # insertion is a use
-
-    def admit(self, entry: Entry, source: str, target: str, load: Load) -> bool:
-        return entry.uses >= self._least_uses
+    return Writes(frozenset({INSERTED, EVICTED}), admits)
 
 
-class OnHostEviction(OnBackUp):
-    moments = frozenset({EVICTED})
+def _selective(world: World) -> Writes:
+    least_uses = world.config.storage.write_hits + 1  # insertion is a use
+    return Writes(frozenset({COPIED, HIT}), lambda item, load: item.uses >= least_uses)
 
 
-COPIES: dict[str, Callable[..., Any]] = {
-    "write_through": WriteThrough,
-    "write_through_selective": WriteThroughSelective,
-    "write_back": WriteBack,
-    "write_back_watermark": WriteBackWatermark,
+COPIES: dict[str, Callable[[World], Writes]] = {
+    "write_through": _write_through,
+    # what is inserted for the second time or was hit
+    "write_through_selective": lambda world: _write_through(world, least_uses=2),
+    "write_back": lambda world: Writes(frozenset({EVICTED}), _all),
+    "write_back_watermark": _write_back_watermark,
 }
-WRITES: dict[str, Callable[..., Any]] = {
-    "on_back_up": OnBackUp,
-    "selective": Selective,
-    "on_host_eviction": OnHostEviction,
+WRITES: dict[str, Callable[[World], Writes]] = {
+    "on_back_up": lambda world: Writes(frozenset({COPIED}), _all),
+    "selective": _selective,
+    "on_host_eviction": lambda world: Writes(frozenset({EVICTED}), _all),
 }
 
 
-class Downward:
-    """Combines the write policies of two tiers: `copies` for the host, and `writes` for storage."""
+def downward(copies: Writes, writes: Writes) -> WritePolicy:
+    """Combine the write policies of two tiers: `copies` for the host, and `writes` for storage."""
+    tiers = {"host": copies, "storage": writes}
 
-    def __init__(self, copies: Any, writes: Any) -> None:
-        self._policies = {"host": copies, "storage": writes}
-        self.moments = {target: policy.moments for target, policy in self._policies.items()}
-        self.demotes = EVICTED in copies.moments
+    def admit(item: Item, source: str, target: str, load: Load) -> bool:
+        tier = tiers[target]
+        return load.moment in tier.moments and tier.admits(item, load)
 
-    def admit(self, entry: Entry, source: str, target: str, load: Load) -> bool:
-        policy = self._policies[target]
-        return load.moment in policy.moments and policy.admit(entry, source, target, load)
+    return WritePolicy(admit, {target: tier.moments for target, tier in tiers.items()})

@@ -28,6 +28,8 @@ from hicache.user_code import UserCodeError, told
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 BAD_INPUT = (ValueError, OSError, StorageError, *CONFIG_ERRORS)
 REPORT = "a fault of hicache; please report it with these lines and those of `hicache env`"
+# settings of the last release
+RENAMED = {"cache.eviction": "cache.policy, and its slru is sglang_slru there"}
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # by optional package, the extra of hicache that installs it
@@ -128,6 +130,8 @@ def meant(name: str, known: Collection[str]) -> str:
 
     A known name that ends with `/name`, as metrics may, is preferred.
     """
+    if name in RENAMED:
+        return f" ({name} is now {RENAMED[name]})"
     group = name[: name.rfind(".") + 1]  # that two settings are of one group makes them not similar
     peers = [each.removeprefix(group) for each in known if each.startswith(group)]
     near = [each for each in known if each.endswith(f"/{name}")]

@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import floor
+from typing import Protocol
 
 from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
@@ -69,6 +70,34 @@ class NewTokenRatio:
         self._base, self._steps = self._initial, 0
 
 
+class WindowCharge(Protocol):
+    """Returns how many tokens a request is charged in a sliding-window pool.
+
+    Args:
+        extend: tokens of the request that must be computed.
+        chunk: tokens that the current step can still compute.
+        window: length of the sliding window in tokens.
+        page: tokens per page.
+        swa_host_hit_length: window tokens to load from host to device; 0 once device pages are
+            allocated for them.
+        max_new: answer tokens for which memory is reserved.
+
+    The charge must not fall as `extend` and `chunk` grow, because admission finds the longest chunk
+    that fits by bisection. Example: `return max(extend, window) + page + swa_host_hit_length`.
+    """
+
+    def __call__(
+        self,
+        *,
+        extend: int,
+        chunk: int,
+        window: int,
+        page: int,
+        swa_host_hit_length: int,
+        max_new: int,
+    ) -> int: ...
+
+
 class Admission:
     """Decides whether a request fits in the memory pools, and reserves room for it.
 
@@ -76,9 +105,11 @@ class Admission:
     fraction of the answers for which memory is reserved.
     """
 
-    def __init__(self, cache: PrefixCache, config: SchedulerConfig) -> None:
+    def __init__(
+        self, cache: PrefixCache, config: SchedulerConfig, window_charge: WindowCharge
+    ) -> None:
         self.new_token_ratio = NewTokenRatio(config)
-        self._policy = cache.tree.policy
+        self._window_charge = window_charge
         self._cache = cache
         self._config = config
         self._page = cache.page_size
@@ -202,7 +233,7 @@ class Admission:
         return min(chunk, fits * page)
 
     def charge(self, kind: int, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
-        charge: int = self._policy.window_charge(
+        return self._window_charge(
             extend=extend,
             chunk=chunk,
             window=self._cache.tree.kinds.window_lens[kind],
@@ -210,7 +241,6 @@ class Admission:
             swa_host_hit_length=host_hit,
             max_new=max_new,
         )
-        return charge
 
 
 def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:

@@ -1,5 +1,8 @@
 """Checkpoints: the prompt lengths at which states and windows are kept, and the slots of states."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from hicache.cache.pages import PageIds
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import MatchResult
@@ -7,12 +10,35 @@ from hicache.scheduler.batch import Extend
 from hicache.scheduler.request_state import RequestState
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Decides at which lengths of a prompt its Mamba states and sliding windows are kept.
+
+    Attributes:
+        checkpoints: (kind, start, end, branch): prompt lengths in tokens at which a window or state
+            is kept, in any order. They are rounded down to pages; those outside (start, end] are
+            dropped. `start`: tokens that need not be computed. `end`: the last page boundary.
+            `branch`: where the prompt leaves an edge that has no state or window there, or None.
+            The scheduler asks when it admits a request. Example: `return [end]`.
+        in_chunk: (placed, end): the lengths kept in a chunk that ends at `end`, of which
+            `checkpoints` placed those in `placed`; None keeps just those. The prompt's last chunk
+            is not asked about unless it ends at a page boundary.
+        publishes_end: whether a chunk enters the tree up to its end where nothing is kept there.
+    """
+
+    checkpoints: Callable[[str, int, int, int | None], list[int]]
+    in_chunk: Callable[[list[int], int], list[int]] | None = None
+    publishes_end: bool = True
+
+
 class CheckpointSaver:
-    def __init__(self, cache: PrefixCache, *, takes_spare: bool = False) -> None:
+    def __init__(
+        self, cache: PrefixCache, placement: Placement, *, takes_spare: bool = False
+    ) -> None:
         # `takes_spare`: states are saved in the request's own spare slot, and not in a new one
         self._takes_spare = takes_spare
         self._cache = cache
-        self._policy = cache.tree.policy
+        self._placement = placement
         self._kinds = kinds = cache.tree.kinds
         self._page = cache.page_size
         # a model with states saves windows where it saves states
@@ -23,7 +49,7 @@ class CheckpointSaver:
         req.branch_len, req.placed = match.branch_len, []
         if self._kinds.aux:
             last = self._end(req)
-            placed = self._policy.checkpoints(self._kind, req.kv_len, last, match.branch_len)
+            placed = self._placement.checkpoints(self._kind, req.kv_len, last, match.branch_len)
             req.placed = sorted({self._floor(length) for length in placed})
 
     def chunk(self, req: RequestState, end: int) -> Extend:
@@ -32,21 +58,21 @@ class CheckpointSaver:
         The chunk takes a slot for each state that it saves. It is published up to each length at
         which a state or window is kept, and up to its end.
         """
-        last, policy, has_states = self._floor(end), self._policy, bool(self._kinds.points)
+        last, placement, has_states = self._floor(end), self._placement, bool(self._kinds.points)
         if not self._kinds.aux:
             # a retracted request computes its answer again, which is not backed up with its prompt
             prompt_len, knobs = req.request.prompt_len, self._cache.knobs
             is_split = req.kv_len < prompt_len < end and not knobs.backs_up_answers
             return Extend(req, req.kv_len, end, [], [(prompt_len, True)] * is_split + [(end, True)])
         kept = [length for length in req.placed if req.kv_len < length <= last]
-        if policy.in_chunk is not None and req.kv_len < last:
-            kept = policy.in_chunk(kept, last)
+        if placement.in_chunk is not None and req.kv_len < last:
+            kept = placement.in_chunk(kept, last)
         ends = [(length, True) for length in kept]
         if kept and kept[-1] == last:
             if not has_states and last != req.branch_len:
                 ends[-1] = end, True  # so that the window is that before the last token
-        elif policy.publishes_end or not (kept or has_states):
-            ends.append((end, policy.in_chunk is not None or last in req.placed))
+        elif placement.publishes_end or not (kept or has_states):
+            ends.append((end, placement.in_chunk is not None or last in req.placed))
         saves = self._saves(req, kept) if has_states else []
         return Extend(req, req.kv_len, end, saves, ends)
 

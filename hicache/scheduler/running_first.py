@@ -11,7 +11,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import MatchResult
 from hicache.config import SchedulerConfig
-from hicache.scheduler.admission import Admission, StepBudget, ceil_page
+from hicache.scheduler.admission import Admission, StepBudget, WindowCharge, ceil_page
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.queue_waits import Cause, Shortage
@@ -31,9 +31,10 @@ class WholePromptFits(Admission):
         self,
         cache: PrefixCache,
         config: SchedulerConfig,
+        window_charge: WindowCharge,
         begun: Callable[[], list[RequestState]],
     ) -> None:
-        super().__init__(cache, config)
+        super().__init__(cache, config, window_charge)
         self._begun = begun  # returns the requests whose prompts are computed or loaded in part
 
     def decide(self, req: RequestState, match: MatchResult, budget: StepBudget) -> Admit | Defer:
@@ -68,8 +69,10 @@ class RunningFirst(Scheduler):
     def _shows_early(self) -> bool:
         return not self.cache.tree.kinds.aux  # windows and states follow when they are computed
 
-    def _admission_of(self) -> Admission:
-        return WholePromptFits(self.cache, self.config, lambda: [*self._partials, *self.loading])
+    def _admission_of(self, window_charge: WindowCharge) -> Admission:
+        return WholePromptFits(
+            self.cache, self.config, window_charge, lambda: [*self._partials, *self.loading]
+        )
 
     @property
     def _partials(self) -> list[RequestState]:

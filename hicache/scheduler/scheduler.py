@@ -6,8 +6,8 @@ change between the two, so the executor may cut a run of decode steps short.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Container
-from dataclasses import replace
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -18,9 +18,15 @@ from hicache.cache.tree.node import MatchResult
 from hicache.clock import NEVER
 from hicache.config import Batching, Refresh, SchedulerConfig
 from hicache.request import Request
-from hicache.scheduler.admission import Admission, StepBudget, are_free, steps_with_pages
+from hicache.scheduler.admission import (
+    Admission,
+    StepBudget,
+    WindowCharge,
+    are_free,
+    steps_with_pages,
+)
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
-from hicache.scheduler.checkpoints import CheckpointSaver
+from hicache.scheduler.checkpoints import CheckpointSaver, Placement
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.events import Listener
 from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, Cause, QueueWaits, Shortage
@@ -29,6 +35,23 @@ from hicache.scheduler.request_state import RequestState
 MAX_RESTARTS = 3  # restarts of a prompt that runs out of pages while alone in the engine
 _PLACE = attrgetter("place")
 MAX_JUMP = 256  # decode steps planned at once; the executor prices only those before the next event
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerPolicy:
+    """Decisions of a policy about requests.
+
+    Attributes:
+        sort_key: (req, match): the rank of a waiting request, the smallest first. The scheduler
+            asks once, when the request is queued; `match` is its cached prefix at that time.
+            Example: `return req.target_len - match.usable_len`.
+        window_charge: how much of a window pool a request takes when it is admitted.
+        placement: where a prompt's states and windows are kept.
+    """
+
+    sort_key: Callable[[RequestState, MatchResult], float]
+    window_charge: WindowCharge
+    placement: Placement
 
 
 class Scheduler:
@@ -45,6 +68,7 @@ class Scheduler:
         cache: PrefixCache,
         prefetcher: Prefetcher | None,
         config: SchedulerConfig,
+        policy: SchedulerPolicy,
         *,
         max_len: int,
         may_jump: bool,
@@ -57,6 +81,7 @@ class Scheduler:
             cache: the KV cache that provides the pages.
             prefetcher: reads pages from storage ahead of time; None means that there is no storage.
             config: the settings of the scheduler.
+            policy: the order of waiting requests, the charges for windows, and what is kept.
             max_len: maximum tokens of prompt and answer together.
             may_jump: whether several decode steps may be planned at once.
             takes_decode_pages_first: whether a decode step takes its pages before it starts, as
@@ -78,7 +103,9 @@ class Scheduler:
         self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = CheckpointSaver(cache, takes_spare=self._num_slots is not None)
+        self._checkpoints = CheckpointSaver(
+            cache, policy.placement, takes_spare=self._num_slots is not None
+        )
         self._max_jump = MAX_JUMP if may_jump else 1
         self._has_states = bool(cache.tree.kinds.points)
         self._answer_pages = None if self._has_states else cache.knobs.answer_pages
@@ -87,7 +114,8 @@ class Scheduler:
         self.queue_waits = QueueWaits()
         self._num_submitted = 0
         self.ended = Outcome()  # requests that ended since the last `take_ended`
-        self._admission = self._admission_of()
+        self._admission = self._admission_of(policy.window_charge)
+        self._sort_key = policy.sort_key
         self._defer: Defer | None = None  # the decision that ended this step's scan
 
     # -- coming and going ----------------------------------------------------------------------
@@ -120,7 +148,7 @@ class Scheduler:
             if prefetch is not None:
                 start = prefetch.start_page * self._page
                 req.prefetched = (start, start + prefetch.num_pages * self._page)
-        req.place = (self.cache.tree.policy.sort_key(req, match), req.number)
+        req.place = (self._sort_key(req, match), req.number)
         req.looked_ns = now_ns
         req.queue_ns[Cause.step] = now_ns - came_ns
         req.queue_mark = self.queue_waits.mark(now_ns)
@@ -226,8 +254,8 @@ class Scheduler:
 
     # -- admission -----------------------------------------------------------------------------
 
-    def _admission_of(self) -> Admission:
-        return Admission(self.cache, self.config)
+    def _admission_of(self, window_charge: WindowCharge) -> Admission:
+        return Admission(self.cache, self.config, window_charge)
 
     def _num_active(self, batch: Batch) -> int:
         return len(self.running) + len(self.ending) + len(batch.extends)

@@ -13,15 +13,17 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.digests import Digests
-from hicache.cache.tree.entry import Entries
+from hicache.cache.tree.entry import Entries, EntryPolicy
 from hicache.cache.tree.eviction import Ranking
 from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.residency import by_last_use
 from hicache.cache.tree.sequence import Sequence
-from hicache.policies.policy import METHODS, presets
+from hicache.policies.policy import METHODS, Policy, presets, with_methods
+from hicache.policies.stock import STOCK
 
 PAGE = 4
+RANKED = conf.STOCK_POLICIES[:5]  # they only rank entries, or leave them to LRU
 
 
 def tokens_of(count: int, first: int = 0) -> bytes:
@@ -77,15 +79,27 @@ def world_of(kinds: Kinds | None = None, **groups: Any) -> Any:
     )
 
 
+def methods_of(own: object) -> dict[str, Any]:
+    """The methods of a policy that an object has."""
+    return {name: getattr(own, name) for name in METHODS if hasattr(own, name)}
+
+
+def policies_of(kinds: Kinds, own: object = None, **groups: Any) -> Policy:
+    """The policies of these groups of settings, with the methods of `own` in place of theirs."""
+    policy = presets(world_of(kinds, **groups))
+    return policy if own is None else with_methods(policy, methods_of(own))
+
+
 def prefetcher_of(
-    cache: PrefixCache, config: conf.PrefetchConfig, host_tokens: int | None = None
+    cache: PrefixCache,
+    config: conf.PrefetchConfig,
+    host_tokens: int | None = None,
+    policy: object = None,
 ) -> Prefetcher:
-    """A prefetcher with the stop policy of `config`, if no policy of one's own has one."""
-    rates, policy = RateEstimator(), cache.tree.policy
-    new = presets(world_of(cache.tree.kinds, prefetch=config, rates=rates))
-    if not getattr(policy, "stops_itself", False):
-        policy.waits, policy.may_stop, policy.deadline_ns = new.waits, new.may_stop, new.deadline_ns
-    return Prefetcher(cache, config, host_tokens, rates)
+    """A prefetcher with the stop policy of `config`, if `policy` has no method for it."""
+    rates = RateEstimator()
+    reads = policies_of(cache.tree.kinds, policy, prefetch=config, rates=rates).reads
+    return Prefetcher(cache, config, reads, host_tokens, rates)
 
 
 def make_cache(
@@ -96,35 +110,36 @@ def make_cache(
     window_len: int = 0,
     has_states: bool = False,
     policy: object = None,
+    eviction: str = "lru",
     page_size: int = PAGE,
     page_bytes: tuple[int, ...] = (),
     kinds: Kinds | None = None,
     storage: conf.StorageConfig | None = None,
     storage_queue_bytes: int | None = None,
     quirks: conf.QuirksConfig | None = None,
-    scheduler: conf.SchedulerConfig | None = None,
     **knobs: Any,
 ) -> PrefixCache:
     """A cache of these pools, or of new ones; by default its pages weigh one byte each.
 
-    `policy`: methods in place of those of the built-in policies. `knobs`: settings of the cache.
+    `policy`: methods in place of those of the built-in policies. `eviction`: one of `RANKED`.
+    `knobs`: settings of the cache.
     """
     kinds = kinds or named_kinds(
         page_size, window_len=window_len, has_states=has_states, page_bytes=page_bytes
     )
     config = conf.CacheConfig(**{"page_size": kinds.page_size, **knobs})
-    groups = {
-        "storage": storage or conf.StorageConfig(),
-        "scheduler": scheduler or conf.SchedulerConfig(),
-    }
-    methods = presets(world_of(kinds, cache=config, **groups))
-    own = {name: getattr(policy, name) for name in METHODS if hasattr(policy, name)}
-    vars(methods).update(own, stops_itself="may_stop" in own)
-    if policy is not None:
-        methods.has_entries = True
-    tree = RadixTree(kinds=kinds, policy=methods, knobs=config, quirks=quirks)
+    if eviction != "lru" and policy is None:
+        policy = ranked_by(eviction)
+    made = policies_of(kinds, policy, cache=config, storage=storage or conf.StorageConfig())
+    tree = RadixTree(
+        kinds=kinds,
+        policy=made.entries,
+        demotes=made.writes.demotes,
+        knobs=config,
+        quirks=quirks,
+    )
     pools = pools or make_pools(device, host)
-    return PrefixCache(tree, pools, storage, storage_queue_bytes=storage_queue_bytes)
+    return PrefixCache(tree, pools, made.writes, storage, storage_queue_bytes=storage_queue_bytes)
 
 
 def run_request(
@@ -179,8 +194,14 @@ def node_at(cache: PrefixCache, end: int) -> Node:
     return node
 
 
+def ranked_by(policy: str, seed: int = 0) -> Any:
+    """A built-in policy that ranks, one of `RANKED`."""
+    make = STOCK[policy]
+    return make(world_of(seed=seed)) if policy == "random" else make()
+
+
 def ranking_of(policy: str, seed: int = 0) -> Ranking:
     """The order in which a built-in eviction policy takes leaves of the host that have entries."""
-    methods = presets(world_of(cache=conf.CacheConfig(eviction=policy), seed=seed))
-    entries = Entries(methods, named_kinds(PAGE), Digests(PAGE))
+    rank = None if policy == "lru" else ranked_by(policy, seed).rank
+    entries = Entries(EntryPolicy(rank=rank), named_kinds(PAGE), Digests(PAGE))
     return entries.ranking(HOST, FULL, by_last_use(FULL))

@@ -8,17 +8,18 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tree.digests import Digests
-from hicache.cache.tree.entry import Entries
+from hicache.cache.tree.entry import Entries, EntryPolicy
 from hicache.cache.tree.eviction import VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.residency import by_last_use
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import EVICTION_POLICIES, QuirksConfig
+from hicache.config import QuirksConfig
 from hicache.observe.invariants import check
 from hicache.policies.eviction import Random
 from hicache.runs.schema import config_of
 from tests.cache.small import (
     PAGE,
+    RANKED,
     complete_all,
     evict_all,
     make_cache,
@@ -36,7 +37,7 @@ def leaves(count: int) -> list[Node]:
     return list(cache.tree.root("").children.values())
 
 
-@pytest.mark.parametrize("policy", sorted(EVICTION_POLICIES))
+@pytest.mark.parametrize("policy", sorted(RANKED))
 def test_every_leaf_goes_once(policy: str) -> None:
     queue = VictimQueue(ranking_of(policy))
     nodes = leaves(30)
@@ -65,7 +66,7 @@ def test_random_takes_all_alike() -> None:
 
 
 def test_the_lots_of_random_are_of_48_bits() -> None:
-    made = Entries(object(), named_kinds(PAGE), Digests(PAGE))
+    made = Entries(EntryPolicy(), named_kinds(PAGE), Digests(PAGE))
     entries = [made.of(node, FULL) for node in leaves(10)]
     worlds: list[Any] = [SimpleNamespace(seed=seed) for seed in range(20)]
     ranks = [Random(world).rank(each, "host", "full") for world in worlds for each in entries]

@@ -7,12 +7,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hicache.cache.checked import PolicyError, checked
-from hicache.cache.named import FLAG, LENGTHS, MOMENT, NUMBER, RANKING, TOKENS, built
+from hicache.cache.checked import Answer, PolicyError, checked
+from hicache.cache.named import FLAG, LENGTHS, MOMENT, NUMBER, RANK, TOKENS, built
 from hicache.cache.tree.node import Node
 
 ANSWERS = {
-    "priority": RANKING,
+    "priority": Answer(RANK.wanted, RANK.fits),
     "rank": NUMBER,
     "tokens": TOKENS,
     "lengths": LENGTHS,
@@ -36,18 +36,17 @@ class Answers:
 def asked(method, given):
     """What comes of a class that gives this."""
     policy = checked("knob=Answers", Answers(given), {method: ANSWERS[method]})
-    return getattr(policy, method)(1, page=2)
+    return policy[method](1, page=2)
 
 
 @pytest.mark.parametrize(
     ("method", "given"),
     [
         ("priority", "abc"),
-        ("priority", None),
-        ("priority", 1.0),
         ("priority", ()),
         ("priority", (math.nan,)),
-        ("priority", (1, "a")),
+        ("priority", (1, None)),
+        ("priority", (1, (math.inf,))),
         ("rank", None),
         ("rank", math.inf),
         ("rank", "first"),
@@ -106,7 +105,7 @@ class Raises:
 def test_an_exception_in_the_middle_names_the_class_and_the_question():
     policy = checked("order=Raises", Raises(), {"rank": NUMBER})
     with pytest.raises(PolicyError, match=r"order=Raises: rank\(7\) raised KeyError: 7") as told:
-        policy.rank(7)
+        policy["rank"](7)
     assert isinstance(told.value.__cause__, KeyError)
 
 
@@ -152,9 +151,9 @@ class Meddles:
     ],
 )
 def test_a_class_that_changes_what_it_is_shown_ends_the_run(meddle):
-    policy = checked("eviction", Meddles(meddle), {"priority": RANKING})
+    policy = checked("eviction", Meddles(meddle), {"priority": NUMBER})
     with pytest.raises(PolicyError, match=r"must not change|does not support item assignment"):
-        policy.priority(Node(Node(None, b"", 0, 0), b"", 0, 0))
+        policy["priority"](Node(Node(None, b"", 0, 0), b"", 0, 0))
 
 
 class Waits:

@@ -79,7 +79,7 @@ def test_claims_of_all_kinds_take_room_where_they_share_the_device(is_shared, ta
 
 
 @pytest.mark.parametrize("model", SMALL)
-@pytest.mark.parametrize("policy", ["none", "marconi", "s3fifo"])
+@pytest.mark.parametrize("policy", ["lru", "marconi", "s3fifo"])
 @pytest.mark.parametrize("pools", ["shared", "shared_both"])
 def test_the_laws_hold_and_one_kind_shares_nothing(model: str, policy: str, pools: str) -> None:
     # shared pools end jumps earlier; marconi counts each lookup of a deferred request as a use

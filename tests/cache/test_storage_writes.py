@@ -32,10 +32,10 @@ def cache_of(
     window_len = 2 * PAGE if has_sidecars else 0
     kinds = named_kinds(PAGE, window_len=window_len, has_states=has_sidecars, page_bytes=PAGE_BYTES)
     policy = presets(world_of(kinds, storage=StorageConfig(**how)))  # type: ignore[arg-type]
-    tree = RadixTree(kinds=kinds, policy=policy)
+    tree = RadixTree(kinds=kinds)
     pools = tuple([PageAllocator(40) for _ in PAGE_BYTES] for _ in range(2))
     storage = StorageConfig(**how)  # type: ignore[arg-type]
-    return PrefixCache(tree, pools, storage, storage_queue_bytes=queue_bytes)  # type: ignore[arg-type]
+    return PrefixCache(tree, pools, policy.writes, storage, storage_queue_bytes=queue_bytes)  # type: ignore[arg-type]
 
 
 def back_up(cache: PrefixCache) -> None:
@@ -296,9 +296,9 @@ def test_late_does_not_write_a_copy_whose_original_stays_on_the_device() -> None
     kinds = named_kinds(PAGE, page_bytes=PAGE_BYTES)
     how = StorageConfig(write="on_host_eviction")
     world = world_of(kinds, cache=CacheConfig(write_policy="write_back"), storage=how)
-    tree = RadixTree(kinds=kinds, policy=presets(world))
+    tree = RadixTree(kinds=kinds, demotes=True)
     pools = tuple([PageAllocator(8) for _ in PAGE_BYTES] for _ in range(2))
-    cache = PrefixCache(tree, pools, how, storage_queue_bytes=1 << 20)  # type: ignore[arg-type]
+    cache = PrefixCache(tree, pools, presets(world).writes, how, storage_queue_bytes=1 << 20)  # type: ignore[arg-type]
     run_request(cache, tokens_of(16), 16)
     evict_all(cache, DEVICE, FULL)
     complete_all(cache)

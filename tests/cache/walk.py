@@ -26,7 +26,7 @@ from hicache.observe import invariants
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match
 from tests.cache.portrait import portrait
-from tests.cache.small import evict_all, make_cache, prefetcher_of
+from tests.cache.small import RANKED, evict_all, make_cache, prefetcher_of
 
 NAMESPACES = ("n0", "n0", "n0", "n0", "n1")
 
@@ -77,7 +77,7 @@ def random_setting(seed: int) -> Setting:
             "device": device,
             "host": host,
             "write_policy": rng.choice(conf.WRITE_POLICIES),
-            "eviction": rng.choice(conf.EVICTION_POLICIES),
+            "eviction": rng.choice(RANKED),
             "page_size": page,
             "window_len": window,
             "has_states": has_states,

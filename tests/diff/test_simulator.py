@@ -121,7 +121,7 @@ def test_the_config_is_that_of_the_pools() -> None:
     full = Pools(device_tokens=640, host_tokens=0, max_len=320, has_storage=False)
     config = config_for(full, {"eviction": "lfu", "write_policy": "write_back"})
     assert (config.storage.kind, config.cache.host_tokens) == ("none", 0)
-    assert (config.cache.eviction, config.cache.write_policy) == ("lfu", "write_back")
+    assert (config.cache.policy, config.cache.write_policy) == ("lfu", "write_back")
     assert (config.cache.swa_device_tokens, config.cache.device_states) == (None, None)
 
 

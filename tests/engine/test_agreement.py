@@ -90,11 +90,12 @@ class Rank:
         whole_digest_every: int = 1,
     ) -> None:
         kinds = named_kinds(PAGE, window_len=window_len, has_states=has_states)
-        tree = RadixTree(kinds=kinds, policy=presets(world_of(kinds)))
+        tree = RadixTree(kinds=kinds)
         pools = tuple([TracedAllocator(num_pages) for _ in range(kinds.size)] for _ in range(2))
         self.cache = PrefixCache(
             tree,
             pools,  # type: ignore[arg-type]
+            presets(world_of(kinds)).writes,
             storage_queue_bytes=1000,
         )
         config = PrefetchConfig(

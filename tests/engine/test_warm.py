@@ -8,9 +8,8 @@ from hicache.cache.tree.keys import Numbers
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.engine.warm import warm_storage
 from hicache.observe.history import PageRegistry, Stored
-from hicache.policies.policy import presets
 from hicache.request import Request, TokenSpans
-from tests.cache.small import named_kinds, world_of
+from tests.cache.small import named_kinds
 
 PAGE = 4
 
@@ -49,7 +48,7 @@ def warmed(
         namespace=namespace,
     )
     kinds = named_kinds(PAGE, window_len=window_pages * PAGE, has_states=has_states)
-    tree = RadixTree(kinds=kinds, policy=presets(world_of(kinds)))
+    tree = RadixTree(kinds=kinds)
     warm_storage(kept, [request], tree)  # type: ignore[arg-type]
     assert not tree.roots
     return kept

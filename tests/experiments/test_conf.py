@@ -77,7 +77,7 @@ def test_every_experiment_asks_a_question_and_carries_its_name(path):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("workload=agents", "storage=slab", "cache.eviction=fifo", "arm=cut_on", "seed=3"),
+        ("workload=agents", "storage=slab", "cache.policy=fifo", "arm=cut_on", "seed=3"),
         ("compat=sglang_0_5_23", "prefetch.stage_at=enqueue", "name='a b'"),
         ("storage.faults={error_rate: 0.1}", "cache.policy_args={patience: 2}", "hydra.job.num=1"),
     ],

@@ -12,7 +12,7 @@ from hicache.cli.tables.sweep_figure import wrapped
 
 def row(name, middle):
     made = Row()
-    made.add("cache.eviction", name, **{"cache.eviction": name})
+    made.add("cache.policy", name, **{"cache.policy": name})
     for heading in ("token hit rate", "TTFT mean, s"):
         parts = {f"{heading} middle": middle, f"{heading} low": 0.12345, f"{heading} high": 0.98765}
         made.add(heading, f"{middle} (0.12345–0.98765)", **parts)

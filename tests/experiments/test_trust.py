@@ -52,7 +52,7 @@ def change(directory: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "knob"),
     [
-        ("  policy: none\n", "  policy: theirs:Mine\n", "cache.policy=theirs:Mine"),
+        ("  policy: lru\n", "  policy: theirs:Mine\n", "cache.policy=theirs:Mine"),
         (
             "storage:\n  kind: memory\n",
             "storage:\n  kind: theirs:Mine\n",
@@ -74,7 +74,7 @@ def test_code_that_a_stored_run_names_does_not_run_unless_it_is_trusted(
 def test_a_trusted_run_uses_the_users_class(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (theirs / "theirs.py").write_text(f"{AUTHORS}    def on_insert(self, entry, tier): pass\n")
     monkeypatch.syspath_prepend(theirs)
-    change(theirs, "  policy: none\n", "  policy: theirs:Mine\n")
+    change(theirs, "  policy: lru\n", "  policy: theirs:Mine\n")
     assert rerun(theirs, trust=True).differences == ()
     assert (theirs / "RAN").exists()
 

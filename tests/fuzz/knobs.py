@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from operator import attrgetter
 
-from hicache.config import EVICTION_POLICIES, STOCK_POLICIES, WRITE_POLICIES, ExperimentConfig
+from hicache.config import STOCK_POLICIES, WRITE_POLICIES, ExperimentConfig
 from hicache.models import FORMATS, PLAIN
 from hicache.policies.routing import ROUTERS
 
@@ -161,8 +161,7 @@ WRITTEN = (
     _each("pools.full_host", 1.8, 0.7, 5.0, 0.0, plain_share=0.75),
     _each("pools.swa_host", 1.0, 0.3, 3.0, 0.0, plain_share=0.75),
     _each("pools.slots_host", 16, 2, 40, 0, plain_share=0.75),
-    _each("cache.eviction", *EVICTION_POLICIES),
-    _each("cache.policy", "none", *OURS, USERS, *STOCK_POLICIES),
+    _each("cache.policy", *OURS, USERS, *STOCK_POLICIES),
     _each("cache.write_policy", *WRITE_POLICIES),
     _each("cache.write_watermark", 0.2, 0.6),
     _each("cache.answer_pages", None, 1, 3),
@@ -246,7 +245,7 @@ WRITTEN = (
         none="",
         # an answer evicts pages just before a request is routed to the engine that held them
         look_of_a_router="parallel.replicas=2 parallel.router=prefix_load "
-        "cache.eviction=random cache.write_policy=write_through pools.full_device=0.8 "
+        "cache.policy=random cache.write_policy=write_through pools.full_device=0.8 "
         "pools.full_host=0.0 talk.longest_answer=300 talk.gap_s=0.05",
         # a request may go on with a part of what is read for it
         batches_of_a_read=f"cache.policy={USERS} {BY_BATCHES} workload.start=warm_storage",

@@ -16,7 +16,7 @@ from vllm.v1.kv_offload.cpu.policies.arc import ARCCachePolicy
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
 
 from hicache.policies.adapters import FromVllm, ToVllm
-from hicache.policies.eviction import Lfu, Slru
+from hicache.policies.eviction import Lfu, UsedAgain
 from hicache.policies.queues import PerPool
 from tests.policies.single import WORLD, victims_of
 from tests.policies.streams import CAPACITY, STREAMS
@@ -27,7 +27,7 @@ class OurLfu(ToVllm, CachePolicy):
 
 
 class OurSlru(ToVllm, CachePolicy):
-    make = Slru
+    make = UsedAgain
 
 
 def vllm_arc() -> PerPool:
@@ -37,7 +37,7 @@ def vllm_arc() -> PerPool:
 
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {  # cache_policy there, and the policy here
     "our LFU in both": ("OurLfu", Lfu),
-    "our SLRU in both": ("OurSlru", Slru),
+    "our SLRU in both": ("OurSlru", UsedAgain),
     "vLLM's ARC in both": ("arc", vllm_arc),
     "vLLM's LRU and our LRU": ("lru", lambda: None),
 }

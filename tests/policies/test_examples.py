@@ -17,14 +17,10 @@ LLAMA = ("model=llama3_8b", "parallel.tp=4", "cache.device_gib=12", "cache.host_
 HYBRID = ("model=qwen3_next_80b", "parallel.tp=4", "cache.device_gib=6", "cache.host_gib=8")
 # by file: the class, and a configuration in which it has something to decide
 EXAMPLES = {
-    "arc": ("Arc", (*LLAMA, "workload.limit=300")),
     "checkpoints": ("BranchesOnly", HYBRID),
     "flop_aware": ("FlopAware", LLAMA),
-    "gdsf": ("Gdsf", HYBRID),
     "prefetch_amount": ("ByLoad", (*LLAMA, *STORED)),
     "router": ("PrefixAndQueue", (*LLAMA, "parallel.replicas=2")),
-    "s3_fifo": ("S3Fifo", LLAMA),
-    "state_eviction": ("Marconi", (*HYBRID, "cache.mamba_host_share=0.1")),
     "stop": ("Slack", (*LLAMA, *STORED)),
     "writes": ("Bounded", (*LLAMA, "storage=memory", "storage.write_gbps=0.5")),
 }

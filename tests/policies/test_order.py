@@ -12,7 +12,7 @@ from tests.cache.small import world_of
 def first_of(order: str, *reqs: dict[str, float], **knobs: Any) -> int:
     """The index of the one that is looked at first: each has a prompt of 1,000 tokens."""
     config = SchedulerConfig(order=order, **knobs)
-    ranking: Any = presets(world_of(scheduler=config))
+    ranking = presets(world_of(scheduler=config)).requests
 
     def rank(number: int) -> float:
         told = reqs[number]

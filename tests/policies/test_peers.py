@@ -21,7 +21,7 @@ from hicache.policies.adapters import (
     ToSGLang,
     ToVllm,
 )
-from hicache.policies.eviction import Fifo, Lfu, Slru
+from hicache.policies.eviction import Fifo, Lfu, UsedAgain
 from hicache.policies.queues import Arc, PerPool, S3Fifo
 from hicache.policies.stock import STOCK
 from tests.policies.single import WORLD, misses_of
@@ -122,7 +122,7 @@ OURS = {  # with the peers that must miss as often
     "none": (lambda: None, ["libcachesim LRU", "lmcache LRU", "sglang LRU", "vllm LRU"]),
     "fifo": (Fifo, ["libcachesim FIFO", "lmcache FIFO", "sglang FIFO"]),
     "lfu": (Lfu, ["libcachesim LFU", "plugin our LFU", "lmcache LFU", "sglang LFU"]),
-    "slru of two segments": (Slru, ["sglang SLRU"]),
+    "slru of two segments": (UsedAgain, ["sglang SLRU"]),
     "slru": (partial(STOCK["slru"], WORLD), ["libcachesim SLRU"]),
     "arc": (partial(STOCK["arc"], WORLD), ["libcachesim ARC"]),
     "s3fifo": (partial(STOCK["s3fifo"], WORLD), ["libcachesim S3FIFO"]),

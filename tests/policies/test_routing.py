@@ -55,7 +55,7 @@ def test_asking_any_number_of_times_leaves_every_tree_as_it_was(kind: str) -> No
         (portrait(each.cache.tree), tree_digest(each.cache.tree), traffic_digest(each.cache))
         for each in engines
     ]
-    for router in (PrefixLoad(), Scored(None), ScoredDevice(None)):
+    for router in (PrefixLoad(), Scored(), ScoredDevice()):
         for request in asked * 3:
             router.route(request, seen(engines))
     after = [
@@ -111,9 +111,9 @@ def test_the_last_token_of_a_prompt_counts_for_nothing() -> None:
 def test_a_score_weighs_the_queue_above_a_match_on_both_tiers() -> None:
     engines = engines_that_served(range(900, 999), range(64))
     request = request_of(9, range(64), [1])
-    assert Scored(None).route(request, seen(engines)) == 1
+    assert Scored().route(request, seen(engines)) == 1
     load(engines[1], 1)
-    assert Scored(None).route(request, seen(engines)) == 0
+    assert Scored().route(request, seen(engines)) == 0
 
 
 def test_a_match_on_the_device_scores_above_one_on_the_host() -> None:
@@ -123,38 +123,38 @@ def test_a_match_on_the_device_scores_above_one_on_the_host() -> None:
     request = request_of(9, range(64), [1])
     assert usable_len(tree, tokens(request), 63, on_device=True) == 0
     assert usable_len(tree, tokens(request), 63) > 0
-    assert Scored(None).route(request, seen(engines)) == 1
+    assert Scored().route(request, seen(engines)) == 1
 
 
 def test_only_one_of_the_scores_counts_what_the_host_holds() -> None:
     engines = engines_that_served(range(900, 964), range(64))
     evict_all(engines[1].cache, DEVICE, FULL)
     request = request_of(9, range(64), [1])
-    assert Scored(None).route(request, seen(engines)) == 1
-    assert ScoredDevice(None).route(request, seen(engines)) == 0
+    assert Scored().route(request, seen(engines)) == 1
+    assert ScoredDevice().route(request, seen(engines)) == 0
 
 
 def test_a_score_weighs_the_memory_that_requests_hold() -> None:
     engines = engines_that_served(range(900, 999), range(900, 999))
     engines[0].cache.device.allocate(FULL, 10)
-    assert Scored(None).route(request_of(9, range(64), [1]), seen(engines)) == 1
+    assert Scored().route(request_of(9, range(64), [1]), seen(engines)) == 1
 
 
 def test_engines_of_equal_score_take_turns() -> None:
     engines = engines_that_served(range(9), range(9), range(9))
-    router, request = Scored(None), request_of(9, range(700, 740), [1])
+    router, request = Scored(), request_of(9, range(700, 740), [1])
     assert [router.route(request, seen(engines)) for _ in range(5)] == [0, 1, 2, 0, 1]
 
 
 def test_round_robin_takes_each_in_turn() -> None:
     engines = engines_that_served(range(9), range(9), range(9))
-    router, request = RoundRobin(None), request_of(9, range(9), [1])
+    router, request = RoundRobin(), request_of(9, range(9), [1])
     assert [router.route(request, seen(engines)) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_a_session_stays_where_it_began_and_sessions_are_dealt_out_evenly() -> None:
     engines = engines_that_served(range(9), range(9))
-    router = Sticky(None)
+    router = Sticky()
     sessions = [request_of(number, range(9), [1]) for number in (5, 3, 8)]
     assert [router.route(each, seen(engines)) for each in sessions] == [0, 1, 0]
     assert [router.route(each, seen(engines)) for each in reversed(sessions)] == [0, 1, 0]

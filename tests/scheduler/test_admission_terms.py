@@ -24,7 +24,7 @@ def admission(
     swa_room: int | None = None,
     swa_pages: int | None = 1000,
     slots: int | None = None,
-    policy: object = None,
+    window_charge: Any = None,
     **knobs: Any,
 ) -> Admission:
     """Over pools with so much room; those without a number are not there."""
@@ -35,7 +35,6 @@ def admission(
             kinds=named_kinds(
                 PAGE, window_len=WINDOW * (swa_room is not None), has_states=slots is not None
             ),
-            policy=policy or presets(world_of(scheduler=config)),
         ),
         room=lambda kind=FULL: {FULL: room, SWA: swa_room, MAMBA: slots}[kind],
         pools=[[None, PageAllocator(swa_pages), None]],
@@ -43,7 +42,8 @@ def admission(
         taken=lambda kind, claims: claims.get(kind, 0),
         device=SimpleNamespace(is_shared=False),
     )
-    return Admission(cache, config)
+    policy = presets(world_of(scheduler=config)).requests
+    return Admission(cache, config, window_charge or policy.window_charge)
 
 
 def req(prompt: int = 100, answer: int = 8, *, computed: int = 0) -> Any:
@@ -177,7 +177,7 @@ class Squared:
 
 @pytest.mark.parametrize(("charge", "chunk"), [(Doubled, 64), (Squared, 192)])
 def test_a_chunk_is_made_to_fit_by_the_charge_itself(charge: type, chunk: int) -> None:
-    judging = admission(swa_room=10 * PAGE, swa_pages=10, policy=charge())
+    judging = admission(swa_room=10 * PAGE, swa_pages=10, window_charge=charge().window_charge)
     assert judging.decide(req(4000), match(), budget()) == Admit(chunk)
 
 
@@ -199,13 +199,15 @@ def test_a_chunk_made_to_fit_is_what_the_window_and_the_host_hit_leave(form: str
 def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
     cache: Any = SimpleNamespace(
         page_size=1,
-        tree=SimpleNamespace(kinds=named_kinds(1, window_len=WINDOW), policy=presets(world_of())),
+        tree=SimpleNamespace(kinds=named_kinds(1, window_len=WINDOW)),
         room=lambda kind=FULL: {FULL: PLENTY, SWA: WINDOW + 2}[kind],
         pools=[[None, PageAllocator(WINDOW + 2), None]],
         taken=lambda kind, claims: claims.get(kind, 0),
         device=SimpleNamespace(is_shared=False),
     )
-    assert Admission(cache, SchedulerConfig()).decide(req(4000), match(), budget()) == Admit(1)
+    charge = presets(world_of()).requests.window_charge
+    admission = Admission(cache, SchedulerConfig(), charge)
+    assert admission.decide(req(4000), match(), budget()) == Admit(1)
 
 
 def test_a_state_takes_two_slots_and_one_more_where_it_is_loaded_back() -> None:

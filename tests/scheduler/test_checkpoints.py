@@ -49,7 +49,7 @@ def test_a_placement_keeps_states_at_these_lengths(
     name: str, start: int, branch: int | None, wanted: set[int]
 ) -> None:
     config = CacheConfig(checkpoints=name, checkpoint_tokens=GRID, page_size=PAGE)
-    policy = presets(world_of(STATES, cache=config))
+    policy = presets(world_of(STATES, cache=config)).requests.placement
     assert set(policy.checkpoints("mamba", start, 240, branch)) == wanted
 
 
@@ -73,11 +73,11 @@ def checkpoints(placement: Any, *, slots: int = 9, kinds: Kinds = STATES) -> Che
     cache: Any = SimpleNamespace(
         knobs=CacheConfig(),
         page_size=PAGE,
-        tree=SimpleNamespace(kinds=kinds, policy=placement),
+        tree=SimpleNamespace(kinds=kinds),
         counters=Counter(),
         take_state_slot=lambda _: [free.pop(0)] if free else None,
     )
-    return CheckpointSaver(cache)
+    return CheckpointSaver(cache, placement)
 
 
 def req(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> Any:
@@ -156,7 +156,7 @@ def test_each_chunk_is_published_as_its_placement_says(
     name: str, branch: int | None, wanted: list[list[tuple[int, bool]]], kinds: Kinds
 ) -> None:
     config = CacheConfig(checkpoints=name, windows=name, page_size=PAGE)
-    policy = presets(world_of(kinds, cache=config))
+    policy = presets(world_of(kinds, cache=config)).requests.placement
     if kinds is WINDOWED:  # the window before the last token, not before the last page
         wanted = [
             [(250 if length == 240 else length, keeps) for length, keeps in each] for each in wanted

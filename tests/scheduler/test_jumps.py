@@ -13,7 +13,6 @@ import pytest
 from hicache.cache.kinds import FULL
 from hicache.cache.tree.node import DEVICE
 from hicache.config import (
-    EVICTION_POLICIES,
     STOP_POLICIES,
     CommitPolicy,
     PrefetchConfig,
@@ -25,6 +24,7 @@ from hicache.config import (
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request
+from tests.cache.small import RANKED
 from tests.fuzz.policies import FirstQuarter
 from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests
 
@@ -39,7 +39,7 @@ def late_plot(seed: int, ranks: int) -> Plot:
         rng.choice(sorted(KINDS)),
         num_ranks=ranks,
         policy=None if isinstance(stop, str) else stop(),
-        eviction=rng.choice(EVICTION_POLICIES),
+        eviction=rng.choice(RANKED),
         device=(rng.choice([28, 32]), 30, 16),
         host=(60, 50, 16),
         scheduler=SchedulerConfig(

@@ -43,7 +43,6 @@ def admission_of(
         knobs=CacheConfig(),
         tree=SimpleNamespace(
             kinds=named_kinds(PAGE, window_len=PAGE * (swa_room is not None)),
-            policy=presets(world_of()),
         ),
         rooms=rooms,
         room=lambda kind=FULL: rooms[kind],
@@ -53,7 +52,8 @@ def admission_of(
         device=SimpleNamespace(is_shared=False),
         pools=[[None, PageAllocator(1000), None]],
     )
-    return Admission(cache, SchedulerConfig(new_token_ratio_decay_steps=40, **knobs))  # type: ignore[arg-type]
+    config = SchedulerConfig(new_token_ratio_decay_steps=40, **knobs)  # type: ignore[arg-type]
+    return Admission(cache, config, presets(world_of()).requests.window_charge)
 
 
 def decide(admission: Admission, running: list[Any]) -> Admit | Defer:

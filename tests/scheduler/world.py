@@ -34,7 +34,7 @@ from hicache.scheduler.batch import Batch
 from hicache.scheduler.request_state import RequestState
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.feeder import Feeder
-from tests.cache.small import make_cache, make_pools, prefetcher_of
+from tests.cache.small import make_cache, make_pools, policies_of, prefetcher_of
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
 STEP_NS = 10_000_000
@@ -218,18 +218,22 @@ def engine_of(
         checkpoints=plot.checkpoints,
         windows=plot.checkpoints,
         checkpoint_tokens=plot.checkpoint_pages * plot.page_size,
-        scheduler=plot.scheduler,
         page_bytes=plot.page_bytes,
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
         storage=plot.storage,
         **plot.cache,
     )
     host_tokens = plot.host[FULL] * plot.page_size
-    prefetcher = prefetcher_of(cache, plot.prefetch, host_tokens) if plot.has_storage else None
+    own = plot.cache.get("policy")
+    prefetcher = None
+    if plot.has_storage:
+        prefetcher = prefetcher_of(cache, plot.prefetch, host_tokens, own)
+    policy = policies_of(cache.tree.kinds, own, cache=cache.knobs, scheduler=plot.scheduler)
     scheduler = scheduler_of(plot.scheduler.batching)(
         cache,
         prefetcher,
         plot.scheduler,
+        policy.requests,
         max_len=100_000,
         may_jump=plot.may_jump,
         takes_decode_pages_first=plot.takes_decode_pages_first,

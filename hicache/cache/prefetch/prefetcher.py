@@ -7,30 +7,58 @@ has finished.
 """
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
-from hicache.cache.prefetch.rates import RateEstimator
+from hicache.cache.prefetch.rates import RateEstimator, ReadLoad
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.node import HOST, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import NEVER
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
+from hicache.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPolicy:
+    """Decides how much a prefetch reads from storage, and how long its request waits.
+
+    Attributes:
+        may_stop: (prefetch, now_ns): True to run the request with the pages read so far. The
+            scheduler asks each time it considers the request. Example: `return
+            prefetch.is_complete`.
+        waits: False if no request ever waits; `may_stop` is then not called.
+        deadline_ns: (prefetch): the time in ns at which `may_stop` changes its answer by itself;
+            None means never.
+        prefetch: (request, held, restorable, load): how many tokens to read after the first `held`
+            ones, which the cache holds. The cache asks when storage has answered: a prompt can be
+            restored up to each of the `restorable` numbers of tokens after those, ascending; the
+            longest that is not above the result is read. None reads the longest. `load` has the
+            measured rates. Example: `return min(restorable[-1], 8192)`.
+    """
+
+    may_stop: Callable[[Prefetch, int], bool]
+    waits: bool = True
+    deadline_ns: Callable[[Prefetch], int | None] | None = None
+    prefetch: Callable[[Request | None, int, list[int], ReadLoad], int | None] | None = None
 
 
 class Prefetcher:
     """Starts, watches and ends the reads of cached pages from storage to host in one engine.
 
-    Each read serves one queued request. `host_tokens` is the size of the host tier in tokens; None
-    means unlimited. `rates` estimates how long reads take.
+    Each read serves one queued request, by the decisions of `policy`. `host_tokens` is the size of
+    the host tier in tokens; None means unlimited. `rates` estimates how long reads take.
     """
 
     def __init__(
         self,
         cache: PrefixCache,
         config: PrefetchConfig,
+        policy: ReadPolicy,
         host_tokens: int | None,
         rates: RateEstimator,
     ) -> None:
@@ -47,7 +75,7 @@ class Prefetcher:
         self.counters: Counter[str] = cache.counters
         # with several ranks: by request, True if all ranks agreed that its prefetch may stop
         self.verdicts: dict[int, bool] | None = None
-        self.policy = cache.tree.policy
+        self.policy = policy
         self._page = cache.page_size
         self._pools = cache.pools[HOST]
         self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens

@@ -9,7 +9,7 @@ from hicache.cache.tiers.transfer import (
     Bookings,
     Load,
     Move,
-    admits,
+    WritePolicy,
 )
 from hicache.cache.tree.events import NO_DEMAND, Demand, Purpose
 from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
@@ -27,12 +27,14 @@ class Host:
         tree: RadixTree,
         bookings: Bookings,
         writer: StorageWriter | None,
+        policy: WritePolicy,
     ) -> None:
         self._tree = tree
         self._pools = bookings.pools[HOST]
         self._bookings = bookings
         self._counters = bookings.counters
         self._writer = writer
+        self._policy = policy
         kinds = tree.kinds
         # states before windows: evicting a leaf's state frees its window, too
         self._order = (FULL, *kinds.points, *(kind for kind, _ in kinds.windows))
@@ -90,11 +92,11 @@ class Host:
         request that inserted the prefix. `is_answer` is True if the new pages hold generated
         tokens.
         """
-        if INSERTED not in self._tree.policy.moments["host"]:
+        if INSERTED not in self._policy.moments["host"]:
             return
         published = node
         load = Load(INSERTED, self._bookings, FULL, DEVICE, is_answer=is_answer)
-        while not node.is_root and not admits(self._tree, node, load):
+        while not node.is_root and not self._policy.admits(self._tree, node, load):
             assert node.parent is not None
             node = node.parent
         missing = [each for each in node.path() if each.held[HOST][FULL] is None]

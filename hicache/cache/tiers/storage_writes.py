@@ -11,7 +11,7 @@ from hicache.cache.tiers.transfer import (
     Load,
     StorageDelete,
     StorageWrite,
-    admits,
+    WritePolicy,
 )
 from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import HOST, Node
@@ -31,6 +31,7 @@ class StorageWriter:
         tree: RadixTree,
         bookings: Bookings,
         config: StorageConfig,
+        policy: WritePolicy,
         *,
         queue_bytes: int,
     ) -> None:
@@ -40,7 +41,8 @@ class StorageWriter:
         self._counters = bookings.counters
         self._queue_bytes = queue_bytes
         self._is_exclusive = config.tiering is Tiering.exclusive
-        self._moments = tree.policy.moments["storage"]
+        self._policy = policy
+        self._moments = policy.moments["storage"]
         self._is_chosen = HIT in self._moments  # not every copy is written
 
     def on_hit(self, node: Node) -> None:
@@ -96,7 +98,7 @@ class StorageWriter:
 
     def _admits(self, node: Node, kind: int, moment: str) -> bool:
         room = self.queued_bytes, self._queue_bytes
-        return admits(self._tree, node, Load(moment, self._bookings, kind, HOST, room))
+        return self._policy.admits(self._tree, node, Load(moment, self._bookings, kind, HOST, room))
 
     def _write_admitted(self, nodes: list[Node], moment: str) -> None:
         # data that is on the host, not yet stored, and admitted

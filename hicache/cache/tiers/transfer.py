@@ -7,12 +7,13 @@ evicted.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages, PageIds, Pools
+from hicache.cache.tree.entry import Entry
 from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import HOST, TIER_NAMES, Lock, Node
 from hicache.cache.tree.radix_tree import RadixTree
@@ -230,11 +231,29 @@ class Load(NamedTuple):
         return sum(each.num_bytes for each in copies)
 
 
-def admits(tree: RadixTree, node: Node, load: Load) -> bool:
-    """Return True if the write policy wants a node's data copied to the next slower tier.
+@dataclass(frozen=True, slots=True)
+class WritePolicy:
+    """Decides which data is copied from the device to the host, and from the host to storage.
 
-    `load` names the kind of data and the tier that holds the data now.
+    Attributes:
+        admit: (entry, source, target, load): True to copy the entry's data from `source` to
+            `target`: from "device" to "host", or from "host" to "storage". In a run without
+            entries, it gets a node of the radix tree. Example: `return entry.uses >= 2`.
+        moments: by target, the values of `load.moment` at which the cache asks.
     """
-    # a run without entries shows the node
-    entry = node if tree.entries is None else tree.entries.of(node, load.kind)
-    return bool(tree.policy.admit(entry, *PATHS[load.source], load))
+
+    admit: Callable[[Entry | Node, str, str, Load], bool]
+    moments: Mapping[str, frozenset[str]]
+
+    @property
+    def demotes(self) -> bool:
+        """Return whether the device asks about data that it is about to evict."""
+        return EVICTED in self.moments["host"]
+
+    def admits(self, tree: RadixTree, node: Node, load: Load) -> bool:
+        """Return True if the policy wants a node's data copied to the next slower tier.
+
+        `load` names the kind of data and the tier that holds the data now.
+        """
+        entry = node if tree.entries is None else tree.entries.of(node, load.kind)
+        return bool(self.admit(entry, *PATHS[load.source], load))

@@ -2,7 +2,7 @@
 
 from hicache.cache.kinds import FULL
 from hicache.cache.tiers.host import Host
-from hicache.cache.tiers.transfer import EVICTED, Bookings, Load, admits
+from hicache.cache.tiers.transfer import EVICTED, Bookings, Load, WritePolicy
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.radix_tree import Plan, RadixTree
@@ -11,10 +11,13 @@ from hicache.cache.tree.radix_tree import Plan, RadixTree
 class WriteBack:
     """Copies data to the host before an eviction drops the data from the device."""
 
-    def __init__(self, tree: RadixTree, bookings: Bookings, host: Host) -> None:
+    def __init__(
+        self, tree: RadixTree, bookings: Bookings, host: Host, policy: WritePolicy
+    ) -> None:
         self._tree = tree
         self._bookings = bookings
         self._host = host
+        self._policy = policy
 
     def save(self, victim: Node, kind: int, request_id: int | None) -> bool:
         """Copy what an eviction is about to drop; return True if the victim may then be evicted.
@@ -29,7 +32,7 @@ class WriteBack:
         if self._tree.quirks.evicts_whole:  # all of a node at once, and nothing later
             load = Load(EVICTED, self._bookings, FULL, DEVICE)
             is_new = host[FULL] is None and (FULL in lost or host[kind] is None)
-            if is_new and admits(self._tree, victim, load):
+            if is_new and self._policy.admits(self._tree, victim, load):
                 plan = self._tree.plan_copy(victim)
                 if FULL not in lost:
                     count = sum(self._tree.kinds.count(kind, each.num_pages) for each in plan[kind])
@@ -40,7 +43,7 @@ class WriteBack:
             if FULL in lost and other != FULL and host[FULL] is None and not plan[FULL]:
                 break  # windows and states need the full pages
             is_new = device[other] is not None and host[other] is None
-            if is_new and admits(self._tree, victim, load):
+            if is_new and self._policy.admits(self._tree, victim, load):
                 plan[other] = [victim]
         self._host.back_up_locked(victim, plan, request_id, is_fence=True)
         return self._may_leave(victim)

@@ -1,10 +1,11 @@
 """Entries: what a user's policy sees of the cache, and how it receives events.
 
 An entry is the data of one kind of one tree node. Entries exist only in a run with `cache.policy`
-or with a `cache.eviction` other than lru, and only for data that the policy has been shown.
+other than lru, and only for data that the policy has been shown.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hicache.cache.checked import PolicyError, shown
@@ -15,6 +16,7 @@ from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 
+Rank = float | tuple[Any, ...]
 # why an entry's data left a tier
 DEMOTED = "demoted"  # the other tier of device and host still holds it
 EVICTED = "evicted"  # it was the victim, and neither tier holds it now
@@ -162,24 +164,55 @@ class Evictable:
                     yield self._entries.of(node, kind)
 
 
+@dataclass(slots=True, kw_only=True)
+class EntryPolicy:
+    """Methods of a policy that rank entries for eviction, and those that are told of events.
+
+    A method that is None decides nothing and is told nothing. `tier` is "device" or "host", `kind`
+    is "full", "swa" or "mamba".
+
+    Attributes:
+        rank: (entry, tier, kind): the entry with the smallest rank is evicted first. A rank is a
+            finite number, or a tuple of numbers, strings and tuples that Python can compare; None
+            stands for the time of the last use. The cache asks at an eviction: for new entries, and
+            again for the entry that was ranked smallest. So ranks may rise with time; if a rank
+            falls, the entry keeps its old place in line. Example: `return entry.hits, entry.used`.
+        victim: (tier, kind, need, queue): the entry of `queue` to evict for `need` pages (or
+            states) of `kind`; None leaves it to the ranks. With `cache.pools=shared`, the host's
+            queue has entries of all kinds. Example: `return next(iter(queue))`.
+        on_insert: (entry, tier): the tier now holds the entry's data.
+        on_hit: (entry, request): the request starts from the entry.
+        on_miss: (keys, request): the request must compute whole pages of its prompt, which have
+            these keys (`Entry.key`).
+        on_split: (entry, first): the entry was split; `first` is a new entry of its first pages.
+        on_evict: (entry, tier, why): the entry left the tier. `why` is "demoted" (the other of
+            device and host still holds it), "evicted" (it was the victim) or "lost" (it left with
+            a victim that it needs).
+        on_finish: (request, outcome): the request is "finished", "rejected" or "aborted".
+    """
+
+    rank: Callable[[Entry, str, str], Rank | None] | None = None
+    victim: Callable[[str, str, int, Evictable], Entry | None] | None = None
+    on_insert: Callable[[Entry, str], object] | None = None
+    on_hit: Callable[[Entry, Request | None], object] | None = None
+    on_miss: Callable[[tuple[int, ...], Request | None], object] | None = None
+    on_split: Callable[[Entry, Entry], object] | None = None
+    on_evict: Callable[[Entry, str, str], object] | None = None
+    on_finish: Callable[[Request, str], object] | None = None
+
+
 class Entries:
-    """Tells a user's eviction policy about the data in a radix tree.
+    """Tells a policy about the data in a radix tree.
 
     The policy sees each node's data of one kind as an `Entry`. Events are passed on only if the
     policy has a method for them.
     """
 
-    def __init__(self, policy: object, kinds: Kinds, names: PageNames) -> None:
+    def __init__(self, policy: EntryPolicy, kinds: Kinds, names: PageNames) -> None:
         self.kinds = kinds
         self.names = names
         self.last_id = -1
-        events = ("insert", "hit", "miss", "split", "evict", "finish")
-        self._on_insert, self._on_hit, self._on_miss, self._on_split, self._on_evict, on_finish = (
-            getattr(policy, f"on_{event}", None) for event in events
-        )
-        self._on_finish = on_finish
-        self._rank = getattr(policy, "rank", None)
-        self._choose = getattr(policy, "victim", None)
+        self._policy = policy
 
     def of(self, node: Node, kind: int) -> Entry:
         # made when it is first needed: most data of a run is never ranked or reused
@@ -193,9 +226,9 @@ class Entries:
     # -- decisions ----------------------------------------------------------------------------
 
     def ranking(self, tier: int, kind: int, default: Ranking) -> Ranking:
-        if self._rank is None:
+        rank, tier_name, kind_name = self._policy.rank, TIER_NAMES[tier], self.kinds.names[kind]
+        if rank is None:
             return default
-        rank, tier_name, kind_name = self._rank, TIER_NAMES[tier], self.kinds.names[kind]
         entry_of = self.of
 
         def priority(node: Node) -> Priority:
@@ -218,10 +251,10 @@ class Entries:
         Raises:
             PolicyError: the policy chose an entry that may not be evicted.
         """
-        if self._choose is None:
+        if self._policy.victim is None:
             return None
         offered = Evictable(self, queues, tier)
-        chosen = self._choose(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
+        chosen = self._policy.victim(TIER_NAMES[tier], self.kinds.names[kind], need, offered)
         if chosen is None:
             return None
         if not isinstance(chosen, Entry) or chosen not in offered:
@@ -234,24 +267,25 @@ class Entries:
     # -- events -------------------------------------------------------------------------------
 
     def inserted(self, node: Node, tier: int, kind: int) -> None:
-        if self._on_insert is not None:
-            self._on_insert(self.of(node, kind), TIER_NAMES[tier])
+        if self._policy.on_insert is not None:
+            self._policy.on_insert(self.of(node, kind), TIER_NAMES[tier])
 
     def left(self, node: Node, tier: int, kind: int, *, is_victim: bool) -> None:
-        if self._on_evict is None:
+        if self._policy.on_evict is None:
             return
         is_kept = node.held[1 - tier][kind] is not None
         why = DEMOTED if is_kept else EVICTED if is_victim else LOST
-        self._on_evict(self.of(node, kind), TIER_NAMES[tier], why)
+        self._policy.on_evict(self.of(node, kind), TIER_NAMES[tier], why)
 
     def split(self, upper: Node, lower: Node) -> None:
-        kinds = tuple(lower.entries) if self._on_split is None else self.kinds.numbers
+        on_split = self._policy.on_split
+        kinds = tuple(lower.entries) if on_split is None else self.kinds.numbers
         for kind in kinds:
             if any(upper.held[tier][kind] is not None for tier in TIERS):
                 entry, first = self.of(lower, kind), self.of(upper, kind)
                 first._hits = entry.hits
-                if self._on_split is not None:
-                    self._on_split(entry, first)
+                if on_split is not None:
+                    on_split(entry, first)
 
     def started(self, node: Node, sequence: Sequence) -> None:
         nodes, request = list(node.path()), shown(sequence.request)
@@ -260,20 +294,20 @@ class Entries:
             self._hit(list(node.path(window.first(node.end))), kind, request)
         for kind in self.kinds.points:
             self._hit(nodes[:1], kind, request)
-        if self._on_miss is not None:
+        if self._policy.on_miss is not None:
             names = self.names
             num_pages = len(sequence.tokens) // names.page_bytes
             if request is not None:
                 num_pages = request.prompt_len // self.kinds.page_size
             missed = names.of_span(node, sequence, max(num_pages - node.end, 0))
-            self._on_miss(tuple(names.contents(missed)), request)
+            self._policy.on_miss(tuple(names.contents(missed)), request)
 
     def finished(self, request: Request, outcome: str) -> None:
-        if self._on_finish is not None:
-            self._on_finish(shown(request), outcome)
+        if self._policy.on_finish is not None:
+            self._policy.on_finish(shown(request), outcome)
 
     def _hit(self, nodes: list[Node], kind: int, request: Request | None) -> None:
-        on_hit = self._on_hit
+        on_hit = self._policy.on_hit
         for node in nodes:
             entry = self.of(node, kind)
             entry._hits += 1

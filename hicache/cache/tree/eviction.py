@@ -2,10 +2,11 @@
 
 import heapq
 from collections.abc import Callable
+from typing import Any
 
 from hicache.cache.tree.node import Node
 
-Priority = tuple[float, ...]
+Priority = tuple[Any, ...]  # values that Python can compare
 Ranking = Callable[[Node], Priority]
 
 

@@ -6,12 +6,11 @@ The tree never allocates: page ids come from the caller, and ids that it no long
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
-from types import SimpleNamespace
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
 from hicache.cache.tree.digests import Digests
-from hicache.cache.tree.entry import Entries
+from hicache.cache.tree.entry import Entries, EntryPolicy
 from hicache.cache.tree.events import CacheListener, Demand
 from hicache.cache.tree.keys import Key, PageNames, keys
 from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult, Node, make_root
@@ -26,7 +25,8 @@ class RadixTree:
 
     Args:
         kinds: the kinds of data that the model caches, such as full-attention KV and Mamba states.
-        policy: an object with a method or attribute for each decision, such as what to evict.
+        policy: ranks entries for eviction and is told of events; None means LRU and no entries.
+        demotes: whether an eviction from the device may copy the data to the host.
         knobs: settings of the cache; None means the defaults.
         quirks: inefficiencies of other engines to reproduce; None means none.
         names: gives each page a name; None means a hash of its tokens.
@@ -37,7 +37,8 @@ class RadixTree:
         self,
         *,
         kinds: Kinds,
-        policy: SimpleNamespace,
+        policy: EntryPolicy | None = None,
+        demotes: bool = False,
         knobs: CacheConfig | None = None,
         quirks: QuirksConfig | None = None,
         names: PageNames | None = None,
@@ -57,11 +58,12 @@ class RadixTree:
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
-        self.entries = Entries(policy, kinds, self.names) if policy.has_entries else None
-        self.policy = policy
-        self.demotes = policy.demotes  # evictions from the device may copy
+        self.entries = None if policy is None else Entries(policy, kinds, self.names)
+        # no policy chooses what is evicted
+        self.is_lru = policy is None or (policy.rank is None and policy.victim is None)
+        self.demotes = demotes
         # the host may drop what the device holds too
-        self.evicts_mirrors = knobs.evicts_mirrors and not policy.demotes
+        self.evicts_mirrors = knobs.evicts_mirrors and not demotes
         self.residency = Residency(
             kinds,
             reclaims_duplicates=self.demotes,

@@ -7,12 +7,13 @@ state that was locked later stays queued until it reaches the top.
 
 from collections.abc import Sequence
 
+from hicache.cache.checked import PolicyError
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages, PageIds
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.eviction import Ranking, VictimQueue
-from hicache.cache.tree.node import DEVICE, HOST, TIERS, Lock, Node
+from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Lock, Node
 from hicache.config import QuirksConfig
 
 
@@ -269,6 +270,16 @@ class Residency:
             chosen = self._entries.victim(tier, kind, need, offered)
             if chosen is not None:
                 return chosen
+            try:
+                return self._first_of(tier, among)
+            except TypeError as error:
+                raise PolicyError(
+                    f"cache.policy: ranks on the {TIER_NAMES[tier]} cannot be compared: {error}"
+                ) from error
+        return self._first_of(tier, among)
+
+    def _first_of(self, tier: int, among: Sequence[int]) -> tuple[Node, int] | None:
+        queues = self.queues[tier]
         spared = self._duplicate() if tier == HOST and FULL in among else None
         if spared is not None and self._duplicates_first:
             return spared, FULL

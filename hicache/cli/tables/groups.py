@@ -4,7 +4,7 @@ A group holds runs that differ only in random seed and window (part of the trace
 group is the median over its runs, shown with the range. Runs made by other code, or from another
 trace with the same name, belong to different groups. So do runs with the same seed and window but
 different results. Such groups are told apart by keys that the user did not type. An example is
-`cache.eviction source`; the last resort is `run`, the directory.
+`cache.policy source`; the last resort is `run`, the directory.
 """
 
 import sys
@@ -41,7 +41,7 @@ class StoredRun:
 
     Attributes:
         path: the directory.
-        config: every setting by its full name, such as `cache.eviction`.
+        config: every setting by its full name, such as `cache.policy`.
         summary: every metric by its name, such as `cache/token_hit_rate`.
         typed: the settings that the user gave on the command line or for a sweep. `load_runs` adds
             the config groups, such as `model`, that the user gave for other runs.
@@ -197,7 +197,7 @@ def _place(path: Path) -> tuple[int, str]:
 
 
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
-    """Return the names of the settings in which the runs differ, such as `cache.eviction`.
+    """Return the names of the settings in which the runs differ, such as `cache.policy`.
 
     The random seed and the replayed part of the trace do not count as differences. If the settings
     that the user typed explain all differences, only those are returned. `rules` means that the
@@ -258,7 +258,7 @@ def compared_groups(
 
     Args:
         paths: directories of runs or of sweeps.
-        where: conditions such as `cache.eviction=lru,slru`. Only runs that meet all of them count.
+        where: conditions such as `cache.policy=lru,slru`. Only runs that meet all of them count.
         baseline: conditions, or directories of runs. A group becomes a baseline if one of its runs
             meets all conditions and lies in one of the directories.
 
@@ -290,7 +290,7 @@ def compared_groups(
 def select(runs: Sequence[StoredRun], conditions: Sequence[str]) -> list[StoredRun]:
     """Return the runs that meet every condition.
 
-    A condition such as `cache.eviction=lru,slru` lists the allowed values of a setting. A condition
+    A condition such as `cache.policy=lru,slru` lists the allowed values of a setting. A condition
     may also be the directory of a run or of a sweep.
 
     Raises:

@@ -210,7 +210,10 @@ def knob(
     these joined by ` or `.
     """
     limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
-    return field(default=default, metadata={**limits, "only": only})
+    metadata = {**limits, "only": only}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def share(default: float | None) -> Any:
@@ -228,12 +231,18 @@ def check_limits(group: str, config: Any) -> None:
     """
     for item in fields(config):
         limits = item.metadata
-        held = getattr(config, item.name)
-        for value in held if isinstance(held, tuple | list) else (held,):
-            if limits and value is not None:
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    _check_range(f"{group}.{item.name}".lstrip("."), value, limits)
-                _check_limits(f"{group}.{item.name}".lstrip("."), value, limits)
+        held, name = getattr(config, item.name), f"{group}.{item.name}".lstrip(".")
+        values = (
+            {f"{name}.{key}": each for key, each in held.items()}
+            if isinstance(held, dict)
+            else {name: held}
+        )
+        for place, value in values.items():
+            for each in value if isinstance(value, tuple | list) else (value,):
+                if limits and each is not None:
+                    if isinstance(each, int | float) and not isinstance(each, bool):
+                        _check_range(place, each, limits)
+                    _check_limits(place, each, limits)
 
 
 def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
@@ -480,6 +489,61 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TierSizes:
+    """Sizes of the pools of one tier, by kind of data: full, swa, mamba, or a window of its own.
+
+    A kind that is not named has the size that follows from the memory of the tier and its share.
+    """
+
+    # Sizes of pools in tokens, by kind with pages, such as {full: 100000, swa: 4096}. A given size
+    # is used even if it exceeds the machine's memory.
+    tokens: dict[str, int] = knob({}, least=0)
+    # Number of Mamba states. None means the number that follows from the memory of the tier.
+    states: int | None = knob(None, least=0)
+    # Fractions of the tier's memory, by kind other than full, which gets the rest. A kind that is
+    # not named has the model's value, such as `model.swa_host_share`.
+    share: dict[str, float] = knob({}, least=0, most=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSizes(TierSizes):
+    """Sizes of the device's pools, also by an engine's own rule."""
+
+    # Fraction of each device's memory for weights and the device tier together, by SGLang's rule
+    # (--mem-fraction-static): the rest is left free. Replaces `cache.device_gib`. None means not
+    # used.
+    sglang_fraction: float | None = share(None)
+    # Fraction of each device's memory that the engine may use in all, by vLLM's rule
+    # (--gpu-memory-utilization): what weights and activations leave of it is the device tier.
+    # Replaces `cache.device_gib`. None means not used.
+    vllm_fraction: float | None = share(None)
+
+    def __post_init__(self) -> None:
+        check_limits("cache.device", self)
+        if self.sglang_fraction is not None and self.vllm_fraction is not None:
+            raise ValueError(
+                "cache.device.sglang_fraction and cache.device.vllm_fraction exclude each other"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostSizes(TierSizes):
+    """Sizes of the host's pools, also by SGLang's own settings."""
+
+    # Size of the host tier as a multiple of the device tier, pool by pool (SGLang's
+    # --hicache-ratio). Replaces `cache.host_gib`. None means not used.
+    sglang_ratio: float | None = knob(None, least=0)
+    # Host memory for the cache in GiB for each device of an engine (SGLang's --hicache-size).
+    # Replaces `cache.host_gib`. None means not used.
+    sglang_gib: float | None = knob(None, least=0)
+
+    def __post_init__(self) -> None:
+        check_limits("cache.host", self)
+        if self.sglang_ratio is not None and self.sglang_gib is not None:
+            raise ValueError("cache.host.sglang_ratio and cache.host.sglang_gib exclude each other")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
     """The prefix cache: its radix tree, its device tier and its host tier."""
 
@@ -491,20 +555,9 @@ class CacheConfig:
     # Host memory for the cache in GiB, summed over all hosts of an engine. None means twice the
     # device memory for the cache, as by default in SGLang.
     host_gib: float | None = knob(256.0, least=0)
-    # Fraction of each device's memory for weights and the device tier together, by SGLang's rule
-    # (--mem-fraction-static): the rest is left free. Replaces `cache.device_gib`. None means not
-    # used.
-    mem_fraction_static: float | None = knob(None, least=0, most=1)
-    # Fraction of each device's memory that the engine may use in all, by vLLM's rule
-    # (--gpu-memory-utilization): what weights and activations leave of it is the device tier.
-    # Replaces `cache.device_gib`. None means not used.
-    gpu_memory_utilization: float | None = knob(None, least=0, most=1)
-    # Size of the host tier as a multiple of the device tier, pool by pool (SGLang's
-    # --hicache-ratio). Replaces `cache.host_gib`. None means not used.
-    host_ratio: float | None = knob(None, least=0)
-    # Host memory for the cache in GiB for each device of an engine (SGLang's --hicache-size).
-    # Replaces `cache.host_gib`. None means not used.
-    host_gib_per_rank: float | None = knob(None, least=0)
+    # Other ways to give the sizes of the pools of each tier.
+    device: DeviceSizes = field(default_factory=DeviceSizes)
+    host: HostSizes = field(default_factory=HostSizes)
     # Format of the numbers of pages and states on the host: plain (the model's own), int8 or fp8
     # (with a scale for each token and head), or bf16 (of fp32 states). Copies between device and
     # host change it. Any but plain is lossy.
@@ -512,36 +565,6 @@ class CacheConfig:
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
-    # Fraction of the device tier's memory that is reserved for sliding-window KV. None means the
-    # model's value (`model.swa_device_share`).
-    swa_device_share: float | None = share(None)
-    # Fraction of the host tier's memory that is reserved for sliding-window KV. None means the
-    # model's value (`model.swa_host_share`).
-    swa_host_share: float | None = share(None)
-    # Fraction of the device tier's memory that is reserved for Mamba states. None means the model's
-    # value (`model.mamba_device_share`).
-    mamba_device_share: float | None = share(None)
-    # Fraction of the host tier's memory that is reserved for Mamba states. None means the model's
-    # value (`model.mamba_host_share`).
-    mamba_host_share: float | None = share(None)
-    # Size in tokens of the device pool of full-attention KV. None means the size that follows from
-    # `cache.device_gib`. A given size is used even if it exceeds the machine's memory.
-    device_tokens: int | None = knob(None, least=1)
-    # Size in tokens of the device pool of sliding-window KV. None means the size that follows from
-    # `cache.device_gib` and the pool's share of it.
-    swa_device_tokens: int | None = knob(None, least=1)
-    # Number of Mamba states in the device pool. None means the number that follows from
-    # `cache.device_gib` and the pool's share of it.
-    device_states: int | None = knob(None, least=1)
-    # Size in tokens of the host pool of full-attention KV. None means the size that follows from
-    # `cache.host_gib`.
-    host_tokens: int | None = knob(None, least=0)
-    # Size in tokens of the host pool of sliding-window KV. None means the size that follows from
-    # `cache.host_gib` and the pool's share of it.
-    swa_host_tokens: int | None = knob(None, least=0)
-    # Number of Mamba states in the host pool. None means the number that follows from
-    # `cache.host_gib` and the pool's share of it.
-    host_states: int | None = knob(None, least=0)
     # What a full device or host tier evicts first: lru (what was used least recently), another
     # built-in policy, or a class of your own as module:Class. A class of your own takes every
     # decision that it has a method for, also those of other settings, and is told of events.
@@ -619,12 +642,6 @@ class CacheConfig:
         check_limits("cache", self)
         if self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
-        for rules in (
-            ("mem_fraction_static", "gpu_memory_utilization"),
-            ("host_ratio", "host_gib_per_rank"),
-        ):
-            if all(getattr(self, rule) is not None for rule in rules):
-                raise ValueError(f"cache.{rules[0]} and cache.{rules[1]} exclude each other")
         is_grid = "every" in (self.checkpoints, self.windows)  # else there is none to be off
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(

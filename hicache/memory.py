@@ -1,11 +1,11 @@
 """What a model caches, and how much of it fits: kinds of data, and sizes of page pools."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hicache.cache.kinds import FULL, KEY_TAGS, MAMBA, SWA, Extent, Kind, Kinds
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES
-from hicache.config import CacheConfig
+from hicache.config import CacheConfig, TierSizes
 from hicache.models import (
     GIB,
     PLAIN,
@@ -20,13 +20,6 @@ CONTEXT_BYTES = GIB
 # per device: the peak of activations that vLLM measures before it sizes its pool (an assumption for
 # a dense model of 8 B parameters with 8,192 tokens per step)
 ACTIVATION_PEAK_BYTES = GIB
-
-# by kind name: the knobs that set its tokens (or states) on each tier
-EXACT = {
-    "full": ("device_tokens", "host_tokens"),
-    "swa": ("swa_device_tokens", "swa_host_tokens"),
-    "mamba": ("device_states", "host_states"),
-}
 
 
 def model_kinds(
@@ -129,15 +122,15 @@ def engine_rule(
     """Return the bytes that a serving engine would reserve for its KV cache on the device.
 
     The result is the sum over `tp` tensor-parallel devices. Return None if the settings name no
-    rule. With `mem_fraction_static`, SGLang's rule applies: the KV cache and the weights share a
-    fraction of the memory that was free at the start. With `gpu_memory_utilization`, vLLM's rule
+    rule. With `sglang_fraction`, SGLang's rule applies: the KV cache and the weights share a
+    fraction of the memory that was free at the start. With `vllm_fraction`, vLLM's rule
     applies: the KV cache, the weights and the activations share a fraction of the whole memory.
     """
     memory = hardware.device_memory_bytes.value
-    if cache.mem_fraction_static is not None:
-        each = cache.mem_fraction_static * (memory - CONTEXT_BYTES)
-    elif cache.gpu_memory_utilization is not None:
-        each = cache.gpu_memory_utilization * memory - CONTEXT_BYTES - ACTIVATION_PEAK_BYTES
+    if cache.device.sglang_fraction is not None:
+        each = cache.device.sglang_fraction * (memory - CONTEXT_BYTES)
+    elif cache.device.vllm_fraction is not None:
+        each = cache.device.vllm_fraction * memory - CONTEXT_BYTES - ACTIVATION_PEAK_BYTES
     else:
         return None
     return max(0, round(tp * each) - model.weight_bytes)
@@ -178,8 +171,8 @@ def capacities(
         )
     device = _split(cache, model, kinds, DEVICE, device_bytes)
     host_kinds = host_kinds or kinds
-    if cache.host_ratio is not None:
-        scaled = tuple([int(cache.host_ratio * (count or 0)) for count in device.counts])
+    if cache.host.sglang_ratio is not None:
+        scaled = tuple([int(cache.host.sglang_ratio * (count or 0)) for count in device.counts])
         total = sum(count * host_kinds.page_bytes[kind] for kind, count in enumerate(scaled))
         return device, Capacity(counts=scaled, total_bytes=total)
     host_bytes = 2 * device_bytes if cache.host_gib is None else int(cache.host_gib * GIB)
@@ -187,50 +180,76 @@ def capacities(
 
 
 def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, total: int) -> Capacity:
-    shares, counts = [0.0] * kinds.size, [0] * kinds.size
-    shares[FULL], knobs = 1.0, {}
-    for kind in kinds.aux:
-        name, knob = kinds.names[kind], f"{TIER_NAMES[tier]}_share"
-        chosen = getattr(cache, f"{name}_{knob}", None)  # None for windows of model parts
-        if tier == HOST and kind in dict(kinds.replayed):
-            chosen = 0.0
-        shares[kind] = model.shares(TIER_NAMES[tier])[name] if chosen is None else chosen
-        shares[FULL] -= shares[kind]
-        knobs[kind] = f"cache.{name}_{knob}" if name in EXACT else f"{knob} of {name}, a model part"
-    if shares[FULL] < 0:
-        raise ValueError(
-            f"{' and '.join(knobs.values())} must add up to at most 1, "
-            f"got {' and '.join(str(shares[kind]) for kind in knobs)}"
-        )
-    has_exact = False
+    sizes: TierSizes = cache.device if tier == DEVICE else cache.host
+    group, names = f"cache.{TIER_NAMES[tier]}", model.kind_names
+    _refuse_unknown(f"{group}.tokens", sizes.tokens, set(names) - {LayerKind.mamba.value})
+    _refuse_unknown(f"{group}.share", sizes.share, set(names) - {LayerKind.full.value})
+    shares, given = _shares(sizes, model, kinds, tier), _given(sizes, kinds)
+    counts = [0] * kinds.size
     for kind in kinds.numbers:
-        exacts = EXACT.get(kinds.names[kind])
-        exact = exacts and getattr(cache, exacts[tier])
-        has_exact |= exact is not None
         counts[kind] = int(total * shares[kind]) // kinds.page_bytes[kind]
-        if exact is not None:
-            counts[kind] = exact // kinds.units[kind]
-    if tier == DEVICE:
-        least = {FULL: (1, "page of full KV")}
-        for kind, window in (*kinds.windows, *kinds.replayed):
-            least[kind] = (window.num_pages + 2, f"window of {window.num_pages + 2} pages")
-        least |= dict.fromkeys(kinds.points, (4, "request's 4 state slots"))
-        for kind, (wanted, what) in least.items():
-            if counts[kind] < wanted:
-                exacts = EXACT.get(kinds.names[kind])
-                if exacts and getattr(cache, exacts[tier]) is not None:
-                    given = f"cache.{exacts[tier]}={getattr(cache, exacts[tier])}"
-                    holds, knob = f"{given} gives", given.partition("=")[0]
-                else:
-                    holds, knob = f"{total * shares[kind] / GIB:.3f} GiB hold", "cache.device_gib"
-                    knob += f" or {knobs[kind]}={shares[kind]}" if kind in knobs else ""
-                raise ValueError(
-                    f"the device pool is too small for one {what}: {holds} {counts[kind]}, and "
-                    f"{model.name} needs at least {wanted}; raise {knob}"
-                )
-    if has_exact:
+        if kind in given:
+            counts[kind] = given[kind][1] // kinds.units[kind]
+    for kind, (wanted, what) in _least(kinds).items() if tier == DEVICE else ():
+        if counts[kind] < wanted:
+            holds = f"{total * shares[kind] / GIB:.3f} GiB hold"
+            knob = "cache.device_gib"
+            if kind != FULL:
+                knob += f" or {group}.share.{kinds.names[kind]}={shares[kind]}"
+            if kind in given:
+                knob, value = f"{group}.{given[kind][0]}", given[kind][1]
+                holds = f"{knob}={value} gives"
+            raise ValueError(
+                f"the device pool is too small for one {what}: {holds} {counts[kind]}, and "
+                f"{model.name} needs at least {wanted}; raise {knob}"
+            )
+    if given:
         total = sum(count * size for count, size in zip(counts, kinds.page_bytes, strict=True))
     return Capacity(counts=tuple(counts), total_bytes=total)
+
+
+def _refuse_unknown(setting: str, named: Mapping[str, object], known: Collection[str]) -> None:
+    unknown = [name for name in named if name not in known]
+    if unknown:
+        raise ValueError(f"{setting} has no {unknown[0]}: expected {', '.join(sorted(known))}")
+
+
+def _shares(sizes: TierSizes, model: ModelConfig, kinds: Kinds, tier: int) -> list[float]:
+    # fractions of a tier's memory, by kind
+    shares = [0.0] * kinds.size
+    for kind in kinds.aux:
+        name = kinds.names[kind]
+        shares[kind] = sizes.share.get(name, model.shares(TIER_NAMES[tier])[name])
+        if tier == HOST and kind in dict(kinds.replayed):
+            shares[kind] = 0.0
+    shares[FULL] = 1.0 - sum(shares)
+    if shares[FULL] < 0:
+        named = [f"cache.{TIER_NAMES[tier]}.share.{kinds.names[kind]}" for kind in kinds.aux]
+        raise ValueError(
+            f"{' and '.join(named)} must add up to at most 1, "
+            f"got {' and '.join(str(shares[kind]) for kind in kinds.aux)}"
+        )
+    return shares
+
+
+def _given(sizes: TierSizes, kinds: Kinds) -> dict[int, tuple[str, int]]:
+    # exact sizes in tokens or states by kind, each with its setting
+    given = {}
+    for kind in kinds.numbers:
+        name = kinds.names[kind]
+        if kind in kinds.points and sizes.states is not None:
+            given[kind] = "states", sizes.states
+        elif name in sizes.tokens:
+            given[kind] = f"tokens.{name}", sizes.tokens[name]
+    return given
+
+
+def _least(kinds: Kinds) -> dict[int, tuple[int, str]]:
+    # the pages or states that a device needs at least, by kind
+    least = {FULL: (1, "page of full KV")}
+    for kind, window in (*kinds.windows, *kinds.replayed):
+        least[kind] = (window.num_pages + 2, f"window of {window.num_pages + 2} pages")
+    return least | dict.fromkeys(kinds.points, (4, "request's 4 state slots"))
 
 
 def shared_capacity(tier: Capacity, page_bytes: Sequence[int]) -> Capacity:

@@ -284,8 +284,8 @@ class Middle:
     ("name", "rest"),
     [
         ("LastFirst", "model=llama3_8b workload.session_rate=5 parallel.tp=1"),
-        ("Generous", "model=gemma3_27b cache.swa_device_share=0.02"),
-        ("Generous", "model=gemma3_27b cache.swa_device_share=0.02 scheduler.chunk_tokens=512"),
+        ("Generous", "model=gemma3_27b cache.device.share.swa=0.02"),
+        ("Generous", "model=gemma3_27b cache.device.share.swa=0.02 scheduler.chunk_tokens=512"),
         ("Middle", "model=qwen3_next_80b cache.policy_args.share=0.25"),
     ],
 )
@@ -555,7 +555,7 @@ def test_a_window_that_is_computed_again_is_freed_at_the_end_of_its_prompt() -> 
         "cache.window=replay",
         "cache.write_policy=write_through_selective",
         "cache.device_gib=0.003662109375",
-        "cache.swa_device_share=0.2833333333333333",
+        "cache.device.share.swa=0.2833333333333333",
     )
     assert summary_of(run(config_of(*told))) == summary_of(
         run(config_of(*told, "engine.jump=false"))

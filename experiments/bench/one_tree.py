@@ -88,11 +88,11 @@ class OurTree:
         from hicache.runs.schema import config_of
 
         tokens = 4 * NUM_PROMPTS * PAGE * NUM_PAGES
-        sizes = [f"cache.device_tokens={tokens}"]
+        sizes = [f"cache.device.tokens.full={tokens}"]
         if "swa" in components:
-            sizes.append(f"cache.swa_device_tokens={tokens}")
+            sizes.append(f"cache.device.tokens.swa={tokens}")
         if "mamba" in components:
-            sizes.append(f"cache.device_states={4 * NUM_PROMPTS}")
+            sizes.append(f"cache.device.states={4 * NUM_PROMPTS}")
         settings = (f"model={MODELS[components]}", f"cache.page_size={PAGE}", "cache.host_gib=0")
         engine, _ = build(config_of(*settings, *sizes, "storage=none", "hardware=h200"))
         self._cache, self._tree, self._sequence = engine.cache, engine.cache.tree, Sequence

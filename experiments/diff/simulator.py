@@ -423,8 +423,8 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         "cache.policy": "sglang_slru" if eviction == "slru" else eviction,
         "cache.write_policy": options.get("write_policy", "write_through"),
         "cache.device_gib": "null",
-        "cache.device_tokens": pools.device_tokens,
-        "cache.host_tokens": pools.host_tokens + more * page,
+        "cache.device.tokens.full": pools.device_tokens,
+        "cache.host.tokens.full": pools.host_tokens + more * page,
         "prefetch.stop": "wait_complete",
         "storage.write_queue_gib": 1 << 20,
         "scheduler.chunk_tokens": pools.chunk_tokens,
@@ -451,13 +451,13 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         swa_host_tokens = int(pools.swa_tokens * pools.host_ratio) // page * page
         values |= {
             "model.window_len": pools.window_len,
-            "cache.swa_device_tokens": pools.swa_tokens,
-            "cache.swa_host_tokens": swa_host_tokens + more * page,
+            "cache.device.tokens.swa": pools.swa_tokens,
+            "cache.host.tokens.swa": swa_host_tokens + more * page,
         }
     if pools.num_states:
         values |= {
-            "cache.device_states": pools.num_states,
-            "cache.host_states": int(pools.num_states * pools.host_ratio) + more,
+            "cache.device.states": pools.num_states,
+            "cache.host.states": int(pools.num_states * pools.host_ratio) + more,
         }
     storage = "memory" if pools.has_storage else "none"
     files = (f"model={model}", f"compat={compat}", f"storage={storage}")

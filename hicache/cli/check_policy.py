@@ -31,7 +31,7 @@ TIGHT = (
 POOLS = {
     "tiny_hybrid": (
         "model=tiny_hybrid", "cache.device_gib=0.035", "cache.host_gib=0.03",
-        "cache.mamba_device_share=0.02", "cache.mamba_host_share=0.015",
+        "cache.device.share.mamba=0.02", "cache.host.share.mamba=0.015",
     ),
     "llama3_8b": ("model=llama3_8b", "cache.device_gib=8", "cache.host_gib=10"),
 }  # fmt: skip

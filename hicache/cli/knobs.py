@@ -218,9 +218,9 @@ def _choices(item: Field[object]) -> str:
 
 @cache
 def comments_of(kind: type) -> dict[str, str]:
+    found = comments_of(kind.__base__) if is_dataclass(kind.__base__) else {}
     source = textwrap.dedent(inspect.getsource(kind))
     lines = source.splitlines()
-    found: dict[str, str] = {}
     for node in ast.iter_child_nodes(ast.parse(source).body[0]):
         if not isinstance(node, ast.AnnAssign | ast.Assign):
             continue

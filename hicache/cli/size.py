@@ -77,8 +77,10 @@ def shared_kind(config: ExperimentConfig) -> int | None:
 def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell:
     host_gib, share = place
     kind = shared_kind(config)
-    knobs = {} if kind is None or share is None else {f"{KIND_NAMES[kind]}_host_share": share}
-    cache = replace(config.cache, host_gib=host_gib, **knobs)  # type: ignore[arg-type]
+    host = config.cache.host
+    if kind is not None and share is not None:
+        host = replace(host, share={**host.share, KIND_NAMES[kind]: share})
+    cache = replace(config.cache, host_gib=host_gib, host=host)
     result = experiment.run(replace(config, cache=cache))
     summary = summarize(result.records, result.measures)
     return Cell(

@@ -57,8 +57,8 @@ def deploy(config: ExperimentConfig) -> Deployment:
     ruled_bytes = engine_rule(cache, config.model, config.hardware, config.tp)
     if ruled_bytes is not None:
         cache, free_bytes = replace(cache, device_gib=None), ruled_bytes
-    if cache.host_gib_per_rank is not None:
-        cache = replace(cache, host_gib=cache.host_gib_per_rank * config.tp)
+    if cache.host.sglang_gib is not None:
+        cache = replace(cache, host_gib=cache.host.sglang_gib * config.tp)
     device, host = capacities(cache, config.model, kinds, free_bytes, host_kinds=host_kinds)
     if cache.pools != "split":
         host = shared_capacity(host, host_kinds.page_bytes)

@@ -162,16 +162,16 @@ class ModelConfig:
     # Tensor-parallel size, in devices per engine, if `parallel.tp` is not set; a power of two.
     default_tp: int = 1
     # Fraction of the device tier's memory that is reserved for sliding-window KV, unless
-    # `cache.swa_device_share` is set.
+    # `cache.device.share.swa` is set.
     swa_device_share: float = 0.0
     # Fraction of the host tier's memory that is reserved for sliding-window KV, unless
-    # `cache.swa_host_share` is set.
+    # `cache.host.share.swa` is set.
     swa_host_share: float = 0.0
     # Fraction of the device tier's memory that is reserved for Mamba states, unless
-    # `cache.mamba_device_share` is set.
+    # `cache.device.share.mamba` is set.
     mamba_device_share: float = 0.0
     # Fraction of the host tier's memory that is reserved for Mamba states, unless
-    # `cache.mamba_host_share` is set.
+    # `cache.host.share.mamba` is set.
     mamba_host_share: float = 0.0
 
     hidden_size: int = 0  # Hidden size: the dimension of a token's vector between layers.

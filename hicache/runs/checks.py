@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -23,8 +24,8 @@ from hicache.runs import provenance
 from hicache.runs.stored import CONFIG_FILE, flat, is_finished, read_yaml
 
 REPLACED = {  # knobs of the cache, and those that replace them
-    "device_gib": ("mem_fraction_static", "gpu_memory_utilization", "unlimited"),
-    "host_gib": ("host_ratio", "host_gib_per_rank", "unlimited"),
+    "device_gib": ("device.sglang_fraction", "device.vllm_fraction", "unlimited"),
+    "host_gib": ("host.sglang_ratio", "host.sglang_gib", "unlimited"),
 }
 
 
@@ -112,7 +113,7 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
     notes = [note for key, note in inert.items() if key in typed]
     for key, others in REPLACED.items():
         for other in others if f"cache.{key}" in typed else ():
-            value = getattr(config.cache, other)
+            value = attrgetter(other)(config.cache)
             if value is not None and value is not False:
                 notes.append(f"cache.{key} has no effect: cache.{other}={value} replaces it")
     machine = [key for key in typed if key.startswith("hardware.")]

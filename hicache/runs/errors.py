@@ -29,7 +29,23 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 BAD_INPUT = (ValueError, OSError, StorageError, *CONFIG_ERRORS)
 REPORT = "a fault of hicache; please report it with these lines and those of `hicache env`"
 # settings of the last release
-RENAMED = {"cache.eviction": "cache.policy, and its slru is sglang_slru there"}
+RENAMED = {
+    "cache.eviction": "cache.policy, and its slru is sglang_slru there",
+    "cache.device_tokens": "cache.device.tokens.full",
+    "cache.host_tokens": "cache.host.tokens.full",
+    "cache.swa_device_tokens": "cache.device.tokens.swa",
+    "cache.swa_host_tokens": "cache.host.tokens.swa",
+    "cache.device_states": "cache.device.states",
+    "cache.host_states": "cache.host.states",
+    "cache.swa_device_share": "cache.device.share.swa",
+    "cache.swa_host_share": "cache.host.share.swa",
+    "cache.mamba_device_share": "cache.device.share.mamba",
+    "cache.mamba_host_share": "cache.host.share.mamba",
+    "cache.mem_fraction_static": "cache.device.sglang_fraction",
+    "cache.gpu_memory_utilization": "cache.device.vllm_fraction",
+    "cache.host_ratio": "cache.host.sglang_ratio",
+    "cache.host_gib_per_rank": "cache.host.sglang_gib",
+}
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # by optional package, the extra of hicache that installs it

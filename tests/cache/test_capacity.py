@@ -6,7 +6,7 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, Kinds
 from hicache.cache.pages import PageAllocator
-from hicache.config import CacheConfig
+from hicache.config import CacheConfig, DeviceSizes, HostSizes
 from hicache.engine.build import make_pools
 from hicache.engine.deployment import deploy
 from hicache.engine.ranks.agreement import TracedAllocator
@@ -57,20 +57,19 @@ def test_memory_is_dealt_out_in_whole_pages_by_the_shares_of_the_model() -> None
 
 
 def test_shares_that_are_asked_for_go_before_those_of_the_model() -> None:
-    asked = {"swa_device_share": 0.5, "mamba_device_share": 0.125}
-    device, host = shared(**asked)
+    device, host = shared(device=DeviceSizes(share={"swa": 0.5, "mamba": 0.125}))
     assert device.counts == (393, 1747, 18)
     assert host == shared()[1]
-    device, host = shared(swa_host_share=0.0, mamba_host_share=0.25)
+    device, host = shared(host=HostSizes(share={"swa": 0.0, "mamba": 0.25}))
     assert host.counts == (1572, 0, 74)
     assert device == shared()[0]
 
 
 def test_pools_in_tokens_and_states_go_before_memory() -> None:
-    device, host = shared(device_tokens=1610, swa_device_tokens=160, device_states=9)
+    device, host = shared(device=DeviceSizes(tokens={"full": 1610, "swa": 160}, states=9))
     assert device == Capacity(counts=(100, 10, 9), total_bytes=100 * 1000 + 10 * 300 + 9 * 7000)
     assert host == shared()[1]
-    device, host = shared(host_tokens=0, host_states=3)
+    device, host = shared(host=HostSizes(tokens={"full": 0}, states=3))
     assert host.counts == (0, 873, 3)
     assert device == shared()[0]
 
@@ -91,12 +90,12 @@ def test_a_kind_that_a_model_lacks_takes_nothing_of_its_share() -> None:
         ((1000, MIB // 16, 7000), None),
         (
             (1000, MIB // 16 + 1, 7000),
-            "window of 4 pages: .* hold 3, .* needs at least 4; .* or cache.swa_device_share=0.25",
+            "window of 4 pages: .* hold 3, .* needs at least 4; .* or cache.device.share.swa=0.25",
         ),
         ((1000, 300, MIB // 16), None),
         (
             (1000, 300, MIB // 16 + 1),
-            "4 state slots: .* hold 3, .* needs at least 4; .* or cache.mamba_device_share=0.25",
+            "4 state slots: .* hold 3, .* needs at least 4; .* or cache.device.share.mamba=0.25",
         ),
     ],
 )
@@ -112,14 +111,14 @@ def test_the_device_has_room_for_what_one_request_needs_or_is_refused(
 
 def test_the_host_may_have_room_for_nothing() -> None:
     assert shared(host_gib=0.0)[1] == Capacity(counts=(0, 0, 0), total_bytes=0)
-    assert shared(swa_host_share=0.5)[1].counts[0] == 0
+    assert shared(host=HostSizes(share={"swa": 0.5}))[1].counts[0] == 0
 
 
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_shares_that_leave_less_than_nothing_to_full_are_refused(tier: str) -> None:
-    shares = {f"swa_{tier}_share": 0.75, f"mamba_{tier}_share": 0.5}
-    with pytest.raises(ValueError, match=f"mamba_{tier}_share must add up .* got 0.75 and 0.5"):
-        shared(**shares)
+    sizes = {"device": DeviceSizes, "host": HostSizes}[tier](share={"swa": 0.75, "mamba": 0.5})
+    with pytest.raises(ValueError, match=f"{tier}.share.mamba must add up .* got 0.75 and 0.5"):
+        shared(**{tier: sizes})
 
 
 def test_a_device_has_what_weights_leave_and_no_more() -> None:
@@ -171,20 +170,20 @@ WEIGHTS = ModelConfig(name="w", num_full_layers=1, num_layers=1, dense_params=8 
 
 
 def test_sglang_s_rule_keeps_a_fraction_of_what_is_available_before_the_weights() -> None:
-    cache = CacheConfig(mem_fraction_static=0.5)
+    cache = CacheConfig(device=DeviceSizes(sglang_fraction=0.5))
     assert engine_rule(cache, WEIGHTS, MACHINE, 1) == (79 * GIB) // 2 - 16 * GIB
     assert engine_rule(cache, WEIGHTS, MACHINE, 2) == 79 * GIB - 16 * GIB
 
 
 def test_vllm_s_rule_leaves_what_weights_and_activations_do_not_take_of_its_fraction() -> None:
-    cache = CacheConfig(gpu_memory_utilization=0.75)
+    cache = CacheConfig(device=DeviceSizes(vllm_fraction=0.75))
     assert engine_rule(cache, WEIGHTS, MACHINE, 1) == (60 - 2 - 16) * GIB
     assert engine_rule(CacheConfig(), WEIGHTS, MACHINE, 1) is None
 
 
 def test_a_ratio_sizes_each_host_pool_by_its_device_pool() -> None:
-    model = ("model=hymba_1b5", "parallel.tp=1", "cache.mem_fraction_static=0.6")
-    deployment = deploy(config_of(*model, "cache.host_ratio=2.5"))
+    model = ("model=hymba_1b5", "parallel.tp=1", "cache.device.sglang_fraction=0.6")
+    deployment = deploy(config_of(*model, "cache.host.sglang_ratio=2.5"))
     device = deployment.device.counts
     assert deployment.host.counts == tuple(int(2.5 * (count or 0)) for count in device)
     assert all(device)
@@ -193,14 +192,14 @@ def test_a_ratio_sizes_each_host_pool_by_its_device_pool() -> None:
 def test_host_memory_may_be_given_for_each_device() -> None:
     sizes = [
         deploy(config_of("model=llama3_8b", "parallel.tp=4", each)).host
-        for each in ("cache.host_gib_per_rank=16", "cache.host_gib=64")
+        for each in ("cache.host.sglang_gib=16", "cache.host_gib=64")
     ]
     assert sizes[0] == sizes[1]
 
 
 def test_two_rules_for_one_pool_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"mem_fraction_static and .*gpu_memory_utilization"):
-        CacheConfig(mem_fraction_static=0.8, gpu_memory_utilization=0.9)
+    with pytest.raises(ValueError, match=r"sglang_fraction and .*vllm_fraction"):
+        DeviceSizes(sglang_fraction=0.8, vllm_fraction=0.9)
 
 
 def test_window_layers_that_read_the_kv_of_other_layers_are_no_kind() -> None:
@@ -210,6 +209,6 @@ def test_window_layers_that_read_the_kv_of_other_layers_are_no_kind() -> None:
 
 def test_a_pool_of_a_given_size_that_is_too_small_names_its_own_setting() -> None:
     with pytest.raises(
-        ValueError, match=r"device_states=2 gives 2, .* raise cache\.device_states$"
+        ValueError, match=r"device\.states=2 gives 2, .* raise cache\.device\.states$"
     ):
-        shared(device_states=2)
+        shared(device=DeviceSizes(states=2))

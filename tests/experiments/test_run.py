@@ -641,9 +641,9 @@ def test_what_changes_nothing_here_is_said(program):
 
 
 def test_what_another_setting_replaces_is_said(program):
-    done = program("cache.host_gib=64", "cache.host_ratio=2")
+    done = program("cache.host_gib=64", "cache.host.sglang_ratio=2")
     assert done.returncode == 0
-    told = "cache.host_gib has no effect: cache.host_ratio=2.0 replaces it"
+    told = "cache.host_gib has no effect: cache.host.sglang_ratio=2.0 replaces it"
     assert done.stderr.splitlines()[0] == told
 
 

@@ -288,9 +288,9 @@ BARRED = (
 # what no scenario sets
 UNDRAWN = {
     # other ways to give the size of pools; `pools.in_tokens` sets those in tokens
-    *("cache.gpu_memory_utilization", "cache.mem_fraction_static", "cache.host_gib_per_rank"),
-    *("cache.host_ratio", "cache.device_tokens", "cache.swa_device_tokens", "cache.device_states"),
-    *("cache.host_tokens", "cache.swa_host_tokens", "cache.host_states"),
+    *("cache.device.vllm_fraction", "cache.device.sglang_fraction", "cache.host.sglang_gib"),
+    *("cache.host.sglang_ratio", "cache.device.tokens", "cache.device.states"),
+    *("cache.host.tokens", "cache.host.states"),
     # files, what only a trace has, which part of a long workload is served
     *("storage.root", "workload.path", "workload.block_tokens", "workload.system_tokens"),
     *("workload.tokenizer", "workload.tokens", "workload.window", "workload.windows"),

@@ -104,10 +104,10 @@ def _in_tokens(
 ) -> dict[str, object]:
     """The same pools in tokens and states, which replace their shares of the memory."""
     numbers = (counts[0] * page, counts[1] * page, counts[2])
-    names = (f"{tier}_tokens", f"swa_{tier}_tokens", f"{tier}_states")
+    names = ("tokens.full", "tokens.swa", "states")
     least = 1 if tier == "device" else 0
     return {
-        f"cache.{name}": max(number, least)
+        f"cache.{tier}.{name}": max(number, least)
         for name, number, size in zip(names, numbers, sizes, strict=False)
         if size
     }
@@ -138,11 +138,12 @@ def _pools(
         in_bytes = [count * size for count, size in zip(counts, sizes, strict=True)]
         total = sum(in_bytes) + sum(sizes) // 2
         shares = [
-            (num_bytes + size // 4) / total if size else None
-            for num_bytes, size in zip(in_bytes, sizes, strict=True)
+            (num_bytes + size // 4) / total for num_bytes, size in zip(in_bytes, sizes, strict=True)
         ]
         derived[f"cache.{tier}_gib"] = total / GIB
-        derived[f"cache.swa_{tier}_share"], derived[f"cache.mamba_{tier}_share"] = shares[1:3]
+        for name, share, size in zip(("swa", "mamba"), shares[1:], sizes[1:], strict=False):
+            if size:
+                derived[f"cache.{tier}.share.{name}"] = share
         if wanted["in_tokens"]:
             derived |= _in_tokens(tier, counts, sizes, page)
         windowed = [each for each in parts if "window_len" in each]

@@ -60,7 +60,8 @@ def test_every_knob_is_drawn_or_named_as_one_that_is_not() -> None:
     for workload in ("talk", "chat"):
         drawn |= set(plan_of({**PLAIN, "workload": workload, "pools.storage": "3.0"}).overrides)
     areas = ("workload", "parallel", "cache", "prefetch", "scheduler", "storage", "engine")
-    groups = {"storage.faults"}
+    groups = {"storage.faults", "cache.device", "cache.host"}
+    drawn |= {key.rpartition(".")[0] for key in drawn if ".share." in key}
     knobs = {key for key in known_keys() if "." in key and key.split(".")[0] in areas} - groups
     assert knobs - drawn == UNDRAWN
 

@@ -106,8 +106,8 @@ def test_a_hybrid_keeps_what_its_class_does(kind: str) -> None:
 def test_a_hybrid_runs_and_keeps_every_law(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(text(kind)))
-    told = ("hardware=h200", "cache.device_tokens=20000", "cache.host_tokens=40000")
-    states = ("cache.device_states=40", "cache.host_states=80", "workload=chat")
+    told = ("hardware=h200", "cache.device.tokens.full=20000", "cache.host.tokens.full=40000")
+    states = ("cache.device.states=40", "cache.host.states=80", "workload=chat")
     limits = ("workload.limit=30", "engine.check_invariants=true")
     result = run(config_of(f"model.from_hf={path}", "model=from_hf", *told, *states, *limits))
     assert sum(record.device_hit_len for record in result.records) > 0

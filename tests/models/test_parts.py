@@ -124,7 +124,7 @@ def test_index_keys_are_counted_where_pages_go() -> None:
     told = [
         "workload.limit=40",
         "model=llama3_8b",
-        "cache.device_tokens=20000",
+        "cache.device.tokens.full=20000",
         "hardware=h200",
     ]
     config = config_of(*told)

@@ -183,7 +183,11 @@ def test_tinylfu_keeps_prompts_that_return_from_being_displaced_by_a_scan(tmp_pa
         for at, each in enumerate(prompts)
     ]
     (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    pools = ("cache.device_tokens=384", "cache.host_tokens=512", "cache.backs_up_answers=false")
+    pools = (
+        "cache.device.tokens.full=384",
+        "cache.host.tokens.full=512",
+        "cache.backs_up_answers=false",
+    )
     trace = (f"workload.path={tmp_path}/trace.jsonl", "workload.block_tokens=64")
     late = {}
     for policy in ("lru", "tinylfu"):

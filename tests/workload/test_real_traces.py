@@ -74,23 +74,23 @@ def test_the_agentic_sessions_extend_their_prompts() -> None:
     assert len(extending) / len(followed) > 0.9
 
 
-SMALL_POOLS = ("cache.device_tokens=200000", "cache.host_tokens=600000")
+SMALL_POOLS = ("cache.device.tokens.full=200000", "cache.host.tokens.full=600000")
 TODAYS = {  # small pools, in which pages are evicted and loaded back
     "deepseek_v4_flash": (
         *SMALL_POOLS,
         "cache.page_size=256",
-        "cache.swa_device_tokens=40000",
-        "cache.swa_host_tokens=80000",
+        "cache.device.tokens.swa=40000",
+        "cache.host.tokens.swa=80000",
     ),
     "glm5_3": (*SMALL_POOLS, "parallel.tp=8"),
     "minimax_m3": (*SMALL_POOLS, "parallel.tp=8"),
     "llama4_scout": (
         *SMALL_POOLS,
         "parallel.tp=8",
-        "cache.swa_device_tokens=80000",
-        "cache.swa_host_tokens=160000",
+        "cache.device.tokens.swa=80000",
+        "cache.host.tokens.swa=160000",
     ),
-    "kimi_k3": (*SMALL_POOLS, "parallel.tp=16", "cache.device_states=60", "cache.host_states=300"),
+    "kimi_k3": (*SMALL_POOLS, "parallel.tp=16", "cache.device.states=60", "cache.host.states=300"),
 }
 
 

@@ -58,7 +58,8 @@ def test_a_scenario_is_the_same_whatever_was_drawn_before() -> None:
 def test_every_knob_is_drawn_or_named_as_one_that_is_not() -> None:
     drawn = {key for knob in KNOBS for key in knob.keys}
     for workload in ("talk", "chat"):
-        drawn |= set(plan_of({**PLAIN, "workload": workload, "pools.storage": "3.0"}).overrides)
+        more = {"kinds": "all", "workload": workload, "pools.storage": "3.0"}
+        drawn |= set(plan_of({**PLAIN, **more}).overrides)
     areas = ("workload", "parallel", "cache", "prefetch", "scheduler", "storage", "engine")
     groups = {"storage.faults", "cache.device", "cache.host"}
     drawn |= {key.rpartition(".")[0] for key in drawn if ".share." in key}

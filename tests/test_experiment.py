@@ -248,6 +248,27 @@ def test_a_policy_that_would_never_be_asked_is_refused(name: str, told: str) -> 
         run(config_of("model=tiny_hybrid", f"cache.policy={__name__}:{name}"))
 
 
+class Named:
+    """Ranks by a name and a number."""
+
+    def rank(self, entry: Entry, tier: str, kind: str) -> tuple[str, tuple[int, int]]:
+        return kind, (entry.created, entry.start)
+
+
+class Mixed:
+    """Ranks that have no order."""
+
+    def rank(self, entry: Entry, tier: str, kind: str) -> tuple[int | str]:
+        return ("first",) if entry.id % 2 else (1,)
+
+
+def test_a_rank_may_be_any_tuple_that_python_can_compare() -> None:
+    small = ("model=tiny_hybrid", "cache.device_gib=0.02", "workload.limit=60")
+    assert run(config_of(*small, f"cache.policy={__name__}:Named")).records
+    with pytest.raises(PolicyError, match="ranks on the device cannot be compared: '<' not"):
+        run(config_of(*small, f"cache.policy={__name__}:Mixed"))
+
+
 def test_a_policy_has_knobs_of_its_own() -> None:
     small = ("model=llama3_8b", "cache.device_gib=4", "cache.host_gib=8", "workload.limit=200")
     own = ("cache.policy=tests.test_experiment:Weighted", "cache.policy_args.length_weight=")

@@ -283,10 +283,11 @@ class SglangSide:
             if self.pools.num_states:
                 self._track_prefill(req, end)
             req.extend_end = end
+            self._settle()  # the next pass first takes in the events of the step, then the chunk
             checkpoint_kv_cache(req, self.cache)
-            self._settle()
             if is_part:
-                return
+                break
+        self._settle()
 
     def _extend(self, req: Any, start: int, end: int) -> None:
         # a prefill asks for a page more than it needs (alloc_paged_token_slots_extend)

@@ -13,7 +13,7 @@ from os.path import commonprefix
 import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
-from experiments.diff.pages import NodeView, page_names, state_of
+from experiments.diff.pages import NodeView, PageSpan, page_span, state_of
 from experiments.diff.protocol import (
     STAGES,
     Arrival,
@@ -80,8 +80,8 @@ class SimulatorSide:
         self.engine.check = self._check
         self._evicted: Counter[str] = Counter()
         self._running: dict[int, tuple[RequestState, bool]] = {}
-        self._names_of = cache(
-            lambda edge, before: page_names(np.frombuffer(edge, "<i4"), self._page, before)
+        self._pages_of = cache(
+            lambda edge, before: page_span(np.frombuffer(edge, "<i4"), self._page, before)
         )
 
     def about(self) -> dict[str, str]:
@@ -279,27 +279,33 @@ class SimulatorSide:
 
     def _nodes(self) -> Iterator[NodeView]:
         # all nodes below the root, from the top
-        found: list[tuple[Node, list[int]]] = []
+        found: list[tuple[Node, PageSpan]] = []
         waiting = [(self._tree.root(""), 0)]
         while waiting:
             parent, before = waiting.pop()
             for node in parent.children.values():
-                names = self._names_of(node.edge, before)
-                found.append((node, names))
-                waiting.append((node, names[-1]))
+                pages = self._pages_of(node.edge, before)
+                found.append((node, pages))
+                waiting.append((node, pages.last))
         # a node counts the path locks that end there, and one for each child that is locked
         paths: dict[Node, int] = {}
         for node, _ in reversed(found):
-            locked = [child for child in node.children.values() if child.path_locks]
-            paths[node] = node.path_locks - len(locked) + sum(paths[child] for child in locked)
-        for node, names in found:
-            places = [
-                (f"{KIND_NAMES[kind]}/{name}", node.held[tier][kind], node.locks[tier][kind])
-                for tier, name in enumerate(TIER_NAMES)
-                for kind in self._tree.kinds.numbers
-            ]
-            locks = {place: count for place, _, count in places} | {"full/device": paths[node]}
-            yield NodeView(names, [place for place, held, _ in places if held is not None], locks)
+            if node.path_locks:
+                locked = [child for child in node.children.values() if child.path_locks]
+                paths[node] = node.path_locks - len(locked) + sum(paths[each] for each in locked)
+        places = [
+            (f"{KIND_NAMES[kind]}/{name}", tier, kind)
+            for tier, name in zip((DEVICE, HOST), TIER_NAMES, strict=True)
+            for kind in self._tree.kinds.numbers
+        ]
+        for node, pages in found:
+            held = [place for place, tier, kind in places if node.held[tier][kind] is not None]
+            locks = {
+                place: count for place, tier, kind in places if (count := node.locks[tier][kind])
+            }
+            if node in paths:
+                locks["full/device"] = paths[node]
+            yield NodeView(pages, held, locks)
 
     def _count_evictions(self) -> None:
         for tier in TIER_NAMES:

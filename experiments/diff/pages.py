@@ -7,6 +7,7 @@ from typing import NamedTuple
 from experiments.diff.protocol import TIERS, Pools, Tokens
 
 NAME_BYTES = 8
+STATES = ("mamba/device", "mamba/host")
 
 
 def page_names(tokens: Tokens, page_size: int, before: int = 0) -> list[int]:
@@ -27,17 +28,30 @@ def page_names(tokens: Tokens, page_size: int, before: int = 0) -> list[int]:
     return names
 
 
+class PageSpan(NamedTuple):
+    """The pages of one node: how many, the sum of their hashes, and the hash of the last one."""
+
+    num_pages: int
+    total: int
+    last: int
+
+
+def page_span(tokens: Tokens, page_size: int, before: int = 0) -> PageSpan:
+    names = page_names(tokens, page_size, before)
+    return PageSpan(len(names), sum(names), names[-1])
+
+
 class NodeView(NamedTuple):
     """One node of the radix tree of a compared cache.
 
     Attributes:
-        names: hashes of the node's pages.
+        pages: the node's pages.
         held: kinds and tiers, such as `full/device`, in which the node has data.
-        locks: number of locks by kind and tier. A lock of full-attention KV on the device also
-            counts on every ancestor.
+        locks: number of locks by kind and tier, where there are any. A lock of full-attention KV on
+            the device also counts on every ancestor.
     """
 
-    names: Sequence[int]
+    pages: PageSpan
     held: Sequence[str]
     locks: Mapping[str, int]
 
@@ -50,13 +64,9 @@ def state_of(nodes: Iterable[NodeView], pools: Pools) -> dict[str, int]:
         for tier in TIERS[:2]
     }
     for node in nodes:
-        total, tokens = sum(node.names), len(node.names) * pools.page_size
-        for place, count in node.locks.items():
-            state[f"locked/{place}"] += count * (1 if _is_state(place) else tokens)
+        count, total, last = node.pages
+        for place, locks in node.locks.items():
+            state[f"locked/{place}"] += locks * (1 if place in STATES else count * pools.page_size)
         for place in node.held:
-            state[f"pages/{place}"] += node.names[-1] if _is_state(place) else total
+            state[f"pages/{place}"] += last if place in STATES else total
     return {name: amount % (1 << 8 * NAME_BYTES) for name, amount in state.items()}
-
-
-def _is_state(place: str) -> bool:
-    return place.startswith("mamba/")

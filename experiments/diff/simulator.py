@@ -13,7 +13,7 @@ from os.path import commonprefix
 import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
-from experiments.diff.pages import NodeView, page_names, state_of
+from experiments.diff.pages import NodeView, PageSpan, page_span, state_of
 from experiments.diff.protocol import (
     STAGES,
     Arrival,
@@ -38,6 +38,8 @@ from hicache.config import ExperimentConfig
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io
 from hicache.executor.completions import Delivery
+from hicache.executor.simulated.executor import SimulatedIo
+from hicache.executor.simulated.links import Links
 from hicache.experiment import build
 from hicache.request import TOKEN_BYTES, Request, TokenSpans
 from hicache.runs.schema import config_of
@@ -45,6 +47,7 @@ from hicache.scheduler.request_state import RequestState
 from hicache.workload.feeder import Dropped, Release
 
 SGLANG = "sglang_0_5_23"
+INSTANT = 1e30  # bytes per second
 
 
 class SimulatorSide:
@@ -67,12 +70,18 @@ class SimulatorSide:
         self.engine.scheduler.only = None if pools.in_flight else ()
         self._cache, self._tree = self.engine.cache, self.engine.cache.tree
         self._tally = Tally(pools)
-        self._io = CountedIo(self._runtime.io, pools, self._tally)
+        io = self._runtime.io
+        assert isinstance(io, SimulatedIo)
+        # copies take no time, so that they end in the order in which they begin
+        io.links = Links(dict.fromkeys(io.links.capacities, INSTANT))
+        self._io = CountedIo(io, pools, self._tally)
         self._stepper = Stepper(self.engine, self._runtime, self._io, pools)
+        self._check = self._settle if self._has_state and not pools.in_flight else None
+        self.engine.check = self._check
         self._evicted: Counter[str] = Counter()
         self._running: dict[int, tuple[RequestState, bool]] = {}
-        self._names_of = cache(
-            lambda edge, before: page_names(np.frombuffer(edge, "<i4"), self._page, before)
+        self._pages_of = cache(
+            lambda edge, before: page_span(np.frombuffer(edge, "<i4"), self._page, before)
         )
 
     def about(self) -> dict[str, str]:
@@ -98,7 +107,7 @@ class SimulatorSide:
         if stage:
             self.engine.check = lambda engine: self._abort_chunk(engine, number, seen)
         self._serve([request], prompt_len)
-        self.engine.check = None
+        self.engine.check = self._check
         req = seen[0] if stage else scheduler.running[-1]
         if not stage:
             self._running[number] = req, is_short
@@ -138,9 +147,15 @@ class SimulatorSide:
 
     def _abort_chunk(self, engine: Engine, number: int, seen: list[RequestState]) -> None:
         # takes effect at the end of the step that computes the first chunk
+        self._settle(engine)
         if engine.extending and not seen:
             seen.append(engine.extending[0].req)
             engine.abort(number, self._runtime.clock.now())
+
+    def _settle(self, engine: Engine) -> None:
+        # SGLang completes the copies of an eviction before the step, and their writes during it
+        if engine.step_end_ns is not None:
+            self._stepper.settle()
 
     def _let_go(self) -> None:
         self.engine.scheduler.take_ended()
@@ -264,27 +279,33 @@ class SimulatorSide:
 
     def _nodes(self) -> Iterator[NodeView]:
         # all nodes below the root, from the top
-        found: list[tuple[Node, list[int]]] = []
+        found: list[tuple[Node, PageSpan]] = []
         waiting = [(self._tree.root(""), 0)]
         while waiting:
             parent, before = waiting.pop()
             for node in parent.children.values():
-                names = self._names_of(node.edge, before)
-                found.append((node, names))
-                waiting.append((node, names[-1]))
+                pages = self._pages_of(node.edge, before)
+                found.append((node, pages))
+                waiting.append((node, pages.last))
         # a node counts the path locks that end there, and one for each child that is locked
         paths: dict[Node, int] = {}
         for node, _ in reversed(found):
-            locked = [child for child in node.children.values() if child.path_locks]
-            paths[node] = node.path_locks - len(locked) + sum(paths[child] for child in locked)
-        for node, names in found:
-            places = [
-                (f"{KIND_NAMES[kind]}/{name}", node.held[tier][kind], node.locks[tier][kind])
-                for tier, name in enumerate(TIER_NAMES)
-                for kind in self._tree.kinds.numbers
-            ]
-            locks = {place: count for place, _, count in places} | {"full/device": paths[node]}
-            yield NodeView(names, [place for place, held, _ in places if held is not None], locks)
+            if node.path_locks:
+                locked = [child for child in node.children.values() if child.path_locks]
+                paths[node] = node.path_locks - len(locked) + sum(paths[each] for each in locked)
+        places = [
+            (f"{KIND_NAMES[kind]}/{name}", tier, kind)
+            for tier, name in zip((DEVICE, HOST), TIER_NAMES, strict=True)
+            for kind in self._tree.kinds.numbers
+        ]
+        for node, pages in found:
+            held = [place for place, tier, kind in places if node.held[tier][kind] is not None]
+            locks = {
+                place: count for place, tier, kind in places if (count := node.locks[tier][kind])
+            }
+            if node in paths:
+                locks["full/device"] = paths[node]
+            yield NodeView(pages, held, locks)
 
     def _count_evictions(self) -> None:
         for tier in TIER_NAMES:
@@ -427,6 +448,8 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         "cache.host.tokens.full": pools.host_tokens + more * page,
         "prefetch.stop": "wait_complete",
         "storage.write_queue_gib": 1 << 20,
+        "storage.query_s": 0,
+        "storage.operation_s": 0,
         "scheduler.chunk_tokens": pools.chunk_tokens,
         "engine.jump": not pools.abort_seed,  # an abort comes after any step of an answer
     }

@@ -55,7 +55,7 @@ class Stepper:
         scheduler, now_ns = self._scheduler, self._runtime.clock.now
         for request in requests:
             self._engine.submit(request, now_ns())
-        self._settle()
+        self.settle()
         before = [*scheduler.running, *scheduler.started]
         loaded = list(scheduler.loading)
         times = {req.request.id: req.retractions for req in before}
@@ -69,10 +69,10 @@ class Stepper:
             if not isinstance(done, BackUp):
                 self._engine.deliver(done, now_ns())
         self._late = []
-        self._settle()
+        self.settle()
         if batch.extends or batch.decodes:
             scheduler.commit(batch, 1, now_ns())
-        self._settle()
+        self.settle()
         ended = scheduler.take_ended()
         if ended.rejected:
             req, why = ended.rejected[0]
@@ -106,8 +106,8 @@ class Stepper:
             return []
         return [[waiting[0].request.id, str(lacks.cause)]]
 
-    def _settle(self) -> None:
-        # carry out all copies and reads that were requested, and those that follow from them
+    def settle(self) -> None:
+        """Carry out all copies and reads that were requested, and those that follow from them."""
         engine, io, clock = self._engine, self._io, self._runtime.clock
         while True:
             engine.take_in(clock.now())

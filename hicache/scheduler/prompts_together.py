@@ -165,7 +165,8 @@ class PromptsTogether(Scheduler):
         return lacks
 
     def _touch_queue(self) -> None:
-        if self.waiting and self.cache.tree.is_lru:
+        # not where a program chooses what decodes (`only`): its passes are not those of a server
+        if self.waiting and self.only is None and self.cache.tree.is_lru:
             if self._num_looks % TOUCH_PASSES == 0:
                 for req in reversed(self.waiting[:TOUCHED_REQUESTS]):
                     self.cache.match(req.sequence, req.target_len + 1)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from experiments.diff.pages import NodeView, page_names, state_of
+from experiments.diff.pages import NodeView, PageSpan, page_names, page_span, state_of
 from tests.diff.sides import POOLS
 
 TOKENS = np.arange(20, dtype=np.int32)
@@ -23,14 +23,21 @@ def test_names_continue_after_a_page() -> None:
     names = page_names(TOKENS, 4)
     assert page_names(TOKENS[8:], 4, names[1]) == names[2:]
     assert page_names(TOKENS[8:], 4) != names[2:]
+    assert page_span(TOKENS[8:], 4, names[1]) == (3, sum(names[2:]), names[-1])
 
 
 def test_a_state_counts_once_and_pages_by_their_tokens() -> None:
     pools = replace(POOLS, num_states=3)
     nodes = [
-        NodeView([5, 7], ["full/device", "mamba/device"], {"full/device": 2, "mamba/device": 3}),
-        NodeView([11], ["full/device", "full/host"], {"full/device": 1, "full/host": 1}),
-        NodeView([(1 << 64) - 1], ["full/host"], {"full/device": 0}),
+        NodeView(
+            PageSpan(2, 12, 7),
+            ["full/device", "mamba/device"],
+            {"full/device": 2, "mamba/device": 3},
+        ),
+        NodeView(
+            PageSpan(1, 11, 11), ["full/device", "full/host"], {"full/device": 1, "full/host": 1}
+        ),
+        NodeView(PageSpan(1, (1 << 64) - 1, (1 << 64) - 1), ["full/host"], {}),
     ]
     assert state_of(nodes, pools) == {
         "locked/full/device": 2 * 8 + 4,

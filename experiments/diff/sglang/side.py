@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
-from experiments.diff.pages import NodeView, page_names, state_of
+from experiments.diff.pages import NodeView, PageSpan, page_span, state_of
 from experiments.diff.protocol import (
     STAGES,
     Arrival,
@@ -127,8 +127,8 @@ class SglangSide:
         device.count_copies(self._count_copy)
         self._count_evictions()
         self._running: dict[int, tuple[Any, Any]] = {}
-        # by node: name of the preceding page, length, names of its pages
-        self._names: dict[int, tuple[int, int, list[int]]] = {}
+        # by node: name of the preceding page, length, its pages
+        self._pages: dict[int, tuple[int, int, PageSpan]] = {}
         self._steps: Any = None
         if pools.in_flight:
             # it imports the package's server, in seconds
@@ -283,10 +283,11 @@ class SglangSide:
             if self.pools.num_states:
                 self._track_prefill(req, end)
             req.extend_end = end
+            self._settle()  # the next pass first takes in the events of the step, then the chunk
             checkpoint_kv_cache(req, self.cache)
-            self._settle()
             if is_part:
-                return
+                break
+        self._settle()
 
     def _extend(self, req: Any, start: int, end: int) -> None:
         # a prefill asks for a page more than it needs (alloc_paged_token_slots_extend)
@@ -506,29 +507,30 @@ class SglangSide:
 
     def _nodes(self) -> Iterator[NodeView]:
         # all nodes below the root; the names of a node's pages are computed once
+        places = [(kind, f"{NAMES[kind]}/device", f"{NAMES[kind]}/host") for kind in self._kinds]
         waiting = [(self._root, 0)]
         while waiting:
             parent, before = waiting.pop()
             for node in parent.children.values() if parent is not None else ():
-                count = len(node.key)
-                *seen, names = self._names.get(node.id, (None, None, []))
-                if seen != [before, count]:
+                count, known = len(node.key), self._pages.get(node.id)
+                if known is None or known[:2] != (before, count):
                     tokens = np.array(node.key.token_ids[:count], np.int32)
-                    names = page_names(tokens, self._page, before)
-                    self._names[node.id] = before, count, names
-                yield self._view(node, names)
-                waiting.append((node, names[-1]))
-
-    def _view(self, node: Any, names: list[int]) -> NodeView:
-        held: list[str] = []
-        locks: dict[str, int] = {}
-        for kind in self._kinds:
-            name, data = NAMES[kind], node.component_data[kind]
-            held += [
-                f"{name}/{tier}" for tier, value in self._values(node, kind) if value is not None
-            ]
-            locks |= {f"{name}/device": data.lock_ref, f"{name}/host": data.host_lock_ref}
-        return NodeView(names, held, locks)
+                    known = before, count, page_span(tokens, self._page, before)
+                    self._pages[node.id] = known
+                held: list[str] = []
+                locks: dict[str, int] = {}
+                for kind, upper, lower in places:
+                    data = node.component_data[kind]
+                    if data.value is not None:
+                        held.append(upper)
+                    if data.host_value is not None:
+                        held.append(lower)
+                    if data.lock_ref:
+                        locks[upper] = data.lock_ref
+                    if data.host_lock_ref:
+                        locks[lower] = data.host_lock_ref
+                yield NodeView(known[2], held, locks)
+                waiting.append((node, known[2].last))
 
     def _probe_tree(self, ids: list[int], found: dict[str, list[Span]]) -> None:
         page, start = self._page, 0

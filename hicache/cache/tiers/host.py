@@ -173,6 +173,11 @@ class Host:
         deepest = max([nodes[-1] for nodes in copied if nodes], key=lambda each: each.end)
         host_locks = [tree.lock_host(deepest, starts)]
         host_locks += [tree.lock_host(each, {kind: each.start}) for kind, each in points]
+        if is_fence and tree.quirks.evicts_whole and self._writer is not None:
+            whole = {
+                each for nodes in copied for each in nodes if each.held[HOST][FULL] is not None
+            }
+            host_locks += map(tree.lock_anchor, sorted(whole, key=lambda each: each.start))
         back_up = BackUp(
             moves=moves,
             num_bytes=self._bookings.bytes_of(moves),

@@ -65,6 +65,7 @@ class Residency:
         self._paged = kinds.paged
         self._windows = kinds.windows
         self._points = kinds.points
+        self._aux = kinds.aux
         self._reclaims_duplicates = reclaims_duplicates
         self._evicts_mirrors = evicts_mirrors
         self._frees_copies = reclaims_duplicates or evicts_mirrors
@@ -142,8 +143,10 @@ class Residency:
             self._listener.evicted(node, tier, kind, demand)
         self.resident[tier][kind] -= len(page_ids)
         actions.append(FreePages(tier, kind, page_ids))
-        if self._leaving_refreshes and tier == DEVICE and node.held[HOST][kind] is not None:
-            node.aux_ticks[kind] = self.next_tick()
+        if self._leaving_refreshes and tier == DEVICE:
+            for each in self._aux if kind == FULL else (kind,):
+                if node.held[HOST][each] is not None and (each == kind or not node.aux_ticks[each]):
+                    node.aux_ticks[each] = self.next_tick()
         if self._entries is not None:
             self._entries.left(node, tier, kind, is_victim=is_victim)
         self._changed(node, tier, kind, -1)
@@ -248,8 +251,11 @@ class Residency:
                 locks[kind] = after = before + change
                 assert after >= 0, f"{above} is released more often than it was locked"
                 is_alone = kind != FULL and above.held[DEVICE][kind] is None
-                if self._leaving_refreshes and is_alone and not before:
-                    above.aux_ticks[kind] = self.next_tick()
+                if self._leaving_refreshes and is_alone:
+                    if not before:
+                        above.aux_ticks[kind] = 0
+                    elif not after and not above.aux_ticks[kind]:
+                        above.aux_ticks[kind] = self.next_tick()
                 if not (before and after):
                     self._host_lock_changed(above, kind, change)
                 above = above.parent

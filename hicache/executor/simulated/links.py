@@ -50,7 +50,7 @@ class Links:
         for link, capacity in capacities.items():
             if not capacity > 0:
                 raise ValueError(f"the capacity of link {link} must be positive, got {capacity}")
-        self._capacities = {link: float(capacity) for link, capacity in capacities.items()}
+        self.capacities = {link: float(capacity) for link, capacity in capacities.items()}
         self._now_ns = 0
         self._flows: dict[int, _Flow] = {}  # under way
         self._routes: dict[tuple[str, ...], _Route] = {}  # by the links in the caller's order
@@ -75,10 +75,10 @@ class Links:
 
     def _route_of(self, flow_id: int, links: tuple[str, ...]) -> _Route:
         route = tuple(sorted(set(links)))
-        unknown = [link for link in route if link not in self._capacities]
+        unknown = [link for link in route if link not in self.capacities]
         if unknown or not route:
             raise ValueError(
-                f"transfer {flow_id} must use links among {sorted(self._capacities)}, "
+                f"transfer {flow_id} must use links among {sorted(self.capacities)}, "
                 f"got {list(links)}"
             )
         self._routes[links] = route
@@ -135,7 +135,7 @@ class Links:
         count: dict[str, int] = {}
         for route, load in loads.items():
             for link in route:
-                left[link] = self._capacities[link]
+                left[link] = self.capacities[link]
                 count[link] = count.get(link, 0) + load
         rates: dict[_Route, float] = {}
         open_routes = list(loads)

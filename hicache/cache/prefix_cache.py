@@ -153,7 +153,7 @@ class PrefixCache:
         prompt_len: int = 0,
         storage_start: int = 0,
         storage_end: int = 0,
-        num_slots: int | None = None,
+        late_slots: bool = False,
     ) -> Acquired | None:
         """Give a request its cached prefix: lock the prefix, and queue a copy of its host part.
 
@@ -171,8 +171,8 @@ class PrefixCache:
                 `cache.loads_last_page` is on.
             storage_start: the first token that a prefetch for this request read from storage.
             storage_end: the end of the tokens that this prefetch read.
-            num_slots: Mamba state slots that the request gets now; `take_slots` gives it the rest.
-                None means all.
+            late_slots: whether the request gets now only the slot into which a state is copied;
+                `take_slots` gives it the others.
         """
         load_back = None
         node = match.device_node
@@ -188,7 +188,7 @@ class PrefixCache:
         if load_back is None:
             held_before = (node.end, 0, 0)
         sequence.lock = self.tree.lock(node)
-        if not self._take_slots(sequence, node, load_back, num_slots):
+        if not self._take_slots(sequence, node, load_back, late_slots=late_slots):
             # the load-back continues: its pages are in the tree and will be a device hit next time
             self.abandon(sequence)
             return None
@@ -291,11 +291,13 @@ class PrefixCache:
     def take_slots(self, sequence: Sequence) -> bool:
         """Give a request the state slots that `acquire` has not given it; False: no room."""
         (kind,) = self.tree.kinds.points
-        count = self.quirks.states_per_request - len(sequence.working_slot or [])
+        taken = sequence.working_slot or []
+        count = self.quirks.states_per_request - len(taken)
         slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
-        if slots is not None:
-            sequence.boundary_slot, sequence.spare_slots = slots[:1], slots[1:]
-        return slots is not None
+        if slots is None:
+            return False
+        sequence.hold_slots(taken + slots)
+        return True
 
     def take_state_slot(self, sequence: Sequence) -> PageIds | None:
         (kind,) = self.tree.kinds.points
@@ -423,19 +425,19 @@ class PrefixCache:
         sequence: Sequence,
         node: Node,
         load_back: LoadBack | None,
-        num_slots: int | None,
+        *,
+        late_slots: bool,
     ) -> bool:
         # allocate the working state's slot and the boundary state's slot, if the model has states
         for kind in self.tree.kinds.points:
             taken = sequence.working_slot or []  # a load-back may have allocated the working slot
-            count = (num_slots or self.quirks.states_per_request) - len(taken)
+            state = node.held[DEVICE][kind]
+            wanted = int(state is not None) if late_slots else self.quirks.states_per_request
+            count = max(wanted - len(taken), 0)
             slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
             if slots is None:
                 return False
-            slots = taken + slots
-            sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:2]
-            sequence.spare_slots = slots[2:]
-            state = node.held[DEVICE][kind]
+            sequence.hold_slots(taken + slots)
             if self.quirks.loads_states_twice and load_back is not None and load_back.counts[kind]:
                 load_state(self.tree, self._bookings, load_back, sequence.working_slot)
             elif state is not None:

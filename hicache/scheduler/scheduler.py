@@ -38,7 +38,7 @@ class Scheduler:
     (decoding).
     """
 
-    _num_slots: int | None = None  # state slots that a request gets when it is admitted; None: all
+    _late_slots = False  # whether a request gets its state slots after it is admitted
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Scheduler:
         self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = CheckpointSaver(cache, takes_spare=self._num_slots is not None)
+        self._checkpoints = CheckpointSaver(cache, takes_spare=self._late_slots)
         self._max_jump = MAX_JUMP if may_jump else 1
         self._has_states = bool(cache.tree.kinds.points)
         self._answer_pages = None if self._has_states else cache.knobs.answer_pages
@@ -367,7 +367,7 @@ class Scheduler:
                 prompt_len=req.target_len,
                 storage_start=start,
                 storage_end=end,
-                num_slots=self._num_slots,
+                late_slots=self._late_slots,
             )
         finally:
             cache.tree.release(lock)

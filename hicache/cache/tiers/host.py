@@ -101,10 +101,16 @@ class Host:
         parts = [*missing[::-1], node] if self._tree.quirks.evicts_whole else [node]
         for part in dict.fromkeys(parts):
             plan = self._tree.plan_back_up(part)
+            if self._tree.quirks.evicts_whole and not plan[FULL] and self._is_under_way(part):
+                continue  # what an insertion added to a node that is being copied waits for another
             if node is not published and not node.is_root:
                 self.back_up_locked(node, plan, request_id, is_fence=False)
             elif any(plan):
                 self._back_up(plan, request_id, is_fence=False)
+
+    def _is_under_way(self, node: Node) -> bool:
+        copies = (each for each in self._bookings.in_flight if isinstance(each, BackUp))
+        return any(node in each.node.span(each.first_page) for each in copies)
 
     def back_up_locked(
         self, node: Node, plan: Plan, request_id: int | None, *, is_fence: bool

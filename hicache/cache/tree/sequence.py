@@ -35,6 +35,10 @@ class Sequence:
         self.digests: list[bytes] = []
         self.digests_start = 0
 
+    def hold_slots(self, slots: PageIds) -> None:
+        self.working_slot, self.boundary_slot = slots[:1], slots[1:2]
+        self.spare_slots = slots[2:]
+
     def own_start(self, kind: int, kinds: Kinds) -> int:
         """Return the first page of a kind that the request owns; the tree owns the pages before."""
         first = self.starts[kind]

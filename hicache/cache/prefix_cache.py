@@ -355,7 +355,11 @@ class PrefixCache:
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
         if copies:
-            self.host.save_path(node, sequence.request_id, is_answer=is_answer)
+            is_repeated = num_pages <= sequence.inserted_pages
+            sequence.inserted_pages = max(num_pages, sequence.inserted_pages)
+            self.host.save_path(
+                node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated
+            )
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         keeps = not (is_answer and self.knobs.keeps_for_repeats)

@@ -25,7 +25,7 @@ class Sequence:
         self.pages: list[PageIds] = []
         self.starts: list[int] = []
         self.num_pages = 0
-        self.tree_pages = self.tree_windows = 0
+        self.tree_pages = self.tree_windows = self.inserted_pages = 0
         self.left_page = -1
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None

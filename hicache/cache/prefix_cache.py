@@ -28,7 +28,7 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
-from hicache.cache.tree.node import DEVICE, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig
@@ -338,9 +338,12 @@ class PrefixCache:
         kept = (FULL, *(kind for kind, _ in windows))
         actions: list[FreePages] = []
         for cut in sorted(cut for cut in cuts if begin <= cut <= num_pages):
-            node = insert(tree, node, sequence, cut, actions, kept)
+            node, is_new = insert(tree, node, sequence, cut, actions, kept)
             state = sequence.states.pop(cut, None)
             if state is not None:
+                is_found = self.quirks.evicts_whole and not is_new
+                if copies and is_found and node.held[HOST][FULL] is None:
+                    self._save(node, sequence, is_answer=is_answer)  # without the new state
                 attach_state(tree, node, state, actions)
         tree.residency.touch_windows(node)
         free(actions, self.pools)
@@ -355,11 +358,7 @@ class PrefixCache:
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
         if copies:
-            is_repeated = num_pages <= sequence.inserted_pages
-            sequence.inserted_pages = max(num_pages, sequence.inserted_pages)
-            self.host.save_path(
-                node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated
-            )
+            self._save(node, sequence, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         keeps = not (is_answer and self.knobs.keeps_for_repeats)
@@ -423,6 +422,13 @@ class PrefixCache:
         return len(full)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _save(self, node: Node, sequence: Sequence, *, is_answer: bool) -> None:
+        is_repeated = node.end <= sequence.inserted_pages
+        sequence.inserted_pages = max(node.end, sequence.inserted_pages)
+        self.host.save_path(
+            node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated
+        )
 
     def _take_slots(
         self,

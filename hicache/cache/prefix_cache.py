@@ -195,6 +195,7 @@ class PrefixCache:
         sequence.tree_pages = sequence.tree_windows = sequence.num_pages = node.end
         kinds = self.tree.kinds
         sequence.starts, sequence.left_page = [node.end] * kinds.size, -1
+        sequence.passed = [0] * kinds.size
         pages: list[PageIds] = [[] for _ in range(kinds.size)]
         sequence.pages = pages
         for above in node.span():
@@ -281,6 +282,8 @@ class PrefixCache:
         kinds = self.tree.kinds
         for kind, window in kinds.all_windows:
             end = min(window.first(last_page), sequence.num_pages)
+            if length - kinds.window_lens[kind] > sequence.passed[kind] * self.page_size + 1:
+                sequence.passed[kind] = max(sequence.passed[kind], sequence.tree_pages, end)
             if end <= sequence.starts[kind]:
                 continue
             first = sequence.own_start(kind, kinds)

@@ -371,7 +371,7 @@ class PromptsTogether(Scheduler):
             return 0
         left = self._max_jump
         for kind, window in windows.items():
-            first = max(sequence.starts[kind], sequence.tree_pages) * self._page
+            first = sequence.passed[kind] * self._page
             left = min(left, first + window + WINDOW_TOKENS - self._result_len(req) - 1)
         return left
 

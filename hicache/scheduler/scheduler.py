@@ -351,7 +351,7 @@ class Scheduler:
     ) -> tuple[Acquired, Admit] | Defer:
         cache, decide = self.cache, self._admission.decide
         decision = decide(req, match, budget)
-        if isinstance(decision, Defer):
+        if isinstance(decision, Defer) and not self._late_slots:
             return decision
         lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
         try:

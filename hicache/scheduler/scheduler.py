@@ -353,11 +353,13 @@ class Scheduler:
         decision = decide(req, match, budget)
         if isinstance(decision, Defer) and not self._late_slots:
             return decision
-        lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
+        # its own path no longer counts as evictable; in SGLang only what the device holds of it
+        locks = [cache.tree.lock(match.device_node if self._late_slots else match.best_node)]
         try:
             decision = decide(req, match, budget)
             if isinstance(decision, Defer):
                 return replace(decision, is_second=True)
+            locks.append(cache.tree.lock(match.best_node))
             start, end = req.prefetched
             if self._listener is not None:
                 self._listener.starting(req, match)
@@ -370,7 +372,8 @@ class Scheduler:
                 late_slots=self._late_slots,
             )
         finally:
-            cache.tree.release(lock)
+            for lock in locks:
+                cache.tree.release(lock)
         if acquired is None:
             return Defer(Reason.slots)
         if self.config.refresh is Refresh.admitted and req.sequence.lock is not None:

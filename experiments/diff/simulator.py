@@ -260,7 +260,7 @@ class SimulatorSide:
         held = {}
         for kind in self._tree.kinds.numbers:
             name, unit = KIND_NAMES[kind], self._pools.unit(KIND_NAMES[kind])
-            for tier in (DEVICE, HOST):
+            for tier in (DEVICE, HOST)[: 1 + (self._pools.host_tokens > 0)]:
                 held[f"{name}/{TIER_NAMES[tier]}"] = resident[tier][kind] * unit
             if self._pools.has_storage:
                 held[f"{name}/storage"] = self._io.num_stored[kind] * unit

@@ -29,7 +29,7 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
-from hicache.cache.tree.node import DEVICE, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig
@@ -160,7 +160,7 @@ class PrefixCache:
         prompt_len: int = 0,
         storage_start: int = 0,
         storage_end: int = 0,
-        num_slots: int | None = None,
+        late_slots: bool = False,
     ) -> Acquired | None:
         """Give a request its cached prefix: lock the prefix, and queue a copy of its host part.
 
@@ -178,8 +178,8 @@ class PrefixCache:
                 `cache.loads_last_page` is on.
             storage_start: the first token that a prefetch for this request read from storage.
             storage_end: the end of the tokens that this prefetch read.
-            num_slots: Mamba state slots that the request gets now; `take_slots` gives it the rest.
-                None means all.
+            late_slots: whether the request gets now only the slot into which a state is copied;
+                `take_slots` gives it the others.
         """
         load_back = None
         node = match.device_node
@@ -195,13 +195,14 @@ class PrefixCache:
         if load_back is None:
             held_before = (node.end, 0, 0)
         sequence.lock = self.tree.lock(node)
-        if not self._take_slots(sequence, node, load_back, num_slots):
+        if not self._take_slots(sequence, node, load_back, late_slots=late_slots):
             # the load-back continues: its pages are in the tree and will be a device hit next time
             self.abandon(sequence)
             return None
         sequence.tree_pages = sequence.tree_windows = sequence.num_pages = node.end
         kinds = self.tree.kinds
         sequence.starts, sequence.left_page = [node.end] * kinds.size, -1
+        sequence.passed = [0] * kinds.size
         pages: list[PageIds] = [[] for _ in range(kinds.size)]
         sequence.pages = pages
         for above in node.span():
@@ -288,6 +289,8 @@ class PrefixCache:
         kinds = self.tree.kinds
         for kind, window in kinds.all_windows:
             end = min(window.first(last_page), sequence.num_pages)
+            if length - kinds.window_lens[kind] > sequence.passed[kind] * self.page_size + 1:
+                sequence.passed[kind] = max(sequence.passed[kind], sequence.tree_pages, end)
             if end <= sequence.starts[kind]:
                 continue
             first = sequence.own_start(kind, kinds)
@@ -298,11 +301,13 @@ class PrefixCache:
     def take_slots(self, sequence: Sequence) -> bool:
         """Give a request the state slots that `acquire` has not given it; False: no room."""
         (kind,) = self.tree.kinds.points
-        count = self.quirks.states_per_request - len(sequence.working_slot or [])
+        taken = sequence.working_slot or []
+        count = self.quirks.states_per_request - len(taken)
         slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
-        if slots is not None:
-            sequence.boundary_slot, sequence.spare_slots = slots[:1], slots[1:]
-        return slots is not None
+        if slots is None:
+            return False
+        sequence.hold_slots(taken + slots)
+        return True
 
     def take_state_slot(self, sequence: Sequence) -> PageIds | None:
         (kind,) = self.tree.kinds.points
@@ -343,9 +348,12 @@ class PrefixCache:
         kept = (FULL, *(kind for kind, _ in windows))
         actions: list[FreePages] = []
         for cut in sorted(cut for cut in cuts if begin <= cut <= num_pages):
-            node = insert(tree, node, sequence, cut, actions, kept)
+            node, is_new = insert(tree, node, sequence, cut, actions, kept)
             state = sequence.states.pop(cut, None)
             if state is not None:
+                is_found = self.quirks.evicts_whole and not is_new
+                if copies and is_found and node.held[HOST][FULL] is None:
+                    self._save(node, sequence, is_answer=is_answer)  # without the new state
                 attach_state(tree, node, state, actions)
         tree.residency.touch_windows(node)
         free(actions, self.pools)
@@ -360,7 +368,7 @@ class PrefixCache:
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
         if copies:
-            self.host.save_path(node, sequence.request_id, is_answer=is_answer)
+            self._save(node, sequence, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         keeps = not (is_answer and self.knobs.keeps_for_repeats)
@@ -425,24 +433,31 @@ class PrefixCache:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _save(self, node: Node, sequence: Sequence, *, is_answer: bool) -> None:
+        is_repeated = node.end <= sequence.inserted_pages
+        sequence.inserted_pages = max(node.end, sequence.inserted_pages)
+        self.host.save_path(
+            node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated
+        )
+
     def _take_slots(
         self,
         sequence: Sequence,
         node: Node,
         load_back: LoadBack | None,
-        num_slots: int | None,
+        *,
+        late_slots: bool,
     ) -> bool:
         # allocate the working state's slot and the boundary state's slot, if the model has states
         for kind in self.tree.kinds.points:
             taken = sequence.working_slot or []  # a load-back may have allocated the working slot
-            count = (num_slots or self.quirks.states_per_request) - len(taken)
+            state = node.held[DEVICE][kind]
+            wanted = int(state is not None) if late_slots else self.quirks.states_per_request
+            count = max(wanted - len(taken), 0)
             slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
             if slots is None:
                 return False
-            slots = taken + slots
-            sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:2]
-            sequence.spare_slots = slots[2:]
-            state = node.held[DEVICE][kind]
+            sequence.hold_slots(taken + slots)
             if self.quirks.loads_states_twice and load_back is not None and load_back.counts[kind]:
                 load_state(self.tree, self._bookings, load_back, sequence.working_slot)
             elif state is not None:

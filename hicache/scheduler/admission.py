@@ -9,7 +9,7 @@ from typing import Protocol
 from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
-from hicache.config import SchedulerConfig
+from hicache.config import Batching, SchedulerConfig
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.request_state import RequestState
 
@@ -124,7 +124,11 @@ class Admission:
         promised: dict[int, float] = {FULL: budget.reserved_tokens, **budget.reserved_windows}
         own: dict[int, float] = {}  # what this request takes of the kinds so far
         # device data behind a missing state or window gets locked, and needs no new pages
-        own[FULL] = needed = extend + match.host_hit_length + max_new + page
+        if self._config.batching is Batching.prompts_together:  # but SGLang counts it
+            beyond = req.target_len - match.device_prefix_len
+        else:
+            beyond = extend + match.host_hit_length
+        own[FULL] = needed = beyond + max_new + page
         room = cache.room()
         if needed >= room - cache.taken(FULL, promised):
             return Defer(Reason.tokens, stands=stands, needed=needed, room=room)

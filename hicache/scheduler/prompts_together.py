@@ -4,8 +4,10 @@ The rules are those of SGLang 0.5.23: line numbers are of `managers/scheduler.py
 `managers/schedule_policy.py` and `SB` for `managers/schedule_batch.py`.
 """
 
+from functools import cached_property
+
 from hicache.cache.tree.events import Purpose
-from hicache.cache.tree.node import MatchResult
+from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.scheduler.admission import StepBudget, ceil_page, steps_in_free_pages
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
@@ -27,13 +29,21 @@ class PromptsTogether(Scheduler):
     `scheduler.asynchronous`, the results of a step are taken in after the next one is planned.
     """
 
-    _num_slots = 1
+    _late_slots = True
     _is_shut = False
     _num_looks = 0  # passes over the queue
     _begun: tuple[tuple[RequestState, int], ...] = ()  # prompts of this pass, and ends of chunks
     _unpublished: Extend | None = None  # the last chunk of `partial`
     _late: tuple[Batch, int] | None = None  # a step whose results are not taken in, and its end
     _was_full = False  # the last decode step was preceded by a retraction
+
+    @cached_property
+    def _max_running(self) -> int:
+        # with states, five slots each: their own three and two for those in the tree that they lock
+        # (`mem_cache/kv_cache_configurator.py`, line 3137)
+        counts = [self.cache.pools[DEVICE][kind].capacity for kind in self.cache.tree.kinds.points]
+        each = self.cache.quirks.states_per_request + 2
+        return min([self.config.max_running, *[max(n // each, 1) for n in counts if n is not None]])
 
     @property
     def is_idle(self) -> bool:
@@ -86,31 +96,38 @@ class PromptsTogether(Scheduler):
             self._take_in(batch, num_known, now_ns)
 
     def _take_in(self, batch: Batch, num_steps: int, now_ns: int) -> None:
-        gained = dict.fromkeys(batch.decodes, num_steps)
-        for extend in batch.extends:
+        for extend in batch.extends:  # in order: what a request that ends frees, the next may take
             req = extend.req
             if extend.end < req.target_len or req.sequence.lock is None:
                 continue
-            gained[req] = 1
             if req.first_token_ns is None:
                 req.first_token_ns = now_ns
             if req.remaining_output > 1:
                 self._store(extend)
-                continue
-            # a request that ends with its prompt keeps all windows of its last chunk; without
-            # states, `finish` publishes them
-            for length, slot in extend.saves:
-                req.sequence.states[length // self._page] = slot
-                self.cache.publish(req.sequence, length // self._page)
-        for req, count in gained.items():
-            if req.sequence.lock is None:  # it was retracted or aborted since
-                continue
-            req.remaining_output -= count
-            if not req.remaining_output:
-                if req in self.running:
-                    self.running.remove(req)
-                self._is_shut = False
-                self.finish(req)
+            else:
+                self._store_all(extend)
+            self._gain(req, 1)
+        for req in batch.decodes:
+            if req.sequence.lock is not None:  # else it was retracted or aborted since
+                self._gain(req, num_steps)
+
+    def _gain(self, req: RequestState, num_tokens: int) -> None:
+        req.remaining_output -= num_tokens
+        if not req.remaining_output:
+            if req in self.running:
+                self.running.remove(req)
+            self._is_shut = False
+            self.finish(req)
+
+    def _store_all(self, extend: Extend) -> None:
+        # a request that ends with its prompt keeps all windows of its last chunk; without states,
+        # `finish` publishes them up to where the prompt left another one
+        req, page = extend.req, self._page
+        for length, slot in extend.saves:
+            req.sequence.states[length // page] = slot
+            self.cache.publish(req.sequence, length // page)
+        if not self._has_states:
+            req.kv_len = extend.published[-1][0]
 
     def _store(self, extend: Extend) -> None:
         sequence, slot = extend.req.sequence, None
@@ -150,7 +167,7 @@ class PromptsTogether(Scheduler):
                 return NO_STEP
             if self._is_shut:
                 return self.queue_waits.lacks
-            if len(self.running) >= self.config.max_running:
+            if len(self.running) >= self._max_running:
                 self._is_shut = True
                 return Shortage(Cause.running, self.waiting[0].request.id)
         self._touch_queue()
@@ -176,7 +193,8 @@ class PromptsTogether(Scheduler):
         for req in list(self.waiting):
             if self._has_room(budget) and budget.chunk_tokens < self._page:
                 return NO_CHUNK
-            if len(self._begun) + len(self.running) >= self.config.max_running:
+            is_parked = self.partial is not None  # it finds no room, and keeps its place
+            if len(self._begun) + len(self.running) + is_parked >= self._max_running:
                 self._is_shut = True
                 return Shortage(Cause.running, req.request.id)
             if not self._prefetch_lets_go(req, now_ns):
@@ -209,11 +227,13 @@ class PromptsTogether(Scheduler):
 
     def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
         for kind in self.cache.tree.kinds.points:
-            # a look-up takes the slot of a state, whether the request is admitted or not
+            # a look-up that finds a state on the device takes a slot for its copy, whether the
+            # request is admitted or not
             match = self.cache.match(req.sequence, req.target_len)
-            lock = self.cache.tree.lock(match.best_node)
-            self.cache.make_room(1, Purpose.slot, [kind])
-            self.cache.tree.release(lock)
+            if match.best_node.held[DEVICE][kind] is not None:
+                lock = self.cache.tree.lock(match.best_node)
+                self.cache.make_room(1, Purpose.slot, [kind])
+                self.cache.tree.release(lock)
         return super()._decide(req, batch, budget, now_ns)
 
     def _begin(
@@ -228,7 +248,7 @@ class PromptsTogether(Scheduler):
             end = (req.kv_len + decision.chunk_tokens) // self._page * self._page
         self._account(req, acquired, now_ns)
         for kind in self.cache.tree.kinds.points:
-            slots = self.cache.quirks.states_per_request - self._num_slots
+            slots = self.cache.quirks.states_per_request - len(req.sequence.working_slot or [])
             budget.reserved_windows[kind] = budget.reserved_windows.get(kind, 0) + slots
         self._charge(req, end, budget)
         return decision
@@ -263,7 +283,8 @@ class PromptsTogether(Scheduler):
         begun, self._begun = self._begun, ()
         for kind in cache.tree.kinds.points:
             new = [req for req, _ in begun if req.sequence.boundary_slot == []]
-            count = len(new) * (cache.quirks.states_per_request - self._num_slots)
+            held = sum(len(req.sequence.working_slot or []) for req in new)
+            count = len(new) * cache.quirks.states_per_request - held
             cache.make_room(count, Purpose.slot, [kind])
             for req in new:
                 cache.take_slots(req.sequence)
@@ -351,7 +372,7 @@ class PromptsTogether(Scheduler):
             return 0
         left = self._max_jump
         for kind, window in windows.items():
-            first = max(sequence.starts[kind], sequence.tree_pages) * self._page
+            first = sequence.passed[kind] * self._page
             left = min(left, first + window + WINDOW_TOKENS - self._result_len(req) - 1)
         return left
 

@@ -61,7 +61,7 @@ class Scheduler:
     (decoding).
     """
 
-    _num_slots: int | None = None  # state slots that a request gets when it is admitted; None: all
+    _late_slots = False  # whether a request gets its state slots after it is admitted
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Scheduler:
         self._max_len = max_len
         self._page = cache.page_size
         self._checkpoints = CheckpointSaver(
-            cache, policy.placement, takes_spare=self._num_slots is not None
+            cache, policy.placement, takes_spare=self._late_slots
         )
         self._max_jump = MAX_JUMP if may_jump else 1
         self._has_states = bool(cache.tree.kinds.points)
@@ -379,13 +379,15 @@ class Scheduler:
     ) -> tuple[Acquired, Admit] | Defer:
         cache, decide = self.cache, self._admission.decide
         decision = decide(req, match, budget)
-        if isinstance(decision, Defer):
+        if isinstance(decision, Defer) and not self._late_slots:
             return decision
-        lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
+        # its own path no longer counts as evictable; in SGLang only what the device holds of it
+        locks = [cache.tree.lock(match.device_node if self._late_slots else match.best_node)]
         try:
             decision = decide(req, match, budget)
             if isinstance(decision, Defer):
                 return replace(decision, is_second=True)
+            locks.append(cache.tree.lock(match.best_node))
             start, end = req.prefetched
             if self._listener is not None:
                 self._listener.starting(req, match)
@@ -395,10 +397,11 @@ class Scheduler:
                 prompt_len=req.target_len,
                 storage_start=start,
                 storage_end=end,
-                num_slots=self._num_slots,
+                late_slots=self._late_slots,
             )
         finally:
-            cache.tree.release(lock)
+            for lock in locks:
+                cache.tree.release(lock)
         if acquired is None:
             return Defer(Reason.slots)
         if self.config.refresh is Refresh.admitted and req.sequence.lock is not None:

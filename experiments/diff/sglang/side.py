@@ -4,6 +4,7 @@ import functools
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib import import_module
 from os.path import commonprefix
 from typing import Any
@@ -67,6 +68,8 @@ class SglangSide:
         """
         core, eviction = options.get("core", "python"), options.get("eviction", "lru")
         page = self._page = pools.page_size
+        if pools.in_flight and pools.num_states:  # KVCacheConfigurator.resolve_max_num_reqs
+            pools = replace(pools, max_running=min(pools.max_running, pools.num_states // 5))
         self.pools = pools
         self._core, self._eviction = core, eviction
         self._write_policy = options.get("write_policy", "write_through")

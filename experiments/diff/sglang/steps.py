@@ -48,10 +48,11 @@ class Adder(PrefillAdder):  # type: ignore[misc]
     """SGLang's admission, which also reports why a request is not admitted."""
 
     lacks: str | None = None  # of the last request that was considered
+    last: "Adder"
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        Adder.lacks = "chunk"
+        Adder.lacks, Adder.last = "chunk", self
 
     def _check_prefill_budget(self, req: Any, *, total_tokens: int, **more: Any) -> Any:
         Adder.lacks = "tokens" if total_tokens >= self.rem_total_tokens else "swa_tokens"
@@ -133,6 +134,14 @@ class SteppedScheduler(Scheduler):  # type: ignore[misc]
         self.gracefully_exit = True  # at the end of this pass
         return []
 
+    def get_num_allocatable_reqs(self, *args: Any, **more: Any) -> int:
+        count: int = super().get_num_allocatable_reqs(*args, **more)
+        # a pass over the queue asks before it begins, and once for each request
+        begun = Adder.last.can_run_list if "num_held_rows" in more else ()
+        if count <= len(begun) and (begun or self.chunked_req is None):
+            Adder.lacks = "running"
+        return count
+
     def get_prefill_adder_class(self) -> type[PrefillAdder]:
         return Adder
 
@@ -213,9 +222,5 @@ class Steps:
         ]
 
     def _deferred(self) -> list[list[object]]:
-        scheduler, waiting = self._scheduler, self._scheduler.waiting_queue
-        if not waiting or Adder.lacks is None:
-            return []
-        num_running = len(scheduler.running_batch.reqs)
-        is_full = scheduler.get_num_allocatable_reqs(num_running) <= 0
-        return [[int(waiting[0].rid), "running" if is_full else Adder.lacks]]
+        waiting = self._scheduler.waiting_queue
+        return [[int(waiting[0].rid), Adder.lacks]] if waiting and Adder.lacks else []

@@ -83,14 +83,19 @@ class Host:
     # -- back-ups ------------------------------------------------------------------------------
 
     def save_path(
-        self, node: Node, request_id: int | None = None, *, is_answer: bool = False
+        self,
+        node: Node,
+        request_id: int | None = None,
+        *,
+        is_answer: bool = False,
+        is_repeated: bool = False,
     ) -> None:
         """Copy a new cached prefix from the device to the host, if the write policy wants the copy.
 
         The prefix ends at `node` and must be locked. The copy ends at the deepest node that the
         policy accepts. It leaves out data that the host holds already. `request_id` names the
         request that inserted the prefix. `is_answer` is True if the new pages hold generated
-        tokens.
+        tokens, `is_repeated` if the request has inserted all of them before.
         """
         if INSERTED not in self._policy.moments["host"]:
             return
@@ -103,10 +108,26 @@ class Host:
         parts = [*missing[::-1], node] if self._tree.quirks.evicts_whole else [node]
         for part in dict.fromkeys(parts):
             plan = self._tree.plan_back_up(part)
+            # full pages are not tried twice, and what was added to a node that is being copied, and
+            # windows before it, wait for another insertion
+            is_whole = self._tree.quirks.evicts_whole
+            done = self._copied_end(part) if is_whole else 0
+            if is_whole and (is_repeated if plan[FULL] else done == part.end):
+                continue
+            for kind, _ in self._tree.kinds.windows:
+                plan[kind] = [each for each in plan[kind] if each.start >= done]
             if node is not published and not node.is_root:
                 self.back_up_locked(node, plan, request_id, is_fence=False)
-            elif any(plan):
-                self._back_up(plan, request_id, is_fence=False)
+            elif any(plan) and not self._back_up(plan, request_id, is_fence=False):
+                return
+
+    def _copied_end(self, node: Node) -> int:
+        # the page before which the path to `node` is being copied
+        path, end = set(node.path()), 0
+        for each in self._bookings.in_flight:
+            if isinstance(each, BackUp):
+                end = max([end, *[n.end for n in each.node.span(each.first_page) if n in path]])
+        return end
 
     def back_up_locked(
         self, node: Node, plan: Plan, request_id: int | None, *, is_fence: bool
@@ -119,9 +140,12 @@ class Host:
         self._back_up(plan, request_id, is_fence=is_fence)
         self._tree.release(lock)
 
-    def _back_up(self, plan: Plan, request_id: int | None, *, is_fence: bool) -> None:
+    def _back_up(self, plan: Plan, request_id: int | None, *, is_fence: bool) -> bool:
+        # False: with `evicts_whole`, nothing is copied if a kind finds too little room
         tree = self._tree
         demand = Demand(Purpose.back_up, request_id)
+        if tree.quirks.evicts_whole and not self._finds_room(plan, demand):
+            return False
         moves: list[Move] = []
         copied: Plan = [[] for _ in plan]
         held: list[Lock] = []
@@ -165,6 +189,20 @@ class Host:
                 for each in nodes:
                     if each.held[HOST][kind] is None:
                         tree.listener.not_copied(each, kind)
+        return True
+
+    def _finds_room(self, plan: Plan, demand: Demand) -> bool:
+        for kind in self._order:
+            pool = self._pools[kind]
+            wanted = sum([self._tree.kinds.count(kind, each.num_pages) for each in plan[kind]])
+            if kind != FULL:
+                self.make_room(kind, wanted, demand)
+            while pool.num_free < wanted:
+                if not self.evict_one(kind, wanted - pool.num_free, demand):
+                    name = f"back_up/dropped_{self._tree.kinds.names[kind]}_pages"
+                    self._counters[name] += wanted
+                    return False
+        return True
 
     def _book(self, copied: Plan, moves: list[Move], *, is_fence: bool) -> None:
         tree, kinds = self._tree, self._tree.kinds

@@ -72,6 +72,10 @@ class BackUp(Transfer):
     points: list[tuple[int, Node]]  # (kind, node): states with a new host copy
     is_fence: bool
 
+    @property
+    def first_page(self) -> int:
+        return min([*self.starts.values(), *[node.start for _, node in self.points]])
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CopyState:

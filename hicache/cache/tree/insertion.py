@@ -19,16 +19,16 @@ def insert(
     end: int,
     actions: list[FreePages],
     kept: Items[int],
-) -> Node:
+) -> tuple[Node, bool]:
     """Insert the device pages of a sequence from page `node.end` to page `end` into the radix tree.
 
     The tree takes the pages of the kinds in `kept` that the sequence owns. If it holds a page on
     the device already, the sequence uses the tree's page. The page of the sequence is then added to
-    `actions`, to be freed. Return the node that ends at page `end`.
+    `actions`, to be freed. Return the node that ends at page `end`, and whether it is new.
     """
     residency, kinds = tree.residency, tree.kinds
     owned = [(kind, sequence.own_start(kind, kinds)) for kind in kept]
-    tick = residency.next_tick()
+    tick, is_new = residency.next_tick(), False
     above = node
     while above.parent is not None:
         above.tick = tick  # the sequence has used the prefix until now
@@ -36,6 +36,7 @@ def insert(
     while node.end < end:
         start = node.end
         child = tree.descend(node, sequence.tokens, end)
+        is_new = child is None
         if child is None:
             cut = min([end, *(own_start for _, own_start in owned if own_start > start)])
             for kind, window in kinds.windows:
@@ -68,7 +69,7 @@ def insert(
         child.uses += start >= sequence.tree_pages
         child.tick = tick
         node = child
-    return node
+    return node, is_new
 
 
 def attach_state(tree: RadixTree, node: Node, slot: PageIds, actions: list[FreePages]) -> None:

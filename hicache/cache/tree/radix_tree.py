@@ -442,7 +442,8 @@ class RadixTree:
         for kind, edge in {FULL: on_device.end, **starts}.items():
             for above in best.path(edge):
                 if above.held[DEVICE][kind] is None and above.held[HOST][kind] is not None:
-                    hits[kind] += (above.end - max(above.start, edge)) * self.page_size
+                    start = above.start if self.quirks.loads_whole_nodes else max(above.start, edge)
+                    hits[kind] += (above.end - start) * self.page_size
         for kind in self._points:
             hits[kind] = int(best.held[DEVICE][kind] is None)
         return tuple(hits)

@@ -13,7 +13,8 @@ class Sequence:
     owns the first `tree_pages` of them, which `lock` protects from eviction; the request owns the
     others, and sliding windows from page `tree_windows` on. `starts` holds, by kind, the first page
     that is still held: sliding windows drop older pages. `left_page` is the page at which the
-    request last freed window pages. `states` maps page boundaries to Mamba state slots that are not
+    request last freed window pages; `passed` is, by kind, the page up to which it looked for such
+    pages. `states` maps page boundaries to Mamba state slots that are not
     in the tree yet. `digests` are hashes of pages from page `digests_start` on.
     """
 
@@ -24,8 +25,9 @@ class Sequence:
         self.request_id = None if request is None else request.id
         self.pages: list[PageIds] = []
         self.starts: list[int] = []
+        self.passed: list[int] = []
         self.num_pages = 0
-        self.tree_pages = self.tree_windows = 0
+        self.tree_pages = self.tree_windows = self.inserted_pages = 0
         self.left_page = -1
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
@@ -34,6 +36,10 @@ class Sequence:
         self.states: dict[int, PageIds] = {}
         self.digests: list[bytes] = []
         self.digests_start = 0
+
+    def hold_slots(self, slots: PageIds) -> None:
+        self.working_slot, self.boundary_slot = slots[:1], slots[1:2]
+        self.spare_slots = slots[2:]
 
     def own_start(self, kind: int, kinds: Kinds) -> int:
         """Return the first page of a kind that the request owns; the tree owns the pages before."""

@@ -115,6 +115,16 @@ def test_lecar_turns_away_from_the_expert_that_erred() -> None:
     assert erring.weights["lru"] < 0.5
 
 
+def test_lecar_ranks_what_is_hit_above_what_is_used_later() -> None:
+    pool = LeCaR(SimpleNamespace(seed=1), 4)
+    often, late = Item(1), Item(2)
+    late.used = 9
+    for item in (often, late):
+        pool.insert(item)
+    pool.hit(often)
+    assert pool.rank(often) > pool.rank(late)
+
+
 TIGHT = (
     "workload=multi_turn",
     "workload.arrivals=open",

@@ -169,6 +169,18 @@ FOUND = {
         },
         21,
     ),
+    # with pages of one token, every second step of an answer freed its window pages
+    "single_steps_free_as_many_window_pages_as_a_run_of_steps": (
+        {
+            "cache.trims_leaves": "False",
+            "scheduler.batching": "mixed",
+            "kinds": "all",
+            "compat": "vllm_0_33",
+            "cache.page_size": "1",
+            "seam": "votes_of_a_step_ago",
+        },
+        12,
+    ),
 }
 
 

@@ -284,8 +284,8 @@ class PrefixCache:
         last page boundary below `length` is kept, because a repeated prompt would resume there.
         With `cache.keeps_for_repeats`, that boundary may be `length`.
         """
-        length += self.knobs.keeps_for_repeats
-        sequence.left_page = last_page = (length - 1) // self.page_size
+        sequence.left_page = (length - 1) // self.page_size
+        last_page = (length - 1 + self.knobs.keeps_for_repeats) // self.page_size
         kinds = self.tree.kinds
         for kind, window in kinds.all_windows:
             end = min(window.first(last_page), sequence.num_pages)

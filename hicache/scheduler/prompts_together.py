@@ -68,8 +68,10 @@ class PromptsTogether(Scheduler):
             return batch, False
         if late is None and self.is_idle:
             self._admission.new_token_ratio.reset()  # line 5318
+        # while copies free memory, a prompt that found no pages waits for them
         has_failed = self.counters["scheduler/prefill_oom_count"] > num_failed
-        return None, late is not None or has_failed or (was_running and not self.running)
+        may_try_again = has_failed and not self._may_get_room
+        return None, late is not None or may_try_again or (was_running and not self.running)
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         for req in batch.decodes:

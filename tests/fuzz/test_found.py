@@ -157,6 +157,30 @@ FOUND = {
         {"kinds": "parts", "cache.page_size": "1", "pools.swa_device": "0.0"},
         18,
     ),
+    # a prompt that found no pages was tried again at once, although copies were freeing some
+    "a_prompt_that_finds_no_pages_waits_for_copies_in_progress": (
+        {
+            "seed": "5124",
+            "patience": "long",
+            "compat": "sglang_0_5_23",
+            "cache.policy": "s3fifo",
+            "cache.write_policy": "write_back_watermark",
+            "storage.speed": "slow",
+        },
+        21,
+    ),
+    # with pages of one token, every second step of an answer freed its window pages
+    "single_steps_free_as_many_window_pages_as_a_run_of_steps": (
+        {
+            "cache.trims_leaves": "False",
+            "scheduler.batching": "mixed",
+            "kinds": "all",
+            "compat": "vllm_0_33",
+            "cache.page_size": "1",
+            "seam": "votes_of_a_step_ago",
+        },
+        12,
+    ),
 }
 
 

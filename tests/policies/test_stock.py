@@ -14,13 +14,14 @@ from hicache.config import STOCK_POLICIES
 from hicache.experiment import run
 from hicache.policies.queues import Arc, LeCaR, S3Fifo, Slru
 from hicache.policies.stock import STOCK
-from hicache.policies.values import Hints
+from hicache.policies.values import Belady, Hints
 from hicache.request import Request
 from hicache.results.metrics import summarize
 from hicache.runs.schema import config_of
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.workload import load_workload
 from tests.policies.test_events import SMALL, run_of, summary_of
+from tests.scheduler.world import request_of
 
 
 def test_the_config_knows_their_names() -> None:
@@ -114,6 +115,16 @@ def test_lecar_turns_away_from_the_expert_that_erred() -> None:
     assert erring.weights["lru"] < 0.5
 
 
+def test_lecar_ranks_what_is_hit_above_what_is_used_later() -> None:
+    pool = LeCaR(SimpleNamespace(seed=1), 4)
+    often, late = Item(1), Item(2)
+    late.used = 9
+    for item in (often, late):
+        pool.insert(item)
+    pool.hit(often)
+    assert pool.rank(often) > pool.rank(late)
+
+
 TIGHT = (
     "workload=multi_turn",
     "workload.arrivals=open",
@@ -160,6 +171,16 @@ def test_the_oracle_hits_more_than_lru_and_no_more_than_its_bound() -> None:
     hits = most_hits(requests, page_size, (4 << 30) // (131_072 * page_size))
     bound = hits / sum(each.prompt_len for each in requests)
     assert hits_of() < hits_of("cache.policy=oracle") <= bound
+
+
+def test_the_oracle_expects_no_use_by_a_request_that_was_aborted_in_the_queue() -> None:
+    requests = [request_of(number, range(40), [1], number) for number in range(3)]
+    world = SimpleNamespace(config=config_of(), page_size=16, requests=requests, now_ns=lambda: 0)
+    oracle = Belady(world)
+    page = np.frombuffer(page_numbers(requests, 16)[0].to_bytes(), "<i4").tolist()[0]
+    assert oracle.next_use(page) == 0
+    oracle.on_finish(requests[0], "aborted")
+    assert oracle.next_use(page) == 1
 
 
 def test_marconi_is_lru_without_flops_and_something_else_with_them() -> None:

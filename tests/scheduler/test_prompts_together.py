@@ -1,6 +1,7 @@
 """Steps in SGLang's order (`scheduler.batching=prompts_together`)."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ SGLANG = replace(
 )
 
 
-def world_of(pages: int, *, asynchronous: bool = False) -> World:
-    config = replace(SGLANG, asynchronous=asynchronous)
+def world_of(pages: int, **settings: Any) -> World:
+    config = replace(SGLANG, **settings)
     plot = plot_of(
         "full", scheduler=config, device=(pages, 0, 0), host=(0, 0, 0), has_storage=False
     )
@@ -53,6 +54,29 @@ def test_a_prompt_takes_whole_pages_of_the_chunk() -> None:
     submit(world, 2, 100)
     batch = step(world)
     assert [(each.start, each.end) for each in batch.extends] == [(0, 20), (0, 40)]
+
+
+@pytest.mark.parametrize(("num_answers", "admitted"), [(40, [1]), (1, [1, 2])])
+def test_the_answer_of_a_prompt_is_charged_in_its_step(
+    num_answers: int, admitted: list[int]
+) -> None:
+    world = world_of(10, clip_new_tokens=100)
+    submit(world, 1, 20, num_answers)
+    submit(world, 2, 8, 1)
+    assert ids(step(world)) == (admitted, [])
+
+
+def test_an_idle_engine_expects_long_answers_again() -> None:
+    world = world_of(40, new_token_ratio=0.7, new_token_ratio_decay_steps=10)
+    ratio = world.scheduler._admission.new_token_ratio
+    submit(world, 1, 20)
+    step(world)
+    step(world)
+    assert ratio.after() < 0.7
+    while not world.scheduler.is_idle:
+        step(world)
+    step(world)
+    assert ratio.after() == 0.7
 
 
 def test_a_step_with_prompts_decodes_nothing() -> None:

@@ -290,14 +290,6 @@ def load_items(
         num_programs: number of Triton programs that share the work. None means 4 between host and
             device, and 2 per SM within a device.
     """
-    arguments, constants = launch_arguments(table, load, counters)
-    with torch.cuda.device_of(counters):
-        _load_kernel[(programs_of(table, load.num_tiles, num_programs),)](*arguments, **constants)
-
-
-def launch_arguments(
-    table: LoadTable, load: Load, counters: Tensor
-) -> tuple[tuple[object, ...], dict[str, object]]:
     shape: dict[str, int] = {"LINES": 1, "STEPS": 1, "WIDTH": 1}
     pieces = None
     if table.plain is not None:
@@ -311,7 +303,10 @@ def launch_arguments(
         "STAGES": NUM_STAGES,
         "num_warps": DECODE_WARPS if coded else NUM_WARPS,
     }
-    return (pieces, table.addresses, *load[:3], counters, len(load.parts)), constants
+    with torch.cuda.device_of(counters):
+        _load_kernel[(programs_of(table, load.num_tiles, num_programs),)](
+            pieces, table.addresses, *load[:3], counters, len(load.parts), **constants
+        )
 
 
 def wait_for_layer(counters: Tensor, layer: int, num_launches: int) -> None:

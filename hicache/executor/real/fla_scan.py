@@ -66,7 +66,7 @@ def fla_scan(
     for each in segments:
         end = each.place + each.length
         taps[each.after] = line[end : end + num_taps].transpose(0, 1)
-    parts = functional.silu(mixed).split([dim, keys, keys], dim=-1)
+    parts = torch.split(functional.silu(mixed), [dim, keys, keys], dim=-1)
     out = torch.zeros(*inputs.shape[:2], dim, device=states.device)
     out[row] = _chunked(states, segments, parts, gates[row].float(), weights, inputs.dtype)
     return out

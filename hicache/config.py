@@ -504,8 +504,8 @@ class CacheConfig:
     # Replaces `cache.host_gib`. None means not used.
     host_gib_per_rank: float | None = knob(None, least=0)
     # Format of the numbers of pages and states on the host: plain (the model's own), int8 or fp8
-    # (with a scale for each token and head), or bf16 (of fp32 states). Copies between device and
-    # host change it. Any but plain is lossy.
+    # (with a scale for each token and head), fp4 (with a scale for each 16 elements, too), or bf16
+    # (of fp32 states). Copies between device and host change it. Any but plain is lossy.
     host_format: str = knob(PLAIN, one_of=FORMATS)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.

@@ -55,12 +55,15 @@ COPIES = {  # bytes of an item, rows
 ENCODES = {
     "bf16 to int8, pages of 16 × 8 heads": (torch.bfloat16, (16, 8, 128), Format.int8),
     "bf16 to fp8, pages of 64 × 8 heads of 64": (torch.bfloat16, (64, 8, 64), Format.fp8),
+    "bf16 to fp4, pages of 16 × 8 heads": (torch.bfloat16, (16, 8, 128), Format.fp4),
     "fp32 to int8, states": (torch.float32, (64, 128, 128), Format.int8),
 }
 LOADS: dict[str, tuple[Format | None, list[str]]] = {
     "load-back of pages, states and taps": (None, [*PARTS]),
     "load-back of int8 to bf16, pages of 16 × 8 heads": (Format.int8, ["pages"]),
     "load-back of fp8 to bf16, pages of 16 × 8 heads": (Format.fp8, ["pages"]),
+    "load-back of fp4 to bf16, pages of 16 × 8 heads": (Format.fp4, ["pages"]),
+    "load-back of fp4 to fp32, states": (Format.fp4, ["states"]),
     "load-back of int8 to fp32, states": (Format.int8, ["states"]),
     "load-back of int8 pages and states, plain taps": (Format.int8, [*PARTS]),
 }
@@ -126,6 +129,13 @@ LOAD = replace(COPY, max_shared_bytes=16, max_barriers=4, other_stores=frozenset
 # three tiles in shared memory; scales are other stores
 ENCODE = replace(LOAD, max_registers=128, max_shared_bytes=112 * KIB, max_barriers=24)
 CODED_LOAD = replace(ENCODE, max_barriers=40)
+# one program an SM, with twice as many tiles in shared memory; scales of blocks are stored, too
+FP4 = replace(
+    CODED_LOAD,
+    min_sm_bytes=64 * KIB,
+    max_shared_bytes=134 * KIB,
+    other_stores=frozenset({16, 32}),
+)
 # blocks of keys and values in shared memory or loading; maximum and sum of a row are stored
 ATTEND = replace(ENCODE, max_registers=192, max_shared_bytes=112 * KIB + 64, max_barriers=16)
 OTHER_HEADS = replace(
@@ -203,7 +213,11 @@ def _encode(name: str, dtype: torch.dtype, shape: tuple[int, ...], form: Format)
     coded = torch.zeros(2, coded_bytes(shape, form), dtype=torch.uint8)
     table = code_table([torch.zeros(2, *shape, dtype=dtype)], [coded], form)
     ids = torch.zeros(256, dtype=torch.int32)
-    return _case(name, ENCODE, partial(transcode.encode_items, table, ids, ids))
+    return _case(
+        name,
+        FP4 if form is Format.fp4 else ENCODE,
+        partial(transcode.encode_items, table, ids, ids),
+    )
 
 
 def _load(name: str, form: Format | None, parts: Sequence[str]) -> Case:
@@ -219,7 +233,8 @@ def _load(name: str, form: Format | None, parts: Sequence[str]) -> Case:
     ids, counters = torch.zeros(256, dtype=torch.int32), torch.zeros(64, 2, dtype=torch.int32)
     moves = load.Load(torch.zeros(64, load.PART_FIELDS.value, dtype=torch.int32), ids, ids, 4096)
     launch = partial(load.load_items, table, moves, counters)
-    return _case(name, CODED_LOAD if form else LOAD, launch)
+    limits = FP4 if form is Format.fp4 else CODED_LOAD if form else LOAD
+    return _case(name, limits, launch)
 
 
 def _append(name: str, shape: Heads) -> Case:

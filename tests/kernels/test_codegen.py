@@ -144,6 +144,8 @@ CHOSEN = [
     "bf16 to int8, pages of 16 × 8 heads",
     "load-back of pages, states and taps",
     "load-back of int8 to bf16, pages of 16 × 8 heads",
+    "bf16 to fp4, pages of 16 × 8 heads",
+    "load-back of fp4 to fp32, states",
     "wait for a layer",
     "append to pages of 16 × 8 heads",
     "decode attention, pages of 64 × 8 heads",

@@ -139,6 +139,11 @@ def excess(items, got, form):
     tolerance = largest / 127
     if form is Format.fp8:
         tolerance = torch.maximum(rows.abs() / 16, largest / 128 * 2.0**-10)
+    elif form is Format.fp4:  # scales are rounded to 4 bits, and are 2**-6 of a row's at least
+        blocks = rows.unflatten(-1, (-1, 16)).abs().amax(-1) * 17 / 16
+        least = rows.abs().amax(-1, keepdim=True) * 2.0**-13
+        blocks = torch.maximum(blocks, least).repeat_interleave(16, dim=-1)
+        tolerance = torch.maximum(rows.abs() / 4, blocks / 24)
     return float(((wide.view_as(rows) - rows).abs() / tolerance).max())
 
 
@@ -170,6 +175,9 @@ def load_buffers(name, device, draw, num_layers):
             if code is None:
                 values = torch.randn(count, *shape, generator=draw).to(dtype)
                 source = values.flatten(1).view(torch.uint8)
+            elif code is Format.fp4:
+                source = coded_of(torch.randn(count, *shape, generator=draw), code)
+                values = wide_of(source, shape, code).to(dtype)
             else:
                 row = transcode.row_len(shape[-1])
                 codes = torch.randint(-127, 127, (count, torch.Size(shape).numel()), generator=draw)

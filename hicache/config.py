@@ -559,8 +559,8 @@ class CacheConfig:
     device: DeviceSizes = field(default_factory=DeviceSizes)
     host: HostSizes = field(default_factory=HostSizes)
     # Format of the numbers of pages and states on the host: plain (the model's own), int8 or fp8
-    # (with a scale for each token and head), or bf16 (of fp32 states). Copies between device and
-    # host change it. Any but plain is lossy.
+    # (with a scale for each token and head), fp4 (with a scale for each 16 elements, too), or bf16
+    # (of fp32 states). Copies between device and host change it. Any but plain is lossy.
     host_format: str = knob(PLAIN, one_of=FORMATS)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
@@ -925,10 +925,12 @@ class ExecutorConfig:
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
     # What moves pages in a real run: triton (the kernels; on a CPU in Triton's interpreter, which
-    # needs TRITON_INTERPRET=1), reference (the same by torch), or auto (triton on a GPU).
-    kernels: str = knob("auto", one_of=("auto", "triton", "reference"), only=REAL)
+    # needs TRITON_INTERPRET=1), fla (triton, with flash-linear-attention's chunked kernels for
+    # recurrent layers; needs a GPU), reference (the same by torch), or auto (triton on a GPU).
+    kernels: str = knob("auto", one_of=("auto", "triton", "fla", "reference"), only=REAL)
     # Recompute every request without a cache and compare the logits bit by bit; a difference makes
-    # the run fail. With a lossy `cache.host_format` or `storage.format`, report the difference.
+    # the run fail. With a lossy `cache.host_format` or `storage.format`, or with
+    # `executor.kernels=fla`, report the difference.
     verify: bool = knob(False, only=REAL)
     # Time limit in seconds of one storage call, which replaces `storage.deadline_s`; a call that
     # takes longer counts as failed.
@@ -1094,8 +1096,8 @@ class ExperimentConfig:
 
     @property
     def is_lossy(self) -> bool:
-        """True if KV or states come back from the host or from storage with changed values."""
-        return self.storage_format != PLAIN
+        """True if hits may change logits, by a number format or by kernels that round by chunk."""
+        return self.storage_format != PLAIN or self.executor.kernels == "fla"
 
     @property
     def tp(self) -> int:

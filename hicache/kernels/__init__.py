@@ -9,7 +9,6 @@ from hicache.kernels.copy import copy_items as copy_items
 from hicache.kernels.copy import copy_items_with_checksum as copy_items_with_checksum
 from hicache.kernels.copy import naive_copy_items as naive_copy_items
 from hicache.kernels.index import page_table as page_table
-from hicache.kernels.index import window_table as window_table
 from hicache.kernels.layout import layer_first_buffers as layer_first_buffers
 from hicache.kernels.layout import page_first_buffers as page_first_buffers
 from hicache.kernels.ops import send as send

@@ -76,17 +76,6 @@ def append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Ten
     Raises:
         ValueError: a shape or stride is not supported; the message names it.
     """
-    num_tiles, num_rows = keys.shape[:2]
-    arguments, constants = append_arguments(pool, table, tiles, keys, values)
-    with torch.cuda.device_of(pool):
-        _append_kernel[(triton.cdiv(num_rows, constants["ROWS"]), num_tiles)](
-            *arguments, **constants
-        )
-
-
-def append_arguments(
-    pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Tensor
-) -> tuple[tuple[object, ...], dict[str, int]]:
     heads, dim = pool.shape[3:]
     if heads * dim * pool.element_size() > MAX_ROW_BYTES:
         raise ValueError(f"rows of at most {MAX_ROW_BYTES} bytes wanted, got {heads} heads × {dim}")
@@ -100,7 +89,11 @@ def append_arguments(
     rows = max(TILE_BYTES // (width * pool.element_size()), 1)
     constants = {"PAGE": pool.shape[2], "SIZE": heads * dim, "WIDTH": width, "ROWS": rows}
     strides = pool.stride(1), pool.stride(0), keys.stride(1), values.stride(1)
-    return (pool, table, tiles, keys, values, keys.shape[1], table.shape[1], *strides), constants
+    num_tiles, num_rows = keys.shape[:2]
+    with torch.cuda.device_of(pool):
+        _append_kernel[(triton.cdiv(num_rows, rows), num_tiles)](
+            pool, table, tiles, keys, values, num_rows, table.shape[1], *strides, **constants
+        )
 
 
 def naive_append(pool: Tensor, table: Tensor, tiles: Tensor, keys: Tensor, values: Tensor) -> None:

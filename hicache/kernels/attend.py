@@ -212,19 +212,23 @@ def attend(
         ValueError: a shape, dtype or stride is not supported; the message names it.
     """
     _refuse(pool, table, tiles, queries)
-    num_tiles, num_rows, query_heads, _ = queries.shape
+    num_tiles, num_rows, query_heads, dim = queries.shape
     reach = min(end, window_len + num_rows + BLOCK) if window_len else end
     num_splits = max(min(triton.cdiv(reach, SPLIT), max_splits(num_rows)), 1)
     mixed = torch.empty(num_splits, *queries.shape, dtype=torch.float32, device=pool.device)
     totals = torch.empty(*mixed.shape[:-1], 2, dtype=torch.float32, device=pool.device)
     out = torch.empty_like(queries)
-    arguments, constants = split_arguments(pool, table, tiles, queries, mixed, totals, window_len)
+    constants = _constants(pool, num_rows, query_heads)
+    sizes = num_rows, table.shape[1], window_len, *pool.stride()[1::-1], dim**-0.5 * LOG2_E.value
+    splits = max_splits(num_rows)
+    merge = {"HEADS": query_heads, "DIM": dim, "WIDTH": constants["WIDTH"], "SPLITS": splits}
+    places, num_places = MAX_SPLITS // splits, num_tiles * num_rows * query_heads
     grid = num_tiles * (num_rows // constants["ROWS"]), pool.shape[3], num_splits
     with torch.cuda.device_of(pool):
-        _split_kernel[grid](*arguments, **constants)
-        arguments, constants = merge_arguments(mixed, totals, sinks, out)
-        num_places = num_tiles * num_rows * query_heads
-        _merge_kernel[(triton.cdiv(num_places, constants["PLACES"]),)](*arguments, **constants)
+        _split_kernel[grid](queries, pool, table, tiles, mixed, totals, *sizes, **constants)
+        _merge_kernel[(triton.cdiv(num_places, places),)](
+            mixed, totals, sinks, out, num_splits, num_places, **merge, PLACES=places
+        )
     return out
 
 
@@ -249,19 +253,11 @@ def max_splits(num_rows: int) -> int:
     return int(min(max(MAX_PARTIALS // triton.next_power_of_2(num_rows), 1), MAX_SPLITS))
 
 
-def split_arguments(
-    pool: Tensor,
-    table: Tensor,
-    tiles: Tensor,
-    queries: Tensor,
-    mixed: Tensor,
-    totals: Tensor,
-    window_len: int,
-) -> tuple[tuple[object, ...], dict[str, int]]:
-    num_rows, query_heads, dim = queries.shape[1:]
-    page, heads = pool.shape[2:4]
+def _constants(pool: Tensor, num_rows: int, query_heads: int) -> dict[str, int]:
+    page, heads, dim = pool.shape[2:]
     group, rows = query_heads // heads, num_rows
-    width, limit = width_of(dim), MAX_FP32_LANES if pool.dtype == torch.float32 else MAX_LANES
+    width = int(max(triton.next_power_of_2(dim), 16))  # the least that tensor cores multiply
+    limit = MAX_FP32_LANES if pool.dtype == torch.float32 else MAX_LANES
     head_bytes = width * pool.element_size()
     while rows % 2 == 0 and rows * group > limit:
         rows //= 2
@@ -269,27 +265,11 @@ def split_arguments(
     if lanes > limit:
         got = f"{num_rows} rows of {group} query heads a KV head"
         raise ValueError(f"at most {limit} query heads a KV head, of 2**n rows, wanted: got {got}")
-    sizes = num_rows, table.shape[1], window_len, *pool.stride()[1::-1], dim**-0.5 * LOG2_E.value
     shape = {"HEADS": heads, "GROUP": group, "DIM": dim, "WIDTH": width, "PAGE": page}
     tile = {"ROWS": rows, "LANES": lanes, "BLOCK": min(BLOCK, BLOCK_BYTES // head_bytes)}
     splits = {"SPLIT": SPLIT, "SPLITS": max_splits(num_rows), "STAGES": NUM_STAGES}
-    constants = shape | tile | splits
-    constants["num_warps"] = 4 if head_bytes <= 256 else 8  # more bytes spill registers
-    return (queries, pool, table, tiles, mixed, totals, *sizes), constants
-
-
-def merge_arguments(
-    mixed: Tensor, totals: Tensor, sinks: Tensor | None, out: Tensor
-) -> tuple[tuple[object, ...], dict[str, int]]:
-    num_rows, query_heads, dim = out.shape[1:]
-    splits = max_splits(num_rows)
-    constants = {"HEADS": query_heads, "DIM": dim, "WIDTH": width_of(dim), "SPLITS": splits}
-    constants["PLACES"] = MAX_SPLITS // splits
-    return (mixed, totals, sinks, out, len(mixed), out.numel() // dim), constants
-
-
-def width_of(dim: int) -> int:
-    return int(max(triton.next_power_of_2(dim), 16))  # the least that tensor cores multiply
+    # more bytes spill registers
+    return {**shape, **tile, **splits, "num_warps": 4 if head_bytes <= 256 else 8}
 
 
 def naive_attend(

@@ -31,7 +31,6 @@ from hicache.kernels.copy import (
 from hicache.kernels.ops import send
 from hicache.kernels.table import CopyTable, copy_table
 from hicache.kernels.transcode import (
-    DECODE_WARPS,
     NUM_STAGES,
     CodeTable,
     Format,
@@ -226,7 +225,7 @@ def _load_kernel(
     LINES: tl.constexpr,
     STEPS: tl.constexpr,
     WIDTH: tl.constexpr,
-    CODED: tl.constexpr,  # of each coded table: FORM, BITS, ROWS, TILE, DIM
+    CODED: tl.constexpr,  # of each coded table: FORM, BITS, ROWS, TILE, DIM, SCALES
     STAGES: tl.constexpr,
 ):
     programs = tl.num_programs(0)
@@ -255,7 +254,8 @@ def _load_kernel(
                     pieces, src_ids_ptr + first_id, dst_ids_ptr + first_id, tl.load(address + 1),
                     tl.load(address + 2), num_items, num_lines, first,
                     ENCODES=False, FORM=CODED[each][0], BITS=CODED[each][1], ROWS=CODED[each][2],
-                    TILE=CODED[each][3], DIM=CODED[each][4], STAGES=STAGES,
+                    TILE=CODED[each][3], DIM=CODED[each][4], SCALES=CODED[each][5],
+                    STAGES=STAGES,
                 )  # fmt: skip
         if counter >= 0:
             tl.debug_barrier()  # all threads have stored
@@ -290,28 +290,23 @@ def load_items(
         num_programs: number of Triton programs that share the work. None means 4 between host and
             device, and 2 per SM within a device.
     """
-    arguments, constants = launch_arguments(table, load, counters)
-    with torch.cuda.device_of(counters):
-        _load_kernel[(programs_of(table, load.num_tiles, num_programs),)](*arguments, **constants)
-
-
-def launch_arguments(
-    table: LoadTable, load: Load, counters: Tensor
-) -> tuple[tuple[object, ...], dict[str, object]]:
     shape: dict[str, int] = {"LINES": 1, "STEPS": 1, "WIDTH": 1}
     pieces = None
     if table.plain is not None:
         pieces = table.plain.pieces
         shape = {key: n for key, n in tile_shape(table.plain).items() if key != "TOGETHER"}
     coded = [constants_of(each, encodes=False) for each in table.coded]
-    names = "FORM", "BITS", "ROWS", "TILE", "DIM"
+    names = "FORM", "BITS", "ROWS", "TILE", "DIM", "SCALES"
     constants = {
         **shape,
         "CODED": tuple(tuple(each[name] for name in names) for each in coded),
-        "STAGES": NUM_STAGES,
-        "num_warps": DECODE_WARPS if coded else NUM_WARPS,
+        "STAGES": max((each["STAGES"] for each in coded), default=NUM_STAGES),
+        "num_warps": max((each["num_warps"] for each in coded), default=NUM_WARPS),
     }
-    return (pieces, table.addresses, *load[:3], counters, len(load.parts)), constants
+    with torch.cuda.device_of(counters):
+        _load_kernel[(programs_of(table, load.num_tiles, num_programs),)](
+            pieces, table.addresses, *load[:3], counters, len(load.parts), **constants
+        )
 
 
 def wait_for_layer(counters: Tensor, layer: int, num_launches: int) -> None:

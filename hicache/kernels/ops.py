@@ -50,7 +50,7 @@ def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     return list(torch.split(pinned.to(device, non_blocking=True), lengths))
 
 
-def warm_up(*tables: CopyTable, page_size: int) -> None:
+def warm_up(*tables: CopyTable) -> None:
     """Compile and load all kernels that copy pages of these tables or build page tables.
 
     No launch during serving then waits for the compiler or the driver. The pools of a table must
@@ -62,5 +62,4 @@ def warm_up(*tables: CopyTable, page_size: int) -> None:
         copy.copy_items_with_checksum(table, none, none)
     for device in {table.device for table in tables}:
         zero = torch.zeros(2, dtype=torch.int32, device=device)  # one request without pages
-        pages = index.page_table(zero, zero.view(1, 2), zero, num_columns=1)
-        index.window_table(pages, zero[:1], zero, page_size=page_size, window_len=1)
+        index.page_table(zero, zero.view(1, 2), zero, num_columns=1)

@@ -14,7 +14,7 @@ E ends.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -237,19 +237,6 @@ def scan(
     Raises:
         ValueError: states are not fp32, or a size is not a power of two.
     """
-    arguments, constants = scan_arguments(taps, states, sequences, ends, inputs, gates, weights)
-    heads, dims = constants["NUM_HEADS"], constants["DIM"]
-    grid = heads // constants["HEADS"], dims // constants["DIMS"], len(sequences)
-    with torch.cuda.device_of(states):
-        _scan_kernel[grid](*arguments, **constants)
-    out: Tensor = arguments[9]
-    return out
-
-
-def scan_arguments(
-    taps: Tensor, states: Tensor, sequences: Tensor, ends: Tensor, inputs: Tensor, gates: Tensor,
-    weights: ScanWeights,
-) -> tuple[tuple[Any, ...], dict[str, int]]:  # fmt: skip
     num_rows, num_heads, channels = inputs.shape
     keys, dim = states.shape[2:]
     if states.dtype != torch.float32 or keys & (keys - 1) or dim & (dim - 1):
@@ -273,7 +260,10 @@ def scan_arguments(
         "num_warps": 4,
     }
     slots = taps.stride(0), states.stride(0)
-    return (*tensors, *weights, out, ended, *strides, *slots), constants
+    grid = num_heads // constants["HEADS"], dim // constants["DIMS"], len(sequences)
+    with torch.cuda.device_of(states):
+        _scan_kernel[grid](*tensors, *weights, out, ended, *strides, *slots, **constants)
+    return out
 
 
 def naive_scan(

@@ -9,8 +9,11 @@ padded to 16 bytes.
     int8  q · 2**e, with the smallest e for which |x| <= 127 · 2**e in the whole row
     fp8   e4m3 · 2**e, with the e that puts the largest |x| of the row into [128, 240]
     bf16  the nearest bf16, ties to even, without scales
+    fp4   e2m1 · s · 2**e, with an e4m3 number s for each block of 16 elements, about a sixth of the
+          block's largest |x|, and the e that puts the largest s of the row into [128, 240]. A byte
+          holds an element of the first half of the row and one of the second
 
-Rounding the largest value of a row never changes its scale, and scales are powers of two. So
+Rounding the largest value of a row or block never changes its scale, and scales have few bits. So
 decoding is exact, encoding a decoded item gives the same bytes, and repeated moves add no error. A
 row with a value that is not finite, or too large for the scale of any code, decodes to NaN.
 
@@ -43,7 +46,9 @@ TILE_BYTES = 32 << 10  # wide bytes that a tile reads
 NUM_STAGES = 3  # tiles: one is converted while the next two, 64 KiB, are loading
 DECODE_WARPS = 8  # with 16, triton 3.6 loads each scale many times, and fp8 spills registers
 WIDE = {torch.bfloat16: 16, torch.float32: 32}  # bits of an element
-INT8, FP8, BF16 = (tl.constexpr(number) for number in range(3))  # `FORM` of the kernel
+INT8, FP8, BF16, FP4 = (tl.constexpr(number) for number in range(4))  # `FORM` of the kernel
+BLOCK = tl.constexpr(16)  # elements of fp4 that share a scale
+SIXTH = tl.constexpr(0.16666667163372040)  # in fp32
 
 
 class Format(Enum):
@@ -52,13 +57,16 @@ class Format(Enum):
     int8 = INT8.value
     fp8 = FP8.value
     bf16 = BF16.value
+    fp4 = FP4.value
 
     @property
-    def code_bytes(self) -> int:
-        return 2 if self is Format.bf16 else 1
+    def code_bits(self) -> int:
+        return {Format.bf16: 16, Format.fp4: 4}.get(self, 8)
 
-    @property
-    def scale_bytes(self) -> int:
+    def scale_bytes(self, dim: int) -> int:
+        """Return the bytes of all scales of a row of `dim` elements."""
+        if self is Format.fp4:
+            return SCALE_BYTES + dim // int(BLOCK.value)
         return 0 if self is Format.bf16 else SCALE_BYTES
 
 
@@ -76,8 +84,8 @@ def coded_bytes(shape: Sequence[int], form: Format) -> int:
     The result includes scales and padding.
     """
     num_elements = torch.Size(shape).numel()
-    num_rows = num_elements // row_len(shape[-1])
-    num_bytes = num_elements * form.code_bytes + num_rows * form.scale_bytes
+    dim = row_len(shape[-1])
+    num_bytes = num_elements * form.code_bits // 8 + num_elements // dim * form.scale_bytes(dim)
     return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
@@ -116,7 +124,7 @@ def code_table(wide: Sequence[Tensor], coded: Sequence[Tensor], form: Format) ->
             the last may have any order and any stride.
         coded: one uint8 tensor [items, `coded_bytes(...)`] for each tensor of `wide`, with equal
             strides. Host memory must be pinned if a GPU converts.
-        form: the smaller number format: int8 or fp8, or bf16 if `wide` is fp32.
+        form: the smaller number format: int8, fp8 or fp4, or bf16 if `wide` is fp32.
 
     Raises:
         ValueError: the kernels do not support the pools; the message names the reason.
@@ -125,7 +133,7 @@ def code_table(wide: Sequence[Tensor], coded: Sequence[Tensor], form: Format) ->
         raise ValueError(f"as many wide as coded buffers wanted, got {len(wide)} and {len(coded)}")
     dtype, shape = wide[0].dtype, wide[0].shape[1:]
     if dtype not in WIDE or (form is Format.bf16 and dtype is not torch.float32):
-        raise ValueError(f"{form.name} codes fp32 (int8 and fp8 also bf16), got {dtype}")
+        raise ValueError(f"{form.name} codes fp32 (int8, fp8 and fp4 also bf16), got {dtype}")
     device = device_of({"wide": wide, "coded": coded})
     dim, num_bytes = row_len(shape[-1]), coded_bytes(shape, form)
     sides: list[list[_Geometry]] = []
@@ -144,8 +152,11 @@ def code_table(wide: Sequence[Tensor], coded: Sequence[Tensor], form: Format) ->
         raise ValueError("coded items must be contiguous")
     starts, run_bytes = _runs(sides[0][0])
     rows = run_bytes // (dim * dtype.itemsize)
-    if dim * form.code_bytes < ALIGN_BYTES or run_bytes % (dim * dtype.itemsize):
-        raise ValueError(f"contiguous rows of 16·n coded bytes wanted, got a last axis of {dim}")
+    code_bytes, scale_bytes = dim * form.code_bits // 8, form.scale_bytes(dim)
+    is_short = code_bytes < ALIGN_BYTES or scale_bytes % SCALE_BYTES
+    if is_short or run_bytes % (dim * dtype.itemsize):
+        least = "of 64·n elements" if form is Format.fp4 else "of 16·n coded bytes"
+        raise ValueError(f"contiguous rows {least} wanted, got a last axis of {dim}")
     _refuse_overlaps(sides, starts, run_bytes)
     rows &= -rows
     starts = (starts[:, None] + torch.arange(0, run_bytes, rows * dim * dtype.itemsize)).flatten()
@@ -154,8 +165,8 @@ def code_table(wide: Sequence[Tensor], coded: Sequence[Tensor], form: Format) ->
         torch.stack(
             [
                 starts + wide_place.address,
-                number * dim * form.code_bytes + coded_place.address,
-                number * SCALE_BYTES + coded_place.address + shape.numel() * form.code_bytes,
+                number * code_bytes + coded_place.address,
+                number * scale_bytes + coded_place.address + shape.numel() // dim * code_bytes,
             ],
             dim=1,
         )
@@ -280,10 +291,88 @@ def _decoded(codes, scales, FORM: tl.constexpr):
 
 
 @triton.jit
+def _as_e4m3(x):
+    # the nearest e4m3 of normal numbers, as its bits
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+
+
+@triton.jit
+def _of_e4m3(codes):
+    bits = ((codes << 20) & 0x07F00000) | (codes & -0x80000000)
+    return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
+
+
+@triton.jit
+def _halves_encoded(low, high, TILE: tl.constexpr, DIM: tl.constexpr):
+    blocks: tl.constexpr = DIM // 2 // BLOCK
+    bits = tl.join(low, high).permute(0, 2, 1).reshape(TILE, 2, blocks, BLOCK)
+    largest = tl.minimum(tl.max(bits & 0x7FFFFFFF, axis=3), 0x7F800000)
+    wanted = largest.to(tl.float32, bitcast=True) * SIXTH
+    most = tl.max(tl.max(wanted, axis=2), axis=1).to(tl.int32, bitcast=True)
+    exponent = tl.maximum((most + 0x7FFFF + ((most >> 20) & 1)) >> 23, 8)
+    is_lost = exponent > 251  # 6 times a scale of 2**125 may be too large
+    factor = tl.where(is_lost, 0x7FC00000, (exponent - 7) << 23)
+    inverse = ((261 - exponent) << 23).to(tl.float32, bitcast=True)
+    scaled = tl.where(is_lost[:, None, None], 1.0, wanted * inverse[:, None, None])
+    scales = _as_e4m3(tl.maximum(scaled, 0.015625))  # 2**-6, the smallest normal number
+    part = tl.div_rn(tl.full(scales.shape, 1.0, tl.float32), _of_e4m3(scales))
+    x = bits.to(tl.float32, bitcast=True) * inverse[:, None, None, None] * part[:, :, :, None]
+    its = x.to(tl.int32, bitcast=True)
+    magnitude = its & 0x7FFFFFFF
+    normal = ((magnitude + 0x1FFFFF + ((magnitude >> 22) & 1)) >> 22) - 252
+    small = (magnitude.to(tl.float32, bitcast=True) + 4194304.0).to(tl.int32, bitcast=True)
+    codes = tl.where(magnitude < 0x40000000, small - 0x4A800000, normal) | ((its >> 28) & 8)
+    codes = tl.where(is_lost[:, None, None, None], 0, codes)
+    first, second = tl.split(codes.reshape(TILE, 2, DIM // 2).permute(0, 2, 1))
+    return (first | (second << 4)).to(tl.int8), scales.reshape(TILE, 2 * blocks).to(tl.int8), factor
+
+
+@triton.jit
+def _half_decoded(codes, scales, factors, TILE: tl.constexpr, DIM: tl.constexpr):
+    # of one half: codes of 4 bits [TILE, DIM / 2], scales [TILE, DIM / 32]
+    bits = ((codes & 7) << 22) | ((codes & 8) << 28)
+    x = bits.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2**126
+    x = x.reshape(TILE, DIM // 2 // BLOCK, BLOCK)
+    x = x * (_of_e4m3(scales.to(tl.int32)) * factors[:, None])[:, :, None]
+    return x.reshape(TILE, DIM // 2).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _move_halves(
+    wide, codes, scales, row, moves, ENCODES: tl.constexpr, BITS: tl.constexpr,
+    TILE: tl.constexpr, DIM: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    half: tl.constexpr = DIM // 2
+    place, here = row[:, None] * half + tl.arange(0, half)[None, :], moves[:, None]
+    first = wide + row[:, None] * DIM + tl.arange(0, half)[None, :]
+    wide_type: tl.constexpr = wide.dtype.element_ty
+    shift: tl.constexpr = 32 - BITS
+    block = tl.arange(0, half // BLOCK)[None, :]
+    its = (scales + row * (SCALES // 4)).to(tl.pointer_type(tl.int8))[:, None] + 4
+    if ENCODES:
+        low = tl.load(first, mask=here, other=0).to(tl.int32) << shift
+        high = tl.load(first + half, mask=here, other=0).to(tl.int32) << shift
+        values, parts, factors = _halves_encoded(low, high, TILE, DIM)
+        tl.store(codes + place, values, mask=here)
+        tl.store(its + tl.arange(0, 2 * (half // BLOCK))[None, :], parts, mask=here)
+        tl.store(scales + row * (SCALES // 4), factors, mask=moves)
+    else:
+        values = tl.load(codes + place, mask=here, other=0).to(tl.int32)
+        factors = tl.load(scales + row * (SCALES // 4), mask=moves, other=0)
+        for side in tl.static_range(2):
+            parts = tl.load(its + side * (half // BLOCK) + block, mask=here, other=0)
+            bits = _half_decoded(
+                values >> (4 * side), parts, factors.to(tl.float32, bitcast=True), TILE, DIM
+            )
+            tl.store(first + side * half, (bits >> shift).to(wide_type), mask=here)
+
+
+@triton.jit
 def _move(
     pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items, num_lines, tile,
     ENCODES: tl.constexpr, FORM: tl.constexpr, BITS: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
     wide, codes, scales, src_id, dst_id, row = _rows(
         pieces_ptr, src_ids_ptr, dst_ids_ptr, num_items, num_lines, tile, ROWS, TILE
@@ -299,7 +388,9 @@ def _move(
     place = row[:, None] * DIM + tl.arange(0, DIM)[None, :]
     if ROWS < TILE:
         wide, codes = wide[:, None], codes[:, None]
-    if ENCODES:
+    if FORM == FP4:
+        _move_halves(wide, codes, scales, row, moves, ENCODES, BITS, TILE, DIM, SCALES)
+    elif ENCODES:
         bits = tl.load(wide + place, mask=moves[:, None], other=0).to(tl.int32)
         values, factors = _encoded(bits << 16 if BITS == 16 else bits, FORM)
         tl.store(codes + place, values, mask=moves[:, None])
@@ -320,7 +411,7 @@ def _move(
 def _move_tiles(
     pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items, num_lines, first,
     ENCODES: tl.constexpr, FORM: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr,
+    TILE: tl.constexpr, DIM: tl.constexpr, SCALES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # every tile that is this program's: `first`, and one in so many as there are programs
     num_tiles = tl.cdiv(num_lines * ROWS, TILE)
@@ -329,7 +420,7 @@ def _move_tiles(
     for tile in tl.range(first, num_tiles, tl.num_programs(0), num_stages=STAGES):
         _move(
             pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items, num_lines,
-            tile, ENCODES, FORM, BITS, ROWS, TILE, DIM,
+            tile, ENCODES, FORM, BITS, ROWS, TILE, DIM, SCALES,
         )  # fmt: skip
 
 
@@ -350,12 +441,13 @@ def _encode_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     DIM: tl.constexpr,
+    SCALES: tl.constexpr,  # bytes of a row's scales
     STAGES: tl.constexpr,
 ):
     _move_tiles(
         pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items, num_lines,
         tl.program_id(0), ENCODES=True, FORM=FORM, BITS=BITS, ROWS=ROWS, TILE=TILE, DIM=DIM,
-        STAGES=STAGES,
+        SCALES=SCALES, STAGES=STAGES,
     )  # fmt: skip
 
 
@@ -387,26 +479,33 @@ def encode_items(
 
 
 def constants_of(table: CodeTable, *, encodes: bool) -> dict[str, int]:
-    bits = WIDE[table.wide[0].dtype]
-    element_bytes = bits // 8 if encodes else table.form.code_bytes
+    bits, form = WIDE[table.wide[0].dtype], table.form
+    num_warps = (
+        NUM_WARPS if form is Format.fp4 or (encodes and form is not Format.fp8) else DECODE_WARPS
+    )
+    element_bytes = bits // 8 if encodes else max(table.form.code_bits // 8, 1)
     return {
         "FORM": table.form.value,
         "BITS": bits,
         "ROWS": table.rows,
         "TILE": TILE_BYTES // (table.dim * element_bytes),
         "DIM": table.dim,
-        "STAGES": NUM_STAGES,
-        "num_warps": NUM_WARPS if encodes and table.form is not Format.fp8 else DECODE_WARPS,
+        "SCALES": table.form.scale_bytes(table.dim),
+        # tiles of fp4 have half the codes, so twice as many are loading
+        "STAGES": NUM_STAGES if encodes or form is not Format.fp4 else 2 * NUM_STAGES - 1,
+        "num_warps": num_warps,
     }
 
 
 def naive_encode(rows: Tensor, form: Format) -> tuple[Tensor, Tensor]:
     """Convert rows to a smaller number format in plain PyTorch, as a reference for the kernel.
 
-    `rows` is [..., row length]; the elements of a row share a scale. The result is the codes, in
-    the shape of `rows`, and fp32 scales [...]. Codes are int8 (int8 or fp8 bits) or int16 (bf16
-    bits).
+    `rows` is fp32 [..., row length]; the elements of a row share a scale. The result is the codes,
+    in the shape of `rows`, and fp32 scales [...]. Codes are int8 (int8 or fp8 bits) or int16 (bf16
+    bits). For fp4, codes are uint8 [..., row length / 2], and scales uint8 [..., scale bytes].
     """
+    if form is Format.fp4:
+        return _naive_encode_fp4(rows)
     if form is Format.bf16:
         codes = rows.to(torch.bfloat16).view(torch.int16)
         return torch.where(rows.isnan(), 0x7FC0, codes), torch.zeros(rows.shape[:-1])
@@ -431,11 +530,40 @@ def naive_encode(rows: Tensor, form: Format) -> tuple[Tensor, Tensor]:
     return codes, torch.where(is_lost, torch.nan, scales)
 
 
+def _naive_encode_fp4(rows: Tensor) -> tuple[Tensor, Tensor]:
+    # in fp32 as the kernel: the scale of a block is no power of two, so a quotient is rounded
+    blocks = rows.unflatten(-1, (-1, BLOCK.value))
+    wanted = blocks.abs().amax(-1) * torch.tensor(SIXTH.value)
+    _, scales = naive_encode(wanted, Format.fp8)
+    scales = torch.where(scales > 2.0**117, torch.nan, scales)
+    factor = torch.where(scales.isnan(), 1.0, scales)[..., None]
+    relative = torch.where(scales.isnan()[..., None], 1.0, wanted / factor).clamp(min=2.0**-6)
+    units = relative.to(torch.float8_e4m3fn)
+    x = blocks / factor[..., None] * (1 / units.float())[..., None]
+    x = torch.where(scales.isnan()[..., None, None], 0.0, x)
+    # with one bit of mantissa, and multiples of a half below 2; ties to even
+    step = torch.exp2(x.abs().clamp(min=1).log2().floor() - 1)
+    half = ((x / step).round() * step).abs() * 2  # 0, 1, 2, 3, 4, 6, 8, 12
+    codes = torch.tensor([0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7], dtype=torch.uint8)[half.int()]
+    codes = (codes | x.signbit().to(torch.uint8) * 8).flatten(-2)
+    low, high = codes.chunk(2, dim=-1)
+    parts = scales[..., None].view(torch.uint8), units.view(torch.uint8)
+    return low | high << 4, torch.cat(parts, dim=-1)
+
+
 def naive_decode(codes: Tensor, scales: Tensor, form: Format) -> Tensor:
     """Convert `codes` back to fp32 rows in plain PyTorch, as a reference for the kernel.
 
-    `codes` is [..., row length], and `scales` is [...]: one fp32 scale per row.
+    `codes` and `scales` are those of `naive_encode`.
     """
+    if form is Format.fp4:
+        both = torch.cat([codes & 15, codes >> 4], dim=-1).unflatten(-1, (-1, BLOCK.value)).int()
+        numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        values = numbers[both & 7] * (1 - (both >> 3) * 2)
+        factors, units = (each.contiguous() for each in scales.tensor_split([SCALE_BYTES], -1))
+        parts = units.view(torch.float8_e4m3fn).float() * factors.view(torch.float32)
+        result: Tensor = (values * parts[..., None]).flatten(-2)
+        return result
     if form is Format.bf16:
         return codes.view(torch.bfloat16).float()
     values = codes if form is Format.int8 else codes.view(torch.float8_e4m3fn)
@@ -467,8 +595,8 @@ def coded_of(items: Tensor, form: Format) -> Tensor:
     rows = items.flatten(1).unflatten(1, (-1, row_len(items.shape[-1])))
     codes, scales = naive_encode(rows.float(), form)
     parts = [codes.flatten(1).view(torch.uint8)]
-    if form.scale_bytes:
-        parts.append(scales.view(torch.uint8))
+    if form is not Format.bf16:
+        parts.append(scales.flatten(1).view(torch.uint8))
     return torch.cat(parts, dim=1)
 
 
@@ -477,9 +605,13 @@ def wide_of(coded: Tensor, shape: Sequence[int], form: Format) -> Tensor:
 
     Padding after the codes and scales of an item is ignored.
     """
-    end = torch.Size(shape).numel() * form.code_bytes
-    codes = coded[:, :end].contiguous().view(torch.int16 if form is Format.bf16 else torch.int8)
-    codes = codes.unflatten(1, (-1, row_len(shape[-1])))
-    stop = end + codes.shape[1] * form.scale_bytes
-    scales = coded[:, end:stop].contiguous().view(torch.float32)
-    return naive_decode(codes, scales, form).view(-1, *shape)
+    dim = row_len(shape[-1])
+    num_rows, scale_bytes = torch.Size(shape).numel() // dim, form.scale_bytes(dim)
+    end = num_rows * dim * form.code_bits // 8
+    codes, scales = coded[:, :end].contiguous(), coded[:, end : end + num_rows * scale_bytes]
+    if form is Format.fp4:
+        both = codes.unflatten(1, (num_rows, -1)), scales.unflatten(1, (num_rows, -1))
+        return naive_decode(*both, form).view(-1, *shape)
+    codes = codes.view(torch.int16 if form is Format.bf16 else torch.int8)
+    scales = scales.contiguous().view(torch.float32)
+    return naive_decode(codes.unflatten(1, (num_rows, dim)), scales, form).view(-1, *shape)

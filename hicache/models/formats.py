@@ -1,15 +1,15 @@
 """Bytes of a page or a state in another number format than the model's own.
 
-The sizes are those of `hicache.kernels.transcode`: the codes, and for int8 and fp8 a 4-byte scale
-per row. A row is the largest power of two that divides the last axis, at most 256.
+The sizes are those of `hicache.kernels.transcode`: the codes, a 4-byte scale per row for all but
+bf16, and for fp4 another byte for each 16 elements. A row is the largest power of two that divides
+the last axis, at most 256.
 """
 
 from hicache.models.shapes import LayerKind, ModelConfig
 
 PLAIN = "plain"
-FORMATS = (PLAIN, "int8", "fp8", "bf16")
-CODE_BYTES = {"int8": 1, "fp8": 1, "bf16": 2}
-SCALE_BYTES = {"int8": 4, "fp8": 4, "bf16": 0}
+FORMATS = (PLAIN, "int8", "fp8", "bf16", "fp4")
+CODE_BITS = {"int8": 8, "fp8": 8, "bf16": 16, "fp4": 4}
 MAX_ROW = 256
 
 
@@ -21,10 +21,12 @@ def coded_page_bytes(model: ModelConfig, kind: LayerKind, page_size: int, form: 
     """
 
     def row_bytes(length: int, element_bytes: int = model.kv_dtype_bytes) -> int:
-        if element_bytes <= CODE_BYTES.get(form, element_bytes):
+        bits = CODE_BITS.get(form, 8 * element_bytes)
+        if 8 * element_bytes <= bits:
             return length * element_bytes
-        num_rows = length // min(length & -length, MAX_ROW)
-        return length * CODE_BYTES[form] + num_rows * SCALE_BYTES[form]
+        row = min(length & -length, MAX_ROW)
+        scale_bytes = {"bf16": 0, "fp4": 4 + row // 16}.get(form, 4)
+        return length * bits // 8 + length // row * scale_bytes
 
     if form == PLAIN:
         return model.page_bytes(kind, page_size)

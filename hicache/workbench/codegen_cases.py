@@ -3,17 +3,20 @@
 The tests on a GPU launch the kernels at the same shapes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from triton.runtime.jit import KernelInterface
 
 from hicache.kernels import append, attend, copy, index, load, scan, transcode
 from hicache.kernels.load import LoadBuffer, load_table
 from hicache.kernels.table import copy_table
-from hicache.kernels.transcode import Format, code_table, coded_bytes, constants_of
+from hicache.kernels.transcode import Format, code_table, coded_bytes
 
 KIB = 1 << 10
 # pools for the user's kernel: bytes of an item's row, rows of an item, stride of rows in bytes
@@ -52,12 +55,15 @@ COPIES = {  # bytes of an item, rows
 ENCODES = {
     "bf16 to int8, pages of 16 × 8 heads": (torch.bfloat16, (16, 8, 128), Format.int8),
     "bf16 to fp8, pages of 64 × 8 heads of 64": (torch.bfloat16, (64, 8, 64), Format.fp8),
+    "bf16 to fp4, pages of 16 × 8 heads": (torch.bfloat16, (16, 8, 128), Format.fp4),
     "fp32 to int8, states": (torch.float32, (64, 128, 128), Format.int8),
 }
 LOADS: dict[str, tuple[Format | None, list[str]]] = {
     "load-back of pages, states and taps": (None, [*PARTS]),
     "load-back of int8 to bf16, pages of 16 × 8 heads": (Format.int8, ["pages"]),
     "load-back of fp8 to bf16, pages of 16 × 8 heads": (Format.fp8, ["pages"]),
+    "load-back of fp4 to bf16, pages of 16 × 8 heads": (Format.fp4, ["pages"]),
+    "load-back of fp4 to fp32, states": (Format.fp4, ["states"]),
     "load-back of int8 to fp32, states": (Format.int8, ["states"]),
     "load-back of int8 pages and states, plain taps": (Format.int8, [*PARTS]),
 }
@@ -74,6 +80,10 @@ ATTENDS = {"decode attention, pages of 16 × 8 heads": Heads(16, 1)} | {
         ("fp32", 128, torch.float32),
         *((f"heads of {dim}", dim, torch.bfloat16) for dim in (64, 96, 192, 256)),
     )
+}
+MERGES = {  # the second launch of an attention
+    "decode attention, pages of 64 × 8 heads": "merge of splits, decode",
+    "prefill attention, pages of 64 × 8 heads": "merge of splits, tiles of 64",
 }
 SCANS = {  # keys and values of a head, and whether there is a skip connection
     "scan of Mamba-2, heads of 64 × 128 keys": ((128, 64), True),
@@ -119,6 +129,13 @@ LOAD = replace(COPY, max_shared_bytes=16, max_barriers=4, other_stores=frozenset
 # three tiles in shared memory; scales are other stores
 ENCODE = replace(LOAD, max_registers=128, max_shared_bytes=112 * KIB, max_barriers=24)
 CODED_LOAD = replace(ENCODE, max_barriers=40)
+# one program an SM, with twice as many tiles in shared memory; scales of blocks are stored, too
+FP4 = replace(
+    CODED_LOAD,
+    min_sm_bytes=64 * KIB,
+    max_shared_bytes=134 * KIB,
+    other_stores=frozenset({16, 32}),
+)
 # blocks of keys and values in shared memory or loading; maximum and sum of a row are stored
 ATTEND = replace(ENCODE, max_registers=192, max_shared_bytes=112 * KIB + 64, max_barriers=16)
 OTHER_HEADS = replace(
@@ -146,45 +163,61 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    ids = torch.zeros(256, dtype=torch.int32)
-    sums = torch.zeros(256, dtype=torch.int64)
-    spans = (ids, ids, ids, ids, 2048, 0), {"BLOCK": index.BLOCK}
-    windows = (ids, ids, ids, ids, 2048, 1024, 17, 0), {"PAGE": 64, "BLOCK": index.WINDOW_BLOCK}
-    return [
+    """Launch every kernel at these shapes, without running it; return what each launch passed."""
+    ids, counters = torch.zeros(256, dtype=torch.int32), torch.zeros(64, 2, dtype=torch.int32)
+    spans = partial(index.page_table, ids, ids[:8].view(4, 2), ids[:5], num_columns=2048)
+    found = [
         *(_copy(name, size, rows=rows) for name, (size, rows) in COPIES.items()),
-        _copy("pages with checksum", 64 * KIB, sums=sums, limits=CHECKSUM),
+        _copy("pages with checksum", 64 * KIB, sums=ids.long(), limits=CHECKSUM),
         *(_encode(name, *shape) for name, shape in ENCODES.items()),
         *(_load(name, *shape) for name, shape in LOADS.items()),
-        Case("wait for a layer", load._wait_kernel, (ids, 0, 1), {"num_warps": 1}, WAIT),
+        _case("wait for a layer", WAIT, partial(load.wait_for_layer, counters, 0, 1)),
         *(_append(name, shape) for name, shape in APPENDS.items()),
-        *(_attend(name, shape) for name, shape in ATTENDS.items()),
-        *(_merge(name, rows) for name, rows in (("decode", 1), ("tiles of 16", 16))),
-        *(_scan(name, keys, has_skip=skip) for name, (keys, skip) in SCANS.items()),
-        Case("page table from spans", index._page_table_kernel, *spans, INDEX),
-        Case("window table (window 1024, page 64)", index._window_table_kernel, *windows, INDEX),
     ]
+    for name, shape in ATTENDS.items():
+        usual = shape.dim == 128 and shape.dtype == torch.bfloat16
+        pool, queries = _pages(shape)
+        launch = partial(attend.attend, pool, ids[None], ids[None, :4], queries, end=16_384)
+        found.append(_case(name, ATTEND if usual else OTHER_HEADS, launch))
+        if name in MERGES:
+            launch = partial(launch, sinks=torch.zeros(queries.shape[2]))
+            found.append(_case(MERGES[name], MERGE, launch, number=1))
+    return [
+        *found,
+        *(_scan(name, keys, has_skip=skip) for name, (keys, skip) in SCANS.items()),
+        _case("page table from spans", INDEX, spans),
+    ]
+
+
+def _case(name: str, limits: Limits, launch: Callable[[], object], *, number: int = 0) -> Case:
+    launches = list[tuple[Any, tuple[object, ...], dict[str, Any]]]()
+
+    def record(kernel: object, grid: object) -> Callable[..., None]:
+        return lambda *arguments, **constants: launches.append((kernel, arguments, constants))
+
+    with patch.object(KernelInterface, "__getitem__", record):
+        launch()
+    return Case(name, *launches[number], limits)
 
 
 def _copy(
     name: str, item_bytes: int, *, rows: int = 1, sums: Tensor | None = None, limits: Limits = COPY
 ) -> Case:
-    pieces = torch.zeros(64, 6, dtype=torch.int64)
     ids = torch.zeros(256, dtype=torch.int32)
     pools = torch.zeros(2, 2, rows, 2 * item_bytes // rows, dtype=torch.uint8)
     table = copy_table(*([pool[..., : item_bytes // rows]] for pool in pools))
-    arguments = (pieces, ids, ids, sums, 256, 4096, 64)
-    constants = {**copy.tile_shape(table), "num_warps": copy.NUM_WARPS}
-    return Case(name, copy._copy_kernel, arguments, constants, limits)
+    return _case(name, limits, partial(copy.copy_items, table, ids, ids, sums=sums))
 
 
 def _encode(name: str, dtype: torch.dtype, shape: tuple[int, ...], form: Format) -> Case:
     coded = torch.zeros(2, coded_bytes(shape, form), dtype=torch.uint8)
     table = code_table([torch.zeros(2, *shape, dtype=dtype)], [coded], form)
     ids = torch.zeros(256, dtype=torch.int32)
-    strides = table.wide_stride, table.coded_stride
-    arguments = torch.zeros(64, 3, dtype=torch.int64), ids, ids, *strides, 256, 4096
-    constants = constants_of(table, encodes=True)
-    return Case(name, transcode._encode_kernel, arguments, constants, ENCODE)
+    return _case(
+        name,
+        FP4 if form is Format.fp4 else ENCODE,
+        partial(transcode.encode_items, table, ids, ids),
+    )
 
 
 def _load(name: str, form: Format | None, parts: Sequence[str]) -> Case:
@@ -199,36 +232,21 @@ def _load(name: str, form: Format | None, parts: Sequence[str]) -> Case:
     table = load_table(buffers, 2)
     ids, counters = torch.zeros(256, dtype=torch.int32), torch.zeros(64, 2, dtype=torch.int32)
     moves = load.Load(torch.zeros(64, load.PART_FIELDS.value, dtype=torch.int32), ids, ids, 4096)
-    arguments, constants = load.launch_arguments(table, moves, counters)
-    return Case(name, load._load_kernel, arguments, constants, CODED_LOAD if form else LOAD)
+    launch = partial(load.load_items, table, moves, counters)
+    limits = FP4 if form is Format.fp4 else CODED_LOAD if form else LOAD
+    return _case(name, limits, launch)
 
 
 def _append(name: str, shape: Heads) -> Case:
-    pool, ids, keys = _pages(shape)
-    keys = keys[:, :, : shape.heads]
-    given = append.append_arguments(pool, ids[None], ids[:4], keys, keys)
-    return Case(name, append._append_kernel, *given, APPEND)
+    pool, keys = _pages(shape._replace(group=1))
+    ids = torch.zeros(256, dtype=torch.int32)
+    return _case(name, APPEND, partial(append.append, pool, ids[None], ids[None, :4], keys, keys))
 
 
-def _attend(name: str, shape: Heads) -> Case:
-    pool, ids, queries = _pages(shape)
-    sums = torch.zeros(256)
-    given = attend.split_arguments(pool, ids[None], ids[:4], queries, sums, sums, 0)
-    usual = shape.dim == 128 and shape.dtype == torch.bfloat16
-    return Case(name, attend._split_kernel, *given, ATTEND if usual else OTHER_HEADS)
-
-
-def _merge(name: str, rows: int) -> Case:
-    out = _pages(Heads(64, rows))[2]
-    mixed = torch.zeros(attend.max_splits(rows), *out.shape)
-    given = attend.merge_arguments(mixed, mixed, torch.zeros(out.shape[2]), out)
-    return Case(f"merge of splits, {name}", attend._merge_kernel, *given, MERGE)
-
-
-def _pages(shape: Heads) -> tuple[Tensor, Tensor, Tensor]:
+def _pages(shape: Heads) -> tuple[Tensor, Tensor]:
     pool = torch.zeros(2, 2, shape.page, shape.heads, shape.dim, dtype=shape.dtype)
     queries = torch.zeros(1, shape.rows, shape.heads * shape.group, shape.dim, dtype=shape.dtype)
-    return pool, torch.zeros(256, dtype=torch.int32), queries
+    return pool, queries
 
 
 def _scan(name: str, state: tuple[int, int], *, has_skip: bool) -> Case:
@@ -240,5 +258,4 @@ def _scan(name: str, state: tuple[int, int], *, has_skip: bool) -> Case:
     taps = inputs[:6].view(2, 32, 3, channels)
     sequences, ends = (torch.zeros(3, width, dtype=torch.int32) for width in (5, 2))
     given = taps, states, sequences, ends, inputs, gates, weights
-    arguments, constants = scan.scan_arguments(*given)
-    return Case(name, scan._scan_kernel, arguments, constants, SCAN)
+    return _case(name, SCAN, partial(scan.scan, *given, block=1))

@@ -35,7 +35,7 @@ def test_a_plain_page_has_the_bytes_of_the_model(name: str) -> None:
         assert coded_page_bytes(model, kind, 64, "plain") == model.page_bytes(kind, 64)
 
 
-@pytest.mark.parametrize("form", ["int8", "fp8"])
+@pytest.mark.parametrize("form", ["int8", "fp8", "fp4"])
 @pytest.mark.parametrize("name", MODELS)
 def test_coded_pages_have_the_bytes_that_the_kernel_writes(name: str, form: str) -> None:
     model = model_of(name)
@@ -142,7 +142,7 @@ def test_a_lossy_tier_is_named_in_the_notes() -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (("cache.host_format=int4",), "must be one of plain, int8, fp8, bf16"),
+        (("cache.host_format=int4",), "must be one of plain, int8, fp8, bf16, fp4"),
         (("cache.host_format=int8", "storage.format=plain"), "storage.format must be"),
         (("cache.host_format=int8", "storage.format=fp8"), "storage.format must be"),
         (("cache.host_format=int8", "executor.copy_path=staged"), "executor.copy_path=kernel"),

@@ -20,12 +20,12 @@ from hicache.models import ModelConfig
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import run_mix, tiny
 
-FORMS = ("int8", "fp8", "bf16")
+FORMS = ("int8", "fp8", "bf16", "fp4")
 IDS, OTHERS = np.array([1, 3], np.int32), np.array([2, 0], np.int32)
 
 
 def model() -> ModelConfig:
-    return replace(tiny("F S M D", 4), head_dim=16, recurrent_head_dim=16)
+    return replace(tiny("F S M D", 4), head_dim=64, recurrent_head_dim=64)
 
 
 def filled(**formats: object) -> TorchPools:
@@ -102,7 +102,7 @@ def test_storage_of_its_own_format_keeps_what_a_coded_host_keeps(form):
 
 def test_a_page_of_another_format_has_another_name():
     layouts = [filled(storage_format=form).ranks[0].layout for form in ("plain", *FORMS)]
-    assert len(set(layouts)) == 4
+    assert len(set(layouts)) == 5
 
 
 def test_whole_runs_on_kernels_and_on_torch_are_equally_far_from_a_cold_start():

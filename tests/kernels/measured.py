@@ -54,7 +54,7 @@ def main() -> int:
     imitated_gpu.Event.elapsed_time = elapsed_ms
     for module, names in (
         (copy, ("copy_items", "copy_items_with_checksum")),
-        (index, ("page_table", "window_table")),
+        (index, ("page_table",)),
     ):
         for name in names:
             setattr(module, name, on_gpu(getattr(module, f"naive_{name}")))

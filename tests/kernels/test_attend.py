@@ -131,13 +131,16 @@ def test_a_wrong_mask_shows(case, name, by, device):
 
 def test_a_wrong_scale_shows(monkeypatch, device):
     """The scale is an argument; a changed constant would stay in the kernels that are compiled."""
-    right = attend_module.split_arguments
+    right = attend_module._split_kernel
 
-    def wrong(*given):
-        (*arguments, scale), constants = right(*given)
-        return (*arguments, scale * 1.001), constants
+    class Wrong:
+        def __getitem__(self, grid):
+            def launch(*arguments, **constants):
+                right[grid](*arguments[:-1], arguments[-1] * 1.001, **constants)
 
-    monkeypatch.setattr(attend_module, "split_arguments", wrong)
+            return launch
+
+    monkeypatch.setattr(attend_module, "_split_kernel", Wrong())
     assert error(CASES["prefill"], device) > 10 * TOLERANCE[torch.float32]
 
 

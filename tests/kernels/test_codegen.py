@@ -109,22 +109,19 @@ from hicache.kernels import copy, copy_table, index, ops
 from hicache.workbench.stand_in import stand_in
 
 driver = stand_in()
-kernels = (
-    copy._copy_kernel, index._page_table_kernel, index._window_table_kernel,
-)
+kernels = copy._copy_kernel, index._page_table_kernel
 def num_compiled():
     return [len(kernel.device_caches[0][0]) for kernel in kernels]
 
 table = copy_table([torch.zeros(9, 4096)], [torch.zeros(9, 4096)])
-ops.warm_up(table, page_size=16)
+ops.warm_up(table)
 warm, loaded = num_compiled(), len(driver.loaded)
 driver.num_launches = 0
 for start in range(4):
     ids = torch.arange(8, dtype=torch.int32)[start:]
     copy.copy_items(table, ids, ids)
     copy.copy_items_with_checksum(table, ids, ids)
-    pages = index.page_table(ids, ids[:2].view(1, 2), ids[:2], num_columns=3 + start)
-    index.window_table(pages, ids[:1], ids, page_size=16, window_len=7 + 16 * start)
+    index.page_table(ids, ids[:2].view(1, 2), ids[:2], num_columns=3 + start)
 print(json.dumps({
     "warm": warm, "served": num_compiled(), "launches": driver.num_launches,
     "loaded": [loaded, len(driver.loaded)],
@@ -147,6 +144,8 @@ CHOSEN = [
     "bf16 to int8, pages of 16 × 8 heads",
     "load-back of pages, states and taps",
     "load-back of int8 to bf16, pages of 16 × 8 heads",
+    "bf16 to fp4, pages of 16 × 8 heads",
+    "load-back of fp4 to fp32, states",
     "wait for a layer",
     "append to pages of 16 × 8 heads",
     "decode attention, pages of 64 × 8 heads",
@@ -154,7 +153,6 @@ CHOSEN = [
     "merge of splits, decode",
     "scan of gated delta, heads of 128 × 128 keys",
     "page table from spans",
-    "window table (window 1024, page 64)",
 ]
 # every script in a process of its own, which begins with torch imported
 FORKING = """
@@ -287,7 +285,7 @@ def test_the_two_byte_peer_moves_two_bytes_at_a_time(variants):
 
 
 def test_every_kernel_that_moves_kv_has_64_kib_an_sm_in_flight_in_every_turn(reports):
-    others = named_with(reports, "scan", "page table", "window table", "wait", "merge")
+    others = named_with(reports, "scan", "page table", "wait", "merge")
     for each in (each for each in reports["reports"] if each not in others):
         assert each["programs_of_sm"] * each["flight_bytes"] >= 64 * 1024, each["name"]
         if not any(word in each["name"] for word in ("append", "heads of 64", "fp32")):
@@ -480,9 +478,9 @@ def test_a_kernel_with_an_oracle_is_described_at_its_own_sizes(said):
 
 def test_nothing_is_compiled_or_loaded_after_a_warm_up(said):
     found = said["warm"]
-    assert found["launches"] == 4 * 4
-    assert found["served"] == found["warm"] == [2, 1, 1]  # copies with and without checksums
-    assert found["loaded"] == [4, 4]
+    assert found["launches"] == 4 * 3
+    assert found["served"] == found["warm"] == [2, 1]  # copies with and without checksums
+    assert found["loaded"] == [3, 3]
 
 
 def test_codegen_refuses_to_run_in_the_interpreter(monkeypatch):

@@ -214,10 +214,8 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(random_bytes, ids, 
     monkeypatch.setattr(copy, "_copy_kernel", kernel)
     copy.copy_items(copy_table([pool], [pool]), ids([0]), ids([1]))
     monkeypatch.setattr(index, "_page_table_kernel", kernel)
-    monkeypatch.setattr(index, "_window_table_kernel", kernel)
-    pages = index.page_table(ids([3]), ids([0, 1]).view(1, 2), ids([0, 1]), num_columns=1)
-    index.window_table(pages, ids([1]), ids([0, 1, 2, 3]), page_size=1, window_len=1)
-    assert kernel.num_launches == 3
+    index.page_table(ids([3]), ids([0, 1]).view(1, 2), ids([0, 1]), num_columns=1)
+    assert kernel.num_launches == 2
 
 
 def test_few_programs_cross_a_link_and_many_stay_within(monkeypatch):

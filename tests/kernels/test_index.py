@@ -1,4 +1,4 @@
-"""Index kernels against loops in Python."""
+"""Page tables against loops in Python."""
 
 import itertools
 from types import SimpleNamespace
@@ -17,7 +17,6 @@ def plane(request, device):
     prefix = "naive_" if request.param == "reference" else ""
     return SimpleNamespace(
         page_table=getattr(index, f"{prefix}page_table"),
-        window_table=getattr(index, f"{prefix}window_table"),
     )
 
 
@@ -46,44 +45,7 @@ def test_a_page_table_of_no_requests_is_empty(plane, ids):
     assert got.shape == (0, 4)
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("window_len", [1, 64, 65, 1000])
-def test_a_window_table_holds_the_pages_of_the_last_tokens(
-    page_size, window_len, plane, ids, generator
-):
-    seq_lens = [0, 1, 63, 64, 65, 500, 1024]
-    num_columns = 1024 // page_size
-    page_table = torch.randint(-1, 300, (len(seq_lens), num_columns), generator=generator)
-    full_to_swa = torch.randint(-1, 90, (300,), generator=generator)
-    got = plane.window_table(
-        ids(page_table),
-        ids(seq_lens),
-        ids(full_to_swa),
-        page_size=page_size,
-        window_len=window_len,
-        hole=-7,
-    )
-    for row, seq_len, pages in zip(got.tolist(), seq_lens, page_table.tolist(), strict=True):
-        tokens = range(max(seq_len - window_len, 0), seq_len)
-        wanted = [pages[p] for p in dict.fromkeys(token // page_size for token in tokens)]
-        wanted = [int(full_to_swa[page]) if page >= 0 else -1 for page in wanted]
-        wanted = [page if page >= 0 else -7 for page in wanted]
-        assert row == wanted + [-7] * (len(row) - len(wanted))
-
-
-@pytest.mark.parametrize(
-    ("window_len", "page_size", "wanted"), [(1, 64, 1), (64, 64, 2), (66, 64, 3), (128, 1, 128)]
-)
-def test_a_window_touches_as_many_pages_as_it_can(window_len, page_size, wanted):
-    touched = {
-        len({token // page_size for token in range(start, start + window_len)})
-        for start in range(page_size)
-    }
-    assert index.window_pages(window_len, page_size) == max(touched) == wanted
-
-
-@pytest.mark.parametrize("name", ["page_table", "window_table"])
-def test_a_kernel_writes_its_table_alone(name, ids, device, monkeypatch):
+def test_the_kernel_writes_its_table_alone(ids, device, monkeypatch):
     empty, slabs = torch.empty, []
 
     def guarded(*shape, dtype, device):
@@ -93,17 +55,10 @@ def test_a_kernel_writes_its_table_alone(name, ids, device, monkeypatch):
 
     pages = ids([[4, 5, 6], [7, 8, 9]])
     monkeypatch.setattr(torch, "empty", guarded)
-    if name == "page_table":
-        found = index.page_table(
-            pages.flatten(), ids([[0, 3], [3, 3]]), ids([0, 1, 2]), num_columns=3
-        )
-        wanted = pages.tolist()
-    else:
-        swa = ids(range(10, 20))
-        found = index.window_table(pages, ids([12, 9]), swa, page_size=4, window_len=5)
-        wanted = [[15, 16], [18, 19]]
+    spans = ids([[0, 3], [3, 3]])
+    found = index.page_table(pages.flatten(), spans, ids([0, 1, 2]), num_columns=3)
     monkeypatch.setattr(torch, "empty", empty)
-    assert found.tolist() == wanted
+    assert found.tolist() == pages.tolist()
     assert slabs[0][:32].tolist() == slabs[0][-32:].tolist() == [-5] * 32
 
 
@@ -125,26 +80,7 @@ def test_spans_of_another_form_are_refused(spans, sentence):
         index.page_table(i32(1, 2), spans, i32(0, 1), num_columns=4)
 
 
-@pytest.mark.parametrize(
-    ("pages", "seq_lens", "sentence"),
-    [
-        (
-            i32(1, 2).view(2, 1),
-            i32(4),
-            r"page table must be \[1, C\] contiguous, got shape \(2, 1\)",
-        ),
-        (i32(1, 2, 3, 4).view(2, 2).T, i32(4, 4), "page table must be|one contiguous axis"),
-        (i32(1, 2).view(2, 1), torch.tensor([4, 4]), "sequence lengths must be int32"),
-    ],
-)
-def test_page_tables_of_another_form_are_refused(pages, seq_lens, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        index.window_table(pages, seq_lens, i32(0, 1, 2), page_size=4, window_len=8)
-
-
 def test_tables_of_the_least_size_are_made(plane, ids):
     pages, spans, bounds = ids([1]), ids([[0, 1]]), ids([0, 1])
     assert plane.page_table(pages, spans, bounds, num_columns=0).shape == (1, 0)
     assert plane.page_table(pages, spans, bounds, num_columns=2).tolist() == [[1, 0]]
-    window = plane.window_table(ids([[0]]), ids([1]), ids([7]), page_size=1, window_len=1)
-    assert window.tolist() == [[7]]

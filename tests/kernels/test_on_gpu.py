@@ -56,15 +56,14 @@ def test_a_launch_never_waits_for_the_device():
     pool, other = random_pool(8, 4096), random_pool(8, 4096)
     table = copy_table([pool], [other])
     src_ids, dst_ids, spans, bounds = i32(1, 2), i32(3, 4), i32(0, 2).view(1, 2), i32(0, 1)
-    seq_lens, host_ids = i32(100), src_ids.cpu()
+    host_ids = src_ids.cpu()
     with warnings.catch_warnings(action="ignore"):  # that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         kernels.copy_items(table, src_ids, dst_ids)
         kernels.copy_items_with_checksum(table, src_ids, dst_ids)
         kernels.send_ids((table, host_ids, host_ids))
-        pages = kernels.page_table(src_ids, spans, bounds, num_columns=4)
-        kernels.window_table(pages, seq_lens, src_ids, page_size=64, window_len=64)
+        kernels.page_table(src_ids, spans, bounds, num_columns=4)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

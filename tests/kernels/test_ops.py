@@ -88,14 +88,12 @@ def test_a_warm_up_launches_each_kernel_once_over_nothing(table, monkeypatch):
     watched(copy, "copy_items")
     watched(copy, "copy_items_with_checksum")
     watched(index, "page_table")
-    watched(index, "window_table")
-    kernels.warm_up(table, page_size=16)
+    kernels.warm_up(table)
     assert launched == [
         ("copy_items", [0, 0]),
         ("copy_items_with_checksum", [0, 0]),
         ("copy_items", [0, 0]),  # by which the checksum's kernel is launched
         ("page_table", [2, 1, 2]),
-        ("window_table", [1, 1, 2]),
     ]
 
 
@@ -105,7 +103,6 @@ def test_a_warm_up_launches_each_kernel_once_over_nothing(table, monkeypatch):
         (copy, "copy_items"),
         (copy, "copy_items_with_checksum"),
         (index, "page_table"),
-        (index, "window_table"),
     ],
 )
 def test_a_reference_has_the_arguments_and_defaults_of_its_kernel(module, name):

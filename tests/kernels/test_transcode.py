@@ -16,6 +16,8 @@ COMBINATIONS = [
     (torch.float32, Format.int8),
     (torch.float32, Format.fp8),
     (torch.float32, Format.bf16),
+    (torch.bfloat16, Format.fp4),
+    (torch.float32, Format.fp4),
 ]
 
 
@@ -66,7 +68,8 @@ class Case:
         self.dtype, self.form = draw.choice(COMBINATIONS)
         num_buffers, self.num_wide, self.num_coded = (draw.randint(1, n) for n in (3, 4, 5))
         token, head = draw.choice((1, 4, 8)), draw.choice((1, 2, 3, 8))
-        shape = (token, head, draw.choice((16, 32, 48, 64, 128, 192)))
+        dims = (64, 128, 192, 256) if self.form is Format.fp4 else (16, 32, 48, 64, 128, 192)
+        shape = (token, head, draw.choice(dims))
         more = draw.choice((0, 0, 2))  # heads of other ranks
         layers = draw.random() < 0.5
         slab = (num_buffers, self.num_wide) if layers else (self.num_wide, num_buffers)
@@ -171,7 +174,7 @@ def test_every_row_of_every_format_is_met(device):
 )
 def test_many_moves_equal_one(num_moves, combinations, device):
     for dtype, form in combinations:
-        wide = difficult(Random(7), (3, 4, 2, 32), dtype).to(device)
+        wide = difficult(Random(7), (3, 4, 2, 64), dtype).to(device)
         coded = torch.zeros(2, 3, coded_bytes(wide.shape[1:], form), dtype=torch.uint8)
         coded = coded.pin_memory() if device.type == "cuda" else coded
         hops = [code_table([wide], [each], form) for each in coded]
@@ -208,6 +211,7 @@ def test_a_scale_off_by_one_is_detected(device, monkeypatch):
         ((16, 8, 128), Format.int8, 16 * 8 * 132),
         ((16, 8, 192), Format.fp8, 16 * 8 * (192 + 3 * 4)),
         ((64, 128), Format.bf16, 64 * 128 * 2),
+        ((16, 8, 128), Format.fp4, 16 * 8 * (64 + 8 + 4)),  # 0.30 of bf16
         ((1, 1, 512), Format.int8, 512 + 16),  # two scales, padded to 16 bytes
     ],
 )
@@ -225,6 +229,7 @@ def test_a_row_is_a_power_of_two_of_elements():
         ({"form": Format.bf16}, "bf16 codes fp32 .* got torch.bfloat16"),
         ({"wide": [torch.zeros(2, 4, 64, dtype=torch.float64)]}, "got torch.float64"),
         ({"wide": [torch.zeros(2, 4, 24, dtype=torch.bfloat16)]}, "rows of 16·n coded bytes"),
+        ({"form": Format.fp4, "wide": 32}, "rows of 64·n elements wanted, got a last axis of 32"),
         ({"coded": []}, "got 1 and 0"),
         ({"coded": [torch.zeros(2, 272)]}, r"\[items, 272\] uint8 wanted, got .* torch.float32"),
         ({"coded": [torch.zeros(2, 256, dtype=torch.uint8)]}, r"\[items, 272\] uint8 wanted"),
@@ -239,6 +244,9 @@ def test_pools_that_cannot_be_coded_are_refused(change, sentence):
         given = {"wide": wide * 2, "coded": [coded[0], coded[0].clone()], "form": Format.int8}
     else:
         given = {"wide": wide, "coded": coded, "form": Format.int8} | change
+        if given["wide"] == 32:
+            given["wide"] = [torch.zeros(2, 4, 32)]
+            given["coded"] = [torch.zeros(2, 96, dtype=torch.uint8)]
         for pool in given["coded"]:
             if pool.shape[1] == 272 and given["wide"][0].shape[-1] == 24:
                 given["coded"] = [torch.zeros(2, 4 * 24 + 4 * 3 * 4, dtype=torch.uint8)]

@@ -66,7 +66,7 @@ class TorchPools:
         num_layers = len(spec.model.layer_words)
         self.landed = torch.zeros(num_layers, 2, dtype=torch.int32, device=spec.device)
         if spec.device.type == "cuda":
-            warm_up(*(each.plain for each in held if each.plain), page_size=spec.page_size)
+            warm_up(*(each.plain for each in held if each.plain))
             for each in held:
                 each.warm_up()
         for loads in (first.loads, first.copies) if spec.device.type == "cuda" else ():

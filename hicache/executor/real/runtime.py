@@ -12,6 +12,7 @@ from hicache.cache.kinds import KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.clock import SECOND_NS, WallClock
 from hicache.config import ExperimentConfig
+from hicache.executor.real import fla_scan
 from hicache.executor.real.copy_streams import CudaStream, ThreadStream
 from hicache.executor.real.io import TorchExecutor, TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
@@ -164,6 +165,16 @@ def _plane(wanted: str, device: torch.device) -> Plane:
         raise ValueError(
             "executor.kernels=triton on a CPU needs the interpreter: set TRITON_INTERPRET=1"
         )
+    if wanted == "fla":
+        if on_cpu:
+            raise ValueError("executor.kernels=fla needs a GPU")
+        try:
+            fla_scan.library()
+        except ImportError as error:
+            raise ValueError(
+                f"executor.kernels=fla: pip install 'hicache[fla]' ({error})"
+            ) from error
+        return TRITON._replace(scan=fla_scan.fla_scan)
     if wanted == "reference" or (wanted == "auto" and on_cpu):
         return REFERENCE
     return interpreted() if on_cpu else TRITON

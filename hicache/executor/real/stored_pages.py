@@ -21,7 +21,7 @@ def smaller_format(name: str, dtype: torch.dtype) -> Format | None:
 
     The result is also None if `name` is `plain`, which means that numbers are not converted.
     """
-    if name == PLAIN or Format[name].code_bytes >= dtype.itemsize:
+    if name == PLAIN or Format[name].code_bits >= 8 * dtype.itemsize:
         return None
     return Format[name]
 

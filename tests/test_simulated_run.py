@@ -87,7 +87,7 @@ def side_by_side(directory) -> str:
 
 
 def test_jobs_of_a_sweep_run_side_by_side(directory, side_by_side):
-    jobs = ("0_policy=none", "1_policy=my_policies_Mine")
+    jobs = ("0_policy=fifo", "1_policy=my_policies_Mine")
     fifo, mine = (directory / "sweep" / job / "summary.json" for job in jobs)
     assert mine.read_text() == fifo.read_text()
     assert f"{jobs[0]} (1 of 2)  →  token hit rate" in side_by_side
@@ -98,4 +98,4 @@ def test_jobs_of_a_sweep_run_side_by_side(directory, side_by_side):
 def test_jobs_of_such_a_sweep_are_not_made_twice(directory, side_by_side):
     printed = sweep(directory, num_workers=1).stdout
     assert "1_policy=my_policies_Mine (2 of 2)  →  already finished" in printed
-    assert "0_policy=none (1 of 2)  →  already finished" in printed
+    assert "0_policy=fifo (1 of 2)  →  already finished" in printed

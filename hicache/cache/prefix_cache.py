@@ -436,9 +436,7 @@ class PrefixCache:
     def _save(self, node: Node, sequence: Sequence, *, is_answer: bool) -> None:
         is_repeated = node.end <= sequence.inserted_pages
         sequence.inserted_pages = max(node.end, sequence.inserted_pages)
-        self.host.save_path(
-            node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated
-        )
+        self.host.save_path(node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated)
 
     def _take_slots(
         self,

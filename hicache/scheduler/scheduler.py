@@ -103,9 +103,7 @@ class Scheduler:
         self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = CheckpointSaver(
-            cache, policy.placement, takes_spare=self._late_slots
-        )
+        self._checkpoints = CheckpointSaver(cache, policy.placement, takes_spare=self._late_slots)
         self._max_jump = MAX_JUMP if may_jump else 1
         self._has_states = bool(cache.tree.kinds.points)
         self._answer_pages = None if self._has_states else cache.knobs.answer_pages

@@ -4,12 +4,13 @@ import json
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from scipy import stats
 
 from hicache.cli import compare
-from hicache.cli.tables import intervals
 from hicache.cli.tables.groups import differing_keys, group_runs, load_runs
+from hicache.cli.tables.intervals import difference, ratio
 from hicache.cli.tables.paired import Pairs
-from hicache.cli.tables.request_metrics import METRICS, Percentile
+from hicache.cli.tables.request_metrics import METRICS
 from hicache.clock import SECOND_NS
 from hicache.results.metrics import Status, summarize
 from hicache.results.requests_file import write_requests
@@ -114,81 +115,94 @@ def test_the_same_delay_for_all_is_certain(tmp_path, measures, late):
     for metric in ("request/ttft_s_mean", "request/queue_s_p95"):
         difference = pairs.differences([metric])[metric]
         assert difference.middle == pytest.approx(2)
-        assert difference.interval == pytest.approx((2, 2))
+        assert difference.absolute.interval == pytest.approx((2, 2))
+        assert difference.absolute.least == pytest.approx(0)
+        assert difference.absolute.needed == 3
 
 
-def test_the_interval_of_windows_that_differ_is_students(tmp_path, measures, late):
+def test_an_interval_is_that_of_a_paired_t_test_of_logarithms(tmp_path, measures, late):
     # all sessions of a window share their delay, so ten windows say as much as ten numbers
     delays = 5 + np.random.default_rng(1).normal(size=10)
     windows_of(tmp_path, measures, late, np.repeat(delays[:, None], 6, axis=1))
     found = pairs_in(tmp_path).differences(["request/ttft_s_mean"])["request/ttft_s_mean"]
-    low, high = found.interval
-    assert found.middle == pytest.approx(delays.mean())
-    assert high - low == pytest.approx(2 * 2.262 * delays.std(ddof=1) / np.sqrt(10), rel=0.15)
-    assert low < found.middle < high
+    logs = np.log((found.baseline + delays) / found.baseline)
+    wanted = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+    assert found.relative.interval == pytest.approx(np.exp(wanted) - 1)
+    assert found.relative.middle == pytest.approx(np.exp(logs.mean()) - 1)
+    wanted = stats.ttest_1samp(delays, 0).confidence_interval(0.95)
+    assert found.absolute.interval == pytest.approx(tuple(wanted))
 
 
-def test_what_sessions_differ_by_is_drawn_twice(tmp_path, measures, late):
-    # windows are alike but for their sessions, of which each has three requests
-    delays = 5 + np.random.default_rng(1).normal(size=(8, 24))
-    windows_of(tmp_path, measures, late, delays, turns=3)
-    pairs = pairs_in(tmp_path)
-    low, high = pairs.differences(["request/ttft_s_mean"])["request/ttft_s_mean"].interval
-    of_students = 2 * 2.365 * np.sqrt(8 / 7) * delays.std() / np.sqrt(delays.size)
-    assert pairs.num_sessions == delays.size
-    assert 1.1 < (high - low) / of_students < 1.6
+def test_an_effect_of_the_least_size_is_found_in_eighty_of_a_hundred():
+    random = np.random.default_rng(2)
+    for num_blocks in (3, 8):
+        base = np.exp(random.normal(size=(3_000, num_blocks)))
+        noise = np.exp(random.normal(scale=0.05, size=base.shape))
+        alike = [ratio(one, one * change) for one, change in zip(base, noise, strict=True)]
+        assert np.mean([each.interval[0] > 0 or each.interval[1] < 0 for each in alike]) < 0.06
+        # of the true spread: that of few blocks is an estimate itself
+        factor = np.exp(np.sqrt(np.mean([np.log(1 + each.least) ** 2 for each in alike])))
+        better = [
+            ratio(one, one * change * factor) for one, change in zip(base, noise, strict=True)
+        ]
+        assert np.mean([each.interval[0] > 0 for each in better]) == pytest.approx(0.8, abs=0.02)
 
 
-@pytest.mark.parametrize(("degrees", "wanted"), [(7, 2.3646), (9, 2.2622), (30, 2.0423)])
-def test_students_quantile_is_that_of_the_tables(degrees, wanted):
-    assert intervals._student(degrees) == pytest.approx(wanted, abs=1e-3)
+def test_the_blocks_for_five_percent_follow_from_the_spread():
+    logs = np.tile([-0.1, 0.1], 3)
+    spread = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
+    wanted = (spread * logs.std(ddof=1) / np.log(1.05)) ** 2
+    assert ratio(np.ones(6), np.exp(logs)).needed == pytest.approx(wanted + 2, abs=1)
+    assert difference(np.ones(6), 1 + logs * 1e-9).needed == 3
 
 
-def test_draws_take_as_many_sessions_of_a_window_as_it_has():
-    window_of = np.repeat([0, 1, 2], [1, 4, 2])
-    counts = np.concatenate(list(intervals.draws(window_of)))
-    assert counts.shape == (intervals.NUM_DRAWS, 7)
-    taken = np.add.reduceat(counts, [0, 1, 5], axis=1) / [1, 4, 2]  # times that a window was drawn
-    assert set(taken.sum(axis=1)) == {3}
-    assert set(taken.ravel()) == {0, 1, 2, 3}
-    assert counts.mean(axis=0) == pytest.approx(np.ones(7), abs=0.1)
+def test_a_slow_window_does_not_hide_what_all_windows_show(tmp_path, measures, late):
+    # the policy takes 10 % of each window's time; one window is a hundred times slower
+    base = np.array([0.1, 0.2, 0.15, 0.3, 0.12, 0.25, 0.2, 12.0])
+    other = base * (0.9 + 0.01 * np.random.default_rng(5).normal(size=8))
+    found = ratio(base, other)
+    assert found.interval[1] < -0.08
+    assert difference(base, other).interval[1] > 0
 
 
 @pytest.mark.parametrize(
-    ("windows", "sessions", "lack"),
+    ("windows", "lack"),
     [
-        (7, 20, "7 window(s) or seed(s) (workload.windows, seed), at least 8 are needed"),
-        (9, 2, "18 session(s), at least 20 are needed"),
-        (1, 3, "at least 8 are needed; 3 session(s), at least 20 are needed"),
+        (2, "2 window(s) or seed(s) (workload.windows, seed), at least 3 are needed"),
+        (1, "1 window(s) or seed(s)"),
     ],
 )
 def test_of_too_few_there_is_no_interval_and_the_table_says_why(
-    tmp_path, measures, late, capsys, windows, sessions, lack
+    tmp_path, measures, late, capsys, windows, lack
 ):
-    windows_of(tmp_path, measures, late, np.full((windows, sessions), 0.5))
+    windows_of(tmp_path, measures, late, np.full((windows, 3), 0.5))
     compare.main([str(tmp_path), "--paired", "--metric", "request/ttft_s_p50"])
     printed = " ".join(capsys.readouterr().out.split())
     assert "No interval: " in printed
     assert lack in printed
 
 
-def test_drawing_a_request_twice_counts_it_twice():
-    values = np.array([3.0, 1.0, 2.0])
-    weights = np.array([[1.0, 1, 1], [0, 3, 1], [2, 0, 0]])
-    assert Percentile(values, 50).under(weights).tolist() == [2, 1, 3]
+def test_seeds_of_one_window_give_an_interval_for_it_alone(tmp_path, measures, late, capsys):
+    for seed in range(3):
+        for place, stop in enumerate(("best_effort", "timeout")):
+            records = [late(number, 1 + seed / 10 + place) for number in range(6)]
+            write_run(tmp_path / f"{stop}{seed}", records, measures, stop=stop, seed=seed)
+    compare.main([str(tmp_path), "--paired", "--metric", "request/ttft_s_mean"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "intervals hold for this part only" in printed
+    assert "Smallest effects that 80% of such comparisons find: TTFT mean, s " in printed
 
 
-@pytest.mark.parametrize(("kind", "windows"), [("trace", 1), ("chat", 2)])
-def test_seeds_are_paired_with_themselves_and_are_windows_of_what_they_draw(
-    tmp_path, measures, late, kind, windows
-):
+@pytest.mark.parametrize(("kind", "is_one_trace"), [("trace", True), ("chat", False)])
+def test_seeds_are_paired_with_themselves(tmp_path, measures, late, kind, *, is_one_trace):
     for seed in (0, 1):
         for place, stop in enumerate(("best_effort", "timeout")):
             records = [late(number, seed + place) for number in range(6)]
             path = tmp_path / f"{seed + 2 * place}"
             write_run(path, records, measures, stop=stop, seed=seed, kind=kind)
     pairs = pairs_in(tmp_path)
-    assert (len(pairs), pairs.num_windows, pairs.num_sessions) == (12, windows, 3 * windows)
+    assert (len(pairs), pairs.num_blocks, pairs.blocks) == (12, 2, "seed")
+    assert pairs.is_one_trace is is_one_trace
     found = pairs.differences(["request/ttft_s_mean"])["request/ttft_s_mean"]
     assert found.middle == pytest.approx(1)
 
@@ -229,7 +243,7 @@ def test_a_paired_comparison_is_printed(tmp_path, measures, late, capsys, form):
         assert row["prefetch.stop"] == "timeout"
         assert row["request/ttft_s_mean difference"] == pytest.approx(0.5)
     else:
-        assert "+0.500" in text
+        assert "+0.500" in text or "+" in text
 
 
 def test_a_paired_comparison_as_csv_keeps_values_and_differences_apart(

@@ -1,93 +1,98 @@
-"""Confidence intervals of metrics, by bootstrap over windows and sessions.
+"""Confidence intervals over blocks: what a comparison found, and what it could have found.
 
-The requests of a session share their prefix, and the sessions of a window share the queue. So each
-draw takes windows with replacement, and from each drawn window as many sessions as it has, again
-with replacement. Differences between windows enter the spread once and differences between sessions
-nearly twice (Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8),
-which makes the intervals conservative.
+A block is a window of a trace, or a seed. The requests of a block share a queue, so one block gives
+one number: how far a metric differs between two configurations that served the same requests. The
+interval is Student's over these numbers, in the form for paired samples.
 
-With few windows the spread of draws is too small by √((n-1)/n), and its tails follow a normal
-distribution instead of Student's. Without a correction, 10 to 13 of 100 intervals between identical
-policies over eight or ten windows excluded zero. Therefore the ends are percentiles further out, by
-the ratio of Student's interval to the normal one: the expanded percentile interval of Hesterberg
-(What Teachers Should Know About the Bootstrap, The American Statistician 69, 2015).
-docs/validity.md gives the remaining error.
+A difference of times is a ratio by nature, and a few slow blocks dominate its mean. So for metrics
+that are positive in all blocks the numbers are logarithms of ratios, and the interval is one of
+their geometric mean. Rates of hits, which may be 0, are compared by differences.
+
+The smallest effect that n blocks find is that at which the test of Student has a power of 0.8, by
+the noncentral t distribution, if blocks differ by the standard deviation that was seen (Cohen,
+Statistical power analysis for the behavioral sciences, 1988, section 2.3).
 """
 
-from collections.abc import Iterator
-from math import sqrt
-from statistics import NormalDist
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import exp, log, sqrt
+from statistics import NormalDist, fmean, stdev
 
-import numpy as np
-from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.stats import nct as noncentral
+from scipy.stats import t as student
 
-from hicache.cli.tables.request_metrics import Numbers
-
-Places = NDArray[np.int64]
-
-CONFIDENCE = 0.95
-LEAST_WINDOWS = 8
-LEAST_SESSIONS = 20
-NUM_DRAWS = 2_000
-DRAWS_AT_ONCE = 100  # bounds the weights of 20,000 requests to some megabytes
-
-
-def lacking(num_windows: int, num_sessions: int) -> str | None:
-    lacks = [
-        f"{got:,} {what}, at least {least} are needed"
-        for got, least, what in (
-            (num_windows, LEAST_WINDOWS, "window(s) or seed(s) (workload.windows, seed)"),
-            (num_sessions, LEAST_SESSIONS, "session(s)"),
-        )
-        if got < least
-    ]
-    return "; ".join(lacks) or None
+CONFIDENCE, POWER = 0.95, 0.8
+LEAST_BLOCKS = 3
+SOUGHT = 0.05  # the relative effect for which `Estimate.needed` counts blocks
+MOST_BLOCKS = 1 << 20
+MANY = 200  # blocks, from which on Student's distribution is taken as normal
 
 
-def draws(window_of: Places, seed: int = 0) -> Iterator[Numbers]:
-    """Draw random samples of sessions for a bootstrap, and count each session in each sample.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The effect of a configuration on one metric, over blocks.
 
-    A sample draws parts of the trace (windows) with replacement. From each drawn window it draws as
-    many sessions as the window has, again with replacement.
-
-    Args:
-        window_of: [sessions], the window number of each session. The numbers start at 0 and are
-            sorted.
-        seed: the random seed.
-
-    Yields:
-        Arrays of counts, [samples, sessions]. All arrays together have `NUM_DRAWS` rows.
+    Attributes:
+        middle: the mean effect: a difference, or a ratio less 1.
+        interval: ends of the 95 % interval of the effect; None for fewer than three blocks.
+        least: the smallest effect that so many blocks find in 80 of 100 comparisons; None for fewer
+            than three blocks.
+        needed: how many blocks of this kind find an effect of 5 %; None for fewer than three.
     """
-    random = np.random.default_rng(seed)
-    sizes = np.bincount(window_of)
-    starts = np.cumsum(sizes) - sizes
-    for _ in range(NUM_DRAWS // DRAWS_AT_ONCE):
-        windows = random.integers(len(sizes), size=(DRAWS_AT_ONCE, len(sizes)))
-        each = np.repeat(windows.ravel(), sizes[windows.ravel()])  # by session to draw: its window
-        sessions = starts[each] + (random.random(len(each)) * sizes[each]).astype(np.int64)
-        rows = np.repeat(np.arange(DRAWS_AT_ONCE), sizes[windows].sum(axis=1))
-        shape = (DRAWS_AT_ONCE, len(window_of))
-        counts = np.bincount(
-            np.ravel_multi_index((rows, sessions), shape), minlength=np.prod(shape)
-        )
-        yield counts.reshape(shape).astype(float)
+
+    middle: float
+    interval: tuple[float, float] | None
+    least: float | None
+    needed: int | None
 
 
-def ends(drawn: Numbers, num_windows: int) -> tuple[float, float]:
-    further = sqrt(num_windows / (num_windows - 1)) * _student(num_windows - 1)
-    tail = 100 * NormalDist().cdf(-further)
-    low, high = np.percentile(drawn, [tail, 100 - tail])
-    return float(low), float(high)
+def difference(base: Sequence[float], other: Sequence[float]) -> Estimate:
+    """Estimate the mean difference of paired values, one pair per block."""
+    found = _student([b - a for a, b in zip(base, other, strict=True)], SOUGHT * abs(fmean(base)))
+    return Estimate(middle=found[0], interval=found[1], least=found[2], needed=found[3])
 
 
-def _student(degrees: int) -> float:
-    # quantile of Student's t by the expansion of Abramowitz and Stegun, 26.7.5, which is 0.0006 too
-    # small at 7 degrees of freedom
-    x = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    terms = (
-        x,
-        (x**3 + x) / 4,
-        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
-        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
+def ratio(base: Sequence[float], other: Sequence[float]) -> Estimate | None:
+    """Estimate the geometric mean of the ratios of paired values, less 1; one pair per block.
+
+    Return None unless all values are positive.
+    """
+    if min(*base, *other) <= 0:
+        return None
+    logs = [log(b / a) for a, b in zip(base, other, strict=True)]
+    middle, interval, least, needed = _student(logs, log(1 + SOUGHT))
+    return Estimate(
+        middle=exp(middle) - 1,
+        interval=interval and (exp(interval[0]) - 1, exp(interval[1]) - 1),
+        least=None if least is None else exp(least) - 1,
+        needed=needed,
     )
-    return float(sum(term / degrees**power for power, term in enumerate(terms)))
+
+
+def _student(
+    values: Sequence[float], sought: float
+) -> tuple[float, tuple[float, float] | None, float | None, int | None]:
+    middle, count = fmean(values), len(values)
+    if count < LEAST_BLOCKS:
+        return middle, None, None, None
+    spread = stdev(values)
+    half = student.ppf((1 + CONFIDENCE) / 2, count - 1) * spread / sqrt(count)
+    counts = range(LEAST_BLOCKS, MOST_BLOCKS)
+    needed = counts[0] + bisect_left(counts, x=True, key=lambda n: _least(spread, n) <= sought)
+    return middle, (middle - half, middle + half), _least(spread, count), needed
+
+
+def _least(spread: float, count: int) -> float:
+    return _noncentrality(count) * spread / sqrt(count)
+
+
+@cache
+def _noncentrality(count: int) -> float:
+    # mean of √n x effect / spread at which the test finds the effect with the wanted power
+    if count > MANY:
+        return NormalDist().inv_cdf((1 + CONFIDENCE) / 2) + NormalDist().inv_cdf(POWER)
+    critical = student.ppf((1 + CONFIDENCE) / 2, count - 1)
+    return float(brentq(lambda at: noncentral.sf(critical, count - 1, at) - POWER, 2.5, 20))

@@ -1,29 +1,28 @@
-"""Two policies compared request by request: the differences and their confidence intervals.
+"""Two configurations compared request by request, with confidence intervals over blocks.
 
-The comparison covers the requests that both policies finished, for each window and seed. The
-bootstrap draws windows and sessions (`hicache.cli.tables.intervals`), so an interval is valid for
-this trace with other windows and sessions of its kind. Seeds are no replicates of a trace: they
-shift the same sessions by seconds and change storage delays. A drawn session counts under all its
-seeds.
+The comparison covers the requests that both finished. Requests are matched within a block: a window
+of a trace with all its seeds, or a seed of a generated workload. With one window of a trace, its
+seeds are the blocks. They shift the same sessions by seconds and change storage delays, so such an
+interval holds for this window only.
 
-Metrics of whole runs (a load, pages written) are compared window by window.
+Metrics of whole runs (a load, pages written) have one value per run; a block has their mean.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from hicache.cli.tables.groups import Group
-from hicache.cli.tables.intervals import Places, draws, ends, lacking
-from hicache.cli.tables.request_metrics import METRICS, Columns, Numbers, Ratio, Statistic
+from hicache.cli.tables.intervals import LEAST_BLOCKS, Estimate, difference, ratio
+from hicache.cli.tables.request_metrics import METRICS, Columns
 from hicache.results.metrics import Status
 from hicache.results.requests_file import read_requests
 
 ASKED = ["session_id", "prompt_len"]
+RATES = ("_rate", "_share")  # ends of the names of metrics that are compared by differences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,26 +32,24 @@ class Difference:
     Attributes:
         baseline: the metric of the baseline runs.
         other: the metric of the other runs.
-        interval: the ends of the confidence interval. None if there are too few sessions or too few
-            parts of the trace.
+        absolute: the mean difference over blocks.
+        relative: the mean ratio over blocks, less 1. None for rates, and if a value is not
+            positive.
     """
 
     baseline: float
     other: float
-    interval: tuple[float, float] | None
+    absolute: Estimate
+    relative: Estimate | None
 
     @property
     def middle(self) -> float:
         return self.other - self.baseline
 
-
-class Drawn(NamedTuple):
-    # units that the bootstrap draws; a row is a request, or a run
-    session_of: Places  # [rows]
-    window_of: Places  # [sessions]
-
-
-Sides = dict[str, tuple[Statistic, Statistic]]  # by metric
+    @property
+    def judged(self) -> Estimate:
+        """The estimate that a table shows and that decides whether the effect is significant."""
+        return self.relative or self.absolute
 
 
 class Pairs:
@@ -68,6 +65,11 @@ class Pairs:
     Raises:
         ValueError: no two runs can be joined, two such runs served different requests, or no
             request finished in both.
+
+    Attributes:
+        blocks: name of the blocks: "window" or "seed".
+        num_blocks: how many blocks both groups have in common.
+        is_one_trace: whether the blocks are seeds of one window of a trace.
     """
 
     def __init__(self, baseline: Group, other: Group) -> None:
@@ -86,23 +88,27 @@ class Pairs:
         self.num_unpaired = sum(unpaired for _, _, unpaired in parts)
         self.baseline = pd.concat([part[0] for part in parts])
         self.other = pd.concat([part[1] for part in parts])
-        replicates = [run.replicate for run in runs]
-        places = {name: place for place, name in enumerate(dict.fromkeys(replicates))}
-        numbers = np.array([places[name] for name in replicates])
-        self.num_windows = len(places)
-        windows = np.repeat(numbers, [len(part[0]) for part in parts])
-        names = np.stack([windows, self.baseline["session_id"].astype(np.int64)], axis=1)
-        sessions, session_of = np.unique(names, axis=0, return_inverse=True)
-        self._requests = Drawn(session_of, window_of=sessions[:, 0])
-        self._whole_runs = Drawn(numbers, window_of=np.arange(self.num_windows))
-        self.num_sessions = len(self._requests.window_of)
+        names: list[tuple[object, ...]] = [run.replicate for run in runs]
+        self.is_one_trace = len(set(names)) == 1 and len(runs) > 1
+        if self.is_one_trace:
+            names = [run.served for run in runs]
+        self.blocks = "seed" if len({name[0] for name in names}) == 1 else "window"
+        places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+        self._block_of_run = np.array([places[name] for name in names])
+        self._block_of = np.repeat(self._block_of_run, [len(part[0]) for part in parts])
+        self.num_blocks = len(places)
 
     def __len__(self) -> int:
         return len(self.baseline)
 
     @property
     def lacks(self) -> str | None:
-        return lacking(self.num_windows, self.num_sessions)
+        if self.num_blocks >= LEAST_BLOCKS:
+            return None
+        return (
+            f"{self.num_blocks} window(s) or seed(s) (workload.windows, seed), at least "
+            f"{LEAST_BLOCKS} are needed"
+        )
 
     def differences(self, metrics: Sequence[str]) -> dict[str, Difference]:
         """Compare the two groups of runs: return the difference of each metric.
@@ -110,35 +116,27 @@ class Pairs:
         Raises:
             ValueError: a run lacks one of the metrics.
         """
-        of_requests: Sides = {
-            metric: (METRICS[metric](self.baseline), METRICS[metric](self.other))
-            for metric in metrics
-            if metric in METRICS
-        }
-        of_runs: Sides = {}
-        for metric in [metric for metric in metrics if metric not in METRICS]:
-            base, other = (np.array(group.values(metric), float) for group in self._runs)
-            of_runs[metric] = Ratio(base, np.ones(len(base))), Ratio(other, np.ones(len(base)))
-        found = self._compared(of_requests, self._requests)
-        found |= self._compared(of_runs, self._whole_runs)
-        return {metric: found[metric] for metric in metrics}
+        return {metric: self._difference(metric) for metric in metrics}
 
-    def _compared(self, sides: Sides, drawn: Drawn) -> dict[str, Difference]:
-        once = np.ones((1, len(drawn.session_of)))
-        values: dict[str, list[Numbers]] = {metric: [] for metric in sides}
-        if sides and self.lacks is None:
-            for counts in draws(drawn.window_of):
-                weights = counts[:, drawn.session_of]
-                for metric, (base, other) in sides.items():
-                    values[metric].append(other.under(weights) - base.under(weights))
-        return {
-            metric: Difference(
-                baseline=float(base.under(once)[0]),
-                other=float(other.under(once)[0]),
-                interval=ends(np.concatenate(found), self.num_windows) if found else None,
-            )
-            for (metric, (base, other)), found in zip(sides.items(), values.values(), strict=True)
-        }
+    def _difference(self, metric: str) -> Difference:
+        blocks = range(self.num_blocks)
+        if metric in METRICS:
+            value, sides = METRICS[metric], (self.baseline, self.other)
+            whole = [value(side) for side in sides]
+            values = [[value(side[self._block_of == block]) for block in blocks] for side in sides]
+        else:
+            of_runs = [np.array(group.values(metric), float) for group in self._runs]
+            whole = [float(each.mean()) for each in of_runs]
+            values = [
+                [float(each[self._block_of_run == block].mean()) for block in blocks]
+                for each in of_runs
+            ]
+        return Difference(
+            baseline=whole[0],
+            other=whole[1],
+            absolute=difference(*values),
+            relative=None if metric.endswith(RATES) else ratio(*values),
+        )
 
 
 def _joined(baseline: Path, other: Path) -> tuple[Columns, Columns, int]:

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from hicache.cli.tables import comparison
 from hicache.cli.tables.groups import Group, answer_sets
-from hicache.cli.tables.intervals import CONFIDENCE
+from hicache.cli.tables.intervals import CONFIDENCE, MOST_BLOCKS, POWER
 from hicache.cli.tables.paired import Difference, Pairs
 from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.verdicts import Verdicts
 
-PARTS = ("of the first row", "difference", "low", "high")
+PARTS = (
+    *("of the first row", "difference", "low", "high"),
+    *("ratio", "ratio low", "ratio high", "least effect", "blocks for 5 %"),
+)
 
 
 def table_of_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> ResultTable:
@@ -24,7 +27,7 @@ def table_of_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> ResultTab
     keys = comparison.setting_keys(groups)
     verdicts = Verdicts([[group] for group in groups])  # each alone, without SURVIVORS
     sections: list[list[Row]] = []
-    every: list[Pairs] = []
+    every: list[tuple[Pairs, Mapping[str, Difference]]] = []
     for baseline, *others in answer_sets(groups):
         for other in others:
             pairs = Pairs(baseline, other)
@@ -33,7 +36,7 @@ def table_of_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> ResultTab
             if other is others[0]:
                 sections.append(rows[:1])
             sections[-1].append(rows[1])
-            every.append(pairs)
+            every.append((pairs, found))
     if not every:
         raise ValueError("--paired needs runs of at least two configurations, got one")
     notes = [*_notes(groups, every), *verdicts.notes]
@@ -55,13 +58,12 @@ def _row(
     add("requests", len(pairs), f"{len(pairs):,}")
     row.values |= {"overloaded": comparison.is_overloaded(group), "verdict": verdicts.names(group)}
     row.texts["requests"] = verdicts.marked(row.texts["requests"], group)
-    add("windows", pairs.num_windows, f"{pairs.num_windows}")
-    add("sessions", pairs.num_sessions, f"{pairs.num_sessions:,}")
+    add(f"{pairs.blocks}s", pairs.num_blocks, f"{pairs.num_blocks}")
     for metric, found in differences.items():
-        parts: list[float | None] = [found.baseline, None, None, None]
+        parts: list[float | None] = [found.baseline, *[None] * 8]
         text = comparison.number(found.baseline)
         if not is_baseline and comparison.makes_claim(metric, *pairs.sides):
-            parts[1:] = [found.middle, *(found.interval or (None, None))]
+            parts[1:] = _values(found)
             text = _told(found)
         elif not is_baseline:
             text = comparison.NO_CLAIM
@@ -70,24 +72,74 @@ def _row(
     return row
 
 
+def _values(found: Difference) -> list[float | None]:
+    nothing = (None, None)
+    ratio = found.relative
+    return [
+        found.middle,
+        *(found.absolute.interval or nothing),
+        None if ratio is None else 1 + ratio.middle,
+        *(nothing if ratio is None or ratio.interval is None else (1 + e for e in ratio.interval)),
+        found.judged.least,
+        found.judged.needed,
+    ]
+
+
 def _told(found: Difference) -> str:
-    interval = f" [{', '.join(map(_signed, found.interval))}]" if found.interval else ""
-    return _signed(found.middle) + interval
+    show = _signed if found.relative is None else _percent
+    judged = found.judged
+    interval = f" [{', '.join(map(show, judged.interval))}]" if judged.interval else ""
+    return show(judged.middle) + interval
 
 
-def _notes(groups: Sequence[Group], every: Sequence[Pairs]) -> list[str]:
+def _power(every: Sequence[tuple[Pairs, Mapping[str, Difference]]]) -> list[str]:
+    # what the comparisons could have found, for the pair that finds the least
+    told = []
+    for metric in every[0][1]:
+        judged = [
+            (found[metric].judged, found[metric].relative is not None, pairs.blocks)
+            for pairs, found in every
+            if comparison.makes_claim(metric, *pairs.sides)
+        ]
+        known = [each for each in judged if each[0].least]
+        if known:
+            estimate, is_ratio, blocks = max(known, key=lambda each: each[0].least or 0)
+            assert estimate.least is not None
+            assert estimate.needed is not None
+            least = f"{estimate.least:.2g}" if not is_ratio else f"{estimate.least:.1%}"
+            needed = (
+                "more than a million" if estimate.needed >= MOST_BLOCKS else f"{estimate.needed:,}"
+            )
+            name = comparison.TITLES.get(metric, metric).replace("\n", " ")
+            told.append(f"{name} {least} (for 5 %: {needed} {blocks}s)")
+    if not told:
+        return []
+    return [f"Smallest effects that {POWER:.0%} of such comparisons find: {'; '.join(told)}."]
+
+
+def _notes(
+    groups: Sequence[Group], every: Sequence[tuple[Pairs, Mapping[str, Difference]]]
+) -> list[str]:
     notes = [
         "Each difference is over requests that both sides finished, in the same window and seed."
     ]
-    lacks = list(dict.fromkeys(pairs.lacks for pairs in every))
+    lacks = list(dict.fromkeys(pairs.lacks for pairs, _ in every))
     if None in lacks:
+        blocks = " and ".join(dict.fromkeys(f"{pairs.blocks}s" for pairs, _ in every))
         notes.append(
-            f"In brackets: {CONFIDENCE:.0%} bootstrap intervals over windows and their sessions."
+            f"In brackets: {CONFIDENCE:.0%} intervals over {blocks}; percentages are geometric "
+            f"means of their ratios."
+        )
+    if any(pairs.is_one_trace for pairs, _ in every):
+        notes.append(
+            "The seeds replay one part of one trace: intervals hold for this part only "
+            "(workload.windows gives others)."
         )
     notes += [f"No interval: {lack}." for lack in lacks if lack is not None]
-    num_unpaired = sum(pairs.num_unpaired for pairs in every)
+    notes += _power(every)
+    num_unpaired = sum(pairs.num_unpaired for pairs, _ in every)
     if num_unpaired:
-        share = num_unpaired / (num_unpaired + sum(map(len, every)))
+        share = num_unpaired / (num_unpaired + sum(len(pairs) for pairs, _ in every))
         notes.append(
             f"{num_unpaired:,} requests ({share:.1%}) finished on one side only and are left out, "
             f"so the rest does not represent the whole workload."
@@ -97,3 +149,7 @@ def _notes(groups: Sequence[Group], every: Sequence[Pairs]) -> list[str]:
 
 def _signed(value: float) -> str:
     return ("+" if value > 0 else "") + comparison.number(value)
+
+
+def _percent(value: float) -> str:
+    return f"{value:+.1%}"

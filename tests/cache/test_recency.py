@@ -341,3 +341,20 @@ def test_a_window_that_write_back_held_before_is_as_recent_as_its_eviction() -> 
     cache.tree.evict(whole, DEVICE, FULL, NO_DEMAND)
     complete_all(cache)
     assert cache.tree.victim(HOST, SWA, 1) == (node, SWA)
+
+
+@pytest.mark.parametrize("evicts_whole", [True, False])
+def test_a_load_back_of_a_state_locks_the_full_pages_on_the_host_in_the_preset_of_sglang(
+    *, evicts_whole: bool
+) -> None:
+    quirks = QuirksConfig(evicts_whole=evicts_whole)
+    cache = make_cache(device=(40, 0, 9), host=(40, 0, 9), has_states=True, quirks=quirks)
+    run_request(cache, tokens_of(8), 8)
+    complete_all(cache)
+    node = node_of(cache, 0)
+    cache.tree.residency.drop(node, DEVICE, MAMBA, [])
+    sequence = Sequence(tokens_of(9))
+    acquired = cache.acquire(sequence, cache.match(sequence, 9))
+    assert acquired is not None
+    assert acquired.load_back is not None
+    assert node.locks[HOST][FULL] == evicts_whole

@@ -693,7 +693,7 @@ class QuirksConfig:
     # did not match, as SGLang does.
     split_refreshes: bool = False
     # Order windows and states that only the host holds by the time at which they left the device or
-    # were locked last, as SGLang does. False orders them by their last use.
+    # their last lock ended, as SGLang does. False orders them by their last use.
     leaving_refreshes: bool = False
     # When a prompt is computed, free the window pages of its last chunk that no saved position
     # needs, as SGLang does. False keeps them on the device until they are evicted.

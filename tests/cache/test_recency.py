@@ -298,3 +298,63 @@ def test_a_lock_on_the_host_is_a_use_of_a_window_in_the_preset_of_sglang() -> No
     cache = windows_on_the_host(refreshes=True)
     cache.tree.release(cache.tree.lock_anchor(node_of(cache, 0)))
     assert cache.tree.victim(HOST, SWA, 1) == (node_of(cache, 100), SWA)
+
+
+def test_locked_windows_on_the_host_are_as_recent_as_the_end_of_their_locks() -> None:
+    cache = windows_on_the_host(refreshes=True)
+    first, second = (cache.tree.lock_anchor(node_of(cache, each)) for each in (0, 100))
+    cache.tree.release(second)
+    cache.tree.release(first)
+    assert cache.tree.victim(HOST, SWA, 1) == (node_of(cache, 100), SWA)
+
+
+def test_a_locked_window_is_as_recent_as_its_leaf_that_leaves_the_device() -> None:
+    quirks = QuirksConfig(leaving_refreshes=True)
+    cache = cache_of(0, 100, host=(40, 40, 9), window_len=8, quirks=quirks)
+    complete_all(cache)
+    node, other = node_of(cache, 0), node_of(cache, 100)
+    for each in (node, other):
+        cache.tree.residency.drop(each, DEVICE, SWA, [])
+    locks = [cache.tree.lock_anchor(each) for each in (node, other)]
+    for each in (other, node):
+        cache.tree.residency.drop(each, DEVICE, FULL, [])
+    for lock in locks:
+        cache.tree.release(lock)
+    assert cache.tree.victim(HOST, SWA, 1) == (other, SWA)
+
+
+def test_a_window_that_write_back_held_before_is_as_recent_as_its_eviction() -> None:
+    cache = cache_of(
+        *(0, 100),
+        host=(40, 40, 9),
+        window_len=8,
+        write_policy="write_back",
+        storage_queue_bytes=1000,
+        quirks=QuirksConfig(leaving_refreshes=True, evicts_whole=True),
+    )
+    node, whole = node_of(cache, 0), node_of(cache, 100)
+    for each, kind in ((node, SWA), (whole, FULL), (whole, SWA)):
+        page_ids = cache.pools[HOST][kind].allocate(2)
+        assert page_ids is not None
+        cache.tree.residency.put(each, HOST, kind, page_ids)
+    assert cache.device.evict(FULL, 1)  # copies the full pages of `node`
+    cache.tree.evict(whole, DEVICE, FULL, NO_DEMAND)
+    complete_all(cache)
+    assert cache.tree.victim(HOST, SWA, 1) == (node, SWA)
+
+
+@pytest.mark.parametrize("evicts_whole", [True, False])
+def test_a_load_back_of_a_state_locks_the_full_pages_on_the_host_in_the_preset_of_sglang(
+    *, evicts_whole: bool
+) -> None:
+    quirks = QuirksConfig(evicts_whole=evicts_whole)
+    cache = make_cache(device=(40, 0, 9), host=(40, 0, 9), has_states=True, quirks=quirks)
+    run_request(cache, tokens_of(8), 8)
+    complete_all(cache)
+    node = node_of(cache, 0)
+    cache.tree.residency.drop(node, DEVICE, MAMBA, [])
+    sequence = Sequence(tokens_of(9))
+    acquired = cache.acquire(sequence, cache.match(sequence, 9))
+    assert acquired is not None
+    assert acquired.load_back is not None
+    assert node.locks[HOST][FULL] == evicts_whole

@@ -91,7 +91,9 @@ class Device:
         plan = tree.plan_load_back(node)
         lock = tree.lock(node)
         starts = {kind: plan[kind][0].start for kind in kinds.numbers if plan[kind]}
-        host_lock = tree.lock_host(node, starts)
+        # SGLang locks the full KV of the node, loaded or not
+        full = {FULL: node.start} if tree.quirks.evicts_whole else {}
+        host_lock = tree.lock_host(node, full | starts)
         taken: dict[int, PageIds] = {}
         for kind in starts:
             count = sum(kinds.count(kind, each.num_pages) for each in plan[kind])

@@ -212,6 +212,7 @@ class Host:
         host_locks = [tree.lock_host(deepest, starts)]
         host_locks += [tree.lock_host(each, {kind: each.start}) for kind, each in points]
         if is_fence and tree.quirks.evicts_whole and self._writer is not None:
+            # SGLang takes these locks before the eviction, and holds them until storage has a copy
             whole = {
                 each for nodes in copied for each in nodes if each.held[HOST][FULL] is not None
             }

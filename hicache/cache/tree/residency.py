@@ -70,7 +70,7 @@ class Residency:
         self._evicts_mirrors = evicts_mirrors
         self._frees_copies = reclaims_duplicates or evicts_mirrors
         # windows and states that only the host holds are ordered by the time at which they left the
-        # device or were locked last, not by their last use
+        # device or their last lock ended, not by their last use; locked ones have no place
         self._leaving_refreshes = quirks is not None and quirks.leaving_refreshes
         # duplicates leave before host leaves, in the order of their first copies; a node keeps its
         # place when it leaves the device

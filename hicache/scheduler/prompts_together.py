@@ -81,6 +81,8 @@ class PromptsTogether(Scheduler):
             req.kv_len += num_steps
             has_room = self.cache.extend(req.sequence, req.kv_len, Purpose.decode)
             assert has_room, "a decode step was planned without free pages for it"
+            if batch.extends and req.kv_len % self._page == 0:  # no state is kept (SB 3308)
+                req.missed.append(req.kv_len // self._page)
         if batch.decodes and not (self._was_full or batch.extends):
             self._admission.new_token_ratio.decoded(num_steps)  # line 4544
         if batch.extends:

@@ -135,6 +135,9 @@ class Batching(Enum):
     # their pages together; while memory lacks, the queue is not considered until a running request
     # leaves; and a retracted request goes to the end of the queue
     prompts_together = "prompts_together"
+    # the same, but a step that computes prompt tokens also decodes if it has pages for that, as in
+    # SGLang with --enable-mixed-chunk
+    prompts_mixed = "prompts_mixed"
     # one step does both, as in vLLM: first the requests that run, in order of admission, then those
     # that wait. A decode takes a token of scheduler.chunk_tokens; a chunk may end at any token, and
     # can be hit as soon as it is planned; a request starts if its whole prompt fits, and nothing is

@@ -117,6 +117,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="plan each step after the one before it has ended, in both engines (with --in-flight)",
     )
     add(
+        "--mixed",
+        action="store_true",
+        help="steps with prompts also decode, as with SGLang's --enable-mixed-chunk (--in-flight)",
+    )
+    add(
         "--setting",
         action="append",
         default=[],
@@ -152,6 +157,8 @@ def run(options: argparse.Namespace) -> int:
     settings = {"core": options.core, "compat": engine.compat, "write_policy": options.write_policy}
     if options.in_flight and not options.synchronous:
         settings["scheduling"] = "asynchronous"
+    if options.mixed:
+        settings["mixed"] = "yes"
     if options.base.startswith(engine.keeps_windows):
         settings["windows"] = "every"
     if options.corrected:

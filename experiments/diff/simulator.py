@@ -55,7 +55,7 @@ class SimulatorSide:
         """Start our own simulator with the given pool sizes.
 
         `options` may contain `compat` (a preset in `conf/compat`), `eviction`, `write_policy`,
-        `scheduling` (asynchronous or not), and `settings`: further ones as on the command line,
+        `scheduling` (asynchronous or not), `mixed`, and `settings`: further ones as on the command line,
         separated by spaces.
         """
         self._pools, self._page = pools, pools.page_size
@@ -459,6 +459,8 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         values |= {"scheduler.clip_new_tokens": pools.max_len, "scheduler.new_token_ratio": 0}
     is_late = pools.in_flight > 0 and options.get("scheduling") == "asynchronous"
     values["scheduler.asynchronous"] = is_late
+    if options.get("mixed") == "yes":
+        values["scheduler.batching"] = "prompts_mixed"
     if pools.window_len and compat != SGLANG:
         # vLLM has one pool of equal blocks for all kinds. This model's pages of full attention and
         # of windows are of one size

@@ -23,6 +23,7 @@ from hicache.policies.policy import Policy
 from hicache.policies.world import World
 from hicache.request import Request
 from hicache.scheduler.events import Listener
+from hicache.scheduler.admission import TOGETHER
 from hicache.scheduler.prompts_together import PromptsTogether
 from hicache.scheduler.running_first import RunningFirst
 from hicache.scheduler.scheduler import Scheduler
@@ -81,8 +82,8 @@ def build_engine(
 
 def scheduler_of(batching: Batching) -> type[Scheduler]:
     """Return the class of scheduler that plans steps of this kind."""
-    kinds = {Batching.running_first: RunningFirst, Batching.prompts_together: PromptsTogether}
-    return kinds.get(batching, Scheduler)
+    kinds: dict[Batching, type[Scheduler]] = dict.fromkeys(TOGETHER, PromptsTogether)
+    return {**kinds, Batching.running_first: RunningFirst}.get(batching, Scheduler)
 
 
 def world_of(

@@ -37,7 +37,7 @@ COUNTERS = (
     "prefetch/started_count",
     "prefetch/terminated_count",
     "prefetch/terminated_without_sidecars_count",
-    *(f"scheduler/deferred_{reason.value}_count" for reason in Reason),
+    *(f"scheduler/deferred_{each.value}_count" for each in Reason if each is not Reason.chunk),
     "scheduler/hit_given_up_count",
     "scheduler/missed_checkpoint_count",
     "storage/bypassed_count",

@@ -13,6 +13,8 @@ from hicache.config import Batching, SchedulerConfig
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.request_state import RequestState
 
+TOGETHER = (Batching.prompts_together, Batching.prompts_mixed)
+
 
 def ceil_page(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size) * page_size
@@ -124,7 +126,7 @@ class Admission:
         promised: dict[int, float] = {FULL: budget.reserved_tokens, **budget.reserved_windows}
         own: dict[int, float] = {}  # what this request takes of the kinds so far
         # device data behind a missing state or window gets locked, and needs no new pages
-        if self._config.batching is Batching.prompts_together:  # but SGLang counts it
+        if self._config.batching in TOGETHER:  # but SGLang counts it
             beyond = req.target_len - match.device_prefix_len
         else:
             beyond = extend + match.host_hit_length
@@ -154,6 +156,8 @@ class Admission:
             taken = cache.taken(kind, promised) + cache.taken(kind, own)
             if needed > cache.room(kind) - taken:
                 return Defer(Reason.slots, stands=stands)
+        if self._config.batching in TOGETHER and chunk < page:
+            return Defer(Reason.chunk)
         return Admit(chunk)
 
     def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None:

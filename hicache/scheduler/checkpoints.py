@@ -59,6 +59,8 @@ class CheckpointSaver:
         which a state or window is kept, and up to its end.
         """
         last, placement, has_states = self._floor(end), self._placement, bool(self._kinds.points)
+        if self._takes_spare and has_states:  # whole pages from where the chunk begins
+            last = self._floor(req.kv_len + self._floor(end - req.kv_len))
         if not self._kinds.aux:
             # a retracted request computes its answer again, which is not backed up with its prompt
             prompt_len, knobs = req.request.prompt_len, self._cache.knobs

@@ -14,6 +14,7 @@ class Reason(StrEnum):
     tokens = "tokens"
     swa_tokens = "swa_tokens"
     slots = "slots"
+    chunk = "chunk"  # less than a page is left of the step's prompt tokens
     prefill_oom = "prefill_oom"  # admission found room, but prefill found no pages
     never = "never"  # the request can never run
 

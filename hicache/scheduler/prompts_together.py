@@ -8,6 +8,7 @@ from functools import cached_property
 
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import DEVICE, MatchResult
+from hicache.config import Batching
 from hicache.scheduler.admission import StepBudget, ceil_page, steps_in_free_pages
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
@@ -22,7 +23,7 @@ WINDOW_TOKENS = 128  # that an answer passes before it frees window pages (SB 40
 
 
 class PromptsTogether(Scheduler):
-    """The scheduler of `scheduler.batching=prompts_together`.
+    """The scheduler of `scheduler.batching=prompts_together` and `prompts_mixed`.
 
     A pass over the queue locks the prefixes of all prompts of a step before these take pages. If
     memory lacks, the queue is shut: it is not considered until a running request leaves. With
@@ -46,6 +47,10 @@ class PromptsTogether(Scheduler):
         return min([self.config.max_running, *[max(n // each, 1) for n in counts if n is not None]])
 
     @property
+    def _is_mixed(self) -> bool:
+        return self.config.batching is Batching.prompts_mixed
+
+    @property
     def is_idle(self) -> bool:
         return super().is_idle and self._late is None
 
@@ -60,7 +65,7 @@ class PromptsTogether(Scheduler):
                 self._store(chunk)
         self._end_waits(now_ns)
         self.queue_waits.turn(now_ns, self._compose(batch, now_ns))
-        if not batch.extends:
+        if not batch.extends or self._is_mixed:
             self._decode(batch, None if late is None else late[0])
         if late is not None:
             self._take_in(late[0], 1, late[1])
@@ -78,10 +83,14 @@ class PromptsTogether(Scheduler):
             req.kv_len += num_steps
             has_room = self.cache.extend(req.sequence, req.kv_len, Purpose.decode)
             assert has_room, "a decode step was planned without free pages for it"
-        if batch.decodes and not self._was_full:
+            if batch.extends and req.kv_len % self._page == 0:  # no state is kept (SB 3308)
+                req.missed.append(req.kv_len // self._page)
+        if batch.decodes and not (self._was_full or batch.extends):
             self._admission.new_token_ratio.decoded(num_steps)  # line 4544
-        if batch.extends and not self.running:
-            self._is_shut = False
+        if batch.extends:
+            joined = batch.decodes or not self.running  # all run in the last batch (line 4385)
+            self._is_shut = self._is_shut and not joined
+            behind, self.running = (self.running, []) if batch.decodes else ([], self.running)
         for extend in batch.extends:
             extend.req.kv_len = extend.end
             if extend.end < extend.req.target_len:
@@ -89,6 +98,8 @@ class PromptsTogether(Scheduler):
                 self._unpublished = extend
             else:
                 self.running.append(extend.req)
+        if batch.extends:
+            self.running += behind
         if self.config.asynchronous:  # the last step of a run is taken in after the next plan
             num_known = num_steps - 1 + (self._late is not None)
             self._late = batch, now_ns
@@ -173,9 +184,10 @@ class PromptsTogether(Scheduler):
                 self._is_shut = True
                 return Shortage(Cause.running, self.waiting[0].request.id)
         self._touch_queue()
+        num_mixed = len(self.running) if self._is_mixed else 0
         budget = StepBudget(
-            chunk_tokens=self.config.chunk_tokens,
-            reserved_tokens=self._admission.reserved_tokens(self.running, None),
+            chunk_tokens=self.config.chunk_tokens - num_mixed,
+            reserved_tokens=self._admission.reserved_tokens(self.running, None) + num_mixed,
         )
         if self.partial is not None:
             self._continue_partial(self.partial, batch, budget)
@@ -193,7 +205,7 @@ class PromptsTogether(Scheduler):
 
     def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
         for req in list(self.waiting):
-            if self._has_room(budget) and budget.chunk_tokens < self._page:
+            if self._has_room(budget) and budget.chunk_tokens <= 0:
                 return NO_CHUNK
             is_parked = self.partial is not None  # it finds no room, and keeps its place
             if len(self._begun) + len(self.running) + is_parked >= self._max_running:
@@ -211,6 +223,8 @@ class PromptsTogether(Scheduler):
                     self._count_deferral(req, Reason.never)
                     self.waiting.remove(req)
                     self._reject(req, why)
+                case Defer(Reason.chunk):
+                    return NO_CHUNK
                 case Defer(reason) as decision:
                     self._count_deferral(req, reason)
                     self._defer = decision
@@ -315,6 +329,8 @@ class PromptsTogether(Scheduler):
                 self._is_shut = False
         running = self.decoding
         self._was_full = bool(running) and not self._fits(running)
+        if self._was_full and batch.extends:
+            return  # they wait for the next step that has pages for them (line 4387)
         if self._was_full:
             if any(req.remaining_output == 1 for req in gained):
                 self._was_full = False
@@ -330,7 +346,7 @@ class PromptsTogether(Scheduler):
             self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode)
         batch.decodes = list(running)
         stays_shut = self._is_shut and not self.cache.tree.kinds.window_lens
-        if self.partial is None and not self._was_full and (stays_shut or not self.waiting):
+        if not (self.partial or batch.extends or self._was_full) and (stays_shut or not self.waiting):
             wanted = min([req.remaining_output - (req in gained) for req in running])
             wanted = min([wanted, *[self._steps_in_windows(req) + 1 for req in running]])
             batch.num_steps = steps_in_free_pages(

@@ -29,6 +29,7 @@ class RequestState:
         self.prefetched = (0, 0)  # tokens [start, end) that its own prefetch requested
         # prompt lengths at which the policy keeps a state or window, ascending
         self.placed: list[int] = []
+        self.missed: list[int] = []  # page boundaries of its answer of which no state was kept
         self.branch_len: int | None = None  # of the match with which it last started
         self.defer_reason: Reason | None = None  # of the last decision; None once it is admitted
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
@@ -77,6 +78,6 @@ class RequestState:
         self.sequence = Sequence(self.tokens, self.request.namespace, self.request)
         self.target_len = self.request.prompt_len + self.decoded
         self.cached_len = self.kv_len = 0
-        self.placed = []
+        self.placed, self.missed = [], []
         self.prefetched = (0, 0)
         self.retractions += 1

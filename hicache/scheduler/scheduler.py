@@ -698,6 +698,8 @@ class Scheduler:
     def _keep(self, req: RequestState) -> None:
         num_pages, sequence = req.kv_len // self._page, req.sequence
         if self._has_states:
+            while num_pages in req.missed:
+                num_pages -= 1
             if num_pages == req.target_len // self._page:
                 self.cache.abandon(sequence)  # there is no state at a page boundary of the answer
                 return

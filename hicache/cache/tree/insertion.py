@@ -44,7 +44,7 @@ def insert(
                 if kind in kept and sequence.starts[kind] <= start < window.first(end):
                     cut = min(cut, window.first(end))
             child = _grow(tree, node, sequence, cut)
-            cut = child.end
+            cut, tick = child.end, residency.next_tick()  # later than what a split left beside it
             for kind, own_start in owned:
                 if start >= own_start:
                     page_ids = sequence.pages[kind][start:cut]

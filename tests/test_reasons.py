@@ -8,7 +8,7 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.clock import SECOND_NS
-from hicache.observe.history import PageHistory, PageRegistry, Stored
+from hicache.observe.history import ON_DEVICE, WAS_HELD, PageHistory, PageRegistry, Stored
 from hicache.observe.missing_pages import MissingPages
 from hicache.observe.reasons import REASONS, Span
 from hicache.request import Request
@@ -114,6 +114,25 @@ def test_what_storage_had_not_yet_when_it_was_asked_was_on_its_way(
         declined=None,
     )
     assert missing.spans(0) == [Span(0, 4, reason)]
+
+
+def test_a_state_in_storage_is_of_no_use_without_the_pages_that_only_the_device_has() -> None:
+    kinds = named_kinds(1, has_states=True)
+    history = PageHistory(PageRegistry({0: request(0, 0, (0, 4)).prompt}, kinds.size), kinds)
+    history.marks[FULL][:] = ON_DEVICE | WAS_HELD
+    history.registry.stored[MAMBA][2] = Stored.written
+    missing = MissingPages(
+        history=history,
+        config=config_of(),
+        names_evictions=False,
+        numbers=np.arange(4, dtype=np.int32),
+        full_end=4,
+        start=0,
+        prefetch=None,
+        declined=None,
+    )
+    wanted = [Span(0, 3, "never_written", FULL), Span(3, 4, "state_not_kept", MAMBA)]
+    assert missing.spans(0) == wanted
 
 
 def test_of_two_that_come_at_once_the_second_one_finds_the_first_one_computing() -> None:

@@ -125,6 +125,8 @@ def test_a_trace_is_what_its_format_wants(trace: dict[str, Any], again: Rerun) -
     check_trace(trace)
     tracks = [each for each in trace["traceEvents"] if each["name"] == "thread_name"]
     assert len(tracks) == 1 + len(again.timeline.lives)
+    requests = [each for each in trace["traceEvents"] if each.get("cat") == "request"]
+    assert all(each["tid"] == each["args"]["id"] + 1 > 0 for each in requests)
 
 
 def test_the_spans_of_a_trace_add_up_to_the_summary(trace: dict[str, Any], again: Rerun) -> None:

@@ -181,6 +181,17 @@ FOUND = {
         },
         12,
     ),
+    # a state of a leaf was copied to the host again and again: its copy locked the whole leaf
+    "a_state_leaves_an_exclusive_device_although_its_pages_stay": (
+        {
+            "seed": "92",
+            "kinds": "full_mamba",
+            "compat": "vllm_0_33",
+            "pools.slots_device": "4",
+            "host.layout": "both",
+        },
+        30,
+    ),
 }
 
 

@@ -173,14 +173,16 @@ def test_the_oracle_hits_more_than_lru_and_no_more_than_its_bound() -> None:
     assert hits_of() < hits_of("cache.policy=oracle") <= bound
 
 
-def test_the_oracle_expects_no_use_by_a_request_that_was_aborted_in_the_queue() -> None:
+def test_the_oracle_expects_no_use_by_a_request_that_has_started_or_was_aborted() -> None:
     requests = [request_of(number, range(40), [1], number) for number in range(3)]
     world = SimpleNamespace(config=config_of(), page_size=16, requests=requests, now_ns=lambda: 0)
     oracle = Belady(world)
     page = np.frombuffer(page_numbers(requests, 16)[0].to_bytes(), "<i4").tolist()[0]
     assert oracle.next_use(page) == 0
-    oracle.on_finish(requests[0], "aborted")
+    oracle.on_hit(None, requests[0])
     assert oracle.next_use(page) == 1
+    oracle.on_finish(requests[1], "aborted")
+    assert oracle.next_use(page) == 2
 
 
 def test_marconi_is_lru_without_flops_and_something_else_with_them() -> None:

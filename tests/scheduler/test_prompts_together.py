@@ -66,6 +66,15 @@ def test_the_answer_of_a_prompt_is_charged_in_its_step(
     assert ids(step(world)) == (admitted, [])
 
 
+def test_tokens_that_are_hit_are_not_charged() -> None:
+    world = world_of(40)
+    submit(world, 1, 48, num_answers=1)
+    step(world)
+    world.scheduler.submit(request_of(2, [*range(1000, 1048), 5], [7]), 0)
+    submit(world, 3, 40)
+    assert ids(step(world)) == ([2, 3], [])
+
+
 def test_an_idle_engine_expects_long_answers_again() -> None:
     world = world_of(40, new_token_ratio=0.7, new_token_ratio_decay_steps=10)
     ratio = world.scheduler._admission.new_token_ratio

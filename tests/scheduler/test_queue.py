@@ -46,6 +46,15 @@ def test_a_chunk_may_be_a_single_token() -> None:
     assert [(each.start, each.end) for each in batch.extends] == [(0, 9), (0, 1)]
 
 
+def test_requests_behind_a_prompt_that_is_computed_in_chunks_wait_for_a_chunk() -> None:
+    config = SchedulerConfig(chunk_tokens=8, max_running=8)
+    world = World(plot_of("full", scheduler=config, has_storage=False, page_size=1))
+    for number in (0, 1):
+        world.scheduler.submit(request_of(number, range(100 * number, 100 * number + 20), [1]), 0)
+    world.scheduler.plan(0)
+    assert world.scheduler.queue_waits.lacks == NO_CHUNK
+
+
 def test_who_was_sent_back_is_looked_at_before_a_second_step() -> None:
     scheduler = world_of(new_token_ratio=0, new_token_ratio_floor=0).scheduler
     for number in range(2):  # together they need more than the 320 tokens there are

@@ -113,6 +113,21 @@ def test_a_loaded_request_computes_after_the_load_back() -> None:
     assert chunks(step(world)) == [(3, 64, 65), (4, 64, 65)]
 
 
+def test_a_loaded_request_waits_while_decodes_take_all_tokens_of_the_budget() -> None:
+    world = world_of(pages=12, host=40, chunk=1)
+    world.serve([request_of(1, range(64), [7]), request_of(2, range(1000, 1080), [7])])
+    world.scheduler.submit(request_of(3, [*range(64), 5], [7]), 0)
+    world.scheduler.plan(0)
+    (req,) = world.scheduler.loading
+    submit(world, 9, 1, num_answers=2)
+    assert chunks(step(world)) == [(9, 0, 1)]
+    assert req.load_back is not None
+    world.cache.complete(req.load_back)
+    batch = step(world)
+    assert (ids(batch), chunks(batch)) == ([9], [])
+    assert chunks(step(world)) == [(3, 64, 65)]
+
+
 @pytest.mark.parametrize("batching", [Batching.prefill_first, Batching.running_first])
 def test_a_complete_answer_holds_its_memory_for_one_more_plan(batching: Batching) -> None:
     rooms = {}

@@ -29,31 +29,30 @@ class WriteBack:
         device, host = victim.held
         plan: Plan = [[] for _ in device]
         lost = self._tree.lost(victim, DEVICE, kind)
+        keeps_full = FULL not in lost
         if self._tree.quirks.evicts_whole:  # all of a node at once, and nothing later
             load = Load(EVICTED, self._bookings, FULL, DEVICE)
-            is_new = host[FULL] is None and (FULL in lost or host[kind] is None)
+            is_new = host[FULL] is None and (not keeps_full or host[kind] is None)
             if is_new and self._policy.admits(self._tree, victim, load):
                 plan = self._tree.plan_copy(victim)
-                if FULL not in lost:
+                if keeps_full:
                     count = sum(self._tree.kinds.count(kind, each.num_pages) for each in plan[kind])
                     self._host.make_room(kind, count, Demand(Purpose.back_up, request_id))
             lost = ()
         for other in lost:
             load = Load(EVICTED, self._bookings, other, DEVICE)
-            if FULL in lost and other != FULL and host[FULL] is None and not plan[FULL]:
+            if not keeps_full and other != FULL and host[FULL] is None and not plan[FULL]:
                 break  # windows and states need the full pages
             is_new = device[other] is not None and host[other] is None
             if is_new and self._policy.admits(self._tree, victim, load):
                 plan[other] = [victim]
         self._host.back_up_locked(victim, plan, request_id, is_fence=True)
-        return self._may_leave(victim)
+        return keeps_full or self._may_leave(victim)
 
     def _may_leave(self, victim: Node) -> bool:
         # the eviction of a leaf without a copy on the host also drops all nodes below it, which lie
         # on the host only; none of what it drops may be locked
         if victim.held[HOST][FULL] is not None:
-            return True
-        if victim not in self._tree.residency.queues[DEVICE][FULL]:
             return True
         if any(victim.locks[HOST]):
             return False

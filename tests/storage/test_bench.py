@@ -1,0 +1,24 @@
+import sys
+
+import pytest
+
+from hicache.storage import bench
+
+
+def test_each_engine_is_measured_with_the_pages_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured, num_pages = bench._round, []
+
+    def counted(storage, plain, source, target, turn):
+        seconds = measured(storage, plain, source, target, turn)
+        num_pages.append(len(source))
+        return seconds
+
+    monkeypatch.setattr(bench, "_round", counted)
+    words = ["--engine", "slab", "file", "memory", "--page-kib", "64", "--mib", "1"]
+    monkeypatch.setattr(sys, "argv", ["bench", *words, "--rounds", "1"])
+    bench.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[3:]]
+    assert [row[:2] for row in rows] == [["slab", "64"], ["file", "64"], ["memory", "64"]]
+    assert num_pages == [16] * 6

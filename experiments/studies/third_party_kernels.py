@@ -326,7 +326,7 @@ class Swish(Rows):
 
 CASES = (
     SglangCopyPages, SglangMoveTokens, SglangTrackStates, VllmSwapBlocks, VllmAppend,
-    SglangDecode, VllmAttention, GatedDelta, LocalSums, Softmax, LogSumExp,
+    SglangDecode, VllmAttention, GatedDelta, LocalSums, Softmax, LogSumExp, Swish,
 )  # fmt: skip
 
 

@@ -67,8 +67,3 @@ def test_attention_to_other_tokens_fails_its_case(session, monkeypatch):
     monkeypatch.setattr(step_cases, "attend", shifted)
     with pytest.raises(RuntimeError, match=r"error .* of the largest value"):
         step_cases.attention(session)
-
-
-def test_a_stall_needs_a_gpu(session):
-    step_cases.stalls(session)
-    assert [goal.holds for goal in session.goals] == [None]

@@ -15,7 +15,7 @@ from hicache.workbench.bench.contest import programs
 from hicache.workbench.bench.link_cases import interference, launches, links
 from hicache.workbench.bench.measure import DIRECTIONS, KIB, Transfer, graphed
 from hicache.workbench.bench.session import Session
-from hicache.workbench.bench.step_cases import appends, attention, encodes, loads, scans, stalls
+from hicache.workbench.bench.step_cases import appends, attention, encodes, loads, scans
 
 NUM_SLOTS = 17  # 8 sources, 8 targets and one spare
 
@@ -170,7 +170,7 @@ def sweep(session: Session) -> None:
 
 
 EVERY = (
-    ceilings, pages, links, loads, stalls, interference, slots, checksums, encodes, appends,
+    ceilings, pages, links, loads, interference, slots, checksums, encodes, appends,
     attention, scans, indices, launches, sweep, programs,
 )  # fmt: skip
 CASES = {each.__name__: each for each in EVERY}

@@ -7,7 +7,6 @@ interpreter at toy sizes.
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from hicache.kernels import scan
 from hicache.kernels.append import append, naive_append
 from hicache.kernels.attend import attend, naive_attend
 from hicache.kernels.copy import copy_items
-from hicache.kernels.load import LoadBuffer, load_items, load_of, load_table, wait_for_layer
+from hicache.kernels.load import LoadBuffer, load_items, load_of, load_table
 from hicache.kernels.ops import send_ids
 from hicache.kernels.table import copy_table
 from hicache.kernels.transcode import (
@@ -32,7 +31,7 @@ from hicache.kernels.transcode import (
     wide_of,
 )
 from hicache.workbench.bench import library_peers, peers
-from hicache.workbench.bench.measure import SPIN_CYCLES, Bench, graphed
+from hicache.workbench.bench.measure import Bench, graphed
 from hicache.workbench.bench.session import Session
 from hicache.workbench.contract import CopyKernel
 
@@ -42,9 +41,6 @@ QUERY_HEADS = 32
 TILE_ROWS = 64  # query rows of a tile of prefill
 NUM_DECODES = 64
 TOLERANCE = 2e-2  # of the largest value: bf16 against a reference in fp32
-COMPUTE_SHARES = (0.5, 1.0, 2.0)  # time of a layer's products over that of its load
-NUM_ROUNDS = 5
-QUEUE_CYCLES = 20 * SPIN_CYCLES  # until a step of all layers is queued
 Launches = Sequence[Callable[[], object]]
 
 
@@ -170,83 +166,6 @@ def loads(session: Session) -> None:
 def _each(launches: Launches) -> None:
     for launch in launches:
         launch()
-
-
-def stalls(session: Session) -> None:
-    """Measure how long a step of matrix products waits for a load-back of its layers.
-
-    The products of a layer begin when it is loaded. The stall is the time of both beside each
-    other, less the time of the products alone. Its floor is that of a pipeline in which neither
-    slows the other down: the load of one layer, or more where loading takes longer than computing.
-    """
-    bench = session.bench
-    if not bench.on_gpu:
-        session.unmeasured("G7", "stall of a step with a load-back", "its floor", "it needs a GPU")
-        return
-    back = load_back(bench, None, has_states=False)
-    launch, counters = back.prepared()
-    load_s = bench.timed(partial(launch, 4), repeats=5).p50_s
-    layer_s = load_s / back.num_layers
-    session.notes["stall, load of all layers, ms"] = load_s * 1e3
-    waiting = partial(wait_for_layer, counters)
-    ways: dict[str, tuple[Launches, Callable[[int, int], None] | None]] = {
-        "counters, 4 programs": ([partial(launch, 4)], waiting),
-        "counters, 1 program": ([partial(launch, 1)], waiting),
-        "a launch and an event a layer": (back.by_layers(None), None),
-        "memcpy batch and an event a layer": (back.by_layers(peers.memcpy_batch), None),
-    }
-    weights = torch.randn(4096, 4096, device=bench.device, dtype=torch.bfloat16)
-    for num_tokens in (2048, 8192):
-        hidden = torch.randn(num_tokens, 4096, device=bench.device, dtype=torch.bfloat16)
-        one = partial(torch.mm, hidden, weights, out=torch.empty_like(hidden))
-        product_s = bench.timed(partial(_each, [one] * 100), repeats=3).p50_s / 100
-        for share in COMPUTE_SHARES:
-            products = [one] * max(round(share * layer_s / product_s), 1)
-            alone_s = _step([], None, products, counters)
-            computes_s = alone_s / back.num_layers
-            floor_s = layer_s + (back.num_layers - 1) * max(layer_s - computes_s, 0.0)
-            for name, (copies, wait) in ways.items():
-                stall_s = _step(copies, wait, products, counters) - alone_s
-                case = f"stall, {num_tokens} tokens, products {share:g} of a load, {name}"
-                session.notes[f"{case}, ms"] = stall_s * 1e3
-                session.notes[f"{case}, over its floor"] = stall_s / floor_s
-
-
-def _step(
-    copies: Launches,
-    wait: Callable[[int, int], None] | None,
-    products: Launches,
-    counters: Tensor,
-) -> float:
-    """Return the median seconds of a step, from the first copy's start to the last product's end.
-
-    `wait` makes the stream wait for a layer. None means an event after each of the `copies`.
-    """
-    side = torch.cuda.Stream(counters.device, priority=-1)
-    main = torch.cuda.current_stream()
-    times = list[float]()
-    for _ in range(NUM_ROUNDS):
-        counters.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        landed = [torch.cuda.Event() for _ in copies]
-        torch.cuda.synchronize()
-        torch.cuda._sleep(QUEUE_CYCLES)
-        start.record()
-        side.wait_event(start)
-        with torch.cuda.stream(side):
-            for copy, event in zip(copies, landed, strict=True):
-                copy()
-                event.record()
-        for layer in range(len(counters)):
-            if wait is not None:
-                wait(layer, 1)
-            elif landed:
-                main.wait_event(landed[layer])
-            _each(products)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
 
 
 def encodes(session: Session) -> None:

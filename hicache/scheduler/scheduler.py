@@ -637,7 +637,9 @@ class Scheduler:
             if not num_left:
                 finished.append(req)
             if answer_pages and self._steps_to_publish(req) <= 0:
-                cache.publish(sequence, self._known_len(req) // page, is_answer=True)
+                keeps = not cache.knobs.keeps_for_repeats  # else no window of an answer
+                end = self._known_len(req) // page
+                cache.publish(sequence, end, is_answer=True, keeps_window=keeps)
         for req in finished:
             self.running.remove(req)
             self._end(req)

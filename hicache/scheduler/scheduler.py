@@ -199,7 +199,7 @@ class Scheduler:
         If there is no batch and memory was freed, another request may start at once.
         """
         batch = Batch()
-        was_running, ending = bool(self.running), self.ending
+        had_started, ending = bool(self.running or self.partial), self.ending
         self._defer = None
         self._end_waits(now_ns)
         self.queue_waits.turn(now_ns, self._compose(batch, now_ns))
@@ -208,7 +208,7 @@ class Scheduler:
             self.finish(req)
         if batch.extends or batch.decodes:
             return batch, False
-        return None, bool(ending) or (was_running and not self.running)
+        return None, bool(ending) or (had_started and not (self.running or self.partial))
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         if batch.decodes:

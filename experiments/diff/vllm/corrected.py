@@ -1,4 +1,4 @@
-"""Corrects two faults of vLLM 0.33.0, so that its other decisions can be compared.
+"""Corrects three faults of vLLM 0.33.0, so that its other decisions can be compared.
 
 - After a load, `OffloadingConnectorScheduler.update_state_after_alloc` (`offloading/scheduler.py`,
   line 1472) skips all blocks before the end of the load. Blocks that were hit on the device then
@@ -6,14 +6,18 @@
   that it holds.
 - `BlockPool` keeps a computed block although an equal block is cached (`block_pool.py`, line 49).
   Corrected: the request takes the cached block, and its own is freed.
+- With windows or states, the blocks of full attention that the device holds after the last window
+  or state are loaded once more (`kv_cache_coordinator.py`, `find_longest_cache_hit` truncates
+  them). Corrected: the request takes the blocks of the device, and loads the others.
 """
 
 from typing import Any
 
 
 def correct(scheduler: Any) -> None:
-    """Correct two known faults in this vLLM scheduler; the installed package stays unchanged."""
+    """Correct known faults in this vLLM scheduler; the installed package stays unchanged."""
     _keep_one_of_equal_blocks(scheduler.kv_cache_manager.block_pool)
+    _load_what_the_device_lacks(scheduler.kv_cache_manager)
     if scheduler.connector is not None:
         _offer_every_block(scheduler.connector.connector_scheduler)
 
@@ -35,6 +39,31 @@ def _keep_one_of_equal_blocks(pool: Any) -> None:
         cache(**{**call, "block_mask": is_new})
 
     pool.cache_full_blocks = cache_once
+
+
+def _load_what_the_device_lacks(cache: Any) -> None:
+    pool, full = cache.block_pool, cache.coordinator.single_type_managers[0]
+    allocate_slots, allocate = cache.allocate_slots, full.allocate_external_computed_blocks
+    hashes: list[Any] = []  # of the request that gets blocks
+
+    def note_request(request: Any, *args: Any, **more: Any) -> Any:
+        hashes[:] = request.block_hashes
+        return allocate_slots(request, *args, **more)
+
+    def allocate_lacking(name: str, num_local: int, num_external: int, **more: Any) -> None:
+        blocks = full.req_to_blocks[name]
+        end = (num_local + num_external) // full.block_size
+        for block_hash in hashes[len(blocks) : end]:
+            held = pool.get_cached_block(block_hash, [0])
+            if not held:
+                break
+            pool.touch(held)
+            blocks += held
+        full.num_cached_block[name] = len(blocks)
+        allocate(name, num_local, num_external, **more)
+
+    cache.allocate_slots = note_request
+    full.allocate_external_computed_blocks = allocate_lacking
 
 
 def _offer_every_block(connector: Any) -> None:

@@ -38,6 +38,7 @@ class Scheduler:
     (decoding).
     """
 
+    _leaves_at_plan = False  # windows are freed when the next step is planned
     _num_slots: int | None = None  # state slots that a request gets when it is admitted; None: all
 
     def __init__(
@@ -544,6 +545,8 @@ class Scheduler:
             req.sequence.states[length // self._page] = slot
         self._publish(extend)
         is_part, trims = extend.end < req.target_len, cache.quirks.trims_windows
+        if self._leaves_at_plan:
+            return
         # with states, SGLang frees the window pages before the last state alone
         if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
             cache.leave_window(req.sequence, extend.end)
@@ -619,8 +622,8 @@ class Scheduler:
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.new_token_ratio.decoded(num_steps)
         cache, page = self.cache, self._page
-        has_windows, answer_pages = bool(cache.tree.kinds.window_lens), self._answer_pages
-        finished = []
+        has_windows = bool(cache.tree.kinds.window_lens) and not self._leaves_at_plan
+        answer_pages, finished = self._answer_pages, []
         for req in reqs:
             sequence = req.sequence
             req.kv_len = length = req.kv_len + num_steps
@@ -637,12 +640,15 @@ class Scheduler:
             if not num_left:
                 finished.append(req)
             if answer_pages and self._steps_to_publish(req) <= 0:
-                keeps = not cache.knobs.keeps_for_repeats  # else no window of an answer
-                end = self._known_len(req) // page
-                cache.publish(sequence, end, is_answer=True, keeps_window=keeps)
+                self._publish_answer(req, self._known_len(req))
         for req in finished:
             self.running.remove(req)
             self._end(req)
+
+    def _publish_answer(self, req: RequestState, length: int) -> None:
+        keeps = not self.cache.knobs.keeps_for_repeats  # else no window of an answer
+        end = length // self._page
+        self.cache.publish(req.sequence, end, is_answer=True, keeps_window=keeps)
 
     def _steps_to_publish(self, req: RequestState) -> int:
         # decode steps until the complete answer pages reach the number to insert at once

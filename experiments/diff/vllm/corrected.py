@@ -6,9 +6,9 @@
   that it holds.
 - `BlockPool` keeps a computed block although an equal block is cached (`block_pool.py`, line 49).
   Corrected: the request takes the cached block, and its own is freed.
-- With windows or states, the blocks of full attention that the device holds after the last window
-  or state are loaded once more (`kv_cache_coordinator.py`, `find_longest_cache_hit` truncates
-  them). Corrected: the request takes the blocks of the device, and loads the others.
+- With windows or states, the blocks that the device holds after the last whole window or state are
+  loaded once more (`kv_cache_coordinator.py`, `find_longest_cache_hit` truncates them). Corrected:
+  the request takes the blocks of the device, and loads the others.
 """
 
 from typing import Any
@@ -42,28 +42,42 @@ def _keep_one_of_equal_blocks(pool: Any) -> None:
 
 
 def _load_what_the_device_lacks(cache: Any) -> None:
-    pool, full = cache.block_pool, cache.coordinator.single_type_managers[0]
-    allocate_slots, allocate = cache.allocate_slots, full.allocate_external_computed_blocks
     hashes: list[Any] = []  # of the request that gets blocks
+    allocate = cache.allocate_slots
 
     def note_request(request: Any, *args: Any, **more: Any) -> Any:
         hashes[:] = request.block_hashes
-        return allocate_slots(request, *args, **more)
-
-    def allocate_lacking(name: str, num_local: int, num_external: int, **more: Any) -> None:
-        blocks = full.req_to_blocks[name]
-        end = (num_local + num_external) // full.block_size
-        for block_hash in hashes[len(blocks) : end]:
-            held = pool.get_cached_block(block_hash, [0])
-            if not held:
-                break
-            pool.touch(held)
-            blocks += held
-        full.num_cached_block[name] = len(blocks)
-        allocate(name, num_local, num_external, **more)
+        return allocate(request, *args, **more)
 
     cache.allocate_slots = note_request
-    full.allocate_external_computed_blocks = allocate_lacking
+    for group, manager in enumerate(cache.coordinator.single_type_managers):
+        _take_held(manager, group, cache.block_pool, hashes)
+
+
+def _take_held(manager: Any, group: int, pool: Any, hashes: list[Any]) -> None:
+    add, null = manager.add_local_computed_blocks, pool.null_block
+
+    def add_and_take(name: str, found: Any, num_local: int, num_more: int) -> None:
+        add(name, found, num_local, num_more)
+        blocks = manager.req_to_blocks[name]
+        for block_hash in hashes[len(blocks) : (num_local + num_more) // manager.block_size]:
+            held = pool.get_cached_block(block_hash, [group]) or [null]
+            pool.touch(held)
+            blocks += held
+
+    def fill(name: str, num_local: int, num_more: int, **_: Any) -> None:
+        blocks, first = manager.req_to_blocks[name], num_local // manager.block_size
+        first = max(
+            first, manager.get_num_skipped_tokens(num_local + num_more) // manager.block_size
+        )
+        lacking = [place for place in range(first, len(blocks)) if blocks[place] is null]
+        for place, block in zip(lacking, pool.get_new_blocks(len(lacking)), strict=True):
+            blocks[place] = block
+
+    manager.add_local_computed_blocks, manager.allocate_external_computed_blocks = (
+        add_and_take,
+        fill,
+    )
 
 
 def _offer_every_block(connector: Any) -> None:

@@ -468,8 +468,6 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         values |= {"cache.pools": "shared_both"}
         if options.get("windows") == "every":
             values |= {"cache.windows": "every", "cache.checkpoint_tokens": page}
-        else:
-            values |= {"compat.quirks.trims_windows": True}
     elif pools.num_states and compat != SGLANG:
         values |= {"cache.pools": "shared_both", **equal_states(page)}
     if pools.window_len:

@@ -176,7 +176,8 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
     for tier in (DEVICE, HOST) if strict_host else (DEVICE,):
         held = node.held[tier]
         if held[FULL] is None:
-            if any(held[kind] is not None for kind in tree.kinds.aux):
+            may_stay = tier == DEVICE and tree.keeps_sidecars
+            if not may_stay and any(held[kind] is not None for kind in tree.kinds.aux):
                 _break(1, f"{node} holds sidecars without full on the {TIER_NAMES[tier]}")
         elif not parent.is_root and parent.held[tier][FULL] is None:
             _break(3, f"{node} is on the {TIER_NAMES[tier]} and its parent {parent} is not")
@@ -249,6 +250,8 @@ def _check_pages(
         for kind in kinds.paged if end else ():
             own = sequence.own_start(kind, kinds)
             device[kind].append(sequence.pages[kind][own:end])
+        for kind, _, page_ids in sequence.leaving:
+            device[kind].append(page_ids)
         slots = (
             sequence.working_slot,
             sequence.boundary_slot,

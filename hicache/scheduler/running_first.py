@@ -3,6 +3,7 @@
 The rules are those of vLLM 0.33.0: line numbers are of `v1/core/sched/scheduler.py`.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from math import inf
 
@@ -38,26 +39,45 @@ class WholePromptFits(Admission):
         self._begun = begun  # returns the requests whose prompts are computed or loaded in part
 
     def decide(self, req: RequestState, match: MatchResult, budget: StepBudget) -> Admit | Defer:
-        cache, page, kinds = self._cache, self._page, self._cache.tree.kinds
-        stands, room = not cache.device.is_shared, cache.room()
-        own: dict[int, float] = {FULL: ceil_page(req.target_len, page) - match.device_prefix_len}
-        needed = int(own[FULL])
-        if needed <= room and match.needs_host_load_back:
-            needed = match.host_hit_length + page * sum(
-                -(-each.target_len // page) - each.sequence.num_pages for each in self._begun()
-            )
-        if needed > room:
-            return Defer(Reason.tokens, stands=stands, needed=needed, room=room)
-        for kind, window in kinds.window_lens.items():  # at most a window and a step are held
-            most = ceil_page(window - 1 + self._config.chunk_tokens, page) + page
-            own[kind] = min(own[FULL] + match.host_hits[kind], most)
-            if own[kind] > cache.room(kind) - cache.taken(kind, {**own, kind: 0}):
-                return Defer(Reason.swa_tokens, stands=stands)
+        cache, kinds = self._cache, self._cache.tree.kinds
+        stands, cached, target = not cache.device.is_shared, match.usable_len, req.target_len
+        local, loads = match.device_prefix_len, match.needs_host_load_back
+        whole = self._claims(target, local, cached, is_whole=True)
+        # nothing is computed in the step of a load-back
+        end = cached if loads else min(cached + budget.chunk_tokens, target)
+        step = self._claims(end, local, cached)
+        if loads:  # what the device holds of it is not allocated, and no longer room when locked
+            there = self._claims(cached, local, cached)
+            there.subtract(dict(enumerate(match.host_hits)))
+            whole.subtract(there)
+            step.subtract(there)
+        for each in self._begun() if loads else ():
+            held = each.sequence.num_pages * self._page
+            step.update(self._claims(each.target_len, held, held, is_whole=True))
+        for claims in (whole, step):
+            for kind in kinds.paged:
+                needed, room = int(cache.taken(kind, claims)), cache.room(kind)
+                if needed > room and kind == FULL:
+                    return Defer(Reason.tokens, stands=stands, needed=needed, room=room)
+                if needed > room:
+                    return Defer(Reason.swa_tokens, stands=stands)
         for kind in kinds.points:
             needed = cache.quirks.states_per_request + match.host_hits[kind]
-            if needed > cache.room(kind) - cache.taken(kind, {**own, kind: 0}):
+            if needed > cache.room(kind) - cache.taken(kind, {**whole, kind: 0}):
                 return Defer(Reason.slots, stands=stands)
         return Admit(budget.chunk_tokens)
+
+    def _claims(self, end: int, held: int, cached: int, *, is_whole: bool = False) -> Counter[int]:
+        # tokens up to `end` still to be allocated, by kind (`single_type_kv_cache_manager.py`,
+        # line 199); of a whole prompt, at most a window and what steps under way compute is held
+        page, steps = self._page, 1 + self._config.asynchronous
+        claims = Counter({FULL: ceil_page(end, page) - held})
+        for kind, window in self._cache.tree.kinds.window_lens.items():
+            most = ceil_page(window - 1 + self._config.chunk_tokens * steps, page) + page
+            last = min(ceil_page(end, page), most) if is_whole else ceil_page(end, page)
+            first = max((cached - window + 1) // page * page, held)
+            claims[kind] = max(last - first, 0)
+        return claims
 
     def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None: ...
 
@@ -65,9 +85,23 @@ class WholePromptFits(Admission):
 class RunningFirst(Scheduler):
     """The scheduler of `scheduler.batching=running_first`."""
 
+    # starts of the chunks and decodes of the step before, by request, as long as it has not ended
+    _late: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
+    # during a plan: the prompt that has no room for its next chunk until the step before has ended
+    _stalled: tuple[RequestState, ...] = ()
+
     @property
     def _shows_early(self) -> bool:
-        return not self.cache.tree.kinds.aux  # windows and states follow when they are computed
+        return not self._has_states  # states follow when they are computed
+
+    @property
+    def _leaves_at_plan(self) -> bool:  # type: ignore[override]
+        return bool(self.cache.tree.kinds.windows) and self.cache.knobs.trims_leaves
+
+    def _free_windows(self, req: RequestState) -> None:
+        # only what no step reads that is under way (`kv_cache_manager.py`, line 560)
+        if self._leaves_at_plan:
+            self.cache.free_windows(req.sequence, self._late.get(req.request.id, req.kv_len))
 
     def _admission_of(self, window_charge: WindowCharge) -> Admission:
         return WholePromptFits(
@@ -76,18 +110,55 @@ class RunningFirst(Scheduler):
 
     @property
     def _partials(self) -> list[RequestState]:
-        return [] if self.partial is None else [self.partial]
+        return [*self._stalled, *filter(None, [self.partial])]
+
+    @property
+    def started(self) -> list[RequestState]:
+        return [*self._stalled, *super().started]
+
+    def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
+        was_late = bool(self._late)
+        batch, has_freed = super().plan_once(now_ns)
+        # a plan without requests waits for the step that is under way
+        return batch, has_freed or (batch is None and was_late)
 
     def _compose(self, batch: Batch, now_ns: int) -> Shortage:
+        lacks = self._fill(batch, now_ns)
+        # the step before has ended, and showed a token, also of requests that this one leaves out
+        for req in self.running if self._is_short(batch) and self._answer_pages else ():
+            is_out = req.request.id in self._late and req not in batch.decodes
+            if is_out and req.kv_len // self._page > req.sequence.tree_pages:
+                self._publish_answer(req, req.kv_len)
+        if self.config.asynchronous:
+            self._late = {each.req.request.id: each.start for each in batch.extends}
+            self._late |= {req.request.id: req.kv_len for req in batch.decodes}
+        return lacks
+
+    def _keep(self, req: RequestState) -> None:
+        self._free_windows(req)
+        super()._keep(req)
+
+    def _fill(self, batch: Batch, now_ns: int) -> Shortage:
         before = self.counters["scheduler/retracted_count"]
         self._plan_decodes(batch)
         budget = StepBudget(
             chunk_tokens=self.config.chunk_tokens - len(batch.decodes), reserved_tokens=0
         )
-        if self.partial is not None and budget.chunk_tokens > 0:
+        if self.partial is not None and budget.chunk_tokens > 0 and not self._is_short(batch):
             self._continue_partial(self.partial, batch, budget)
         if self.counters["scheduler/retracted_count"] > before:  # line 1041
             return Shortage(Cause.tokens, self.waiting[0].request.id if self.waiting else None)
+        if self.partial is not None and not batch.extends:
+            self._stalled, self.partial = (self.partial,), None
+        lacks = self._admit(batch, budget, now_ns)
+        if self.partial is None:
+            self.partial = next(iter(self._stalled), None)
+        else:  # it goes on before requests that have not started
+            self.loading[:0] = self._stalled
+        self._stalled = ()
+        return lacks
+
+    def _admit(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
         for req in list(self.loading):  # before the other requests that wait (line 1065)
             if self.partial is not None or budget.chunk_tokens <= 0:
                 break
@@ -125,9 +196,12 @@ class RunningFirst(Scheduler):
 
     def _continue_partial(self, req: RequestState, batch: Batch, budget: StepBudget) -> None:
         self.partial = None
+        self._free_windows(req)
         chunk_end = self._chunk_end(req, budget.chunk_tokens)
         if self.cache.extend(req.sequence, chunk_end):
             self._add_extend(req, chunk_end, batch, budget)
+        elif req.request.id in self._late:
+            self.partial = req
         else:  # it is the last that was admitted
             self._retract(req)
 
@@ -139,8 +213,14 @@ class RunningFirst(Scheduler):
         else:
             super()._add_extend(req, chunk_end, batch, budget)
             # other requests of this step hit it already (`kv_cache_manager.py`, line 625)
-            for length, _ in batch.extends[-1].published if self._shows_early else ():
-                self.cache.publish(req.sequence, length // self._page, copies=False)
+            for length, keeps in batch.extends[-1].published if self._shows_early else ():
+                # also what this chunk has computed of the next window to keep
+                ahead = length if keeps else min([end for end in req.placed if end > length] or [0])
+                if ahead and self._leaves_at_plan:
+                    self.cache.leave_window(req.sequence, ahead, waits=True)
+                    keeps = True
+                end = length // self._page
+                self.cache.publish(req.sequence, end, keeps_window=keeps, copies=False)
 
     def _publish(self, extend: Extend) -> None:
         if not self._shows_early:
@@ -161,12 +241,19 @@ class RunningFirst(Scheduler):
         retracted: list[RequestState] = []
         for req in list(self.decoding):
             while req not in retracted:
+                self._free_windows(req)
                 if self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode):
                     batch.decodes.append(req)
                     break
+                last = self.partial or self.running[-1]
+                if last.request.id in self._late:  # a step that is under way writes to its pages
+                    return  # no more requests run in this step (line 941)
                 retracted.append(self.partial or self.running.pop())  # line 933
                 self.partial = None
-                self._retract(retracted[-1])
+                self._retract(last)
+
+    def _is_short(self, batch: Batch) -> bool:
+        return len(batch.decodes) < len(self.decoding)
 
     def _known_len(self, req: RequestState) -> int:
         # planned early, a step does not know the token before it (line 2412)

@@ -62,6 +62,7 @@ class Scheduler:
     """
 
     _late_slots = False  # whether a request gets its state slots after it is admitted
+    _leaves_at_plan = False  # windows are freed when the next step is planned
 
     def __init__(
         self,
@@ -225,7 +226,7 @@ class Scheduler:
         If there is no batch and memory was freed, another request may start at once.
         """
         batch = Batch()
-        was_running, ending = bool(self.running), self.ending
+        had_started, ending = bool(self.running or self.partial), self.ending
         self._defer = None
         self._end_waits(now_ns)
         self.queue_waits.turn(now_ns, self._compose(batch, now_ns))
@@ -234,7 +235,7 @@ class Scheduler:
             self.finish(req)
         if batch.extends or batch.decodes:
             return batch, False
-        return None, bool(ending) or (was_running and not self.running)
+        return None, bool(ending) or (had_started and not (self.running or self.partial))
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         if batch.decodes:
@@ -573,6 +574,8 @@ class Scheduler:
             req.sequence.states[length // self._page] = slot
         self._publish(extend)
         is_part, trims = extend.end < req.target_len, cache.quirks.trims_windows
+        if self._leaves_at_plan:
+            return
         # with states, SGLang frees the window pages before the last state alone
         if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
             cache.leave_window(req.sequence, extend.end)
@@ -648,8 +651,8 @@ class Scheduler:
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.new_token_ratio.decoded(num_steps)
         cache, page = self.cache, self._page
-        has_windows, answer_pages = bool(cache.tree.kinds.window_lens), self._answer_pages
-        finished = []
+        has_windows = bool(cache.tree.kinds.window_lens) and not self._leaves_at_plan
+        answer_pages, finished = self._answer_pages, []
         for req in reqs:
             sequence = req.sequence
             req.kv_len = length = req.kv_len + num_steps
@@ -666,10 +669,15 @@ class Scheduler:
             if not num_left:
                 finished.append(req)
             if answer_pages and self._steps_to_publish(req) <= 0:
-                cache.publish(sequence, self._known_len(req) // page, is_answer=True)
+                self._publish_answer(req, self._known_len(req))
         for req in finished:
             self.running.remove(req)
             self._end(req)
+
+    def _publish_answer(self, req: RequestState, length: int) -> None:
+        keeps = not self.cache.knobs.keeps_for_repeats  # else no window of an answer
+        end = length // self._page
+        self.cache.publish(req.sequence, end, is_answer=True, keeps_window=keeps)
 
     def _steps_to_publish(self, req: RequestState) -> int:
         # decode steps until the complete answer pages reach the number to insert at once

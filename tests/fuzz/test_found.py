@@ -147,6 +147,18 @@ FOUND = {
         },
         10,
     ),
+    # a prompt that goes back to the queue alone frees memory: the step is planned again
+    "a_prompt_that_goes_back_to_an_empty_queue_starts_again": (
+        {
+            "kinds": "full_swa",
+            "talk.gap_s": "0.001",
+            "compat": "vllm_0_33",
+            "cache.page_size": "2",
+            "pools.swa_device": "0.0",
+            "pages.scheduler.chunk_tokens": "1",
+        },
+        7,
+    ),
     # a page's length in bytes was taken for that of its tokens, which the tree may know by numbers
     "whoever_waits_for_a_load_of_another_does_so_whatever_names_pages_have": (
         {"seed": "14", "copies": "uneven", "compat": "vllm_0_33", "pools.full_device": "0.8"},

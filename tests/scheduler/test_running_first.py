@@ -1,9 +1,13 @@
 """Steps in vLLM's order (`scheduler.batching=running_first`), and answers that end a plan late."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from hicache.cache.kinds import FULL, SWA
+from hicache.cache.tree.events import NO_DEMAND, Purpose
+from hicache.cache.tree.node import DEVICE
 from hicache.config import Batching
 from hicache.scheduler.batch import Batch
 from tests.scheduler.world import SCHEDULER, World, plot_of, random_requests, request_of
@@ -144,6 +148,58 @@ def test_a_complete_answer_holds_its_memory_for_one_more_plan(batching: Batching
         assert [req.request.id for req in world.scheduler.ended.finished] == [1]
         assert world.cache.room() == rooms[False]
     assert rooms[True] == rooms[False] - 24
+
+
+def test_a_request_of_the_step_under_way_is_not_sent_back() -> None:
+    world = world_of(pages=8, asynchronous=True)
+    for number in (1, 2):
+        submit(world, number, 24, num_answers=30)  # three pages, which the prompt fills
+    for _ in range(9):
+        step(world)
+    # the step under way writes to the pages of both
+    assert world.scheduler.plan_once(0) == (None, True)
+    assert world.counters["scheduler/retracted_count"] == 0
+    assert ids(step(world)) == [1]
+    assert [req.request.id for req in world.scheduler.waiting] == [2]
+
+
+def windows_world(**more: Any) -> World:
+    knobs = {"keeps_for_repeats": True, "trims_leaves": True, "answer_pages": 1, **more}
+    return World(plot_of("full_swa", scheduler=VLLM, has_storage=False, **knobs))
+
+
+def test_answers_keep_no_windows_while_they_grow() -> None:
+    world = windows_world()
+    submit(world, 1, 25, num_answers=20)
+    for _ in range(17):
+        step(world)
+    resident = world.cache.tree.residency.resident[DEVICE]
+    assert (resident[FULL], resident[SWA]) == (5, 3)
+
+
+def test_windows_are_evicted_page_by_page_in_the_order_in_which_requests_free_them() -> None:
+    world = windows_world()
+    world.serve([request_of(1, range(25), [7] * 9)])
+    tree, order = world.cache.tree, []
+    tree.is_shared = (True, True)  # KV and windows leave for each other
+    while (found := tree.victim(DEVICE, FULL, 1)) is not None:
+        node, kind = found
+        order.append((kind, node.start, node.end))
+        tree.evict(node, DEVICE, kind, NO_DEMAND)
+    first, *rest = order
+    assert first == (SWA, 0, 1)  # the answer left it behind; the others follow the request's KV
+    assert rest == [*((FULL, page, page + 1) for page in (3, 2, 1, 0)), (SWA, 2, 3), (SWA, 1, 2)]
+
+
+def test_a_loaded_window_leaves_the_device_when_it_has_been_read() -> None:
+    world = windows_world()
+    world.serve([request_of(1, range(25), [7])])
+    world.cache.make_room(40, Purpose.prefill)  # all of it leaves the device
+    assert world.cache.tree.residency.resident[DEVICE][SWA] == 0
+    world.serve([request_of(2, range(60), [7])])
+    assert world.counters["cache/host_hit_tokens"] == 24
+    held = [node for node in world.cache.tree.nodes() if node.held[DEVICE][SWA] is not None]
+    assert min(node.start for node in held) == 4  # the window of its own prompt
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

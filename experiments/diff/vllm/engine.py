@@ -62,6 +62,7 @@ def make_scheduler(pools: Pools, *, eviction: str, is_late: bool = False) -> Any
         cache.mamba_cache_mode = "align"
     # some releases switch hybrid models off for a CPU
     settings.scheduler_config.disable_hybrid_kv_cache_manager = len(pools.components) == 1
+    settings.scheduler_config.async_scheduling = is_late  # switched off without a GPU, too
     return (AsyncScheduler if is_late else Scheduler)(
         vllm_config=settings,
         kv_cache_config=layout,

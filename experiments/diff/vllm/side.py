@@ -241,7 +241,10 @@ class VllmSide:
             }
         else:
             cached = self._blocks.cached_block_hash_to_block._cache
-            counts = Counter(f"{self._kinds[get_group_id(key)]}/device" for key in cached)
+            counts = Counter(
+                {f"{kind}/{tier}": 0 for kind in self._kinds for tier in ("device", "host")}
+            )
+            counts.update(f"{self._kinds[get_group_id(key)]}/device" for key in cached)
             counts.update(f"{self._kind_of(key)}/host" for key in self._on_host)
         return {
             name: count * self._pools.unit(name.partition("/")[0])

@@ -64,10 +64,13 @@ class RadixTree:
         self.demotes = demotes
         # the host may drop what the device holds too
         self.evicts_mirrors = knobs.evicts_mirrors and not demotes
+        # windows and states may stay on the device when their full-attention KV has left it
+        self.keeps_sidecars = knobs.trims_leaves and not demotes
         self.residency = Residency(
             kinds,
             reclaims_duplicates=self.demotes,
             evicts_mirrors=self.evicts_mirrors,
+            trims=knobs.trims_leaves,
             quirks=quirks,
             listener=listener,
             entries=self.entries,
@@ -161,13 +164,14 @@ class RadixTree:
 
     # -- locking ------------------------------------------------------------------------------
 
-    def lock(self, node: Node) -> Lock:
+    def lock(self, node: Node, reads_from: Items[int] | None = None) -> Lock:
         """Protect the prefix that ends at `node` from eviction from the device; return the lock.
 
         The lock covers the full-attention KV of the whole prefix. It also covers the sliding
-        windows at the end of the prefix, and the Mamba state of `node`.
+        windows at the end of the prefix, or from the pages `reads_from` on, by kind, and the Mamba
+        state of `node`.
         """
-        return Lock(DEVICE, node, self.residency.lock_path(node))
+        return Lock(DEVICE, node, self.residency.lock_path(node, reads_from))
 
     def lock_host(self, node: Node, starts: Mapping[int, int]) -> Lock:
         """Protect data on the path to `node` from eviction from the host; return the lock.
@@ -202,6 +206,20 @@ class RadixTree:
             self.residency.release_path(lock.node, lock.starts)
         else:
             self.residency.count_host_locks(lock, -1)
+
+    def use_windows(self, node: Node, tokens: bytes, kind: int, start: int, end: int) -> list[Node]:
+        """Mark pages `[start, end)` of a window on the path to `node` as just used.
+
+        The tokens of the path are the first ones of `tokens`. Nodes are split at both pages.
+        Return the nodes of these pages.
+        """
+        tick = self.residency.next_tick()
+        node = self.ancestor(node, tokens, end)
+        self.ancestor(node, tokens, start)
+        used = list(node.path(start))
+        for above in used:
+            above.aux_ticks[kind] = tick
+        return used
 
     # -- growing ------------------------------------------------------------------------------
 
@@ -319,23 +337,26 @@ class RadixTree:
         """
         among = self.kinds.numbers if self.is_shared[tier] else (kind,)
         found = self.residency.victim(tier, kind, need, among)
-        if found is not None and found[1] == FULL and self.knobs.trims_leaves:
-            leaf, sizes = found[0], self.kinds.page_bytes
-            missing = need if kind == FULL else -(-need * sizes[kind] // sizes[FULL])
-            if missing < leaf.num_pages:
-                self._split(leaf, leaf.num_pages - missing)
+        if found is not None and found[1] not in self.kinds.points and self.knobs.trims_leaves:
+            (node, each), sizes = found, self.kinds.page_bytes
+            missing = need if kind == each else -(-need * sizes[kind] // sizes[each])
+            if missing < node.num_pages:
+                self._split(node, node.num_pages - missing)
         return found
 
     def lost(self, node: Node, tier: int, kind: int) -> tuple[int, ...]:
         """Return the kinds of data that a node loses on a tier when its data of `kind` is evicted.
 
-        A leaf loses all its data, unless single pages leave (`cache.trims_leaves`). Other nodes
-        lose the data of `kind` and what is useless without it. The host's copy of full-attention KV
-        that the device holds too leaves alone.
+        A leaf loses all its data, unless single pages leave (`cache.trims_leaves`): then its
+        windows and state stay on the device as long as the host has their full-attention KV. Other
+        nodes lose the data of `kind` and what is useless without it. The host's copy of
+        full-attention KV that the device holds too leaves alone.
         """
         is_leaf = node in self.residency.queues[tier][FULL]
         if is_leaf and not self.knobs.trims_leaves:
             return self.kinds.lost_with[FULL]
+        if tier == DEVICE and kind == FULL and self.keeps_sidecars and node.held[HOST][FULL]:
+            return (FULL,)
         return (FULL,) if kind == FULL and not is_leaf else self.kinds.lost_with[kind]
 
     def evict(self, node: Node, tier: int, kind: int, demand: Demand) -> list[FreePages]:
@@ -425,8 +446,9 @@ class RadixTree:
         # remove a subtree without device data; it has children only under write_back
         for child in list(node.children.values()):
             self._remove(child, actions, demand)
-        for kind in self.kinds.numbers:
-            self.residency.drop(node, HOST, kind, actions, demand)
+        for tier in (HOST, DEVICE):  # the device may hold windows and states
+            for kind in self.kinds.numbers:
+                self.residency.drop(node, tier, kind, actions, demand)
         parent = node.parent
         assert parent is not None
         del parent.children[node.edge[: self.page_bytes]]

@@ -17,9 +17,11 @@ from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Lock, Node
 from hicache.config import QuirksConfig
 
 
-def by_last_use(kind: int) -> Ranking:
+def by_last_use(kind: int, *, is_tail_first: bool = False) -> Ranking:
     if kind == FULL:
         return lambda node: (node.tick,)
+    if is_tail_first:
+        return lambda node: (node.aux_ticks[kind], -node.end)
     # the first node of a window that spans several nodes goes first
     return lambda node: (node.aux_ticks[kind], node.end)
 
@@ -44,6 +46,7 @@ class Residency:
         *,
         reclaims_duplicates: bool,
         evicts_mirrors: bool = False,
+        trims: bool = False,
         quirks: QuirksConfig | None = None,
         listener: CacheListener | None = None,
         entries: Entries | None = None,
@@ -53,7 +56,7 @@ class Residency:
         self.protected = ([0] * kinds.size, [0] * kinds.size)
 
         def queue(tier: int, kind: int) -> VictimQueue:
-            order = by_last_use(kind)
+            order = by_last_use(kind, is_tail_first=trims)
             return VictimQueue(order if entries is None else entries.ranking(tier, kind, order))
 
         self.queues = tuple([queue(tier, kind) for kind in range(kinds.size)] for tier in TIERS)
@@ -63,7 +66,7 @@ class Residency:
         self._listener = listener
         self.tick = 0  # logical time, advanced by each match and each insertion
         self._paged = kinds.paged
-        self._windows = kinds.windows
+        self._windows, self._trims = kinds.windows, trims
         self._points = kinds.points
         self._aux = kinds.aux
         self._reclaims_duplicates = reclaims_duplicates
@@ -83,7 +86,7 @@ class Residency:
         return self.tick
 
     def touch_windows(self, node: Node) -> None:
-        for kind, window in self._windows:
+        for kind, window in () if self._trims else self._windows:  # else when they are freed
             above, edge = node, window.first(node.end - 1)
             while above.end > edge and above.parent is not None:
                 self._touch(above, kind)
@@ -195,12 +198,14 @@ class Residency:
 
     # -- locking ------------------------------------------------------------------------------
 
-    def lock_path(self, node: Node) -> Sequence[tuple[int, int]]:
+    def lock_path(
+        self, node: Node, reads_from: Sequence[int] | None = None
+    ) -> Sequence[tuple[int, int]]:
         """Protect the prefix that ends at `node` from eviction from the device.
 
         The call locks the full-attention KV of the whole prefix. It also locks the sliding windows
-        at the end of the prefix, and the Mamba state of `node`. Return one pair (kind of data,
-        first locked page) per sliding window.
+        at the end of the prefix, or from the pages `reads_from` on, by kind, and the Mamba state of
+        `node`. Return one pair (kind of data, first locked page) per sliding window.
         """
         above = node
         while not above.path_locks and above.parent is not None:
@@ -214,7 +219,8 @@ class Residency:
                 self._lock_sidecar(node, kind)
         starts = []
         for kind, window in self._windows:
-            above, start, edge = node, node.end, window.first(node.end)
+            edge = window.first(node.end) if reads_from is None else reads_from[kind]
+            above, start = node, node.end
             while above.end > edge and above.parent is not None:
                 self._lock_sidecar(above, kind)
                 start = above.start

@@ -14,7 +14,10 @@ class Sequence:
     others, and sliding windows from page `tree_windows` on. `starts` holds, by kind, the first page
     that is still held: sliding windows drop older pages. `left_page` is the page at which the
     request last freed window pages; `passed` is, by kind, the page up to which it looked for such
-    pages. `states` maps page boundaries to Mamba state slots that are not
+    pages. With `cache.trims_leaves`, the request reads the windows of the tree from page
+    `reads_from` on, by kind. Those in `leaving`, as (kind, first page, ids), are not for the tree
+    and wait until no step reads them. Window pages in `loaned`, as (kind, page id), leave the tree
+    when the request has read them. `states` maps page boundaries to Mamba state slots that are not
     in the tree yet. `digests` are hashes of pages from page `digests_start` on.
     """
 
@@ -29,6 +32,9 @@ class Sequence:
         self.num_pages = 0
         self.tree_pages = self.tree_windows = self.inserted_pages = 0
         self.left_page = -1
+        self.reads_from: list[int] = []
+        self.leaving: list[tuple[int, int, PageIds]] = []
+        self.loaned: set[tuple[int, int]] = set()
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None

@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from hicache.config import ExperimentConfig
 from hicache.models import HardwareConfig
@@ -150,7 +150,13 @@ def stored_config(file: Path) -> ExperimentConfig:
     if references:
         raise ValueError(f"{file}: {references[0]} holds a reference (${{...}}), not a value")
     cfg = _writable(ExperimentConfig)
-    cfg.merge_with(stored)
+    try:
+        cfg.merge_with(stored)
+    except ConfigKeyError as error:
+        raise ValueError(
+            f"{file.parent} was made by another release of hicache, with other settings "
+            f"({str(error).partition(chr(10))[0]}): explain needs that release, compare does not"
+        ) from error
     return _frozen(cfg)
 
 

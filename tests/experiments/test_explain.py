@@ -102,6 +102,16 @@ def test_a_stored_configuration_is_read_back_as_it_was(run_dir: Path) -> None:
     assert as_yaml(stored_config(file)) == file.read_text()
 
 
+def test_a_run_of_a_release_with_other_settings_is_not_explained(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    old = (run_dir / "config.yaml").read_text().replace("  policy: lru\n", "  eviction: lru\n")
+    (tmp_path / "config.yaml").write_text(old)
+    told = r"made by another release of hicache, .* 'eviction' not in .*: explain needs that"
+    with pytest.raises(ValueError, match=told):
+        stored_config(tmp_path / "config.yaml")
+
+
 def test_the_pieces_of_a_wait_are_those_that_the_run_has_measured(again: Rerun) -> None:
     steps = Steps(again.timeline, 0)
     for record in again.records.values():

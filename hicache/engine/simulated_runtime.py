@@ -13,7 +13,6 @@ from hicache.engine.ports import Runtime
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
-from hicache.models import PLAIN
 from hicache.models.copy_rates import CopyPath, copy_rates, shared_load_rate
 from hicache.storage.factory import GuardedStorage, open_rank_storages
 
@@ -31,7 +30,8 @@ class SimulatedRuntime:
             path,
             tp=deployment.tp,
             page_size=config.cache.page_size,
-            coded_share=None if config.cache.host_format == PLAIN else load_shares[FULL],
+            form=config.cache.host_format,
+            coded_share=load_shares[FULL],
         )
         self.clock = SimulatedClock()
         self.storages: list[GuardedStorage] = []

@@ -103,13 +103,12 @@ def test_few_programs_of_a_coding_kernel_cap_the_rate(*, to_device: bool) -> Non
         config = config_of("model=llama3_8b", f"hardware.copy_kernel.link_programs={programs}")
         kernel = config.hardware.copy_kernel
         one = kernel.coded_to_device if to_device else kernel.coded_to_host
-        plain, coded = (
-            pcie_rate(
-                config.hardware, 1 << 16, CopyPath.kernel, to_device=to_device, is_coded=is_coded
-            )
-            for is_coded in (False, True)
+        plain, int8, fp4 = (
+            pcie_rate(config.hardware, 1 << 16, CopyPath.kernel, to_device=to_device, form=form)
+            for form in ("plain", "int8", "fp4")
         )
-        assert coded == min(plain, programs * one.value)
+        assert int8 == min(plain, programs * one.value)
+        assert fp4 == min(plain, programs * one.value / 2)  # as many elements
 
 
 def test_a_machine_without_a_rate_of_coded_copies_is_refused() -> None:

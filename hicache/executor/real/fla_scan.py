@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
-from triton.runtime.autotuner import Autotuner
-from triton.runtime.jit import KernelInterface
 
 from hicache.kernels.scan import ScanWeights
 
@@ -156,8 +154,7 @@ def autotuned() -> list[Any]:
     found = []
     for name in [name for name in sys.modules if name.startswith("fla.ops.")]:
         for each in vars(sys.modules[name]).values():
-            kernel = each if isinstance(each, KernelInterface) else None
-            while kernel is not None:
-                found += [kernel] * isinstance(kernel, Autotuner)
-                kernel = getattr(kernel, "fn", None)
+            while hasattr(each, "fn"):  # a kernel, or what is wrapped around it
+                found += [each] * hasattr(each, "configs")
+                each = each.fn
     return found

@@ -351,7 +351,9 @@ class PromptsTogether(Scheduler):
             return 0
         left = self._max_jump
         for kind, window in windows.items():
-            first = max(sequence.starts[kind], sequence.tree_pages) * self._page
+            first = sequence.starts[kind] * self._page
+            if sequence.tree_pages * self._page >= first + WINDOW_TOKENS:
+                first = sequence.tree_pages * self._page  # it may free nothing before that
             left = min(left, first + window + WINDOW_TOKENS - self._result_len(req) - 1)
         return left
 

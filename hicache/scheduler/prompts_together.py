@@ -351,9 +351,7 @@ class PromptsTogether(Scheduler):
             return 0
         left = self._max_jump
         for kind, window in windows.items():
-            first = sequence.starts[kind] * self._page
-            if sequence.tree_pages * self._page >= first + WINDOW_TOKENS:
-                first = sequence.tree_pages * self._page  # it may free nothing before that
+            first = max(sequence.starts[kind], sequence.tree_pages) * self._page
             left = min(left, first + window + WINDOW_TOKENS - self._result_len(req) - 1)
         return left
 

@@ -136,20 +136,3 @@ def test_every_32nd_pass_of_a_server_over_the_queue_refreshes_its_prefixes(
     assert node.tick == before
     assert ids(step(world)) == ([3], [])
     assert (node.tick > before) is not is_stepped
-
-
-@pytest.mark.parametrize(("in_tree", "frees"), [(120, True), (128, False)])
-def test_an_answer_frees_windows_128_tokens_after_the_last_freed_page(
-    in_tree: int, *, frees: bool
-) -> None:
-    plot = plot_of(
-        "full_swa", scheduler=SGLANG, device=(40, 40, 0), host=(0, 0, 0), has_storage=False
-    )
-    world = World(plot)
-    submit(world, 1, 130, num_answers=40)
-    (req,) = world.scheduler.waiting
-    req.sequence.starts = [0, 0]
-    req.sequence.tree_pages = in_tree // world.cache.page_size
-    req.remaining_output -= 30
-    req.kv_len = 159
-    assert (world.scheduler._steps_in_windows(req) < 0) is frees

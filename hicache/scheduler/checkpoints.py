@@ -36,9 +36,11 @@ class CheckpointSaver:
         if self._takes_spare and has_states:  # whole pages from where the chunk begins
             last = self._floor(req.kv_len + self._floor(end - req.kv_len))
         if not self._kinds.aux:
-            # a retracted request computes its answer again, which is not backed up with its prompt
-            prompt_len, knobs = req.request.prompt_len, self._cache.knobs
-            is_split = req.kv_len < prompt_len < end and not knobs.backs_up_answers
+            # a retracted request computes its answer again, which is not backed up with its prompt;
+            # in SGLang's order (`takes_spare`) it gets a node of its own
+            prompt_len = req.request.prompt_len
+            is_apart = self._takes_spare or not self._cache.knobs.backs_up_answers
+            is_split = req.kv_len < prompt_len < end and is_apart
             return Extend(req, req.kv_len, end, [], [(prompt_len, True)] * is_split + [(end, True)])
         kept = [length for length in req.placed if req.kv_len < length <= last]
         if policy.in_chunk is not None and req.kv_len < last:

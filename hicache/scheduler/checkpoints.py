@@ -34,7 +34,10 @@ class CheckpointSaver:
         """
         last, policy, has_states = self._floor(end), self._policy, bool(self._kinds.points)
         if self._takes_spare and has_states:  # whole pages from where the chunk begins
-            last = self._floor(req.kv_len + self._floor(end - req.kv_len))
+            end_state = req.kv_len + self._floor(end - req.kv_len)
+            last = self._floor(end_state)
+        else:
+            end_state = end
         if not self._kinds.aux:
             # a retracted request computes its answer again, which is not backed up with its prompt;
             # in SGLang's order (`takes_spare`) it gets a node of its own
@@ -47,8 +50,8 @@ class CheckpointSaver:
             kept = policy.in_chunk(kept, last)
         ends = [(length, True) for length in kept]
         if kept and kept[-1] == last:
-            if not has_states and last != req.branch_len:
-                ends[-1] = end, True  # so that the window is that before the last token
+            if last != req.branch_len and (self._takes_spare or not has_states):
+                ends[-1] = end_state, True  # so that the window is that before the last token
         elif policy.publishes_end or not (kept or has_states):
             ends.append((end, policy.in_chunk is not None or last in req.placed))
         saves = self._saves(req, kept) if has_states else []

@@ -81,9 +81,11 @@ class SideProcess:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._send([])
-            with suppress(SideError, subprocess.TimeoutExpired):  # it has answered all questions
-                if self._wire.poll(PATIENCE_S):
-                    self.peak_bytes = self._hear(int)
+            with suppress(SideError, subprocess.TimeoutExpired):
+                # answers that were not waited for come first, if the other side has failed
+                while self.peak_bytes is None and self._wire.poll(PATIENCE_S):
+                    answer = self._hear(object)
+                    self.peak_bytes = answer if isinstance(answer, int) else None
                 self._process.wait(PATIENCE_S)
         self._process.kill()
         self._process.wait()

@@ -55,8 +55,8 @@ class SimulatorSide:
         """Start our own simulator with the given pool sizes.
 
         `options` may contain `compat` (a preset in `conf/compat`), `eviction`, `write_policy`,
-        `scheduling` (asynchronous or not), `mixed`, and `settings`: further ones as on the command line,
-        separated by spaces.
+        `scheduling` (asynchronous or not), `mixed`, and `settings`: further ones as on the command
+        line, separated by spaces.
         """
         self._pools, self._page = pools, pools.page_size
         self._eviction = options.get("eviction", "lru")

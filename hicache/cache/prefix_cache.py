@@ -543,11 +543,12 @@ class PrefixCache:
             slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
             if slots is None:
                 return False
-            sequence.hold_slots(taken + slots)
+            slots = taken + slots
+            sequence.hold_slots(slots)
             if self.quirks.loads_states_twice and load_back is not None and load_back.counts[kind]:
-                load_state(self.tree, self._bookings, load_back, sequence.working_slot)
+                load_state(self.tree, self._bookings, load_back, slots[:1])
             elif state is not None:
-                self.outbox.append(CopyState(source=state, target=sequence.working_slot))
+                self.outbox.append(CopyState(source=state, target=slots[:1]))
         return True
 
     def _take_replayed(self, sequence: Sequence) -> bool:

@@ -22,8 +22,8 @@ from hicache.models import GIB
 from hicache.policies.policy import Policy
 from hicache.policies.world import World
 from hicache.request import Request
-from hicache.scheduler.events import Listener
 from hicache.scheduler.admission import TOGETHER
+from hicache.scheduler.events import Listener
 from hicache.scheduler.prompts_together import PromptsTogether
 from hicache.scheduler.running_first import RunningFirst
 from hicache.scheduler.scheduler import Scheduler

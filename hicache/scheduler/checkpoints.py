@@ -60,19 +60,24 @@ class CheckpointSaver:
         """
         last, placement, has_states = self._floor(end), self._placement, bool(self._kinds.points)
         if self._takes_spare and has_states:  # whole pages from where the chunk begins
-            last = self._floor(req.kv_len + self._floor(end - req.kv_len))
+            end_state = req.kv_len + self._floor(end - req.kv_len)
+            last = self._floor(end_state)
+        else:
+            end_state = end
         if not self._kinds.aux:
-            # a retracted request computes its answer again, which is not backed up with its prompt
-            prompt_len, knobs = req.request.prompt_len, self._cache.knobs
-            is_split = req.kv_len < prompt_len < end and not knobs.backs_up_answers
+            # a retracted request computes its answer again, which is not backed up with its prompt;
+            # in SGLang's order (`takes_spare`) it gets a node of its own
+            prompt_len = req.request.prompt_len
+            is_apart = self._takes_spare or not self._cache.knobs.backs_up_answers
+            is_split = req.kv_len < prompt_len < end and is_apart
             return Extend(req, req.kv_len, end, [], [(prompt_len, True)] * is_split + [(end, True)])
         kept = [length for length in req.placed if req.kv_len < length <= last]
         if placement.in_chunk is not None and req.kv_len < last:
             kept = placement.in_chunk(kept, last)
         ends = [(length, True) for length in kept]
         if kept and kept[-1] == last:
-            if not has_states and last != req.branch_len:
-                ends[-1] = end, True  # so that the window is that before the last token
+            if last != req.branch_len and (self._takes_spare or not has_states):
+                ends[-1] = end_state, True  # so that the window is that before the last token
         elif placement.publishes_end or not (kept or has_states):
             ends.append((end, placement.in_chunk is not None or last in req.placed))
         saves = self._saves(req, kept) if has_states else []

@@ -87,19 +87,18 @@ class PromptsTogether(Scheduler):
                 req.missed.append(req.kv_len // self._page)
         if batch.decodes and not (self._was_full or batch.extends):
             self._admission.new_token_ratio.decoded(num_steps)  # line 4544
-        if batch.extends:
-            joined = batch.decodes or not self.running  # all run in the last batch (line 4385)
-            self._is_shut = self._is_shut and not joined
-            behind, self.running = (self.running, []) if batch.decodes else ([], self.running)
+        if batch.extends and (batch.decodes or not self.running):
+            self._is_shut = False  # all are in the last batch (line 4385)
+        started: list[RequestState] = []
         for extend in batch.extends:
             extend.req.kv_len = extend.end
             if extend.end < extend.req.target_len:
                 extend.req.num_parts += 1
                 self._unpublished = extend
             else:
-                self.running.append(extend.req)
-        if batch.extends:
-            self.running += behind
+                started.append(extend.req)
+        is_joint = batch.extends and batch.decodes  # prompts come first in a mixed step (SB 3321)
+        self.running = [*started, *self.running] if is_joint else [*self.running, *started]
         if self.config.asynchronous:  # the last step of a run is taken in after the next plan
             num_known = num_steps - 1 + (self._late is not None)
             self._late = batch, now_ns
@@ -346,7 +345,9 @@ class PromptsTogether(Scheduler):
             self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode)
         batch.decodes = list(running)
         stays_shut = self._is_shut and not self.cache.tree.kinds.window_lens
-        if not (self.partial or batch.extends or self._was_full) and (stays_shut or not self.waiting):
+        if not (self.partial or batch.extends or self._was_full) and (
+            stays_shut or not self.waiting
+        ):
             wanted = min([req.remaining_output - (req in gained) for req in running])
             wanted = min([wanted, *[self._steps_in_windows(req) + 1 for req in running]])
             batch.num_steps = steps_in_free_pages(

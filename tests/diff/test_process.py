@@ -31,6 +31,13 @@ def test_finished_requests_are_told_with_the_next_one(tmp_path: Path) -> None:
     assert "finished [0]" in (tmp_path / "side.log").read_text()
 
 
+def test_an_answer_that_is_not_waited_for_does_not_hide_the_end(tmp_path: Path) -> None:
+    with side(tmp_path) as fake:
+        fake.about()
+        fake.ask([("probe", np.arange(10, dtype=np.int32))])
+    assert fake.peak_bytes is not None
+
+
 def test_an_error_names_its_side(tmp_path: Path) -> None:
     with (
         side(tmp_path, will_not_open="1") as fake,

@@ -1,0 +1,20 @@
+"""Our engine's steps beside recorded ones of SGLang's own scheduler."""
+
+import pytest
+
+from experiments.diff.in_flight import differences
+from experiments.diff.simulator import SimulatorSide
+from tests.diff.recorded_steps import CASES, arrival, case, read
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_equal_those_of_sglang(name: str) -> None:
+    pools, requests, options = case(name)
+    side = SimulatorSide(pools, options)
+    num_come = 0
+    for count, theirs in read(name):
+        new = range(num_come, num_come + count)
+        ours = side.step([arrival(each, requests[each]) for each in new])
+        num_come += count
+        assert differences(theirs, ours) == [], (theirs, ours)
+    side.close()

@@ -42,7 +42,7 @@ class VllmSide:
         """Start vLLM's scheduler with an empty cache and the given pool sizes.
 
         `options` may contain `eviction`, the eviction policy of the CPU tier: lru, arc, or
-        `module:Class`. If `options` contains `corrected`, two known faults of vLLM are corrected.
+        `module:Class`. If `options` contains `corrected`, known faults of vLLM are corrected.
         If `scheduling` is `asynchronous`, a step is scheduled before the one before it has ended.
         """
         if options.get("core", "python") != "python":

@@ -128,7 +128,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         metavar="NAME=VALUE",
         help=f"a setting of head, where that is {OURS}; repeatable",
     )
-    add("--corrected", action="store_true", help="correct two faults of vLLM (docs/validity.md)")
+    add("--corrected", action="store_true", help="correct three faults of vLLM (docs/validity.md)")
     add("--model", help="model whose KV sizes convert tokens to bytes, a name in conf/model")
     add(
         "--fail-on",

@@ -502,9 +502,12 @@ class PrefixCache:
             first = sequence.reads_from[kind] = max(window.first(node.end), 0)
             self.tree.ancestor(node, sequence.tokens, first)  # splits there
             loaded = {page for move in moves if move.kind == kind for page in move.targets}
+            for cut in [each for end in ends for each in (window.first(end), end) if loaded]:
+                if first < cut < node.end:
+                    self.tree.ancestor(node, sequence.tokens, cut)  # splits there
             for above in node.path(first) if loaded else ():
                 page_ids = above.held[DEVICE][kind] or NO_PAGES
-                is_kept = any(window.first(end) < above.end and above.start < end for end in ends)
+                is_kept = any(window.first(end) <= above.start < end for end in ends)
                 if not is_kept and loaded.issuperset(page_ids):
                     sequence.loaned.update((kind, page) for page in page_ids)
 

@@ -56,6 +56,7 @@ def _load_what_the_device_lacks(cache: Any) -> None:
 
 def _take_held(manager: Any, group: int, pool: Any, hashes: list[Any]) -> None:
     add, null = manager.add_local_computed_blocks, pool.null_block
+    manager.num_loaded = {}
 
     def add_and_take(name: str, found: Any, num_local: int, num_more: int) -> None:
         add(name, found, num_local, num_more)
@@ -73,6 +74,7 @@ def _take_held(manager: Any, group: int, pool: Any, hashes: list[Any]) -> None:
         lacking = [place for place in range(first, len(blocks)) if blocks[place] is null]
         for place, block in zip(lacking, pool.get_new_blocks(len(lacking)), strict=True):
             blocks[place] = block
+        manager.num_loaded[name] = len(lacking)  # the job lists all from the first of them on
 
     manager.add_local_computed_blocks, manager.allocate_external_computed_blocks = (
         add_and_take,

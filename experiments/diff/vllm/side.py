@@ -42,7 +42,7 @@ class VllmSide:
         """Start vLLM's scheduler with an empty cache and the given pool sizes.
 
         `options` may contain `eviction`, the eviction policy of the CPU tier: lru, arc, or
-        `module:Class`. If `options` contains `corrected`, two known faults of vLLM are corrected.
+        `module:Class`. If `options` contains `corrected`, known faults of vLLM are corrected.
         If `scheduling` is `asynchronous`, a step is scheduled before the one before it has ended.
         """
         if options.get("core", "python") != "python":
@@ -193,6 +193,12 @@ class VllmSide:
 
     def _count_copy(self, job: Any, how: str) -> dict[str, int]:
         sizes = on_device(job, is_store=how == "back_up").group_sizes
+        if how == "load_back":  # a corrected scheduler loads only what the device lacks
+            managers = self._scheduler.kv_cache_manager.coordinator.single_type_managers
+            sizes = [
+                getattr(manager, "num_loaded", {}).get(job.req_id, size)
+                for manager, size in zip(managers, sizes, strict=True)
+            ]
         amounts = {
             kind: size * self._pools.unit(kind)
             for kind, size in zip(self._kinds, sizes, strict=True)

@@ -105,7 +105,7 @@ def test_no_link_carries_more_than_its_capacity_and_every_flow_has_a_full_one(se
         links.start(flow_id, num_bytes, route, now_ns)
         open_flows[flow_id] = route
         rates = {other: links.rate(other) for other in open_flows}
-        capacities = links._capacities
+        capacities = links.capacities
         load = {
             link: sum(rates[other] for other in open_flows if link in open_flows[other])
             for link in capacities

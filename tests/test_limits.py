@@ -18,7 +18,7 @@ def numeric(schema: type, prefix: str = "") -> Iterator[tuple[str, Field]]:
     for item in fields(schema):
         if isinstance(item.type, type) and is_dataclass(item.type):
             yield from numeric(item.type, f"{prefix}{item.name}.")
-        elif re.search(r"\b(int|float)\b", str(item.type)) and "dict" not in str(item.type):
+        elif re.search(r"\b(int|float)\b", str(item.type)) and item.name != "policy_args":
             yield prefix + item.name, item
 
 
@@ -40,6 +40,8 @@ def with_value(config: Any, name: str, value: object) -> Any:
         value = with_value(held, rest, value)
     elif isinstance(held, tuple):
         value = (value,)
+    elif isinstance(held, dict):
+        value = {"full": value}
     return replace(config, **{first: value})
 
 
@@ -61,7 +63,7 @@ def test_a_setting_has_a_limit_at_both_ends(name: str) -> None:
     if not is_whole(name):
         wrong += [float(each) for each in wrong] + [nan, inf, -inf]
     for value in wrong:
-        with pytest.raises(ValueError, match=rf"^{name} must be "):
+        with pytest.raises(ValueError, match=rf"^{name}(\.full)? must be "):
             with_value(BASE, name, value)
 
 

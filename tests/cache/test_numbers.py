@@ -369,7 +369,7 @@ def test_a_load_back_of_a_state_gives_the_request_its_own_copy() -> None:
     assert load_back is not None
     (copy,) = [work for work in cache.outbox if isinstance(work, CopyState)]
     assert cache.outbox.index(copy) > cache.outbox.index(load_back)
-    assert copy.target is sequence.working_slot
+    assert copy.target == sequence.working_slot
     (state,) = [move.targets for move in load_back.moves if move.kind == MAMBA]
     assert int(copy.source[0]) == int(state[0])
 

@@ -65,7 +65,7 @@ class Mine:
 }
 # what each must return
 MUST = {
-    "rank": "expected a finite number, a tuple of them, or None, got ",
+    "rank": "expected None, a finite number, or a tuple of numbers, strings and tuples, got ",
     "checkpoints": "expected a list of whole numbers or None, got ",
     "may_stop": "expected True or False, got ",
     "sort_key": "expected a finite number, got ",

@@ -68,7 +68,11 @@ def in_alternatives() -> set[str]:
 
 def test_every_knob_is_varied_or_says_why_not() -> None:
     studied = {name for name in knobs(ExperimentConfig) if name.split(".")[0] in STUDIED}
-    assert studied - in_grids() - in_alternatives() - set(NOT_VARIED) == set()
+    varied = in_grids() | in_alternatives()
+    varied |= {
+        name.rpartition(".")[0] for name in varied
+    }  # of one kind, as in cache.host.share.swa
+    assert studied - varied - set(NOT_VARIED) == set()
 
 
 def test_no_excuse_is_out_of_date() -> None:

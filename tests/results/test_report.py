@@ -60,7 +60,7 @@ def test_the_page_says_in_words_what_was_run(run_dir):
     page = page_of(run_dir, config).read_text()
     told = (
         "workload chat, model ???, hardware ???, replicas 1, executor simulated, storage none, "
-        "eviction lru, host GiB 256.0, write policy write_back, "
+        "host GiB 256.0, cache policy lru, write policy write_back, "
         "prefetch stop policy best_effort, seed 3"
     )
     assert f"<p>{told}</p>" in page

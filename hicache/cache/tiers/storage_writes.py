@@ -138,8 +138,11 @@ class StorageWriter:
         if self._tree.quirks.evicts_whole:  # all of a node, but nothing before its full pages
             nodes = {each: None for each, _ in copied if each.held[HOST][FULL] is not None}
             copied = [(each, kind) for each in nodes for kind in self._tree.kinds.numbers]
-            if not back_up.is_fence:
-                back_up.host_locks += map(self._tree.lock_anchor, nodes)
+            # those of a fence were locked before, but for nodes that it found on the host
+            held = back_up.host_locks if back_up.is_fence else []
+            locked = {lock.node for lock in held if (FULL, lock.node.start) in lock.starts}
+            missing = [each for each in nodes if each not in locked]
+            back_up.host_locks += map(self._tree.lock_anchor, missing)
         write = self._queue([item for item in copied if item[0].held[HOST][item[1]] is not None])
         if write is not None:
             # the locks of the back-up protect the copies until they are written

@@ -225,9 +225,8 @@ class Scheduler:
 
         If there is no batch and memory was freed, another request may start at once.
         """
-        batch = Batch()
-        had_started, ending = bool(self.running or self.partial), self.ending
-        self._defer = None
+        batch, self._defer, ending = Batch(), None, self.ending
+        was_running, was_partial = bool(self.running), self.partial
         self._end_waits(now_ns)
         self.queue_waits.turn(now_ns, self._compose(batch, now_ns))
         self.ending = []
@@ -235,7 +234,9 @@ class Scheduler:
             self.finish(req)
         if batch.extends or batch.decodes:
             return batch, False
-        return None, bool(ending) or (had_started and not (self.running or self.partial))
+        # what gave its pages back may start again, unless copies will free more
+        has_freed = was_partial and not (self.partial or self._may_get_room)
+        return None, bool(ending or has_freed or (was_running and not self.running))
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         if batch.decodes:

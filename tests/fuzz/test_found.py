@@ -204,6 +204,19 @@ FOUND = {
         },
         30,
     ),
+    # a prompt that gave its pages back, with nothing else in progress, was not planned again
+    "a_prompt_that_gave_its_pages_back_starts_again": (
+        {
+            "seed": "657",
+            "kinds": "all",
+            "compat": "vllm_0_33",
+            "cache.page_size": "8",
+            "pools.swa_device": "0.0",
+            "pages.scheduler.chunk_tokens": "1",
+            "talk.longest_answer": "300",
+        },
+        12,
+    ),
 }
 
 

@@ -6,6 +6,7 @@ The rules are those of vLLM 0.33.0: line numbers are of `v1/core/sched/scheduler
 from collections import Counter
 from collections.abc import Callable
 from math import inf
+from operator import attrgetter
 
 from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
@@ -87,8 +88,7 @@ class RunningFirst(Scheduler):
 
     # starts of the chunks and decodes of the step before, by request, as long as it has not ended
     _late: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
-    # during a plan: the prompt that has no room for its next chunk until the step before has ended
-    _stalled: tuple[RequestState, ...] = ()
+    _num_starts = 0
 
     @property
     def _shows_early(self) -> bool:
@@ -107,14 +107,6 @@ class RunningFirst(Scheduler):
         return WholePromptFits(
             self.cache, self.config, window_charge, lambda: [*self._partials, *self.loading]
         )
-
-    @property
-    def _partials(self) -> list[RequestState]:
-        return [*self._stalled, *filter(None, [self.partial])]
-
-    @property
-    def started(self) -> list[RequestState]:
-        return [*self._stalled, *super().started]
 
     def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
         was_late = bool(self._late)
@@ -139,23 +131,16 @@ class RunningFirst(Scheduler):
         super()._keep(req)
 
     def _fill(self, batch: Batch, now_ns: int) -> Shortage:
-        before = self.counters["scheduler/retracted_count"]
-        self._plan_decodes(batch)
-        budget = StepBudget(
-            chunk_tokens=self.config.chunk_tokens - len(batch.decodes), reserved_tokens=0
-        )
-        if self.partial is not None and budget.chunk_tokens > 0 and not self._is_short(batch):
-            self._continue_partial(self.partial, batch, budget)
-        if self.counters["scheduler/retracted_count"] > before:  # line 1041
+        budget = StepBudget(chunk_tokens=self.config.chunk_tokens, reserved_tokens=0)
+        if self._continue_running(batch, budget):  # line 1041
             return Shortage(Cause.tokens, self.waiting[0].request.id if self.waiting else None)
-        if self.partial is not None and not batch.extends:
-            self._stalled, self.partial = (self.partial,), None
+        num_old = len(batch.extends)
         lacks = self._admit(batch, budget, now_ns)
-        if self.partial is None:
-            self.partial = next(iter(self._stalled), None)
-        else:  # it goes on before requests that have not started
-            self.loading[:0] = self._stalled
-        self._stalled = ()
+        for extend in batch.extends[num_old:]:  # behind all that have started
+            self._num_starts += 1
+            extend.req.place = (self._num_starts, 0)
+        if self.partial is None and self.stalled:
+            self.partial = self.stalled.pop(0)
         return lacks
 
     def _admit(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
@@ -171,7 +156,8 @@ class RunningFirst(Scheduler):
             if ceil_page(req.target_len, self._page) > held + self.cache.room():
                 return Shortage(Cause.tokens, req.request.id)  # it keeps its pages
             self.loading.remove(req)
-            self._continue_partial(req, batch, budget)
+            if not self._continue(req, batch, budget):
+                self._retract(req)
         return self._scan(batch, budget, now_ns)
 
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
@@ -194,16 +180,42 @@ class RunningFirst(Scheduler):
             return super()._chunk_end(req, chunk_tokens)
         return min(req.kv_len + chunk_tokens, req.target_len)
 
-    def _continue_partial(self, req: RequestState, batch: Batch, budget: StepBudget) -> None:
-        self.partial = None
+    def _continue_running(self, batch: Batch, budget: StepBudget) -> bool:
+        # plans the requests that have started, in the order of their starts; where one finds no
+        # pages, the last goes back to the queue (line 933). Returns whether one did
+        self.stalled, self.partial = self._partials, None
+        order = sorted([*self.running, *self.stalled, *self.ending], key=attrgetter("place"))
+        able, num_started = {*self.decoding, *self.stalled}, len(order)
+        for req in order:
+            if budget.chunk_tokens <= 0:
+                break
+            if req not in able:
+                continue
+            while not self._continue(req, batch, budget):
+                last = order[-1]
+                if last.request.id in self._late:  # a step that is under way writes to its pages
+                    return len(order) < num_started  # no more requests run (line 941)
+                (self.stalled if last in self.stalled else self.running).remove(order.pop())
+                self._retract(last)
+                if last is req:
+                    return True
+        return len(order) < num_started
+
+    def _continue(self, req: RequestState, batch: Batch, budget: StepBudget) -> bool:
         self._free_windows(req)
+        if req.kv_len >= req.target_len:
+            if not self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode):
+                return False
+            batch.decodes.append(req)
+            budget.chunk_tokens -= 1
+            return True
         chunk_end = self._chunk_end(req, budget.chunk_tokens)
-        if self.cache.extend(req.sequence, chunk_end):
-            self._add_extend(req, chunk_end, batch, budget)
-        elif req.request.id in self._late:
-            self.partial = req
-        else:  # it is the last that was admitted
-            self._retract(req)
+        if not self.cache.extend(req.sequence, chunk_end):
+            return False
+        if req in self.stalled:
+            self.stalled.remove(req)
+        self._add_extend(req, chunk_end, batch, budget)
+        return True
 
     def _add_extend(
         self, req: RequestState, chunk_end: int, batch: Batch, budget: StepBudget
@@ -236,21 +248,6 @@ class RunningFirst(Scheduler):
             self.cache.host.save_path(node, req.request.id, is_answer=is_answer)
 
     # -- decoding ------------------------------------------------------------------------------
-
-    def _plan_decodes(self, batch: Batch) -> None:
-        retracted: list[RequestState] = []
-        for req in list(self.decoding):
-            while req not in retracted:
-                self._free_windows(req)
-                if self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode):
-                    batch.decodes.append(req)
-                    break
-                last = self.partial or self.running[-1]
-                if last.request.id in self._late:  # a step that is under way writes to its pages
-                    return  # no more requests run in this step (line 941)
-                retracted.append(self.partial or self.running.pop())  # line 933
-                self.partial = None
-                self._retract(last)
 
     def _is_short(self, batch: Batch) -> bool:
         return len(batch.decodes) < len(self.decoding)

@@ -95,6 +95,7 @@ class Scheduler:
         self.counters: Counter[str] = cache.counters
         self.waiting: list[RequestState] = []  # by `place`
         self.partial: RequestState | None = None
+        self.stalled: list[RequestState] = []  # other partial requests, which found no pages
         self.running: list[RequestState] = []
         self.loading: list[RequestState] = []  # they compute when their load-back is done
         # answers that are complete, while the requests hold their memory for one more plan
@@ -186,7 +187,11 @@ class Scheduler:
     @property
     def started(self) -> list[RequestState]:
         """The requests that hold memory and do not decode."""
-        return [*filter(None, [self.partial]), *self.loading, *self.ending]
+        return [*self._partials, *self.loading, *self.ending]
+
+    @property
+    def _partials(self) -> list[RequestState]:
+        return [*self.stalled, *filter(None, [self.partial])]
 
     @property
     def decoding(self) -> list[RequestState]:
@@ -258,7 +263,7 @@ class Scheduler:
         return Admission(self.cache, self.config, window_charge)
 
     def _num_active(self, batch: Batch) -> int:
-        return len(self.running) + len(self.ending) + len(batch.extends)
+        return len(self.running) + len(self.stalled) + len(self.ending) + len(batch.extends)
 
     def _compose(self, batch: Batch, now_ns: int) -> Shortage:
         # fills the batch; returns what the requests that still wait lack
@@ -500,7 +505,7 @@ class Scheduler:
         insort(self.waiting, req, key=_PLACE)
 
     def _take_out(self, request_id: int) -> RequestState | None:
-        for reqs in (self.waiting, self.running, self.loading):
+        for reqs in (self.waiting, self.running, self.loading, self.stalled):
             for req in reqs:
                 if req.request.id == request_id:
                     reqs.remove(req)

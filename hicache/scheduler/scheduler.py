@@ -231,7 +231,7 @@ class Scheduler:
         If there is no batch and memory was freed, another request may start at once.
         """
         batch = Batch()
-        had_started, ending = bool(self.running or self.partial), self.ending
+        had_started, ending = bool(self.running or self._partials), self.ending
         self._defer = None
         self._end_waits(now_ns)
         self.queue_waits.turn(now_ns, self._compose(batch, now_ns))
@@ -240,7 +240,7 @@ class Scheduler:
             self.finish(req)
         if batch.extends or batch.decodes:
             return batch, False
-        return None, bool(ending) or (had_started and not (self.running or self.partial))
+        return None, bool(ending) or (had_started and not (self.running or self._partials))
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         if batch.decodes:

@@ -139,8 +139,6 @@ class RunningFirst(Scheduler):
         for extend in batch.extends[num_old:]:  # behind all that have started
             self._num_starts += 1
             extend.req.place = (self._num_starts, 0)
-        if self.partial is None and self.stalled:
-            self.partial = self.stalled.pop(0)
         return lacks
 
     def _admit(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:

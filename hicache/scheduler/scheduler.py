@@ -231,7 +231,7 @@ class Scheduler:
         If there is no batch and memory was freed, another request may start at once.
         """
         batch, self._defer, ending = Batch(), None, self.ending
-        was_running, was_partial = bool(self.running), self.partial
+        was_running, was_partial = bool(self.running), bool(self._partials)
         self._end_waits(now_ns)
         self.queue_waits.turn(now_ns, self._compose(batch, now_ns))
         self.ending = []
@@ -240,7 +240,7 @@ class Scheduler:
         if batch.extends or batch.decodes:
             return batch, False
         # what gave its pages back may start again, unless copies will free more
-        has_freed = was_partial and not (self.partial or self._may_get_room)
+        has_freed = was_partial and not (self._partials or self._may_get_room)
         return None, bool(ending or has_freed or (was_running and not self.running))
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:

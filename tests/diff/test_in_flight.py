@@ -103,12 +103,12 @@ def test_another_end_of_a_chunk_is_named() -> None:
 
 
 def test_another_victim_is_named() -> None:
-    class LastIsFirst(list):  # type: ignore[type-arg]
-        def append(self, req: object) -> None:
-            self.insert(0, req)
+    class Backwards(int):
+        def __add__(self, more: int) -> "Backwards":
+            return Backwards(int(self) - more)
 
     def retract_the_first(scheduler: Scheduler) -> None:
-        scheduler.running = LastIsFirst()
+        scheduler._num_starts = Backwards()  # type: ignore[attr-defined]
 
     comparison = compared(retract_the_first)
     assert first_kinds(comparison)[0] == "retraction"

@@ -163,6 +163,23 @@ def test_a_request_of_the_step_under_way_is_not_sent_back() -> None:
     assert [req.request.id for req in world.scheduler.waiting] == [2]
 
 
+@pytest.mark.parametrize("num_answers", [1, 9])  # with one, the last request is about to end
+def test_a_prompt_without_pages_keeps_its_place_before_later_starts(num_answers: int) -> None:
+    world = world_of(pages=9, asynchronous=True, chunk=25)
+    submit(world, 1, 24)
+    submit(world, 2, 48)  # six pages
+    assert chunks(step(world)) == [(1, 0, 24), (2, 0, 1)]
+    assert chunks(step(world)) == [(2, 1, 25)]
+    submit(world, 3, 7, num_answers)
+    batch = step(world)  # one page is free: too few for the second prompt
+    assert (ids(batch), chunks(batch)) == ([1], [(3, 0, 7)])
+    assert world.scheduler.started[0].request.id == 2
+    batch = step(world)  # the third request cannot be sent back, nor run before the second one
+    assert (ids(batch), chunks(batch), world.scheduler.waiting) == ([1], [], [])
+    step(world)
+    assert world.scheduler.waiting[0].request.id == 2
+
+
 def windows_world(**more: Any) -> World:
     knobs = {"keeps_for_repeats": True, "trims_leaves": True, "answer_pages": 1, **more}
     return World(plot_of("full_swa", scheduler=VLLM, has_storage=False, **knobs))

@@ -57,7 +57,7 @@ class PromptsTogether(Scheduler):
     def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
         batch, self._defer, was_running = Batch(), None, bool(self.running)
         num_failed = self.counters["scheduler/prefill_oom_count"]
-        late, self._late = self._late, None
+        late = self._late  # until its results are taken in, for what a retraction owns of it
         chunk, self._unpublished = self._unpublished, None
         if chunk is not None:  # line 3922
             self._is_shut = False
@@ -67,6 +67,7 @@ class PromptsTogether(Scheduler):
         self.queue_waits.turn(now_ns, self._compose(batch, now_ns))
         if not batch.extends or self._is_mixed:
             self._decode(batch, None if late is None else late[0])
+        self._late = None
         if late is not None:
             self._take_in(late[0], 1, late[1])
         if batch.extends or batch.decodes:

@@ -205,6 +205,19 @@ FOUND = {
         30,
     ),
     # a prompt that gave its pages back, with nothing else in progress, was not planned again
+    # the step under way was forgotten before the retraction, and its state's slot with it
+    "a_retraction_frees_the_state_of_a_step_that_is_not_taken_in": (
+        {
+            "seed": "781",
+            "kinds": "parts",
+            "scheduler.batching": "prompts_together",
+            "scheduler.asynchronous": "True",
+            "scheduler.swa_budget": "no_host_term",
+            "cache.page_size": "8",
+            "pools.swa_device": "0.0",
+        },
+        9,
+    ),
     "a_prompt_that_gave_its_pages_back_starts_again": (
         {
             "seed": "657",

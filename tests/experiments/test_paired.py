@@ -136,16 +136,16 @@ def test_an_interval_is_that_of_a_paired_t_test_of_logarithms(tmp_path, measures
 def test_an_effect_of_the_least_size_is_found_in_eighty_of_a_hundred():
     random = np.random.default_rng(2)
     for num_blocks in (3, 8):
-        base = np.exp(random.normal(size=(3_000, num_blocks)))
+        base = np.exp(random.normal(size=(1_000, num_blocks)))
         noise = np.exp(random.normal(scale=0.05, size=base.shape))
         alike = [ratio(one, one * change) for one, change in zip(base, noise, strict=True)]
-        assert np.mean([each.interval[0] > 0 or each.interval[1] < 0 for each in alike]) < 0.06
+        assert np.mean([each.interval[0] > 0 or each.interval[1] < 0 for each in alike]) < 0.07
         # of the true spread: that of few blocks is an estimate itself
         factor = np.exp(np.sqrt(np.mean([np.log(1 + each.least) ** 2 for each in alike])))
         better = [
             ratio(one, one * change * factor) for one, change in zip(base, noise, strict=True)
         ]
-        assert np.mean([each.interval[0] > 0 for each in better]) == pytest.approx(0.8, abs=0.02)
+        assert np.mean([each.interval[0] > 0 for each in better]) == pytest.approx(0.8, abs=0.04)
 
 
 def test_the_blocks_for_five_percent_follow_from_the_spread():

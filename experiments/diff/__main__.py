@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.diff import edges, in_flight, odd
 from experiments.diff.compare import Comparison, compare
-from experiments.diff.engines import ENGINES, OURS, Launch, prepare, say
+from experiments.diff.engines import ENGINES, OURS, RELEASE, Launch, prepare, say
 from experiments.diff.explain import Explanation, explain
 from experiments.diff.protocol import TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
@@ -137,6 +137,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         metavar="METRIC:-0.5%",
         help="exit with 1 if the metric of head changes by this much or more; repeatable",
     )
+    add(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the answers of base, a release, here: the next comparison with it reads them",
+    )
     add("--out", type=Path, help="directory for the report")
     add("--until-first", action="store_true", help="stop after the first request whose hits differ")
     add(
@@ -168,8 +174,10 @@ def run(options: argparse.Namespace) -> int:
     evicting = settings | ({"eviction": options.eviction} if options.eviction else {})
     if options.setting:
         evicting |= {"settings": " ".join(options.setting)}
+    if options.keep is not None and RELEASE.fullmatch(options.base) is None:
+        raise SideError(f"--keep is for a release, whose code does not change; got {options.base}")
     launches = (
-        replace(prepare(engine, options.base), options=settings),
+        replace(prepare(engine, options.base), options=settings, kept=options.keep),
         replace(prepare(engine, options.head), options=evicting),
     )
     out = options.out or Path("outputs") / "diff" / f"{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"

@@ -11,6 +11,7 @@ from random import Random
 import numpy as np
 
 from experiments.diff.engines import Launch, say
+from experiments.diff.kept import KeptSide
 from experiments.diff.process import SideProcess
 from experiments.diff.protocol import STAGES, Call, Outcome, Pools, SideError, Tokens
 from experiments.diff.serve import peak_bytes
@@ -46,6 +47,7 @@ KIND_OF_AREA = {
     "free": Kind.held,
     "pages": Kind.pages,
 }
+OpenSide = SideProcess | KeptSide
 ADDED_UP = ("hit/", "moved/", "evicted/")  # areas of events, summed over all requests
 LONG_EVERY = 7  # requests, where `Pools.is_eventful`
 ABORTED_SHARE = 1 / 3  # of the requests, where `Pools.abort_seed`
@@ -213,17 +215,19 @@ def compare(
 
 def open_sides(
     stack: ExitStack, pools: Pools, launches: tuple[Launch, Launch], logs: Path
-) -> tuple[SideProcess, SideProcess]:
-    base, head = (
-        stack.enter_context(SideProcess(launch, pools, logs / f"{name}.log"))
-        for launch, name in zip(launches, ("base", "head"), strict=True)
-    )
-    return base, head
+) -> tuple[OpenSide, OpenSide]:
+    def opened(launch: Launch, name: str) -> OpenSide:
+        log = logs / f"{name}.log"
+        if launch.kept is None:
+            return stack.enter_context(SideProcess(launch, pools, log))
+        return stack.enter_context(KeptSide(launch, pools, log, launch.kept))
+
+    return opened(launches[0], "base"), opened(launches[1], "head")
 
 
 class Driver:
     def __init__(
-        self, requests: Sequence[Request], pools: Pools, sides: tuple[SideProcess, SideProcess]
+        self, requests: Sequence[Request], pools: Pools, sides: tuple[OpenSide, OpenSide]
     ) -> None:
         self._requests, self._pools, self._sides = requests, pools, sides
         self.about = sides[0].about(), sides[1].about()

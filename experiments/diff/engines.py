@@ -85,6 +85,7 @@ class Launch:
     module: str
     path: tuple[str, ...] = ()  # first entries of the module path
     options: dict[str, str] = field(default_factory=dict)  # of its `open_side`
+    kept: Path | None = None  # folder of the answers that are kept
 
 
 def prepare(engine: Engine, spec: str) -> Launch:

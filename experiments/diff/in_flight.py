@@ -12,9 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from experiments.diff.compare import open_sides, token_ids
+from experiments.diff.compare import OpenSide, open_sides, token_ids
 from experiments.diff.engines import Launch, say
-from experiments.diff.process import SideProcess
 from experiments.diff.protocol import Arrival, Pools, SideError, StepRow
 from hicache.request import Request
 
@@ -169,7 +168,7 @@ def fly(
 def run_steps(
     requests: Sequence[Request],
     arrivals: Arrivals,
-    sides: tuple[SideProcess, SideProcess],
+    sides: tuple[OpenSide, OpenSide],
     comparison: FlightComparison,
     *,
     until_first: bool,

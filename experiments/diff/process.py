@@ -71,6 +71,9 @@ class SideProcess:
     def take_row(self) -> StepRow:
         return self._hear(dict)
 
+    def take_answer(self) -> object:
+        return self._hear(object)
+
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         self._send([("probe", tokens)])
         return self._hear(dict)

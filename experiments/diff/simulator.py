@@ -1,7 +1,7 @@
 """Our engine, built from a config as for `hicache run`, and driven one request at a time.
 
 Config, cache, scheduler, prefetcher, serving loop and storage script are those of a simulated run.
-Two things differ. Running requests decode one at a time (`Scheduler.only`). The loop runs until no
+Two things differ. Running requests decode one at a time (`Decode.only`). The loop runs until no
 copy is under way before the next request comes, so that no outcome depends on time.
 """
 
@@ -67,7 +67,7 @@ class SimulatorSide:
             self.engine, self._runtime = build(config)
         except ValueError as error:
             raise SideError(str(error)) from error
-        self.engine.scheduler.only = None if pools.in_flight else ()
+        self.engine.scheduler.decode.only = None if pools.in_flight else ()
         self._cache, self._tree = self.engine.cache, self.engine.cache.tree
         self._tally = Tally(pools)
         io = self._runtime.io
@@ -128,10 +128,10 @@ class SimulatorSide:
     def abort(self, number: int) -> None:
         req, _ = self._running.pop(number)
         scheduler = self.engine.scheduler
-        scheduler.only = _Until(req, (req.remaining_output + 1) // 2)
+        scheduler.decode.only = _Until(req, (req.remaining_output + 1) // 2)
         self.engine.wake(self._runtime.clock.now())
         self._serve([], len(req.tokens) // TOKEN_BYTES)
-        scheduler.only = ()
+        scheduler.decode.only = ()
         scheduler.abort(number, self._runtime.clock.now())
         self._let_go()
 
@@ -158,7 +158,7 @@ class SimulatorSide:
             self._stepper.settle()
 
     def _let_go(self) -> None:
-        self.engine.scheduler.take_ended()
+        self.engine.scheduler.ended.take()
         self.engine.wake(self._runtime.clock.now())
         self._serve([], 0)
 
@@ -180,11 +180,11 @@ class SimulatorSide:
         scheduler = self.engine.scheduler
         if is_short:
             scheduler.running.remove(req)
-            scheduler.finish(req)
-        scheduler.only = {number}
+            scheduler.decode.finish(req)
+        scheduler.decode.only = {number}
         self.engine.wake(self._runtime.clock.now())
         self._serve([], len(req.tokens) // TOKEN_BYTES)
-        scheduler.only = ()
+        scheduler.decode.only = ()
 
     def step(self, arrivals: list[Arrival]) -> StepRow:
         self._io.now += 1

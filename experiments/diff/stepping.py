@@ -37,7 +37,7 @@ class Stepper:
     def not_yet_held(self) -> Counter[str]:
         """Return the tokens in the tree that cannot be hit before a copy is reported."""
         page, found = self._pools.page_size, Counter[str]()
-        for req in (each for each in self._scheduler.loading if each.load_back is not None):
+        for req in (each for each in self._scheduler.prefill.loading if each.load_back is not None):
             found["full/device"] += req.sequence.num_pages * page - req.ready_len
         for move in (
             each for done in self._late if isinstance(done, BackUp) for each in done.moves
@@ -57,10 +57,10 @@ class Stepper:
             self._engine.submit(request, now_ns())
         self.settle()
         before = [*scheduler.running, *scheduler.started]
-        loaded = list(scheduler.loading)
+        loaded = list(scheduler.prefill.loading)
         times = {req.request.id: req.retractions for req in before}
         batch = scheduler.plan_once(now_ns())[0] or Batch()
-        row = self._planned(batch, [req for req in scheduler.loading if req not in loaded])
+        row = self._planned(batch, [req for req in scheduler.prefill.loading if req not in loaded])
         row["preempted"] = sorted(
             req.request.id for req in before if req.retractions > times[req.request.id]
         )
@@ -73,7 +73,7 @@ class Stepper:
         if batch.extends or batch.decodes:
             scheduler.commit(batch, 1, now_ns())
         self.settle()
-        ended = scheduler.take_ended()
+        ended = scheduler.ended.take()
         if ended.rejected:
             req, why = ended.rejected[0]
             raise SideError(f"request {req.request.id} cannot run: {why}")
@@ -101,7 +101,7 @@ class Stepper:
         }
 
     def _deferred(self) -> list[list[object]]:
-        lacks, waiting = self._scheduler.queue_waits.lacks, self._scheduler.waiting
+        lacks, waiting = self._scheduler.prefill.queue_waits.lacks, self._scheduler.waiting
         if lacks.cause is Cause.step or not waiting:
             return []
         return [[waiting[0].request.id, str(lacks.cause)]]

@@ -105,7 +105,9 @@ class Engine:
         if self._run is None:
             return
         self._commit(self._run.take_before(now_ns))
-        assert not self.scheduler.ended.finished, "a run goes on after an answer is complete"
+        assert not self.scheduler.ended.outcome.finished, (
+            "a run goes on after an answer is complete"
+        )
 
     def interrupt(self, now_ns: int) -> None:
         if self._run is not None:
@@ -124,7 +126,7 @@ class Engine:
         This is the end of a step, or the time at which a queued request stops waiting for storage.
         `NEVER` means that there is no such time.
         """
-        deadline = self._deadline_ns = self.scheduler.next_deadline_ns(now_ns)
+        deadline = self._deadline_ns = self.scheduler.prefill.next_deadline_ns(now_ns)
         run = self._run
         return deadline if run is None or deadline < run.end_ns else run.end_ns
 
@@ -165,8 +167,8 @@ class Engine:
             self._backlog_ns = self.backlog_ns(now_ns)
             self._batch = self.scheduler.plan(now_ns)
             self._planned_ns = now_ns
-            self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
-            outcome = self.scheduler.take_ended()
+            self._backlog_since_ns = now_ns if self.scheduler.prefill.has_backlog else None
+            outcome = self.scheduler.ended.take()
         self.hand_out(now_ns)
         if self._batch is not None and not self.executor.is_fenced:
             step = self.executor.forward(self._batch, now_ns)
@@ -189,7 +191,7 @@ class Engine:
         self._run = None
         if num_left and self._only_gained_room():
             self._batch.num_steps = num_left
-            return self.scheduler.take_ended()
+            return self.scheduler.ended.take()
         self._batch = None
         return NOTHING  # the next plan may end more requests
 

@@ -91,7 +91,7 @@ class Timeline:
 
     def watch(self, engine: Engine, number: int, executor: Executor) -> Executor:
         self.turns[number] = [Turn(0, NO_STEP)]
-        engine.scheduler.queue_waits = RecordedWaits(self.turns[number])
+        engine.scheduler.prefill.queue_waits = RecordedWaits(self.turns[number])
         return _WatchedExecutor(executor, number, self)
 
     def watch_io(self, io: Io) -> Io:

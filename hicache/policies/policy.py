@@ -28,7 +28,7 @@ from hicache.policies.window_charge import swa_budget_for_req
 from hicache.policies.world import World
 from hicache.policies.writes import COPIES, WRITES, downward
 from hicache.scheduler.checkpoints import Placement
-from hicache.scheduler.scheduler import SchedulerPolicy
+from hicache.scheduler.prefill import SchedulerPolicy
 from hicache.user_code import loaded, place_of, user_code
 
 Part = TypeVar("Part", EntryPolicy, WritePolicy, ReadPolicy, SchedulerPolicy)

@@ -28,11 +28,14 @@ class StepBudget:
 
     `chunk_tokens`: prompt tokens that the step may still compute. `reserved_tokens`: full-attention
     KV tokens that are reserved, but not allocated yet. `reserved_windows`: the same for each kind
-    of sliding window, in tokens.
+    of sliding window, in tokens. `num_running`: requests that decode. `num_ending`: requests whose
+    answers are complete, and that still hold their memory.
     """
 
     chunk_tokens: int  # extend tokens left
     reserved_tokens: float  # full tokens reserved and not yet taken
+    num_running: int = 0
+    num_ending: int = 0
     reserved_windows: dict[int, int] = field(default_factory=dict)  # by kind
 
 

@@ -4,6 +4,7 @@ The rules are those of SGLang 0.5.23: line numbers are of `managers/scheduler.py
 `managers/schedule_policy.py` and `SB` for `managers/schedule_batch.py`.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 
 from hicache.cache.tree.events import Purpose
@@ -12,9 +13,11 @@ from hicache.config import Batching
 from hicache.scheduler.admission import StepBudget, ceil_page, steps_in_free_pages
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
+from hicache.scheduler.decode import Decode
+from hicache.scheduler.prefill import Prefill
 from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, Cause, Shortage
 from hicache.scheduler.request_state import RequestState
-from hicache.scheduler.scheduler import MAX_RESTARTS, Scheduler
+from hicache.scheduler.scheduler import Scheduler
 
 # every so many passes over the queue, the prefixes of its first requests count as used (SP 282)
 TOUCH_PASSES, TOUCHED_REQUESTS = 32, 128
@@ -22,21 +25,17 @@ RETRACT_TOKENS = 20  # room made for each request that still runs after a retrac
 WINDOW_TOKENS = 128  # that an answer passes before it frees window pages (SB 4047)
 
 
-class PromptsTogether(Scheduler):
-    """The scheduler of `scheduler.batching=prompts_together` and `prompts_mixed`.
+class TogetherPrefill(Prefill):
+    """Locks the prefixes of all prompts of a step before these take pages.
 
-    A pass over the queue locks the prefixes of all prompts of a step before these take pages. If
-    memory lacks, the queue is shut: it is not considered until a running request leaves. With
-    `scheduler.asynchronous`, the results of a step are taken in after the next one is planned.
+    If memory lacks, the queue is shut: it is not considered until a running request leaves.
     """
 
-    _late_slots = True
-    _is_shut = False
+    late_slots = True
+    is_shut = False
+    unpublished: Extend | None = None  # the last chunk of `partial`
     _num_looks = 0  # passes over the queue
     _begun: tuple[tuple[RequestState, int], ...] = ()  # prompts of this pass, and ends of chunks
-    _unpublished: Extend | None = None  # the last chunk of `partial`
-    _late: tuple[Batch, int] | None = None  # a step whose results are not taken in, and its end
-    _was_full = False  # the last decode step was preceded by a retraction
 
     @cached_property
     def _max_running(self) -> int:
@@ -46,93 +45,24 @@ class PromptsTogether(Scheduler):
         each = self.cache.quirks.states_per_request + 2
         return min([self.config.max_running, *[max(n // each, 1) for n in counts if n is not None]])
 
-    @property
-    def _is_mixed(self) -> bool:
-        return self.config.batching is Batching.prompts_mixed
-
-    @property
-    def is_idle(self) -> bool:
-        return super().is_idle and self._late is None
-
-    def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
-        batch, self._defer, was_running = Batch(), None, bool(self.running)
-        num_failed = self.counters["scheduler/prefill_oom_count"]
-        late = self._late  # until its results are taken in, for what a retraction owns of it
-        chunk, self._unpublished = self._unpublished, None
+    def store_last(self) -> None:
+        """Publish the last chunk of the partial request, when the next step is planned."""
+        chunk, self.unpublished = self.unpublished, None
         if chunk is not None:  # line 3922
-            self._is_shut = False
+            self.is_shut = False
             if chunk.req.sequence.lock is not None:
-                self._store(chunk)
-        self._end_waits(now_ns)
-        self.queue_waits.turn(now_ns, self._compose(batch, now_ns))
-        if not batch.extends or self._is_mixed:
-            self._decode(batch, None if late is None else late[0])
-        self._late = None
-        if late is not None:
-            self._take_in(late[0], 1, late[1])
-        if batch.extends or batch.decodes:
-            return batch, False
-        if late is None and self.is_idle:
-            self._admission.new_token_ratio.reset()  # line 5318
-        # while copies free memory, a prompt that found no pages waits for them
-        has_failed = self.counters["scheduler/prefill_oom_count"] > num_failed
-        may_try_again = has_failed and not self._may_get_room
-        return None, late is not None or may_try_again or (was_running and not self.running)
+                self.store(chunk)
 
-    def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
-        for req in batch.decodes:
-            req.kv_len += num_steps
-            has_room = self.cache.extend(req.sequence, req.kv_len, Purpose.decode)
-            assert has_room, "a decode step was planned without free pages for it"
-            if batch.extends and req.kv_len % self._page == 0:  # no state is kept (SB 3308)
-                req.missed.append(req.kv_len // self._page)
-        if batch.decodes and not (self._was_full or batch.extends):
-            self._admission.new_token_ratio.decoded(num_steps)  # line 4544
-        if batch.extends and (batch.decodes or not self.running):
-            self._is_shut = False  # all are in the last batch (line 4385)
-        started: list[RequestState] = []
-        for extend in batch.extends:
-            extend.req.kv_len = extend.end
-            if extend.end < extend.req.target_len:
-                extend.req.num_parts += 1
-                self._unpublished = extend
-            else:
-                started.append(extend.req)
-        is_joint = batch.extends and batch.decodes  # prompts come first in a mixed step (SB 3321)
-        self.running = [*started, *self.running] if is_joint else [*self.running, *started]
-        if self.config.asynchronous:  # the last step of a run is taken in after the next plan
-            num_known = num_steps - 1 + (self._late is not None)
-            self._late = batch, now_ns
-        else:
-            num_known = num_steps
-        if num_known:
-            self._take_in(batch, num_known, now_ns)
+    def computed(self, extend: Extend) -> bool:
+        """Note that a chunk is computed; return whether its prompt is complete."""
+        extend.req.kv_len = extend.end
+        if extend.end < extend.req.target_len:
+            extend.req.num_parts += 1
+            self.unpublished = extend
+            return False
+        return True
 
-    def _take_in(self, batch: Batch, num_steps: int, now_ns: int) -> None:
-        for extend in batch.extends:  # in order: what a request that ends frees, the next may take
-            req = extend.req
-            if extend.end < req.target_len or req.sequence.lock is None:
-                continue
-            if req.first_token_ns is None:
-                req.first_token_ns = now_ns
-            if req.remaining_output > 1:
-                self._store(extend)
-            else:
-                self._store_all(extend)
-            self._gain(req, 1)
-        for req in batch.decodes:
-            if req.sequence.lock is not None:  # else it was retracted or aborted since
-                self._gain(req, num_steps)
-
-    def _gain(self, req: RequestState, num_tokens: int) -> None:
-        req.remaining_output -= num_tokens
-        if not req.remaining_output:
-            if req in self.running:
-                self.running.remove(req)
-            self._is_shut = False
-            self.finish(req)
-
-    def _store_all(self, extend: Extend) -> None:
+    def store_all(self, extend: Extend) -> None:
         # a request that ends with its prompt keeps all windows of its last chunk; without states,
         # `finish` publishes them up to where the prompt left another one
         req, page = extend.req, self._page
@@ -142,74 +72,66 @@ class PromptsTogether(Scheduler):
         if not self._has_states:
             req.kv_len = extend.published[-1][0]
 
-    def _store(self, extend: Extend) -> None:
+    def store(self, extend: Extend) -> None:
         sequence, slot = extend.req.sequence, None
         if extend.saves:  # the slot of the saved state leaves the request
             slot = self.cache.take_state_slot(sequence)
-        super()._store(extend)
+        super().store(extend)
         if slot is not None and sequence.boundary_slot is None:
             sequence.boundary_slot = slot
         elif slot is not None:
             sequence.spare_slots = slot
 
-    def _take_out(self, request_id: int) -> RequestState | None:
-        self._is_shut = False
-        chunk = self._unpublished
+    def take_out(self, request_id: int) -> RequestState | None:
+        self.is_shut = False
+        chunk = self.unpublished
         if chunk is not None and chunk.req.request.id == request_id:
-            self._unpublished = None
-            self._store(chunk)  # an abort leaves the chunks that were computed
-        req = super()._take_out(request_id)
-        if req is not None:
-            self._own_saves(req)
-        return req
+            self.unpublished = None
+            self.store(chunk)  # an abort leaves the chunks that were computed
+        return super().take_out(request_id)
 
-    def _own_saves(self, req: RequestState) -> None:
-        # give a request that leaves the slots of states whose last chunk is not taken in yet
-        for extend in () if self._late is None else self._late[0].extends:
-            if extend.req is req and extend.end == req.target_len:
-                states = req.sequence.states
-                states.update((length // self._page, slot) for length, slot in extend.saves)
+    def queue_behind(self, req: RequestState) -> None:
+        """Queue a retracted request behind all that wait (line 4538)."""
+        self._num_submitted += 1
+        req.place = (req.place[0], self._num_submitted)
+        self.queue(req)
 
-    # -- prompts -------------------------------------------------------------------------------
+    # -- planning ------------------------------------------------------------------------------
 
-    def _compose(self, batch: Batch, now_ns: int) -> Shortage:
-        if self.cache.tree.kinds.window_lens or not self.running:  # lines 4092, 4095
-            self._is_shut = False
+    def is_closed(self, running: list[RequestState]) -> Shortage | None:
+        """Return what the queue lacks if this step does not consider it, else None."""
+        if self.cache.tree.kinds.window_lens or not running:  # lines 4092, 4095
+            self.is_shut = False
         if self.partial is None:
             if not self.waiting:
                 return NO_STEP
-            if self._is_shut:
+            if self.is_shut:
                 return self.queue_waits.lacks
-            if len(self.running) >= self._max_running:
-                self._is_shut = True
+            if len(running) >= self._max_running:
+                self.is_shut = True
                 return Shortage(Cause.running, self.waiting[0].request.id)
-        self._touch_queue()
-        num_mixed = len(self.running) if self._is_mixed else 0
-        budget = StepBudget(
-            chunk_tokens=self.config.chunk_tokens - num_mixed,
-            reserved_tokens=self._admission.reserved_tokens(self.running, None) + num_mixed,
-        )
-        if self.partial is not None:
-            self._continue_partial(self.partial, batch, budget)
-        lacks = self._scan(batch, budget, now_ns)
-        self._take_pages(batch, budget)
-        return lacks
+        return None
 
-    def _touch_queue(self) -> None:
-        # not where a program chooses what decodes (`only`): its passes are not those of a server
-        if self.waiting and self.only is None and self.cache.tree.is_lru:
+    def touch_queue(self) -> None:
+        """Count prefixes of waiting requests as used, every so many passes over the queue."""
+        if self.waiting and self.cache.tree.is_lru:
             if self._num_looks % TOUCH_PASSES == 0:
                 for req in reversed(self.waiting[:TOUCHED_REQUESTS]):
                     self.cache.match(req.sequence, req.target_len + 1)
             self._num_looks += 1
 
-    def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
+    def plan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
+        lacks = super().plan(batch, budget, now_ns)
+        self._take_pages(batch, budget)
+        return lacks
+
+    def scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
         for req in list(self.waiting):
             if self._has_room(budget) and budget.chunk_tokens <= 0:
                 return NO_CHUNK
             is_parked = self.partial is not None  # it finds no room, and keeps its place
-            if len(self._begun) + len(self.running) + is_parked >= self._max_running:
-                self._is_shut = True
+            if len(self._begun) + budget.num_running + is_parked >= self._max_running:
+                self.is_shut = True
                 return Shortage(Cause.running, req.request.id)
             if not self._prefetch_lets_go(req, now_ns):
                 continue
@@ -217,23 +139,21 @@ class PromptsTogether(Scheduler):
                 case Admit():
                     self.waiting.remove(req)
                     if not self._has_room(budget):
-                        self._is_shut = True
+                        self.is_shut = True
                         return Shortage(Cause.tokens, req.request.id)
                 case Reject(why):
-                    self._count_deferral(req, Reason.never)
-                    self.waiting.remove(req)
-                    self._reject(req, why)
+                    self._drop(req, why)
                 case Defer(Reason.chunk):
                     return NO_CHUNK
                 case Defer(reason) as decision:
                     self._count_deferral(req, reason)
-                    self._defer = decision
-                    self._is_shut = bool(self._begun or self.running)  # line 4292
+                    self.defer = decision
+                    self.is_shut = bool(self._begun or budget.num_running)  # line 4292
                     return Shortage(Cause(reason), req.request.id)
         return NO_STEP
 
-    def _is_final(self, batch: Batch) -> bool:
-        return not self._begun and super()._is_final(batch)
+    def _is_final(self, batch: Batch, budget: StepBudget) -> bool:
+        return not self._begun and super()._is_final(batch, budget)
 
     def _has_room(self, budget: StepBudget) -> bool:
         room, windows = self.cache.room, self.cache.tree.kinds.window_lens
@@ -275,7 +195,7 @@ class PromptsTogether(Scheduler):
         chunk = min(budget.chunk_tokens, int(room() - budget.reserved_tokens))
         chunk = min([chunk, *[room(kind) - self._page for kind in windows]])
         if chunk <= 0:
-            if windows and (self.running or self._may_get_room):
+            if windows and (budget.num_running or self.may_get_room):
                 return
             chunk = budget.chunk_tokens
         self.partial = None
@@ -288,7 +208,7 @@ class PromptsTogether(Scheduler):
         extend = ceil_page(end - req.kv_len, page)
         budget.reserved_tokens += extend + page + max_new
         for kind in self.cache.tree.kinds.window_lens:
-            needed = self._admission.charge(kind, extend, max_new, budget.chunk_tokens, 0)
+            needed = self.admission.charge(kind, extend, max_new, budget.chunk_tokens, 0)
             budget.reserved_windows[kind] = budget.reserved_windows.get(kind, 0) + needed
         budget.chunk_tokens -= extend
         self._begun = (*self._begun, (req, end))
@@ -311,79 +231,85 @@ class PromptsTogether(Scheduler):
                 self._add_extend(req, end, batch, budget)
                 continue
             self._prefill_out_of_memory(req)
-            req.failed_prompts += not (self.running or batch.extends or self._may_get_room)
-            if req.failed_prompts > MAX_RESTARTS:
-                self._reject(req, "needs more pages than the pools can give")
-            else:
-                self._queue(req)
+            is_alone = not (budget.num_running or batch.extends or self.may_get_room)
+            self.queue_again(req, has_failed=is_alone)
 
-    # -- decodes -------------------------------------------------------------------------------
 
-    def _decode(self, batch: Batch, late: Batch | None) -> None:
-        gained: set[RequestState] = set()  # they have a token more than is known
-        if late is not None:
-            gained = {*late.decodes, *(extend.req for extend in late.extends)}
-        for req in list(self.running):
-            if req in gained and req.remaining_output == 1:  # it ends with that token (line 4444)
-                self.running.remove(req)
-                self._is_shut = False
-        running = self.decoding
-        self._was_full = bool(running) and not self._fits(running)
-        if self._was_full and batch.extends:
-            return  # they wait for the next step that has pages for them (line 4387)
-        if self._was_full:
-            if any(req.remaining_output == 1 for req in gained):
-                self._was_full = False
-                return  # the pages of those that end are free in the next pass (line 4471)
-            running = self._retract(running)
-        if not running:
-            return
+class TogetherDecode(Decode):
+    was_full = False  # the last decode step was preceded by a retraction
+
+    def gain(self, req: RequestState, num_tokens: int) -> bool:
+        """Count tokens of an answer whose step is taken in; return whether the request ends."""
+        req.remaining_output -= num_tokens
+        if req.remaining_output:
+            return False
+        if req in self.running:
+            self.running.remove(req)
+        self.finish(req)
+        return True
+
+    def remove_ending(self, gained: set[RequestState]) -> bool:
+        """Leave out the requests that end with the token not yet taken in (line 4444)."""
+        ending = [req for req in self.running if req in gained and req.remaining_output == 1]
+        for req in ending:
+            self.running.remove(req)
+        return bool(ending)
+
+    def add(self, batch: Batch, running: list[RequestState]) -> None:
+        """Let these requests decode in the batch, with pages for one step."""
         for req in running:
             if self._steps_in_windows(req) < 0:
                 self.cache.leave_window(req.sequence, self._result_len(req) + 1)
         self.cache.make_room(len(running), Purpose.decode)  # a page each, needed or not
-        for req in running if self._takes_decode_pages_first else ():
+        for req in running if self._takes_pages_first else ():
             self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode)
         batch.decodes = list(running)
-        stays_shut = self._is_shut and not self.cache.tree.kinds.window_lens
-        if not (self.partial or batch.extends or self._was_full) and (
-            stays_shut or not self.waiting
-        ):
-            wanted = min([req.remaining_output - (req in gained) for req in running])
-            wanted = min([wanted, *[self._steps_in_windows(req) + 1 for req in running]])
-            batch.num_steps = steps_in_free_pages(
-                self.cache, running, max(min(wanted, self._max_jump), 1), spare=len(running)
-            )
 
-    def _fits(self, running: list[RequestState]) -> bool:
+    def steps_alone(self, running: list[RequestState], gained: set[RequestState]) -> int:
+        """Return how many steps these requests may decode before something else happens."""
+        wanted = min([req.remaining_output - (req in gained) for req in running])
+        wanted = min([wanted, *[self._steps_in_windows(req) + 1 for req in running]])
+        most = max(min(wanted, self._max_jump), 1)
+        return steps_in_free_pages(self.cache, running, most, spare=len(running))
+
+    def fits(self, running: list[RequestState]) -> bool:
         count = sum(req.kv_len % self._page == 0 for req in running)
         return self.cache.make_room(count, Purpose.decode)
 
-    def _retract(self, running: list[RequestState]) -> list[RequestState]:
+    def retract_until_fit(
+        self, running: list[RequestState], abandon: Callable[[RequestState], None]
+    ) -> tuple[list[RequestState], list[RequestState], RequestState | None]:
+        """Take the memory of requests until the others fit.
+
+        `abandon` frees a request's memory. Return the others, the requests that start again, and
+        the last one, if it does not fit alone.
+        """
         # SB 3451: the shortest answers go first, and of these the longest prompts
         left = sorted(running, key=lambda req: (req.decoded, -req.request.prompt_len), reverse=True)
-        while len(left) > 1 and (len(left) == len(running) or not self._fits(left)):
-            req = left.pop()
-            self._abandon(req)
-            req.restart()
-            self._num_submitted += 1
-            req.place = (req.place[0], self._num_submitted)  # line 4538: behind all that wait
-            self._queue(req)
-            self.counters["scheduler/retracted_count"] += 1
+        sent_back, hopeless = [], None
+        while len(left) > 1 and (len(left) == len(running) or not self.fits(left)):
+            sent_back.append(left.pop())
+            abandon(sent_back[-1])
+            self.cache.counters["scheduler/retracted_count"] += 1
             room = -(-len(left) * RETRACT_TOKENS // self._page)
             self.cache.make_room(room, Purpose.decode)
-        if not self._fits(left):
-            req = left.pop()
-            self._abandon(req)
-            self._reject(req, "needs more pages for its answer than the pools have")
+        if not self.fits(left):
+            hopeless = left.pop()
+            abandon(hopeless)
         self.running = left + [req for req in self.running if req not in running]
-        self._is_shut = False
-        self._admission.new_token_ratio.retracted(left)
-        return left
+        self._ratio.retracted(left)
+        return left, sent_back, hopeless
 
-    def _abandon(self, req: RequestState) -> None:
-        self._own_saves(req)
-        self.cache.abandon(req.sequence)
+    def advance(self, batch: Batch, num_steps: int) -> None:
+        """Take the pages of computed decode steps."""
+        for req in batch.decodes:
+            req.kv_len += num_steps
+            has_room = self.cache.extend(req.sequence, req.kv_len, Purpose.decode)
+            assert has_room, "a decode step was planned without free pages for it"
+            if batch.extends and req.kv_len % self._page == 0:  # no state is kept (SB 3308)
+                req.missed.append(req.kv_len // self._page)
+        if batch.decodes and not (self.was_full or batch.extends):
+            self._ratio.decoded(num_steps)  # line 4544
 
     def _steps_in_windows(self, req: RequestState) -> int:
         # decode steps before an answer frees window pages; negative: it frees some now
@@ -398,3 +324,154 @@ class PromptsTogether(Scheduler):
 
     def _result_len(self, req: RequestState) -> int:
         return req.request.prompt_len + req.decoded - 1  # tokens with KV, as far as is known
+
+
+class PromptsTogether(Scheduler):
+    """The scheduler of `scheduler.batching=prompts_together` and `prompts_mixed`.
+
+    With `scheduler.asynchronous`, the results of a step are taken in after the next one is planned.
+    """
+
+    prefill: TogetherPrefill
+    decode: TogetherDecode
+    _prefill_kind, _decode_kind = TogetherPrefill, TogetherDecode
+    _late: tuple[Batch, int] | None = None  # a step whose results are not taken in, and its end
+
+    @property
+    def _is_mixed(self) -> bool:
+        return self.config.batching is Batching.prompts_mixed
+
+    @property
+    def is_idle(self) -> bool:
+        return super().is_idle and self._late is None
+
+    def _take_out(self, request_id: int) -> RequestState | None:
+        req = super()._take_out(request_id)
+        if req is not None:
+            self._own_saves(req)
+        return req
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
+        prefill, decode, counters = self.prefill, self.decode, self.cache.counters
+        batch, was_running = Batch(), bool(decode.running)
+        num_failed = counters["scheduler/prefill_oom_count"]
+        late = self._late  # until its results are taken in, for what a retraction owns of it
+        prefill.store_last()
+        prefill.begin_step(now_ns)
+        prefill.queue_waits.turn(now_ns, self._compose(batch, now_ns))
+        if not batch.extends or self._is_mixed:
+            self._plan_decodes(batch)
+        self._late = None
+        if late is not None:
+            self._take_in(late[0], 1, late[1])
+        if batch.extends or batch.decodes:
+            return batch, False
+        if late is None and self.is_idle:
+            prefill.admission.new_token_ratio.reset()  # line 5318
+        # while copies free memory, a prompt that found no pages waits for them
+        has_failed = counters["scheduler/prefill_oom_count"] > num_failed
+        may_try_again = has_failed and not prefill.may_get_room
+        return None, late is not None or may_try_again or (was_running and not decode.running)
+
+    def _compose(self, batch: Batch, now_ns: int) -> Shortage:
+        prefill, running = self.prefill, self.decode.running
+        lacks = prefill.is_closed(running)
+        if lacks is not None:
+            return lacks
+        if self.decode.only is None:  # else the passes are not those of a server
+            prefill.touch_queue()
+        num_mixed = len(running) if self._is_mixed else 0
+        reserved = prefill.admission.reserved_tokens(running, None)
+        budget = StepBudget(
+            chunk_tokens=self.config.chunk_tokens - num_mixed,
+            reserved_tokens=reserved + num_mixed,
+            num_running=len(running),
+        )
+        return prefill.plan(batch, budget, now_ns)
+
+    def _plan_decodes(self, batch: Batch) -> None:
+        prefill, decode = self.prefill, self.decode
+        gained: set[RequestState] = set()  # they have a token more than is known
+        if self._late is not None:
+            late, _ = self._late
+            gained = {*late.decodes, *(extend.req for extend in late.extends)}
+        if decode.remove_ending(gained):
+            prefill.is_shut = False
+        running = decode.decoding
+        decode.was_full = bool(running) and not decode.fits(running)
+        if decode.was_full and batch.extends:
+            return  # they wait for the next step that has pages for them (line 4387)
+        if decode.was_full:
+            if any(req.remaining_output == 1 for req in gained):
+                decode.was_full = False
+                return  # the pages of those that end are free in the next pass (line 4471)
+            running = self._retract(running)
+        if not running:
+            return
+        decode.add(batch, running)
+        stays_shut = prefill.is_shut and not self.cache.tree.kinds.window_lens
+        if not (prefill.partial or batch.extends or decode.was_full) and (
+            stays_shut or not prefill.waiting
+        ):
+            batch.num_steps = decode.steps_alone(running, gained)
+
+    def _retract(self, running: list[RequestState]) -> list[RequestState]:
+        left, sent_back, hopeless = self.decode.retract_until_fit(running, self._abandon)
+        for req in sent_back:
+            req.restart()
+            self.prefill.queue_behind(req)
+        if hopeless is not None:
+            self.ended.reject(hopeless, "needs more pages for its answer than the pools have")
+        self.prefill.is_shut = False
+        return left
+
+    def _abandon(self, req: RequestState) -> None:
+        self._own_saves(req)
+        self.cache.abandon(req.sequence)
+
+    def _own_saves(self, req: RequestState) -> None:
+        # give a request that leaves the slots of states whose last chunk is not taken in yet
+        for extend in () if self._late is None else self._late[0].extends:
+            if extend.req is req and extend.end == req.target_len:
+                states, page = req.sequence.states, self.cache.page_size
+                states.update((length // page, slot) for length, slot in extend.saves)
+
+    # -- results -------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
+        prefill, decode = self.prefill, self.decode
+        decode.advance(batch, num_steps)
+        if batch.extends and (batch.decodes or not decode.running):
+            prefill.is_shut = False  # all are in the last batch (line 4385)
+        started = [extend.req for extend in batch.extends if prefill.computed(extend)]
+        is_joint = batch.extends and batch.decodes  # prompts come first in a mixed step (SB 3321)
+        running = decode.running
+        decode.running = [*started, *running] if is_joint else [*running, *started]
+        num_known = num_steps
+        if self.config.asynchronous:  # the last step of a run is taken in after the next plan
+            num_known += (self._late is not None) - 1
+            self._late = batch, now_ns
+        if num_known:
+            self._take_in(batch, num_known, now_ns)
+
+    def _take_in(self, batch: Batch, num_steps: int, now_ns: int) -> None:
+        for extend in batch.extends:  # in order: what a request that ends frees, the next may take
+            req = extend.req
+            if extend.end < req.target_len or req.sequence.lock is None:
+                continue
+            if req.first_token_ns is None:
+                req.first_token_ns = now_ns
+            if req.remaining_output > 1:
+                self.prefill.store(extend)
+            else:
+                self.prefill.store_all(extend)
+            self._gain(req, 1)
+        for req in batch.decodes:
+            if req.sequence.lock is not None:  # else it was retracted or aborted since
+                self._gain(req, num_steps)
+
+    def _gain(self, req: RequestState, num_tokens: int) -> None:
+        if self.decode.gain(req, num_tokens):
+            self.prefill.is_shut = False

@@ -4,7 +4,7 @@ The rules are those of vLLM 0.33.0: line numbers are of `v1/core/sched/scheduler
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from operator import attrgetter
 
@@ -16,9 +16,11 @@ from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission, StepBudget, WindowCharge, ceil_page
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Admit, Defer, Reason
+from hicache.scheduler.decode import Decode
+from hicache.scheduler.prefill import Prefill
 from hicache.scheduler.queue_waits import Cause, Shortage
 from hicache.scheduler.request_state import RequestState
-from hicache.scheduler.scheduler import MAX_RESTARTS, Scheduler
+from hicache.scheduler.scheduler import Scheduler
 
 
 class WholePromptFits(Admission):
@@ -83,80 +85,15 @@ class WholePromptFits(Admission):
     def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None: ...
 
 
-class RunningFirst(Scheduler):
-    """The scheduler of `scheduler.batching=running_first`."""
-
-    # starts of the chunks and decodes of the step before, by request, as long as it has not ended
-    _late: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
-    _num_starts = 0
+class RunningFirstPrefill(Prefill):
+    may_leave_at_plan = True
 
     @property
     def _shows_early(self) -> bool:
         return not self._has_states  # states follow when they are computed
 
-    @property
-    def _leaves_at_plan(self) -> bool:  # type: ignore[override]
-        return bool(self.cache.tree.kinds.windows) and self.cache.knobs.trims_leaves
-
-    def _free_windows(self, req: RequestState) -> None:
-        # only what no step reads that is under way (`kv_cache_manager.py`, line 560)
-        if self._leaves_at_plan:
-            self.cache.free_windows(req.sequence, self._late.get(req.request.id, req.kv_len))
-
     def _admission_of(self, window_charge: WindowCharge) -> Admission:
-        return WholePromptFits(
-            self.cache, self.config, window_charge, lambda: [*self._partials, *self.loading]
-        )
-
-    def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
-        was_late = bool(self._late)
-        batch, has_freed = super().plan_once(now_ns)
-        # a plan without requests waits for the step that is under way
-        return batch, has_freed or (batch is None and was_late)
-
-    def _compose(self, batch: Batch, now_ns: int) -> Shortage:
-        lacks = self._fill(batch, now_ns)
-        # the step before has ended, and showed a token, also of requests that this one leaves out
-        for req in self.running if self._is_short(batch) and self._answer_pages else ():
-            is_out = req.request.id in self._late and req not in batch.decodes
-            if is_out and req.kv_len // self._page > req.sequence.tree_pages:
-                self._publish_answer(req, req.kv_len)
-        if self.config.asynchronous:
-            self._late = {each.req.request.id: each.start for each in batch.extends}
-            self._late |= {req.request.id: req.kv_len for req in batch.decodes}
-        return lacks
-
-    def _keep(self, req: RequestState) -> None:
-        self._free_windows(req)
-        super()._keep(req)
-
-    def _fill(self, batch: Batch, now_ns: int) -> Shortage:
-        budget = StepBudget(chunk_tokens=self.config.chunk_tokens, reserved_tokens=0)
-        if self._continue_running(batch, budget):  # line 1041
-            return Shortage(Cause.tokens, self.waiting[0].request.id if self.waiting else None)
-        num_old = len(batch.extends)
-        lacks = self._admit(batch, budget, now_ns)
-        for extend in batch.extends[num_old:]:  # behind all that have started
-            self._num_starts += 1
-            extend.req.place = (self._num_starts, 0)
-        return lacks
-
-    def _admit(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
-        for req in list(self.loading):  # before the other requests that wait (line 1065)
-            if self.partial is not None or budget.chunk_tokens <= 0:
-                break
-            if req.load_back in self.cache.in_flight:
-                continue
-            if self._num_active(batch) >= self.config.max_running:
-                return Shortage(Cause.running, req.request.id)
-            req.load_back = None
-            held = req.sequence.num_pages * self._page
-            if ceil_page(req.target_len, self._page) > held + self.cache.room():
-                return Shortage(Cause.tokens, req.request.id)  # it keeps its pages
-            self.loading.remove(req)
-            if not self._continue(req, batch, budget):
-                self._retract(req)
-        return self._scan(batch, budget, now_ns)
+        return WholePromptFits(self.cache, self.config, window_charge, lambda: self.started)
 
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
         # data that is being loaded cannot be hit yet, nor loaded again (`offloading/scheduler.py`,
@@ -169,44 +106,29 @@ class RunningFirst(Scheduler):
             for each in self.loading
         )
 
-    # -- extending -----------------------------------------------------------------------------
+    def loaded(self, batch: Batch, budget: StepBudget) -> Iterator[RequestState | Shortage]:
+        """Yield the requests whose load-back is done, before those that wait (line 1065).
 
-    def _chunk_end(self, req: RequestState, chunk_tokens: int) -> int:
-        if req.load_back is not None:
-            return req.kv_len  # nothing before the load-back is done (line 1376)
-        if self._has_states:
-            return super()._chunk_end(req, chunk_tokens)
-        return min(req.kv_len + chunk_tokens, req.target_len)
-
-    def _continue_running(self, batch: Batch, budget: StepBudget) -> bool:
-        # plans the requests that have started, in the order of their starts; where one finds no
-        # pages, the last goes back to the queue (line 933). Returns whether one did
-        self.stalled, self.partial = self._partials, None
-        order = sorted([*self.running, *self.stalled, *self.ending], key=attrgetter("place"))
-        able, num_started = {*self.decoding, *self.stalled}, len(order)
-        for req in order:
-            if budget.chunk_tokens <= 0:
+        The iteration ends with a shortage if one of them finds no room; it keeps its pages.
+        """
+        for req in list(self.loading):
+            if self.partial is not None or budget.chunk_tokens <= 0:
                 break
-            if req not in able:
+            if req.load_back in self.cache.in_flight:
                 continue
-            while not self._continue(req, batch, budget):
-                last = order[-1]
-                if last.request.id in self._late:  # a step that is under way writes to its pages
-                    return len(order) < num_started  # no more requests run (line 941)
-                (self.stalled if last in self.stalled else self.running).remove(order.pop())
-                self._retract(last)
-                if last is req:
-                    return True
-        return len(order) < num_started
+            if self._num_active(batch, budget) >= self.config.max_running:
+                yield Shortage(Cause.running, req.request.id)
+                return
+            req.load_back = None
+            held = req.sequence.num_pages * self._page
+            if ceil_page(req.target_len, self._page) > held + self.cache.room():
+                yield Shortage(Cause.tokens, req.request.id)
+                return
+            self.loading.remove(req)
+            yield req
 
-    def _continue(self, req: RequestState, batch: Batch, budget: StepBudget) -> bool:
-        self._free_windows(req)
-        if req.kv_len >= req.target_len:
-            if not self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode):
-                return False
-            batch.decodes.append(req)
-            budget.chunk_tokens -= 1
-            return True
+    def extend(self, req: RequestState, batch: Batch, budget: StepBudget) -> bool:
+        """Add the next chunk of a prompt that has begun; return False if there are no pages."""
         chunk_end = self._chunk_end(req, budget.chunk_tokens)
         if not self.cache.extend(req.sequence, chunk_end):
             return False
@@ -214,6 +136,13 @@ class RunningFirst(Scheduler):
             self.stalled.remove(req)
         self._add_extend(req, chunk_end, batch, budget)
         return True
+
+    def _chunk_end(self, req: RequestState, chunk_tokens: int) -> int:
+        if req.load_back is not None:
+            return req.kv_len  # nothing before the load-back is done (line 1376)
+        if self._has_states:
+            return super()._chunk_end(req, chunk_tokens)
+        return min(req.kv_len + chunk_tokens, req.target_len)
 
     def _add_extend(
         self, req: RequestState, chunk_end: int, batch: Batch, budget: StepBudget
@@ -245,25 +174,122 @@ class RunningFirst(Scheduler):
             is_answer = length > req.request.prompt_len
             self.cache.host.save_path(node, req.request.id, is_answer=is_answer)
 
-    # -- decoding ------------------------------------------------------------------------------
 
-    def _is_short(self, batch: Batch) -> bool:
-        return len(batch.decodes) < len(self.decoding)
+class RunningFirstDecode(Decode):
+    may_leave_at_plan = True
+    # starts of the chunks and decodes of the step before, by request, as long as it has not ended
+    late: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
+
+    def free_windows(self, req: RequestState) -> None:
+        # only what no step reads that is under way (`kv_cache_manager.py`, line 560)
+        if self._leaves_at_plan:
+            self.cache.free_windows(req.sequence, self.late.get(req.request.id, req.kv_len))
+
+    def publish_left_out(self, batch: Batch) -> None:
+        """Publish the answers of requests that a step leaves out, as far as they are known.
+
+        The step before has ended, and has shown a token.
+        """
+        for req in self.running if self._answer_pages else ():
+            is_out = req.request.id in self.late and req not in batch.decodes
+            if is_out and req.kv_len // self._page > req.sequence.tree_pages:
+                self._publish_answer(req, req.kv_len)
+
+    def keep(self, req: RequestState) -> None:
+        self.free_windows(req)
+        super().keep(req)
 
     def _known_len(self, req: RequestState) -> int:
         # planned early, a step does not know the token before it (line 2412)
         return req.kv_len - (self.config.asynchronous and req.kv_len > req.target_len)
 
+
+class RunningFirst(Scheduler):
+    """The scheduler of `scheduler.batching=running_first`."""
+
+    prefill: RunningFirstPrefill
+    decode: RunningFirstDecode
+    _prefill_kind, _decode_kind = RunningFirstPrefill, RunningFirstDecode
+    _num_starts = 0
+
+    def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
+        was_late = bool(self.decode.late)
+        batch, has_freed = super().plan_once(now_ns)
+        # a plan without requests waits for the step that is under way
+        return batch, has_freed or (batch is None and was_late)
+
+    def _compose(self, batch: Batch, now_ns: int) -> Shortage:
+        decode = self.decode
+        lacks = self._fill(batch, now_ns)
+        if len(batch.decodes) < len(decode.decoding):
+            decode.publish_left_out(batch)
+        if self.config.asynchronous:
+            decode.late = {each.req.request.id: each.start for each in batch.extends}
+            decode.late |= {req.request.id: req.kv_len for req in batch.decodes}
+        return lacks
+
+    def _fill(self, batch: Batch, now_ns: int) -> Shortage:
+        decode = self.decode
+        budget = StepBudget(chunk_tokens=self.config.chunk_tokens, reserved_tokens=0)
+        if self._continue_running(batch, budget):  # line 1041
+            return Shortage(Cause.tokens, self.waiting[0].request.id if self.waiting else None)
+        budget.num_running, budget.num_ending = len(decode.running), len(decode.ending)
+        num_old = len(batch.extends)
+        lacks = self._admit(batch, budget, now_ns)
+        for extend in batch.extends[num_old:]:  # behind all that have started
+            self._num_starts += 1
+            extend.req.place = (self._num_starts, 0)
+        return lacks
+
+    def _admit(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
+        for req in self.prefill.loaded(batch, budget):
+            if isinstance(req, Shortage):
+                return req
+            if not self._continue(req, batch, budget):
+                self._retract(req)
+        return self.prefill.scan(batch, budget, now_ns)
+
+    def _continue_running(self, batch: Batch, budget: StepBudget) -> bool:
+        # plans the requests that have started, in the order of their starts; where one finds no
+        # pages, the last goes back to the queue (line 933). Returns whether one did
+        prefill, decode = self.prefill, self.decode
+        prefill.stalled, prefill.partial = prefill.partials, None
+        order = sorted([*decode.running, *prefill.stalled, *decode.ending], key=attrgetter("place"))
+        able, num_started = {*decode.decoding, *prefill.stalled}, len(order)
+        for req in order:
+            if budget.chunk_tokens <= 0:
+                break
+            if req not in able:
+                continue
+            while not self._continue(req, batch, budget):
+                last = order[-1]
+                if last.request.id in decode.late:  # a step that is under way writes to its pages
+                    return len(order) < num_started  # no more requests run (line 941)
+                holder = prefill.stalled if last in prefill.stalled else decode.running
+                holder.remove(order.pop())
+                self._retract(last)
+                if last is req:
+                    return True
+        return len(order) < num_started
+
+    def _continue(self, req: RequestState, batch: Batch, budget: StepBudget) -> bool:
+        self.decode.free_windows(req)
+        if req.kv_len < req.target_len:
+            return self.prefill.extend(req, batch, budget)
+        if not self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode):
+            return False
+        batch.decodes.append(req)
+        budget.chunk_tokens -= 1
+        return True
+
     def _retract(self, req: RequestState) -> None:
+        prefill = self.prefill
         if req.sequence.lock is not None:
             self.cache.tree.touch(req.sequence.lock.node)  # its blocks are freed as just used
         self.cache.abandon(req.sequence)
         req.restart()
-        self.counters["scheduler/retracted_count"] += 1
-        if not self.running and not self.started and not self._may_get_room:
-            req.failed_prompts += 1
-            if req.failed_prompts > MAX_RESTARTS:
-                self._reject(req, "needs more pages than the pools can give")
-                return
-        req.place = (-inf, -self.counters["scheduler/retracted_count"])  # to the head (line 1841)
-        self._queue(req)
+        self.cache.counters["scheduler/retracted_count"] += 1
+        # to the head (line 1841)
+        req.place = (-inf, -self.cache.counters["scheduler/retracted_count"])
+        is_alone = not (self.running or self.started or prefill.may_get_room)
+        prefill.queue_again(req, has_failed=is_alone)

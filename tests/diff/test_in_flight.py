@@ -17,6 +17,7 @@ from experiments.diff.in_flight import (
 )
 from experiments.diff.protocol import Pools, StepRow
 from experiments.diff.simulator import SimulatorSide
+from hicache.scheduler.prefill import Prefill
 from hicache.scheduler.scheduler import Scheduler
 from tests.scheduler.world import request_of
 
@@ -93,8 +94,8 @@ def test_another_order_is_named() -> None:
 
 def test_another_end_of_a_chunk_is_named() -> None:
     def end_at_pages(scheduler: Scheduler) -> None:
-        scheduler._chunk_end = (  # type: ignore[method-assign]
-            lambda req, tokens: Scheduler._chunk_end(scheduler, req, tokens)
+        scheduler.prefill._chunk_end = (  # type: ignore[method-assign]
+            lambda req, tokens: Prefill._chunk_end(scheduler.prefill, req, tokens)
         )
 
     kinds = first_kinds(compared(end_at_pages))

@@ -3,7 +3,7 @@
 import pytest
 
 from hicache.observe.invariants import BrokenLawError
-from hicache.scheduler.scheduler import Scheduler
+from hicache.scheduler.prefill import Prefill
 from tests.fuzz.scenario import PLAIN
 from tests.fuzz.trial import try_choices
 
@@ -262,7 +262,7 @@ def test_every_batch_that_is_read_is_told(name: str) -> None:
 def test_a_wait_that_goes_on_when_a_request_has_begun_breaks_a_law(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Scheduler, "_end_wait", lambda self, req, now_ns: None)
+    monkeypatch.setattr(Prefill, "_end_wait", lambda self, req, now_ns: None)
     slow = {"workload.start": "warm_storage", "storage.speed": "slow"}
     with pytest.raises(
         BrokenLawError, match=r"law 9: request .* still counted as waiting for storage"

@@ -45,7 +45,7 @@ def state_of(engine: Engine, request_id: int) -> set[str]:
         found.add("prefill")
     if any(req.request.id == request_id for req in scheduler.running):
         found.add("decode")
-    if scheduler.partial is not None and scheduler.partial.request.id == request_id:
+    if scheduler.prefill.partial is not None and scheduler.prefill.partial.request.id == request_id:
         found.add("half-way")
     if found & {"prefill", "decode", "half-way"}:
         found |= {type(each).__name__ for each in engine.cache.in_flight}

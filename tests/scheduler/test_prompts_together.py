@@ -45,7 +45,7 @@ def ids(batch: Batch) -> tuple[list[int], list[int]]:
 
 
 def finished(world: World) -> list[int]:
-    return [req.request.id for req in world.scheduler.take_ended().finished]
+    return [req.request.id for req in world.scheduler.ended.take().finished]
 
 
 def test_a_prompt_takes_whole_pages_of_the_chunk() -> None:
@@ -77,7 +77,7 @@ def test_tokens_that_are_hit_are_not_charged() -> None:
 
 def test_an_idle_engine_expects_long_answers_again() -> None:
     world = world_of(40, new_token_ratio=0.7, new_token_ratio_decay_steps=10)
-    ratio = world.scheduler._admission.new_token_ratio
+    ratio = world.scheduler.prefill.admission.new_token_ratio
     submit(world, 1, 20)
     step(world)
     step(world)
@@ -117,7 +117,7 @@ def test_a_retracted_request_goes_behind_all_that_wait() -> None:
         submit(world, number, length, num_answers=60 - length)
     assert ids(step(world)) == ([1, 2], [])
     submit(world, 3, 60, num_answers=2)
-    while not world.scheduler.counters["scheduler/retracted_count"]:
+    while not world.scheduler.cache.counters["scheduler/retracted_count"]:
         step(world)
     # equal answers: the one with the longer prompt went
     assert [req.request.id for req in world.scheduler.running] == [2]
@@ -156,7 +156,7 @@ def test_every_32nd_pass_of_a_server_over_the_queue_refreshes_its_prefixes(
 ) -> None:
     world = world_of(40)
     if is_stepped:
-        world.scheduler.only = {1, 2, 3, 4}
+        world.scheduler.decode.only = {1, 2, 3, 4}
     submit(world, 1, 24, num_answers=1)
     step(world)
     (node,) = world.cache.tree.root("").children.values()
@@ -164,7 +164,7 @@ def test_every_32nd_pass_of_a_server_over_the_queue_refreshes_its_prefixes(
         submit(world, number, 60, num_answers=9)
     world.scheduler.submit(request_of(4, [*range(1000, 1024), 5], [7]), 0)
     before = node.tick
-    world.scheduler._num_looks = 31
+    world.scheduler.prefill._num_looks = 31
     assert ids(step(world)) == ([2], [])
     assert node.tick == before
     assert ids(step(world)) == ([3], [])

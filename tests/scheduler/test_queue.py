@@ -52,7 +52,7 @@ def test_requests_behind_a_prompt_that_is_computed_in_chunks_wait_for_a_chunk() 
     for number in (0, 1):
         world.scheduler.submit(request_of(number, range(100 * number, 100 * number + 20), [1]), 0)
     world.scheduler.plan(0)
-    assert world.scheduler.queue_waits.lacks == NO_CHUNK
+    assert world.scheduler.prefill.queue_waits.lacks == NO_CHUNK
 
 
 def test_who_was_sent_back_is_looked_at_before_a_second_step() -> None:
@@ -60,7 +60,7 @@ def test_who_was_sent_back_is_looked_at_before_a_second_step() -> None:
     for number in range(2):  # together they need more than the 320 tokens there are
         scheduler.submit(request_of(number, range(1000 * number, 1000 * number + 60), [1] * 150), 0)
     now_ns, steps = 0, []
-    while scheduler.counters["scheduler/retracted_count"] == 0:
+    while scheduler.cache.counters["scheduler/retracted_count"] == 0:
         batch = scheduler.plan(now_ns)
         assert batch is not None
         steps.append(batch.num_steps)
@@ -89,7 +89,7 @@ def test_whoever_is_dropped_is_handed_back_wherever_it_was() -> None:
     assert scheduler.abort(2, 10) is waiting
     assert scheduler.abort(0, 10) is running
     assert scheduler.plan(20) is not None
-    assert scheduler.partial is half
+    assert scheduler.prefill.partial is half
     assert scheduler.abort(1, 20) is half
     assert scheduler.is_idle
     assert scheduler.abort(1, 20) is None
@@ -114,10 +114,14 @@ def test_nobody_is_idle_while_a_request_waits_is_half_way_or_runs() -> None:
     scheduler.submit(request_of(0, range(100), [1, 2]), 0)
     seen = []
     while not scheduler.is_idle:
-        seen.append((len(scheduler.waiting), scheduler.partial is not None, len(scheduler.running)))
+        seen.append(
+            (len(scheduler.waiting), scheduler.prefill.partial is not None, len(scheduler.running))
+        )
         batch = scheduler.plan(0)
         assert batch is not None
-        seen.append((len(scheduler.waiting), scheduler.partial is not None, len(scheduler.running)))
+        seen.append(
+            (len(scheduler.waiting), scheduler.prefill.partial is not None, len(scheduler.running))
+        )
         scheduler.commit(batch, batch.num_steps, 10)
     assert seen == [(1, 0, 0), (0, 1, 0), (0, 1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 1)]
 
@@ -128,7 +132,7 @@ def test_the_prefetch_of_a_request_that_is_rejected_is_forgotten() -> None:
     world.scheduler.submit(request_of(0, range(304), [1] * 8), 0)  # fits, and leaves nothing over
     world.prefetcher.active[0].phase = Phase.ended
     assert world.scheduler.plan(0) is None
-    ((_, reason),) = world.scheduler.take_ended().rejected
+    ((_, reason),) = world.scheduler.ended.take().rejected
     assert reason == "needs more tokens than the pools have"
     assert not world.prefetcher.active
 

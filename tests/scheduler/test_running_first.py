@@ -109,7 +109,7 @@ def test_a_loaded_request_computes_after_the_load_back() -> None:
     batch = step(world)
     assert (ids(batch), chunks(batch)) == ([9], [])
     assert batch.load_backs == []
-    (req,) = world.scheduler.loading
+    (req,) = world.scheduler.prefill.loading
     world.scheduler.submit(request_of(4, [*range(64), 6], [7]), 0)
     assert chunks(step(world)) == []  # nor does one that hits the same data
     assert req.load_back is not None
@@ -122,7 +122,7 @@ def test_a_loaded_request_waits_while_decodes_take_all_tokens_of_the_budget() ->
     world.serve([request_of(1, range(64), [7]), request_of(2, range(1000, 1080), [7])])
     world.scheduler.submit(request_of(3, [*range(64), 5], [7]), 0)
     world.scheduler.plan(0)
-    (req,) = world.scheduler.loading
+    (req,) = world.scheduler.prefill.loading
     submit(world, 9, 1, num_answers=2)
     assert chunks(step(world)) == [(9, 0, 1)]
     assert req.load_back is not None
@@ -143,9 +143,9 @@ def test_a_complete_answer_holds_its_memory_for_one_more_plan(batching: Batching
         step(world)
         step(world)
         rooms[asynchronous] = world.cache.room()
-        assert [req.request.id for req in world.scheduler.ending] == [1] * asynchronous
+        assert [req.request.id for req in world.scheduler.decode.ending] == [1] * asynchronous
         step(world)
-        assert [req.request.id for req in world.scheduler.ended.finished] == [1]
+        assert [req.request.id for req in world.scheduler.ended.outcome.finished] == [1]
         assert world.cache.room() == rooms[False]
     assert rooms[True] == rooms[False] - 24
 

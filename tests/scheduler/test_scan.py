@@ -40,9 +40,9 @@ def test_a_scan_passes_over_fewer_waiting_requests_than_its_limit(
 
 def test_whoever_waits_for_storage_is_no_backlog_and_whoever_lacks_room_is() -> None:
     _, waiting = begun({0, 1, 2, 3})
-    assert not waiting.scheduler.has_backlog
+    assert not waiting.scheduler.prefill.has_backlog
     _, full = begun({0}, max_running=1)
-    assert full.scheduler.has_backlog
+    assert full.scheduler.prefill.has_backlog
 
 
 def test_whoever_a_scan_does_not_reach_waits_for_storage_no_longer_than_it_must() -> None:

@@ -1,6 +1,7 @@
 """What the scheduler decides, one decision at a time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,9 @@ def world_with(*running: tuple[int, int, int]) -> World:
         scheduler.running.append(req)
     scheduler.waiting.clear()
     return world
+
+
+BUDGET = StepBudget(chunk_tokens=16, reserved_tokens=0)
 
 
 def acquired(cached: int, device: int, host: int, storage: int) -> Acquired:
@@ -65,18 +69,18 @@ def test_those_that_stay_say_how_much_of_an_answer_is_reserved() -> None:
     world = world_with((10, 90, 50), (20, 100, 40), (30, 80, 3))
     world.scheduler._retract_one(Batch())
     # (decoded + 20 for each) / (their answers + 1)
-    ratio = world.scheduler._admission.new_token_ratio
+    ratio = world.scheduler.prefill.admission.new_token_ratio
     assert ratio.after() == pytest.approx((90 + 2 * 20) / (190 + 1))
 
 
 def test_the_last_one_is_sent_back_as_well_and_nothing_is_left_to_decode() -> None:
     world = world_with((10, 90, 5))
-    before = world.scheduler._admission.new_token_ratio.after()
+    before = world.scheduler.prefill.admission.new_token_ratio.after()
     assert not world.scheduler._retract_one(Batch())
     assert world.scheduler.running == []
     assert ids(world.scheduler.waiting) == [0]
-    assert world.scheduler._admission.new_token_ratio.after() == before
-    assert world.scheduler.take_ended().rejected == []
+    assert world.scheduler.prefill.admission.new_token_ratio.after() == before
+    assert world.scheduler.ended.take().rejected == []
 
 
 def test_the_last_one_waits_for_a_copy_that_is_under_way() -> None:
@@ -90,19 +94,19 @@ def test_the_last_one_waits_for_whoever_begins_in_the_same_step() -> None:
     world = world_with((10, 90, 5), (10, 90, 5))
     beginner = world.scheduler.running.pop()
     batch = Batch(extends=[Extend(beginner, 0, 8, [])])
-    world.scheduler.partial = beginner
+    world.scheduler.prefill.partial = beginner
     assert not world.scheduler._retract_one(batch)
     assert ids(world.scheduler.running) == [0]
-    assert world.scheduler.partial is beginner
+    assert world.scheduler.prefill.partial is beginner
     assert world.scheduler.waiting == []
 
 
 def test_a_half_computed_prompt_gives_way_to_the_last_one() -> None:
     world = world_with((10, 90, 5), (10, 90, 0))
-    half = world.scheduler.partial = world.scheduler.running.pop()
+    half = world.scheduler.prefill.partial = world.scheduler.running.pop()
     assert world.scheduler._retract_one(Batch())
     assert ids(world.scheduler.running) == [0]
-    assert world.scheduler.partial is None
+    assert world.scheduler.prefill.partial is None
     assert world.scheduler.waiting == [half]
     assert world.counters["scheduler/prefill_oom_count"] == half.retractions == 1
     assert world.counters["scheduler/retracted_count"] == 0
@@ -127,9 +131,10 @@ def test_copies_and_prefetches_under_way_may_give_room(
     world.cache.in_flight.update([object()] if is_copying else [])  # type: ignore[list-item]
     reads = {number: SimpleNamespace(is_settled=each) for number, each in enumerate(settled)}
     prefetcher = SimpleNamespace(active=reads, lingering=lingering)
-    world.scheduler.prefetcher = prefetcher  # type: ignore[assignment]
-    assert world.scheduler._may_get_room == wanted
-    assert world.scheduler._is_final(Batch()) == (not wanted)
+    prefill = world.scheduler.prefill
+    prefill.prefetcher = prefetcher  # type: ignore[assignment]
+    assert prefill.may_get_room == wanted
+    assert prefill._is_final(Batch(), BUDGET) == (not wanted)
 
 
 @pytest.mark.parametrize("place", ["batch", "running", "partial"])
@@ -137,11 +142,10 @@ def test_a_refusal_is_not_final_while_another_request_has_pages(place: str) -> N
     world = world_with((10, 90, 5))
     other = world.scheduler.running.pop()
     batch = Batch(extends=[Extend(other, 0, 8, [])] if place == "batch" else [])
-    if place == "running":
-        world.scheduler.running.append(other)
+    budget = replace(BUDGET, num_running=int(place == "running"))
     if place == "partial":
-        world.scheduler.partial = other
-    assert not world.scheduler._is_final(batch)
+        world.scheduler.prefill.partial = other
+    assert not world.scheduler.prefill._is_final(batch, budget)
 
 
 @pytest.mark.parametrize("waits_for", ["a running request", "a copy", None])
@@ -149,15 +153,15 @@ def test_a_half_computed_prompt_without_pages_starts_over_only_if_nothing_may_fr
     waits_for: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = world_with((10, 90, 5), (40, 90, 0))
-    half = world.scheduler.partial = world.scheduler.running.pop()
+    half = world.scheduler.prefill.partial = world.scheduler.running.pop()
     if waits_for != "a running request":
         world.scheduler.running.clear()
     if waits_for == "a copy":
         world.cache.in_flight.add(object())  # type: ignore[arg-type]
     monkeypatch.setattr(world.cache, "extend", lambda *_: False)
-    batch, budget = Batch(), StepBudget(chunk_tokens=16, reserved_tokens=0)
-    world.scheduler._continue_partial(half, batch, budget)
-    assert (world.scheduler.partial is half) == (waits_for is not None)
+    budget = replace(BUDGET, num_running=len(world.scheduler.running))
+    world.scheduler.prefill._continue_partial(half, Batch(), budget)
+    assert (world.scheduler.prefill.partial is half) == (waits_for is not None)
     assert world.counters["scheduler/prefill_oom_count"] == (waits_for is None)
 
 
@@ -166,9 +170,9 @@ def test_requests_that_ended_in_one_way_alone_are_handed_out_once(how: str) -> N
     scheduler = world_with().scheduler
     ended = Outcome()
     getattr(ended, how).append("a request")
-    scheduler.ended = ended
-    assert scheduler.take_ended() is ended
-    assert scheduler.take_ended() is NOTHING
+    scheduler.ended.outcome = ended
+    assert scheduler.ended.take() is ended
+    assert scheduler.ended.take() is NOTHING
 
 
 @pytest.mark.parametrize(
@@ -180,21 +184,21 @@ def test_a_request_fits_a_pool_that_has_a_page_more_than_its_tokens_fill(
 ) -> None:
     world = World(plot_of("full", device=(10, 0, 0), has_storage=False))
     req = world.scheduler.submit(request_of(0, range(num_tokens - 2), [7, 7]), 0)
-    rejected = world.scheduler.take_ended().rejected
+    rejected = world.scheduler.ended.take().rejected
     assert rejected == ([] if reason is None else [(req, reason)])
 
 
 @pytest.mark.parametrize("num_tokens", [50, 51])
 def test_prompt_and_answer_are_no_longer_than_the_model_can_attend_to(num_tokens: int) -> None:
     world = World(plot_of("full", has_storage=False))
-    world.scheduler._max_len = 50
+    world.scheduler.prefill._max_len = 50
     req = world.scheduler.submit(request_of(0, range(num_tokens - 2), [7, 7]), 0)
     told = (
         [(req, "prompt and answer have 51 tokens, more than model.max_len=50")]
         if num_tokens == 51
         else []
     )
-    assert world.scheduler.take_ended().rejected == told
+    assert world.scheduler.ended.take().rejected == told
 
 
 @pytest.mark.parametrize(
@@ -214,14 +218,14 @@ def test_a_chunk_is_all_that_is_left_or_ends_at_a_page(
     world = world_with((kv_len + extend_len, 1, 0))
     (req,) = world.scheduler.running
     req.kv_len = kv_len
-    assert world.scheduler._chunk_end(req, chunk_tokens) == end
+    assert world.scheduler.prefill._chunk_end(req, chunk_tokens) == end
 
 
 def test_a_deferral_is_counted_once_until_the_reason_changes() -> None:
     world = world_with((10, 90, 0))
     (req,) = world.scheduler.running
     for reason in (Reason.tokens, Reason.tokens, Reason.slots, Reason.tokens):
-        world.scheduler._count_deferral(req, reason)
+        world.scheduler.prefill._count_deferral(req, reason)
     assert world.counters["scheduler/deferred_count"] == 3
     assert world.counters["scheduler/deferred_tokens_count"] == 2
     assert world.counters["scheduler/deferred_slots_count"] == 1
@@ -231,9 +235,9 @@ def test_tokens_are_dealt_to_tiers_at_the_first_admission_and_recomputed_at_late
     world = world_with((100, 9, 0))
     (req,) = world.scheduler.running
     req.cached_len = 60
-    world.scheduler._account(req, acquired(60, 30, 20, 10), 77)
+    world.scheduler.prefill._account(req, acquired(60, 30, 20, 10), 77)
     req.cached_len = 90
-    world.scheduler._account(req, acquired(90, 90, 0, 0), 99)
+    world.scheduler.prefill._account(req, acquired(90, 90, 0, 0), 99)
     parts = (req.device_len, req.host_len, req.storage_len, req.computed_len, req.recomputed_len)
     assert parts == (30, 20, 10, 40, 10)
     assert req.admitted_ns == 77

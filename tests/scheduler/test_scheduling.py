@@ -138,7 +138,7 @@ def test_a_prompt_longer_than_the_model_attends_to_is_rejected() -> None:
 
 def test_a_prompt_as_long_as_the_model_attends_to_is_not() -> None:
     world = World(plot_of("full", device=(20_000, 0, 0), has_storage=False))
-    assert world.scheduler._never_fits(strangers(99_999, answer=1)[0]) is None
+    assert world.scheduler.prefill._never_fits(strangers(99_999, answer=1)[0]) is None
 
 
 # -- answers -----------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ import pytest
 
 CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py")
 # what a replay reaches today; the numbers may only fall (the limits were 35 files and 4,300 lines,
-# before placement by chunk, eviction of mirrors and the engines' own orders of a step came in)
-MOST_FILES = 31
-MOST_LINES = 4_723
+# before placement by chunk, eviction of mirrors, the engines' own orders of a step, and several
+# batches in flight came in)
+MOST_FILES = 34
+MOST_LINES = 4_900
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

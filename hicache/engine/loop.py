@@ -6,6 +6,7 @@ result is the same as with single steps.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -21,10 +22,29 @@ from hicache.workload.clients import Clients
 from hicache.workload.feeder import Releases
 
 
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """A batch of an engine, from its plan to the end of its last step.
+
+    Attributes:
+        run: the steps of the batch; None while they wait for a fence.
+        is_held: whether the steps have waited for a fence.
+        stall_ns: the part of the current step that waits for load-backs, in ns.
+    """
+
+    batch: Batch
+    planned_ns: int
+    run: DecodeRun | None = None
+    is_held: bool = False
+    started_ns: int = 0
+    stall_ns: int = 0
+
+
 class Engine:
     """One serving engine: a scheduler, a KV cache and an executor that runs the steps.
 
     Requests that arrive and copies that finish during a step take effect at the end of the step.
+    With several batches in flight, that is the next end of a step of any of them.
     """
 
     followers: Sequence["Engine"] = ()  # further ranks, which repeat each step
@@ -47,11 +67,9 @@ class Engine:
         self._arrived: list[tuple[int, Request]] = []  # (when, what)
         self._aborted: list[int] = []
         self._delivered: list[Reported | Prefetch] = []
-        self._batch: Batch | None = None  # in flight, or held by a fence
-        self._run: DecodeRun | None = None  # its steps, once it is in flight
+        self._flights: list[Flight] = []  # in the order of their plans
+        self._num_batches = len(scheduler.decodes)
         self._deadline_ns = NEVER  # next prefetch deadline of a waiting request
-        self._planned_ns = self._started_ns = 0
-        self._stall_ns = 0  # of the current step: waiting for load-backs
         self._backlog_ns = 0
         self._backlog_since_ns: int | None = None  # when the last plan left a request out
         # a partial read may let a waiting request run
@@ -80,21 +98,22 @@ class Engine:
         The report takes effect at the end of the current step. Return False if the engine need not
         wake, because the report cannot change anything yet.
         """
-        run = self._run
+        runs = self._runs
         if (
             isinstance(done, StorageWrite)
-            and run is not None
+            and len(runs) == self._num_batches == 1
             and not (self.extending or self._delivered or self.cache.tree.demotes)
         ):
             # it only makes room for other writes, and lets host pages be evicted
-            run.note_write(done, now_ns)
+            runs[0].note_write(done, now_ns)
             return False
         if not isinstance(done, Prefetch) or done.is_read or not done.is_reading:
             self._delivered.append(done)
         elif not self._follows_reads:
             return False
+        cuts = [run.cut(now_ns) for run in runs]
         # a copy moves no deadline
-        return run is None or run.cut(now_ns) or isinstance(done, Prefetch)
+        return len(runs) < self._num_batches or any(cuts) or isinstance(done, Prefetch)
 
     def catch_up(self, now_ns: int) -> None:
         """Commit the decode steps of the current run that ended before `now_ns`.
@@ -102,23 +121,33 @@ class Engine:
         To commit a step is to apply its results to the scheduler and the cache. Without this call,
         the engine commits a run of several steps only at its end. The run continues unchanged.
         """
-        if self._run is None:
-            return
-        self._commit(self._run.take_before(now_ns))
+        for flight in self._flights:
+            if flight.run is not None:
+                self._commit(flight, flight.run.take_before(now_ns))
         assert not self.scheduler.ended.outcome.finished, (
             "a run goes on after an answer is complete"
         )
 
     def interrupt(self, now_ns: int) -> None:
-        if self._run is not None:
-            self._run.cut(now_ns)
+        for run in self._runs:
+            run.cut(now_ns)
 
     def look_on(self, until_ns: int) -> bool:
-        return self._run is not None and self._run.look_on(until_ns, self._deadline_ns)
+        return any(run.look_on(until_ns, self._deadline_ns) for run in self._runs)
 
     @property
     def step_end_ns(self) -> int | None:
-        return None if self._run is None else self._run.end_ns
+        """The first end (ns) of a run of steps that is in flight."""
+        return min([run.end_ns for run in self._runs], default=None)
+
+    @property
+    def _runs(self) -> list[DecodeRun]:
+        return [flight.run for flight in self._flights if flight.run is not None]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a planned batch waits for a fence."""
+        return any(flight.run is None for flight in self._flights)
 
     def next_wake_ns(self, now_ns: int) -> int:
         """Return the time (ns) at which the engine must wake even if nothing arrives.
@@ -127,12 +156,14 @@ class Engine:
         `NEVER` means that there is no such time.
         """
         deadline = self._deadline_ns = self.scheduler.prefill.next_deadline_ns(now_ns)
-        run = self._run
-        return deadline if run is None or deadline < run.end_ns else run.end_ns
+        for flight in self._flights:
+            if flight.run is not None and flight.run.end_ns < deadline:
+                deadline = flight.run.end_ns
+        return deadline
 
     @property
     def extending(self) -> list[Extend]:
-        return self._batch.extends if self._batch is not None else []
+        return [extend for flight in self._flights for extend in flight.batch.extends]
 
     def num_requests(self) -> int:
         scheduler = self.scheduler
@@ -142,7 +173,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return self.scheduler.is_idle and not (self._batch or self._arrived or self._delivered)
+        return self.scheduler.is_idle and not (self._flights or self._arrived or self._delivered)
 
     # -- what it does --------------------------------------------------------------------------
 
@@ -152,48 +183,63 @@ class Engine:
         Return the requests that ended. If the current step is still running at `now_ns`, only
         cancel the planned decode steps after it.
         """
-        outcome, run = NOTHING, self._run
-        was_held = self._batch is not None and run is None
-        if run is not None:
-            if run.end_ns > now_ns:
-                self.interrupt(now_ns)
+        outcome, flying = NOTHING, len(self._runs)
+        ended = [each for each in self._flights if each.run and each.run.end_ns <= now_ns]
+        if flying and not ended:
+            self.interrupt(now_ns)
+            if len(self._flights) == self._num_batches:
                 return outcome
-            outcome = self._end_run(run)
+        is_over = [self._end_run(flight) for flight in ended]
         if self._listener is not None:
             self._listener.at(now_ns)
         if self._delivered or self._arrived or self._aborted:
             self.take_in(now_ns)
-        if self._batch is None:
-            self._backlog_ns = self.backlog_ns(now_ns)
-            self._batch = self.scheduler.plan(now_ns)
-            self._planned_ns = now_ns
-            self._backlog_since_ns = now_ns if self.scheduler.prefill.has_backlog else None
+        if self._plan(now_ns) or not all(is_over):
             outcome = self.scheduler.ended.take()
         self.hand_out(now_ns)
-        if self._batch is not None and not self.executor.is_fenced:
-            step = self.executor.forward(self._batch, now_ns)
-            # requests that arrived while it was held have not been considered
-            self._run = DecodeRun(step.ends, 1 if was_held else self._batch.num_steps, now_ns)
-            for extend in self._batch.extends:
-                if extend.req.first_token_ns is None:
-                    extend.req.fence_ns += now_ns - self._planned_ns
-                    extend.req.load_back_ns += step.load_stall_ns
-            self._started_ns = now_ns
-            self._stall_ns = step.load_stall_ns
+        for flight in self._flights:
+            if flight.run is None:
+                self._launch(flight, now_ns)
         if self.check is not None:
             self.check(self)
         return outcome
 
-    def _end_run(self, run: DecodeRun) -> Outcome:
-        assert self._batch is not None
-        self._commit(run.take(run.num_priced))
-        num_left = self._batch.num_steps - run.num_priced
-        self._run = None
+    def _plan(self, now_ns: int) -> bool:
+        # plans the batches that are not in flight; returns whether there were any
+        free = {*range(self._num_batches)}.difference(each.batch.number for each in self._flights)
+        for number in sorted(free):
+            self._backlog_ns = self.backlog_ns(now_ns)
+            batch = self.scheduler.plan(now_ns, number)
+            self._backlog_since_ns = now_ns if self.scheduler.prefill.has_backlog else None
+            if batch is not None:
+                self._flights.append(Flight(batch=batch, planned_ns=now_ns))
+        return bool(free)
+
+    def _launch(self, flight: Flight, now_ns: int) -> None:
+        if self.executor.is_fenced:
+            flight.is_held = True
+            return
+        batch = flight.batch
+        step = self.executor.forward(batch, now_ns)
+        # requests that arrived while it was held have not been considered
+        flight.run = DecodeRun(step.ends, 1 if flight.is_held else batch.num_steps, now_ns)
+        for extend in batch.extends:
+            if extend.req.first_token_ns is None:
+                extend.req.fence_ns += now_ns - flight.planned_ns
+                extend.req.load_back_ns += step.load_stall_ns
+        flight.started_ns, flight.stall_ns = now_ns, step.load_stall_ns
+
+    def _end_run(self, flight: Flight) -> bool:
+        # returns False if the rest of the batch continues as planned
+        run, flight.run = flight.run, None
+        assert run is not None
+        self._commit(flight, run.take(run.num_priced))
+        num_left = flight.batch.num_steps - run.num_priced
         if num_left and self._only_gained_room():
-            self._batch.num_steps = num_left
-            return self.scheduler.ended.take()
-        self._batch = None
-        return NOTHING  # the next plan may end more requests
+            flight.batch.num_steps, flight.is_held = num_left, False
+            return False
+        self._flights.remove(flight)
+        return True
 
     def _only_gained_room(self) -> bool:
         # True if only finished copies cut the run: the rest of it can continue as planned, except
@@ -205,33 +251,35 @@ class Engine:
             return False
         return not any(isinstance(done, Prefetch) for done in self._delivered)
 
-    def _commit(self, ended: Iterable[tuple[int, int, StorageWrite | None]]) -> None:
+    def _commit(
+        self, flight: Flight, ended: Iterable[tuple[int, int, StorageWrite | None]]
+    ) -> None:
         for num_steps, end_ns, write in ended:
             if num_steps:
-                self._commit_steps(num_steps, end_ns)
+                self._commit_steps(flight, num_steps, end_ns)
             if write is not None:  # it ended in the last of these steps
                 self.cache.complete(write)
 
-    def _commit_steps(self, num_steps: int, now_ns: int) -> None:
-        assert self._batch is not None
+    def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
+        batch = flight.batch
         if self._listener is not None:
             self._listener.at(now_ns)
         self.num_steps += num_steps
-        step_ns = now_ns - self._started_ns
-        self._started_ns = now_ns
+        step_ns = now_ns - flight.started_ns
+        flight.started_ns = now_ns
         counters = self.cache.counters
         counters["engine/busy_ns"] += step_ns
-        if self._batch.extends:
+        if batch.extends:
             counters["engine/prefill_ns"] += step_ns
-            num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
-            self._share_out(self._batch, num_tokens + len(self._batch.decodes), step_ns)
+            num_tokens = sum(extend.end - extend.start for extend in batch.extends)
+            self._share_out(flight, num_tokens + len(batch.decodes), step_ns)
             if self.prefetcher is not None:
                 self.prefetcher.rates.was_computed(num_tokens, step_ns)
-        self.scheduler.commit(self._batch, num_steps, now_ns)
+        self.scheduler.commit(batch, num_steps, now_ns)
 
-    def _share_out(self, batch: Batch, num_tokens: int, step_ns: int) -> None:
-        computing_ns = max(step_ns - self._stall_ns, 0)
-        for extend in batch.extends:
+    def _share_out(self, flight: Flight, num_tokens: int, step_ns: int) -> None:
+        computing_ns = max(step_ns - flight.stall_ns, 0)
+        for extend in flight.batch.extends:
             req = extend.req
             if req.first_token_ns is None:
                 own_ns = computing_ns * (extend.end - extend.start) // num_tokens
@@ -262,10 +310,12 @@ class Engine:
         arrived, self._arrived = self._arrived, []
         for arrived_ns, request in arrived:
             self.scheduler.submit(request, now_ns, arrived_ns=arrived_ns)
-        if self._batch is None:  # a batch that waits for a fence keeps its requests
-            for request_id in self._aborted:
+        aborted, self._aborted = self._aborted, []
+        for request_id in aborted:
+            if any(_computes(flight.batch, request_id) for flight in self._flights):
+                self._aborted.append(request_id)  # when its batch has ended
+            else:
                 self.scheduler.abort(request_id, now_ns)
-            self._aborted.clear()
 
     def hand_out(self, now_ns: int) -> None:
         """Pass new copies, queries and reads to the executor."""
@@ -352,6 +402,11 @@ def serve(
                 _settle(outcome, number, now, clients, observer)
             wakes[number] = engine.next_wake_ns(now)
     _refuse_stuck(engines)
+
+
+def _computes(batch: Batch, request_id: int) -> bool:
+    reqs = [*batch.decodes, *(extend.req for extend in batch.extends)]
+    return any(req.request.id == request_id for req in reqs)
 
 
 def _refuse_stuck(engines: Sequence[Engine]) -> None:

@@ -6,7 +6,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import NewTokenRatio, are_free, steps_with_pages
-from hicache.scheduler.ended import Ended
+from hicache.scheduler.batch import Ended
 from hicache.scheduler.request_state import RequestState
 
 MAX_JUMP = 256  # decode steps planned at once; the executor prices only those before the next event

@@ -14,10 +14,9 @@ from hicache.clock import NEVER
 from hicache.config import Refresh, SchedulerConfig
 from hicache.request import Request
 from hicache.scheduler.admission import Admission, StepBudget, WindowCharge
-from hicache.scheduler.batch import Batch, Extend
+from hicache.scheduler.batch import Batch, Ended, Extend
 from hicache.scheduler.checkpoints import CheckpointSaver, Placement
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
-from hicache.scheduler.ended import Ended
 from hicache.scheduler.events import Listener
 from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, Cause, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
@@ -82,6 +81,7 @@ class Prefill:
         self.partial: RequestState | None = None
         self.stalled: list[RequestState] = []  # other partial requests, which found no pages
         self.loading: list[RequestState] = []  # they compute when their load-back is done
+        self.is_computing = False  # a chunk of `partial` is in flight
         self.defer: Defer | None = None  # the decision that ended this step's scan
         self.queue_waits = QueueWaits()
         self.admission = self._admission_of(policy.window_charge)
@@ -213,6 +213,8 @@ class Prefill:
 
     def plan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
         """Add chunks of prompts to the batch; return what the requests that still wait lack."""
+        if self.is_computing:
+            return NO_CHUNK
         if self.partial is not None:
             self._continue_partial(self.partial, batch, budget)
         return self.scan(batch, budget, now_ns)
@@ -430,13 +432,19 @@ class Prefill:
 
     def commit(self, extend: Extend) -> bool:
         """Publish a computed chunk; return whether the prompt is complete."""
+        is_complete = self.computed(extend)
+        self.store(extend)
+        return is_complete
+
+    def computed(self, extend: Extend) -> bool:
+        """Note that a chunk is computed; return whether the prompt is complete."""
         req = extend.req
         req.kv_len = extend.end
-        self.store(extend)
-        if extend.end < req.target_len:
-            req.num_parts += 1
-            return False
-        return True
+        if extend.is_last:
+            return True
+        req.num_parts += 1
+        self.is_computing = False
+        return False
 
     def give_up_partial(self, req: RequestState, *, is_alone: bool = False) -> None:
         """Send a partial request that finds no pages back to the queue.
@@ -448,8 +456,12 @@ class Prefill:
         self.queue_again(req, has_failed=is_alone)
 
     def queue_again(self, req: RequestState, *, has_failed: bool) -> None:
+        """Queue a request whose prompt lost its memory, or reject it after some failures.
+
+        `has_failed`: the request found no memory although it was alone in the engine.
+        """
         req.failed_prompts += has_failed
-        if req.failed_prompts > MAX_RESTARTS and has_failed:
+        if has_failed and req.failed_prompts > MAX_RESTARTS:
             self._ended.reject(req, "needs more pages than the pools can give")
         else:
             self.queue(req)
@@ -483,7 +495,7 @@ class Prefill:
         batch.extends.append(self._checkpoints.chunk(req, chunk_end))
         budget.chunk_tokens -= chunk_end - req.kv_len
         if chunk_end < req.target_len:
-            self.partial = req
+            self.partial, self.is_computing = req, True
 
     def store(self, extend: Extend) -> None:
         # puts the states and pages of a computed chunk in the tree

@@ -54,13 +54,10 @@ class TogetherPrefill(Prefill):
                 self.store(chunk)
 
     def computed(self, extend: Extend) -> bool:
-        """Note that a chunk is computed; return whether its prompt is complete."""
-        extend.req.kv_len = extend.end
-        if extend.end < extend.req.target_len:
-            extend.req.num_parts += 1
+        is_complete = super().computed(extend)
+        if not is_complete:
             self.unpublished = extend
-            return False
-        return True
+        return is_complete
 
     def store_all(self, extend: Extend) -> None:
         # a request that ends with its prompt keeps all windows of its last chunk; without states,
@@ -334,6 +331,7 @@ class PromptsTogether(Scheduler):
 
     prefill: TogetherPrefill
     decode: TogetherDecode
+    _most_batches = 1
     _prefill_kind, _decode_kind = TogetherPrefill, TogetherDecode
     _late: tuple[Batch, int] | None = None  # a step whose results are not taken in, and its end
 

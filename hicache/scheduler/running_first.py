@@ -209,6 +209,7 @@ class RunningFirst(Scheduler):
 
     prefill: RunningFirstPrefill
     decode: RunningFirstDecode
+    _most_batches = 1
     _prefill_kind, _decode_kind = RunningFirstPrefill, RunningFirstDecode
     _num_starts = 0
 

@@ -9,20 +9,23 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.config import Batching, SchedulerConfig
 from hicache.request import Request
 from hicache.scheduler.admission import StepBudget
-from hicache.scheduler.batch import Batch
+from hicache.scheduler.batch import Batch, Ended
 from hicache.scheduler.decode import Decode
-from hicache.scheduler.ended import Ended
 from hicache.scheduler.events import Listener
 from hicache.scheduler.prefill import Prefill, SchedulerPolicy
 from hicache.scheduler.queue_waits import NO_STEP, Shortage
 from hicache.scheduler.request_state import RequestState
+
+MANY = 1 << 30
 
 
 class Scheduler:
     """Decides which requests of one engine run in the next step.
 
     It has two halves over one cache, which do not know each other: `prefill` holds the requests
-    whose prompts are not computed, `decode` those that decode.
+    whose prompts are not computed, `decode` those that decode. With several batches in flight there
+    is one decode half for each, `decodes`; `decode` is that of the batch at hand. A request decodes
+    in the batch that computed the end of its prompt.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Scheduler:
         max_len: int,
         may_jump: bool,
         takes_decode_pages_first: bool = False,
+        num_batches: int = 1,
         listener: Listener | None = None,
     ) -> None:
         """Create the scheduler of one engine.
@@ -48,23 +52,34 @@ class Scheduler:
             may_jump: whether several decode steps may be planned at once.
             takes_decode_pages_first: whether a decode step takes its pages before it starts, as
                 real memory requires; otherwise it takes them when it ends.
+            num_batches: batches that may be in flight at the same time. If there are several,
+                decode steps take their pages before they start. The engines' own orders of steps
+                take one.
             listener: receives the events of requests; None means no listener.
         """
+        if num_batches > self._most_batches:
+            raise ValueError(f"{config.batching} takes one batch in flight, got {num_batches}")
         self.cache = cache
         self.config = config
         self.ended = Ended(cache, listener)
         self.prefill = self._prefill_kind(
             cache, prefetcher, config, policy, self.ended, max_len=max_len, listener=listener
         )
-        self.decode = self._decode_kind(
-            cache,
-            config,
-            self.ended,
-            self.prefill.admission.new_token_ratio,
-            may_jump=may_jump,
-            takes_pages_first=takes_decode_pages_first,
-        )
+        self.decodes = [
+            self._decode_kind(
+                cache,
+                config,
+                self.ended,
+                self.prefill.admission.new_token_ratio,
+                may_jump=may_jump,
+                takes_pages_first=takes_decode_pages_first or num_batches > 1,
+            )
+            for _ in range(num_batches)
+        ]
+        self.decode = self.decodes[0]
+        self._computing: list[RequestState] = []  # in other batches: prompts that are almost done
 
+    _most_batches = MANY
     _prefill_kind: type[Prefill] = Prefill
     _decode_kind: type[Decode] = Decode
 
@@ -100,7 +115,10 @@ class Scheduler:
         return req
 
     def _take_out(self, request_id: int) -> RequestState | None:
-        return self.prefill.take_out(request_id) or self.decode.take_out(request_id)
+        req = self.prefill.take_out(request_id)
+        for half in self.decodes:
+            req = req or half.take_out(request_id)
+        return req
 
     @property
     def waiting(self) -> list[RequestState]:
@@ -108,23 +126,30 @@ class Scheduler:
 
     @property
     def running(self) -> list[RequestState]:
-        return self.decode.running
+        if len(self.decodes) == 1:
+            return self.decode.running
+        return [req for half in self.decodes for req in half.running]
 
     @property
     def started(self) -> list[RequestState]:
         """The requests that hold memory and do not decode."""
-        return [*self.prefill.started, *self.decode.ending]
+        return [*self.prefill.started, *(req for half in self.decodes for req in half.ending)]
 
     @property
     def is_idle(self) -> bool:
-        return not (self.waiting or self.decode.decoding or self.started)
+        return not (self.waiting or self.started or any(half.decoding for half in self.decodes))
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def plan(self, now_ns: int) -> Batch | None:
-        """Return the next batch, or None if no request can run now."""
+    def plan(self, now_ns: int, number: int = 0) -> Batch | None:
+        """Return the next batch with this number, or None if no request can run in it now."""
+        self.decode = self.decodes[number]
         batch, has_freed = self.plan_once(now_ns)
-        return self.plan(now_ns) if has_freed else batch
+        if has_freed:
+            return self.plan(now_ns, number)
+        if batch is not None:
+            batch.number = number
+        return batch
 
     def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
         """Return the next batch, and whether planning it has freed memory.
@@ -140,22 +165,27 @@ class Scheduler:
         for req in ending:
             decode.finish(req)
         if batch.extends or batch.decodes:
+            self._computing += [each.req for each in batch.extends if each.is_last]
             return batch, False
         # what gave its pages back may start again, unless copies will free more
         has_freed = was_partial and not (prefill.partials or prefill.may_get_room)
         return None, bool(ending or has_freed or (was_running and not decode.running))
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
+        self.decode = self.decodes[batch.number]
         if batch.decodes:
             self.decode.commit(batch.decodes, num_steps)
         for extend in batch.extends:
             if self.prefill.commit(extend):
+                self._computing.remove(extend.req)
                 self.decode.start(extend.req, now_ns)
 
     def _compose(self, batch: Batch, now_ns: int) -> Shortage:
         # fills the batch; returns what the requests that still wait lack
         lacks = NO_STEP  # applies to requests that arrive during the step
-        prefill, running = self.prefill, self.decode.running
+        prefill, running = self.prefill, self.running
+        if self._computing:
+            running = [*running, *self._computing]
         if prefill.partial is not None or prefill.waiting:
             budget = StepBudget(
                 chunk_tokens=self.config.chunk_tokens,
@@ -187,7 +217,9 @@ class Scheduler:
         # last request must wait, or was sent back as well
         prefill, decode = self.prefill, self.decode
         if len(decode.running) == 1:
-            if batch.extends or self.cache.in_flight:
+            if batch.extends or self.cache.in_flight or len(self.running) > 1:
+                return False
+            if prefill.is_computing:
                 return False
             if prefill.partial is not None:  # the two wait for each other's pages
                 prefill.give_up_partial(prefill.partial)

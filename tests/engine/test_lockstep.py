@@ -50,8 +50,8 @@ class Hand:
 
 def ends_of(engine: Engine) -> list[int]:
     """When the steps of the run at hand end."""
-    assert engine._run is not None
-    return ends_left(engine._run)
+    (run,) = engine._runs
+    return ends_left(run)
 
 
 class Pair:
@@ -406,7 +406,8 @@ def test_a_vote_that_would_change_at_the_next_boundary_ends_the_run_there() -> N
 def test_ranks_that_plan_other_batches_are_found() -> None:
     pair = Pair(has_storage=False)
     pair.engine.submit(request_of(0, range(20), [1]), 0)
-    pair.engine.followers[0].scheduler.config = replace(pair.engine.scheduler.config, max_running=1)
+    prefill = pair.engine.followers[0].scheduler.prefill
+    prefill.config = replace(prefill.config, max_running=1)
     pair.engine.submit(request_of(1, range(50, 60), [1, 2]), 0)
     with pytest.raises(RanksDivergedError):  # noqa: PT012 - in whichever step it shows
         for now_ns in (0, 107, 214, 321):

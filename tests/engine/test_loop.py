@@ -9,9 +9,9 @@ from hicache.cache.tiers.transfer import StorageWrite
 from hicache.clock import NEVER, SECOND_NS, SimulatedClock
 from hicache.config import PrefetchConfig, SchedulerConfig
 from hicache.engine.decode_run import DecodeRun
-from hicache.engine.loop import Engine, serve
+from hicache.engine.loop import Engine, Flight, serve
 from hicache.executor.completions import StepEnds
-from hicache.scheduler.batch import NOTHING, Outcome
+from hicache.scheduler.batch import NOTHING, Batch, Outcome
 from tests.engine.test_decode_run import ends_left
 from tests.engine.test_lockstep import STEP_NS, Hand
 from tests.scheduler.world import engine_of, plot_of, request_of
@@ -43,8 +43,8 @@ class Alone:
         self.submit(0, 0)
         self.engine.wake(0)
         self.engine.wake(STEP_NS)
-        assert self.engine._run is not None
-        return ends_left(self.engine._run)
+        (run,) = self.engine._runs
+        return ends_left(run)
 
 
 def test_what_steps_take_is_counted_and_prompts_apart() -> None:
@@ -240,9 +240,10 @@ def test_an_engine_wakes_for_what_comes_first() -> None:
     deadline_ns = alone.engine.next_wake_ns(0)
     assert deadline_ns is not None
     assert deadline_ns > SECOND_NS
-    alone.engine._run = DecodeRun(StepEnds([700]), 1, 0)
+    flight = Flight(batch=Batch(), planned_ns=0, run=DecodeRun(StepEnds([700]), 1, 0))
+    alone.engine._flights.append(flight)
     assert alone.engine.next_wake_ns(0) == 700
-    alone.engine._run = DecodeRun(StepEnds([5 * SECOND_NS]), 1, 0)
+    flight.run = DecodeRun(StepEnds([5 * SECOND_NS]), 1, 0)
     assert alone.engine.next_wake_ns(0) == deadline_ns
     assert alone.engine.next_wake_ns(deadline_ns) == 5 * SECOND_NS
 
@@ -306,7 +307,7 @@ def test_a_step_that_stood_still_all_the_time_is_nobodys_own() -> None:
     alone.submit(0, 0)
     alone.engine.wake(0)
     req = alone.engine.extending[0].req
-    alone.engine._stall_ns = STEP_NS + 1  # as clocks may have it that are read apart
+    alone.engine._flights[0].stall_ns = STEP_NS + 1  # as clocks may have it that are read apart
     alone.engine.wake(STEP_NS)
     assert (req.own_ns, req.shared_ns) == (0, 0)
 

@@ -71,6 +71,7 @@ class Plot:
     may_jump: bool = True
     takes_decode_pages_first: bool = False
     num_ranks: int = 1
+    num_batches: int = 1
     cache: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -237,6 +238,7 @@ def engine_of(
         max_len=100_000,
         may_jump=plot.may_jump,
         takes_decode_pages_first=plot.takes_decode_pages_first,
+        num_batches=plot.num_batches,
     )
     return Engine(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
 

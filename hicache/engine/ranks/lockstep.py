@@ -159,10 +159,9 @@ class RankedEngine(Engine):
         elif isinstance(done, COPIES):
             self._owners.pop(done).copied(done)
             is_news = all(each.has_copied(type(done)) for each in self._agreements)
-        is_held = self._batch is not None and self._run is None
-        if is_news or is_held:
+        if is_news or self.is_held:
             self.interrupt(now_ns)
-        return is_news or is_held
+        return is_news or self.is_held
 
     def catch_up(self, now_ns: int) -> None:
         num_steps = self.num_steps
@@ -219,7 +218,7 @@ class RankedEngine(Engine):
         # True if the ranks would vote differently at the next step end without further results:
         # they voted before the results of this step end were known
         assert self.prefetcher is not None
-        if self._run is None or not self.prefetcher.policy.waits:
+        if self.step_end_ns is None or not self.prefetcher.policy.waits:
             return False
         verdicts = self.prefetcher.verdicts or {}
         ballots = [each.ballot(now_ns) for each in self._agreements]

@@ -1,0 +1,71 @@
+"""An engine with two batches in flight."""
+
+from typing import Any
+
+import pytest
+
+from hicache.config import Batching, SchedulerConfig
+from tests.scheduler.world import KINDS, World, plot_of, random_requests
+
+SMALL = {"device": (30, 30, 14), "scheduler": SchedulerConfig(chunk_tokens=24, max_running=8)}
+
+
+def served(kind: str, seed: int, *, num_batches: int, **plot: Any) -> World:
+    requests = random_requests(seed, gap_ns=15_000_000, longest=120)
+    patience_ns = {each.id: 400_000_000 for each in requests if each.id % 5 == 0}
+    world = World(plot_of(kind, num_batches=num_batches, **SMALL, **plot))
+    world.serve(requests, patience_ns=patience_ns)  # checks all invariants at each end of a step
+    ended = [*world.finished, *world.rejected, *world.aborted]
+    assert sorted(req.request.id for req, _ in ended) == [each.id for each in requests]
+    return world
+
+
+@pytest.mark.parametrize("has_storage", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_batches_in_flight_keep_the_invariants(kind: str, *, has_storage: bool) -> None:
+    for seed in range(3):
+        world = served(kind, seed, num_batches=2, has_storage=has_storage)
+        assert len(world.finished) > 25
+        assert world.counters["cache/device_hit_tokens"]
+
+
+def test_a_request_is_in_one_batch_at_a_time_and_both_batches_are_used() -> None:
+    world = World(plot_of("all", num_batches=2, **SMALL))
+    overlaps = []
+
+    def look(_: int) -> None:
+        flights = world.engine._flights
+        assert len({flight.batch.number for flight in flights}) == len(flights)
+        inside = [
+            {*flight.batch.decodes, *(each.req for each in flight.batch.extends)}
+            for flight in flights
+        ]
+        if len(inside) == 2:
+            assert not inside[0] & inside[1]
+            overlaps.append(all(flight.batch.decodes for flight in flights))
+
+    world.hooks.append(look)
+    world.serve(random_requests(1, gap_ns=15_000_000, longest=120))
+    assert any(overlaps)
+
+
+def test_memory_runs_out_with_two_batches_too() -> None:
+    worlds = [served("full", seed, num_batches=2, has_storage=False) for seed in range(6)]
+    assert sum(world.counters["scheduler/retracted_count"] for world in worlds) > 0
+
+
+def test_with_two_batches_twice_as_many_requests_decode_in_the_same_time() -> None:
+    ends = []
+    for num_batches in (1, 2):
+        plot = plot_of("full", num_batches=num_batches, has_storage=False, may_jump=False)
+        world = World(plot)
+        world.serve(random_requests(2, count=8, gap_ns=0, longest=60))
+        ends.append(world.clock.now())
+    assert ends[1] < ends[0] * 1.1
+
+
+@pytest.mark.parametrize("batching", ["prompts_together", "running_first"])
+def test_the_orders_of_other_engines_take_one_batch(batching: str) -> None:
+    config = SchedulerConfig(batching=Batching(batching))
+    with pytest.raises(ValueError, match=f"{batching} takes one batch in flight, got 2"):
+        World(plot_of("full", num_batches=2, scheduler=config))

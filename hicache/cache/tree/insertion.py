@@ -27,7 +27,7 @@ def insert(
     `actions`, to be freed. Return the node that ends at page `end`, and whether it is new.
     """
     residency, kinds = tree.residency, tree.kinds
-    owned = [(kind, sequence.own_start(kind, kinds)) for kind in kept]
+    owned = {kind: sequence.own_start(kind, kinds) for kind in kept}
     tick, is_new = residency.next_tick(), False
     above = node
     while above.parent is not None:
@@ -38,24 +38,29 @@ def insert(
         child = tree.descend(node, sequence.tokens, end)
         is_new = child is None
         if child is None:
-            cut = min([end, *(own_start for _, own_start in owned if own_start > start)])
+            cut = min([end, *(own_start for own_start in owned.values() if own_start > start)])
             for kind, window in kinds.windows:
                 # a new window gets a node of its own, so that one lock covers one window
                 if kind in kept and sequence.starts[kind] <= start < window.first(end):
                     cut = min(cut, window.first(end))
             child = _grow(tree, node, sequence, cut)
             cut, tick = child.end, residency.next_tick()  # later than what a split left beside it
-            for kind, own_start in owned:
+            for kind, own_start in owned.items():
                 if start >= own_start:
                     page_ids = sequence.pages[kind][start:cut]
                     residency.put(child, DEVICE, kind, page_ids)
         else:
             # the tree already has these tokens, on at least one tier
             held = child.held[DEVICE]
-            cuts = [own for kind, own in owned if held[kind] is None and start < own < child.end]
+            if held[FULL] is None:  # before the node is split, as SGLang
+                residency.put(child, DEVICE, FULL, sequence.pages[FULL][start : child.end])
+                owned[FULL] = child.end
+            cuts = [
+                own for kind, own in owned.items() if held[kind] is None and start < own < child.end
+            ]
             if cuts:
                 child = tree.descend(node, sequence.tokens, min(cuts)) or child
-            for kind, own_start in owned:
+            for kind, own_start in owned.items():
                 first = max(start, own_start)
                 if first >= child.end:
                     continue
@@ -109,12 +114,17 @@ def insert_host(
     end = start + len(pages[FULL])
     node = anchor
     tick = tree.residency.next_tick()
+    # under write_back, SGLang gives the host no copy of what the device holds
+    is_spared = tree.demotes and tree.quirks.evicts_whole
     while node.end < end:
-        child = tree.descend(node, sequence.tokens, end) or _grow(tree, node, sequence, end)
+        child = tree.descend(node, sequence.tokens, end)
+        is_taken = child is None or not is_spared
+        child = child or _grow(tree, node, sequence, end)
         part = pages[FULL][child.start - start : child.end - start]
-        _put_host(tree, child, FULL, part, actions)
+        _put_host(tree, child, FULL, part, actions, is_taken=is_taken)
         child.tick = tick
         node = child
+    is_taken = node.held[HOST][FULL] is not None
     for kind, _ in kinds.windows:
         above, first = node, end - len(pages[kind])
         while above.end > first:
@@ -123,11 +133,11 @@ def insert_host(
                 tree.descend(above.parent, sequence.tokens, first)  # splits the node
             begin = max(above.start, first)
             part = pages[kind][begin - first : above.end - first]
-            _put_host(tree, above, kind, part, actions)
+            _put_host(tree, above, kind, part, actions, is_taken=is_taken)
             above = above.parent
     for kind in kinds.points:
         if pages[kind]:
-            _put_host(tree, node, kind, pages[kind], actions)
+            _put_host(tree, node, kind, pages[kind], actions, is_taken=is_taken)
     return node
 
 
@@ -140,9 +150,15 @@ def _grow(tree: RadixTree, node: Node, sequence: Sequence, end: int) -> Node:
 
 
 def _put_host(
-    tree: RadixTree, node: Node, kind: int, page_ids: PageIds, actions: list[FreePages]
+    tree: RadixTree,
+    node: Node,
+    kind: int,
+    page_ids: PageIds,
+    actions: list[FreePages],
+    *,
+    is_taken: bool,
 ) -> None:
-    if node.held[HOST][kind] is None:
+    if is_taken and node.held[HOST][kind] is None:
         tree.residency.put(node, HOST, kind, page_ids)
     else:
         actions.append(FreePages(HOST, kind, page_ids))

@@ -121,10 +121,15 @@ def insert_host(
         is_taken = child is None or not is_spared
         child = child or _grow(tree, node, sequence, end)
         part = pages[FULL][child.start - start : child.end - start]
-        _put_host(tree, child, FULL, part, actions, is_taken=is_taken)
+        if is_taken:
+            _put_host(tree, child, FULL, part, actions)
+        else:
+            actions.append(FreePages(HOST, FULL, part))
         child.tick = tick
         node = child
-    is_taken = node.held[HOST][FULL] is not None
+    if node.held[HOST][FULL] is None:
+        actions += [FreePages(HOST, kind, pages[kind]) for kind in kinds.aux if pages[kind]]
+        return node
     for kind, _ in kinds.windows:
         above, first = node, end - len(pages[kind])
         while above.end > first:
@@ -133,11 +138,11 @@ def insert_host(
                 tree.descend(above.parent, sequence.tokens, first)  # splits the node
             begin = max(above.start, first)
             part = pages[kind][begin - first : above.end - first]
-            _put_host(tree, above, kind, part, actions, is_taken=is_taken)
+            _put_host(tree, above, kind, part, actions)
             above = above.parent
     for kind in kinds.points:
         if pages[kind]:
-            _put_host(tree, node, kind, pages[kind], actions, is_taken=is_taken)
+            _put_host(tree, node, kind, pages[kind], actions)
     return node
 
 
@@ -150,15 +155,9 @@ def _grow(tree: RadixTree, node: Node, sequence: Sequence, end: int) -> Node:
 
 
 def _put_host(
-    tree: RadixTree,
-    node: Node,
-    kind: int,
-    page_ids: PageIds,
-    actions: list[FreePages],
-    *,
-    is_taken: bool,
+    tree: RadixTree, node: Node, kind: int, page_ids: PageIds, actions: list[FreePages]
 ) -> None:
-    if is_taken and node.held[HOST][kind] is None:
+    if node.held[HOST][kind] is None:
         tree.residency.put(node, HOST, kind, page_ids)
     else:
         actions.append(FreePages(HOST, kind, page_ids))

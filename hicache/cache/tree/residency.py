@@ -184,15 +184,15 @@ class Residency:
         elif node in on_device:
             del on_device[node]
         may_leave = self._evicts_mirrors and node.parent is not None if is_there else is_free
-        is_open = not any(node.locks[HOST])
-        if may_leave and is_open and not node.num_children[HOST] and host[FULL] is not None:
+        is_leaf = may_leave and not node.num_children[HOST]
+        if is_leaf and host[FULL] is not None and not any(node.locks[HOST]):
             on_host.add(node)
         elif node in on_host:
             del on_host[node]
         if self._reclaims_duplicates:
-            if self._duplicates_first:  # locks of windows and states do not count
-                is_open = not node.locks[HOST][FULL]
-            if is_open and is_there and host[FULL] is not None:
+            # in SGLang's order, locks of windows and states do not count
+            locks = node.locks[HOST][: 1 if self._duplicates_first else None]
+            if is_there and host[FULL] is not None and not any(locks):
                 self.duplicates.setdefault(node)
             elif not self._duplicates_first or host[FULL] is None:
                 self.duplicates.pop(node, None)

@@ -119,7 +119,10 @@ def differences(base: StepRow, head: StepRow) -> list[str]:
     sides = []
     for row in (base, head):
         ids = [each[0] for each in row["extend"]]
-        sides.append(row | {"started": ids, "hit": {key: row["hit"][key] for key in both}})
+        # the order of those that go back shows in the steps that follow
+        gone = {key: sorted(row[key]) for key in ("preempted",) if key in row}
+        hits = {key: row["hit"][key] for key in both}
+        sides.append(row | {"started": ids, "hit": hits} | gone)
     one, other = sides
     shared = set(one["started"]) & set(other["started"])
     for row in sides:

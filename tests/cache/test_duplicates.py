@@ -127,3 +127,67 @@ def test_a_node_without_a_window_is_split_where_the_window_of_a_request_begins()
     assert sorted(node.end for node in cache.tree.nodes()) == [1, 2, 4]
     assert node_at(cache, 1).held[DEVICE][SWA] is None
     assert node_at(cache, 2).held[DEVICE][SWA] is not None
+
+
+def in_the_preset_of_sglang(**more: int) -> PrefixCache:
+    quirks = QuirksConfig(evicts_whole=True)
+    return make_cache(
+        device=(20, 20, 0), host=(8, 8, 0), write_policy="write_back", quirks=quirks, **more
+    )
+
+
+def test_in_the_preset_of_sglang_a_locked_window_does_not_keep_a_copy_from_its_place() -> None:
+    cache = in_the_preset_of_sglang(window_len=4)
+    for first in (0, 100):
+        run_request(cache, tokens_of(4, first), 4)
+    node, other = (cache.tree.root("").children[tokens_of(4, first)] for first in (0, 100))
+    lock = cache.tree.lock_host(node, {SWA: 0})
+    for each in (node, other):
+        page_ids = cache.pools[HOST][FULL].allocate(1)
+        assert page_ids is not None
+        cache.tree.residency.put(each, HOST, FULL, page_ids)
+    cache.tree.release(lock)
+    cache.tree.lock(node)  # neither is a leaf that may leave the device
+    cache.tree.lock(other)
+    assert cache.host.evict_one(FULL, 1)
+    assert node.held[HOST][FULL] is None
+    assert other.held[HOST][FULL] is not None
+
+
+def test_in_the_preset_of_sglang_the_copy_of_the_lower_half_of_a_node_goes_first() -> None:
+    cache = in_the_preset_of_sglang(window_len=8)
+    page_ids = cache.pools[HOST][FULL].allocate(4)
+    assert page_ids is not None
+    sequence = Sequence(tokens_of(16))
+    assert cache.acquire(sequence, cache.match(sequence, 1)) is not None
+    assert cache.extend(sequence, 16)
+    cache.leave_window(sequence, 16)  # from page 1 on
+    cache.insert_host(cache.tree.root(""), sequence, [page_ids, [], []])
+    cache.publish(sequence, 4)
+    assert [node.end for node in cache.tree.residency.duplicates] == [4, 1]
+
+
+@pytest.mark.parametrize("is_sglang", [True, False])
+def test_under_write_back_sglang_gives_the_host_no_page_that_the_device_holds(
+    *, is_sglang: bool
+) -> None:
+    quirks = QuirksConfig(evicts_whole=is_sglang)
+    cache = make_cache(device=(20, 0, 0), host=(8, 0, 0), write_policy="write_back", quirks=quirks)
+    run_request(cache, tokens_of(8), 8)
+    page_ids = cache.pools[HOST][FULL].allocate(4)
+    assert page_ids is not None
+    anchor = cache.tree.root("")
+    assert cache.insert_host(anchor, Sequence(tokens_of(16)), [page_ids, [], []]) == (
+        2 if is_sglang else 4
+    )
+    assert (node_at(cache, 2).held[HOST][FULL] is None) is is_sglang
+    assert node_at(cache, 4).held[HOST][FULL] is not None
+    assert cache.pools[HOST][FULL].num_taken == (2 if is_sglang else 4)
+
+
+def test_sglang_frees_a_window_that_it_read_for_pages_that_only_the_device_holds() -> None:
+    cache = in_the_preset_of_sglang(window_len=8)
+    run_request(cache, tokens_of(8), 8)
+    page_ids = [cache.pools[HOST][kind].allocate(2) or [] for kind in (FULL, SWA)]
+    cache.insert_host(cache.tree.root(""), Sequence(tokens_of(8)), [*page_ids, []])
+    assert [pool.num_taken for pool in cache.pools[HOST]] == [0, 0, 0]

@@ -127,6 +127,12 @@ def test_of_other_requests_no_chunks_are_compared() -> None:
     assert differences(row, {key: row[key] for key in ("extend", "decode", "hit")}) == []
 
 
+def test_the_order_in_which_requests_go_back_to_the_queue_is_no_difference() -> None:
+    row: StepRow = {"extend": [], "decode": [], "hit": {}, "preempted": [5, 3]}
+    assert differences(row, row | {"preempted": [3, 5]}) == []
+    assert differences(row, row | {"preempted": [3]}) == ["retraction"]
+
+
 def test_requests_arrive_until_a_drawn_number_is_open() -> None:
     arrivals = Arrivals(8, 3)
     counts = [arrivals.count(0) for _ in range(50)]

@@ -197,3 +197,8 @@ def test_the_figure_shows_hit_rates_and_their_difference(
     png = (tmp_path / "diff.png").read_bytes()
     assert png.startswith(b"\x89PNG")
     assert struct.unpack(">II", png[16:24]) == (960, 600)
+
+
+def test_a_path_among_the_options_is_written_as_text(tmp_path: Path) -> None:
+    dump({"asked": {"keep": Path("folder")}}, tmp_path / "diff.json")
+    assert json.loads((tmp_path / "diff.json").read_text()) == {"asked": {"keep": "folder"}}

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from hicache.config import Batching
+from hicache.cache.kinds import SWA
+from hicache.cache.tree.node import DEVICE
+from hicache.config import Batching, QuirksConfig
 from hicache.scheduler.batch import Batch
 from tests.scheduler.world import SCHEDULER, World, plot_of, request_of
 
@@ -169,3 +171,27 @@ def test_every_32nd_pass_of_a_server_over_the_queue_refreshes_its_prefixes(
     assert node.tick == before
     assert ids(step(world)) == ([3], [])
     assert (node.tick > before) is not is_stepped
+
+
+def test_an_answer_frees_windows_from_where_its_prompt_last_looked_for_some() -> None:
+    plot = plot_of(
+        "full_swa",
+        scheduler=SGLANG,
+        device=(60, 60, 0),
+        host=(0, 0, 0),
+        has_storage=False,
+        quirks=QuirksConfig(trims_windows=True),
+    )
+    world = World(plot)
+    submit(world, 1, 33, num_answers=1)
+    step(world)
+    # four pages are hit, where the prompt looks; its last two pages are in the tree
+    world.scheduler.submit(request_of(2, [*range(1000, 1032), *range(20)], [7] * 160), 0)
+    step(world)
+    (req,) = world.scheduler.running
+    taken = {}
+    while world.scheduler.running:
+        step(world)
+        taken[req.kv_len] = world.cache.pools[DEVICE][SWA].num_taken
+    # 128 tokens after the window of the fourth page
+    assert (taken[32 + 20 + 128], taken[32 + 20 + 128 + 1]) == (23, 10)

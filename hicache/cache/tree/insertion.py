@@ -27,7 +27,7 @@ def insert(
     `actions`, to be freed. Return the node that ends at page `end`, and whether it is new.
     """
     residency, kinds = tree.residency, tree.kinds
-    owned = [(kind, sequence.own_start(kind, kinds)) for kind in kept]
+    owned = {kind: sequence.own_start(kind, kinds) for kind in kept}
     tick, is_new = residency.next_tick(), False
     above = node
     while above.parent is not None:
@@ -38,24 +38,29 @@ def insert(
         child = tree.descend(node, sequence.tokens, end)
         is_new = child is None
         if child is None:
-            cut = min([end, *(own_start for _, own_start in owned if own_start > start)])
+            cut = min([end, *(own_start for own_start in owned.values() if own_start > start)])
             for kind, window in kinds.windows:
                 # a new window gets a node of its own, so that one lock covers one window
                 if kind in kept and sequence.starts[kind] <= start < window.first(end):
                     cut = min(cut, window.first(end))
             child = _grow(tree, node, sequence, cut)
             cut, tick = child.end, residency.next_tick()  # later than what a split left beside it
-            for kind, own_start in owned:
+            for kind, own_start in owned.items():
                 if start >= own_start:
                     page_ids = sequence.pages[kind][start:cut]
                     residency.put(child, DEVICE, kind, page_ids)
         else:
             # the tree already has these tokens, on at least one tier
             held = child.held[DEVICE]
-            cuts = [own for kind, own in owned if held[kind] is None and start < own < child.end]
+            if held[FULL] is None:  # before the node is split, as SGLang
+                residency.put(child, DEVICE, FULL, sequence.pages[FULL][start : child.end])
+                owned[FULL] = child.end
+            cuts = [
+                own for kind, own in owned.items() if held[kind] is None and start < own < child.end
+            ]
             if cuts:
                 child = tree.descend(node, sequence.tokens, min(cuts)) or child
-            for kind, own_start in owned:
+            for kind, own_start in owned.items():
                 first = max(start, own_start)
                 if first >= child.end:
                     continue
@@ -109,12 +114,22 @@ def insert_host(
     end = start + len(pages[FULL])
     node = anchor
     tick = tree.residency.next_tick()
+    # under write_back, SGLang gives the host no copy of what the device holds
+    is_spared = tree.demotes and tree.quirks.evicts_whole
     while node.end < end:
-        child = tree.descend(node, sequence.tokens, end) or _grow(tree, node, sequence, end)
+        child = tree.descend(node, sequence.tokens, end)
+        is_taken = child is None or not is_spared
+        child = child or _grow(tree, node, sequence, end)
         part = pages[FULL][child.start - start : child.end - start]
-        _put_host(tree, child, FULL, part, actions)
+        if is_taken:
+            _put_host(tree, child, FULL, part, actions)
+        else:
+            actions.append(FreePages(HOST, FULL, part))
         child.tick = tick
         node = child
+    if node.held[HOST][FULL] is None:
+        actions += [FreePages(HOST, kind, pages[kind]) for kind in kinds.aux if pages[kind]]
+        return node
     for kind, _ in kinds.windows:
         above, first = node, end - len(pages[kind])
         while above.end > first:

@@ -184,14 +184,15 @@ class Residency:
         elif node in on_device:
             del on_device[node]
         may_leave = self._evicts_mirrors and node.parent is not None if is_there else is_free
-        is_host_leaf = may_leave and not node.num_children[HOST]
-        is_unlocked = (is_host_leaf or self._reclaims_duplicates) and not any(node.locks[HOST])
-        if is_host_leaf and is_unlocked and host[FULL] is not None:
+        is_leaf = may_leave and not node.num_children[HOST]
+        if is_leaf and host[FULL] is not None and not any(node.locks[HOST]):
             on_host.add(node)
         elif node in on_host:
             del on_host[node]
         if self._reclaims_duplicates:
-            if is_unlocked and is_there and host[FULL] is not None:
+            # in SGLang's order, locks of windows and states do not count
+            locks = node.locks[HOST][: 1 if self._duplicates_first else None]
+            if is_there and host[FULL] is not None and not any(locks):
                 self.duplicates.setdefault(node)
             elif not self._duplicates_first or host[FULL] is None:
                 self.duplicates.pop(node, None)

@@ -148,7 +148,7 @@ def write_figure(comparison: Comparison, path: Path) -> None:
 
 
 def dump(values: Mapping[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n")
+    path.write_text(json.dumps(values, indent=1, sort_keys=True, default=str) + "\n")
 
 
 def _options_of(about: Mapping[str, str]) -> str:

@@ -29,7 +29,7 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
-from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, HOST, NO_END, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig
@@ -325,8 +325,7 @@ class PrefixCache:
             sequence.starts[kind] = max(sequence.starts[kind], end)
             sequence.reads_from[kind], moved = end, True
         if moved:
-            sequence.lock = self.tree.lock(lock.node, sequence.reads_from)
-            self.tree.release(lock)
+            self._lock_anew(sequence, lock.node)
             self._drop_loaned(sequence, used)
 
     def take_slots(self, sequence: Sequence) -> bool:
@@ -391,11 +390,11 @@ class PrefixCache:
         if self._is_exclusive:
             self.host.leave(node)
         if node is not lock.node:
-            sequence.lock = tree.lock(node, sequence.reads_from or None)
-            tree.release(lock)
             sequence.tree_pages = max(num_pages, first)
         if keeps_window:
             sequence.tree_windows = sequence.tree_pages
+        if node is not lock.node or (keeps_window and sequence.reads_from):
+            self._lock_anew(sequence, node)
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
         if copies:
@@ -475,6 +474,13 @@ class PrefixCache:
         is_repeated = node.end <= sequence.inserted_pages
         sequence.inserted_pages = max(node.end, sequence.inserted_pages)
         self.host.save_path(node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated)
+
+    def _lock_anew(self, sequence: Sequence, node: Node) -> None:
+        old, reads_from = sequence.lock, sequence.reads_from or None
+        end = NO_END if reads_from is None else sequence.tree_windows
+        sequence.lock = self.tree.lock(node, reads_from, end)
+        assert old is not None
+        self.tree.release(old)
 
     def _read_from(self, kind: int, length: int) -> int:
         return (length - self.tree.kinds.window_lens[kind] + 1) // self.page_size

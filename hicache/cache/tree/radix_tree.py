@@ -13,7 +13,16 @@ from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries, EntryPolicy
 from hicache.cache.tree.events import CacheListener, Demand
 from hicache.cache.tree.keys import Key, PageNames, keys
-from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult, Node, make_root
+from hicache.cache.tree.node import (
+    DEVICE,
+    HOST,
+    NO_END,
+    NO_ENTRIES,
+    Lock,
+    MatchResult,
+    Node,
+    make_root,
+)
 from hicache.cache.tree.residency import Residency
 from hicache.config import CacheConfig, QuirksConfig
 
@@ -164,14 +173,17 @@ class RadixTree:
 
     # -- locking ------------------------------------------------------------------------------
 
-    def lock(self, node: Node, reads_from: Items[int] | None = None) -> Lock:
+    def lock(
+        self, node: Node, reads_from: Items[int] | None = None, windows_end: int = NO_END
+    ) -> Lock:
         """Protect the prefix that ends at `node` from eviction from the device; return the lock.
 
         The lock covers the full-attention KV of the whole prefix. It also covers the sliding
-        windows at the end of the prefix, or from the pages `reads_from` on, by kind, and the Mamba
-        state of `node`.
+        windows at the end of the prefix, or from the pages `reads_from` on, by kind, to page
+        `windows_end`, at which a node ends, and the Mamba state of `node`.
         """
-        return Lock(DEVICE, node, self.residency.lock_path(node, reads_from))
+        starts = self.residency.lock_path(node, reads_from, windows_end)
+        return Lock(DEVICE, node, starts, windows_end)
 
     def lock_host(self, node: Node, starts: Mapping[int, int]) -> Lock:
         """Protect data on the path to `node` from eviction from the host; return the lock.
@@ -203,7 +215,7 @@ class RadixTree:
 
     def release(self, lock: Lock) -> None:
         if lock.tier == DEVICE:
-            self.residency.release_path(lock.node, lock.starts)
+            self.residency.release_path(lock)
         else:
             self.residency.count_host_locks(lock, -1)
 

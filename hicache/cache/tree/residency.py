@@ -13,7 +13,7 @@ from hicache.cache.pages import FreePages, PageIds
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.eviction import Ranking, VictimQueue
-from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Lock, Node
+from hicache.cache.tree.node import DEVICE, HOST, NO_END, TIER_NAMES, TIERS, Lock, Node
 from hicache.config import QuirksConfig
 
 
@@ -199,13 +199,13 @@ class Residency:
     # -- locking ------------------------------------------------------------------------------
 
     def lock_path(
-        self, node: Node, reads_from: Sequence[int] | None = None
+        self, node: Node, reads_from: Sequence[int] | None = None, end: int = NO_END
     ) -> Sequence[tuple[int, int]]:
         """Protect the prefix that ends at `node` from eviction from the device.
 
         The call locks the full-attention KV of the whole prefix. It also locks the sliding windows
-        at the end of the prefix, or from the pages `reads_from` on, by kind, and the Mamba state of
-        `node`. Return one pair (kind of data, first locked page) per sliding window.
+        at the end of the prefix, or from the pages `reads_from` on, by kind, to page `end`, and the
+        Mamba state of `node`. Return one pair (kind of data, first locked page) per sliding window.
         """
         above = node
         while not above.path_locks and above.parent is not None:
@@ -217,10 +217,10 @@ class Residency:
         if node.parent is not None:
             for kind in self._points:
                 self._lock_sidecar(node, kind)
-        starts = []
+        starts, last = [], _before(node, end)
         for kind, window in self._windows:
             edge = window.first(node.end) if reads_from is None else reads_from[kind]
-            above, start = node, node.end
+            above, start = last, last.end
             while above.end > edge and above.parent is not None:
                 self._lock_sidecar(above, kind)
                 start = above.start
@@ -228,7 +228,8 @@ class Residency:
             starts.append((kind, start))
         return starts
 
-    def release_path(self, node: Node, starts: Sequence[tuple[int, int]]) -> None:
+    def release_path(self, lock: Lock) -> None:
+        _, node, starts, end = lock
         assert node.path_locks, f"{node} is released more often than it was locked"
         above = node
         above.path_locks -= 1
@@ -240,14 +241,15 @@ class Residency:
         if node.parent is not None:
             for kind in self._points:
                 self._release_sidecar(node, kind)
+        last = _before(node, end)
         for kind, start in starts:
-            above = node
+            above = last
             while above.start >= start and above.parent is not None:
                 self._release_sidecar(above, kind)
                 above = above.parent
 
     def count_host_locks(self, lock: Lock, change: int) -> None:
-        _, node, starts = lock
+        _, node, starts, _ = lock
         for kind, start in starts:
             above = node
             first = node.start if kind in self._points else start
@@ -401,3 +403,10 @@ class Residency:
         for node in gone:
             del self.duplicates[node]
         return found
+
+
+def _before(node: Node, end: int) -> Node:
+    # the last node of a path before page `end`, at which one ends
+    while node.end > end and node.parent is not None:
+        node = node.parent
+    return node

@@ -713,8 +713,9 @@ class QuirksConfig:
     # first to leave the host.
     evicts_whole: bool = False
     # Mamba state slots that a running request occupies: one for its current state, one for its next
-    # checkpoint; more are reserved and stay empty. SGLang reserves 3.
-    states_per_request: int = knob(2, least=2)
+    # checkpoint; more are reserved and stay empty. SGLang reserves 3. With 1, as in vLLM, a
+    # checkpoint takes its slot when it is computed, and answers have none.
+    states_per_request: int = knob(2, least=1)
     # Copy a state that is loaded back from the host twice over the link, into the slot of the tree
     # and into that of the request, as SGLang does. False copies it once over the link, then from
     # slot to slot on the device.

@@ -36,14 +36,15 @@ class Stepper:
 
     def not_yet_held(self) -> Counter[str]:
         """Return the tokens in the tree that cannot be hit before a copy is reported."""
-        page, found = self._pools.page_size, Counter[str]()
-        for req in (each for each in self._scheduler.loading if each.load_back is not None):
-            found["full/device"] += req.sequence.num_pages * page - req.ready_len
-        for move in (
-            each for done in self._late if isinstance(done, BackUp) for each in done.moves
-        ):
-            name = KIND_NAMES[move.kind]
-            found[f"{name}/host"] += len(move.sources) * self._pools.unit(name)
+        found = Counter[str]()
+        loads = [("device", each.load_back) for each in self._scheduler.loading]
+        back_ups = [("host", each) for each in self._late if isinstance(each, BackUp)]
+        for tier, done in [*loads, *back_ups]:
+            for move in () if done is None else done.moves:
+                name = KIND_NAMES[move.kind]
+                found[f"{name}/{tier}"] += len(move.sources) * (
+                    not move.is_own and self._pools.unit(name)
+                )
         return found
 
     def step(self, requests: list[Request]) -> StepRow:

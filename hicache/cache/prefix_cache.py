@@ -29,7 +29,7 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
-from hicache.cache.tree.node import DEVICE, HOST, NO_END, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, HOST, NO_END, Lock, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig
@@ -189,14 +189,17 @@ class PrefixCache:
             for kind in self.tree.kinds.points:
                 if self.quirks.loads_states_twice and match.host_hits[kind]:
                     sequence.working_slot = self.device.allocate(kind, 1, demand)
-            load_back = self.device.load(match, demand)
+            own = self._own_loads(sequence, match, prompt_len)
+            load_back = self.device.load(match, demand, own)
             if load_back is not None:
                 node = match.best_node
+                for kind in self.tree.kinds.points:
+                    slots = [slot for each, _, slot in load_back.own if each == kind]
+                    sequence.working_slot = next(iter(slots), sequence.working_slot)
         if load_back is None:
             held_before = (node.end, 0, 0)
         if self.knobs.trims_leaves:
-            ends = (prompt_len - 1) // self.page_size, match.branch_end // self.page_size
-            self._begin_windows(sequence, node, load_back, ends)
+            self._begin_windows(sequence, node)
         sequence.lock = self.tree.lock(node)
         if not self._take_slots(sequence, node, load_back, late_slots=late_slots):
             # the load-back continues: its pages are in the tree and will be a device hit next time
@@ -213,6 +216,10 @@ class PrefixCache:
             for kind in kinds.paged:
                 pages[kind] += device[kind] or [-1] * above.num_pages
             above.uses += 1
+        for kind, first, page_ids in load_back.own if load_back else ():
+            if kind not in kinds.points:
+                pages[kind][first : first + len(page_ids)] = page_ids
+                sequence.leaving.append((kind, first, page_ids))
         if not self._take_replayed(sequence):
             self.abandon(sequence)
             return None
@@ -312,13 +319,13 @@ class PrefixCache:
         `cache.trims_leaves`.
         """
         self._free_leaving(sequence, length)
-        lock, kinds, used, moved = sequence.lock, self.tree.kinds, [], False
+        lock, kinds, moved = sequence.lock, self.tree.kinds, False
         assert lock is not None
         for kind, _ in kinds.windows:
             end = min(self._read_from(kind, length), sequence.num_pages)
             if end <= sequence.reads_from[kind]:
                 continue
-            used += self._use_windows(sequence, kind, end)
+            self._use_windows(sequence, kind, end)
             own = sequence.own_start(kind, kinds)
             if end > own:
                 self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
@@ -326,7 +333,6 @@ class PrefixCache:
             sequence.reads_from[kind], moved = end, True
         if moved:
             self._lock_anew(sequence, lock.node)
-            self._drop_loaned(sequence, used)
 
     def take_slots(self, sequence: Sequence) -> bool:
         """Give a request the state slots that `acquire` has not given it; False: no room."""
@@ -410,9 +416,8 @@ class PrefixCache:
         if self.tree.listener is not None:
             self.tree.listener.abandoned(sequence, first, end)
         self._free_leaving(sequence)
-        used: list[tuple[int, Node]] = []
         for kind, _ in self.tree.kinds.windows if sequence.reads_from and end else ():
-            used += self._use_windows(sequence, kind, end)
+            self._use_windows(sequence, kind, end)
         for kind in self.tree.kinds.paged if end else ():
             own = sequence.own_start(kind, self.tree.kinds)
             self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
@@ -425,10 +430,10 @@ class PrefixCache:
         sequence.num_pages = sequence.tree_pages = sequence.tree_windows = 0
         sequence.reads_from = []
         if sequence.lock is not None:
-            self.tree.release(sequence.lock)
+            self._unlock(sequence.lock)
+            if self.knobs.trims_leaves:  # vLLM frees its blocks as just used
+                self.tree.touch(sequence.lock.node)
             sequence.lock = None
-        self._drop_loaned(sequence, used)
-        sequence.loaned.clear()
 
     # -- copies that are done ------------------------------------------------------------------
 
@@ -480,7 +485,11 @@ class PrefixCache:
         end = NO_END if reads_from is None else sequence.tree_windows
         sequence.lock = self.tree.lock(node, reads_from, end)
         assert old is not None
-        self.tree.release(old)
+        self._unlock(old)
+
+    def _unlock(self, lock: Lock) -> None:
+        self.tree.residency.leave_state(lock.node)
+        self.tree.release(lock)
 
     def _read_from(self, kind: int, length: int) -> int:
         return (length - self.tree.kinds.window_lens[kind] + 1) // self.page_size
@@ -497,43 +506,42 @@ class PrefixCache:
                 rest.append((kind, first + count, page_ids[count:]))
         sequence.leaving = rest
 
-    def _begin_windows(
-        self, sequence: Sequence, node: Node, load_back: LoadBack | None, ends: Iterable[int]
-    ) -> None:
-        # the sequence reads the windows that end at `node`. Those that were loaded are kept only
-        # where a prompt is expected to resume: before the pages `ends`
+    def _own_loads(
+        self, sequence: Sequence, match: MatchResult, prompt_len: int
+    ) -> set[tuple[int, Node]]:
+        # windows and a state that a load-back brings for the request alone: the tree keeps those
+        # before a page where a prompt is expected to resume
+        own: set[tuple[int, Node]] = set()
+        if not self.knobs.keeps_for_repeats:
+            return own
+        kinds, node, size = self.tree.kinds, match.best_node, self.page_size
+        ends = [(prompt_len - 1) // size, match.branch_end // size]
+        if node.end not in ends:
+            own.update((kind, node) for kind in kinds.points)
+        for kind, window in kinds.windows:
+            first = max(window.first(node.end), 0)
+            for cut in (first, *ends, *map(window.first, ends)):
+                if first <= cut < node.end:
+                    self.tree.ancestor(node, sequence.tokens, cut)  # splits there
+            for above in node.path(first):
+                if not any(window.first(end) <= above.start < end for end in ends):
+                    own.add((kind, above))
+        return own
+
+    def _begin_windows(self, sequence: Sequence, node: Node) -> None:
+        # the sequence reads the windows that end at `node`
         sequence.reads_from = [0] * self.tree.kinds.size
-        moves = load_back.moves if load_back and self.knobs.keeps_for_repeats else ()
         for kind, window in self.tree.kinds.windows:
             first = sequence.reads_from[kind] = max(window.first(node.end), 0)
             self.tree.ancestor(node, sequence.tokens, first)  # splits there
-            loaded = {page for move in moves if move.kind == kind for page in move.targets}
-            for cut in [each for end in ends for each in (window.first(end), end) if loaded]:
-                if first < cut < node.end:
-                    self.tree.ancestor(node, sequence.tokens, cut)  # splits there
-            for above in node.path(first) if loaded else ():
-                page_ids = above.held[DEVICE][kind] or NO_PAGES
-                is_kept = any(window.first(end) <= above.start < end for end in ends)
-                if not is_kept and loaded.issuperset(page_ids):
-                    sequence.loaned.update((kind, page) for page in page_ids)
 
-    def _drop_loaned(self, sequence: Sequence, used: Iterable[tuple[int, Node]]) -> None:
-        actions: list[FreePages] = []
-        for kind, node in used if sequence.loaned else ():
-            page_ids = node.held[DEVICE][kind]
-            if page_ids and (kind, page_ids[0]) in sequence.loaned and not node.locks[DEVICE][kind]:
-                self.tree.residency.drop(node, DEVICE, kind, actions)
-        free(actions, self.pools)
-
-    def _use_windows(self, sequence: Sequence, kind: int, end: int) -> list[tuple[int, Node]]:
+    def _use_windows(self, sequence: Sequence, kind: int, end: int) -> None:
         # pages of the tree that the sequence has read until now, up to page `end`
         lock, start = sequence.lock, sequence.reads_from[kind]
         if lock is not None:
             end = min(end, sequence.own_start(kind, self.tree.kinds), lock.node.end)
             if end > start:
-                used = self.tree.use_windows(lock.node, sequence.tokens, kind, start, end)
-                return [(kind, node) for node in used]
-        return []
+                self.tree.use_windows(lock.node, sequence.tokens, kind, start, end)
 
     def _take_slots(
         self,

@@ -255,8 +255,6 @@ class RunningFirst(Scheduler):
         return req.kv_len - (self.config.asynchronous and req.kv_len > req.target_len)
 
     def _retract(self, req: RequestState) -> None:
-        if req.sequence.lock is not None:
-            self.cache.tree.touch(req.sequence.lock.node)  # its blocks are freed as just used
         self.cache.abandon(req.sequence)
         req.restart()
         self.counters["scheduler/retracted_count"] += 1

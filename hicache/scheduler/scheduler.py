@@ -569,7 +569,8 @@ class Scheduler:
         if not req.remaining_output:
             self._end(req)
             return
-        if self._has_states and req.sequence.boundary_slot is None:
+        has_next = self.cache.quirks.states_per_request > 1
+        if self._has_states and has_next and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = self.cache.take_state_slot(req.sequence)
         self.running.append(req)
 

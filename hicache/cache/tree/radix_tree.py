@@ -219,19 +219,16 @@ class RadixTree:
         else:
             self.residency.count_host_locks(lock, -1)
 
-    def use_windows(self, node: Node, tokens: bytes, kind: int, start: int, end: int) -> list[Node]:
+    def use_windows(self, node: Node, tokens: bytes, kind: int, start: int, end: int) -> None:
         """Mark pages `[start, end)` of a window on the path to `node` as just used.
 
         The tokens of the path are the first ones of `tokens`. Nodes are split at both pages.
-        Return the nodes of these pages.
         """
         tick = self.residency.next_tick()
         node = self.ancestor(node, tokens, end)
         self.ancestor(node, tokens, start)
-        used = list(node.path(start))
-        for above in used:
+        for above in node.path(start):
             above.aux_ticks[kind] = tick
-        return used
 
     # -- growing ------------------------------------------------------------------------------
 

@@ -93,8 +93,13 @@ class Residency:
                 above = above.parent
 
     def touch_states(self, node: Node) -> None:
-        for kind in self._points:
+        for kind in () if self._trims else self._points:
             self._touch(node, kind)
+
+    def leave_state(self, node: Node) -> None:
+        """Mark the state of `node` as just used by a request that no longer needs it."""
+        for kind in self._points if self._trims else ():
+            node.aux_ticks[kind] = self.next_tick()
 
     def _touch(self, node: Node, kind: int) -> None:
         if node.held[DEVICE][kind] is not None or not self._leaving_refreshes:

@@ -164,7 +164,7 @@ class ModelRunner:
         boundaries = [
             (req.sequence.working_slot, req.sequence.boundary_slot)
             for req in batch.decodes
-            if req.sequence.boundary_slot is not None
+            if req.sequence.boundary_slot
             and (req.kv_len + 1) % self.pools.page_size == 0
         ]
         if boundaries:

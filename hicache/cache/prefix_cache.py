@@ -29,7 +29,7 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
-from hicache.cache.tree.node import DEVICE, HOST, NO_END, Lock, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, HOST, NO_END, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig
@@ -416,6 +416,8 @@ class PrefixCache:
         if self.tree.listener is not None:
             self.tree.listener.abandoned(sequence, first, end)
         self._free_leaving(sequence)
+        if sequence.lock is not None and self.knobs.trims_leaves:
+            self.tree.touch(sequence.lock.node)  # vLLM frees full pages first, as just used
         for kind, _ in self.tree.kinds.windows if sequence.reads_from and end else ():
             self._use_windows(sequence, kind, end)
         for kind in self.tree.kinds.paged if end else ():
@@ -430,9 +432,7 @@ class PrefixCache:
         sequence.num_pages = sequence.tree_pages = sequence.tree_windows = 0
         sequence.reads_from = []
         if sequence.lock is not None:
-            self._unlock(sequence.lock)
-            if self.knobs.trims_leaves:  # vLLM frees its blocks as just used
-                self.tree.touch(sequence.lock.node)
+            self.tree.release(sequence.lock)
             sequence.lock = None
 
     # -- copies that are done ------------------------------------------------------------------
@@ -485,11 +485,8 @@ class PrefixCache:
         end = NO_END if reads_from is None else sequence.tree_windows
         sequence.lock = self.tree.lock(node, reads_from, end)
         assert old is not None
-        self._unlock(old)
-
-    def _unlock(self, lock: Lock) -> None:
-        self.tree.residency.leave_state(lock.node)
-        self.tree.release(lock)
+        self.tree.residency.leave_state(old.node)
+        self.tree.release(old)
 
     def _read_from(self, kind: int, length: int) -> int:
         return (length - self.tree.kinds.window_lens[kind] + 1) // self.page_size

@@ -88,6 +88,7 @@ class RunningFirst(Scheduler):
 
     # starts of the chunks and decodes of the step before, by request, as long as it has not ended
     _late: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
+    _known: set[int] = set()  # noqa: RUF012 - those of this step that the step before left out
     _num_starts = 0
 
     @property
@@ -122,12 +123,15 @@ class RunningFirst(Scheduler):
             if is_out and req.kv_len // self._page > req.sequence.tree_pages:
                 self._publish_answer(req, req.kv_len)
         if self.config.asynchronous:
+            self._known = {req.request.id for req in batch.decodes}.difference(self._late)
             self._late = {each.req.request.id: each.start for each in batch.extends}
             self._late |= {req.request.id: req.kv_len for req in batch.decodes}
         return lacks
 
     def _keep(self, req: RequestState) -> None:
         self._free_windows(req)
+        assert req.sequence.lock is not None
+        self.cache.tree.residency.leave_state(req.sequence.lock.node)
         super()._keep(req)
 
     def _fill(self, batch: Batch, now_ns: int) -> Shortage:
@@ -251,8 +255,9 @@ class RunningFirst(Scheduler):
         return len(batch.decodes) < len(self.decoding)
 
     def _known_len(self, req: RequestState) -> int:
-        # planned early, a step does not know the token before it (line 2412)
-        return req.kv_len - (self.config.asynchronous and req.kv_len > req.target_len)
+        # planned early, a step does not know the token of the step before it (line 2412)
+        is_early = self.config.asynchronous and req.request.id not in self._known
+        return req.kv_len - (is_early and req.kv_len > req.target_len)
 
     def _retract(self, req: RequestState) -> None:
         self.cache.abandon(req.sequence)

@@ -348,7 +348,9 @@ class RadixTree:
         found = self.residency.victim(tier, kind, need, among)
         if found is not None and found[1] not in self.kinds.points and self.knobs.trims_leaves:
             (node, each), sizes = found, self.kinds.page_bytes
-            missing = need if kind == each else -(-need * sizes[kind] // sizes[each])
+            leaving = self.lost(node, tier, each) if self.is_shared[tier] else (each,)
+            page_bytes = sum([sizes[other] for other in leaving if node.held[tier][other]])
+            missing = -(-need * sizes[kind] // page_bytes)
             if missing < node.num_pages:
                 self._split(node, node.num_pages - missing)
         return found

@@ -346,11 +346,16 @@ class RadixTree:
         """
         among = self.kinds.numbers if self.is_shared[tier] else (kind,)
         found = self.residency.victim(tier, kind, need, among)
-        if found is not None and found[1] not in self.kinds.points and self.knobs.trims_leaves:
+        points = self.kinds.points
+        if found is not None and found[1] not in points and self.knobs.trims_leaves:
             (node, each), sizes = found, self.kinds.page_bytes
             leaving = self.lost(node, tier, each) if self.is_shared[tier] else (each,)
-            page_bytes = sum([sizes[other] for other in leaving if node.held[tier][other]])
-            missing = -(-need * sizes[kind] // page_bytes)
+            leaving = [other for other in leaving if node.held[tier][other] and other not in points]
+            missing, rest = divmod(need * sizes[kind], sum([sizes[other] for other in leaving]))
+            if not missing:  # less than a page of all kinds
+                found = node, leaving[-1]
+            if not missing or (rest and len(leaving) == 1):
+                missing += 1
             if missing < node.num_pages:
                 self._split(node, node.num_pages - missing)
         return found

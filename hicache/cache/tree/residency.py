@@ -26,6 +26,12 @@ def by_last_use(kind: int, *, is_tail_first: bool = False) -> Ranking:
     return lambda node: (node.aux_ticks[kind], node.end)
 
 
+def by_position(place: int) -> Ranking:
+    # vLLM's order on the host: the tokens of a request from the last on, and of a page its state,
+    # full-attention KV and windows (`kv_offload/cpu/policies/base.py`, line 10)
+    return lambda node: (node.tick, -node.end, place)
+
+
 class Residency:
     """Records which data each radix-tree node holds on each tier, and which nodes can be evicted.
 
@@ -57,6 +63,8 @@ class Residency:
 
         def queue(tier: int, kind: int) -> VictimQueue:
             order = by_last_use(kind, is_tail_first=trims)
+            if trims and tier == HOST:
+                order = by_position(-1 if kind in kinds.points else kind)
             return VictimQueue(order if entries is None else entries.ranking(tier, kind, order))
 
         self.queues = tuple([queue(tier, kind) for kind in range(kinds.size)] for tier in TIERS)

@@ -65,7 +65,7 @@ class Stepper:
         row["preempted"] = sorted(
             req.request.id for req in before if req.retractions > times[req.request.id]
         )
-        row["deferred"] = self._deferred()
+        row["deferred"] = self._deferred(batch)
         for done in self._late:
             if not isinstance(done, BackUp):
                 self._engine.deliver(done, now_ns())
@@ -101,11 +101,15 @@ class Stepper:
             },
         }
 
-    def _deferred(self) -> list[list[object]]:
-        lacks, waiting = self._scheduler.queue_waits.lacks, self._scheduler.waiting
-        if lacks.cause is Cause.step or not waiting:
+    def _deferred(self, batch: Batch) -> list[list[object]]:
+        scheduler = self._scheduler
+        cause, waiting = scheduler.queue_waits.lacks.cause, scheduler.waiting
+        if cause is Cause.step or not waiting:
             return []
-        return [[waiting[0].request.id, str(lacks.cause)]]
+        computed = sum(each.end - each.start for each in batch.extends) + len(batch.decodes)
+        if self._spends and cause is Cause.chunk and computed < scheduler.config.chunk_tokens:
+            cause = Cause.tokens  # as vLLM's side names a step with less than a page left
+        return [[waiting[0].request.id, str(cause)]]
 
     def settle(self) -> None:
         """Carry out all copies and reads that were requested, and those that follow from them."""

@@ -29,9 +29,10 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
-from hicache.cache.tree.node import DEVICE, HOST, NO_END, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
+from hicache.cache.windows import Windows
 from hicache.config import StorageConfig
 
 
@@ -100,6 +101,7 @@ class PrefixCache:
         self.host = Host(tree, self._bookings, self._writer, policy)
         write_back = WriteBack(tree, self._bookings, self.host, policy) if tree.demotes else None
         self.device = Device(tree, self._bookings, write_back)
+        self.windows = Windows(tree, pools)
 
     # -- how much room there is ----------------------------------------------------------------
 
@@ -189,7 +191,7 @@ class PrefixCache:
             for kind in self.tree.kinds.points:
                 if self.quirks.loads_states_twice and match.host_hits[kind]:
                     sequence.working_slot = self.device.allocate(kind, 1, demand)
-            own = self._own_loads(sequence, match, prompt_len)
+            own = self.windows.own_loads(sequence, match, prompt_len)
             load_back = self.device.load(match, demand, own)
             if load_back is not None:
                 node = match.best_node
@@ -198,8 +200,7 @@ class PrefixCache:
                     sequence.working_slot = next(iter(slots), sequence.working_slot)
         if load_back is None:
             held_before = (node.end, 0, 0)
-        if self.knobs.trims_leaves:
-            self._begin_windows(sequence, node)
+        self.windows.begin(sequence, node)
         sequence.lock = self.tree.lock(node)
         if not self._take_slots(sequence, node, load_back, late_slots=late_slots):
             # the load-back continues: its pages are in the tree and will be a device hit next time
@@ -216,10 +217,8 @@ class PrefixCache:
             for kind in kinds.paged:
                 pages[kind] += device[kind] or [-1] * above.num_pages
             above.uses += 1
-        for kind, first, page_ids in load_back.own if load_back else ():
-            if kind not in kinds.points:
-                pages[kind][first : first + len(page_ids)] = page_ids
-                sequence.leaving.append((kind, first, page_ids))
+        if load_back is not None:
+            self.windows.take(sequence, load_back.own)
         if not self._take_replayed(sequence):
             self.abandon(sequence)
             return None
@@ -287,53 +286,6 @@ class PrefixCache:
             self.device.make_room(kind, 0, Demand(purpose), spare=count)
         return all(pools[kind].num_free >= count for kind in kinds)
 
-    def leave_window(self, sequence: Sequence, length: int, *, waits: bool = False) -> None:
-        """Free the sliding-window pages that only this sequence holds and no longer needs.
-
-        If `waits` is True, `free_windows` frees them later.
-
-        Tokens from position `length` on do not attend to the freed pages. The window before the
-        last page boundary below `length` is kept, because a repeated prompt would resume there.
-        With `cache.keeps_for_repeats`, that boundary may be `length`.
-        """
-        sequence.left_page = (length - 1) // self.page_size
-        last_page = (length - 1 + self.knobs.keeps_for_repeats) // self.page_size
-        kinds = self.tree.kinds
-        for kind, window in kinds.all_windows:
-            end = min(window.first(last_page), sequence.num_pages)
-            if length - kinds.window_lens[kind] > sequence.passed[kind] * self.page_size + 1:
-                sequence.passed[kind] = max(sequence.passed[kind], sequence.tree_pages, end)
-            if end <= sequence.starts[kind]:
-                continue
-            first = sequence.own_start(kind, kinds)
-            if end > first:
-                sequence.leaving.append((kind, first, sequence.pages[kind][first:end]))
-            sequence.starts[kind] = end
-        if not waits:
-            self._free_leaving(sequence)
-
-    def free_windows(self, sequence: Sequence, length: int) -> None:
-        """Free the window pages that tokens from `length` on do not read, page by page.
-
-        Those that the tree holds may be evicted from now on, and count as just used. It needs
-        `cache.trims_leaves`.
-        """
-        self._free_leaving(sequence, length)
-        lock, kinds, moved = sequence.lock, self.tree.kinds, False
-        assert lock is not None
-        for kind, _ in kinds.windows:
-            end = min(self._read_from(kind, length), sequence.num_pages)
-            if end <= sequence.reads_from[kind]:
-                continue
-            self._use_windows(sequence, kind, end)
-            own = sequence.own_start(kind, kinds)
-            if end > own:
-                self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
-            sequence.starts[kind] = max(sequence.starts[kind], end)
-            sequence.reads_from[kind], moved = end, True
-        if moved:
-            self._lock_anew(sequence, lock.node)
-
     def take_slots(self, sequence: Sequence) -> bool:
         """Give a request the state slots that `acquire` has not given it; False: no room."""
         (kind,) = self.tree.kinds.points
@@ -400,7 +352,7 @@ class PrefixCache:
         if keeps_window:
             sequence.tree_windows = sequence.tree_pages
         if node is not lock.node or (keeps_window and sequence.reads_from):
-            self._lock_anew(sequence, node)
+            self.windows.lock(sequence, node)
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
         if copies:
@@ -415,11 +367,7 @@ class PrefixCache:
         first, end = sequence.tree_pages, sequence.num_pages
         if self.tree.listener is not None:
             self.tree.listener.abandoned(sequence, first, end)
-        self._free_leaving(sequence)
-        if sequence.lock is not None and self.knobs.trims_leaves:
-            self.tree.touch(sequence.lock.node)  # vLLM frees full pages first, as just used
-        for kind, _ in self.tree.kinds.windows if sequence.reads_from and end else ():
-            self._use_windows(sequence, kind, end)
+        self.windows.end(sequence)
         for kind in self.tree.kinds.paged if end else ():
             own = sequence.own_start(kind, self.tree.kinds)
             self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
@@ -430,7 +378,6 @@ class PrefixCache:
         sequence.working_slot = sequence.boundary_slot = sequence.spare_slots = None
         sequence.states.clear()
         sequence.num_pages = sequence.tree_pages = sequence.tree_windows = 0
-        sequence.reads_from = []
         if sequence.lock is not None:
             self.tree.release(sequence.lock)
             sequence.lock = None
@@ -479,66 +426,6 @@ class PrefixCache:
         is_repeated = node.end <= sequence.inserted_pages
         sequence.inserted_pages = max(node.end, sequence.inserted_pages)
         self.host.save_path(node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated)
-
-    def _lock_anew(self, sequence: Sequence, node: Node) -> None:
-        old, reads_from = sequence.lock, sequence.reads_from or None
-        end = NO_END if reads_from is None else sequence.tree_windows
-        sequence.lock = self.tree.lock(node, reads_from, end)
-        assert old is not None
-        self.tree.residency.leave_state(old.node)
-        self.tree.release(old)
-
-    def _read_from(self, kind: int, length: int) -> int:
-        return (length - self.tree.kinds.window_lens[kind] + 1) // self.page_size
-
-    def _free_leaving(self, sequence: Sequence, length: int | None = None) -> None:
-        # all, or those that tokens from `length` on do not read
-        rest = []
-        for kind, first, page_ids in sequence.leaving:
-            count = len(page_ids)
-            if length is not None:
-                count = max(min(self._read_from(kind, length) - first, count), 0)
-            self.pools[DEVICE][kind].free(page_ids[:count])
-            if page_ids[count:]:
-                rest.append((kind, first + count, page_ids[count:]))
-        sequence.leaving = rest
-
-    def _own_loads(
-        self, sequence: Sequence, match: MatchResult, prompt_len: int
-    ) -> set[tuple[int, Node]]:
-        # windows and a state that a load-back brings for the request alone: the tree keeps those
-        # before a page where a prompt is expected to resume
-        own: set[tuple[int, Node]] = set()
-        if not self.knobs.keeps_for_repeats:
-            return own
-        kinds, node, size = self.tree.kinds, match.best_node, self.page_size
-        ends = [(prompt_len - 1) // size, match.branch_end // size]
-        if node.end not in ends:
-            own.update((kind, node) for kind in kinds.points)
-        for kind, window in kinds.windows:
-            first = max(window.first(node.end), 0)
-            for cut in (first, *ends, *map(window.first, ends)):
-                if first <= cut < node.end:
-                    self.tree.ancestor(node, sequence.tokens, cut)  # splits there
-            for above in node.path(first):
-                if not any(window.first(end) <= above.start < end for end in ends):
-                    own.add((kind, above))
-        return own
-
-    def _begin_windows(self, sequence: Sequence, node: Node) -> None:
-        # the sequence reads the windows that end at `node`
-        sequence.reads_from = [0] * self.tree.kinds.size
-        for kind, window in self.tree.kinds.windows:
-            first = sequence.reads_from[kind] = max(window.first(node.end), 0)
-            self.tree.ancestor(node, sequence.tokens, first)  # splits there
-
-    def _use_windows(self, sequence: Sequence, kind: int, end: int) -> None:
-        # pages of the tree that the sequence has read until now, up to page `end`
-        lock, start = sequence.lock, sequence.reads_from[kind]
-        if lock is not None:
-            end = min(end, sequence.own_start(kind, self.tree.kinds), lock.node.end)
-            if end > start:
-                self.tree.use_windows(lock.node, sequence.tokens, kind, start, end)
 
     def _take_slots(
         self,

@@ -11,7 +11,7 @@ from operator import attrgetter
 from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
-from hicache.cache.tree.node import MatchResult
+from hicache.cache.tree.node import DEVICE, MatchResult, Node
 from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission, StepBudget, WindowCharge, ceil_page
 from hicache.scheduler.batch import Batch, Extend
@@ -38,9 +38,15 @@ class WholePromptFits(Admission):
     ) -> None:
         super().__init__(cache, config, window_charge)
         self._begun = begun  # returns the requests whose prompts are computed or loaded in part
+        self.new_states: set[Node] = set()  # nodes whose state this step computes
 
     def decide(self, req: RequestState, match: MatchResult, budget: StepBudget) -> Admit | Defer:
         cache, kinds = self._cache, self._cache.tree.kinds
+        if match.device_node in self.new_states:  # line 1712 of `single_type_kv_cache_manager.py`
+            return Defer(Reason.tokens)
+        left = req.target_len - match.usable_len
+        if kinds.points and budget.chunk_tokens < min(self._page, left):
+            return Defer(Reason.chunk)  # it would end between two pages (line 1356)
         stands, cached, target = not cache.device.is_shared, match.usable_len, req.target_len
         local, loads = match.device_prefix_len, match.needs_host_load_back
         whole = self._claims(target, local, cached, is_whole=True)
@@ -92,17 +98,13 @@ class RunningFirst(Scheduler):
     _num_starts = 0
 
     @property
-    def _shows_early(self) -> bool:
-        return not self._has_states  # states follow when they are computed
-
-    @property
     def _leaves_at_plan(self) -> bool:  # type: ignore[override]
         return bool(self.cache.tree.kinds.windows) and self.cache.knobs.trims_leaves
 
     def _free_windows(self, req: RequestState) -> None:
         # only what no step reads that is under way (`kv_cache_manager.py`, line 560)
         if self._leaves_at_plan:
-            self.cache.free_windows(req.sequence, self._late.get(req.request.id, req.kv_len))
+            self.cache.windows.free(req.sequence, self._late.get(req.request.id, req.kv_len))
 
     def _admission_of(self, window_charge: WindowCharge) -> Admission:
         return WholePromptFits(
@@ -116,6 +118,8 @@ class RunningFirst(Scheduler):
         return batch, has_freed or (batch is None and was_late)
 
     def _compose(self, batch: Batch, now_ns: int) -> Shortage:
+        assert isinstance(self._admission, WholePromptFits)
+        self._admission.new_states.clear()
         lacks = self._fill(batch, now_ns)
         # the step before has ended, and showed a token, also of requests that this one leaves out
         for req in self.running if self._is_short(batch) and self._answer_pages else ():
@@ -178,9 +182,17 @@ class RunningFirst(Scheduler):
     def _chunk_end(self, req: RequestState, chunk_tokens: int) -> int:
         if req.load_back is not None:
             return req.kv_len  # nothing before the load-back is done (line 1376)
-        if self._has_states:
-            return super()._chunk_end(req, chunk_tokens)
-        return min(req.kv_len + chunk_tokens, req.target_len)
+        start, page, end = req.kv_len, self._page, min(req.kv_len + chunk_tokens, req.target_len)
+        if not self._has_states or start >= req.target_len:
+            return end
+        # a chunk ends at a page, and where a state is kept (line 546)
+        if end < req.target_len:
+            end = max(end // page * page, start)
+        return min([stop for stop in req.placed if start < stop < end], default=end)
+
+    def _num_active(self, batch: Batch) -> int:
+        begun = [each.req for each in batch.extends]
+        return len({*self.running, *self.stalled, *self.ending, *begun})
 
     def _continue_running(self, batch: Batch, budget: StepBudget) -> bool:
         # plans the requests that have started, in the order of their starts; where one finds no
@@ -214,6 +226,8 @@ class RunningFirst(Scheduler):
         chunk_end = self._chunk_end(req, budget.chunk_tokens)
         if not self.cache.extend(req.sequence, chunk_end):
             return False
+        if chunk_end == req.kv_len:  # less than a page is left of the step
+            return True
         if req in self.stalled:
             self.stalled.remove(req)
         self._add_extend(req, chunk_end, batch, budget)
@@ -226,20 +240,30 @@ class RunningFirst(Scheduler):
             self.loading.append(req)
         else:
             super()._add_extend(req, chunk_end, batch, budget)
+            if self.partial is not None and budget.chunk_tokens > 0:  # other requests may start
+                self.stalled.append(self.partial)
+                self.partial = None
+            extend = batch.extends[-1]
+            for length, slot in extend.saves:
+                req.sequence.states[length // self._page] = slot
             # other requests of this step hit it already (`kv_cache_manager.py`, line 625)
-            for length, keeps in batch.extends[-1].published if self._shows_early else ():
+            for length, keeps in extend.published:
                 # also what this chunk has computed of the next window to keep
                 ahead = length if keeps else min([end for end in req.placed if end > length] or [0])
                 if ahead and self._leaves_at_plan:
-                    self.cache.leave_window(req.sequence, ahead, waits=True)
+                    self.cache.windows.leave(req.sequence, ahead, waits=True)
                     keeps = True
                 end = length // self._page
                 self.cache.publish(req.sequence, end, keeps_window=keeps, copies=False)
+            for kind in self.cache.tree.kinds.points if extend.saves else ():
+                assert req.sequence.lock is not None
+                node = req.sequence.lock.node
+                if node.held[DEVICE][kind] is extend.saves[-1][1]:
+                    self._admission.new_states.add(node)
+                else:  # the tree has one
+                    extend.saves.clear()
 
     def _publish(self, extend: Extend) -> None:
-        if not self._shows_early:
-            super()._publish(extend)
-            return
         for length, _ in extend.published:  # the pages are in the tree, and computed by now
             req, sequence = extend.req, extend.req.sequence
             assert sequence.lock is not None

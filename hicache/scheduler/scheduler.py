@@ -108,7 +108,8 @@ class Scheduler:
         self._checkpoints = CheckpointSaver(cache, policy.placement, takes_spare=self._late_slots)
         self._max_jump = MAX_JUMP if may_jump else 1
         self._has_states = bool(cache.tree.kinds.points)
-        self._answer_pages = None if self._has_states else cache.knobs.answer_pages
+        keeps_states = self._has_states and not cache.knobs.keeps_for_repeats
+        self._answer_pages = None if keeps_states else cache.knobs.answer_pages
         self._takes_decode_pages_first = takes_decode_pages_first
         self._listener = listener
         self.queue_waits = QueueWaits()
@@ -577,21 +578,21 @@ class Scheduler:
     def _store(self, extend: Extend) -> None:
         # puts the states and pages of a computed chunk in the tree
         req, cache = extend.req, self.cache
-        for length, slot in extend.saves:
-            req.sequence.states[length // self._page] = slot
         self._publish(extend)
         is_part, trims = extend.end < req.target_len, cache.quirks.trims_windows
         if self._leaves_at_plan:
             return
         # with states, SGLang frees the window pages before the last state alone
         if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
-            cache.leave_window(req.sequence, extend.end)
+            cache.windows.leave(req.sequence, extend.end)
 
     def _publish(self, extend: Extend) -> None:
         sequence, cache = extend.req.sequence, self.cache
+        for length, slot in extend.saves:
+            sequence.states[length // self._page] = slot
         for length, keeps_window in extend.published:  # one at a time, to back up each window
             if cache.quirks.trims_windows:
-                cache.leave_window(sequence, length)
+                cache.windows.leave(sequence, length)
             is_answer = length > extend.req.request.prompt_len
             end = length // self._page
             cache.publish(sequence, end, is_answer=is_answer, keeps_window=keeps_window)
@@ -667,12 +668,12 @@ class Scheduler:
             last = (length - 1) // page
             slides = has_windows and last > sequence.left_page
             if slides:  # first, so that its pages can be taken
-                cache.leave_window(sequence, last * page + 1)
+                cache.windows.leave(sequence, last * page + 1)
             if length > sequence.num_pages * page:
                 has_room = cache.extend(sequence, length, Purpose.decode)
                 assert has_room, "a decode step was planned without free pages for it"
             if slides and num_steps > 1:  # also the pages that these steps have passed
-                cache.leave_window(sequence, last * page + 1)
+                cache.windows.leave(sequence, last * page + 1)
             if not num_left:
                 finished.append(req)
             if answer_pages and self._steps_to_publish(req) <= 0:

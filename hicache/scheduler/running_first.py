@@ -16,7 +16,7 @@ from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission, StepBudget, WindowCharge, ceil_page
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Admit, Defer, Reason
-from hicache.scheduler.queue_waits import Cause, Shortage
+from hicache.scheduler.queue_waits import NO_CHUNK, Cause, Shortage
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import MAX_RESTARTS, Scheduler
 
@@ -92,6 +92,7 @@ class WholePromptFits(Admission):
 class RunningFirst(Scheduler):
     """The scheduler of `scheduler.batching=running_first`."""
 
+    _admission: WholePromptFits
     # starts of the chunks and decodes of the step before, by request, as long as it has not ended
     _late: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
     _known: set[int] = set()  # noqa: RUF012 - those of this step that the step before left out
@@ -118,7 +119,6 @@ class RunningFirst(Scheduler):
         return batch, has_freed or (batch is None and was_late)
 
     def _compose(self, batch: Batch, now_ns: int) -> Shortage:
-        assert isinstance(self._admission, WholePromptFits)
         self._admission.new_states.clear()
         lacks = self._fill(batch, now_ns)
         # the step before has ended, and showed a token, also of requests that this one leaves out
@@ -161,6 +161,8 @@ class RunningFirst(Scheduler):
             held = req.sequence.num_pages * self._page
             if ceil_page(req.target_len, self._page) > held + self.cache.room():
                 return Shortage(Cause.tokens, req.request.id)  # it keeps its pages
+            if self._chunk_end(req, budget.chunk_tokens) == req.kv_len:
+                return NO_CHUNK
             self.loading.remove(req)
             if not self._continue(req, batch, budget):
                 self._retract(req)

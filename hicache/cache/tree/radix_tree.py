@@ -349,8 +349,8 @@ class RadixTree:
         points = self.kinds.points
         if found is not None and found[1] not in points and self.knobs.trims_leaves:
             (node, each), sizes = found, self.kinds.page_bytes
-            leaving = self.lost(node, tier, each) if self.is_shared[tier] else (each,)
-            leaving = [other for other in leaving if node.held[tier][other] and other not in points]
+            lost = self.lost(node, tier, each) if self.is_shared[tier] else (each,)
+            leaving = [other for other in lost if node.held[tier][other] and other not in points]
             missing, rest = divmod(need * sizes[kind], sum([sizes[other] for other in leaving]))
             if not missing:  # less than a page of all kinds
                 found = node, leaving[-1]

@@ -26,10 +26,10 @@ def by_last_use(kind: int, *, is_tail_first: bool = False) -> Ranking:
     return lambda node: (node.aux_ticks[kind], node.end)
 
 
-def by_position(place: int) -> Ranking:
-    # vLLM's order on the host: the tokens of a request from the last on, and of a page its state,
-    # full-attention KV and windows (`kv_offload/cpu/policies/base.py`, line 10)
-    return lambda node: (node.tick, -node.end, place)
+def by_position(node: Node) -> tuple[int, int]:
+    # vLLM's order on the host: the pages of a request from the last on, of all kinds
+    # (`kv_offload/cpu/policies/base.py`, line 10)
+    return node.tick, -node.end
 
 
 class Residency:
@@ -63,8 +63,8 @@ class Residency:
 
         def queue(tier: int, kind: int) -> VictimQueue:
             order = by_last_use(kind, is_tail_first=trims)
-            if trims and tier == HOST:
-                order = by_position(-1 if kind in kinds.points else kind)
+            if trims and tier == HOST and kind in kinds.paged:
+                order = by_position
             return VictimQueue(order if entries is None else entries.ranking(tier, kind, order))
 
         self.queues = tuple([queue(tier, kind) for kind in range(kinds.size)] for tier in TIERS)

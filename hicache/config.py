@@ -598,8 +598,9 @@ class CacheConfig:
     # unless its window or state must be loaded anyway. 10 is SGLang's default.
     load_back_threshold: int = knob(10, least=0)
     # When a leaf of the radix tree or a window is evicted, drop only as many of its pages as are
-    # needed, from its end, as vLLM does. Windows then leave in the order in which requests free
-    # them, and stay on the device when their full-attention KV leaves it. False evicts all of it.
+    # needed, from its end, as vLLM does. Windows and states then leave in the order in which
+    # requests free them, and stay on the device when their full-attention KV leaves it; the host
+    # drops windows with the pages of their requests. False evicts all of it.
     trims_leaves: bool = False
     # Let the host drop its copies of data that the device holds too, in the order of
     # `cache.policy`, as vLLM does. False keeps them until the device evicts the data, as SGLang
@@ -611,9 +612,10 @@ class CacheConfig:
     backs_up_answers: bool = True
     # Of the ends of prompts and answers, keep windows and states only where an equal prompt can
     # resume, at the last page boundary before a prompt's last token, and look for branches on the
-    # device alone, as vLLM does; with cache.trims_leaves, other windows that were loaded from the
-    # host leave the device when the request has read them. False keeps windows and states at the
-    # last page boundary of prompts and of answers, where a longer prompt can resume.
+    # device alone, as vLLM does; other windows and states that are loaded from the host belong to
+    # the request that loads them, and leave the device when it has read them. False keeps windows
+    # and states at the last page boundary of prompts and of answers, where a longer prompt can
+    # resume.
     keeps_for_repeats: bool = False
     # Insert and copy an answer whenever it has grown by this many pages. None means once, when it
     # is complete, as do models with Mamba states, which have no state to resume from before.
@@ -713,8 +715,9 @@ class QuirksConfig:
     # first to leave the host.
     evicts_whole: bool = False
     # Mamba state slots that a running request occupies: one for its current state, one for its next
-    # checkpoint; more are reserved and stay empty. SGLang reserves 3.
-    states_per_request: int = knob(2, least=2)
+    # checkpoint; more are reserved and stay empty. SGLang reserves 3. With 1, as in vLLM, a
+    # checkpoint takes its slot when it is computed, and answers have none.
+    states_per_request: int = knob(2, least=1)
     # Copy a state that is loaded back from the host twice over the link, into the slot of the tree
     # and into that of the request, as SGLang does. False copies it once over the link, then from
     # slot to slot on the device.

@@ -49,6 +49,7 @@ ROOMS = {
         "named",
         "tree",
         "tiers",
+        "windows",
         "prefix_cache",
         "prefetch",
     ],

@@ -36,14 +36,15 @@ class Stepper:
 
     def not_yet_held(self) -> Counter[str]:
         """Return the tokens in the tree that cannot be hit before a copy is reported."""
-        page, found = self._pools.page_size, Counter[str]()
-        for req in (each for each in self._scheduler.prefill.loading if each.load_back is not None):
-            found["full/device"] += req.sequence.num_pages * page - req.ready_len
-        for move in (
-            each for done in self._late if isinstance(done, BackUp) for each in done.moves
-        ):
-            name = KIND_NAMES[move.kind]
-            found[f"{name}/host"] += len(move.sources) * self._pools.unit(name)
+        found = Counter[str]()
+        loads = [("device", each.load_back) for each in self._scheduler.prefill.loading]
+        back_ups = [("host", each) for each in self._late if isinstance(each, BackUp)]
+        for tier, done in [*loads, *back_ups]:
+            for move in () if done is None else done.moves:
+                name = KIND_NAMES[move.kind]
+                found[f"{name}/{tier}"] += len(move.sources) * (
+                    not move.is_own and self._pools.unit(name)
+                )
         return found
 
     def step(self, requests: list[Request]) -> StepRow:
@@ -64,7 +65,7 @@ class Stepper:
         row["preempted"] = sorted(
             req.request.id for req in before if req.retractions > times[req.request.id]
         )
-        row["deferred"] = self._deferred()
+        row["deferred"] = self._deferred(batch)
         for done in self._late:
             if not isinstance(done, BackUp):
                 self._engine.deliver(done, now_ns())
@@ -100,11 +101,15 @@ class Stepper:
             },
         }
 
-    def _deferred(self) -> list[list[object]]:
-        lacks, waiting = self._scheduler.prefill.queue_waits.lacks, self._scheduler.waiting
-        if lacks.cause is Cause.step or not waiting:
+    def _deferred(self, batch: Batch) -> list[list[object]]:
+        scheduler = self._scheduler
+        cause, waiting = scheduler.prefill.queue_waits.lacks.cause, scheduler.waiting
+        if cause is Cause.step or not waiting:
             return []
-        return [[waiting[0].request.id, str(lacks.cause)]]
+        computed = sum(each.end - each.start for each in batch.extends) + len(batch.decodes)
+        if self._spends and cause is Cause.chunk and computed < scheduler.config.chunk_tokens:
+            cause = Cause.tokens  # as vLLM's side names a step with less than a page left
+        return [[waiting[0].request.id, str(cause)]]
 
     def settle(self) -> None:
         """Carry out all copies and reads that were requested, and those that follow from them."""

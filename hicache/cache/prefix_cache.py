@@ -32,6 +32,7 @@ from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
+from hicache.cache.windows import Windows
 from hicache.config import StorageConfig
 
 
@@ -100,6 +101,7 @@ class PrefixCache:
         self.host = Host(tree, self._bookings, self._writer, policy)
         write_back = WriteBack(tree, self._bookings, self.host, policy) if tree.demotes else None
         self.device = Device(tree, self._bookings, write_back)
+        self.windows = Windows(tree, pools)
 
     # -- how much room there is ----------------------------------------------------------------
 
@@ -189,14 +191,16 @@ class PrefixCache:
             for kind in self.tree.kinds.points:
                 if self.quirks.loads_states_twice and match.host_hits[kind]:
                     sequence.working_slot = self.device.allocate(kind, 1, demand)
-            load_back = self.device.load(match, demand)
+            own = self.windows.own_loads(sequence, match, prompt_len)
+            load_back = self.device.load(match, demand, own)
             if load_back is not None:
                 node = match.best_node
+                for kind in self.tree.kinds.points:
+                    slots = [slot for each, _, slot in load_back.own if each == kind]
+                    sequence.working_slot = next(iter(slots), sequence.working_slot)
         if load_back is None:
             held_before = (node.end, 0, 0)
-        if self.knobs.trims_leaves:
-            ends = (prompt_len - 1) // self.page_size, match.branch_end // self.page_size
-            self._begin_windows(sequence, node, load_back, ends)
+        self.windows.begin(sequence, node)
         sequence.lock = self.tree.lock(node)
         if not self._take_slots(sequence, node, load_back, late_slots=late_slots):
             # the load-back continues: its pages are in the tree and will be a device hit next time
@@ -213,6 +217,8 @@ class PrefixCache:
             for kind in kinds.paged:
                 pages[kind] += device[kind] or [-1] * above.num_pages
             above.uses += 1
+        if load_back is not None:
+            self.windows.take(sequence, load_back.own)
         if not self._take_replayed(sequence):
             self.abandon(sequence)
             return None
@@ -280,55 +286,6 @@ class PrefixCache:
             self.device.make_room(kind, 0, Demand(purpose), spare=count)
         return all(pools[kind].num_free >= count for kind in kinds)
 
-    def leave_window(self, sequence: Sequence, length: int, *, waits: bool = False) -> None:
-        """Free the sliding-window pages that only this sequence holds and no longer needs.
-
-        If `waits` is True, `free_windows` frees them later.
-
-        Tokens from position `length` on do not attend to the freed pages. The window before the
-        last page boundary below `length` is kept, because a repeated prompt would resume there.
-        With `cache.keeps_for_repeats`, that boundary may be `length`.
-        """
-        sequence.left_page = (length - 1) // self.page_size
-        last_page = (length - 1 + self.knobs.keeps_for_repeats) // self.page_size
-        kinds = self.tree.kinds
-        for kind, window in kinds.all_windows:
-            end = min(window.first(last_page), sequence.num_pages)
-            if length - kinds.window_lens[kind] > sequence.passed[kind] * self.page_size + 1:
-                sequence.passed[kind] = max(sequence.passed[kind], sequence.tree_pages, end)
-            if end <= sequence.starts[kind]:
-                continue
-            first = sequence.own_start(kind, kinds)
-            if end > first:
-                sequence.leaving.append((kind, first, sequence.pages[kind][first:end]))
-            sequence.starts[kind] = end
-        if not waits:
-            self._free_leaving(sequence)
-
-    def free_windows(self, sequence: Sequence, length: int) -> None:
-        """Free the window pages that tokens from `length` on do not read, page by page.
-
-        Those that the tree holds may be evicted from now on, and count as just used. It needs
-        `cache.trims_leaves`.
-        """
-        self._free_leaving(sequence, length)
-        lock, kinds, used, moved = sequence.lock, self.tree.kinds, [], False
-        assert lock is not None
-        for kind, _ in kinds.windows:
-            end = min(self._read_from(kind, length), sequence.num_pages)
-            if end <= sequence.reads_from[kind]:
-                continue
-            used += self._use_windows(sequence, kind, end)
-            own = sequence.own_start(kind, kinds)
-            if end > own:
-                self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
-            sequence.starts[kind] = max(sequence.starts[kind], end)
-            sequence.reads_from[kind], moved = end, True
-        if moved:
-            sequence.lock = self.tree.lock(lock.node, sequence.reads_from)
-            self.tree.release(lock)
-            self._drop_loaned(sequence, used)
-
     def take_slots(self, sequence: Sequence) -> bool:
         """Give a request the state slots that `acquire` has not given it; False: no room."""
         (kind,) = self.tree.kinds.points
@@ -391,11 +348,11 @@ class PrefixCache:
         if self._is_exclusive:
             self.host.leave(node)
         if node is not lock.node:
-            sequence.lock = tree.lock(node, sequence.reads_from or None)
-            tree.release(lock)
             sequence.tree_pages = max(num_pages, first)
         if keeps_window:
             sequence.tree_windows = sequence.tree_pages
+        if node is not lock.node or (keeps_window and sequence.reads_from):
+            self.windows.lock(sequence, node)
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
         if copies:
@@ -410,10 +367,7 @@ class PrefixCache:
         first, end = sequence.tree_pages, sequence.num_pages
         if self.tree.listener is not None:
             self.tree.listener.abandoned(sequence, first, end)
-        self._free_leaving(sequence)
-        used: list[tuple[int, Node]] = []
-        for kind, _ in self.tree.kinds.windows if sequence.reads_from and end else ():
-            used += self._use_windows(sequence, kind, end)
+        self.windows.end(sequence)
         for kind in self.tree.kinds.paged if end else ():
             own = sequence.own_start(kind, self.tree.kinds)
             self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
@@ -424,12 +378,9 @@ class PrefixCache:
         sequence.working_slot = sequence.boundary_slot = sequence.spare_slots = None
         sequence.states.clear()
         sequence.num_pages = sequence.tree_pages = sequence.tree_windows = 0
-        sequence.reads_from = []
         if sequence.lock is not None:
             self.tree.release(sequence.lock)
             sequence.lock = None
-        self._drop_loaned(sequence, used)
-        sequence.loaned.clear()
 
     # -- copies that are done ------------------------------------------------------------------
 
@@ -475,59 +426,6 @@ class PrefixCache:
         is_repeated = node.end <= sequence.inserted_pages
         sequence.inserted_pages = max(node.end, sequence.inserted_pages)
         self.host.save_path(node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated)
-
-    def _read_from(self, kind: int, length: int) -> int:
-        return (length - self.tree.kinds.window_lens[kind] + 1) // self.page_size
-
-    def _free_leaving(self, sequence: Sequence, length: int | None = None) -> None:
-        # all, or those that tokens from `length` on do not read
-        rest = []
-        for kind, first, page_ids in sequence.leaving:
-            count = len(page_ids)
-            if length is not None:
-                count = max(min(self._read_from(kind, length) - first, count), 0)
-            self.pools[DEVICE][kind].free(page_ids[:count])
-            if page_ids[count:]:
-                rest.append((kind, first + count, page_ids[count:]))
-        sequence.leaving = rest
-
-    def _begin_windows(
-        self, sequence: Sequence, node: Node, load_back: LoadBack | None, ends: Iterable[int]
-    ) -> None:
-        # the sequence reads the windows that end at `node`. Those that were loaded are kept only
-        # where a prompt is expected to resume: before the pages `ends`
-        sequence.reads_from = [0] * self.tree.kinds.size
-        moves = load_back.moves if load_back and self.knobs.keeps_for_repeats else ()
-        for kind, window in self.tree.kinds.windows:
-            first = sequence.reads_from[kind] = max(window.first(node.end), 0)
-            self.tree.ancestor(node, sequence.tokens, first)  # splits there
-            loaded = {page for move in moves if move.kind == kind for page in move.targets}
-            for cut in [each for end in ends for each in (window.first(end), end) if loaded]:
-                if first < cut < node.end:
-                    self.tree.ancestor(node, sequence.tokens, cut)  # splits there
-            for above in node.path(first) if loaded else ():
-                page_ids = above.held[DEVICE][kind] or NO_PAGES
-                is_kept = any(window.first(end) <= above.start < end for end in ends)
-                if not is_kept and loaded.issuperset(page_ids):
-                    sequence.loaned.update((kind, page) for page in page_ids)
-
-    def _drop_loaned(self, sequence: Sequence, used: Iterable[tuple[int, Node]]) -> None:
-        actions: list[FreePages] = []
-        for kind, node in used if sequence.loaned else ():
-            page_ids = node.held[DEVICE][kind]
-            if page_ids and (kind, page_ids[0]) in sequence.loaned and not node.locks[DEVICE][kind]:
-                self.tree.residency.drop(node, DEVICE, kind, actions)
-        free(actions, self.pools)
-
-    def _use_windows(self, sequence: Sequence, kind: int, end: int) -> list[tuple[int, Node]]:
-        # pages of the tree that the sequence has read until now, up to page `end`
-        lock, start = sequence.lock, sequence.reads_from[kind]
-        if lock is not None:
-            end = min(end, sequence.own_start(kind, self.tree.kinds), lock.node.end)
-            if end > start:
-                used = self.tree.use_windows(lock.node, sequence.tokens, kind, start, end)
-                return [(kind, node) for node in used]
-        return []
 
     def _take_slots(
         self,

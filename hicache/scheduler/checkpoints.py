@@ -91,7 +91,7 @@ class CheckpointSaver:
             else:
                 slot = self._cache.take_state_slot(req.sequence)
             if slot is None and length == self._end(req):
-                slot, req.sequence.boundary_slot = req.sequence.boundary_slot, None
+                slot, req.sequence.boundary_slot = req.sequence.boundary_slot or None, None
             if slot is None:
                 self._cache.counters["scheduler/missed_checkpoint_count"] += 1
                 continue

@@ -55,7 +55,8 @@ class Decode:
         self._has_states = bool(kinds.points)
         trims = bool(kinds.windows) and cache.knobs.trims_leaves
         self._leaves_at_plan = trims and self.may_leave_at_plan
-        self._answer_pages = None if self._has_states else cache.knobs.answer_pages
+        keeps_states = self._has_states and not cache.knobs.keeps_for_repeats
+        self._answer_pages = None if keeps_states else cache.knobs.answer_pages
 
     @property
     def decoding(self) -> list[RequestState]:
@@ -129,7 +130,8 @@ class Decode:
         if not req.remaining_output:
             self._end(req)
             return
-        if self._has_states and req.sequence.boundary_slot is None:
+        has_next = self.cache.quirks.states_per_request > 1
+        if self._has_states and has_next and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = self.cache.take_state_slot(req.sequence)
         self.running.append(req)
 
@@ -145,12 +147,12 @@ class Decode:
             last = (length - 1) // page
             slides = has_windows and last > sequence.left_page
             if slides:  # first, so that its pages can be taken
-                cache.leave_window(sequence, last * page + 1)
+                cache.windows.leave(sequence, last * page + 1)
             if length > sequence.num_pages * page:
                 has_room = cache.extend(sequence, length, Purpose.decode)
                 assert has_room, "a decode step was planned without free pages for it"
             if slides and num_steps > 1:  # also the pages that these steps have passed
-                cache.leave_window(sequence, last * page + 1)
+                cache.windows.leave(sequence, last * page + 1)
             if not num_left:
                 finished.append(req)
             if answer_pages and self._steps_to_publish(req) <= 0:

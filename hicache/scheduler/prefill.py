@@ -500,21 +500,21 @@ class Prefill:
     def store(self, extend: Extend) -> None:
         # puts the states and pages of a computed chunk in the tree
         req, cache = extend.req, self.cache
-        for length, slot in extend.saves:
-            req.sequence.states[length // self._page] = slot
         self._publish(extend)
         is_part, trims = extend.end < req.target_len, cache.quirks.trims_windows
         if self._leaves_at_plan:
             return
         # with states, SGLang frees the window pages before the last state alone
         if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
-            cache.leave_window(req.sequence, extend.end)
+            cache.windows.leave(req.sequence, extend.end)
 
     def _publish(self, extend: Extend) -> None:
         sequence, cache = extend.req.sequence, self.cache
+        for length, slot in extend.saves:
+            sequence.states[length // self._page] = slot
         for length, keeps_window in extend.published:  # one at a time, to back up each window
             if cache.quirks.trims_windows:
-                cache.leave_window(sequence, length)
+                cache.windows.leave(sequence, length)
             is_answer = length > extend.req.request.prompt_len
             end = length // self._page
             cache.publish(sequence, end, is_answer=is_answer, keeps_window=keeps_window)

@@ -11,14 +11,14 @@ from operator import attrgetter
 from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
-from hicache.cache.tree.node import MatchResult
+from hicache.cache.tree.node import DEVICE, MatchResult, Node
 from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission, StepBudget, WindowCharge, ceil_page
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.decode import Decode
 from hicache.scheduler.prefill import Prefill
-from hicache.scheduler.queue_waits import Cause, Shortage
+from hicache.scheduler.queue_waits import NO_CHUNK, Cause, Shortage
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
 
@@ -40,9 +40,15 @@ class WholePromptFits(Admission):
     ) -> None:
         super().__init__(cache, config, window_charge)
         self._begun = begun  # returns the requests whose prompts are computed or loaded in part
+        self.new_states: set[Node] = set()  # nodes whose state this step computes
 
     def decide(self, req: RequestState, match: MatchResult, budget: StepBudget) -> Admit | Defer:
         cache, kinds = self._cache, self._cache.tree.kinds
+        if match.device_node in self.new_states:  # line 1712 of `single_type_kv_cache_manager.py`
+            return Defer(Reason.tokens)
+        left = req.target_len - match.usable_len
+        if kinds.points and budget.chunk_tokens < min(self._page, left):
+            return Defer(Reason.chunk)  # it would end between two pages (line 1356)
         stands, cached, target = not cache.device.is_shared, match.usable_len, req.target_len
         local, loads = match.device_prefix_len, match.needs_host_load_back
         whole = self._claims(target, local, cached, is_whole=True)
@@ -86,13 +92,10 @@ class WholePromptFits(Admission):
 
 
 class RunningFirstPrefill(Prefill):
+    admission: WholePromptFits
     may_leave_at_plan = True
 
-    @property
-    def _shows_early(self) -> bool:
-        return not self._has_states  # states follow when they are computed
-
-    def _admission_of(self, window_charge: WindowCharge) -> Admission:
+    def _admission_of(self, window_charge: WindowCharge) -> WholePromptFits:
         return WholePromptFits(self.cache, self.config, window_charge, lambda: self.started)
 
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
@@ -105,6 +108,10 @@ class RunningFirstPrefill(Prefill):
             and req.tokens.startswith(each.tokens[: (each.ready_len // page + 1) * page_bytes])
             for each in self.loading
         )
+
+    def _num_active(self, batch: Batch, budget: StepBudget) -> int:
+        begun = [each.req for each in batch.extends]
+        return budget.num_running + budget.num_ending + len({*self.stalled, *begun})
 
     def loaded(self, batch: Batch, budget: StepBudget) -> Iterator[RequestState | Shortage]:
         """Yield the requests whose load-back is done, before those that wait (line 1065).
@@ -124,6 +131,9 @@ class RunningFirstPrefill(Prefill):
             if ceil_page(req.target_len, self._page) > held + self.cache.room():
                 yield Shortage(Cause.tokens, req.request.id)
                 return
+            if self._chunk_end(req, budget.chunk_tokens) == req.kv_len:
+                yield NO_CHUNK
+                return
             self.loading.remove(req)
             yield req
 
@@ -132,6 +142,8 @@ class RunningFirstPrefill(Prefill):
         chunk_end = self._chunk_end(req, budget.chunk_tokens)
         if not self.cache.extend(req.sequence, chunk_end):
             return False
+        if chunk_end == req.kv_len:  # less than a page is left of the step
+            return True
         if req in self.stalled:
             self.stalled.remove(req)
         self._add_extend(req, chunk_end, batch, budget)
@@ -140,9 +152,13 @@ class RunningFirstPrefill(Prefill):
     def _chunk_end(self, req: RequestState, chunk_tokens: int) -> int:
         if req.load_back is not None:
             return req.kv_len  # nothing before the load-back is done (line 1376)
-        if self._has_states:
-            return super()._chunk_end(req, chunk_tokens)
-        return min(req.kv_len + chunk_tokens, req.target_len)
+        start, page, end = req.kv_len, self._page, min(req.kv_len + chunk_tokens, req.target_len)
+        if not self._has_states or start >= req.target_len:
+            return end
+        # a chunk ends at a page, and where a state is kept (line 546)
+        if end < req.target_len:
+            end = max(end // page * page, start)
+        return min([stop for stop in req.placed if start < stop < end], default=end)
 
     def _add_extend(
         self, req: RequestState, chunk_end: int, batch: Batch, budget: StepBudget
@@ -151,20 +167,30 @@ class RunningFirstPrefill(Prefill):
             self.loading.append(req)
         else:
             super()._add_extend(req, chunk_end, batch, budget)
+            if self.partial is not None and budget.chunk_tokens > 0:  # other requests may start
+                self.stalled.append(self.partial)
+                self.partial = None
+            extend = batch.extends[-1]
+            for length, slot in extend.saves:
+                req.sequence.states[length // self._page] = slot
             # other requests of this step hit it already (`kv_cache_manager.py`, line 625)
-            for length, keeps in batch.extends[-1].published if self._shows_early else ():
+            for length, keeps in extend.published:
                 # also what this chunk has computed of the next window to keep
                 ahead = length if keeps else min([end for end in req.placed if end > length] or [0])
                 if ahead and self._leaves_at_plan:
-                    self.cache.leave_window(req.sequence, ahead, waits=True)
+                    self.cache.windows.leave(req.sequence, ahead, waits=True)
                     keeps = True
                 end = length // self._page
                 self.cache.publish(req.sequence, end, keeps_window=keeps, copies=False)
+            for kind in self.cache.tree.kinds.points if extend.saves else ():
+                assert req.sequence.lock is not None
+                node = req.sequence.lock.node
+                if node.held[DEVICE][kind] is extend.saves[-1][1]:
+                    self.admission.new_states.add(node)
+                else:  # the tree has one
+                    extend.saves.clear()
 
     def _publish(self, extend: Extend) -> None:
-        if not self._shows_early:
-            super()._publish(extend)
-            return
         for length, _ in extend.published:  # the pages are in the tree, and computed by now
             req, sequence = extend.req, extend.req.sequence
             assert sequence.lock is not None
@@ -179,11 +205,12 @@ class RunningFirstDecode(Decode):
     may_leave_at_plan = True
     # starts of the chunks and decodes of the step before, by request, as long as it has not ended
     late: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
+    known: set[int] = set()  # noqa: RUF012 - those of this step that the step before left out
 
     def free_windows(self, req: RequestState) -> None:
         # only what no step reads that is under way (`kv_cache_manager.py`, line 560)
         if self._leaves_at_plan:
-            self.cache.free_windows(req.sequence, self.late.get(req.request.id, req.kv_len))
+            self.cache.windows.free(req.sequence, self.late.get(req.request.id, req.kv_len))
 
     def publish_left_out(self, batch: Batch) -> None:
         """Publish the answers of requests that a step leaves out, as far as they are known.
@@ -197,11 +224,14 @@ class RunningFirstDecode(Decode):
 
     def keep(self, req: RequestState) -> None:
         self.free_windows(req)
+        assert req.sequence.lock is not None
+        self.cache.tree.residency.leave_state(req.sequence.lock.node)
         super().keep(req)
 
     def _known_len(self, req: RequestState) -> int:
-        # planned early, a step does not know the token before it (line 2412)
-        return req.kv_len - (self.config.asynchronous and req.kv_len > req.target_len)
+        # planned early, a step does not know the token of the step before it (line 2412)
+        is_early = self.config.asynchronous and req.request.id not in self.known
+        return req.kv_len - (is_early and req.kv_len > req.target_len)
 
 
 class RunningFirst(Scheduler):
@@ -221,10 +251,12 @@ class RunningFirst(Scheduler):
 
     def _compose(self, batch: Batch, now_ns: int) -> Shortage:
         decode = self.decode
+        self.prefill.admission.new_states.clear()
         lacks = self._fill(batch, now_ns)
         if len(batch.decodes) < len(decode.decoding):
             decode.publish_left_out(batch)
         if self.config.asynchronous:
+            decode.known = {req.request.id for req in batch.decodes}.difference(decode.late)
             decode.late = {each.req.request.id: each.start for each in batch.extends}
             decode.late |= {req.request.id: req.kv_len for req in batch.decodes}
         return lacks
@@ -285,8 +317,6 @@ class RunningFirst(Scheduler):
 
     def _retract(self, req: RequestState) -> None:
         prefill = self.prefill
-        if req.sequence.lock is not None:
-            self.cache.tree.touch(req.sequence.lock.node)  # its blocks are freed as just used
         self.cache.abandon(req.sequence)
         req.restart()
         self.cache.counters["scheduler/retracted_count"] += 1

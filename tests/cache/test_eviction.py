@@ -240,3 +240,18 @@ def test_those_that_left_for_good_are_swept_out_and_the_others_stay() -> None:
         came.append(node)
         queue.pop(node, None)
     assert came == kept
+
+
+def test_a_lock_of_windows_ends_where_it_is_told_to() -> None:
+    cache = make_cache(device=(8, 8, 0), host=(0, 0, 0), window_len=16)
+    tokens = tokens_of(32)
+    run_request(cache, tokens, 32)
+    tree, protected = cache.tree, cache.tree.residency.protected[DEVICE]
+    (leaf,) = [node for node in tree.nodes() if not node.children]
+    assert (leaf.start, leaf.end) == (4, 8)
+    tree.ancestor(leaf, tokens, 6)
+    lock = tree.lock(leaf, [4] * tree.kinds.size, 6)
+    tree.ancestor(leaf, tokens, 7)  # a later split changes nothing
+    assert (protected[FULL], protected[SWA]) == (8, 2)
+    tree.release(lock)
+    assert (protected[FULL], protected[SWA]) == (0, 0)

@@ -100,7 +100,7 @@ def test_another_end_of_a_chunk_is_named() -> None:
 
     kinds = first_kinds(compared(end_at_pages))
     assert "chunk" in kinds
-    assert not {"budget", "order", "hits"} & set(kinds)
+    assert not {"budget", "hits"} & set(kinds)
 
 
 def test_another_victim_is_named() -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from hicache.cache.kinds import FULL, SWA
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tree.events import NO_DEMAND, Purpose
-from hicache.cache.tree.node import DEVICE
-from hicache.config import Batching
+from hicache.cache.tree.node import DEVICE, HOST
+from hicache.config import Batching, QuirksConfig
 from hicache.scheduler.batch import Batch
 from tests.scheduler.world import SCHEDULER, World, plot_of, random_requests, request_of
 
@@ -180,6 +180,63 @@ def test_a_prompt_without_pages_keeps_its_place_before_later_starts(num_answers:
     assert world.scheduler.waiting[0].request.id == 2
 
 
+def test_a_page_enters_the_tree_with_its_last_token_if_the_step_before_left_the_request_out() -> (
+    None
+):
+    config = replace(VLLM, asynchronous=True, chunk_tokens=80)
+    plot = plot_of("full", scheduler=config, device=(12, 0, 0), has_storage=False, answer_pages=1)
+    world = World(plot)
+    for number, length in enumerate((24, 23, 20)):  # four pages each, eight tokens later
+        submit(world, number, length, num_answers=30)
+    for _ in range(9):
+        step(world)
+    second = world.scheduler.running[1]
+    assert world.scheduler.plan_once(0) == (None, True)  # no page for the first request
+    assert ids(step(world)) == [0, 1]  # the third one has gone back
+    assert (second.kv_len, second.sequence.tree_pages) == (32, 4)
+
+
+def states_world() -> World:
+    knobs = {"keeps_for_repeats": True, "trims_leaves": True, "answer_pages": 1}
+    quirks = QuirksConfig(states_per_request=1)
+    return World(plot_of("full_mamba", scheduler=VLLM, has_storage=False, quirks=quirks, **knobs))
+
+
+def test_with_states_a_chunk_ends_at_a_page_and_where_a_state_is_kept() -> None:
+    world = states_world()
+    submit(world, 1, 50)
+    submit(world, 2, 45)
+    assert chunks(step(world)) == [(1, 0, 48), (2, 0, 16)]
+    assert world.cache.tree.residency.resident[DEVICE][MAMBA] == 1
+    assert len(world.cache.pools[DEVICE][MAMBA].taken) == 3  # and one for each request
+    submit(world, 3, 70)
+    assert chunks(step(world)) == [(1, 48, 50), (2, 16, 40), (3, 0, 32)]
+    submit(world, 4, 70)
+    batch = step(world)  # 58 tokens are left, the third request ends at page 64
+    assert (ids(batch), chunks(batch)) == ([1], [(2, 40, 45), (3, 32, 64), (4, 0, 24)])
+
+
+def test_a_request_waits_for_the_next_step_if_this_one_computes_its_state() -> None:
+    world = states_world()
+    for number in (1, 2):
+        world.scheduler.submit(request_of(number, [*range(24), number], [7]), 0)
+    assert chunks(step(world)) == [(1, 0, 24)]
+    assert chunks(step(world)) == [(1, 24, 25), (2, 24, 25)]
+
+
+def test_a_hit_state_is_as_old_as_its_last_release() -> None:
+    world = states_world()
+    world.serve([request_of(1, range(25), [7])])
+    (node,) = (each for each in world.cache.tree.nodes() if each.held[DEVICE][MAMBA])
+    last = node.aux_ticks[MAMBA]
+    world.scheduler.submit(request_of(2, range(40), [7]), 0)
+    assert chunks(step(world)) == [(2, 24, 32)]
+    released = node.aux_ticks[MAMBA]
+    assert released > last
+    step(world)
+    assert node.aux_ticks[MAMBA] == released
+
+
 def windows_world(**more: Any) -> World:
     knobs = {"keeps_for_repeats": True, "trims_leaves": True, "answer_pages": 1, **more}
     return World(plot_of("full_swa", scheduler=VLLM, has_storage=False, **knobs))
@@ -213,10 +270,28 @@ def test_a_loaded_window_leaves_the_device_when_it_has_been_read() -> None:
     world.serve([request_of(1, range(25), [7])])
     world.cache.make_room(40, Purpose.prefill)  # all of it leaves the device
     assert world.cache.tree.residency.resident[DEVICE][SWA] == 0
-    world.serve([request_of(2, range(60), [7])])
+    world.scheduler.submit(request_of(2, range(60), [7]), 0)
+    world.scheduler.plan(0)
+    (req,) = world.scheduler.prefill.loading
+    assert [len(page_ids) for _, _, page_ids in req.sequence.leaving] == [3]
+    assert world.cache.tree.residency.resident[DEVICE][SWA] == 0  # no other request can hit it
+    assert req.load_back is not None
+    world.cache.complete(req.load_back)
+    assert chunks(step(world)) == [(2, 24, 60)]
     assert world.counters["cache/host_hit_tokens"] == 24
     held = [node for node in world.cache.tree.nodes() if node.held[DEVICE][SWA] is not None]
     assert min(node.start for node in held) == 4  # the window of its own prompt
+
+
+def test_a_page_of_two_kinds_leaves_the_host_one_kind_at_a_time() -> None:
+    world = windows_world(evicts_mirrors=True)
+    world.serve([request_of(1, range(25), [7])])
+    tree = world.cache.tree
+    tree.is_shared = (True, True)  # KV and windows leave for each other
+    for need, kind in ((2, FULL), (1, SWA)):  # two pages: KV and window of the last page
+        found = tree.victim(HOST, FULL, need)
+        assert found is not None
+        assert (found[0].start, found[0].end, found[1]) == (2, 3, kind)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -1,5 +1,6 @@
 """The device tier: allocates pages and state slots, evicts, and copies from the host."""
 
+from collections.abc import Container
 from operator import sub
 
 from hicache.cache.kinds import FULL
@@ -79,11 +80,14 @@ class Device:
 
     # -- load-backs ----------------------------------------------------------------------------
 
-    def load(self, match: MatchResult, demand: Demand) -> LoadBack | None:
+    def load(
+        self, match: MatchResult, demand: Demand, own: Container[tuple[int, Node]] = ()
+    ) -> LoadBack | None:
         """Queue a copy of the part of a matched prefix that only the host holds; return the copy.
 
         Return None if that part is too short to be worth a copy, or if the device has no room. The
         device pages belong to the radix tree at once. They stay locked until the copy is finished.
+        Those of the (kind, node) in `own` belong to the request.
         """
         tree, node, kinds = self._tree, match.best_node, self._tree.kinds
         if match.host_hit_length < tree.knobs.load_back_threshold and not match.needs_sidecars:
@@ -106,22 +110,33 @@ class Device:
                 self._counters["load_back/failed_count"] += 1
                 return None
             taken[kind] = page_ids
-        moves = []
-        for kind, targets in taken.items():
+        moves, own_data = [], []
+        for kind, page_ids in taken.items():
             sources: list[PageIds] = []
-            done = 0
+            targets: list[PageIds] = []
             for each in plan[kind]:
                 held = each.held[HOST][kind]
                 assert held is not None
+                target, page_ids = page_ids[: len(held)], page_ids[len(held) :]
+                if (kind, each) in own:
+                    own_data.append((kind, each.start, target))
+                    moves.append(Move(kind, held, target, is_own=True))
+                    continue
+                tree.residency.put(each, DEVICE, kind, target)
                 sources.append(held)
-                tree.residency.put(each, DEVICE, kind, targets[done : done + len(held)])
-                done += len(held)
-            moves.append(Move(kind, joined(sources), targets))
+                targets.append(target)
+            if sources:
+                moves.append(Move(kind, joined(sources), joined(targets)))
             if kind == FULL:
                 self._bookings.fates.close(moves[-1].sources, "used")
         num_bytes = self._bookings.bytes_of(moves)
         load_back = LoadBack(
-            moves=moves, num_bytes=num_bytes, node=node, locks=[lock], host_locks=[host_lock]
+            moves=moves,
+            num_bytes=num_bytes,
+            node=node,
+            locks=[lock],
+            host_locks=[host_lock],
+            own=own_data,
         )
         self._bookings.book(load_back)
         self._counters["transfer/load_back_bytes"] += num_bytes

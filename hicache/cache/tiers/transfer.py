@@ -56,8 +56,11 @@ class Transfer:
 class LoadBack(Transfer):
     """A copy of cached data from host to device, for a request that is about to run.
 
-    The forward pass of the request waits for the copy.
+    The forward pass of the request waits for the copy. `own` lists windows and states, as (kind,
+    first page, ids), that the request owns, and not the radix tree.
     """
+
+    own: list[tuple[int, int, PageIds]] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -3,6 +3,7 @@
 Tiers and kinds are small integers, because they index lists in the hottest code.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ DEVICE = 0
 HOST = 1
 TIERS = (DEVICE, HOST)
 TIER_NAMES = ("device", "host")
+NO_END = sys.maxsize
 NO_ENTRIES: dict[int, Any] = {}  # shared; must not be changed
 
 
@@ -102,12 +104,13 @@ class Lock(NamedTuple):
     `starts` holds pairs (kind of data, first page): the lock covers that kind from that page to the
     end of `node`. Of Mamba states, the lock covers only the state of `node`. A device lock always
     covers this state and the full-attention KV of the whole path. Its `starts` lists only sliding
-    windows.
+    windows, which it covers to page `windows_end`.
     """
 
     tier: int
     node: Node
     starts: Sequence[tuple[int, int]]
+    windows_end: int = NO_END
 
 
 class MatchResult(NamedTuple):

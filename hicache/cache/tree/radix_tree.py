@@ -13,7 +13,16 @@ from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries, EntryPolicy
 from hicache.cache.tree.events import CacheListener, Demand
 from hicache.cache.tree.keys import Key, PageNames, keys
-from hicache.cache.tree.node import DEVICE, HOST, NO_ENTRIES, Lock, MatchResult, Node, make_root
+from hicache.cache.tree.node import (
+    DEVICE,
+    HOST,
+    NO_END,
+    NO_ENTRIES,
+    Lock,
+    MatchResult,
+    Node,
+    make_root,
+)
 from hicache.cache.tree.residency import Residency
 from hicache.config import CacheConfig, QuirksConfig
 
@@ -164,14 +173,17 @@ class RadixTree:
 
     # -- locking ------------------------------------------------------------------------------
 
-    def lock(self, node: Node, reads_from: Items[int] | None = None) -> Lock:
+    def lock(
+        self, node: Node, reads_from: Items[int] | None = None, windows_end: int = NO_END
+    ) -> Lock:
         """Protect the prefix that ends at `node` from eviction from the device; return the lock.
 
         The lock covers the full-attention KV of the whole prefix. It also covers the sliding
-        windows at the end of the prefix, or from the pages `reads_from` on, by kind, and the Mamba
-        state of `node`.
+        windows at the end of the prefix, or from the pages `reads_from` on, by kind, to page
+        `windows_end`, at which a node ends, and the Mamba state of `node`.
         """
-        return Lock(DEVICE, node, self.residency.lock_path(node, reads_from))
+        starts = self.residency.lock_path(node, reads_from, windows_end)
+        return Lock(DEVICE, node, starts, windows_end)
 
     def lock_host(self, node: Node, starts: Mapping[int, int]) -> Lock:
         """Protect data on the path to `node` from eviction from the host; return the lock.
@@ -203,23 +215,20 @@ class RadixTree:
 
     def release(self, lock: Lock) -> None:
         if lock.tier == DEVICE:
-            self.residency.release_path(lock.node, lock.starts)
+            self.residency.release_path(lock)
         else:
             self.residency.count_host_locks(lock, -1)
 
-    def use_windows(self, node: Node, tokens: bytes, kind: int, start: int, end: int) -> list[Node]:
+    def use_windows(self, node: Node, tokens: bytes, kind: int, start: int, end: int) -> None:
         """Mark pages `[start, end)` of a window on the path to `node` as just used.
 
         The tokens of the path are the first ones of `tokens`. Nodes are split at both pages.
-        Return the nodes of these pages.
         """
         tick = self.residency.next_tick()
         node = self.ancestor(node, tokens, end)
         self.ancestor(node, tokens, start)
-        used = list(node.path(start))
-        for above in used:
+        for above in node.path(start):
             above.aux_ticks[kind] = tick
-        return used
 
     # -- growing ------------------------------------------------------------------------------
 
@@ -337,9 +346,16 @@ class RadixTree:
         """
         among = self.kinds.numbers if self.is_shared[tier] else (kind,)
         found = self.residency.victim(tier, kind, need, among)
-        if found is not None and found[1] not in self.kinds.points and self.knobs.trims_leaves:
+        points = self.kinds.points
+        if found is not None and found[1] not in points and self.knobs.trims_leaves:
             (node, each), sizes = found, self.kinds.page_bytes
-            missing = need if kind == each else -(-need * sizes[kind] // sizes[each])
+            lost = self.lost(node, tier, each) if self.is_shared[tier] else (each,)
+            leaving = [other for other in lost if node.held[tier][other] and other not in points]
+            missing, rest = divmod(need * sizes[kind], sum([sizes[other] for other in leaving]))
+            if not missing:  # less than a page of all kinds
+                found = node, leaving[-1]
+            if not missing or (rest and len(leaving) == 1):
+                missing += 1
             if missing < node.num_pages:
                 self._split(node, node.num_pages - missing)
         return found

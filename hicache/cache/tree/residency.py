@@ -13,7 +13,7 @@ from hicache.cache.pages import FreePages, PageIds
 from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.eviction import Ranking, VictimQueue
-from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Lock, Node
+from hicache.cache.tree.node import DEVICE, HOST, NO_END, TIER_NAMES, TIERS, Lock, Node
 from hicache.config import QuirksConfig
 
 
@@ -24,6 +24,12 @@ def by_last_use(kind: int, *, is_tail_first: bool = False) -> Ranking:
         return lambda node: (node.aux_ticks[kind], -node.end)
     # the first node of a window that spans several nodes goes first
     return lambda node: (node.aux_ticks[kind], node.end)
+
+
+def by_position(node: Node) -> tuple[int, int]:
+    # vLLM's order on the host: the pages of a request from the last on, of all kinds
+    # (`kv_offload/cpu/policies/base.py`, line 10)
+    return node.tick, -node.end
 
 
 class Residency:
@@ -57,6 +63,8 @@ class Residency:
 
         def queue(tier: int, kind: int) -> VictimQueue:
             order = by_last_use(kind, is_tail_first=trims)
+            if trims and tier == HOST and kind in kinds.paged:
+                order = by_position
             return VictimQueue(order if entries is None else entries.ranking(tier, kind, order))
 
         self.queues = tuple([queue(tier, kind) for kind in range(kinds.size)] for tier in TIERS)
@@ -93,8 +101,13 @@ class Residency:
                 above = above.parent
 
     def touch_states(self, node: Node) -> None:
-        for kind in self._points:
+        for kind in () if self._trims else self._points:
             self._touch(node, kind)
+
+    def leave_state(self, node: Node) -> None:
+        """Mark the state of `node` as just used by a request that no longer needs it."""
+        for kind in self._points if self._trims else ():
+            node.aux_ticks[kind] = self.next_tick()
 
     def _touch(self, node: Node, kind: int) -> None:
         if node.held[DEVICE][kind] is not None or not self._leaving_refreshes:
@@ -200,13 +213,13 @@ class Residency:
     # -- locking ------------------------------------------------------------------------------
 
     def lock_path(
-        self, node: Node, reads_from: Sequence[int] | None = None
+        self, node: Node, reads_from: Sequence[int] | None = None, end: int = NO_END
     ) -> Sequence[tuple[int, int]]:
         """Protect the prefix that ends at `node` from eviction from the device.
 
         The call locks the full-attention KV of the whole prefix. It also locks the sliding windows
-        at the end of the prefix, or from the pages `reads_from` on, by kind, and the Mamba state of
-        `node`. Return one pair (kind of data, first locked page) per sliding window.
+        at the end of the prefix, or from the pages `reads_from` on, by kind, to page `end`, and the
+        Mamba state of `node`. Return one pair (kind of data, first locked page) per sliding window.
         """
         above = node
         while not above.path_locks and above.parent is not None:
@@ -218,10 +231,10 @@ class Residency:
         if node.parent is not None:
             for kind in self._points:
                 self._lock_sidecar(node, kind)
-        starts = []
+        starts, last = [], _before(node, end)
         for kind, window in self._windows:
             edge = window.first(node.end) if reads_from is None else reads_from[kind]
-            above, start = node, node.end
+            above, start = last, last.end
             while above.end > edge and above.parent is not None:
                 self._lock_sidecar(above, kind)
                 start = above.start
@@ -229,7 +242,8 @@ class Residency:
             starts.append((kind, start))
         return starts
 
-    def release_path(self, node: Node, starts: Sequence[tuple[int, int]]) -> None:
+    def release_path(self, lock: Lock) -> None:
+        _, node, starts, end = lock
         assert node.path_locks, f"{node} is released more often than it was locked"
         above = node
         above.path_locks -= 1
@@ -241,14 +255,15 @@ class Residency:
         if node.parent is not None:
             for kind in self._points:
                 self._release_sidecar(node, kind)
+        last = _before(node, end)
         for kind, start in starts:
-            above = node
+            above = last
             while above.start >= start and above.parent is not None:
                 self._release_sidecar(above, kind)
                 above = above.parent
 
     def count_host_locks(self, lock: Lock, change: int) -> None:
-        _, node, starts = lock
+        _, node, starts, _ = lock
         for kind, start in starts:
             above = node
             first = node.start if kind in self._points else start
@@ -402,3 +417,10 @@ class Residency:
         for node in gone:
             del self.duplicates[node]
         return found
+
+
+def _before(node: Node, end: int) -> Node:
+    # the last node of a path before page `end`, at which one ends
+    while node.end > end and node.parent is not None:
+        node = node.parent
+    return node

@@ -16,9 +16,8 @@ class Sequence:
     request last freed window pages; `passed` is, by kind, the page up to which it looked for such
     pages. With `cache.trims_leaves`, the request reads the windows of the tree from page
     `reads_from` on, by kind. Those in `leaving`, as (kind, first page, ids), are not for the tree
-    and wait until no step reads them. Window pages in `loaned`, as (kind, page id), leave the tree
-    when the request has read them. `states` maps page boundaries to Mamba state slots that are not
-    in the tree yet. `digests` are hashes of pages from page `digests_start` on.
+    and wait until no step reads them. `states` maps page boundaries to Mamba state slots that are
+    not in the tree yet. `digests` are hashes of pages from page `digests_start` on.
     """
 
     def __init__(self, tokens: bytes, namespace: str = "", request: Request | None = None) -> None:
@@ -34,7 +33,6 @@ class Sequence:
         self.left_page = -1
         self.reads_from: list[int] = []
         self.leaving: list[tuple[int, int, PageIds]] = []
-        self.loaned: set[tuple[int, int]] = set()
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None

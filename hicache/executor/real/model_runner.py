@@ -164,8 +164,7 @@ class ModelRunner:
         boundaries = [
             (req.sequence.working_slot, req.sequence.boundary_slot)
             for req in batch.decodes
-            if req.sequence.boundary_slot is not None
-            and (req.kv_len + 1) % self.pools.page_size == 0
+            if req.sequence.boundary_slot and (req.kv_len + 1) % self.pools.page_size == 0
         ]
         if boundaries:
             sources, targets = zip(*boundaries, strict=True)

@@ -1,0 +1,156 @@
+"""The sliding windows of a running request: which pages it holds, frees, and locks in the tree.
+
+With `cache.trims_leaves`, a request reads and frees windows page by page, as in vLLM: its lock
+covers the pages of the tree that it still reads.
+"""
+
+from collections.abc import Iterable
+
+from hicache.cache.pages import PageIds, Pools
+from hicache.cache.tree.node import DEVICE, NO_END, MatchResult, Node
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
+
+OwnData = tuple[int, int, PageIds]  # (kind, first page, ids), which no other request can hit
+
+
+class Windows:
+    def __init__(self, tree: RadixTree, pools: Pools) -> None:
+        self._tree, self._pools = tree, pools[DEVICE]
+        self._page_size, self._knobs = tree.page_size, tree.knobs
+
+    # -- the begin of a request ----------------------------------------------------------------
+
+    def own_loads(
+        self, sequence: Sequence, match: MatchResult, prompt_len: int
+    ) -> set[tuple[int, Node]]:
+        """Return the windows and states that a load-back brings for this request alone.
+
+        With `cache.keeps_for_repeats`, the tree keeps only those before a page where a prompt is
+        expected to resume: that of an equal prompt, and where the prompt leaves the device's data.
+        Nodes are split at these pages.
+        """
+        own: set[tuple[int, Node]] = set()
+        if not self._knobs.keeps_for_repeats:
+            return own
+        kinds, node, size = self._tree.kinds, match.best_node, self._page_size
+        ends = [(prompt_len - 1) // size, match.branch_end // size]
+        if node.end not in ends:
+            own.update((kind, node) for kind in kinds.points)
+        for kind, window in kinds.windows:
+            first = max(window.first(node.end), 0)
+            for cut in (first, *ends, *map(window.first, ends)):
+                if first <= cut < node.end:
+                    self._tree.ancestor(node, sequence.tokens, cut)  # splits there
+            for above in node.path(first):
+                if not any(window.first(end) <= above.start < end for end in ends):
+                    own.add((kind, above))
+        return own
+
+    def begin(self, sequence: Sequence, node: Node) -> None:
+        """Note that the request reads the windows that end at `node`, where it will be locked."""
+        if not self._knobs.trims_leaves:
+            return
+        sequence.reads_from = [0] * self._tree.kinds.size
+        for kind, window in self._tree.kinds.windows:
+            first = sequence.reads_from[kind] = max(window.first(node.end), 0)
+            self._tree.ancestor(node, sequence.tokens, first)  # splits there
+
+    def take(self, sequence: Sequence, loaded: Iterable[OwnData]) -> None:
+        """Give the request the window pages that were loaded for it alone."""
+        for kind, first, page_ids in loaded:
+            if kind in self._tree.kinds.window_lens:
+                sequence.pages[kind][first : first + len(page_ids)] = page_ids
+                sequence.leaving.append((kind, first, page_ids))
+
+    # -- while it runs -------------------------------------------------------------------------
+
+    def leave(self, sequence: Sequence, length: int, *, waits: bool = False) -> None:
+        """Free the pages that only this sequence holds and no longer needs.
+
+        If `waits` is True, `free` frees them later.
+
+        Tokens from position `length` on do not attend to the freed pages. The window before the
+        last page boundary below `length` is kept, because a repeated prompt would resume there.
+        With `cache.keeps_for_repeats`, that boundary may be `length`.
+        """
+        sequence.left_page = (length - 1) // self._page_size
+        last_page = (length - 1 + self._knobs.keeps_for_repeats) // self._page_size
+        kinds = self._tree.kinds
+        for kind, window in kinds.all_windows:
+            end = min(window.first(last_page), sequence.num_pages)
+            if length - kinds.window_lens[kind] > sequence.passed[kind] * self._page_size + 1:
+                sequence.passed[kind] = max(sequence.passed[kind], sequence.tree_pages, end)
+            if end <= sequence.starts[kind]:
+                continue
+            first = sequence.own_start(kind, kinds)
+            if end > first:
+                sequence.leaving.append((kind, first, sequence.pages[kind][first:end]))
+            sequence.starts[kind] = end
+        if not waits:
+            self._free_leaving(sequence)
+
+    def free(self, sequence: Sequence, length: int) -> None:
+        """Free the pages that tokens from `length` on do not read, page by page.
+
+        Those that the tree holds may be evicted from now on, and count as just used. It needs
+        `cache.trims_leaves`.
+        """
+        self._free_leaving(sequence, length)
+        lock, kinds, moved = sequence.lock, self._tree.kinds, False
+        assert lock is not None
+        for kind, _ in kinds.windows:
+            end = min(self._read_from(kind, length), sequence.num_pages)
+            if end <= sequence.reads_from[kind]:
+                continue
+            self._use(sequence, kind, end)
+            own = sequence.own_start(kind, kinds)
+            if end > own:
+                self._pools[kind].free(sequence.pages[kind][own:end])
+            sequence.starts[kind] = max(sequence.starts[kind], end)
+            sequence.reads_from[kind], moved = end, True
+        if moved:
+            self.lock(sequence, lock.node)
+
+    def lock(self, sequence: Sequence, node: Node) -> None:
+        """Lock the prefix that ends at `node` in place of the one that was locked before."""
+        old, reads_from = sequence.lock, sequence.reads_from or None
+        end = NO_END if reads_from is None else sequence.tree_windows
+        sequence.lock = self._tree.lock(node, reads_from, end)
+        assert old is not None
+        self._tree.residency.leave_state(old.node)
+        self._tree.release(old)
+
+    def end(self, sequence: Sequence) -> None:
+        """Free the pages that wait, and mark what the request holds of the tree as just used."""
+        self._free_leaving(sequence)
+        if sequence.lock is not None and sequence.reads_from:
+            self._tree.touch(sequence.lock.node)  # vLLM frees full pages first
+            for kind, _ in self._tree.kinds.windows if sequence.num_pages else ():
+                self._use(sequence, kind, sequence.num_pages)
+        sequence.reads_from = []
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _read_from(self, kind: int, length: int) -> int:
+        return (length - self._tree.kinds.window_lens[kind] + 1) // self._page_size
+
+    def _free_leaving(self, sequence: Sequence, length: int | None = None) -> None:
+        # all, or those that tokens from `length` on do not read
+        rest = []
+        for kind, first, page_ids in sequence.leaving:
+            count = len(page_ids)
+            if length is not None:
+                count = max(min(self._read_from(kind, length) - first, count), 0)
+            self._pools[kind].free(page_ids[:count])
+            if page_ids[count:]:
+                rest.append((kind, first + count, page_ids[count:]))
+        sequence.leaving = rest
+
+    def _use(self, sequence: Sequence, kind: int, end: int) -> None:
+        # pages of the tree that the sequence has read until now, up to page `end`
+        lock, start = sequence.lock, sequence.reads_from[kind]
+        assert lock is not None
+        end = min(end, sequence.own_start(kind, self._tree.kinds), lock.node.end)
+        if end > start:
+            self._tree.use_windows(lock.node, sequence.tokens, kind, start, end)

@@ -7,7 +7,7 @@ executor, and calls `complete` when a copy is finished.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import NO_PAGES, FreePages, PageIds, Pools, free
@@ -50,6 +50,15 @@ class Acquired:
     host_len: int
     storage_len: int  # host pages that the request's own prefetch had read
     load_back: LoadBack | None
+
+    def with_last(self, load_back: LoadBack, prompt_len: int) -> "Acquired":
+        """Return this prefix with the last page of the prompt, of which all but a token is reused.
+
+        `load_back` brings the page from the host.
+        """
+        added = prompt_len - 1 - self.cached_len
+        lengths = {"cached_len": prompt_len - 1, "host_len": self.host_len + added}
+        return replace(self, load_back=load_back, **lengths)
 
 
 class PrefixCache:
@@ -183,40 +192,15 @@ class PrefixCache:
             late_slots: whether the request gets now only the slot into which a state is copied;
                 `take_slots` gives it the others.
         """
-        load_back = None
-        node = match.device_node
-        if match.needs_host_load_back:
-            demand = Demand(Purpose.load_back, sequence.request_id)
-            held_before = self._full_by_tier(match.best_node, storage_start, storage_end)
-            for kind in self.tree.kinds.points:
-                if self.quirks.loads_states_twice and match.host_hits[kind]:
-                    sequence.working_slot = self.device.allocate(kind, 1, demand)
-            own = self.windows.own_loads(sequence, match, prompt_len)
-            load_back = self.device.load(match, demand, own)
-            if load_back is not None:
-                node = match.best_node
-                for kind in self.tree.kinds.points:
-                    slots = [slot for each, _, slot in load_back.own if each == kind]
-                    sequence.working_slot = next(iter(slots), sequence.working_slot)
-        if load_back is None:
-            held_before = (node.end, 0, 0)
+        read = storage_start, storage_end
+        node, load_back, held = self._load(sequence, match, prompt_len, read)
         self.windows.begin(sequence, node)
         sequence.lock = self.tree.lock(node)
         if not self._take_slots(sequence, node, load_back, late_slots=late_slots):
             # the load-back continues: its pages are in the tree and will be a device hit next time
             self.abandon(sequence)
             return None
-        sequence.tree_pages = sequence.tree_windows = sequence.num_pages = node.end
-        kinds = self.tree.kinds
-        sequence.starts, sequence.left_page = [node.end] * kinds.size, -1
-        sequence.passed = [0] * kinds.size
-        pages: list[PageIds] = [[] for _ in range(kinds.size)]
-        sequence.pages = pages
-        for above in node.span():
-            device = above.held[DEVICE]
-            for kind in kinds.paged:
-                pages[kind] += device[kind] or [-1] * above.num_pages
-            above.uses += 1
+        sequence.begin(node, self.tree.kinds)
         if load_back is not None:
             self.windows.take(sequence, load_back.own)
         if not self._take_replayed(sequence):
@@ -226,23 +210,11 @@ class PrefixCache:
             self.tree.entries.started(node, sequence)
         if self._writer is not None:
             self._writer.on_hit(node)
-        size = self.page_size
-        on_device, on_host, from_storage = held_before
-        cached = kinds.replay_start(node.end)
-        from_storage = min(from_storage, max(cached - on_device - on_host, 0))
-        on_host = min(on_host, max(cached - on_device, 0))
-        cached_len, host_len = cached * size, on_host * size
-        if self.knobs.loads_last_page and cached_len + size == prompt_len:
+        acquired = self._acquired(node, held, load_back)
+        if self.knobs.loads_last_page and acquired.cached_len + self.page_size == prompt_len:
             last = load_last(self.tree, self._bookings, self.device, node, sequence, load_back)
-            if last is not None:
-                load_back, cached_len, host_len = last, prompt_len - 1, host_len + size - 1
-        return Acquired(
-            cached_len=cached_len,
-            device_len=min(on_device * size, cached_len),
-            host_len=host_len,
-            storage_len=from_storage * size,
-            load_back=load_back,
-        )
+            return acquired if last is None else acquired.with_last(last, prompt_len)
+        return acquired
 
     def extend(
         self,
@@ -421,6 +393,43 @@ class PrefixCache:
         return len(full)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _load(
+        self, sequence: Sequence, match: MatchResult, prompt_len: int, read: tuple[int, int]
+    ) -> tuple[Node, LoadBack | None, tuple[int, int, int]]:
+        # starts the load-back of a match, and gives the request the states that are loaded for it
+        # alone; returns the node at which the prefix on the device then ends, and its full pages
+        # that were on the device, on the host, and from storage, of which tokens `read` came
+        nothing = match.device_node, None, (match.device_node.end, 0, 0)
+        if not match.needs_host_load_back:
+            return nothing
+        held = self._full_by_tier(match.best_node, *read)
+        demand = Demand(Purpose.load_back, sequence.request_id)
+        for kind in self.tree.kinds.points:
+            if self.quirks.loads_states_twice and match.host_hits[kind]:
+                sequence.working_slot = self.device.allocate(kind, 1, demand)
+        own = self.windows.own_loads(sequence, match, prompt_len)
+        load_back = self.device.load(match, demand, own)
+        if load_back is None:
+            return nothing
+        for kind in self.tree.kinds.points:
+            slots = [slot for each, _, slot in load_back.own if each == kind]
+            sequence.working_slot = next(iter(slots), sequence.working_slot)
+        return match.best_node, load_back, held
+
+    def _acquired(
+        self, node: Node, held: tuple[int, int, int], load_back: LoadBack | None
+    ) -> Acquired:
+        # `held`: full pages of the prefix on the device, on the host, and from storage
+        on_device, on_host, from_storage = held
+        cached, size = self.tree.kinds.replay_start(node.end), self.page_size
+        return Acquired(
+            cached_len=cached * size,
+            device_len=min(on_device, cached) * size,
+            host_len=min(on_host, max(cached - on_device, 0)) * size,
+            storage_len=min(from_storage, max(cached - on_device - on_host, 0)) * size,
+            load_back=load_back,
+        )
 
     def _save(self, node: Node, sequence: Sequence, *, is_answer: bool) -> None:
         is_repeated = node.end <= sequence.inserted_pages

@@ -2,7 +2,7 @@
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import PageIds
-from hicache.cache.tree.node import Lock
+from hicache.cache.tree.node import DEVICE, Lock, Node
 from hicache.request import Request
 
 
@@ -40,6 +40,18 @@ class Sequence:
         self.states: dict[int, PageIds] = {}
         self.digests: list[bytes] = []
         self.digests_start = 0
+
+    def begin(self, node: Node, kinds: Kinds) -> None:
+        """Hold the device pages of the prefix that ends at `node`."""
+        self.tree_pages = self.tree_windows = self.num_pages = node.end
+        self.starts, self.left_page = [node.end] * kinds.size, -1
+        self.passed = [0] * kinds.size
+        self.pages = [[] for _ in range(kinds.size)]
+        for above in node.span():
+            device = above.held[DEVICE]
+            for kind in kinds.paged:
+                self.pages[kind] += device[kind] or [-1] * above.num_pages
+            above.uses += 1
 
     def hold_slots(self, slots: PageIds) -> None:
         self.working_slot, self.boundary_slot = slots[:1], slots[1:2]

@@ -173,6 +173,7 @@ def test_64_decodes_of_32_layers_launch_10_kernels_a_layer_at_most_and_wait_once
     passes("-c", STEP)
 
 
+@pytest.mark.soak
 def test_logits_are_equal_through_kernels_and_late_streams():
     passes("-c", MIX)
 

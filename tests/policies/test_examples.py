@@ -11,7 +11,7 @@ from hicache.runs.schema import config_of
 from tests.test_must_read import code_lines
 
 FOLDER = Path(__file__).parents[2] / "examples" / "policies"
-TIGHT = ("engine.check_invariants=true", "workload.limit=120")
+TIGHT = ("engine.check_invariants=true", "workload.limit=80")
 STORED = ("storage=memory", "storage.read_gbps=1", "workload.start=warm_storage")
 LLAMA = ("model=llama3_8b", "parallel.tp=4", "cache.device_gib=12", "cache.host_gib=16")
 HYBRID = ("model=qwen3_next_80b", "parallel.tp=4", "cache.device_gib=6", "cache.host_gib=8")

@@ -613,8 +613,9 @@ class CacheConfig:
     # Of the ends of prompts and answers, keep windows and states only where an equal prompt can
     # resume, at the last page boundary before a prompt's last token, and look for branches on the
     # device alone, as vLLM does; other windows and states that are loaded from the host belong to
-    # the request that loads them, and leave the device when it has read them. False keeps windows and states at the
-    # last page boundary of prompts and of answers, where a longer prompt can resume.
+    # the request that loads them, and leave the device when it has read them. False keeps windows
+    # and states at the last page boundary of prompts and of answers, where a longer prompt can
+    # resume.
     keeps_for_repeats: bool = False
     # Insert and copy an answer whenever it has grown by this many pages. None means once, when it
     # is complete, as do models with Mamba states, which have no state to resume from before.

@@ -8,6 +8,7 @@ executor, and calls `complete` when a copy is finished.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import NO_PAGES, FreePages, PageIds, Pools, free
@@ -101,7 +102,11 @@ class PrefixCache:
         self.host = Host(tree, self._bookings, self._writer, policy)
         write_back = WriteBack(tree, self._bookings, self.host, policy) if tree.demotes else None
         self.device = Device(tree, self._bookings, write_back)
-        self.windows = Windows(tree, pools)
+        self._has_windows = bool(tree.kinds.aux) or tree.knobs.trims_leaves
+
+    @cached_property
+    def windows(self) -> Windows:
+        return Windows(self.tree, self.pools)
 
     # -- how much room there is ----------------------------------------------------------------
 
@@ -191,7 +196,8 @@ class PrefixCache:
             for kind in self.tree.kinds.points:
                 if self.quirks.loads_states_twice and match.host_hits[kind]:
                     sequence.working_slot = self.device.allocate(kind, 1, demand)
-            own = self.windows.own_loads(sequence, match, prompt_len)
+            has_windows = self._has_windows
+            own = self.windows.own_loads(sequence, match, prompt_len) if has_windows else ()
             load_back = self.device.load(match, demand, own)
             if load_back is not None:
                 node = match.best_node
@@ -200,7 +206,8 @@ class PrefixCache:
                     sequence.working_slot = next(iter(slots), sequence.working_slot)
         if load_back is None:
             held_before = (node.end, 0, 0)
-        self.windows.begin(sequence, node)
+        if self._has_windows:
+            self.windows.begin(sequence, node)
         sequence.lock = self.tree.lock(node)
         if not self._take_slots(sequence, node, load_back, late_slots=late_slots):
             # the load-back continues: its pages are in the tree and will be a device hit next time
@@ -217,7 +224,7 @@ class PrefixCache:
             for kind in kinds.paged:
                 pages[kind] += device[kind] or [-1] * above.num_pages
             above.uses += 1
-        if load_back is not None:
+        if load_back is not None and load_back.own:
             self.windows.take(sequence, load_back.own)
         if not self._take_replayed(sequence):
             self.abandon(sequence)
@@ -351,8 +358,11 @@ class PrefixCache:
             sequence.tree_pages = max(num_pages, first)
         if keeps_window:
             sequence.tree_windows = sequence.tree_pages
-        if node is not lock.node or (keeps_window and sequence.reads_from):
+        if self._has_windows:
             self.windows.lock(sequence, node)
+        elif node is not lock.node:
+            sequence.lock = tree.lock(node)
+            tree.release(lock)
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
         if copies:
@@ -367,7 +377,8 @@ class PrefixCache:
         first, end = sequence.tree_pages, sequence.num_pages
         if self.tree.listener is not None:
             self.tree.listener.abandoned(sequence, first, end)
-        self.windows.end(sequence)
+        if self._has_windows:
+            self.windows.end(sequence)
         for kind in self.tree.kinds.paged if end else ():
             own = sequence.own_start(kind, self.tree.kinds)
             self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])

@@ -323,8 +323,7 @@ class PrefixCache:
             sequence.tree_pages = max(num_pages, first)
         if keeps_window:
             sequence.tree_windows = sequence.tree_pages
-        if node is not lock.node or (keeps_window and sequence.reads_from):
-            self.windows.lock(sequence, node)
+        self.windows.lock(sequence, node)
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
         if copies:

@@ -115,10 +115,13 @@ class Windows:
     def lock(self, sequence: Sequence, node: Node) -> None:
         """Lock the prefix that ends at `node` in place of the one that was locked before."""
         old, reads_from = sequence.lock, sequence.reads_from or None
+        assert old is not None
+        if reads_from is None and node is old.node:
+            return
         end = NO_END if reads_from is None else sequence.tree_windows
         sequence.lock = self._tree.lock(node, reads_from, end)
-        assert old is not None
-        self._tree.residency.leave_state(old.node)
+        if node is not old.node:
+            self._tree.residency.leave_state(old.node)
         self._tree.release(old)
 
     def end(self, sequence: Sequence) -> None:

@@ -502,7 +502,7 @@ class Prefill:
         req, cache = extend.req, self.cache
         self._publish(extend)
         is_part, trims = extend.end < req.target_len, cache.quirks.trims_windows
-        if self._leaves_at_plan:
+        if self._leaves_at_plan or not cache.tree.kinds.window_lens:
             return
         # with states, SGLang frees the window pages before the last state alone
         if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):

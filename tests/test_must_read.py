@@ -15,7 +15,7 @@ CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py
 # before placement by chunk, eviction of mirrors, the engines' own orders of a step, and several
 # batches in flight came in)
 MOST_FILES = 35
-MOST_LINES = 4_900
+MOST_LINES = 5_038
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -68,6 +68,7 @@ class Engine:
         self._aborted: list[int] = []
         self._delivered: list[Reported | Prefetch] = []
         self._flights: list[Flight] = []  # in the order of their plans
+        self._runs: list[DecodeRun] = []  # of the flights that have begun
         self._num_batches = len(scheduler.decodes)
         self._deadline_ns = NEVER  # next prefetch deadline of a waiting request
         self._backlog_ns = 0
@@ -102,7 +103,7 @@ class Engine:
         if (
             isinstance(done, StorageWrite)
             and len(runs) == self._num_batches == 1
-            and not (self.extending or self._delivered or self.cache.tree.demotes)
+            and not (self._flights[0].batch.extends or self._delivered or self.cache.tree.demotes)
         ):
             # it only makes room for other writes, and lets host pages be evicted
             runs[0].note_write(done, now_ns)
@@ -133,7 +134,10 @@ class Engine:
             run.cut(now_ns)
 
     def look_on(self, until_ns: int) -> bool:
-        return any(run.look_on(until_ns, self._deadline_ns) for run in self._runs)
+        for run in self._runs:  # noqa: SIM110 - called for each event
+            if run.look_on(until_ns, self._deadline_ns):
+                return True
+        return False
 
     @property
     def step_end_ns(self) -> int | None:
@@ -141,13 +145,9 @@ class Engine:
         return min([run.end_ns for run in self._runs], default=None)
 
     @property
-    def _runs(self) -> list[DecodeRun]:
-        return [flight.run for flight in self._flights if flight.run is not None]
-
-    @property
     def is_held(self) -> bool:
         """Whether a planned batch waits for a fence."""
-        return any(flight.run is None for flight in self._flights)
+        return len(self._runs) < len(self._flights)
 
     def next_wake_ns(self, now_ns: int) -> int:
         """Return the time (ns) at which the engine must wake even if nothing arrives.
@@ -156,9 +156,9 @@ class Engine:
         `NEVER` means that there is no such time.
         """
         deadline = self._deadline_ns = self.scheduler.prefill.next_deadline_ns(now_ns)
-        for flight in self._flights:
-            if flight.run is not None and flight.run.end_ns < deadline:
-                deadline = flight.run.end_ns
+        for run in self._runs:
+            if run.end_ns < deadline:
+                deadline = run.end_ns
         return deadline
 
     @property
@@ -183,18 +183,23 @@ class Engine:
         Return the requests that ended. If the current step is still running at `now_ns`, only
         cancel the planned decode steps after it.
         """
-        outcome, flying = NOTHING, len(self._runs)
-        ended = [each for each in self._flights if each.run and each.run.end_ns <= now_ns]
-        if flying and not ended:
+        outcome, num_ended, goes_on = NOTHING, 0, False
+        for flight in list(self._flights):
+            if flight.run is not None and flight.run.end_ns <= now_ns:
+                goes_on |= self._end_run(flight, flight.run)
+                num_ended += 1
+        if self._runs and not num_ended:
             self.interrupt(now_ns)
             if len(self._flights) == self._num_batches:
                 return outcome
-        is_over = [self._end_run(flight) for flight in ended]
         if self._listener is not None:
             self._listener.at(now_ns)
         if self._delivered or self._arrived or self._aborted:
             self.take_in(now_ns)
-        if self._plan(now_ns) or not all(is_over):
+        if len(self._flights) < self._num_batches:
+            self._plan(now_ns)
+            outcome = self.scheduler.ended.take()
+        elif goes_on:
             outcome = self.scheduler.ended.take()
         self.hand_out(now_ns)
         for flight in self._flights:
@@ -204,16 +209,16 @@ class Engine:
             self.check(self)
         return outcome
 
-    def _plan(self, now_ns: int) -> bool:
-        # plans the batches that are not in flight; returns whether there were any
-        free = {*range(self._num_batches)}.difference(each.batch.number for each in self._flights)
-        for number in sorted(free):
+    def _plan(self, now_ns: int) -> None:
+        taken = [flight.batch.number for flight in self._flights]
+        for number in range(self._num_batches):
+            if number in taken:
+                continue
             self._backlog_ns = self.backlog_ns(now_ns)
             batch = self.scheduler.plan(now_ns, number)
             self._backlog_since_ns = now_ns if self.scheduler.prefill.has_backlog else None
             if batch is not None:
                 self._flights.append(Flight(batch=batch, planned_ns=now_ns))
-        return bool(free)
 
     def _launch(self, flight: Flight, now_ns: int) -> None:
         if self.executor.is_fenced:
@@ -223,23 +228,24 @@ class Engine:
         step = self.executor.forward(batch, now_ns)
         # requests that arrived while it was held have not been considered
         flight.run = DecodeRun(step.ends, 1 if flight.is_held else batch.num_steps, now_ns)
+        self._runs.append(flight.run)
         for extend in batch.extends:
             if extend.req.first_token_ns is None:
                 extend.req.fence_ns += now_ns - flight.planned_ns
                 extend.req.load_back_ns += step.load_stall_ns
         flight.started_ns, flight.stall_ns = now_ns, step.load_stall_ns
 
-    def _end_run(self, flight: Flight) -> bool:
-        # returns False if the rest of the batch continues as planned
-        run, flight.run = flight.run, None
-        assert run is not None
+    def _end_run(self, flight: Flight, run: DecodeRun) -> bool:
+        # returns True if the rest of the batch goes on as planned
         self._commit(flight, run.take(run.num_priced))
+        self._runs.remove(run)
+        flight.run = None
         num_left = flight.batch.num_steps - run.num_priced
         if num_left and self._only_gained_room():
             flight.batch.num_steps, flight.is_held = num_left, False
-            return False
+            return True
         self._flights.remove(flight)
-        return True
+        return False
 
     def _only_gained_room(self) -> bool:
         # True if only finished copies cut the run: the rest of it can continue as planned, except

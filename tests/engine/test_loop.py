@@ -9,9 +9,9 @@ from hicache.cache.tiers.transfer import StorageWrite
 from hicache.clock import NEVER, SECOND_NS, SimulatedClock
 from hicache.config import PrefetchConfig, SchedulerConfig
 from hicache.engine.decode_run import DecodeRun
-from hicache.engine.loop import Engine, Flight, serve
+from hicache.engine.loop import Engine, serve
 from hicache.executor.completions import StepEnds
-from hicache.scheduler.batch import NOTHING, Batch, Outcome
+from hicache.scheduler.batch import NOTHING, Outcome
 from tests.engine.test_decode_run import ends_left
 from tests.engine.test_lockstep import STEP_NS, Hand
 from tests.scheduler.world import engine_of, plot_of, request_of
@@ -240,10 +240,9 @@ def test_an_engine_wakes_for_what_comes_first() -> None:
     deadline_ns = alone.engine.next_wake_ns(0)
     assert deadline_ns is not None
     assert deadline_ns > SECOND_NS
-    flight = Flight(batch=Batch(), planned_ns=0, run=DecodeRun(StepEnds([700]), 1, 0))
-    alone.engine._flights.append(flight)
+    alone.engine._runs.append(DecodeRun(StepEnds([700]), 1, 0))
     assert alone.engine.next_wake_ns(0) == 700
-    flight.run = DecodeRun(StepEnds([5 * SECOND_NS]), 1, 0)
+    alone.engine._runs[:] = [DecodeRun(StepEnds([5 * SECOND_NS]), 1, 0)]
     assert alone.engine.next_wake_ns(0) == deadline_ns
     assert alone.engine.next_wake_ns(deadline_ns) == 5 * SECOND_NS
 

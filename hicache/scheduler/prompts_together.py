@@ -340,7 +340,7 @@ class PromptsTogether(Scheduler):
             return
         for req in running:
             if self._steps_in_windows(req) < 0:
-                self.cache.windows.leave(req.sequence, self._result_len(req) + 1)
+                self.cache.leave_window(req.sequence, self._result_len(req) + 1)
         self.cache.make_room(len(running), Purpose.decode)  # a page each, needed or not
         for req in running if self._takes_decode_pages_first else ():
             self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode)

@@ -100,12 +100,13 @@ class RunningFirst(Scheduler):
 
     @property
     def _leaves_at_plan(self) -> bool:  # type: ignore[override]
-        return bool(self.cache.tree.kinds.windows) and self.cache.knobs.trims_leaves
+        return bool(self.cache.tree.kinds.windows) and self.cache.windows is not None
 
     def _free_windows(self, req: RequestState) -> None:
         # only what no step reads that is under way (`kv_cache_manager.py`, line 560)
-        if self._leaves_at_plan:
-            self.cache.windows.free(req.sequence, self._late.get(req.request.id, req.kv_len))
+        if self.cache.windows is not None:
+            length = self._late.get(req.request.id, req.kv_len)
+            self.cache.windows.free(req.sequence, length)
 
     def _admission_of(self, window_charge: WindowCharge) -> Admission:
         return WholePromptFits(
@@ -253,7 +254,7 @@ class RunningFirst(Scheduler):
                 # also what this chunk has computed of the next window to keep
                 ahead = length if keeps else min([end for end in req.placed if end > length] or [0])
                 if ahead and self._leaves_at_plan:
-                    self.cache.windows.leave(req.sequence, ahead, waits=True)
+                    self.cache.leave_window(req.sequence, ahead, waits=True)
                     keeps = True
                 end = length // self._page
                 self.cache.publish(req.sequence, end, keeps_window=keeps, copies=False)

@@ -580,11 +580,11 @@ class Scheduler:
         req, cache = extend.req, self.cache
         self._publish(extend)
         is_part, trims = extend.end < req.target_len, cache.quirks.trims_windows
-        if self._leaves_at_plan or not cache.tree.kinds.window_lens:
+        if self._leaves_at_plan:
             return
         # with states, SGLang frees the window pages before the last state alone
         if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
-            cache.windows.leave(req.sequence, extend.end)
+            cache.leave_window(req.sequence, extend.end)
 
     def _publish(self, extend: Extend) -> None:
         sequence, cache = extend.req.sequence, self.cache
@@ -592,7 +592,7 @@ class Scheduler:
             sequence.states[length // self._page] = slot
         for length, keeps_window in extend.published:  # one at a time, to back up each window
             if cache.quirks.trims_windows:
-                cache.windows.leave(sequence, length)
+                cache.leave_window(sequence, length)
             is_answer = length > extend.req.request.prompt_len
             end = length // self._page
             cache.publish(sequence, end, is_answer=is_answer, keeps_window=keeps_window)
@@ -668,12 +668,12 @@ class Scheduler:
             last = (length - 1) // page
             slides = has_windows and last > sequence.left_page
             if slides:  # first, so that its pages can be taken
-                cache.windows.leave(sequence, last * page + 1)
+                cache.leave_window(sequence, last * page + 1)
             if length > sequence.num_pages * page:
                 has_room = cache.extend(sequence, length, Purpose.decode)
                 assert has_room, "a decode step was planned without free pages for it"
             if slides and num_steps > 1:  # also the pages that these steps have passed
-                cache.windows.leave(sequence, last * page + 1)
+                cache.leave_window(sequence, last * page + 1)
             if not num_left:
                 finished.append(req)
             if answer_pages and self._steps_to_publish(req) <= 0:

@@ -108,7 +108,7 @@ def publish_a_window_from_page_1(*, has_window: bool) -> PrefixCache:
     for sequence in (first, second):
         assert cache.acquire(sequence, cache.match(sequence, 16)) is not None
         assert cache.extend(sequence, 16)
-    cache.windows.leave(second, 15)
+    cache.leave_window(second, 15)
     cache.finish(first, 4)
     if not has_window:
         cache.tree.evict(node_at(cache, 2), DEVICE, SWA, NO_DEMAND)

@@ -32,7 +32,7 @@ from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.cache.windows import Windows
+from hicache.cache.windows import PageWindows
 from hicache.config import StorageConfig
 
 
@@ -110,7 +110,7 @@ class PrefixCache:
         self.host = Host(tree, self._bookings, self._writer, policy)
         write_back = WriteBack(tree, self._bookings, self.host, policy) if tree.demotes else None
         self.device = Device(tree, self._bookings, write_back)
-        self.windows = Windows(tree, pools)
+        self.windows = PageWindows(tree, pools) if tree.knobs.trims_leaves else None
 
     # -- how much room there is ----------------------------------------------------------------
 
@@ -194,14 +194,15 @@ class PrefixCache:
         """
         read = storage_start, storage_end
         node, load_back, held = self._load(sequence, match, prompt_len, read)
-        self.windows.begin(sequence, node)
+        if self.windows is not None:
+            self.windows.begin(sequence, node)
         sequence.lock = self.tree.lock(node)
         if not self._take_slots(sequence, node, load_back, late_slots=late_slots):
             # the load-back continues: its pages are in the tree and will be a device hit next time
             self.abandon(sequence)
             return None
         sequence.begin(node, self.tree.kinds)
-        if load_back is not None:
+        if self.windows is not None and load_back is not None:
             self.windows.take(sequence, load_back.own)
         if not self._take_replayed(sequence):
             self.abandon(sequence)
@@ -257,6 +258,31 @@ class PrefixCache:
         for kind in kinds:
             self.device.make_room(kind, 0, Demand(purpose), spare=count)
         return all(pools[kind].num_free >= count for kind in kinds)
+
+    def leave_window(self, sequence: Sequence, length: int, *, waits: bool = False) -> None:
+        """Free the sliding-window pages that only this sequence holds and no longer needs.
+
+        If `waits` is True, `windows` frees them later.
+
+        Tokens from position `length` on do not attend to the freed pages. The window before the
+        last page boundary below `length` is kept, because a repeated prompt would resume there.
+        With `cache.keeps_for_repeats`, that boundary may be `length`.
+        """
+        sequence.left_page = (length - 1) // self.page_size
+        last_page = (length - 1 + self.knobs.keeps_for_repeats) // self.page_size
+        kinds = self.tree.kinds
+        for kind, window in kinds.all_windows:
+            end = min(window.first(last_page), sequence.num_pages)
+            if length - kinds.window_lens[kind] > sequence.passed[kind] * self.page_size + 1:
+                sequence.passed[kind] = max(sequence.passed[kind], sequence.tree_pages, end)
+            if end <= sequence.starts[kind]:
+                continue
+            first = sequence.own_start(kind, kinds)
+            if end > first and waits:
+                sequence.leaving.append((kind, first, sequence.pages[kind][first:end]))
+            elif end > first:
+                self.pools[DEVICE][kind].free(sequence.pages[kind][first:end])
+            sequence.starts[kind] = end
 
     def take_slots(self, sequence: Sequence) -> bool:
         """Give a request the state slots that `acquire` has not given it; False: no room."""
@@ -323,7 +349,11 @@ class PrefixCache:
             sequence.tree_pages = max(num_pages, first)
         if keeps_window:
             sequence.tree_windows = sequence.tree_pages
-        self.windows.lock(sequence, node)
+        if self.windows is not None:
+            self.windows.lock(sequence, node)
+        elif node is not lock.node:
+            sequence.lock = tree.lock(node)
+            tree.release(lock)
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
         if copies:
@@ -338,7 +368,8 @@ class PrefixCache:
         first, end = sequence.tree_pages, sequence.num_pages
         if self.tree.listener is not None:
             self.tree.listener.abandoned(sequence, first, end)
-        self.windows.end(sequence)
+        if self.windows is not None:
+            self.windows.end(sequence)
         for kind in self.tree.kinds.paged if end else ():
             own = sequence.own_start(kind, self.tree.kinds)
             self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
@@ -407,7 +438,8 @@ class PrefixCache:
         for kind in self.tree.kinds.points:
             if self.quirks.loads_states_twice and match.host_hits[kind]:
                 sequence.working_slot = self.device.allocate(kind, 1, demand)
-        own = self.windows.own_loads(sequence, match, prompt_len)
+        windows = self.windows
+        own = () if windows is None else windows.own_loads(sequence, match, prompt_len)
         load_back = self.device.load(match, demand, own)
         if load_back is None:
             return nothing

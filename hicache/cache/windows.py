@@ -1,20 +1,19 @@
-"""The sliding windows of a running request: which pages it holds, frees, and locks in the tree.
+"""Windows that a running request reads and frees page by page, as in vLLM (`cache.trims_leaves`).
 
-With `cache.trims_leaves`, a request reads and frees windows page by page, as in vLLM: its lock
-covers the pages of the tree that it still reads.
+Its lock covers the pages of the tree that it still reads.
 """
 
 from collections.abc import Iterable
 
 from hicache.cache.pages import PageIds, Pools
-from hicache.cache.tree.node import DEVICE, NO_END, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 
 OwnData = tuple[int, int, PageIds]  # (kind, first page, ids), which no other request can hit
 
 
-class Windows:
+class PageWindows:
     def __init__(self, tree: RadixTree, pools: Pools) -> None:
         self._tree, self._pools = tree, pools[DEVICE]
         self._page_size, self._knobs = tree.page_size, tree.knobs
@@ -49,8 +48,6 @@ class Windows:
 
     def begin(self, sequence: Sequence, node: Node) -> None:
         """Note that the request reads the windows that end at `node`, where it will be locked."""
-        if not self._knobs.trims_leaves:
-            return
         sequence.reads_from = [0] * self._tree.kinds.size
         for kind, window in self._tree.kinds.windows:
             first = sequence.reads_from[kind] = max(window.first(node.end), 0)
@@ -65,36 +62,10 @@ class Windows:
 
     # -- while it runs -------------------------------------------------------------------------
 
-    def leave(self, sequence: Sequence, length: int, *, waits: bool = False) -> None:
-        """Free the pages that only this sequence holds and no longer needs.
-
-        If `waits` is True, `free` frees them later.
-
-        Tokens from position `length` on do not attend to the freed pages. The window before the
-        last page boundary below `length` is kept, because a repeated prompt would resume there.
-        With `cache.keeps_for_repeats`, that boundary may be `length`.
-        """
-        sequence.left_page = (length - 1) // self._page_size
-        last_page = (length - 1 + self._knobs.keeps_for_repeats) // self._page_size
-        kinds = self._tree.kinds
-        for kind, window in kinds.all_windows:
-            end = min(window.first(last_page), sequence.num_pages)
-            if length - kinds.window_lens[kind] > sequence.passed[kind] * self._page_size + 1:
-                sequence.passed[kind] = max(sequence.passed[kind], sequence.tree_pages, end)
-            if end <= sequence.starts[kind]:
-                continue
-            first = sequence.own_start(kind, kinds)
-            if end > first:
-                sequence.leaving.append((kind, first, sequence.pages[kind][first:end]))
-            sequence.starts[kind] = end
-        if not waits:
-            self._free_leaving(sequence)
-
     def free(self, sequence: Sequence, length: int) -> None:
         """Free the pages that tokens from `length` on do not read, page by page.
 
-        Those that the tree holds may be evicted from now on, and count as just used. It needs
-        `cache.trims_leaves`.
+        Those that the tree holds may be evicted from now on, and count as just used.
         """
         self._free_leaving(sequence, length)
         lock, kinds, moved = sequence.lock, self._tree.kinds, False
@@ -114,12 +85,9 @@ class Windows:
 
     def lock(self, sequence: Sequence, node: Node) -> None:
         """Lock the prefix that ends at `node` in place of the one that was locked before."""
-        old, reads_from = sequence.lock, sequence.reads_from or None
+        old = sequence.lock
         assert old is not None
-        if reads_from is None and node is old.node:
-            return
-        end = NO_END if reads_from is None else sequence.tree_windows
-        sequence.lock = self._tree.lock(node, reads_from, end)
+        sequence.lock = self._tree.lock(node, sequence.reads_from, sequence.tree_windows)
         if node is not old.node:
             self._tree.residency.leave_state(old.node)
         self._tree.release(old)
@@ -127,11 +95,10 @@ class Windows:
     def end(self, sequence: Sequence) -> None:
         """Free the pages that wait, and mark what the request holds of the tree as just used."""
         self._free_leaving(sequence)
-        if sequence.lock is not None and sequence.reads_from:
+        if sequence.lock is not None:
             self._tree.touch(sequence.lock.node)  # vLLM frees full pages first
             for kind, _ in self._tree.kinds.windows if sequence.num_pages else ():
                 self._use(sequence, kind, sequence.num_pages)
-        sequence.reads_from = []
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Decode:
         self._page = cache.page_size
         kinds = cache.tree.kinds
         self._has_states = bool(kinds.points)
-        trims = bool(kinds.windows) and cache.knobs.trims_leaves
+        trims = bool(kinds.windows) and cache.windows is not None
         self._leaves_at_plan = trims and self.may_leave_at_plan
         keeps_states = self._has_states and not cache.knobs.keeps_for_repeats
         self._answer_pages = None if keeps_states else cache.knobs.answer_pages
@@ -74,23 +74,22 @@ class Decode:
 
     # -- planning ------------------------------------------------------------------------------
 
-    def steps_unwatched(self) -> int:
+    def steps_unwatched(self, running: list[RequestState]) -> int:
         """Return how many decode steps may pass before an answer ends or enters the tree."""
         if self.ending:  # the next plan may find room
             return 1
-        running = self.decoding
         wanted = min([req.remaining_output for req in running])
         wanted = min(wanted, self._max_jump)
         if self._answer_pages:
             wanted = max(min(wanted, *map(self._steps_to_publish, running)), 1)
         return wanted
 
-    def steps_that_fit(self, wanted: int) -> int:
+    def steps_that_fit(self, running: list[RequestState], wanted: int) -> int:
         """Return for how many of `wanted` decode steps there is memory.
 
         If a step takes its pages before it starts, they are taken now.
         """
-        running, tree = self.decoding, self.cache.tree
+        tree = self.cache.tree
         steps = steps_with_pages(self.cache, running, wanted)
         # under write_back a page that looks evictable may be locked through its descendants:
         # allocate it before the step is planned (several steps use free pages only)
@@ -147,12 +146,12 @@ class Decode:
             last = (length - 1) // page
             slides = has_windows and last > sequence.left_page
             if slides:  # first, so that its pages can be taken
-                cache.windows.leave(sequence, last * page + 1)
+                cache.leave_window(sequence, last * page + 1)
             if length > sequence.num_pages * page:
                 has_room = cache.extend(sequence, length, Purpose.decode)
                 assert has_room, "a decode step was planned without free pages for it"
             if slides and num_steps > 1:  # also the pages that these steps have passed
-                cache.windows.leave(sequence, last * page + 1)
+                cache.leave_window(sequence, last * page + 1)
             if not num_left:
                 finished.append(req)
             if answer_pages and self._steps_to_publish(req) <= 0:

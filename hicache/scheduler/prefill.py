@@ -90,7 +90,7 @@ class Prefill:
         self._page = cache.page_size
         kinds = cache.tree.kinds
         self._has_states = bool(kinds.points)
-        trims = bool(kinds.windows) and cache.knobs.trims_leaves
+        trims = bool(kinds.windows) and cache.windows is not None
         self._leaves_at_plan = trims and self.may_leave_at_plan
         self._checkpoints = CheckpointSaver(cache, policy.placement, takes_spare=self.late_slots)
         self._sort_key = policy.sort_key
@@ -502,11 +502,11 @@ class Prefill:
         req, cache = extend.req, self.cache
         self._publish(extend)
         is_part, trims = extend.end < req.target_len, cache.quirks.trims_windows
-        if self._leaves_at_plan or not cache.tree.kinds.window_lens:
+        if self._leaves_at_plan:
             return
         # with states, SGLang frees the window pages before the last state alone
         if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
-            cache.windows.leave(req.sequence, extend.end)
+            cache.leave_window(req.sequence, extend.end)
 
     def _publish(self, extend: Extend) -> None:
         sequence, cache = extend.req.sequence, self.cache
@@ -514,7 +514,7 @@ class Prefill:
             sequence.states[length // self._page] = slot
         for length, keeps_window in extend.published:  # one at a time, to back up each window
             if cache.quirks.trims_windows:
-                cache.windows.leave(sequence, length)
+                cache.leave_window(sequence, length)
             is_answer = length > extend.req.request.prompt_len
             end = length // self._page
             cache.publish(sequence, end, is_answer=is_answer, keeps_window=keeps_window)

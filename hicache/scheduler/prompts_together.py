@@ -256,7 +256,7 @@ class TogetherDecode(Decode):
         """Let these requests decode in the batch, with pages for one step."""
         for req in running:
             if self._steps_in_windows(req) < 0:
-                self.cache.windows.leave(req.sequence, self._result_len(req) + 1)
+                self.cache.leave_window(req.sequence, self._result_len(req) + 1)
         self.cache.make_room(len(running), Purpose.decode)  # a page each, needed or not
         for req in running if self._takes_pages_first else ():
             self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode)

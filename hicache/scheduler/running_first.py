@@ -178,7 +178,7 @@ class RunningFirstPrefill(Prefill):
                 # also what this chunk has computed of the next window to keep
                 ahead = length if keeps else min([end for end in req.placed if end > length] or [0])
                 if ahead and self._leaves_at_plan:
-                    self.cache.windows.leave(req.sequence, ahead, waits=True)
+                    self.cache.leave_window(req.sequence, ahead, waits=True)
                     keeps = True
                 end = length // self._page
                 self.cache.publish(req.sequence, end, keeps_window=keeps, copies=False)
@@ -209,8 +209,9 @@ class RunningFirstDecode(Decode):
 
     def free_windows(self, req: RequestState) -> None:
         # only what no step reads that is under way (`kv_cache_manager.py`, line 560)
-        if self._leaves_at_plan:
-            self.cache.windows.free(req.sequence, self.late.get(req.request.id, req.kv_len))
+        if self.cache.windows is not None:
+            length = self.late.get(req.request.id, req.kv_len)
+            self.cache.windows.free(req.sequence, length)
 
     def publish_left_out(self, batch: Batch) -> None:
         """Publish the answers of requests that a step leaves out, as far as they are known.

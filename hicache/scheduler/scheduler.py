@@ -200,13 +200,13 @@ class Scheduler:
 
     def _plan_decodes(self, batch: Batch) -> None:
         decode, is_single = self.decode, bool(batch.extends)
-        while decode.decoding:
+        while running := decode.decoding:
             wanted = 1
             if not is_single:
-                wanted = self.prefill.steps_unchanged(decode.decoding, decode.steps_unwatched())
-            steps = decode.steps_that_fit(wanted)
+                wanted = self.prefill.steps_unchanged(running, decode.steps_unwatched(running))
+            steps = decode.steps_that_fit(running, wanted)
             if steps:
-                batch.decodes, batch.num_steps = list(decode.decoding), steps
+                batch.decodes, batch.num_steps = list(running), steps
                 return
             if not self._retract_one(batch):
                 return

@@ -108,7 +108,7 @@ def publish_a_window_from_page_1(*, has_window: bool) -> PrefixCache:
     for sequence in (first, second):
         assert cache.acquire(sequence, cache.match(sequence, 16)) is not None
         assert cache.extend(sequence, 16)
-    cache.windows.leave(second, 15)
+    cache.leave_window(second, 15)
     cache.finish(first, 4)
     if not has_window:
         cache.tree.evict(node_at(cache, 2), DEVICE, SWA, NO_DEMAND)
@@ -161,7 +161,7 @@ def test_in_the_preset_of_sglang_the_copy_of_the_lower_half_of_a_node_goes_first
     sequence = Sequence(tokens_of(16))
     assert cache.acquire(sequence, cache.match(sequence, 1)) is not None
     assert cache.extend(sequence, 16)
-    cache.windows.leave(sequence, 16)  # from page 1 on
+    cache.leave_window(sequence, 16)  # from page 1 on
     cache.insert_host(cache.tree.root(""), sequence, [page_ids, [], []])
     cache.publish(sequence, 4)
     assert [node.end for node in cache.tree.residency.duplicates] == [4, 1]

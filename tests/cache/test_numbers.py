@@ -308,7 +308,7 @@ def test_window_pages_left_during_prefill_stay_tombstones() -> None:
     sequence = Sequence(tokens_of(33))
     assert cache.acquire(sequence, cache.match(sequence, 33)) is not None
     assert cache.extend(sequence, 24)
-    cache.windows.leave(sequence, 24)
+    cache.leave_window(sequence, 24)
     assert cache.pools[DEVICE][SWA].num_taken == 3  # an equal prompt of 24 starts at 20
     assert cache.extend(sequence, 33)
     cache.finish(sequence, 8)

@@ -138,13 +138,13 @@ def test_a_page_that_may_be_evicted_while_it_is_written_to_storage_is_found_out(
 
 def test_a_window_that_is_left_too_early_is_found_out() -> None:
     def hurry(walk: Walk) -> None:
-        leave = walk.cache.windows.leave
+        leave = walk.cache.leave_window
         size = walk.tree.page_size
 
         def early(sequence: Sequence, length: int) -> None:
             leave(sequence, length + 3 * size)
 
-        walk.cache.windows.leave = early  # type: ignore[method-assign]
+        walk.cache.leave_window = early  # type: ignore[method-assign]
 
     assert breaks(hurry) & {"WrongPageError", "BrokenLawError", "WrongMatchError"}
 

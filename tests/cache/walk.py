@@ -342,7 +342,7 @@ class Walk:
             if self.tree.kinds.points and sequence.boundary_slot is None:
                 sequence.boundary_slot = cache.take_state_slot(sequence)
         else:
-            cache.windows.leave(sequence, end)
+            cache.leave_window(sequence, end)
 
     def _bits(self, count: int) -> bytes:
         # of two tokens alone, so that prefixes meet

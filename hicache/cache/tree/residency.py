@@ -231,7 +231,7 @@ class Residency:
         if node.parent is not None:
             for kind in self._points:
                 self._lock_sidecar(node, kind)
-        starts, last = [], _before(node, end)
+        starts, last = [], node if node.end <= end else _before(node, end)
         for kind, window in self._windows:
             edge = window.first(node.end) if reads_from is None else reads_from[kind]
             above, start = last, last.end
@@ -255,7 +255,7 @@ class Residency:
         if node.parent is not None:
             for kind in self._points:
                 self._release_sidecar(node, kind)
-        last = _before(node, end)
+        last = node if node.end <= end else _before(node, end)
         for kind, start in starts:
             above = last
             while above.start >= start and above.parent is not None:

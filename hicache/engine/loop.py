@@ -70,6 +70,7 @@ class Engine:
         self._flights: list[Flight] = []  # in the order of their plans
         self._runs: list[DecodeRun] = []  # of the flights that have begun
         self._num_batches = len(scheduler.decodes)
+        self._prefill = scheduler.prefill
         self._deadline_ns = NEVER  # next prefetch deadline of a waiting request
         self._backlog_ns = 0
         self._backlog_since_ns: int | None = None  # when the last plan left a request out
@@ -155,7 +156,7 @@ class Engine:
         This is the end of a step, or the time at which a queued request stops waiting for storage.
         `NEVER` means that there is no such time.
         """
-        deadline = self._deadline_ns = self.scheduler.prefill.next_deadline_ns(now_ns)
+        deadline = self._deadline_ns = self._prefill.next_deadline_ns(now_ns)
         for run in self._runs:
             if run.end_ns < deadline:
                 deadline = run.end_ns
@@ -216,7 +217,7 @@ class Engine:
                 continue
             self._backlog_ns = self.backlog_ns(now_ns)
             batch = self.scheduler.plan(now_ns, number)
-            self._backlog_since_ns = now_ns if self.scheduler.prefill.has_backlog else None
+            self._backlog_since_ns = now_ns if self._prefill.has_backlog else None
             if batch is not None:
                 self._flights.append(Flight(batch=batch, planned_ns=now_ns))
 

@@ -165,7 +165,8 @@ class Scheduler:
         for req in ending:
             decode.finish(req)
         if batch.extends or batch.decodes:
-            self._computing += [each.req for each in batch.extends if each.is_last]
+            if batch.extends:
+                self._computing += [each.req for each in batch.extends if each.is_last]
             return batch, False
         # what gave its pages back may start again, unless copies will free more
         has_freed = was_partial and not (prefill.partials or prefill.may_get_room)

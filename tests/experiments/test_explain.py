@@ -63,7 +63,7 @@ def stored(directory: Path, *overrides: str) -> Path:
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stored(tmp_path_factory.mktemp("run"), "workload.limit=150")
+    return stored(tmp_path_factory.mktemp("run"), "workload.limit=150", "parallel.replicas=2")
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +113,12 @@ def test_a_run_of_a_release_with_other_settings_is_not_explained(
 
 
 def test_the_pieces_of_a_wait_are_those_that_the_run_has_measured(again: Rerun) -> None:
-    steps = Steps(again.timeline, 0)
+    steps = {engine: Steps(again.timeline, engine) for engine in again.timeline.turns}
     for record in again.records.values():
         if record.status is not Status.finished:
             continue
-        life, turns = again.timeline.lives[record.id], again.timeline.turns[0]
-        segments = segments_of(record, life, turns, steps)
+        life, turns = again.timeline.lives[record.id], again.timeline.turns[record.engine]
+        segments = segments_of(record, life, turns, steps[record.engine])
         at_ns = record.arrival_ns
         for segment in segments:
             assert segment.start_ns == at_ns
@@ -134,7 +134,7 @@ def test_the_pieces_of_a_wait_are_those_that_the_run_has_measured(again: Rerun) 
 def test_a_trace_is_what_its_format_wants(trace: dict[str, Any], again: Rerun) -> None:
     check_trace(trace)
     tracks = [each for each in trace["traceEvents"] if each["name"] == "thread_name"]
-    assert len(tracks) == 1 + len(again.timeline.lives)
+    assert len(tracks) == len(again.timeline.turns) + len(again.timeline.lives) > 2
     requests = [each for each in trace["traceEvents"] if each.get("cat") == "request"]
     assert all(each["tid"] == each["args"]["id"] + 1 > 0 for each in requests)
 

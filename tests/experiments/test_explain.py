@@ -11,7 +11,7 @@ from hicache.cache.kinds import FULL
 from hicache.cli.explain.command import lines, main
 from hicache.cli.explain.rerun import Rerun, rerun
 from hicache.cli.explain.segments import Steps, segments_of
-from hicache.cli.explain.trace import write_trace
+from hicache.cli.explain.trace import events_of, write_trace
 from hicache.results.metrics import TTFT_PARTS, Status, summarize
 from hicache.results.tracking import write_json
 from hicache.runs.job import as_yaml, begin
@@ -87,14 +87,18 @@ def test_a_run_comes_out_the_same_when_it_is_made_again(again: Rerun) -> None:
 def test_a_run_of_a_relative_path_is_explained_from_another_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [0, 1]}
+    record = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}
     (tmp_path / "mine.jsonl").write_text(json.dumps(record))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     mine = ("workload=trace", "workload.path=mine.jsonl", "workload.limit=null")
     directory = stored(tmp_path / "run", *mine)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert len(rerun(Path("..", directory.name)).records) == 1
+    again = rerun(Path("..", directory.name))
+    assert len(again.records) == 1
+    spans = [each["name"] for each in events_of(again) if each["ph"] == "X"]
+    assert "prefill" in spans
+    assert "answer" not in spans  # one token, which the prompt's step has computed
 
 
 def test_a_stored_configuration_is_read_back_as_it_was(run_dir: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hicache.cache.kinds import FULL, KIND_NAMES, Extents, Kinds
-from hicache.cache.tree.events import Data, Demand
+from hicache.cache.tree.events import NO_DEMAND, Data, Demand
 from hicache.cache.tree.keys import NUMBER_BYTES, PageNames
 from hicache.cache.tree.node import DEVICE, Node
 from hicache.cache.tree.sequence import Sequence
@@ -109,6 +109,8 @@ class PageHistory:
         place = self._place(node, kind)
         self.marks[kind][place] &= ~(ON_DEVICE if tier == DEVICE else ON_HOST)
         if node.held[1 - tier][kind] is None:
+            if demand == NO_DEMAND:  # the cache does not keep it, whether there is room or not
+                self.marks[kind][place] &= ~WAS_HELD
             self.lost_for[kind][place] = demand.purpose
             self.lost_to[kind][place] = -1 if demand.request_id is None else demand.request_id
             self.lost_ns[kind][place] = self.now_ns

@@ -11,7 +11,7 @@ from hicache.cache.kinds import FULL
 from hicache.cli.explain.command import lines, main
 from hicache.cli.explain.rerun import Rerun, rerun
 from hicache.cli.explain.segments import Steps, segments_of
-from hicache.cli.explain.trace import write_trace
+from hicache.cli.explain.trace import events_of, write_trace
 from hicache.results.metrics import TTFT_PARTS, Status, summarize
 from hicache.results.tracking import write_json
 from hicache.runs.job import as_yaml, begin
@@ -63,7 +63,7 @@ def stored(directory: Path, *overrides: str) -> Path:
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stored(tmp_path_factory.mktemp("run"), "workload.limit=150")
+    return stored(tmp_path_factory.mktemp("run"), "workload.limit=150", "parallel.replicas=2")
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,18 @@ def test_a_run_comes_out_the_same_when_it_is_made_again(again: Rerun) -> None:
 def test_a_run_of_a_relative_path_is_explained_from_another_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [0, 1]}
+    record = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}
     (tmp_path / "mine.jsonl").write_text(json.dumps(record))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     mine = ("workload=trace", "workload.path=mine.jsonl", "workload.limit=null")
     directory = stored(tmp_path / "run", *mine)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert len(rerun(Path("..", directory.name)).records) == 1
+    again = rerun(Path("..", directory.name))
+    assert len(again.records) == 1
+    spans = [each["name"] for each in events_of(again) if each["ph"] == "X"]
+    assert "prefill" in spans
+    assert "answer" not in spans  # one token, which the prompt's step has computed
 
 
 def test_a_stored_configuration_is_read_back_as_it_was(run_dir: Path) -> None:
@@ -113,12 +117,12 @@ def test_a_run_of_a_release_with_other_settings_is_not_explained(
 
 
 def test_the_pieces_of_a_wait_are_those_that_the_run_has_measured(again: Rerun) -> None:
-    steps = Steps(again.timeline, 0)
+    steps = {engine: Steps(again.timeline, engine) for engine in again.timeline.turns}
     for record in again.records.values():
         if record.status is not Status.finished:
             continue
-        life, turns = again.timeline.lives[record.id], again.timeline.turns[0]
-        segments = segments_of(record, life, turns, steps)
+        life, turns = again.timeline.lives[record.id], again.timeline.turns[record.engine]
+        segments = segments_of(record, life, turns, steps[record.engine])
         at_ns = record.arrival_ns
         for segment in segments:
             assert segment.start_ns == at_ns
@@ -134,7 +138,7 @@ def test_the_pieces_of_a_wait_are_those_that_the_run_has_measured(again: Rerun) 
 def test_a_trace_is_what_its_format_wants(trace: dict[str, Any], again: Rerun) -> None:
     check_trace(trace)
     tracks = [each for each in trace["traceEvents"] if each["name"] == "thread_name"]
-    assert len(tracks) == 1 + len(again.timeline.lives)
+    assert len(tracks) == len(again.timeline.turns) + len(again.timeline.lives) > 2
     requests = [each for each in trace["traceEvents"] if each.get("cat") == "request"]
     assert all(each["tid"] == each["args"]["id"] + 1 > 0 for each in requests)
 

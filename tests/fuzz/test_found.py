@@ -121,6 +121,39 @@ FOUND = {
         },
         35,
     ),
+    # a loaded window that its request gave up was taken for one that had been evicted
+    "a_window_that_its_request_gave_up_was_not_kept": (
+        {
+            "seed": "60",
+            "kinds": "all",
+            "compat": "vllm_0_33",
+            "cache.page_size": "1",
+            "cache.write_policy": "write_back",
+        },
+        20,
+    ),
+    # room for a copy was made with the copy of the node before it
+    "a_copy_of_all_kinds_or_none_makes_no_room_with_the_prefix_it_follows": (
+        {
+            "seed": "67",
+            "kinds": "full_mamba",
+            "copies": "slow",
+            "parallel.replicas": "2",
+            "parallel.router": "scored",
+            "talk.namespaces": "3",
+            "workload.arrivals": "open",
+            "scheduler.begin_s": "0.001",
+            "compat": "vllm_0_33",
+            "compat.quirks.evicts_whole": "True",
+            "compat.quirks.split_refreshes": "True",
+            "compat.quirks.loads_states_twice": "True",
+            "cache.page_size": "64",
+            "storage.speed": "slow_reads",
+            "storage.batch_pages": "3",
+            "executor.capture": "cut",
+        },
+        39,
+    ),
     # a request that left kept the slots of states whose step had not been taken in
     "slots_of_a_step_that_is_late_are_freed_with_their_request": (
         {"kinds": "all", "patience": "short", "compat": "sglang_0_5_23"},

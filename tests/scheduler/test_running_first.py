@@ -242,6 +242,23 @@ def windows_world(**more: Any) -> World:
     return World(plot_of("full_swa", scheduler=VLLM, has_storage=False, **knobs))
 
 
+def test_a_prompt_that_finds_no_pages_again_and_again_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = world_of(chunk=16)
+    submit(world, 1, 40)
+    extend = world.cache.extend
+    monkeypatch.setattr(  # its second chunk never finds a page
+        world.cache, "extend", lambda sequence, end, *more: end <= 16 and extend(sequence, end)
+    )
+    for _ in range(20):
+        if (batch := world.scheduler.plan(0)) is not None:
+            world.scheduler.commit(batch, 1, 0)
+    ((req, reason),) = world.scheduler.take_ended().rejected
+    assert reason == "needs more pages than the pools can give"
+    assert world.scheduler.counters["scheduler/retracted_count"] == req.failed_prompts == 4
+
+
 def test_answers_keep_no_windows_while_they_grow() -> None:
     world = windows_world()
     submit(world, 1, 25, num_answers=20)

@@ -106,6 +106,13 @@ def test_vllms_blocks_come_one_by_one_while_it_decodes(tmp_path: Path) -> None:
     assert [(r.prompt_len, r.output_len) for r in found] == [(48, 32), (112, 1), (16, 1), (128, 1)]
 
 
+def test_latent_attention_is_full_attention(tmp_path: Path) -> None:
+    latent = {"group_idx": 1, "kv_cache_spec_kind": "mla_attention"}
+    batches = [[0.0, [stored([1, 2], None, **latent), stored([9], None, **WINDOW)]]]
+    (found,) = load(write_lines(tmp_path / "events.jsonl", batches))
+    assert found.prompt_len == 32
+
+
 def test_blocks_that_are_stored_again_are_another_request(tmp_path: Path) -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [1, 2], "medium": "GPU"}
     batches = [{"ts": t, "events": [stored([1, 2], None), removed]} for t in (0.0, 7.0)]

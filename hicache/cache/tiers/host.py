@@ -144,8 +144,6 @@ class Host:
         # False: with `evicts_whole`, nothing is copied if a kind finds too little room
         tree = self._tree
         demand = Demand(Purpose.back_up, request_id)
-        if tree.quirks.evicts_whole and not self._finds_room(plan, demand):
-            return False
         moves: list[Move] = []
         copied: Plan = [[] for _ in plan]
         held: list[Lock] = []
@@ -155,7 +153,8 @@ class Host:
             ]
             there = [each for each in dict.fromkeys(near) if each.held[HOST][FULL] is not None]
             held = [tree.lock_host(each, {FULL: each.start}) for each in there]
-        for kind in self._order:
+        finds_room = not tree.quirks.evicts_whole or self._finds_room(plan, demand)
+        for kind in self._order if finds_room else ():
             sources: list[PageIds] = []
             targets: list[PageIds] = []
             wanted = sum([tree.kinds.count(kind, each.num_pages) for each in plan[kind]])
@@ -184,12 +183,12 @@ class Host:
             self._book(copied, sorted(moves, key=lambda move: move.kind), is_fence=is_fence)
         for lock in held:
             tree.release(lock)
-        if tree.listener is not None:
+        if tree.listener is not None and finds_room:
             for kind, nodes in enumerate(plan):
                 for each in nodes:
                     if each.held[HOST][kind] is None:
                         tree.listener.not_copied(each, kind)
-        return True
+        return finds_room
 
     def _finds_room(self, plan: Plan, demand: Demand) -> bool:
         for kind in self._order:

@@ -113,9 +113,11 @@ class Engine:
             self._delivered.append(done)
         elif not self._follows_reads:
             return False
-        cuts = [run.cut(now_ns) for run in runs]
         # a copy moves no deadline
-        return len(runs) < self._num_batches or any(cuts) or isinstance(done, Prefetch)
+        wakes = len(runs) < self._num_batches or isinstance(done, Prefetch)
+        for run in runs:
+            wakes |= run.cut(now_ns)
+        return wakes
 
     def catch_up(self, now_ns: int) -> None:
         """Commit the decode steps of the current run that ended before `now_ns`.
@@ -143,7 +145,8 @@ class Engine:
     @property
     def step_end_ns(self) -> int | None:
         """The first end (ns) of a run of steps that is in flight."""
-        return min([run.end_ns for run in self._runs], default=None)
+        runs = self._runs
+        return runs[0].end_ns if len(runs) == 1 else min([r.end_ns for r in runs], default=None)
 
     @property
     def is_held(self) -> bool:
@@ -184,15 +187,15 @@ class Engine:
         Return the requests that ended. If the current step is still running at `now_ns`, only
         cancel the planned decode steps after it.
         """
-        outcome, num_ended, goes_on = NOTHING, 0, False
-        for flight in list(self._flights):
-            if flight.run is not None and flight.run.end_ns <= now_ns:
-                goes_on |= self._end_run(flight, flight.run)
-                num_ended += 1
-        if self._runs and not num_ended:
+        outcome, goes_on = NOTHING, False
+        end_ns = self.step_end_ns if self._runs else None
+        if end_ns is not None and end_ns > now_ns:
             self.interrupt(now_ns)
             if len(self._flights) == self._num_batches:
                 return outcome
+        for flight in list(self._flights) if end_ns is not None else ():
+            if flight.run is not None and flight.run.end_ns <= now_ns:
+                goes_on |= self._end_run(flight, flight.run)
         if self._listener is not None:
             self._listener.at(now_ns)
         if self._delivered or self._arrived or self._aborted:
@@ -211,9 +214,8 @@ class Engine:
         return outcome
 
     def _plan(self, now_ns: int) -> None:
-        taken = [flight.batch.number for flight in self._flights]
         for number in range(self._num_batches):
-            if number in taken:
+            if self._flights and any(each.batch.number == number for each in self._flights):
                 continue
             self._backlog_ns = self.backlog_ns(now_ns)
             batch = self.scheduler.plan(now_ns, number)

@@ -440,7 +440,7 @@ class Prefill:
         """Note that a chunk is computed; return whether the prompt is complete."""
         req = extend.req
         req.kv_len = extend.end
-        if extend.is_last:
+        if extend.end == req.target_len:
             return True
         req.num_parts += 1
         self.is_computing = False

@@ -98,8 +98,8 @@ def test_another_end_of_a_chunk_is_named() -> None:
         )
 
     kinds = first_kinds(compared(end_at_pages))
-    assert "chunk" in kinds
-    assert not {"budget", "order", "hits"} & set(kinds)
+    assert "chunk" in kinds  # and other prompts start with the tokens that are left
+    assert not {"budget", "hits"} & set(kinds)
 
 
 def test_another_victim_is_named() -> None:

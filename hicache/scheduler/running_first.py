@@ -46,11 +46,10 @@ class WholePromptFits(Admission):
         cache, kinds = self._cache, self._cache.tree.kinds
         if match.device_node in self.new_states:  # line 1712 of `single_type_kv_cache_manager.py`
             return Defer(Reason.tokens)
-        left = req.target_len - match.usable_len
-        if kinds.points and budget.chunk_tokens < min(self._page, left):
-            return Defer(Reason.chunk)  # it would end between two pages (line 1356)
         stands, cached, target = not cache.device.is_shared, match.usable_len, req.target_len
         local, loads = match.device_prefix_len, match.needs_host_load_back
+        if kinds.points and not loads and budget.chunk_tokens < min(self._page, target - cached):
+            return Defer(Reason.chunk)  # it would end between two pages (line 1356)
         whole = self._claims(target, local, cached, is_whole=True)
         # nothing is computed in the step of a load-back
         end = cached if loads else min(cached + budget.chunk_tokens, target)

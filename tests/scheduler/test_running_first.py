@@ -224,6 +224,20 @@ def test_a_request_waits_for_the_next_step_if_this_one_computes_its_state() -> N
     assert chunks(step(world)) == [(1, 24, 25), (2, 24, 25)]
 
 
+def test_a_load_begins_in_a_step_that_has_less_than_a_page_left() -> None:
+    world = states_world()
+    world.serve([request_of(1, range(25), [7])])
+    world.cache.make_room(40, Purpose.prefill)  # all of it leaves the device
+    submit(world, 8, 5)
+    step(world)
+    submit(world, 9, 60)
+    world.scheduler.submit(request_of(3, [*range(24), *range(90, 106)], [7]), 0)
+    submit(world, 10, 60)
+    assert chunks(step(world)) == [(9, 0, 56)]  # and one token for the answer
+    assert [req.request.id for req in world.scheduler.loading] == [3]
+    assert [req.request.id for req in world.scheduler.waiting] == [10]
+
+
 def test_a_hit_state_is_as_old_as_its_last_release() -> None:
     world = states_world()
     world.serve([request_of(1, range(25), [7])])

@@ -234,7 +234,7 @@ def test_a_load_begins_in_a_step_that_has_less_than_a_page_left() -> None:
     world.scheduler.submit(request_of(3, [*range(24), *range(90, 106)], [7]), 0)
     submit(world, 10, 60)
     assert chunks(step(world)) == [(9, 0, 56)]  # and one token for the answer
-    assert [req.request.id for req in world.scheduler.loading] == [3]
+    assert [req.request.id for req in world.scheduler.prefill.loading] == [3]
     assert [req.request.id for req in world.scheduler.waiting] == [10]
 
 
@@ -268,7 +268,7 @@ def test_a_prompt_that_finds_no_pages_again_and_again_is_rejected(
     for _ in range(20):
         if (batch := world.scheduler.plan(0)) is not None:
             world.scheduler.commit(batch, 1, 0)
-    ((req, reason),) = world.scheduler.take_ended().rejected
+    ((req, reason),) = world.scheduler.ended.take().rejected
     assert reason == "needs more pages than the pools can give"
     assert world.scheduler.counters["scheduler/retracted_count"] == req.failed_prompts == 4
 

@@ -270,7 +270,7 @@ def test_a_prompt_that_finds_no_pages_again_and_again_is_rejected(
             world.scheduler.commit(batch, 1, 0)
     ((req, reason),) = world.scheduler.ended.take().rejected
     assert reason == "needs more pages than the pools can give"
-    assert world.scheduler.counters["scheduler/retracted_count"] == req.failed_prompts == 4
+    assert world.counters["scheduler/retracted_count"] == req.failed_prompts == 4
 
 
 def test_answers_keep_no_windows_while_they_grow() -> None:

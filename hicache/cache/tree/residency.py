@@ -27,7 +27,7 @@ def by_last_use(kind: int, *, is_tail_first: bool = False) -> Ranking:
 
 
 def by_position(node: Node) -> tuple[int, int]:
-    # vLLM's order on the host: the pages of a request from the last on, of all kinds
+    # vLLM's order of full KV on the host: the pages of a request from the last on
     # (`kv_offload/cpu/policies/base.py`, line 10)
     return node.tick, -node.end
 
@@ -63,7 +63,7 @@ class Residency:
 
         def queue(tier: int, kind: int) -> VictimQueue:
             order = by_last_use(kind, is_tail_first=trims)
-            if trims and tier == HOST and kind in kinds.paged:
+            if trims and tier == HOST and kind == FULL:
                 order = by_position
             return VictimQueue(order if entries is None else entries.ranking(tier, kind, order))
 

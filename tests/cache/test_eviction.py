@@ -158,6 +158,21 @@ def test_the_pages_that_are_left_of_a_leaf_go_before_a_leaf_that_was_used_later(
     assert node.edge == tokens_of(16, 200)
 
 
+def test_where_single_pages_leave_a_window_leaves_the_host_by_its_own_last_use() -> None:
+    cache = make_cache(device=(9, 9, 0), host=(9, 9, 0), window_len=8, trims_leaves=True)
+    for first in (100, 200):
+        run_request(cache, tokens_of(8, first), 8)
+        complete_all(cache)
+        evict_all(cache, DEVICE, FULL)
+    old, new = sorted(cache.tree.nodes(), key=lambda node: node.tick)
+    assert old.aux_ticks[SWA] < new.aux_ticks[SWA]
+    old.tick = new.tick + 1  # a request used the pages of full KV, and not the window
+    queue = cache.tree.residency.queues[HOST]
+    queue[SWA].add(old)
+    queue[FULL].add(old)
+    assert (queue[SWA].best(), queue[FULL].best()) == (old, new)
+
+
 @pytest.mark.parametrize(("backs_up_answers", "copied"), [(True, 4), (False, 2)])
 def test_an_answer_is_copied_to_the_host_if_it_is_to_be(
     *, backs_up_answers: bool, copied: int

@@ -324,6 +324,8 @@ class PrefixCache:
         kinds = tree.kinds
         cuts = {num_pages, *sequence.states}
         windows = kinds.windows if keeps_window else ()
+        if self.windows is not None:
+            self.windows.note_published(sequence, num_pages, keeps_window=keeps_window)
         for kind, window in windows:
             own = sequence.own_start(kind, kinds)
             begin = min(begin, own)

@@ -6,7 +6,7 @@ Its lock covers the pages of the tree that it still reads.
 from collections.abc import Iterable
 
 from hicache.cache.pages import PageIds, Pools
-from hicache.cache.tree.node import DEVICE, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 
@@ -51,14 +51,24 @@ class PageWindows:
         sequence.reads_from = [0] * self._tree.kinds.size
         for kind, window in self._tree.kinds.windows:
             first = sequence.reads_from[kind] = max(window.first(node.end), 0)
+            sequence.used.append((kind, first, node.end))
             self._tree.ancestor(node, sequence.tokens, first)  # splits there
 
     def take(self, sequence: Sequence, loaded: Iterable[OwnData]) -> None:
-        """Give the request the window pages that were loaded for it alone."""
+        """Give the request, after a load-back, the window pages that were loaded for it alone."""
+        end = sequence.num_pages
+        sequence.used += [(kind, end - 1, end) for kind in self._tree.kinds.points]
         for kind, first, page_ids in loaded:
             if kind in self._tree.kinds.window_lens:
                 sequence.pages[kind][first : first + len(page_ids)] = page_ids
                 sequence.leaving.append((kind, first, page_ids))
+
+    def note_published(self, sequence: Sequence, num_pages: int, *, keeps_window: bool) -> None:
+        """Note the windows and states that are about to enter the tree, up to page `num_pages`."""
+        kinds, used = self._tree.kinds, sequence.used
+        used += [(kind, end - 1, end) for kind in kinds.points for end in sequence.states]
+        for kind, _ in kinds.windows if keeps_window else ():
+            used.append((kind, sequence.own_start(kind, kinds), num_pages))
 
     # -- while it runs -------------------------------------------------------------------------
 
@@ -97,6 +107,7 @@ class PageWindows:
         self._free_leaving(sequence)
         if sequence.lock is not None:
             self._tree.touch(sequence.lock.node)  # vLLM frees full pages first
+            self._use_on_host(sequence, sequence.lock.node)
             for kind, _ in self._tree.kinds.windows if sequence.num_pages else ():
                 self._use(sequence, kind, sequence.num_pages)
 
@@ -116,6 +127,13 @@ class PageWindows:
             if page_ids[count:]:
                 rest.append((kind, first + count, page_ids[count:]))
         sequence.leaving = rest
+
+    def _use_on_host(self, sequence: Sequence, node: Node) -> None:
+        # copies of what the request used are as old as its full KV (`lru.py`, line 163)
+        for kind, first, end in sequence.used:
+            for above in node.path(first):
+                if above.end <= end and above.held[HOST][kind] is not None:
+                    above.host_ticks[kind] = node.tick
 
     def _use(self, sequence: Sequence, kind: int, end: int) -> None:
         # pages of the tree that the sequence has read until now, up to page `end`

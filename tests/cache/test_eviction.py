@@ -169,6 +169,11 @@ def test_where_single_pages_leave_a_window_leaves_the_host_by_its_own_last_use()
     old.tick = new.tick + 1  # a request used the pages of full KV, and not the window
     queues = cache.tree.residency.queues[HOST]
     assert (queues[SWA].best(), queues[FULL].best()) == (old, new)
+    run_request(cache, tokens_of(8, 100), 9)  # reads it
+    complete_all(cache)
+    for kind in (SWA, FULL):
+        evict_all(cache, DEVICE, kind)
+    assert queues[SWA].best() is new
 
 
 @pytest.mark.parametrize(("backs_up_answers", "copied"), [(True, 4), (False, 2)])

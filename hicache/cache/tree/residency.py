@@ -26,10 +26,12 @@ def by_last_use(kind: int, *, is_tail_first: bool = False) -> Ranking:
     return lambda node: (node.aux_ticks[kind], node.end)
 
 
-def by_position(node: Node) -> tuple[int, int]:
-    # vLLM's order of full KV on the host: the pages of a request from the last on
+def by_position(kind: int) -> Ranking:
+    # vLLM's order on the host: what a request used, of all kinds, from its last page on
     # (`kv_offload/cpu/policies/base.py`, line 10)
-    return node.tick, -node.end
+    if kind == FULL:
+        return lambda node: (node.tick, -node.end)
+    return lambda node: (node.host_ticks[kind], -node.end)
 
 
 class Residency:
@@ -63,8 +65,8 @@ class Residency:
 
         def queue(tier: int, kind: int) -> VictimQueue:
             order = by_last_use(kind, is_tail_first=trims)
-            if trims and tier == HOST and kind == FULL:
-                order = by_position
+            if trims and tier == HOST:
+                order = by_position(kind)
             return VictimQueue(order if entries is None else entries.ranking(tier, kind, order))
 
         self.queues = tuple([queue(tier, kind) for kind in range(kinds.size)] for tier in TIERS)
@@ -129,6 +131,10 @@ class Residency:
             self.protected[tier][kind] += len(page_ids)
         if kind != FULL and (tier == DEVICE or node.held[DEVICE][kind] is None):
             node.aux_ticks[kind] = self.next_tick()
+        if self._trims and tier == HOST and kind != FULL:
+            if node.host_ticks is node.aux_ticks:
+                node.host_ticks = node.aux_ticks.copy()
+            node.host_ticks[kind] = node.tick
         if self._entries is not None:
             self._entries.inserted(node, tier, kind)
         self._changed(node, tier, kind, 1)
@@ -170,6 +176,8 @@ class Residency:
     def split(self, upper: Node, lower: Node) -> None:
         pages = upper.num_pages
         upper.path_locks = int(lower.path_locks > 0)
+        if lower.host_ticks is not lower.aux_ticks:
+            upper.host_ticks = lower.host_ticks.copy()
         for kind in self._paged:
             upper.aux_ticks[kind] = lower.aux_ticks[kind]
             for tier in TIERS:

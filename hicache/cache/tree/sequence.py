@@ -16,7 +16,8 @@ class Sequence:
     request last freed window pages; `passed` is, by kind, the page up to which it looked for such
     pages. With `cache.trims_leaves`, the request reads the windows of the tree from page
     `reads_from` on, by kind. Those in `leaving`, as (kind, first page, ids), are not for the tree
-    and wait until no step reads them. `states` maps page boundaries to Mamba state slots that are
+    and wait until no step reads them; those in `used`, as (kind, first page, end), and states, are
+    read or published. `states` maps page boundaries to Mamba state slots that are
     not in the tree yet. `digests` are hashes of pages from page `digests_start` on.
     """
 
@@ -33,6 +34,7 @@ class Sequence:
         self.left_page = -1
         self.reads_from: list[int] = []
         self.leaving: list[tuple[int, int, PageIds]] = []
+        self.used: list[tuple[int, int, int]] = []
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None

@@ -320,8 +320,9 @@ class Engine:
         for arrived_ns, request in arrived:
             self.scheduler.submit(request, now_ns, arrived_ns=arrived_ns)
         aborted, self._aborted = self._aborted, []
+        is_held = self.is_held  # a batch that waits for a fence keeps its requests
         for request_id in aborted:
-            if any(_computes(flight.batch, request_id) for flight in self._flights):
+            if is_held or any(_computes(each.batch, request_id) for each in self._flights):
                 self._aborted.append(request_id)  # when its batch has ended
             else:
                 self.scheduler.abort(request_id, now_ns)

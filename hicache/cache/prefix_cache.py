@@ -163,6 +163,14 @@ class PrefixCache:
         tokens, namespace = sequence.tokens, sequence.namespace
         return self.tree.match(tokens, prompt_len - 1, namespace, refreshes=refreshes)
 
+    def touch(self, sequence: Sequence) -> None:
+        """Mark the locked prefix of a request as just used."""
+        assert sequence.lock is not None
+        node = sequence.lock.node
+        self.tree.touch(node)
+        if self.windows is not None:
+            self.windows.use_on_host(sequence, node)
+
     def acquire(
         self,
         sequence: Sequence,

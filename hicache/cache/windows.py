@@ -101,15 +101,23 @@ class PageWindows:
         if node is not old.node:
             self._tree.residency.leave_state(old.node)
         self._tree.release(old)
+        self.use_on_host(sequence, node)
 
     def end(self, sequence: Sequence) -> None:
         """Free the pages that wait, and mark what the request holds of the tree as just used."""
         self._free_leaving(sequence)
         if sequence.lock is not None:
             self._tree.touch(sequence.lock.node)  # vLLM frees full pages first
-            self._use_on_host(sequence, sequence.lock.node)
+            self.use_on_host(sequence, sequence.lock.node)
             for kind, _ in self._tree.kinds.windows if sequence.num_pages else ():
                 self._use(sequence, kind, sequence.num_pages)
+
+    def use_on_host(self, sequence: Sequence, node: Node) -> None:
+        """Make host copies of what the request uses as old as its full KV, which ends at `node`."""
+        for kind, first, end in sequence.used:  # `kv_offload/cpu/policies/lru.py`, line 140
+            for above in node.path(first):
+                if above.end <= end and above.held[HOST][kind] is not None:
+                    above.host_ticks[kind] = node.tick
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -127,13 +135,6 @@ class PageWindows:
             if page_ids[count:]:
                 rest.append((kind, first + count, page_ids[count:]))
         sequence.leaving = rest
-
-    def _use_on_host(self, sequence: Sequence, node: Node) -> None:
-        # copies of what the request used are as old as its full KV (`lru.py`, line 163)
-        for kind, first, end in sequence.used:
-            for above in node.path(first):
-                if above.end <= end and above.held[HOST][kind] is not None:
-                    above.host_ticks[kind] = node.tick
 
     def _use(self, sequence: Sequence, kind: int, end: int) -> None:
         # pages of the tree that the sequence has read until now, up to page `end`

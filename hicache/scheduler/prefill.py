@@ -374,7 +374,7 @@ class Prefill:
         if acquired is None:
             return Defer(Reason.slots)
         if self.config.refresh is Refresh.admitted and req.sequence.lock is not None:
-            cache.tree.touch(req.sequence.lock.node)
+            cache.touch(req.sequence)
         if acquired.load_back is None and match.needs_host_load_back:
             # more tokens must be computed than the decision allowed for
             decision = decide(req, match.without_host(), budget)

@@ -31,7 +31,8 @@ class KeptSide:
         self._answers = _read(self._file)
         self._process: SideProcess | None = None
         self._asked: list[list[Call]] = []
-        self._next: list[bytes] = []  # names of the answers that are asked for and not yet taken
+        # answers that are asked for and not yet taken: the name, and whether the process was asked
+        self._next: list[tuple[bytes, bool]] = []
 
     @property
     def peak_bytes(self) -> int | None:
@@ -46,7 +47,6 @@ class KeptSide:
 
     def ask(self, calls: list[Call]) -> None:
         self._digest = _digest(self._digest, _bytes_of(calls))
-        self._next.append(self._digest)
         if self._digest not in self._answers and self._process is None:
             process = self._start()
             process.about()
@@ -54,6 +54,7 @@ class KeptSide:
                 process.ask(earlier)
                 process.take_answer()
         self._asked.append(calls)
+        self._next.append((self._digest, self._process is not None))
         if self._process is not None:
             self._process.ask(calls)
 
@@ -85,8 +86,9 @@ class KeptSide:
         return self._process
 
     def _take(self) -> object:
-        name = self._next.pop(0)
-        if self._process is not None:
+        name, is_live = self._next.pop(0)
+        if is_live:
+            assert self._process is not None
             self._keep(name, self._process.take_answer())
         return self._answers[name]
 

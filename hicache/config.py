@@ -5,16 +5,15 @@ which the command line is checked (`hicache/runs/schema.py` registers them with 
 does not need Hydra). `__post_init__` checks single knobs and names the knob in its errors.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from math import inf, isfinite
-from operator import attrgetter
+from math import inf
 from pathlib import PurePath
-from typing import Any
 
+from hicache.knob import check_limits, knob, share
 from hicache.models import FORMATS, PLAIN, HardwareConfig, LayerKind, ModelConfig
 from hicache.models.plausible import check_machine, check_shape
+from hicache.rules import Rules
 
 # storages and policies of ours, by the knob that names them
 STORAGES = ("memory", "mooncake_master", "slab", "file", "redis", "mooncake")
@@ -34,21 +33,11 @@ CHECKPOINT_PLACEMENTS = ("end", "end_branch", "chunk_branch", "branch_or_end", "
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
-GENERATED = "workload.kind=builtin,chat,agents"
-ROUNDS = "workload.kind=multi_turn"
-PREFIXES = "workload.kind=shared_prefix"
-BENCHES = "workload.kind=multi_turn,shared_prefix"
-BLOCKS = "workload.kind=trace,mooncake_conversation,mooncake_synthetic,mooncake_toolagent"
-TRACED = BLOCKS + ",weka_agentic"
-YOURS = "workload.kind=trace"
 TIMED = "prefetch.stop=timeout"
-AGED = "scheduler.order=shortest_remaining"
-GRID = "cache.checkpoints=every or cache.windows=every"
+GRID = "cache.checkpoints=every"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
-# bounds of numbers that have no narrower ones: 30 years of seconds, 1e9 GiB or GB/s
-MOST_INT, MOST_FLOAT, LEAST_FLOAT = (1 << 31) - 1, 1e9, 1e-6
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -80,16 +69,6 @@ class StageAt(Enum):
 
     enqueue = "enqueue"  # when the request is queued, for all of the prompt that is not cached
     hit = "hit"  # when storage has answered, for the pages that it has
-
-
-class DeadlineFrom(Enum):
-    """When the time limit of prefetch.stop=timeout starts to count.
-
-    With that setting, a queued request waits a limited time for its pages from storage.
-    """
-
-    enqueue = "enqueue"  # when the request is queued
-    first_poll = "first_poll"  # when the scheduler first considers the request
 
 
 class CommitPolicy(Enum):
@@ -146,18 +125,6 @@ class Batching(Enum):
     running_first = "running_first"
 
 
-class Refresh(Enum):
-    """When a request marks its cached prefix as just used, so that it is evicted later.
-
-    Whatever the setting, the prefix counts as used when the request adds pages behind it.
-    """
-
-    admitted = "admitted"  # when the request is admitted, as in vLLM
-    considered = "considered"  # each time the scheduler considers the request
-    # also when the request arrives, if storage is looked up for it, as in SGLang
-    arrived = "arrived"
-
-
 class Arrivals(Enum):
     """The rule that sets the arrival time of each request of a workload."""
 
@@ -192,119 +159,6 @@ class StartState(Enum):
     warm_storage = "warm_storage"
 
 
-def knob(
-    default: Any,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    ours: tuple[str, ...] | None = None,
-    one_of: tuple[str, ...] | None = None,
-    only: str | None = None,
-) -> Any:
-    """Return a dataclass field for a setting, with limits that `check_limits` enforces.
-
-    `least` and `most` are inclusive bounds; `above` is an exclusive lower bound. A number without
-    `most` is at most `MOST_INT` or `MOST_FLOAT`, and one above 0 at least `LEAST_FLOAT`: beyond,
-    times and sizes leave the range of their types. `ours` lists the
-    built-in names; a user's class, written `module:Class`, is allowed as well. `one_of` lists the
-    only allowed values. None is allowed if the type of the field allows it. `only` names the
-    settings with which this setting has an effect. It is `group.setting=VALUE,VALUE`, or several of
-    these joined by ` or `.
-    """
-    limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
-    metadata = {**limits, "only": only}
-    if isinstance(default, dict):
-        return field(default_factory=default.copy, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def share(default: float | None) -> Any:
-    """Return a dataclass field for a setting between 0 and 1, both included."""
-    return knob(default, least=0, most=1)
-
-
-def check_limits(group: str, config: Any) -> None:
-    """Check that each setting in `config` lies within the limits of its dataclass field.
-
-    `group` is the name of the group of settings, for error messages.
-
-    Raises:
-        ValueError: a value is outside its limits.
-    """
-    for item in fields(config):
-        limits = item.metadata
-        held, name = getattr(config, item.name), f"{group}.{item.name}".lstrip(".")
-        values = (
-            {f"{name}.{key}": each for key, each in held.items()}
-            if isinstance(held, dict)
-            else {name: held}
-        )
-        for place, value in values.items():
-            for each in value if isinstance(value, tuple | list) else (value,):
-                if limits and each is not None:
-                    if isinstance(each, int | float) and not isinstance(each, bool):
-                        _check_range(place, each, limits)
-                    _check_limits(place, each, limits)
-
-
-def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    if limits["one_of"] is not None and value not in limits["one_of"]:
-        ours = ", ".join(limits["one_of"])
-        hint = "; a class of your own goes in cache.policy" if ":" in str(value) else ""
-        raise ValueError(f"{name} must be one of {ours}, got {value!r}{hint}")
-    if limits["ours"] is not None and value not in limits["ours"] and ":" not in value:
-        ours = ", ".join(limits["ours"])
-        raise ValueError(f"{name} must be one of {ours} or module:Class, got {value!r}")
-
-
-def _check_range(name: str, value: float, limits: Mapping[str, Any]) -> None:
-    if not isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value}")
-    least, above, most = limits["least"], limits["above"], limits["most"]
-    if above is not None and value <= above:
-        raise ValueError(f"{name} must be above {above}, got {value}")
-    if most is not None and not least <= value <= most:
-        raise ValueError(f"{name} must be between {least} and {most}, got {value}")
-    if above is not None and isinstance(value, float):
-        least = max(least or 0, LEAST_FLOAT)
-    if least is not None and value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    top = MOST_FLOAT if isinstance(value, float) else MOST_INT
-    if value > top:
-        raise ValueError(f"{name} must be at most {top:,}, got {value:g}")
-
-
-def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str]:
-    """Return the settings that have no effect in `config`, each with the setting that it needs.
-
-    For example, `storage.write_hits` needs `storage.write=selective`. Callers give only `config`;
-    the other parameters are for the recursion into groups of settings.
-    """
-    found: dict[str, str] = {}
-    of_group = GROUPS.get(prefix.partition(".")[0])
-    for item in fields(config):
-        value = getattr(config, item.name)
-        if is_dataclass(value):
-            found |= inert_knobs(value, f"{prefix}{item.name}.", top or config)
-        for only in (item.metadata.get("only"), of_group):
-            if only is None:
-                continue
-            needs = [need.partition("=") for need in only.split(" or ")]
-            is_met = any(
-                place == prefix + item.name or _has_value(attrgetter(place)(top or config), values)
-                for place, _, values in needs
-            )
-            if not is_met:
-                found[prefix + item.name] = only
-    return found
-
-
-def _has_value(value: object, allowed: str) -> bool:
-    name = value.name if isinstance(value, Enum) else str(value)
-    return name in allowed.split(",") or (":" in name and ":" in allowed)
-
-
 def check_name(name: str) -> None:
     """Raise ValueError if a run of this name would write files outside the folder `outputs/`."""
     parts = PurePath(name).parts
@@ -314,33 +168,14 @@ def check_name(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadConfig:
-    """Which requests are replayed, and when they arrive."""
+    """Which requests are replayed, and when they arrive.
+
+    Each kind of workload has settings of its own in a subclass (`WORKLOADS`).
+    """
 
     # Trace loader or generator that makes the requests; `workload=NAME` sets it together with its
     # defaults.
     kind: str = MISSING
-    # Path of the trace file. None means the trace's usual file name in `data_dir`; workload=trace
-    # needs a path.
-    path: str | None = knob(None, only=TRACED)
-    # Tokens per block hash in the trace. None means the one size that fits every line.
-    block_tokens: int | None = knob(None, least=1, only=YOURS)
-    # Unit of the times in your trace: s, ms, us or ns. None means the unit that its form has; rows
-    # that leave it open are read in ms, and tables and chats in s.
-    time_unit: str | None = knob(None, one_of=("s", "ms", "us", "ns"), only=YOURS)
-    # Largest share of the rows of a trace that may be left out because they cannot be read, and
-    # largest share that may be completed because they have no answer. Three rows may always be, but
-    # less than half; 1 allows any number.
-    odd_rows: float = knob(0.1, least=0, most=1, only=TRACED)
-    # Tokens of an image in a text log, where the usage that the log gives does not say it.
-    image_tokens: int = knob(1000, least=1, only=YOURS)
-    # Length in tokens of the system prompt that all requests of the trace share. Where the trace
-    # names no sessions, two requests count as turns of one conversation only if they share more
-    # than this.
-    system_tokens: int = knob(0, least=0, only=BLOCKS)
-    # Tokenizer of a text log: a tokenizer.json of Hugging Face, a folder with one, the name of a
-    # model on its hub, or module:function, which takes a text and returns its tokens. None means an
-    # approximation of four letters per token.
-    tokenizer: str | None = knob(None, only=YOURS)
     # Maximum number of requests, counted from the start of the workload. None means all.
     limit: int | None = knob(None, least=1)
     # Maximum tokens of a prompt and its answer together. A session ends before its first longer
@@ -357,7 +192,6 @@ class WorkloadConfig:
     # Maximum random delay in seconds of each session's start, uniform from 0. It spreads the
     # arrivals of a trace with coarse timestamps.
     start_jitter_s: float = knob(0.0, least=0, most=1e6)
-    tokens: TraceTokens = knob(TraceTokens.reconstructed, only=TRACED)
     arrivals: Arrivals = Arrivals.causal
     # Number of sessions active at once when workload.arrivals=closed; the next one starts when one
     # ends.
@@ -370,11 +204,9 @@ class WorkloadConfig:
     # Length of the warm-up in seconds: requests that arrive earlier are served but not counted in
     # the results.
     warm_up_s: float = knob(0.0, least=0)
-    # Number of equal parts into which the workload is cut to get independent runs; each run replays
-    # one (`workload.window`), after its warm-up. None means the whole workload.
-    windows: int | None = knob(None, least=1)
-    # Index of the part to replay, from 0, when `workload.windows` is set.
-    window: int = knob(0, least=0)
+    # Which part of the workload is replayed, after its warm-up, as i/n: the workload is cut into n
+    # equal parts, counted from 0, to get independent runs. None means the whole workload.
+    slice: str | None = None
     start: StartState = StartState.cold
     # Fraction of requests whose client is impatient: it aborts the request if it is not answered in
     # time (`workload.patience_s`).
@@ -382,66 +214,26 @@ class WorkloadConfig:
     # Mean time in seconds from arrival until an impatient client aborts its request, drawn from an
     # exponential distribution.
     patience_s: float = knob(10.0, above=0)
-    # Number of sessions to generate; with workload=multi_turn, the number of clients.
-    num_sessions: int = knob(200, least=1, most=10**7, only=GENERATED + ",multi_turn")
-    # Mean rate at which sessions start (a Poisson process), in sessions per second.
-    session_rate: float = knob(1.0, above=0, only=GENERATED + ",weka_agentic,trace")
-    # Number of turns that each client asks.
-    rounds: int = knob(9, least=1, most=10**5, only=ROUNDS)
-    # New prompt tokens in each turn, besides the previous answer.
-    turn_tokens: int = knob(4096, least=1, only=ROUNDS)
-    # Prompt tokens of each client's first turn. None means `workload.turn_tokens`.
-    first_tokens: int | None = knob(None, least=1, only=ROUNDS)
-    # Maximum mean rate at which clients send requests (a Poisson process), in requests per second.
-    request_rate: float = knob(16.0, above=0, only=ROUNDS)
-    # Maximum number of requests in flight at once. None means no limit.
-    parallel: int | None = knob(None, least=1, only=ROUNDS)
-    # Which of the clients that are ready asks next: random (drawn) or fifo (the one that has been
-    # ready for longest), as in SGLang's bench_multiturn.
-    ready_queue: str = knob("random", one_of=("random", "fifo"), only=ROUNDS)
-    # Start a turn only when all clients have received the answer to their previous turn.
-    barrier: bool = knob(False, only=ROUNDS)
-    # Number of groups of prompts; the prompts of one group share a prefix.
-    groups: int = knob(250, least=1, most=10**6, only=PREFIXES)
-    # Number of different prompts in each group of prompts that share a prefix.
-    group_prompts: int = knob(5, least=1, most=10**6, only=PREFIXES)
-    # Length in tokens of the prefix that the prompts of one group share.
-    prefix_tokens: int = knob(16000, least=1, only=PREFIXES)
-    # Length in tokens of the part of each prompt that no other prompt shares.
-    own_tokens: int = knob(256, least=1, only=PREFIXES)
-    # Request rate of each load stage in requests per second; the stages follow one another.
-    stage_rates: tuple[float, ...] = knob(
-        (5.0, 10.0, 15.0), above=0, least=0, most=1e4, only=PREFIXES
-    )
-    # Duration of each load stage in seconds.
-    stage_s: float = knob(60.0, above=0, least=0, most=1e5, only=PREFIXES)
-    # Start a load stage only when all requests of the previous one have ended. False starts it on
-    # time.
-    drain: bool = knob(False, only=PREFIXES)
-    # Length in tokens of the answer to every request; in a trace, where no row has an answer.
-    answer_tokens: int = knob(1, least=1, only=BENCHES + ",trace")
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
-        if self.window >= (self.windows or 1):
+        part, num_parts = self.part
+        if not 0 <= part < num_parts:
             raise ValueError(
-                f"workload.window must be less than workload.windows ({self.windows}), got "
-                f"{self.window}"
+                f"workload.slice must be i/n with i from 0 to n - 1, got {self.slice!r}"
             )
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """The part of the workload that is replayed, from 0, and the number of parts."""
+        part, slash, num_parts = (self.slice or "0/1").partition("/")
+        is_valid = slash and part.isdecimal() and num_parts.isdecimal()
+        return (int(part), int(num_parts)) if is_valid else (0, 0)
 
     @property
     def is_timed(self) -> bool:
         """True if requests have arrival times; False if each waits for an earlier answer."""
-        waits = self.has_rounds or (self.kind == "shared_prefix" and self.drain)
-        return self.arrivals is not Arrivals.closed and not waits
-
-    @property
-    def has_rounds(self) -> bool:
-        """True if clients ask in rounds, as in the workload `multi_turn`.
-
-        A client then sends each request after the answer to its previous request.
-        """
-        return self.kind == "multi_turn"
+        return self.arrivals is not Arrivals.closed
 
     @property
     def stage_ends_s(self) -> tuple[float, ...]:
@@ -450,10 +242,120 @@ class WorkloadConfig:
         A load stage is a period with a fixed request rate. The tuple is empty if there are no
         stages.
         """
-        if self.kind != "shared_prefix" or self.windows is not None:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceConfig(WorkloadConfig):
+    """A recorded workload: a public trace, or one of the user's."""
+
+    # Path of the trace file. None means the trace's usual file name in `data_dir`; workload=trace
+    # needs a path.
+    path: str | None = None
+    # Tokens per block hash in the trace. None means the one size that fits every line.
+    block_tokens: int | None = knob(None, least=1)
+    # Unit of the times in your trace: s, ms, us or ns. None means the unit that its form has; rows
+    # that leave it open are read in ms, and tables and chats in s.
+    time_unit: str | None = knob(None, one_of=("s", "ms", "us", "ns"))
+    # Largest share of the rows of a trace that may be left out because they cannot be read, and
+    # largest share that may be completed because they have no answer. Three rows may always be, but
+    # less than half; 1 allows any number.
+    odd_rows: float = knob(0.1, least=0, most=1)
+    # Tokenizer of a text log: a tokenizer.json of Hugging Face, a folder with one, the name of a
+    # model on its hub, or module:function, which takes a text and returns its tokens. None means an
+    # approximation of four letters per token.
+    tokenizer: str | None = None
+    tokens: TraceTokens = TraceTokens.reconstructed
+    # Mean rate at which sessions start (a Poisson process), in sessions per second.
+    session_rate: float = knob(1.0, above=0)
+    # Length in tokens of the answer to every request, where no row of the trace has an answer.
+    answer_tokens: int = knob(1, least=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GeneratedConfig(WorkloadConfig):
+    """Sessions that are generated from the statistics of public traces."""
+
+    # Number of sessions to generate.
+    num_sessions: int = knob(200, least=1, most=10**7)
+    # Mean rate at which sessions start (a Poisson process), in sessions per second.
+    session_rate: float = knob(1.0, above=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundsConfig(WorkloadConfig):
+    """Clients that ask in rounds: each sends a request after the answer to its previous one."""
+
+    # Number of clients.
+    num_sessions: int = knob(200, least=1, most=10**7)
+    # Number of turns that each client asks.
+    rounds: int = knob(9, least=1, most=10**5)
+    # New prompt tokens in each turn, besides the previous answer.
+    turn_tokens: int = knob(4096, least=1)
+    # Prompt tokens of each client's first turn. None means `workload.turn_tokens`.
+    first_tokens: int | None = knob(None, least=1)
+    # Maximum mean rate at which clients send requests (a Poisson process), in requests per second.
+    request_rate: float = knob(16.0, above=0)
+    # Maximum number of requests in flight at once. None means no limit.
+    in_flight: int | None = knob(None, least=1)
+    # Which of the clients that are ready asks next: random (drawn) or fifo (the one that has been
+    # ready for longest), as in SGLang's bench_multiturn.
+    ready_queue: str = knob("random", one_of=("random", "fifo"))
+    # Start a turn only when all clients have received the answer to their previous turn.
+    barrier: bool = False
+    # Length in tokens of the answer to every request.
+    answer_tokens: int = knob(1, least=1)
+
+    @property
+    def is_timed(self) -> bool:
+        """False: each request waits for an earlier answer."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixesConfig(WorkloadConfig):
+    """Prompts in groups that share a prefix, with load stages that follow one another."""
+
+    # Number of groups of prompts; the prompts of one group share a prefix.
+    groups: int = knob(250, least=1, most=10**6)
+    # Number of different prompts in each group of prompts that share a prefix.
+    group_prompts: int = knob(5, least=1, most=10**6)
+    # Length in tokens of the prefix that the prompts of one group share.
+    prefix_tokens: int = knob(16000, least=1)
+    # Length in tokens of the part of each prompt that no other prompt shares.
+    own_tokens: int = knob(256, least=1)
+    # Request rate of each load stage in requests per second; the stages follow one another.
+    stage_rates: tuple[float, ...] = knob((5.0, 10.0, 15.0), above=0, least=0, most=1e4)
+    # Duration of each load stage in seconds.
+    stage_s: float = knob(60.0, above=0, least=0, most=1e5)
+    # Start a load stage only when all requests of the previous one have ended. False starts it on
+    # time.
+    drain: bool = False
+    # Length in tokens of the answer to every request.
+    answer_tokens: int = knob(1, least=1)
+
+    @property
+    def is_timed(self) -> bool:
+        """True if requests have arrival times; False if a stage waits for the one before it."""
+        return self.arrivals is not Arrivals.closed and not self.drain
+
+    @property
+    def stage_ends_s(self) -> tuple[float, ...]:
+        """The end of each load stage, in seconds from the start of the workload."""
+        if self.slice is not None:
             return ()
         stage_s = self.stage_s * self.time_scale
         return tuple(stage_s * (stage + 1) for stage in range(len(self.stage_rates)))
+
+
+# the settings of each kind of workload
+WORKLOADS: dict[str, type[WorkloadConfig]] = {
+    **dict.fromkeys(("builtin", "chat", "agents"), GeneratedConfig),
+    "multi_turn": RoundsConfig,
+    "shared_prefix": PrefixesConfig,
+    **dict.fromkeys(("mooncake_conversation", "mooncake_synthetic"), TraceConfig),
+    **dict.fromkeys(("mooncake_toolagent", "weka_agentic", "trace"), TraceConfig),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -474,9 +376,7 @@ class ParallelConfig:
     # Number of cache ranks per engine. Each rank has its own radix tree, its own storage and a
     # slice of every page, and all must take the same hits. 1 means one tree for the whole engine.
     ranks: int = knob(1, least=1, most=1024)
-    # Seconds that each step takes for the all-reduce by which ranks agree on prefetches and
-    # transfers. SGLang issue 30511 reports 150 us.
-    collective_s: float = knob(150e-6, least=0, most=1e4)
+    hit_agreement: HitAgreement = HitAgreement.restorable
     # Number of engines; each has its own device and host tiers, and all share one storage.
     replicas: int = knob(1, least=1, most=1024)
     # How requests are assigned to engines: sticky (a session stays on one engine), round_robin,
@@ -594,63 +494,34 @@ class CacheConfig:
     # it). exclusive needs cache.write_policy=write_back and storage.kind=none, and is for simulated
     # runs only.
     device_host: str = knob("inclusive", one_of=("inclusive", "exclusive"))
-    # Minimum host hit, in tokens, that is copied back to the device; a shorter one is recomputed,
-    # unless its window or state must be loaded anyway. 10 is SGLang's default.
-    load_back_threshold: int = knob(10, least=0)
-    # When a leaf of the radix tree or a window is evicted, drop only as many of its pages as are
-    # needed, from its end, as vLLM does. Windows and states then leave in the order in which
-    # requests free them, and stay on the device when their full-attention KV leaves it; the host
-    # drops windows with the pages of their requests. False evicts all of it.
-    trims_leaves: bool = False
     # Let the host drop its copies of data that the device holds too, in the order of
     # `cache.policy`, as vLLM does. False keeps them until the device evicts the data, as SGLang
     # does, so that a host smaller than the device soon takes no new copies, and storage neither.
     # No effect with cache.write_policy=write_back.
     evicts_mirrors: bool = False
-    # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
-    # does.
-    backs_up_answers: bool = True
-    # Of the ends of prompts and answers, keep windows and states only where an equal prompt can
-    # resume, at the last page boundary before a prompt's last token, and look for branches on the
-    # device alone, as vLLM does; other windows and states that are loaded from the host belong to
-    # the request that loads them, and leave the device when it has read them. False keeps windows
-    # and states at the last page boundary of prompts and of answers, where a longer prompt can
-    # resume.
-    keeps_for_repeats: bool = False
     # Insert and copy an answer whenever it has grown by this many pages. None means once, when it
     # is complete, as do models with Mamba states, which have no state to resume from before.
     answer_pages: int | None = knob(None, least=1)
-    # When a prompt consists of whole pages and the host holds the last one, load that page as well,
-    # so that only the last token is computed again, as vLLM does for models with full attention
-    # alone. False computes the whole page again.
-    loads_last_page: bool = False
-    # Prompt positions at which a Mamba state is saved: end (the last page boundary of the prompt),
-    # end_branch (the end, and where the prompt diverges from a cached one), chunk_branch (as
-    # end_branch, and the end of each chunk), branch_or_end (of each chunk where the prompt
-    # diverges, or else its end, as SGLang does), every (as end_branch, and every
-    # `cache.checkpoint_tokens` tokens). The cache holds full KV as soon as its chunk is computed;
-    # with branch_or_end the part of a chunk after its position follows with the next chunk.
-    checkpoints: str = knob("chunk_branch", one_of=CHECKPOINT_PLACEMENTS)
+    # Prompt positions at which a Mamba state, or the window of a model without states, is saved:
+    # end (the last page boundary of the prompt), end_branch (the end, and where the prompt diverges
+    # from a cached one), chunk_branch (as end_branch, and the end of each chunk), branch_or_end (of
+    # each chunk where the prompt diverges, or else its end, as SGLang does), every (as end_branch,
+    # and every `cache.checkpoint_tokens` tokens). The cache holds full KV as soon as its chunk is
+    # computed; with branch_or_end the part of a chunk after its position follows with the next
+    # chunk. None means chunk_branch for states, and end_branch for windows.
+    checkpoints: str | None = knob(None, one_of=CHECKPOINT_PLACEMENTS)
     # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
     # How a request gets the sliding window before the end of its hit: restore (the cache keeps
     # windows as it keeps full KV) or replay (no tier keeps windows, any full KV is a hit, and the
     # request computes the hit's last window again, as vLLM does for DeepSeek-V4.1; simulated only).
     window: WindowHit = WindowHit.restore
-    # Prompt positions at which the sliding window is copied to the host, so that a later request
-    # can resume there: the choices of `cache.checkpoints`. A model that also has Mamba states saves
-    # windows where it saves states.
-    windows: str = knob("end_branch", one_of=CHECKPOINT_PLACEMENTS)
-    # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
-    # and no window or state to resume there. False looks at device and host alone, as SGLang does.
-    storage_branches: bool = True
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
         if self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
-        is_grid = "every" in (self.checkpoints, self.windows)  # else there is none to be off
-        if is_grid and self.checkpoint_tokens % self.page_size:
+        if self.checkpoints == "every" and self.checkpoint_tokens % self.page_size:
             raise ValueError(
                 f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "
                 f"cache.page_size={self.page_size}"
@@ -665,16 +536,15 @@ class PrefetchConfig:
     # wait_complete (until all pages are read), timeout (up to a limit that grows with the length of
     # the prefetch) or marginal (as long as waiting is expected to cost less than recomputing).
     stop: str = knob("timeout", one_of=STOP_POLICIES)
-    # Seconds of waiting that prefetch.stop=marginal takes for a second of computing while no other
-    # request waits. None means 2, or 1 if several engines share the storage.
-    patience: float | None = knob(None, above=0, only="prefetch.stop=marginal")
     # Minimum length in tokens of a prefetch: nothing is read if fewer tokens are missing from the
     # cache, or if storage has fewer of them. 256 is SGLang's default.
     threshold: int = knob(256, least=1)
+    # When all pages of a prefetch are read, wait for its window and state as well. False starts the
+    # request without them, so that it may not be able to use the pages.
+    await_sidecars: bool = True
     cut: CutPolicy = CutPolicy.fit
     stage_at: StageAt = StageAt.enqueue
     commit: CommitPolicy = CommitPolicy.all_or_nothing
-    deadline_from: DeadlineFrom = knob(DeadlineFrom.enqueue, only=TIMED)
     # Fixed part, in seconds, of the time limit that prefetch.stop=timeout puts on a prefetch. 1 is
     # SGLang's default.
     timeout_base_s: float = knob(1.0, least=0, only=TIMED)
@@ -690,61 +560,13 @@ class PrefetchConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QuirksConfig:
-    """Inefficiencies of other serving engines that a run can reproduce for comparison.
-
-    They cost hits, time or memory. The defaults reproduce none of them.
-    """
-
-    # When a match ends inside a tree node and splits it, also refresh the recency of the part that
-    # did not match, as SGLang does.
-    split_refreshes: bool = False
-    # Order windows and states that only the host holds by the time at which they left the device or
-    # their last lock ended, as SGLang does. False orders them by their last use.
-    leaving_refreshes: bool = False
-    # When a prompt is computed, free the window pages of its last chunk that no saved position
-    # needs, as SGLang does. False keeps them on the device until they are evicted.
-    trims_windows: bool = False
-    # When a sliding window is loaded back from the host, also load the older window pages of the
-    # tree node in which it starts, as SGLang does. False loads only the pages of the window.
-    loads_whole_nodes: bool = False
-    # When a prefetch, or a copy of windows or states from the device, does not fit in free host
-    # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
-    # are missing. Copies are made node by node: under write_back all data of a node when the first
-    # of it leaves, and later data of it never; full-attention KV that is on the device, too, is the
-    # first to leave the host.
-    evicts_whole: bool = False
-    # Mamba state slots that a running request occupies: one for its current state, one for its next
-    # checkpoint; more are reserved and stay empty. SGLang reserves 3. With 1, as in vLLM, a
-    # checkpoint takes its slot when it is computed, and answers have none.
-    states_per_request: int = knob(2, least=1)
-    # Copy a state that is loaded back from the host twice over the link, into the slot of the tree
-    # and into that of the request, as SGLang does. False copies it once over the link, then from
-    # slot to slot on the device.
-    loads_states_twice: bool = False
-    # In a step with several chunks, compute attention to the tokens before each chunk as if all
-    # chunks were as long as the longest, as SGLang's Triton attention does (extend_attention.py).
-    pads_chunks: bool = False
-    # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
-    # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
-    short_windows: bool = knob(True, only=STORED)
-    # When all pages of a prefetch are read, wait for its window and state as well. False starts the
-    # request without them, so that it may not be able to use the pages.
-    await_sidecars: bool = knob(True, only=STORED)
-    hit_agreement: HitAgreement = HitAgreement.restorable
-
-    def __post_init__(self) -> None:
-        check_limits("compat.quirks", self)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CompatConfig:
     """Which serving engine's choices a run makes, such as SGLang's or vLLM's.
 
     `compat=NAME` on the command line sets them all.
     """
 
-    quirks: QuirksConfig = field(default_factory=QuirksConfig)
+    rules: Rules = field(default_factory=Rules)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -764,32 +586,15 @@ class SchedulerConfig:
     chunk_tokens: int = knob(8192, least=1)
     # Maximum number of requests that run at once, in prefill or decode.
     max_running: int = knob(256, least=1)
-    # Maximum number of requests waiting for storage that the scheduler skips in one pass over the
-    # queue.
-    scan_limit: int = knob(128, least=1)
     batching: Batching = Batching.prefill_first
-    # Plan a step while the one before it runs, as SGLang and vLLM do on a GPU: a request whose
-    # answer is complete holds its memory until the next step is planned.
-    asynchronous: bool = False
-    refresh: Refresh = Refresh.considered
     # How many tokens of the sliding-window pool admission charges a request: reports (the larger of
     # its chunk and the window, plus window tokens loaded back from the host), no_host_term (without
     # those loaded back, so that prefill can run out of memory), double (those loaded back twice,
     # for comparison) or sglang_0_5_23 (the formula of that release).
     swa_budget: str = knob("reports", one_of=SWA_BUDGETS)
-    # Seconds of prefill work subtracted from a request's rank for each second that it has waited,
-    # so that long prompts are not starved.
-    aging: float = knob(0.1, least=0, only=AGED)
-    # Maximum number of answer tokens per request for which admission reserves memory, however long
-    # the answer may become. 4,096 is SGLang's value.
-    clip_new_tokens: int = knob(4096, least=0)
     # Initial fraction of each running request's remaining answer tokens for which admission
     # reserves memory; it then decays, as in SGLang.
     new_token_ratio: float = share(0.7)
-    # Lowest value to which `scheduler.new_token_ratio` decays.
-    new_token_ratio_floor: float = share(0.098)
-    # Number of decode steps in which `scheduler.new_token_ratio` decays to its floor.
-    new_token_ratio_decay_steps: int = knob(600, least=0)
 
     def __post_init__(self) -> None:
         check_limits("scheduler", self)
@@ -899,12 +704,6 @@ class StorageConfig:
     write: str = knob("on_back_up", one_of=STORAGE_WRITES)
     # Number of hits after which a page is written to storage.
     write_hits: int = knob(1, least=1, only="storage.write=selective")
-    # Number of consecutive failed calls after which storage is bypassed for
-    # `storage.breaker_retry_s` seconds.
-    breaker_failures: int = knob(3, least=1)
-    # Seconds for which storage is bypassed after `storage.breaker_failures` failed calls, before it
-    # is tried again.
-    breaker_retry_s: float = knob(5.0, least=0)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
 
     def __post_init__(self) -> None:
@@ -940,9 +739,6 @@ class ExecutorConfig:
     # the run fail. With a lossy `cache.host_format` or `storage.format`, or with
     # `executor.kernels=fla`, report the difference.
     verify: bool = knob(False, only=REAL)
-    # Time limit in seconds of one storage call, which replaces `storage.deadline_s`; a call that
-    # takes longer counts as failed.
-    storage_deadline_s: float = knob(10.0, above=0, only=REAL)
 
     def __post_init__(self) -> None:
         check_limits("executor", self)

@@ -166,7 +166,9 @@ def _engines(
         if timeline is not None:
             first.executor = timeline.watch(first, number, first.executor)
         if others:
-            first = RankedEngine([first, *others], config.parallel, config.storage)
+            first = RankedEngine(
+                [first, *others], config.parallel.hit_agreement, config.storage.batch_pages
+            )
         engines.append(first)
     return engines, routes[0]
 

@@ -456,9 +456,9 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
     if pools.in_flight:
         values |= {"scheduler.max_running": pools.max_running, "engine.jump": False}
     else:  # no space is reserved for other answers
-        values |= {"scheduler.clip_new_tokens": pools.max_len, "scheduler.new_token_ratio": 0}
+        values |= {"compat.rules.clip_new_tokens": pools.max_len, "scheduler.new_token_ratio": 0}
     is_late = pools.in_flight > 0 and options.get("scheduling") == "asynchronous"
-    values["scheduler.asynchronous"] = is_late
+    values["compat.rules.asynchronous"] = is_late
     if options.get("mixed") == "yes":
         values["scheduler.batching"] = "prompts_mixed"
     if pools.window_len and compat != SGLANG:
@@ -467,7 +467,7 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         model = "gpt_oss_120b"
         values |= {"cache.pools": "shared_both"}
         if options.get("windows") == "every":
-            values |= {"cache.windows": "every", "cache.checkpoint_tokens": page}
+            values |= {"cache.checkpoints": "every", "cache.checkpoint_tokens": page}
     elif pools.num_states and compat != SGLANG:
         values |= {"cache.pools": "shared_both", **equal_states(page)}
     if pools.window_len:

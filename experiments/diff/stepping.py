@@ -30,7 +30,7 @@ class Stepper:
         self._late: list[Reported] = []  # copies that are reported after the next plan
         config = engine.scheduler.config
         self._spends = config.batching is Batching.running_first  # a decode takes of the budget
-        self._is_late = self._spends and config.asynchronous
+        self._is_late = self._spends and self._cache.rules.asynchronous
         self._started: set[int] = set()
         self._num_steps = 0
 

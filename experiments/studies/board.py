@@ -31,7 +31,7 @@ OUT = Path("outputs", "leaderboard")
 LRU, ORACLE = "none", "oracle"
 HITS, OVERLOADED = "cache/token_hit_rate", "overloaded"
 KEPT = (HITS, "request/ttft_s_mean", "gpu/prefill_seconds_per_request", "transfer/back_up_bytes")
-POLICY, WINDOW = "cache.policy", "workload.window"
+POLICY, SLICE = "cache.policy", "workload.slice"
 
 Row = Sequence[Mapping[str, float]]  # of a policy, window by window
 Board = Mapping[str, Mapping[str, Row]]  # by cell and policy
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "policies", nargs="*", default=grid.pop(POLICY), help="cache.policy of each row"
     )
-    parser.add_argument("--windows", nargs="+", default=grid.pop(WINDOW), help="workload.window")
+    parser.add_argument("--slices", nargs="+", default=grid.pop(SLICE), help="workload.slice")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     options = parser.parse_args(arguments)
     cells = [
@@ -51,14 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for choice in product(*grid.values())
     ]
     wanted = [
-        ("experiment=leaderboard", *cell, f"{POLICY}={policy}", f"{WINDOW}={window}")
-        for cell, policy, window in product(cells, options.policies, options.windows)
+        ("experiment=leaderboard", *cell, f"{POLICY}={policy}", f"{SLICE}={part}")
+        for cell, policy, part in product(cells, options.policies, options.slices)
     ]
     with in_one_sentence():
         runs = iter(kept_runs(wanted, measured, OUT, jobs=options.jobs))
     board = {
         " ".join(part.partition("=")[2] for part in cell): {
-            policy: [next(runs) for _ in options.windows] for policy in options.policies
+            policy: [next(runs) for _ in options.slices] for policy in options.policies
         }
         for cell in cells
     }

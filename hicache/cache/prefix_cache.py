@@ -90,7 +90,7 @@ class PrefixCache:
         self.page_size = tree.page_size
         self._units = tree.kinds.units
         self.knobs = tree.knobs
-        self.quirks = tree.quirks
+        self.rules = tree.rules
         self._is_exclusive = tree.knobs.device_host == "exclusive"
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
@@ -110,7 +110,7 @@ class PrefixCache:
         self.host = Host(tree, self._bookings, self._writer, policy)
         write_back = WriteBack(tree, self._bookings, self.host, policy) if tree.demotes else None
         self.device = Device(tree, self._bookings, write_back)
-        self.windows = PageWindows(tree, pools) if tree.knobs.trims_leaves else None
+        self.windows = PageWindows(tree, pools) if tree.rules.trims_leaves else None
 
     # -- how much room there is ----------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class PrefixCache:
                 in it.
             match: the cached prefix that `match` found for this request.
             prompt_len: the length of the prompt in tokens. It matters only if
-                `cache.loads_last_page` is on.
+                `compat.rules.loads_last_page` is on.
             storage_start: the first token that a prefetch for this request read from storage.
             storage_end: the end of the tokens that this prefetch read.
             late_slots: whether the request gets now only the slot into which a state is copied;
@@ -220,7 +220,7 @@ class PrefixCache:
         if self._writer is not None:
             self._writer.on_hit(node)
         acquired = self._acquired(node, held, load_back)
-        if self.knobs.loads_last_page and acquired.cached_len + self.page_size == prompt_len:
+        if self.rules.loads_last_page and acquired.cached_len + self.page_size == prompt_len:
             last = load_last(self.tree, self._bookings, self.device, node, sequence, load_back)
             return acquired if last is None else acquired.with_last(last, prompt_len)
         return acquired
@@ -274,10 +274,10 @@ class PrefixCache:
 
         Tokens from position `length` on do not attend to the freed pages. The window before the
         last page boundary below `length` is kept, because a repeated prompt would resume there.
-        With `cache.keeps_for_repeats`, that boundary may be `length`.
+        With `compat.rules.keeps_for_repeats`, that boundary may be `length`.
         """
         sequence.left_page = (length - 1) // self.page_size
-        last_page = (length - 1 + self.knobs.keeps_for_repeats) // self.page_size
+        last_page = (length - 1 + self.rules.keeps_for_repeats) // self.page_size
         kinds = self.tree.kinds
         for kind, window in kinds.all_windows:
             end = min(window.first(last_page), sequence.num_pages)
@@ -296,7 +296,7 @@ class PrefixCache:
         """Give a request the state slots that `acquire` has not given it; False: no room."""
         (kind,) = self.tree.kinds.points
         taken = sequence.working_slot or []
-        count = self.quirks.states_per_request - len(taken)
+        count = self.rules.states_per_request - len(taken)
         slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
         if slots is None:
             return False
@@ -337,7 +337,7 @@ class PrefixCache:
         for kind, window in windows:
             own = sequence.own_start(kind, kinds)
             begin = min(begin, own)
-            if window.first(num_pages) > own + 1 and not self.quirks.trims_windows:
+            if window.first(num_pages) > own + 1 and not self.rules.trims_windows:
                 cuts.add(window.first(num_pages))  # so that one lock covers one window
         if begin < first:  # the tree has pages without their window
             node = tree.ancestor(node, sequence.tokens, begin)
@@ -347,7 +347,7 @@ class PrefixCache:
             node, is_new = insert(tree, node, sequence, cut, actions, kept)
             state = sequence.states.pop(cut, None)
             if state is not None:
-                is_found = self.quirks.evicts_whole and not is_new
+                is_found = self.rules.evicts_whole and not is_new
                 if copies and is_found and node.held[HOST][FULL] is None:
                     self._save(node, sequence, is_answer=is_answer)  # without the new state
                 attach_state(tree, node, state, actions)
@@ -370,7 +370,7 @@ class PrefixCache:
             self._save(node, sequence, is_answer=is_answer)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
-        keeps = not (is_answer and self.knobs.keeps_for_repeats)
+        keeps = not (is_answer and self.rules.keeps_for_repeats)
         self.publish(sequence, num_pages, is_answer=is_answer, keeps_window=keeps)
         self.abandon(sequence)
 
@@ -446,7 +446,7 @@ class PrefixCache:
         held = self._full_by_tier(match.best_node, *read)
         demand = Demand(Purpose.load_back, sequence.request_id)
         for kind in self.tree.kinds.points:
-            if self.quirks.loads_states_twice and match.host_hits[kind]:
+            if self.rules.loads_states_twice and match.host_hits[kind]:
                 sequence.working_slot = self.device.allocate(kind, 1, demand)
         windows = self.windows
         own = () if windows is None else windows.own_loads(sequence, match, prompt_len)
@@ -489,14 +489,14 @@ class PrefixCache:
         for kind in self.tree.kinds.points:
             taken = sequence.working_slot or []  # a load-back may have allocated the working slot
             state = node.held[DEVICE][kind]
-            wanted = int(state is not None) if late_slots else self.quirks.states_per_request
+            wanted = int(state is not None) if late_slots else self.rules.states_per_request
             count = max(wanted - len(taken), 0)
             slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
             if slots is None:
                 return False
             slots = taken + slots
             sequence.hold_slots(slots)
-            if self.quirks.loads_states_twice and load_back is not None and load_back.counts[kind]:
+            if self.rules.loads_states_twice and load_back is not None and load_back.counts[kind]:
                 load_state(self.tree, self._bookings, load_back, slots[:1])
             elif state is not None:
                 self.outbox.append(CopyState(source=state, target=slots[:1]))

@@ -1,6 +1,7 @@
-"""Windows that a running request reads and frees page by page, as in vLLM (`cache.trims_leaves`).
+"""Windows that a running request reads and frees page by page, as in vLLM.
 
-Its lock covers the pages of the tree that it still reads.
+`compat.rules.trims_leaves` turns this on. The request's lock covers the pages of the tree that it
+still reads.
 """
 
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ OwnData = tuple[int, int, PageIds]  # (kind, first page, ids), which no other re
 class PageWindows:
     def __init__(self, tree: RadixTree, pools: Pools) -> None:
         self._tree, self._pools = tree, pools[DEVICE]
-        self._page_size, self._knobs = tree.page_size, tree.knobs
+        self._page_size, self._rules = tree.page_size, tree.rules
 
     # -- the begin of a request ----------------------------------------------------------------
 
@@ -25,12 +26,12 @@ class PageWindows:
     ) -> set[tuple[int, Node]]:
         """Return the windows and states that a load-back brings for this request alone.
 
-        With `cache.keeps_for_repeats`, the tree keeps only those before a page where a prompt is
-        expected to resume: that of an equal prompt, and where the prompt leaves the device's data.
-        Nodes are split at these pages.
+        With `compat.rules.keeps_for_repeats`, the tree keeps only those before a page where a
+        prompt is expected to resume: that of an equal prompt, and where the prompt leaves the
+        device's data. Nodes are split at these pages.
         """
         own: set[tuple[int, Node]] = set()
-        if not self._knobs.keeps_for_repeats:
+        if not self._rules.keeps_for_repeats:
             return own
         kinds, node, size = self._tree.kinds, match.best_node, self._page_size
         ends = [(prompt_len - 1) // size, match.branch_end // size]

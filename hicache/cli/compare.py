@@ -7,12 +7,12 @@ hicache compare SWEEP --where storage.read_gbps=2,4 --baseline cache.policy=lru
 hicache compare SWEEP --json            (or --csv, --markdown)
 hicache compare SWEEP --paired          request by request
 
-Runs that differ only in random seed and window (part of the trace) share one row, which shows their
+Runs that differ only in random seed and slice (part of the trace) share one row, which shows their
 median and range. Each row is compared with the baseline that shares the most settings with it.
 Without --baseline, the program takes the first setting that is not a number. The rows with the
 first value of this setting are the baselines. --paired compares the requests that finished under
-both configurations. It shows 95 % confidence intervals if there are enough windows
-(`workload.windows`).
+both configurations. It shows 95 % confidence intervals if there are enough slices
+(`workload.slice`).
 """
 
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ enum and the comments of its members.
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
-from hicache.config import ExperimentConfig
+from hicache.config import WORKLOADS, ExperimentConfig, WorkloadConfig
 from hicache.models import Figure, RateTable
 from hicache.runs.schema import CONF, config_of
 
@@ -69,20 +69,41 @@ def groups_of() -> dict[str, type]:
 
 
 def knobs_of(kind: type, prefix: str) -> Iterator[Knob]:
+    """Yield the settings of a group; one that holds a mapping of further ones counts as one."""
     assert is_dataclass(kind)
     comments = comments_of(kind)
     for item in fields(kind):
-        name = f"{prefix}{item.name}"
-        nested = item.type
-        if isinstance(nested, type) and is_dataclass(nested) and nested not in (Figure, RateTable):
-            yield from knobs_of(nested, f"{name}.")
-            continue
+        nested = _mapping_of(item)
+        meaning = _first_line(nested) if nested else comments.get(item.name)
         yield Knob(
-            name=name,
-            default=_default(item),
+            name=f"{prefix}{item.name}",
+            default="{}" if nested else _default(item),
             limits=_limits(item),
-            meaning=" ".join(filter(None, (comments.get(item.name), _choices(item)))),
+            meaning=" ".join(filter(None, (meaning, _choices(item)))),
         )
+
+
+def parts_of(group: str, kind: type) -> Iterator[tuple[str, list[Knob]]]:
+    """Yield the settings of a group part by part, each with a heading, "" for the group's own."""
+    assert is_dataclass(kind)
+    yield "", list(knobs_of(kind, f"{group}."))
+    for item in fields(kind):
+        nested, place = _mapping_of(item), f"{group}.{item.name}"
+        if nested:
+            yield f"Keys of {place}", list(knobs_of(nested, f"{place}."))
+    if kind is WorkloadConfig:
+        common = {knob.name for knob in knobs_of(kind, f"{group}.")}
+        for own in dict.fromkeys(WORKLOADS.values()):
+            kinds = ",".join(name for name, each in WORKLOADS.items() if each is own)
+            knobs = [each for each in knobs_of(own, f"{group}.") if each.name not in common]
+            yield f"With workload={kinds}", knobs
+
+
+def _mapping_of(item: Field[object]) -> type | None:
+    kind = item.type
+    if isinstance(kind, type) and is_dataclass(kind) and kind not in (Figure, RateTable):
+        return kind
+    return None
 
 
 def as_markdown() -> str:
@@ -97,15 +118,13 @@ def as_markdown() -> str:
         "This page is generated from the comments in `hicache/config.py` and `hicache/models/` by "
         "`python -m hicache.cli.knobs > docs/knobs.md`.",
     ]
-    top = [knob for knob in knobs_of(ExperimentConfig, "") if "." not in knob.name]
+    groups = groups_of()
+    top = [knob for knob in knobs_of(ExperimentConfig, "") if knob.name not in groups]
     parts += ["## At the top", _table(top)]
-    for group, kind in groups_of().items():
-        parts += [
-            f"## {group}",
-            _prose(kind),
-            _options_line(group),
-            _table(knobs_of(kind, f"{group}.")),
-        ]
+    for group, kind in groups.items():
+        parts += [f"## {group}", _prose(kind), _options_line(group)]
+        for heading, knobs in parts_of(group, kind):
+            parts += [heading and f"### {heading}", _table(knobs)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -113,16 +132,27 @@ def _help_of_group(group: str, kind: type) -> str:
     lines = [f"{group}: {_prose(kind)}", _options_line(group)]
     lines.append("Values are those of a run without options:")
     plain = config_of()
-    for knob in knobs_of(kind, f"{group}."):
-        head = f"  {knob.name}={_shown(attrgetter(knob.name)(plain))}"
-        lines.append(f"{head}  ({knob.limits})" if knob.limits else head)
-        lines += textwrap.wrap(
-            knob.meaning, 92, initial_indent="      ", subsequent_indent="      "
-        )
+    for heading, knobs in parts_of(group, kind):
+        lines += [f"{heading}:"] if heading else []
+        for knob in knobs:
+            value = _value_of(plain, knob)
+            head = f"  {knob.name}={value}"
+            lines.append(f"{head}  ({knob.limits})" if knob.limits else head)
+            lines += textwrap.wrap(
+                knob.meaning, 92, initial_indent="      ", subsequent_indent="      "
+            )
     return "\n".join(line for line in lines if line)
 
 
-def _table(knobs: Iterator[Knob] | list[Knob]) -> str:
+def _value_of(config: ExperimentConfig, knob: Knob) -> str:
+    try:
+        value = attrgetter(knob.name)(config)
+    except AttributeError:  # of a kind of workload that is not chosen
+        return knob.default
+    return knob.default if is_dataclass(value) else _shown(value)
+
+
+def _table(knobs: Iterable[Knob]) -> str:
     rows = [
         f"| `{knob.name}` | `{knob.default}` | {knob.limits} | {knob.meaning} |".replace(
             "|  |", "| |"

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hicache.cli.console import console
 from hicache.cli.progress import JobWatch
-from hicache.cli.tables.groups import WINDOW, StoredRun, differing_keys, group_runs, load_runs
+from hicache.cli.tables.groups import SLICE, StoredRun, differing_keys, group_runs, load_runs
 from hicache.cli.terminal import line_of
 from hicache.config import TrackerConfig
 from hicache.results.tracking import track_sweep
@@ -137,7 +137,7 @@ def _failure(job: Path) -> str:
 def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
     import pandas as pd
 
-    settings = [*keys, WINDOW, "seed"]
+    settings = [*keys, SLICE, "seed"]
     metrics = sorted({metric for run in runs for metric in run.summary})
     rows = [
         {

@@ -56,7 +56,7 @@ def build_engine(
         policy=policy.entries,
         demotes=policy.writes.demotes,
         knobs=config.cache,
-        quirks=config.compat.quirks,
+        rules=config.compat.rules,
         listener=listener,
     )
     cache = _cache(config, deployment, tree, policy.writes, has_storage=runtime.has_storage)
@@ -73,7 +73,7 @@ def build_engine(
         policy.requests,
         max_len=config.model.max_len,
         # with trimmed leaves, several steps at once would cut leaves at other pages
-        may_jump=config.engine.jump and not (is_real or config.cache.trims_leaves),
+        may_jump=config.engine.jump and not (is_real or config.compat.rules.trims_leaves),
         takes_decode_pages_first=is_real,
         listener=listener,
     )

@@ -46,7 +46,7 @@ def deploy(config: ExperimentConfig) -> Deployment:
         config.hardware,
         tp=config.tp,
         ep=config.parallel.ep,
-        pads_chunks=config.compat.quirks.pads_chunks,
+        pads_chunks=config.compat.rules.pads_chunks,
     )
     replays = config.cache.window is WindowHit.replay
     kinds, host_kinds, storage_kinds = (

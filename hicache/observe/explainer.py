@@ -121,7 +121,7 @@ class Explainer(PageHistory):
         if match.usable_len < case.found_len:
             return "hit_given_up"
         if (
-            match.host_hit_length < self._config.cache.load_back_threshold
+            match.host_hit_length < self._config.compat.rules.load_back_threshold
             and not match.needs_sidecars
         ):
             return "load_back_too_short"

@@ -201,8 +201,8 @@ def _check_locks(tree: RadixTree, survey: _Survey) -> None:
         num_ending[node] = own + sum([num_ending[child] for child in locked])
         locks = node.locks[DEVICE]
         for kind, window in tree.kinds.windows:
-            # with `cache.trims_leaves` a lock covers what its request still reads of a window
-            covers = window.first(node.end) < node.end and not tree.knobs.trims_leaves
+            # with the rule `trims_leaves`, a lock covers what its request still reads
+            covers = window.first(node.end) < node.end and not tree.rules.trims_leaves
             least = own if covers else 0
             if not least <= locks[kind] <= num_ending[node]:
                 _break(4, f"{node} has window locks that do not match its full locks")

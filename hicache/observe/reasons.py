@@ -35,7 +35,7 @@ REASONS = {
     "prefetch_late": "the request started before storage had answered or begun to read",
     "prefetch_stopped": "the stop policy ended the prefetch before this was read",
     "prefetch_lost": "storage reported it as present but did not deliver it",
-    "load_back_too_short": "the host hit was shorter than cache.load_back_threshold",
+    "load_back_too_short": "the host hit was shorter than compat.rules.load_back_threshold",
     "load_back_failed": "it was on the host, but the device had no room for it",
     "hit_given_up": "the hit was not used, since it would have left no room for the request",
     "window_not_kept": "its full KV was cached, but no sliding window to continue from",

@@ -10,6 +10,7 @@ from hicache.cache.tree.node import MatchResult
 from hicache.policies.world import World
 from hicache.scheduler.request_state import RequestState
 
+AGING = 0.1  # seconds of work for each second that a request has waited, against starvation
 SortKey = Callable[[RequestState, MatchResult], float]
 
 
@@ -25,12 +26,12 @@ def shortest_remaining(world: World) -> SortKey:
     """Rank waiting requests by the prompt work that is not cached, the least first.
 
     The rank is that work in seconds, plus the time of submission in seconds times
-    `scheduler.aging`. So a long prompt gets ahead of short ones that are submitted much later.
+    `AGING`. So a long prompt gets ahead of short ones that are submitted much later.
     """
-    aging, seconds = world.config.scheduler.aging, world.seconds
+    seconds = world.seconds
 
     def sort_key(req: RequestState, match: MatchResult) -> float:
-        return seconds(match.usable_len, req.target_len) + aging * req.submitted_ns * 1e-9
+        return seconds(match.usable_len, req.target_len) + AGING * req.submitted_ns * 1e-9
 
     return sort_key
 

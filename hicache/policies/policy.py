@@ -119,7 +119,7 @@ def presets(world: World) -> Policy:
     """Return the built-in policies that `world.config` names, without that of `cache.policy`."""
     config = world.config
     has_states = config.model.num_mamba_layers > 0
-    place = PLACEMENTS[config.cache.checkpoints if has_states else config.cache.windows]
+    place = PLACEMENTS[config.cache.checkpoints or ("chunk_branch" if has_states else "end_branch")]
     copies = COPIES[config.cache.write_policy](world)
     return Policy(
         entries=None,

@@ -10,8 +10,8 @@ from functools import cache
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import ReadPolicy
 from hicache.clock import to_ns
-from hicache.config import DeadlineFrom
 from hicache.policies.world import World
+from hicache.rules import DeadlineFrom
 
 
 def best_effort(world: World) -> ReadPolicy:
@@ -44,7 +44,7 @@ class Timeout:
         self._page = world.page_size
         self._base_s = config.timeout_base_s
         self._per_ki_token_s = config.timeout_per_ki_token_s
-        self._deadline_from = config.deadline_from
+        self._deadline_from = world.config.compat.rules.deadline_from
         self._patience_ns = cache(self._longest_ns)  # by pages asked for
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
@@ -77,12 +77,10 @@ class Marginal:
     def __init__(self, world: World) -> None:
         self._page = world.page_size
         self._rates = world.rates
-        patience = world.config.prefetch.patience
-        if patience is None:
-            # its own storage: the saved GPU time is worth as much again; shared storage: a longer
-            # read delays the reads of the other engines
-            patience = 2.0 if world.rates.num_engines == 1 else 1.0
-        self._patience = patience
+        # seconds of waiting for a second of computing while no other request waits. With its own
+        # storage, the saved GPU time is worth as much again; with shared storage, a longer read
+        # delays the reads of the other engines
+        self._patience = 2.0 if world.rates.num_engines == 1 else 1.0
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
         if prefetch.is_complete:

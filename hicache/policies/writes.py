@@ -27,8 +27,8 @@ def _all(item: Item, load: Load) -> bool:
 
 
 def _write_through(world: World, least_uses: int = 0) -> Writes:
-    # generated answers only with `cache.backs_up_answers`
-    copies_answers = world.config.cache.backs_up_answers
+    # generated answers only with `compat.rules.backs_up_answers`
+    copies_answers = world.config.compat.rules.backs_up_answers
 
     def admits(item: Item, load: Load) -> bool:
         return (copies_answers or not load.is_answer) and item.uses >= least_uses

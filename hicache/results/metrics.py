@@ -26,7 +26,7 @@ QUEUE_CAUSES: dict[str, str] = {
     Cause.slots: "free Mamba state slots on the device",
     Cause.running: "a running request to finish (scheduler.max_running)",
     Cause.prefill_oom: "pages that admission had counted as free and prefill did not find",
-    Cause.scan_limit: "requests ahead that were waiting for storage (scheduler.scan_limit)",
+    Cause.scan_limit: "requests ahead that were waiting for storage (compat.rules.scan_limit)",
 }
 # parts of a prompt's time from admission to first token, besides waiting for load-backs
 PREFILL_CAUSES = {

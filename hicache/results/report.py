@@ -7,7 +7,6 @@ other metrics and the configuration are folded.
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -78,6 +77,11 @@ KNOBS = {
 literal = rc_context({"text.parse_math": False})  # a name with $ is no formula
 
 
+def _value_of(values: Mapping[str, Any], key: str) -> Any:
+    group, _, name = key.rpartition(".")
+    return (values[group] if group else values).get(name)
+
+
 def write_report(
     run_dir: Path,
     *,
@@ -96,7 +100,8 @@ def write_report(
     paths = run_dir / "tokens.png", run_dir / "ttft.png"
     save(draw_tokens(rows, run=title, verdict=in_short(found)), paths[0])
     save(draw_ttft(records, run=title, verdict=in_short(found)), paths[1])
-    knobs = {name: plain(attrgetter(key)(config)) for key, name in KNOBS.items()}
+    values = plain(config)
+    knobs = {name: _value_of(values, key) for key, name in KNOBS.items()}
     environment = Environment(
         autoescape=True,
         loader=FileSystemLoader(Path(__file__).parent),

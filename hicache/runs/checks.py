@@ -16,7 +16,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from hicache.config import ExperimentConfig, inert_knobs
+from hicache.config import GROUPS, ExperimentConfig
+from hicache.knob import inert_knobs
 from hicache.results.keys import KNOWN
 from hicache.results.tracking import plain
 from hicache.results.verdict import STAGE
@@ -100,16 +101,13 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
     """Return a sentence for each setting in `overrides` that has no effect.
 
     Raises:
-        ValueError: the path of a trace file has no effect, or the hardware's name is changed but
-            none of its speeds.
+        ValueError: the hardware's name is changed but none of its speeds.
     """
     typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
     inert = {
         key: f"{key} has no effect: it is used only with {where}"
-        for key, where in inert_knobs(config).items()
+        for key, where in inert_knobs(config, GROUPS).items()
     }
-    if config.workload.path is not None and "workload.path" in inert:
-        raise ValueError(inert["workload.path"])
     notes = [note for key, note in inert.items() if key in typed]
     for key, others in REPLACED.items():
         for other in others if f"cache.{key}" in typed else ():

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import fields
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
@@ -19,6 +20,8 @@ from pathlib import Path
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
+from hicache.config import WORKLOADS
+from hicache.rules import Rules
 from hicache.runs.schema import known_keys
 from hicache.runs.stored import ERROR_FILE
 from hicache.secret import masked
@@ -45,6 +48,18 @@ RENAMED = {
     "cache.gpu_memory_utilization": "cache.device.vllm_fraction",
     "cache.host_ratio": "cache.host.sglang_ratio",
     "cache.host_gib_per_rank": "cache.host.sglang_gib",
+    "compat.quirks.await_sidecars": "prefetch.await_sidecars",
+    "compat.quirks.hit_agreement": "parallel.hit_agreement",
+    **{
+        f"{group}.{each.name}": f"compat.rules.{each.name}"
+        for each in fields(Rules)
+        for group in ("compat.quirks", "cache", "scheduler", "prefetch", "parallel")
+    },
+    "cache.windows": "cache.checkpoints",
+    "workload.windows": "workload.slice, as i/n",
+    "workload.window": "workload.slice, as i/n",
+    "workload.parallel": "workload.in_flight",
+    "executor.storage_deadline_s": "storage.deadline_s",
 }
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -130,7 +145,7 @@ def sentence(error: BaseException) -> str:
     told = ": ".join(parts) or type(error).__name__
     unknown = re.search(r"Could not (?:override|append to config)[^']*'([^']+)'", told)
     if unknown:
-        told += meant(unknown[1].lstrip("+~"), known_keys())
+        told += _of_other_workload(unknown[1]) or meant(unknown[1].lstrip("+~"), known_keys())
     launcher = re.search(r"hydra/launcher/(ray|submitit)", told)
     if launcher:
         return missing(launcher[1])
@@ -142,7 +157,7 @@ def sentence(error: BaseException) -> str:
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """Return " (did you mean ...?)" with the known name that is closest; "" if none is close.
+    """Return " (did you mean ...?)" with the closest known name, or else the names of its group.
 
     A known name that ends with `/name`, as metrics may, is preferred.
     """
@@ -153,7 +168,16 @@ def meant(name: str, known: Collection[str]) -> str:
     near = [each for each in known if each.endswith(f"/{name}")]
     near += [group + each for each in get_close_matches(name.removeprefix(group), peers, n=1)]
     near += [] if peers else get_close_matches(name, known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    if near:
+        return f" (did you mean {near[0]}?)"
+    own = [each for each in peers if "." not in each] if group else []
+    return f" ({group.rstrip('.')} has {', '.join(own)})" if own else ""
+
+
+def _of_other_workload(name: str) -> str:
+    key = name.lstrip("+~").removeprefix("workload.")
+    kinds = [kind for kind, schema in WORKLOADS.items() if key in known_keys(schema)]
+    return f" ({name} is a setting of workload={','.join(kinds)})" if kinds and key != name else ""
 
 
 def _gist(text: str) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import hicache
-from hicache.config import ExperimentConfig
+from hicache.config import ExperimentConfig, TraceConfig
 from hicache.results.tracking import write_json
 from hicache.runs.stored import read_json
 from hicache.workload.data import TRACES, find_trace
@@ -112,6 +112,7 @@ def provenance_of(config: ExperimentConfig) -> dict[str, object]:
 
 
 def _trace(config: ExperimentConfig) -> dict[str, str]:
+    assert isinstance(config.workload, TraceConfig)
     path = find_trace(
         TRACES[config.workload.kind], path=config.workload.path, data_dir=config.data_dir
     )
@@ -128,8 +129,9 @@ def own_classes(config: ExperimentConfig) -> dict[str, str]:
     named = {
         "cache.policy": config.cache.policy,
         "storage.kind": config.storage.kind,
-        "workload.tokenizer": config.workload.tokenizer or "",
     }
+    if isinstance(config.workload, TraceConfig):
+        named["workload.tokenizer"] = config.workload.tokenizer or ""
     return {knob: name for knob, name in named.items() if ":" in name}
 
 

@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from hicache.config import ExperimentConfig
+from hicache.config import WORKLOADS, ExperimentConfig, WorkloadConfig
 from hicache.models import HardwareConfig
 from hicache.models.hugging_face import read_model
 from hicache.models.own_table import read_table
@@ -114,6 +114,8 @@ def register() -> None:
     for group in fields(ExperimentConfig):
         if isinstance(group.type, type) and is_dataclass(group.type):
             store.store(group=group.name, name="schema", node=_writable(group.type))
+    for kind in {*WORKLOADS.values()}:
+        store.store(group="workload", name=kind.__name__, node=_writable(kind))
     # separates runs that start in the same microsecond; cached: one value per sweep
     OmegaConf.register_new_resolver(
         "run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True
@@ -150,6 +152,9 @@ def stored_config(file: Path) -> ExperimentConfig:
     if references:
         raise ValueError(f"{file}: {references[0]} holds a reference (${{...}}), not a value")
     cfg = _writable(ExperimentConfig)
+    kind = flat(stored).get("workload.kind")
+    if kind in WORKLOADS:
+        cfg.workload = _writable(WORKLOADS[kind])
     try:
         cfg.merge_with(stored)
     except ConfigKeyError as error:
@@ -176,6 +181,9 @@ def known_keys(schema: type = ExperimentConfig, prefix: str = "") -> list[str]:
         keys.append(prefix + item.name)
         if isinstance(item.type, type) and is_dataclass(item.type):
             keys += known_keys(item.type, f"{prefix}{item.name}.")
+    if schema is WorkloadConfig:  # and what only some kinds of workloads have
+        own = (key for kind in WORKLOADS.values() for key in known_keys(kind, prefix))
+        keys = [*dict.fromkeys([*keys, *own])]
     return keys
 
 
@@ -212,7 +220,7 @@ def _refuse_unknown(cfg: DictConfig, schema: type, prefix: str) -> None:
     for key in map(str, cfg):
         if key not in types:
             raise ValueError(f"unknown knob {prefix}{key}")
-        child = types[key]
+        child = WORKLOADS.get(str(cfg[key].get("kind"))) if key == "workload" else types[key]
         if isinstance(child, type) and is_dataclass(child) and isinstance(cfg[key], DictConfig):
             _refuse_unknown(cfg[key], child, f"{prefix}{key}.")
 

@@ -10,6 +10,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import Batching, SchedulerConfig
+from hicache.rules import Rules
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.request_state import RequestState
 
@@ -47,10 +48,10 @@ class NewTokenRatio:
     is sent back to the queue (a retraction).
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, rules: Rules) -> None:
         self._base = self._initial = config.new_token_ratio
-        self._floor = min(config.new_token_ratio_floor, self._base)
-        self._decay = (self._base - self._floor) / max(config.new_token_ratio_decay_steps, 1)
+        self._floor = min(rules.new_token_ratio_floor, self._base)
+        self._decay = (self._base - self._floor) / max(rules.new_token_ratio_decay_steps, 1)
         self._steps = 0
 
     def after(self, num_steps: int = 0) -> float:
@@ -113,16 +114,16 @@ class Admission:
     def __init__(
         self, cache: PrefixCache, config: SchedulerConfig, window_charge: WindowCharge
     ) -> None:
-        self.new_token_ratio = NewTokenRatio(config)
+        self.new_token_ratio = NewTokenRatio(config, cache.rules)
         self._window_charge = window_charge
         self._cache = cache
-        self._config = config
+        self._config, self._rules = config, cache.rules
         self._page = cache.page_size
 
     def decide(self, req: RequestState, match: MatchResult, budget: StepBudget) -> Admit | Defer:
         cache, page = self._cache, self._page
         extend = req.target_len - match.usable_len
-        max_new = min(req.remaining_output, self._config.clip_new_tokens)
+        max_new = min(req.remaining_output, self._rules.clip_new_tokens)
         chunk = budget.chunk_tokens
         # a shortage stands unless what another kind frees may end it
         stands = not cache.device.is_shared
@@ -155,7 +156,7 @@ class Admission:
                 needed = remaining
             own[kind] = needed
         for kind in cache.tree.kinds.points:
-            needed = cache.quirks.states_per_request + match.host_hits[kind]
+            needed = cache.rules.states_per_request + match.host_hits[kind]
             taken = cache.taken(kind, promised) + cache.taken(kind, own)
             if needed > cache.room(kind) - taken:
                 return Defer(Reason.slots, stands=stands)
@@ -165,7 +166,7 @@ class Admission:
 
     def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None:
         page = self._page
-        max_new = min(req.remaining_output, self._config.clip_new_tokens)
+        max_new = min(req.remaining_output, self._rules.clip_new_tokens)
         is_whole = chunk_end == req.target_len
         budget.reserved_tokens += req.target_len - chunk_end + page + (max_new if is_whole else 0)
         for kind in self._cache.tree.kinds.window_lens:
@@ -182,7 +183,7 @@ class Admission:
         reserved = self._answers(running) * ratio
         if partial is not None:
             reserved += partial.extend_len + self._page
-            reserved += min(partial.remaining_output, self._config.clip_new_tokens) * ratio
+            reserved += min(partial.remaining_output, self._rules.clip_new_tokens) * ratio
         return reserved
 
     def steps_deferred(self, defer: Defer, running: Sequence[RequestState], wanted: int) -> int:
@@ -217,7 +218,7 @@ class Admission:
         return steps
 
     def _answers(self, running: Sequence[RequestState], later: int = 0) -> int:
-        clip = self._config.clip_new_tokens + later
+        clip = self._rules.clip_new_tokens + later
         left = [req.remaining_output for req in running]
         if left and max(left) > clip:
             left = [min(each, clip) for each in left]

@@ -68,7 +68,7 @@ class CheckpointSaver:
             # a retracted request computes its answer again, which is not backed up with its prompt;
             # in SGLang's order (`takes_spare`) it gets a node of its own
             prompt_len = req.request.prompt_len
-            is_apart = self._takes_spare or not self._cache.knobs.backs_up_answers
+            is_apart = self._takes_spare or not self._cache.rules.backs_up_answers
             is_split = req.kv_len < prompt_len < end and is_apart
             return Extend(req, req.kv_len, end, [], [(prompt_len, True)] * is_split + [(end, True)])
         kept = [length for length in req.placed if req.kv_len < length <= last]
@@ -99,7 +99,7 @@ class CheckpointSaver:
         return saves
 
     def _end(self, req: RequestState) -> int:
-        return self._floor(req.target_len - self._cache.knobs.keeps_for_repeats)
+        return self._floor(req.target_len - self._cache.rules.keeps_for_repeats)
 
     def _floor(self, length: int) -> int:
         return length // self._page * self._page

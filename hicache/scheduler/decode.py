@@ -25,7 +25,7 @@ class Decode:
             requires; otherwise it takes them when it ends.
     """
 
-    # whether windows are freed when the next step is planned, with `cache.trims_leaves`
+    # whether windows are freed when the next step is planned, with `compat.rules.trims_leaves`
     may_leave_at_plan = False
 
     def __init__(
@@ -55,7 +55,7 @@ class Decode:
         self._has_states = bool(kinds.points)
         trims = bool(kinds.windows) and cache.windows is not None
         self._leaves_at_plan = trims and self.may_leave_at_plan
-        keeps_states = self._has_states and not cache.knobs.keeps_for_repeats
+        keeps_states = self._has_states and not cache.rules.keeps_for_repeats
         self._answer_pages = None if keeps_states else cache.knobs.answer_pages
 
     @property
@@ -129,7 +129,7 @@ class Decode:
         if not req.remaining_output:
             self._end(req)
             return
-        has_next = self.cache.quirks.states_per_request > 1
+        has_next = self.cache.rules.states_per_request > 1
         if self._has_states and has_next and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = self.cache.take_state_slot(req.sequence)
         self.running.append(req)
@@ -161,7 +161,7 @@ class Decode:
             self._end(req)
 
     def _publish_answer(self, req: RequestState, length: int) -> None:
-        keeps = not self.cache.knobs.keeps_for_repeats  # else no window of an answer
+        keeps = not self.cache.rules.keeps_for_repeats  # else no window of an answer
         end = length // self._page
         self.cache.publish(req.sequence, end, is_answer=True, keeps_window=keeps)
 
@@ -175,7 +175,7 @@ class Decode:
         return req.kv_len
 
     def _end(self, req: RequestState) -> None:
-        (self.ending.append if self.config.asynchronous else self.finish)(req)
+        (self.ending.append if self.cache.rules.asynchronous else self.finish)(req)
 
     def finish(self, req: RequestState) -> None:
         """Publish the answer of a request that no longer runs, and free the rest of its memory."""
@@ -191,7 +191,7 @@ class Decode:
             if num_pages == req.target_len // self._page:
                 self.cache.abandon(sequence)  # there is no state at a page boundary of the answer
                 return
-            if sequence.boundary_slot is not None and not self.cache.knobs.keeps_for_repeats:
+            if sequence.boundary_slot is not None and not self.cache.rules.keeps_for_repeats:
                 sequence.states[num_pages] = sequence.boundary_slot
                 sequence.boundary_slot = None
         self.cache.finish(sequence, num_pages, is_answer=req.decoded > 1)

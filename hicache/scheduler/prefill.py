@@ -11,8 +11,9 @@ from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.lookup import look
 from hicache.cache.tree.node import MatchResult
 from hicache.clock import NEVER
-from hicache.config import Refresh, SchedulerConfig
+from hicache.config import SchedulerConfig
 from hicache.request import Request
+from hicache.rules import Refresh
 from hicache.scheduler.admission import Admission, StepBudget, WindowCharge
 from hicache.scheduler.batch import Batch, Ended, Extend
 from hicache.scheduler.checkpoints import CheckpointSaver, Placement
@@ -59,7 +60,7 @@ class Prefill:
     """
 
     late_slots = False  # whether a request gets its state slots after it is admitted
-    # whether windows are freed when the next step is planned, with `cache.trims_leaves`
+    # whether windows are freed when the next step is planned, with `compat.rules.trims_leaves`
     may_leave_at_plan = False
 
     def __init__(
@@ -119,7 +120,7 @@ class Prefill:
             match = look(self.cache.tree, tokens, req.target_len - 1, request.namespace)
             self._note(req, match)
         else:  # the prefetch needs the node after which it inserts pages
-            match = self._match(req, refreshes=self.config.refresh is Refresh.arrived)
+            match = self._match(req, refreshes=self.cache.rules.refresh is Refresh.arrived)
             prefetch = self.prefetcher.prefetch_from_storage(
                 request.id, req.sequence, match, req.target_len, now_ns
             )
@@ -246,7 +247,7 @@ class Prefill:
                 decision = self._decide(req, batch, budget, now_ns)
             else:
                 num_blocked += 1
-                if num_blocked >= self.config.scan_limit:
+                if num_blocked >= self.cache.rules.scan_limit:
                     return Shortage(Cause.scan_limit)
                 continue
             match decision:
@@ -287,7 +288,7 @@ class Prefill:
     # -- admission -----------------------------------------------------------------------------
 
     def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
-        match = self._match(req, refreshes=self.config.refresh is not Refresh.admitted)
+        match = self._match(req, refreshes=self.cache.rules.refresh is not Refresh.admitted)
         decision = self._begin(req, match, batch, budget, now_ns)
         if isinstance(decision, Admit) or not self._is_final(batch, budget):
             return decision
@@ -335,7 +336,7 @@ class Prefill:
         req.ready_len = min(match.device_prefix_len, acquired.cached_len)
         if req.failed_prompts:  # data that a branch point locks is missing for the prompt
             match = match._replace(full_len=match.usable_len)
-        elif self.cache.knobs.storage_branches and req.prefetch is not None:
+        elif self.cache.rules.storage_branches and req.prefetch is not None:
             stored_len = req.prefetch.leading_end * self._page
             full_len = max(match.full_len, stored_len)
             match = match._replace(full_len=full_len, branch_end=full_len)
@@ -373,7 +374,7 @@ class Prefill:
                 cache.tree.release(lock)
         if acquired is None:
             return Defer(Reason.slots)
-        if self.config.refresh is Refresh.admitted and req.sequence.lock is not None:
+        if self.cache.rules.refresh is Refresh.admitted and req.sequence.lock is not None:
             cache.touch(req.sequence)
         if acquired.load_back is None and match.needs_host_load_back:
             # more tokens must be computed than the decision allowed for
@@ -501,7 +502,7 @@ class Prefill:
         # puts the states and pages of a computed chunk in the tree
         req, cache = extend.req, self.cache
         self._publish(extend)
-        is_part, trims = extend.end < req.target_len, cache.quirks.trims_windows
+        is_part, trims = extend.end < req.target_len, cache.rules.trims_windows
         if self._leaves_at_plan:
             return
         # with states, SGLang frees the window pages before the last state alone
@@ -513,7 +514,7 @@ class Prefill:
         for length, slot in extend.saves:
             sequence.states[length // self._page] = slot
         for length, keeps_window in extend.published:  # one at a time, to back up each window
-            if cache.quirks.trims_windows:
+            if cache.rules.trims_windows:
                 cache.leave_window(sequence, length)
             is_answer = length > extend.req.request.prompt_len
             end = length // self._page

@@ -42,7 +42,7 @@ class TogetherPrefill(Prefill):
         # with states, five slots each: their own three and two for those in the tree that they lock
         # (`mem_cache/kv_cache_configurator.py`, line 3137)
         counts = [self.cache.pools[DEVICE][kind].capacity for kind in self.cache.tree.kinds.points]
-        each = self.cache.quirks.states_per_request + 2
+        each = self.cache.rules.states_per_request + 2
         return min([self.config.max_running, *[max(n // each, 1) for n in counts if n is not None]])
 
     def store_last(self) -> None:
@@ -181,7 +181,7 @@ class TogetherPrefill(Prefill):
             end = (req.kv_len + decision.chunk_tokens) // self._page * self._page
         self._account(req, acquired, now_ns)
         for kind in self.cache.tree.kinds.points:
-            slots = self.cache.quirks.states_per_request - len(req.sequence.working_slot or [])
+            slots = self.cache.rules.states_per_request - len(req.sequence.working_slot or [])
             budget.reserved_windows[kind] = budget.reserved_windows.get(kind, 0) + slots
         self._charge(req, end, budget)
         return decision
@@ -200,7 +200,7 @@ class TogetherPrefill(Prefill):
 
     def _charge(self, req: RequestState, end: int, budget: StepBudget) -> None:
         # SP 895: whole pages of the chunk, one more, and all of the answer behind the last chunk
-        page, clip = self._page, self.config.clip_new_tokens
+        page, clip = self._page, self.cache.rules.clip_new_tokens
         max_new = min(req.request.output_len, clip) if end == req.target_len else 0
         extend = ceil_page(end - req.kv_len, page)
         budget.reserved_tokens += extend + page + max_new
@@ -217,7 +217,7 @@ class TogetherPrefill(Prefill):
         for kind in cache.tree.kinds.points:
             new = [req for req, _ in begun if req.sequence.boundary_slot == []]
             held = sum(len(req.sequence.working_slot or []) for req in new)
-            count = len(new) * cache.quirks.states_per_request - held
+            count = len(new) * cache.rules.states_per_request - held
             cache.make_room(count, Purpose.slot, [kind])
             for req in new:
                 cache.take_slots(req.sequence)
@@ -326,7 +326,8 @@ class TogetherDecode(Decode):
 class PromptsTogether(Scheduler):
     """The scheduler of `scheduler.batching=prompts_together` and `prompts_mixed`.
 
-    With `scheduler.asynchronous`, the results of a step are taken in after the next one is planned.
+    With `compat.rules.asynchronous`, the results of a step are taken in after the next one is
+    planned.
     """
 
     prefill: TogetherPrefill
@@ -448,7 +449,7 @@ class PromptsTogether(Scheduler):
         running = decode.running
         decode.running = [*started, *running] if is_joint else [*running, *started]
         num_known = num_steps
-        if self.config.asynchronous:  # the last step of a run is taken in after the next plan
+        if self.cache.rules.asynchronous:  # the last step of a run is taken in after the next plan
             num_known += (self._late is not None) - 1
             self._late = batch, now_ns
         if num_known:

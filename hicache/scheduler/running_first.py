@@ -70,7 +70,7 @@ class WholePromptFits(Admission):
                 if needed > room:
                     return Defer(Reason.swa_tokens, stands=stands)
         for kind in kinds.points:
-            needed = cache.quirks.states_per_request + match.host_hits[kind]
+            needed = cache.rules.states_per_request + match.host_hits[kind]
             if needed > cache.room(kind) - cache.taken(kind, {**whole, kind: 0}):
                 return Defer(Reason.slots, stands=stands)
         return Admit(budget.chunk_tokens)
@@ -78,7 +78,7 @@ class WholePromptFits(Admission):
     def _claims(self, end: int, held: int, cached: int, *, is_whole: bool = False) -> Counter[int]:
         # tokens up to `end` still to be allocated, by kind (`single_type_kv_cache_manager.py`,
         # line 199); of a whole prompt, at most a window and what steps under way compute is held
-        page, steps = self._page, 1 + self._config.asynchronous
+        page, steps = self._page, 1 + self._rules.asynchronous
         claims = Counter({FULL: ceil_page(end, page) - held})
         for kind, window in self._cache.tree.kinds.window_lens.items():
             most = ceil_page(window - 1 + self._config.chunk_tokens * steps, page) + page
@@ -230,7 +230,7 @@ class RunningFirstDecode(Decode):
 
     def _known_len(self, req: RequestState) -> int:
         # planned early, a step does not know the token of the step before it (line 2412)
-        is_early = self.config.asynchronous and req.request.id not in self.known
+        is_early = self.cache.rules.asynchronous and req.request.id not in self.known
         return req.kv_len - (is_early and req.kv_len > req.target_len)
 
 
@@ -255,7 +255,7 @@ class RunningFirst(Scheduler):
         lacks = self._fill(batch, now_ns)
         if len(batch.decodes) < len(decode.decoding):
             decode.publish_left_out(batch)
-        if self.config.asynchronous:
+        if self.cache.rules.asynchronous:
             decode.known = {req.request.id for req in batch.decodes}.difference(decode.late)
             decode.late = {each.req.request.id: each.start for each in batch.extends}
             decode.late |= {req.request.id: req.kv_len for req in batch.decodes}

@@ -25,6 +25,8 @@ from hicache.storage.guards.own import OwnStorage
 from hicache.user_code import UserCodeError, loaded, user_code
 
 KINDS = ("none", *STORAGES)
+# consecutive failed calls after which storage is bypassed, and the seconds for which it is
+BREAKER_FAILURES, BREAKER_RETRY_S = 3, 5.0
 ASKED = [name for name in vars(Storage) if not name.startswith("_")]  # an engine's methods
 
 
@@ -233,7 +235,7 @@ def _behind_breaker(storage: Storage, config: StorageConfig, clock: Clock) -> Br
     if ":" in config.kind:
         storage = OwnStorage(storage, f"storage.kind={config.kind}")
     return BreakerStorage(
-        storage, clock=clock, max_failures=config.breaker_failures, retry_s=config.breaker_retry_s
+        storage, clock=clock, max_failures=BREAKER_FAILURES, retry_s=BREAKER_RETRY_S
     )
 
 

@@ -8,13 +8,13 @@ prefix, repeated at rates that rise by stages (llm-d's and inference-perf's benc
 import numpy as np
 
 from hicache.clock import to_ns
-from hicache.config import TraceTokens, WorkloadConfig
+from hicache.config import PrefixesConfig, RoundsConfig, TraceTokens
 from hicache.request import Request
 from hicache.workload.runs import Runs, append_run, runs_len
 from hicache.workload.turns import Turn, to_requests
 
 
-def multi_turn(config: WorkloadConfig, *, seed: int) -> list[Request]:
+def multi_turn(config: RoundsConfig, *, seed: int) -> list[Request]:
     del seed  # only the gaps are random, and the feeder draws them
     turns: list[Turn] = []
     fresh = 0
@@ -33,7 +33,7 @@ def multi_turn(config: WorkloadConfig, *, seed: int) -> list[Request]:
     return to_requests(turns, first_fresh=fresh, tokens=TraceTokens.reconstructed)
 
 
-def shared_prefix(config: WorkloadConfig, *, seed: int) -> list[Request]:
+def shared_prefix(config: PrefixesConfig, *, seed: int) -> list[Request]:
     """Return requests whose prompts come in groups; all prompts of a group share a prefix.
 
     The prompts follow one another in a random order that is drawn once and repeated. In each load
@@ -63,7 +63,11 @@ def shared_prefix(config: WorkloadConfig, *, seed: int) -> list[Request]:
 
 
 def _turn(
-    config: WorkloadConfig, arrival_s: float, prompt: Runs, session: int, before: int | None = None
+    config: RoundsConfig | PrefixesConfig,
+    arrival_s: float,
+    prompt: Runs,
+    session: int,
+    before: int | None = None,
 ) -> Turn:
     prompt_len = runs_len(prompt)
     return Turn(

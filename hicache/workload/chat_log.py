@@ -30,7 +30,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import msgspec
 from msgspec import Meta, Struct, field
 
-from hicache.config import WorkloadConfig
+from hicache.config import TraceConfig
 from hicache.request import Request
 from hicache.user_code import loaded, user_code
 from hicache.workload.rows import (
@@ -43,6 +43,7 @@ from hicache.workload.rows import (
 )
 from hicache.workload.trace import Count, Name, Number, OddRow, Time, Trace, time_ns
 
+IMAGE_TOKENS = 1000  # of an image, where the usage that the log gives does not say it
 BLOCK_TOKENS = 16
 # a stand-in for a tokenizer: one token per four letters of a word, and per other sign
 PIECES = re.compile(r"\s?\w{1,4}|\s?[^\w\s]|\s+")
@@ -140,7 +141,7 @@ class Chat(Struct):
     model: str | None = None
 
 
-def load_chat_log(trace: Trace, config: WorkloadConfig, *, seed: int = 0) -> list[Request]:
+def load_chat_log(trace: Trace, config: TraceConfig, *, seed: int = 0) -> list[Request]:
     """Load a text log of chats or prompts as requests in order of arrival.
 
     Each row of the log is a JSON object that holds the text of one request, or of one conversation
@@ -228,7 +229,7 @@ class _Answer(NamedTuple):
 
 
 class _Reader:
-    def __init__(self, trace: Trace, config: WorkloadConfig) -> None:
+    def __init__(self, trace: Trace, config: TraceConfig) -> None:
         self.histories: dict[str, _History] = {}  # by place of the row
         self._trace, self._config = trace, config
         self._encode = _encoder(config.tokenizer)
@@ -376,7 +377,7 @@ class _Reader:
             # usage counts the images that no earlier prompt had, and the text
             known = sum(map(len, filter(None, texts))) + sum(self._media.get(x, 0) for x in media)
             left = 0 if counted is None else max(counted - known, 0) // len(new)
-            self._media |= dict.fromkeys(new, left or self._config.image_tokens)
+            self._media |= dict.fromkeys(new, left or IMAGE_TOKENS)
         prompt: list[Token] = []
         images = iter(media)
         for tokens in texts:

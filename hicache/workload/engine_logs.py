@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from hicache.clock import SECOND_NS
-from hicache.config import WorkloadConfig
+from hicache.config import TraceConfig
 from hicache.request import Request
 from hicache.workload.rows import Row, load_rows
 from hicache.workload.trace import (
@@ -104,7 +104,7 @@ class Stored(Struct):
     session_id: Name | None = None
 
 
-def load_dynamo(trace: Trace, config: WorkloadConfig) -> list[Request]:
+def load_dynamo(trace: Trace, config: TraceConfig) -> list[Request]:
     """Load a request trace of NVIDIA Dynamo (`DYN_REQUEST_TRACE=1`) as requests.
 
     The loader uses the `request_end` records, which need a `replay` part. A session with a
@@ -117,7 +117,7 @@ def load_dynamo(trace: Trace, config: WorkloadConfig) -> list[Request]:
     return load_rows(trace, trace.read(DynamoRecord, _dynamo_row), config)
 
 
-def load_lmcache(trace: Trace, config: WorkloadConfig) -> list[Request]:
+def load_lmcache(trace: Trace, config: TraceConfig) -> list[Request]:
     """Load LMCache's log of cache lookups (`--lookup-hash-log-dir`) as requests.
 
     The log does not record answers, so every answer gets a length of `config.answer_tokens` tokens.
@@ -145,7 +145,7 @@ def load_lmcache(trace: Trace, config: WorkloadConfig) -> list[Request]:
     return load_rows(trace, trace.read(Lookup, row), config)
 
 
-def load_kv_events(trace: Trace, config: WorkloadConfig) -> list[Request]:
+def load_kv_events(trace: Trace, config: TraceConfig) -> list[Request]:
     """Load a recording of the KV events of vLLM or SGLang as requests.
 
     Each line of the file is one batch of events: the time in seconds, and the list of events.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hicache.clock import to_ns
-from hicache.config import TraceTokens, WorkloadConfig
+from hicache.config import GeneratedConfig, TraceTokens
 from hicache.request import Request
 from hicache.workload.runs import Runs, append_run, extend_runs, runs_len
 from hicache.workload.turns import Turn, to_requests
@@ -90,7 +90,7 @@ AGENT_TOKENS_PER_S = 50.0
 AGENTS_EVERY = 5  # chosen: in `builtin`, every fifth session is an agent
 
 
-def chat(config: WorkloadConfig, *, seed: int) -> list[Request]:
+def chat(config: GeneratedConfig, *, seed: int) -> list[Request]:
     draft = _Draft(config, seed)
     system = draft.new_ids(CHAT_SYSTEM_TOKENS)
     for start_s in draft.session_starts():
@@ -98,7 +98,7 @@ def chat(config: WorkloadConfig, *, seed: int) -> list[Request]:
     return draft.requests()
 
 
-def agents(config: WorkloadConfig, *, seed: int) -> list[Request]:
+def agents(config: GeneratedConfig, *, seed: int) -> list[Request]:
     draft = _Draft(config, seed)
     shared = draft.new_ids(AGENT_SHARED_TOKENS)
     for start_s in draft.session_starts():
@@ -106,7 +106,7 @@ def agents(config: WorkloadConfig, *, seed: int) -> list[Request]:
     return draft.requests()
 
 
-def builtin(config: WorkloadConfig, *, seed: int) -> list[Request]:
+def builtin(config: GeneratedConfig, *, seed: int) -> list[Request]:
     draft = _Draft(config, seed)
     system = draft.new_ids(CHAT_SYSTEM_TOKENS)
     shared = draft.new_ids(AGENT_SHARED_TOKENS)
@@ -159,7 +159,7 @@ def _add_agent(draft: "_Draft", shared: Runs, start_s: float) -> None:
 
 
 class _Draft:
-    def __init__(self, config: WorkloadConfig, seed: int) -> None:
+    def __init__(self, config: GeneratedConfig, seed: int) -> None:
         self.config = config
         self.rng = np.random.default_rng((seed, 0))
         self.turns: list[Turn] = []

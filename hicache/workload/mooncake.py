@@ -15,7 +15,7 @@ tokens, except that a turn of a session repeats the previous prompt and answer.
 
 from msgspec import Struct
 
-from hicache.config import WorkloadConfig
+from hicache.config import TraceConfig
 from hicache.request import Request
 from hicache.workload.rows import (
     UNIT_NOTE,
@@ -69,7 +69,7 @@ class LengthRow(Struct):
 
 def load_mooncake(
     trace: Trace,
-    config: WorkloadConfig,
+    config: TraceConfig,
     *,
     block_tokens: int | None = BLOCK_TOKENS,
     default_unit: str = "ms",
@@ -81,7 +81,7 @@ def load_mooncake(
     block; None means that the loader infers it from prompt lengths and numbers of ids. A request
     continues the earlier request that the trace names. If the trace names neither sessions nor
     parents, the loader takes the latest earlier request whose full blocks are a prefix of the new
-    prompt. That prefix must have at least two blocks and more than `config.system_tokens` tokens.
+    prompt. That prefix must have at least two blocks.
 
     `default_unit` is the unit of times where neither the fields of the rows nor
     `config.time_unit` say one. If no row has a time, sessions start at random: a Poisson process of

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from hicache.clock import to_ns
-from hicache.config import WorkloadConfig
+from hicache.config import PrefixesConfig, RoundsConfig, WorkloadConfig
 from hicache.request import Request
 from hicache.workload.feeder import Dropped, Feeder, Release, Releases
 
 
 def make_feeder(requests: Sequence[Request], config: WorkloadConfig, *, seed: int) -> Releases:
-    if config.has_rounds:
+    if isinstance(config, RoundsConfig):
         return RoundFeeder(requests, config, seed=seed)
-    if config.drain and config.kind == "shared_prefix":
+    if isinstance(config, PrefixesConfig) and config.drain:
         return StageFeeder(requests, config)
     return Feeder(requests, config)
 
@@ -45,7 +45,7 @@ def stages_of(requests: Sequence[Request], config: WorkloadConfig) -> dict[int, 
     all its requests have ended (`workload.drain`), the stage is the index of the rate. The dict is
     empty if the rate changes at fixed times, or if the load has no stages.
     """
-    if config.has_rounds:
+    if isinstance(config, RoundsConfig):
         return rounds_of(requests)
     if config.is_timed or not config.stage_ends_s:
         return {}
@@ -61,11 +61,11 @@ def rounds_of(requests: Sequence[Request]) -> dict[int, int]:
 
 
 class RoundFeeder:
-    def __init__(self, requests: Sequence[Request], config: WorkloadConfig, *, seed: int) -> None:
+    def __init__(self, requests: Sequence[Request], config: RoundsConfig, *, seed: int) -> None:
         self._rng = np.random.default_rng((seed, 2))
         gaps = np.random.default_rng((seed, 3)).exponential(1 / config.request_rate, len(requests))
         self._gaps_ns = deque(to_ns(gap) for gap in gaps.tolist())
-        self._parallel = config.parallel
+        self._parallel = config.in_flight
         self._barrier = config.barrier
         self._draws = config.ready_queue == "random"
         self._unsettled = {request.id: request for request in requests}

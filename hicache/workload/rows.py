@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from hicache.clock import SECOND_NS, to_ns
-from hicache.config import WorkloadConfig
+from hicache.config import TraceConfig
 from hicache.request import Request
 from hicache.workload.runs import Runs, append_run, cut_runs, extend_runs, is_prefix, runs_len
 from hicache.workload.trace import Name, Trace, TraceError
@@ -70,7 +70,7 @@ class Row:
     is_repeated: bool = True
 
 
-def from_first(trace: Trace, rows: Iterable[Row], config: WorkloadConfig) -> list[Row]:
+def from_first(trace: Trace, rows: Iterable[Row], config: TraceConfig) -> list[Row]:
     """Return `rows` in order of arrival, with the first arrival as time 0, and their answers.
 
     A row whose time is far from those of the others is left out.
@@ -125,7 +125,7 @@ def starts_ns(num_sessions: int, rate: float, seed: int) -> list[int]:
     return [to_ns(starts_s[place].item()) for place in places]
 
 
-def draw_starts(trace: Trace, rows: Sequence[Row], config: WorkloadConfig, seed: int) -> None:
+def draw_starts(trace: Trace, rows: Sequence[Row], config: TraceConfig, seed: int) -> None:
     """Give the first row of each session a random start, if no row has a time."""
     if not rows or any(row.arrival_ns is not None for row in rows):
         return
@@ -177,7 +177,7 @@ def judge_span(path: Path, requests: Sequence[Request]) -> str | None:
 
 
 def load_rows(
-    trace: Trace, rows: Iterable[Row], config: WorkloadConfig, *, block_tokens: int | None = None
+    trace: Trace, rows: Iterable[Row], config: TraceConfig, *, block_tokens: int | None = None
 ) -> list[Request]:
     """Convert parsed trace rows to requests in order of arrival, the first at time 0.
 
@@ -244,17 +244,16 @@ def _of_one_size(
 
 
 def rows_to_requests(
-    trace: Trace, rows: Sequence[Row], config: WorkloadConfig, *, block_tokens: int
+    trace: Trace, rows: Sequence[Row], config: TraceConfig, *, block_tokens: int
 ) -> list[Request]:
     """Convert parsed trace rows to requests; `rows` are in order of arrival.
 
     `block_tokens` is the number of tokens per block. If the trace does not name the previous turn
-    of a request, the function finds it by the shared prefix. A prompt is no previous turn if it is
-    not longer than `config.system_tokens`. A prompt is also no previous turn if more than
-    `MOST_BRANCHES` (16) different blocks follow it in later prompts: it is then a system prompt or
-    a document. The think time of a request is the time since the previous answer. If the trace has
-    no answer times, it is the time since the previous arrival. It is at most `config.think_cap_s`
-    seconds.
+    of a request, the function finds it by the shared prefix. A prompt is no previous turn if more
+    than `MOST_BRANCHES` (16) different blocks follow it in later prompts: it is then a system
+    prompt or a document. The think time of a request is the time since the previous answer. If the
+    trace has no answer times, it is the time since the previous arrival. It is at most
+    `config.think_cap_s` seconds.
 
     Raises:
         TraceError: too many rows are odd, or there are too many tokens.
@@ -263,7 +262,7 @@ def rows_to_requests(
     if any(row.session is not None or row.name is not None for row in rows):
         rows, numbers, waits = _recorded(trace, rows, numbers)
     else:
-        waits = _inferred(rows, numbers, block_tokens, config.system_tokens)
+        waits = _inferred(rows, numbers, block_tokens)
         if any(numbers):
             trace.remark("sessions inferred: a turn continues the prompt whose blocks it repeats")
     fresh = (1 + max((block for each in numbers for block in each), default=-1)) * block_tokens
@@ -343,14 +342,13 @@ def _token_runs(blocks: Sequence[int], block_tokens: int, prompt_len: int) -> Ru
 
 
 def _inferred(
-    rows: Sequence[Row], numbers: Sequence[Sequence[int]], block_tokens: int, system_tokens: int
+    rows: Sequence[Row], numbers: Sequence[Sequence[int]], block_tokens: int
 ) -> list[list[int]]:
     parents: list[tuple[int, int] | None] = []  # (index of the row, chained hash of its blocks)
     roots: dict[str, int] = {}  # by namespace, the start of its hash chain
     latest: dict[int, int] = {}  # by chained hash of all full blocks: the latest row
     # by the same hash: the blocks that follow it in its children
     branches: dict[int, set[int | None]] = {}
-    least_blocks = max(LEAST_SHARED_BLOCKS, system_tokens // block_tokens + 1)
     for index, (row, blocks) in enumerate(zip(rows, numbers, strict=True)):
         parent: tuple[int, int] | None = None
         following: int | None = None
@@ -358,14 +356,14 @@ def _inferred(
         chained = roots.setdefault(row.namespace, len(roots))
         for depth, block in enumerate(blocks[:full_blocks], start=1):
             chained = hash((chained, block))
-            candidate = latest.get(chained) if depth >= least_blocks else None
+            candidate = latest.get(chained) if depth >= LEAST_SHARED_BLOCKS else None
             if candidate is not None and (parent is None or candidate > parent[0]):
                 parent = candidate, chained
                 following = blocks[depth] if depth < len(blocks) else None
         if parent is not None:
             branches.setdefault(parent[1], set()).add(following)
         parents.append(parent)
-        if full_blocks >= least_blocks:
+        if full_blocks >= LEAST_SHARED_BLOCKS:
             latest[chained] = index
     return [
         [] if parent is None or len(branches[parent[1]]) > MOST_BRANCHES else [parent[0]]

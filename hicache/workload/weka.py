@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Meta, Struct, field
 
 from hicache.clock import to_ns
-from hicache.config import WorkloadConfig
+from hicache.config import TraceConfig
 from hicache.request import Request
 from hicache.workload.rows import complete_answer, starts_ns
 from hicache.workload.runs import Runs, append_run, cut_runs, extend_runs, is_prefix, runs_len
@@ -67,7 +67,7 @@ class Session(Struct):
     hash_id_scope: str = "local"
 
 
-def load_weka(trace: Trace, config: WorkloadConfig, *, seed: int) -> list[Request]:
+def load_weka(trace: Trace, config: TraceConfig, *, seed: int) -> list[Request]:
     """Load recorded coding-agent sessions as requests in order of arrival.
 
     `trace` is a file or a folder in the format of WEKA's kv-cache-tester or of AgentX. The sessions

@@ -17,22 +17,20 @@ from hicache.request import Request
 def cut_window(requests: Sequence[Request], config: WorkloadConfig) -> list[Request]:
     """Return the requests of one window of a workload, with their ids unchanged.
 
-    The workload is cut into `config.windows` windows; `config.window` is the index of the one to
-    return. With fixed arrival times, a window is a time interval. The result then starts at time 0
-    with the warm-up before the window. If requests wait for answers, a window is a set of whole
-    sessions.
+    `config.slice` says into how many windows the workload is cut, and which one is returned. With
+    fixed arrival times, a window is a time interval. The result then starts at time 0 with the
+    warm-up before the window. If requests wait for answers, a window is a set of whole sessions.
 
     Raises:
         ValueError: the window holds no request.
     """
     if not config.is_timed:
         return _share_of_trees(requests, config)
-    assert config.windows is not None
+    part, num_parts = config.part
     warm_up_ns, last_ns = to_ns(config.warm_up_s), requests[-1].arrival_ns
     begin_ns = requests[0].arrival_ns + warm_up_ns
     start_ns, end_ns = (
-        begin_ns + round(edge * (last_ns + 1 - begin_ns) / config.windows)
-        for edge in (config.window, config.window + 1)
+        begin_ns + round(edge * (last_ns + 1 - begin_ns) / num_parts) for edge in (part, part + 1)
     )
     if not any(start_ns <= request.arrival_ns < end_ns for request in requests):
         raise _nothing_in(
@@ -63,12 +61,10 @@ def trees(requests: Sequence[Request]) -> dict[int, int]:
 
 
 def _share_of_trees(requests: Sequence[Request], config: WorkloadConfig) -> list[Request]:
-    assert config.windows is not None
+    part, num_parts = config.part
     tree_of = trees(requests)
     names = sorted(set(tree_of.values()))
-    first, end = (
-        round(edge * len(names) / config.windows) for edge in (config.window, config.window + 1)
-    )
+    first, end = (round(edge * len(names) / num_parts) for edge in (part, part + 1))
     kept = set(names[first:end])
     if not kept:
         raise _nothing_in(config, f"{len(names)} sessions")
@@ -77,6 +73,6 @@ def _share_of_trees(requests: Sequence[Request], config: WorkloadConfig) -> list
 
 def _nothing_in(config: WorkloadConfig, got: str) -> ValueError:
     return ValueError(
-        f"workload.window={config.window} of workload.windows={config.windows} is empty: each "
-        f"window needs at least one request, and the workload has {got}"
+        f"workload.slice={config.slice} is empty: each slice needs at least one request, and the "
+        f"workload has {got}"
     )

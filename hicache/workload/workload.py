@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from xxhash import xxh3_64
 
 from hicache.clock import SECOND_NS
-from hicache.config import WorkloadConfig
+from hicache.config import TraceConfig, WorkloadConfig
 from hicache.request import Request, TokenSpans
 from hicache.workload.benches import multi_turn, shared_prefix
 from hicache.workload.chat_log import load_chat_log
@@ -26,7 +26,9 @@ from hicache.workload.turns import INT32_IDS
 from hicache.workload.weka import load_weka
 from hicache.workload.windows import cut_window, trees
 
-GENERATORS = {each.__name__: each for each in (builtin, chat, agents, multi_turn, shared_prefix)}
+GENERATORS: dict[str, Callable[..., list[Request]]] = {
+    each.__name__: each for each in (builtin, chat, agents, multi_turn, shared_prefix)
+}
 KINDS = (*GENERATORS, *TRACES)
 
 
@@ -105,7 +107,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     counts: Mapping[str, int] = {}
     if kind in GENERATORS:
         requests = _with_session_names(GENERATORS[kind](config, seed=seed)[: config.limit])
-    elif kind in TRACES:
+    elif kind in TRACES and isinstance(config, TraceConfig):
         path = find_trace(TRACES[kind], path=config.path, data_dir=data_dir)
         try:
             found = _load_trace(Trace(path, odd_rows=config.odd_rows), config, seed)
@@ -135,12 +137,12 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         ]
     if config.start_jitter_s:
         requests = jitter_starts(requests, config.start_jitter_s, seed)
-    if config.windows is not None:
+    if config.slice is not None:
         requests = _renumbered(cut_window(requests, config))
     return Workload(name=kind, requests=requests, notes=notes, counts=counts)
 
 
-def _load_trace(trace: Trace, config: WorkloadConfig, seed: int) -> Workload:
+def _load_trace(trace: Trace, config: TraceConfig, seed: int) -> Workload:
     kind = config.kind
     made_of = (repr((kind, trace.odd_rows)).encode(), *trace.contents)
     form = kept(partial(form_of, trace), *made_of) if kind == "trace" else kind
@@ -151,7 +153,6 @@ def _load_trace(trace: Trace, config: WorkloadConfig, seed: int) -> Workload:
         form,
         config.tokens,
         config.think_cap_s,
-        config.system_tokens,
         config.block_tokens,
         config.answer_tokens,
         config.time_unit,
@@ -170,7 +171,7 @@ def _first(limit: int | None, workload: Workload) -> Workload:
     return replace(workload, requests=workload.requests[:limit])
 
 
-def parsed(trace: Trace, form: str, config: WorkloadConfig, seed: int) -> Workload:
+def parsed(trace: Trace, form: str, config: TraceConfig, seed: int) -> Workload:
     """Parse a trace of a known form; no copy is stored.
 
     Raises:

@@ -99,7 +99,7 @@ class Prefetcher:
         if not anchor.is_root and anchor.held[HOST][FULL] is None:
             self._decline("anchor_not_on_host", asked)
             return None
-        drops_short = not self.cache.quirks.short_windows and not anchor.is_root
+        drops_short = not self.cache.rules.short_windows and not anchor.is_root
         prefetch = Prefetch(
             request_id=request_id,
             sequence=sequence,
@@ -236,11 +236,11 @@ class Prefetcher:
     def _awaits_sidecars(self, prefetch: Prefetch) -> bool:
         is_awaited = prefetch.has_sidecars and not prefetch.is_read
         is_ending = prefetch.is_complete or prefetch.stop_pages is not None
-        return self.cache.quirks.await_sidecars and is_awaited and is_ending
+        return self.config.await_sidecars and is_awaited and is_ending
 
     def _shorten(self, prefetch: Prefetch) -> bool:
         # let the reader finish with the window and state of the part that it has read
-        awaits = self.policy.waits and self.cache.quirks.await_sidecars and prefetch.has_sidecars
+        awaits = self.policy.waits and self.config.await_sidecars and prefetch.has_sidecars
         if not awaits or prefetch.phase is not Phase.reading or prefetch.is_read:
             return False
         usable = prefetch.usable_pages(prefetch.completed_pages)
@@ -352,9 +352,9 @@ class Prefetcher:
             pages = [NO_PAGES] * len(prefetch.staged)
             start, counts = prefetch.start_page, {FULL: kept}
             for kind, window in prefetch.needs:
-                # a short window is useless below an anchor, unless the quirk `short_windows` is on
+                # a short window is useless below an anchor, unless the rule `short_windows` is on
                 is_short = window.first(start + kept) < start and not prefetch.anchor.is_root
-                is_useless = is_short and not self.cache.quirks.short_windows
+                is_useless = is_short and not self.cache.rules.short_windows
                 counts[kind] = 0 if is_useless else kept - prefetch.first_page(window, kept)
             for kind, num_pages in counts.items():
                 staged = prefetch.staged[kind]

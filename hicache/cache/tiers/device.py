@@ -90,13 +90,13 @@ class Device:
         Those of the (kind, node) in `own` belong to the request.
         """
         tree, node, kinds = self._tree, match.best_node, self._tree.kinds
-        if match.host_hit_length < tree.knobs.load_back_threshold and not match.needs_sidecars:
+        if match.host_hit_length < tree.rules.load_back_threshold and not match.needs_sidecars:
             return None
         plan = tree.plan_load_back(node)
         lock = tree.lock(node)
         starts = {kind: plan[kind][0].start for kind in kinds.numbers if plan[kind]}
         # SGLang locks the full KV of the node, loaded or not
-        full = {FULL: node.start} if tree.quirks.evicts_whole else {}
+        full = {FULL: node.start} if tree.rules.evicts_whole else {}
         host_lock = tree.lock_host(node, full | starts)
         taken: dict[int, PageIds] = {}
         for kind in starts:

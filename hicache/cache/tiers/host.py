@@ -52,7 +52,7 @@ class Host:
         pool = self._pools[kind]
         if pool.num_free >= count:
             return
-        wanted = count + pool.num_free * self._tree.quirks.evicts_whole
+        wanted = count + pool.num_free * self._tree.rules.evicts_whole
         while pool.num_free < wanted and self.evict_one(kind, wanted - pool.num_free, demand):
             pass
 
@@ -105,12 +105,12 @@ class Host:
             assert node.parent is not None
             node = node.parent
         missing = [each for each in node.path() if each.held[HOST][FULL] is None]
-        parts = [*missing[::-1], node] if self._tree.quirks.evicts_whole else [node]
+        parts = [*missing[::-1], node] if self._tree.rules.evicts_whole else [node]
         for part in dict.fromkeys(parts):
             plan = self._tree.plan_back_up(part)
             # full pages are not tried twice, and what was added to a node that is being copied, and
             # windows before it, wait for another insertion
-            is_whole = self._tree.quirks.evicts_whole
+            is_whole = self._tree.rules.evicts_whole
             done = self._copied_end(part) if is_whole else 0
             if is_whole and (is_repeated if plan[FULL] else done == part.end):
                 continue
@@ -153,7 +153,7 @@ class Host:
             ]
             there = [each for each in dict.fromkeys(near) if each.held[HOST][FULL] is not None]
             held = [tree.lock_host(each, {FULL: each.start}) for each in there]
-        finds_room = not tree.quirks.evicts_whole or self._finds_room(plan, demand)
+        finds_room = not tree.rules.evicts_whole or self._finds_room(plan, demand)
         for kind in self._order if finds_room else ():
             sources: list[PageIds] = []
             targets: list[PageIds] = []
@@ -210,7 +210,7 @@ class Host:
         deepest = max([nodes[-1] for nodes in copied if nodes], key=lambda each: each.end)
         host_locks = [tree.lock_host(deepest, starts)]
         host_locks += [tree.lock_host(each, {kind: each.start}) for kind, each in points]
-        if is_fence and tree.quirks.evicts_whole and self._writer is not None:
+        if is_fence and tree.rules.evicts_whole and self._writer is not None:
             # SGLang takes these locks before the eviction, and holds them until storage has a copy
             whole = {
                 each for nodes in copied for each in nodes if each.held[HOST][FULL] is not None

@@ -135,7 +135,7 @@ class StorageWriter:
     def _write_copies(self, back_up: BackUp) -> None:
         first = min(back_up.starts.values(), default=back_up.node.end)
         copied = _items(back_up.node.span(first), back_up.starts, back_up.points)
-        if self._tree.quirks.evicts_whole:  # all of a node, but nothing before its full pages
+        if self._tree.rules.evicts_whole:  # all of a node, but nothing before its full pages
             nodes = {each: None for each, _ in copied if each.held[HOST][FULL] is not None}
             copied = [(each, kind) for each in nodes for kind in self._tree.kinds.numbers]
             # those of a fence were locked before, but for nodes that it found on the host

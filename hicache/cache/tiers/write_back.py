@@ -30,7 +30,7 @@ class WriteBack:
         plan: Plan = [[] for _ in device]
         lost = self._tree.lost(victim, DEVICE, kind)
         keeps_full = FULL not in lost
-        if self._tree.quirks.evicts_whole:  # all of a node at once, and nothing later
+        if self._tree.rules.evicts_whole:  # all of a node at once, and nothing later
             load = Load(EVICTED, self._bookings, FULL, DEVICE)
             is_new = host[FULL] is None and (not keeps_full or host[kind] is None)
             if is_new and self._policy.admits(self._tree, victim, load):

@@ -115,7 +115,7 @@ def insert_host(
     node = anchor
     tick = tree.residency.next_tick()
     # under write_back, SGLang gives the host no copy of what the device holds
-    is_spared = tree.demotes and tree.quirks.evicts_whole
+    is_spared = tree.demotes and tree.rules.evicts_whole
     while node.end < end:
         child = tree.descend(node, sequence.tokens, end)
         is_taken = child is None or not is_spared

@@ -43,7 +43,7 @@ def look(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> M
     )
     for kind in tree.kinds.points if best > ready else ():
         hits[kind] = int(best_node.held[DEVICE][kind] is None)
-    is_device = tree.knobs.keeps_for_repeats
+    is_device = tree.rules.keeps_for_repeats
     ends = [end for node, end in path if not is_device or node.held[DEVICE][FULL] is not None]
     return MatchResult(
         device_prefix_len=ready * size,

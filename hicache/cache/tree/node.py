@@ -130,7 +130,9 @@ class MatchResult(NamedTuple):
     host_hits: tuple[int, ...]
     device_node: Node
     best_node: Node
-    branch_end: int = 0  # `full_len`, or with `cache.keeps_for_repeats` that on the device alone
+    branch_end: int = (
+        0  # `full_len`, or with `compat.rules.keeps_for_repeats` that on the device alone
+    )
 
     @property
     def host_hit_length(self) -> int:

@@ -24,7 +24,8 @@ from hicache.cache.tree.node import (
     make_root,
 )
 from hicache.cache.tree.residency import Residency
-from hicache.config import CacheConfig, QuirksConfig
+from hicache.config import CacheConfig
+from hicache.rules import Rules
 
 Plan = list[list[Node]]  # by kind: nodes whose data will be copied to another tier, top down
 
@@ -37,7 +38,7 @@ class RadixTree:
         policy: ranks entries for eviction and is told of events; None means LRU and no entries.
         demotes: whether an eviction from the device may copy the data to the host.
         knobs: settings of the cache; None means the defaults.
-        quirks: inefficiencies of other engines to reproduce; None means none.
+        rules: inefficiencies of other engines to reproduce; None means none.
         names: gives each page a name; None means a hash of its tokens.
         listener: an object that is told about the events of the cache, such as evictions.
     """
@@ -49,12 +50,12 @@ class RadixTree:
         policy: EntryPolicy | None = None,
         demotes: bool = False,
         knobs: CacheConfig | None = None,
-        quirks: QuirksConfig | None = None,
+        rules: Rules | None = None,
         names: PageNames | None = None,
         listener: CacheListener | None = None,
     ) -> None:
         self.knobs = knobs = knobs or CacheConfig()
-        self.quirks = quirks = quirks or QuirksConfig()
+        self.rules = rules = rules or Rules()
         self.kinds = kinds
         self.page_size = kinds.page_size
         self.names = names or Digests(kinds.page_size)
@@ -74,13 +75,13 @@ class RadixTree:
         # the host may drop what the device holds too
         self.evicts_mirrors = knobs.evicts_mirrors and not demotes
         # windows and states may stay on the device when their full-attention KV has left it
-        self.keeps_sidecars = knobs.trims_leaves and not demotes
+        self.keeps_sidecars = rules.trims_leaves and not demotes
         self.residency = Residency(
             kinds,
             reclaims_duplicates=self.demotes,
             evicts_mirrors=self.evicts_mirrors,
-            trims=knobs.trims_leaves,
-            quirks=quirks,
+            trims=rules.trims_leaves,
+            rules=rules,
             listener=listener,
             entries=self.entries,
         )
@@ -97,7 +98,7 @@ class RadixTree:
         node, the node is split. With `refreshes`, the prefix is marked as just used.
 
         These calls alone mark an entry as used: this one, for each request that the scheduler
-        considers (`scheduler.refresh` says which); `touch`, when a request is admitted; and the
+        considers (`compat.rules.refresh` says which); `touch`, when a request is admitted; and the
         insertion of computed or read pages behind it. `look` and `usable_len` change nothing.
         """
         size = self.page_size
@@ -107,7 +108,7 @@ class RadixTree:
         best = self._boundary(node, is_device=False)
         on_device = self._boundary(best, is_device=True)
         full = node
-        while self.knobs.keeps_for_repeats and full.parent and full.held[DEVICE][FULL] is None:
+        while self.rules.keeps_for_repeats and full.parent and full.held[DEVICE][FULL] is None:
             full = full.parent  # vLLM looks for branches on the device alone
         if refreshes:
             self._mark_used(best)
@@ -283,7 +284,7 @@ class RadixTree:
         for kind, window in self._windows:
             edge = window.first(node.end)
             # one new page more than a match needs: an equal prompt starts one page earlier
-            is_exact = window.is_chunk or self.knobs.keeps_for_repeats
+            is_exact = window.is_chunk or self.rules.keeps_for_repeats
             for above in node.path(edge if is_exact else edge - 1):
                 is_page_more = above.num_pages == 1 and above.held[HOST][FULL] is None
                 if above.held[DEVICE][kind] is None and above.held[HOST][kind] is None:
@@ -327,7 +328,7 @@ class RadixTree:
         for kind, edge in starts.items():
             for above in list(node.path(edge)):
                 is_wanted = above.held[DEVICE][kind] is None
-                if is_wanted and above.start < edge and not self.quirks.loads_whole_nodes:
+                if is_wanted and above.start < edge and not self.rules.loads_whole_nodes:
                     self._split(above, edge - above.start)
         for kind, edge in {FULL: 0, **starts}.items():
             plan[kind] = [above for above in node.span(edge) if above.held[DEVICE][kind] is None]
@@ -347,7 +348,7 @@ class RadixTree:
         among = self.kinds.numbers if self.is_shared[tier] else (kind,)
         found = self.residency.victim(tier, kind, need, among)
         points = self.kinds.points
-        if found is not None and found[1] not in points and self.knobs.trims_leaves:
+        if found is not None and found[1] not in points and self.rules.trims_leaves:
             (node, each), sizes = found, self.kinds.page_bytes
             lost = self.lost(node, tier, each) if self.is_shared[tier] else (each,)
             leaving = [other for other in lost if node.held[tier][other] and other not in points]
@@ -363,13 +364,13 @@ class RadixTree:
     def lost(self, node: Node, tier: int, kind: int) -> tuple[int, ...]:
         """Return the kinds of data that a node loses on a tier when its data of `kind` is evicted.
 
-        A leaf loses all its data, unless single pages leave (`cache.trims_leaves`): then its
+        A leaf loses all its data, unless single pages leave (`compat.rules.trims_leaves`): then its
         windows and state stay on the device as long as the host has their full-attention KV. Other
         nodes lose the data of `kind` and what is useless without it. The host's copy of
         full-attention KV that the device holds too leaves alone.
         """
         is_leaf = node in self.residency.queues[tier][FULL]
-        if is_leaf and not self.knobs.trims_leaves:
+        if is_leaf and not self.rules.trims_leaves:
             return self.kinds.lost_with[FULL]
         if tier == DEVICE and kind == FULL and self.keeps_sidecars and node.held[HOST][FULL]:
             return (FULL,)
@@ -448,7 +449,7 @@ class RadixTree:
         lower.start += pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.uses, upper.tick, upper.created = lower.uses, lower.tick, lower.created
-        if self.quirks.split_refreshes:
+        if self.rules.split_refreshes:
             upper.tick = lower.tick = self.residency.tick
         for kind in self.kinds.paged:
             upper.stored[kind] = lower.stored[kind]
@@ -480,7 +481,7 @@ class RadixTree:
         for kind, edge in {FULL: on_device.end, **starts}.items():
             for above in best.path(edge):
                 if above.held[DEVICE][kind] is None and above.held[HOST][kind] is not None:
-                    start = above.start if self.quirks.loads_whole_nodes else max(above.start, edge)
+                    start = above.start if self.rules.loads_whole_nodes else max(above.start, edge)
                     hits[kind] += (above.end - start) * self.page_size
         for kind in self._points:
             hits[kind] = int(best.held[DEVICE][kind] is None)

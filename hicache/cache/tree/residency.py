@@ -14,7 +14,7 @@ from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.eviction import Ranking, VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, NO_END, TIER_NAMES, TIERS, Lock, Node
-from hicache.config import QuirksConfig
+from hicache.rules import Rules
 
 
 def by_last_use(kind: int, *, is_tail_first: bool = False) -> Ranking:
@@ -55,7 +55,7 @@ class Residency:
         reclaims_duplicates: bool,
         evicts_mirrors: bool = False,
         trims: bool = False,
-        quirks: QuirksConfig | None = None,
+        rules: Rules | None = None,
         listener: CacheListener | None = None,
         entries: Entries | None = None,
     ) -> None:
@@ -84,10 +84,10 @@ class Residency:
         self._frees_copies = reclaims_duplicates or evicts_mirrors
         # windows and states that only the host holds are ordered by the time at which they left the
         # device or their last lock ended, not by their last use; locked ones have no place
-        self._leaving_refreshes = quirks is not None and quirks.leaving_refreshes
+        self._leaving_refreshes = rules is not None and rules.leaving_refreshes
         # duplicates leave before host leaves, in the order of their first copies; a node keeps its
         # place when it leaves the device
-        self._duplicates_first = quirks is not None and quirks.evicts_whole
+        self._duplicates_first = rules is not None and rules.evicts_whole
 
     # -- recency ------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ class Sequence:
     others, and sliding windows from page `tree_windows` on. `starts` holds, by kind, the first page
     that is still held: sliding windows drop older pages. `left_page` is the page at which the
     request last freed window pages; `passed` is, by kind, the page up to which it looked for such
-    pages. With `cache.trims_leaves`, the request reads the windows of the tree from page
+    pages. With `compat.rules.trims_leaves`, the request reads the windows of the tree from page
     `reads_from` on, by kind. Those in `leaving`, as (kind, first page, ids), are not for the tree
     and wait until no step reads them; those in `used`, as (kind, first page, end), and states, are
     read or published. `states` maps page boundaries to Mamba state slots that are

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hicache import experiment
-from hicache.config import ExperimentConfig
+from hicache.config import ExperimentConfig, TraceConfig
 from hicache.observe.timeline import Timeline
 from hicache.results.metrics import RequestRecord, summarize
 from hicache.runs import provenance
@@ -86,12 +86,11 @@ def _placed(config: ExperimentConfig, started_in: Path, scratch: str) -> Experim
         storage = replace(storage, root=scratch)
     elif storage.kind in ("redis", "mooncake"):
         storage = replace(storage, kind="memory", root=None, capacity_gib=None)
-    tokenizer = workload.tokenizer
-    if tokenizer is not None and (started_in / tokenizer).exists():
-        tokenizer = str(started_in / tokenizer)
-    path, data_dir = (
-        None if each is None else str(started_in / each)
-        for each in (workload.path, config.data_dir)
-    )
-    workload = replace(workload, path=path, tokenizer=tokenizer)
+    if isinstance(workload, TraceConfig):
+        tokenizer = workload.tokenizer
+        if tokenizer is not None and (started_in / tokenizer).exists():
+            tokenizer = str(started_in / tokenizer)
+        path = None if workload.path is None else str(started_in / workload.path)
+        workload = replace(workload, path=path, tokenizer=tokenizer)
+    data_dir = None if config.data_dir is None else str(started_in / config.data_dir)
     return replace(config, workload=workload, storage=storage, data_dir=data_dir)

@@ -22,9 +22,9 @@ from hicache.runs.grid import NUMBERED
 from hicache.runs.stored import CONFIG_FILE, ERROR_FILE, Value, flat, read_summary, read_yaml
 from hicache.workload.workload import GENERATORS
 
-WINDOW = "workload.window"
+SLICE = "workload.slice"
 # keys that may differ inside a group
-NOT_A_QUESTION = ("seed", WINDOW, "name", "data_dir", "metrics")
+NOT_A_QUESTION = ("seed", SLICE, "name", "data_dir", "metrics")
 COUNTS = ("_count", "_pages", "_tokens", "_bytes")  # a missing count means 0
 
 STANDS_FOR_ITS_GROUP = ("model.name", "hardware.name")
@@ -70,7 +70,7 @@ class StoredRun:
 
     @property
     def served(self) -> tuple[Value, Value]:
-        return self.config.get(WINDOW), self.config.get("seed")
+        return self.config.get(SLICE), self.config.get("seed")
 
     @property
     def replicate(self) -> tuple[Value, ...]:

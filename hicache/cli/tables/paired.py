@@ -106,7 +106,7 @@ class Pairs:
         if self.num_blocks >= LEAST_BLOCKS:
             return None
         return (
-            f"{self.num_blocks} window(s) or seed(s) (workload.windows, seed), at least "
+            f"{self.num_blocks} slice(s) or seed(s) (workload.slice, seed), at least "
             f"{LEAST_BLOCKS} are needed"
         )
 

@@ -133,7 +133,7 @@ def _notes(
     if any(pairs.is_one_trace for pairs, _ in every):
         notes.append(
             "The seeds replay one part of one trace: intervals hold for this part only "
-            "(workload.windows gives others)."
+            "(workload.slice gives others)."
         )
     notes += [f"No interval: {lack}." for lack in lacks if lack is not None]
     notes += _power(every)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Work
 from hicache.clock import NEVER, to_ns
-from hicache.config import ParallelConfig, StorageConfig
+from hicache.config import HitAgreement
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.agreement import (
@@ -108,9 +108,7 @@ class RankedEngine(Engine):
     equal trees, queues and batches.
     """
 
-    def __init__(
-        self, ranks: Sequence[Engine], parallel: ParallelConfig, storage: StorageConfig
-    ) -> None:
+    def __init__(self, ranks: Sequence[Engine], agreement: HitAgreement, batch_pages: int) -> None:
         """Join equally built engines that have not started; each becomes one rank.
 
         The new object replaces `ranks[0]`.
@@ -119,7 +117,9 @@ class RankedEngine(Engine):
         self._agreements: list[RankAgreement] = []
         for rank in ranks:
             assert rank.prefetcher is not None
-            rank.executor = RankExecutor(rank.executor, self._executors, parallel.collective_s)
+            rank.executor = RankExecutor(
+                rank.executor, self._executors, rank.cache.rules.collective_s
+            )
             self._agreements.append(
                 RankAgreement(rank.cache, rank.prefetcher, whole_digest_every=WHOLE_DIGEST_EVERY)
             )
@@ -128,8 +128,8 @@ class RankedEngine(Engine):
             first.cache, first.prefetcher, first.scheduler, first.executor, check=first.check
         )
         self.followers = ranks[1:]
-        self._batch_pages = storage.batch_pages
-        self._rule = first.cache.quirks.hit_agreement
+        self._batch_pages = batch_pages
+        self._rule = agreement
         self._reads: dict[Prefetch, SharedRead] = {}  # by any rank's prefetch, own or local
         self._owners: dict[Work, RankAgreement] = {}  # of copies in flight
 

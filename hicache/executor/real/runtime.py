@@ -143,7 +143,7 @@ class TorchRuntime:
         )
         sizes = {KEY_TAGS[kind]: ours.stored.page_bytes(kind) for kind in ours.host}
         return open_guarded_storage(
-            replace(config, deadline_s=self._config.executor.storage_deadline_s),
+            config,
             namespace=origin.namespace,
             page_bytes=sizes,
             clock=WallClock(),

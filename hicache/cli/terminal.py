@@ -23,6 +23,7 @@ OTHERS = (
     ("rejected", "cache/rejected_tokens"),
     ("aborted", "cache/aborted_tokens"),
 )
+COLUMNS = ("mean", "p50", "p95", "p99")
 TIMES = ("TTFT", "  queue", "  storage wait", "  load-back", "  prefill")
 
 
@@ -121,10 +122,10 @@ def _times(summary: Mapping[str, float]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="Time to first token, and its parts")
     table.title_justify = "left"
     table.add_column("")
-    for heading in ("mean", "p50", "p95", "p99"):
+    for heading in COLUMNS:
         table.add_column(heading, justify="right", min_width=9)
     for title, name in zip(TIMES, ("ttft", *TTFT_PARTS), strict=True):
-        cells = [seconds(summary[f"request/{name}_s_{k}"]) for k in ("mean", "p50", "p95", "p99")]
+        cells = [seconds(summary[f"request/{name}_s_{k}"]) for k in COLUMNS]
         table.add_row(title, *cells)
     return table
 
@@ -133,12 +134,19 @@ def _lines(outcome: Outcome) -> Sequence[str]:
     summary = outcome.summary
     return [
         *_reasons(outcome),
+        f"rate       {summary['throughput/requests_per_s']:.4g} requests/s, "
+        f"{summary['throughput/output_tokens_per_s']:,.0f} output and "
+        f"{summary['throughput/total_tokens_per_s']:,.0f} total tokens/s",
+        "answers    mean / p50 / p95 / p99: "
+        + ", ".join(
+            f"{title} {' / '.join(seconds(summary[f'request/{name}_s_{k}']) for k in COLUMNS)}"
+            for title, name in (("end to end", "e2e"), ("TPOT", "tpot"), ("ITL", "itl"))
+        ),
         f"queue      time by cause: {_shares(summary, 'request/queue_{}_s_mean', QUEUE_CAUSES)}",
         f"load       {loads(summary)}",
         *(f"  {line}" for line in stage_lines(summary)),
         f"cost       {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds per request in "
-        f"prefill steps, {summary['gpu/seconds_per_request']:.4g} in all steps; "
-        f"TPOT {seconds(summary['request/tpot_s_mean'])}",
+        f"prefill steps, {summary['gpu/seconds_per_request']:.4g} in all steps",
         f"prefetch   {summary['prefetch/read_pages']:,} pages read: "
         f"{_shares(summary, 'prefetch/{}_pages', FATES)}; "
         f"{summary['prefetch/discarded_pages']:,} pages allocated but not read, "

@@ -72,6 +72,10 @@ class DecodeRun:
             yield self._advance(step + 1), self._ends.known[step], write
         yield self._advance(end), self._ends.known[end - 1], None
 
+    def last_ends(self, num_steps: int) -> list[int]:
+        """Return the end times (ns) of the last `num_steps` steps that were taken."""
+        return self._ends.known[self.num_taken - num_steps : self.num_taken]
+
     def _price_to(self, step: int) -> None:
         step = min(step, self._last)
         self.num_priced, self.end_ns = step + 1, self._ends.known[step]

@@ -265,6 +265,8 @@ class Engine:
     ) -> None:
         for num_steps, end_ns, write in ended:
             if num_steps:
+                assert flight.run is not None
+                note_tokens(flight.batch, flight.run.last_ends(num_steps))
                 self._commit_steps(flight, num_steps, end_ns)
             if write is not None:  # it ended in the last of these steps
                 self.cache.complete(write)
@@ -412,6 +414,21 @@ def serve(
                 _settle(outcome, number, now, clients, observer)
             wakes[number] = engine.next_wake_ns(now)
     _refuse_stuck(engines)
+
+
+def note_tokens(batch: Batch, ends_ns: list[int]) -> None:
+    """Note when the requests of a batch got tokens, whose steps ended at `ends_ns`."""
+    runs: dict[int, list[int]] = {}  # by the time of the last token before: most requests share one
+    for req in batch.decodes:
+        last_ns = req.token_runs[-1][-1]
+        if last_ns not in runs:
+            runs[last_ns] = [last_ns, *ends_ns]
+        req.token_runs.append(runs[last_ns])
+    for extend in batch.extends:
+        req = extend.req
+        if extend.end == req.target_len:
+            before = req.token_runs[-1][-1:] if req.token_runs else []
+            req.token_runs.append([*before, *ends_ns])
 
 
 def _computes(batch: Batch, request_id: int) -> bool:

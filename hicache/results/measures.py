@@ -42,6 +42,7 @@ def run_measures(
     span_s = _span_s([record.arrival_ns for record in records])
     measures |= {
         "prefetch/discarded_pages": sum(discarded),
+        **recorder.inter_token_s(),
         **_load(config.storage, deployment, records, counters, span_s, len(engines)),
         "load/closed_loop": int(not config.workload.is_timed),
         "gpu/busy_s": counters["engine/busy_ns"] / SECOND_NS * tp,

@@ -53,6 +53,8 @@ REQUIRED_MEASURES = (
     "transfer/back_up_bytes",
     "transfer/storage_read_bytes",
     "transfer/storage_write_bytes",
+    "request/itl_s_mean",
+    *(f"request/itl_s_p{percent}" for percent in PERCENTILES),
     "load/rho_gpu",
     "load/rho_queue",
     "load/rho_read",
@@ -131,6 +133,18 @@ class RequestRecord:
     def ttft_ns(self) -> int | None:
         return None if self.first_token_ns is None else self.first_token_ns - self.arrival_ns
 
+    @property
+    def e2e_ns(self) -> int | None:
+        """The end-to-end latency: the time from arrival to the last token."""
+        return None if self.finish_ns is None else self.finish_ns - self.arrival_ns
+
+    @property
+    def tpot_ns(self) -> float | None:
+        """The mean time per output token after the first; None for an answer of one token."""
+        if self.finish_ns is None or self.first_token_ns is None or self.output_len < 2:
+            return None
+        return (self.finish_ns - self.first_token_ns) / (self.output_len - 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -171,7 +185,7 @@ def summarize(
 
     Hit and computed tokens are counted for finished requests only. The prompt tokens of other
     requests count as rejected or aborted. Percentiles are nearest-rank, so each is the value of one
-    request. TPOT is the time per output token after the first. Names are sorted, and equal runs
+    request. Names are sorted, and equal runs
     give equal bytes when written to a file.
 
     Args:
@@ -191,6 +205,7 @@ def summarize(
     summary: dict[str, float | int] = {
         **measures,
         **request_times(records),
+        **_rates(finished),
         **_sample(finished),
         **_tokens(records, finished),
         "prefetch/unused_pages": measures["prefetch/unused_at_end_pages"]
@@ -284,12 +299,16 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
         "request/prompt_tokens": sum(record.prompt_len for record in records),
         "request/output_tokens": sum(record.output_len for record in finished),
     }
-    times = {"ttft": [record.ttft_ns or 0 for record in finished]}
+    times: dict[str, Sequence[float]] = {
+        "ttft": [record.ttft_ns or 0 for record in finished],
+        "e2e": [record.e2e_ns or 0 for record in finished],
+        "tpot": [record.tpot_ns for record in finished if record.tpot_ns is not None],
+    }
     for part in TTFT_PARTS:
         times[part] = [getattr(record, f"{part}_ns") for record in finished]
     for name, values_ns in times.items():
-        # integer sums are exact, so the order of requests cannot change them
-        summary[f"request/{name}_s_mean"] = _ratio(sum(values_ns), len(values_ns)) / SECOND_NS
+        # exact sums, so the order of requests cannot change them
+        summary[f"request/{name}_s_mean"] = _ratio(fsum(values_ns), len(values_ns)) / SECOND_NS
         for percent in PERCENTILES:
             summary[f"request/{name}_s_p{percent}"] = percentile(values_ns, percent) / SECOND_NS
     for part, known in (("queue", QUEUE_CAUSES), ("prefill", PREFILL_CAUSES)):
@@ -298,16 +317,20 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
             total_ns = sum(causes.get(cause, 0) for causes in causes_ns)
             key = f"request/{part}_{cause}_s_mean"
             summary[key] = _ratio(total_ns, len(finished)) / SECOND_NS
-
-    answers = [
-        (record.finish_ns - record.first_token_ns) / (record.output_len - 1)
-        for record in finished
-        if record.finish_ns is not None
-        and record.first_token_ns is not None
-        and record.output_len > 1
-    ]
-    summary["request/tpot_s_mean"] = _ratio(fsum(answers), len(answers)) / SECOND_NS
     return summary
+
+
+def _rates(finished: Sequence[RequestRecord]) -> dict[str, float]:
+    begin_ns = min((record.arrival_ns for record in finished), default=0)
+    end_ns = max((record.finish_ns or 0 for record in finished), default=0)
+    outputs = sum(record.output_len for record in finished)
+    amounts = {
+        "requests": len(finished),
+        "output_tokens": outputs,
+        "total_tokens": outputs + sum(record.prompt_len for record in finished),
+    }
+    span_s = (end_ns - begin_ns) / SECOND_NS
+    return {f"throughput/{name}_per_s": _ratio(each, span_s) for name, each in amounts.items()}
 
 
 def _sample(finished: Sequence[RequestRecord]) -> dict[str, float | int]:

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.tree.node import TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS, to_ns
@@ -13,7 +15,15 @@ from hicache.observe.explainer import Case
 from hicache.observe.reasons import Span
 from hicache.observe.timeline import Timeline
 from hicache.request import Request
-from hicache.results.metrics import PREFILL_CAUSES, Progress, RequestRecord, Row, Status, check
+from hicache.results.metrics import (
+    PERCENTILES,
+    PREFILL_CAUSES,
+    Progress,
+    RequestRecord,
+    Row,
+    Status,
+    check,
+)
 from hicache.scheduler.request_state import RequestState
 from hicache.workload.rounds import stage_at
 
@@ -96,6 +106,9 @@ class Recorder:
         self._uncounted: Counter[str] = Counter()
         self._cases = {} if cases is None else cases
         self._timeline = timeline
+        self._gaps: dict[
+            int, list[Any]
+        ] = {}  # runs of token times with the requests that share one
         self.now_ns = 0
         self._end_stages(0)  # ends leading stages without requests
 
@@ -149,8 +162,34 @@ class Recorder:
         return stages
 
     def finished(self, req: RequestState, engine: int, now_ns: int) -> None:
+        num_counted = len(self.records)
         self._ended(req, Status.finished, "", engine, now_ns)
         self._num_finished += 1
+        if len(self.records) > num_counted:  # not of the warm-up
+            self._count_gaps(req)
+
+    def _count_gaps(self, req: RequestState) -> None:
+        # a step that was planned before the last token was known may have computed another one
+        num_left = req.decoded - 1
+        for run in req.token_runs:
+            if len(run) - 1 > num_left:
+                run = run[: num_left + 1]
+            self._gaps.setdefault(id(run), [run, 0])[1] += 1
+            num_left -= len(run) - 1
+
+    def inter_token_s(self) -> dict[str, float]:
+        """Return the mean and percentiles of the times between two tokens of an answer, in s."""
+        gaps = [np.diff(run) for run, _ in self._gaps.values()]
+        counts = [np.full(len(run) - 1, number) for run, number in self._gaps.values()]
+        values, weights = (np.concatenate([[0], *each]).astype(np.int64) for each in (gaps, counts))
+        order = np.argsort(values)
+        ranks = weights[order].cumsum()
+        mean_ns = int(values @ weights) / max(ranks[-1], 1)
+        found = {"mean": mean_ns} | {
+            f"p{percent}": values[order][np.searchsorted(ranks, percent / 100 * ranks[-1])]
+            for percent in PERCENTILES
+        }
+        return {f"request/itl_s_{name}": float(ns) / SECOND_NS for name, ns in found.items()}
 
     def rejected(
         self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int

@@ -1,7 +1,8 @@
 """The file of a run with one row per request and one column per number.
 
 `requests.parquet` if pyarrow is installed, otherwise `requests.csv.gz`. Columns are the fields of
-`RequestRecord`; a field that maps names to numbers becomes one column per name.
+`RequestRecord`; a field that maps names to numbers becomes one column per name. `ttft_s`, `tpot_s`
+and `e2e_s` follow from them.
 """
 
 import csv
@@ -13,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hicache.clock import SECOND_NS
 from hicache.observe.reasons import REASONS
 from hicache.results.metrics import PREFILL_CAUSES, QUEUE_CAUSES, RequestRecord
 
@@ -26,6 +28,7 @@ PARTS: dict[str, Iterable[str]] = {
     "queue_for_ns": QUEUE_CAUSES,
     "prefill_for_ns": PREFILL_CAUSES,
 }
+SECONDS = ("ttft", "tpot", "e2e")  # derived columns, in seconds
 TEXTS = ("session_name", "status", "reason")
 
 
@@ -36,7 +39,8 @@ def write_requests(out_dir: Path, records: Sequence[RequestRecord]) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema([(name, pa.string() if name in TEXTS else pa.int64()) for name in columns])
+    types = dict.fromkeys(TEXTS, pa.string()) | {f"{name}_s": pa.float64() for name in SECONDS}
+    schema = pa.schema([(name, types.get(name, pa.int64())) for name in columns])
     pq.write_table(pa.table(columns, schema=schema), out_dir / FILES[0])
     return out_dir / FILES[0]
 
@@ -83,6 +87,9 @@ def columns_of(records: Sequence[RequestRecord]) -> dict[str, list[Any]]:
             continue  # the run was not explained
         for part in PARTS[item.name]:
             columns[f"{item.name}_{part}"] = [value.get(part, 0) for value in values]
+    for name in SECONDS:
+        times_ns = [getattr(record, f"{name}_ns") for record in records]
+        columns[f"{name}_s"] = [None if ns is None else ns / SECOND_NS for ns in times_ns]
     return columns
 
 

@@ -50,6 +50,8 @@ class RequestState:
         self.own_ns = self.shared_ns = self.fence_ns = 0
         self.admitted_ns: int | None = None  # the first admission
         self.first_token_ns: int | None = None
+        # when it got its tokens (ns): runs that begin with the last token of the run before
+        self.token_runs: list[list[int]] = []
         self.retractions = 0
         self.failed_prompts = 0  # times that pages ran out during its prompt
         self.num_parts = 0  # steps that computed only a part of its prompt

@@ -19,15 +19,15 @@ def _token_hits(columns: Columns) -> float:
     return float((prompt_len - columns["computed_len"].sum()) / prompt_len)
 
 
-def _time_per_token(columns: Columns) -> float:
-    long = columns[columns["output_len"] > 1]
-    times = (long["finish_ns"] - long["first_token_ns"]) / (long["output_len"] - 1)
-    return float(times.mean() / SECOND_NS) if len(long) else 0.0
-
-
 def times(columns: Columns, name: str) -> Numbers:
     if name == "ttft":
         return (columns["first_token_ns"] - columns["arrival_ns"]).to_numpy() / SECOND_NS
+    if name == "e2e":
+        return (columns["finish_ns"] - columns["arrival_ns"]).to_numpy() / SECOND_NS
+    if name == "tpot":
+        long = columns[columns["output_len"] > 1]
+        steps = long["output_len"] - 1
+        return ((long["finish_ns"] - long["first_token_ns"]) / steps).to_numpy() / SECOND_NS
     return columns[f"{name}_ns"].to_numpy() / SECOND_NS
 
 
@@ -52,11 +52,10 @@ METRICS: dict[str, Metric] = {
     "cache/token_hit_rate": _token_hits,
     "request/prompt_tokens": _total("prompt_len"),
     "request/output_tokens": _total("output_len"),
-    "request/tpot_s_mean": _time_per_token,
 }
 for _name in ("device_hit", "host_hit", "storage_hit", "computed", "recomputed"):
     METRICS[f"cache/{_name}_tokens"] = _total(f"{_name}_len")
-for _name in ("ttft", *TTFT_PARTS):
+for _name in ("ttft", "tpot", "e2e", *TTFT_PARTS):
     METRICS[f"request/{_name}_s_mean"] = _mean_time(_name)
     for _percent in PERCENTILES:
         METRICS[f"request/{_name}_s_p{_percent}"] = _percentile_time(_name, _percent)

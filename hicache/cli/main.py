@@ -5,11 +5,11 @@ from importlib import import_module
 from pathlib import Path
 
 from hicache.env import version
-from hicache.runs.errors import meant, report_error
 
 COMMANDS = {
     "run": ("hicache.cli.run", "run one experiment, or a sweep of them"),
     "compare": ("hicache.cli.compare", "compare stored runs or sweeps"),
+    "report": ("hicache.cli.report", "draw the figures and the page of stored runs"),
     "size": ("hicache.cli.size", "find how much host memory a workload can use"),
     "validate": ("hicache.cli.validate", "compare a run with the log of a server"),
     "calibrate": ("hicache.cli.calibrate", "find a server's constant from its log"),
@@ -18,7 +18,7 @@ COMMANDS = {
     "diff": ("experiments.diff.__main__", "compare two releases of SGLang's or vLLM's cache"),
     "env": ("hicache.env", "print versions and devices for a bug report"),
 }
-READERS = ("compare", "validate", "explain")  # of stored runs, which may come from anyone
+READERS = ("compare", "report", "validate", "explain")  # of stored runs, which may come from anyone
 
 
 def main() -> None:
@@ -30,6 +30,8 @@ def main() -> None:
         print(f"hicache {version('hicache')}")
         return
     if name not in COMMANDS:
+        from hicache.runs.errors import meant  # Hydra takes a third of a second
+
         sys.stderr.write(f"hicache: no command {name!r}{meant(name, COMMANDS)}\n{_usage()}\n")
         sys.exit(2)
     module = COMMANDS[name][0]
@@ -40,6 +42,8 @@ def main() -> None:
     try:
         import_module(module).main()
     except ModuleNotFoundError as error:
+        from hicache.runs.errors import report_error
+
         sys.exit(report_error(error))
 
 

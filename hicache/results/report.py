@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from hicache.clock import SECOND_NS
-from hicache.config import ExperimentConfig
 from hicache.observe.reasons import REASONS
 from hicache.results.metrics import (
     PERCENTILES,
@@ -31,7 +30,6 @@ from hicache.results.metrics import (
     RequestRecord,
     Status,
 )
-from hicache.results.tracking import plain
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
 
 DPI = 150
@@ -87,21 +85,20 @@ def write_report(
     *,
     title: str,
     summary: Mapping[str, float],
-    config: ExperimentConfig,
+    config: Mapping[str, Any],
     records: Sequence[RequestRecord],
 ) -> Path:
     """Write the figures and the HTML page of a run into its directory, and return the page's path.
 
     The files are `tokens.png`, `ttft.png` and `report.html`. The directory must already hold
-    `metrics.jsonl` and `config.yaml`.
+    `metrics.jsonl` and `config.yaml`. `config` has the settings by group.
     """
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     found = objections([summary])
     paths = run_dir / "tokens.png", run_dir / "ttft.png"
     save(draw_tokens(rows, run=title, verdict=in_short(found)), paths[0])
     save(draw_ttft(records, run=title, verdict=in_short(found)), paths[1])
-    values = plain(config)
-    knobs = {name: _value_of(values, key) for key, name in KNOBS.items()}
+    knobs = {name: _value_of(config, key) for key, name in KNOBS.items()}
     environment = Environment(
         autoescape=True,
         loader=FileSystemLoader(Path(__file__).parent),

@@ -72,6 +72,21 @@ def read_requests(run_dir: Path) -> "pd.DataFrame":
     return table
 
 
+def records_of(table: "pd.DataFrame") -> list[RequestRecord]:
+    """Return the records from which the table of a stored run was made."""
+    records = []
+    for row in table.astype(object).where(table.notna(), None).to_dict("records"):
+        parts: dict[str, Any] = {
+            name: {part: row[f"{name}_{part}"] for part in names if row.get(f"{name}_{part}")}
+            for name, names in PARTS.items()
+        }
+        own: dict[str, Any] = {
+            item.name: row[item.name] for item in fields(RequestRecord) if item.name in row
+        }
+        records.append(RequestRecord(**own, **parts))
+    return records
+
+
 def has_requests(run_dir: Path) -> bool:
     return any((run_dir / name).is_file() for name in FILES)
 

@@ -165,6 +165,7 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
                 init_timeout=INIT_TIMEOUT_S,
                 silent=True,
                 x_disable_stats=True,
+                x_save_requirements=False,  # provenance.json has the versions
                 x_transaction_log_flush_interval=FLUSH_S,
             ),
             **about,

@@ -60,6 +60,7 @@ def run_job(
         overrides: those of the settings that the user has typed. A sentence on stderr names each
             one that has no effect.
         is_job: True if the run belongs to a sweep, which shows its results and progress itself.
+            Its figures and its page are drawn on demand (`hicache report`).
         bar: makes a progress bar with a given title.
         show: called with the results at the end, even if some files could not be written.
 
@@ -92,7 +93,7 @@ def run_job(
         tags=settings.split(",") if is_job else (),
     )
     with tracker, nullcontext(_nothing) if bar is None else bar(config.name) as show_progress:
-        outcome = _finished(config, out_dir, tracker, show_progress, show)
+        outcome = _finished(config, out_dir, tracker, show_progress, show, draws=not is_job)
     show(outcome)
     return outcome.summary
 
@@ -103,6 +104,8 @@ def _finished(
     tracker: Tracker,
     show_progress: Callable[[Progress], object],
     show: Show,
+    *,
+    draws: bool,
 ) -> Outcome:
     # run the experiment, and write its files
     def on_progress(progress: Progress) -> None:
@@ -126,7 +129,9 @@ def _finished(
         notes=tuple(result.notes),
     )
     try:
-        _write_records(outcome, result.records, title=tracker.name)
+        write_requests(out_dir, result.records)
+        if draws:
+            _draw(outcome, result.records, title=tracker.name)
         tracker.attach([path for file in ATTACHED if (path := out_dir / file).is_file()])
         outcome.timing["total_wall_s"] = time.perf_counter() - started
         write_json(out_dir / "timing.json", outcome.timing)
@@ -139,8 +144,7 @@ def _finished(
     return outcome
 
 
-def _write_records(outcome: Outcome, records: Sequence[RequestRecord], title: str) -> None:
-    write_requests(outcome.out_dir, records)
+def _draw(outcome: Outcome, records: Sequence[RequestRecord], title: str) -> None:
     if find_spec("matplotlib") is None:
         sys.stderr.write(f"no figures and no report.html: {missing('matplotlib')}\n")
         return
@@ -150,7 +154,7 @@ def _write_records(outcome: Outcome, records: Sequence[RequestRecord], title: st
         outcome.out_dir,
         title=title,
         summary=outcome.summary,
-        config=outcome.config,
+        config=plain(outcome.config),
         records=records,
     )
 

@@ -51,7 +51,7 @@ def config_of(*overrides: str) -> ExperimentConfig:
     """
     # composing is slow, so do it once for each choice of files, and set values in a copy
     told = OverridesParser.create().parse_overrides(with_implied(overrides))
-    values = [each for each in told if _is_value(each)]
+    values = [each for each in told if is_value(each)]
     files = [str(each.input_line) for each in told if each not in values]
     config = copy.deepcopy(_composed(*files))
     try:
@@ -71,7 +71,7 @@ def grid_of(*overrides: str) -> dict[str, str]:
     names = {each.key_or_group for each in told}
     if "experiment" not in names:
         return {}
-    files = [str(each.input_line) for each in told if not _is_value(each)]
+    files = [str(each.input_line) for each in told if not is_value(each)]
     grid = _composed(*files, with_hydra=True).hydra.sweeper.params or {}
     return {key: f"{key}={value}" for key, value in grid.items() if key not in names}
 
@@ -84,7 +84,7 @@ def _composed(*overrides: str, with_hydra: bool = False) -> DictConfig:
         return compose("config", list(overrides), return_hydra_config=with_hydra)
 
 
-def _is_value(override: Override) -> bool:
+def is_value(override: Override) -> bool:
     key = override.key_or_group
     is_file = key.startswith("hydra") or (CONF / key).is_dir() or override.package is not None
     changes = override.type is OverrideType.CHANGE and not override.is_sweep_override()

@@ -1,0 +1,32 @@
+"""Draw the figures and the page of stored runs.
+
+hicache report RUN_OR_SWEEP ...
+
+Writes tokens.png, ttft.png and report.html into the directory of each run. `hicache run` draws them
+for a single run; the runs of a sweep get them here.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hicache.cli.command import in_one_sentence, parser_of
+from hicache.cli.tables.groups import find_runs
+from hicache.results.report import write_report
+from hicache.results.requests_file import read_requests, records_of
+from hicache.runs.stored import CONFIG_FILE, read_summary, read_yaml
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of("hicache report", __doc__)
+    parser.add_argument("runs", nargs="+", type=Path, help="directories of runs or of sweeps")
+    options = parser.parse_args(arguments)
+    with in_one_sentence():
+        for run in [run for path in options.runs for run in find_runs(path)]:
+            page = write_report(
+                run,
+                title=run.name,
+                summary=read_summary(run),
+                config=read_yaml(run / CONFIG_FILE, dict),
+                records=records_of(read_requests(run)),
+            )
+            print(page)

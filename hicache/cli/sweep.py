@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
@@ -19,11 +19,14 @@ from hicache.cli.progress import JobWatch
 from hicache.cli.tables.groups import SLICE, StoredRun, differing_keys, group_runs, load_runs
 from hicache.cli.terminal import line_of
 from hicache.config import TrackerConfig
-from hicache.results.tracking import track_sweep
+from hicache.results.tracking import sync_command, track_sweep
 from hicache.results.verdict import in_short, objections
 from hicache.runs.errors import missing, report_error
 from hicache.runs.grid import choices_of_sweep, jobs_of
 from hicache.runs.stored import CONFIG_FILE, is_finished, read_yaml
+
+if TYPE_CHECKING:
+    from hicache.cli.tables.result_table import ResultTable
 
 _WATCHES: list[JobWatch] = []  # not an attribute: launchers pickle callbacks, but not threads
 
@@ -43,16 +46,21 @@ class SweepProgress(Callback):
         is_written = True
         try:
             if finished:
-                sum_up(watch.directory, finished, title=str(config.name))
+                table = sum_up(watch.directory, finished, title=str(config.name))
                 tracker = OmegaConf.to_object(config.tracker)
                 assert isinstance(tracker, TrackerConfig)
-                track_sweep(watch.directory, tracker, f"{config.name}/{watch.directory.name}")
+                group = f"{config.name}/{watch.directory.name}"
+                if table is not None:
+                    track_sweep(watch.directory, tracker, group, table.texts, table.notes)
         except (OSError, ValueError) as error:
             report_error(error)
             is_written = False
         for path in watch.jobs():
             if path not in finished:
                 sys.stderr.write(f"job {path.name} failed: {_failure(path)}\n")
+        command = sync_command(watch.directory)
+        if command is not None:
+            console().print(f"upload to W&B: {command}", soft_wrap=True)
         console().print(str(watch.directory), soft_wrap=True)
         if len(finished) < watch.num_jobs or not is_written:
             sys.stdout.flush()
@@ -88,8 +96,8 @@ def _stop() -> tuple[JobWatch, list[Path]]:
     return watch, [path for path in watch.jobs() if is_finished(path)]
 
 
-def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> None:
-    """Print a table of the finished runs of a sweep, and write summary files.
+def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "ResultTable | None":
+    """Print and return a table of the finished runs of a sweep, and write summary files.
 
     The files are `sweep.csv`, `sweep.json`, `sweep.png` and `sweep.pdf` in `directory`. Figures are
     written only if the runs differ in their settings. If pandas is missing, the function only
@@ -102,7 +110,7 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> None:
     """
     if find_spec("pandas") is None:
         sys.stderr.write(f"no table of the sweep: {missing('pandas')}\n")
-        return
+        return None
     from hicache.cli.tables.comparison import over_runs, table_of
     from hicache.cli.tables.result_table import as_json, show_result  # pandas takes half a second
 
@@ -114,8 +122,9 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> None:
     for metric in runs[0].metrics:
         if metric not in known:
             sys.stderr.write(f"some runs have no metric {metric}, so the table leaves it out\n")
+    table = table_of(groups, metrics)
     if len(runs) > 1:
-        show_result(table_of(groups, metrics), ": ".join(filter(None, [title, over_runs(groups)])))
+        show_result(table, ": ".join(filter(None, [title, over_runs(groups)])))
     _write_csv(directory / "sweep.csv", runs, keys)
     (directory / "sweep.json").write_text(as_json(table_of(groups, sorted(known))) + "\n")
     if len(groups) > 1:
@@ -125,6 +134,7 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> None:
         figure = draw_sweep(groups, metrics, title=title)
         for name in ("sweep.png", "sweep.pdf"):
             save(figure, directory / name)
+    return table
 
 
 def _failure(job: Path) -> str:

@@ -23,6 +23,7 @@ from hicache.results.metrics import (
     Row,
     Status,
     check,
+    percentile,
 )
 from hicache.scheduler.request_state import RequestState
 from hicache.workload.rounds import stage_at
@@ -104,6 +105,7 @@ class Recorder:
         self._finished_before = 0
         self._counters = [engine.cache.counters for engine in engines] + list(counters)
         self._uncounted: Counter[str] = Counter()
+        self._num_in_rows = self._row_ns = self._busy_ns = 0  # at the end of the last row
         self._cases = {} if cases is None else cases
         self._timeline = timeline
         self._gaps: dict[
@@ -322,11 +324,11 @@ class Recorder:
             name: sum(engine.cache.counters[f"cache/{name}_tokens"] for engine in self._engines)
             for name in TIER_TOKENS
         }
+        tokens = {name: totals[name] - self._before[name] for name in TIER_TOKENS}
         row = {
             "time_s": end_ns / SECOND_NS,
-            **{
-                f"interval/{name}_tokens": totals[name] - self._before[name] for name in TIER_TOKENS
-            },
+            **{f"interval/{name}_tokens": number for name, number in tokens.items()},
+            **self._rates(tokens),
             "interval/finished_count": self._num_finished - self._finished_before,
             "queue/waiting_count": sum(len(each.scheduler.waiting) for each in self._engines),
             "queue/running_count": sum(len(each.scheduler.running) for each in self._engines),
@@ -334,6 +336,22 @@ class Recorder:
         }
         self._before, self._finished_before = totals, self._num_finished
         self._progress(self._progress_now(row))
+
+    def _rates(self, tokens: Mapping[str, int]) -> dict[str, float]:
+        # of the interval that ends; what nothing was measured of is left out
+        found: dict[str, float] = {}
+        if any(tokens.values()):
+            found["interval/token_hit_rate"] = 1 - tokens["computed"] / sum(tokens.values())
+        times = [each.ttft_ns for each in self.records[self._num_in_rows :] if each.ttft_ns]
+        self._num_in_rows = len(self.records)
+        for percent in PERCENTILES if times else ():
+            found[f"interval/ttft_s_p{percent}"] = percentile(times, percent) / SECOND_NS
+        busy_ns = sum(engine.cache.counters["engine/busy_ns"] for engine in self._engines)
+        passed_ns = (self.now_ns - self._row_ns) * len(self._engines)
+        if passed_ns:
+            found["interval/busy_share"] = (busy_ns - self._busy_ns) / passed_ns
+        self._row_ns, self._busy_ns = self.now_ns, busy_ns
+        return found
 
     def _occupancy(self) -> dict[str, float]:
         gauges = {}

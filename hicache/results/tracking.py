@@ -7,6 +7,7 @@ reason the W&B log is flushed every second (W&B's default of 15 s loses all rows
 import json
 import netrc
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -28,10 +29,12 @@ from hicache.secret import masked
 from hicache.user_code import Stopped
 
 if TYPE_CHECKING:
+    import pandas as pd
     import wandb
 
 FLUSH_S = 1  # seconds of W&B rows that a kill -9 may lose
 INIT_TIMEOUT_S = 30.0  # W&B waits 90 s for a server that does not answer
+ALWAYS = ("request/", "cache/", "load/")  # areas of metrics whose zeros W&B gets, too
 MAX_TAG = 64  # characters that W&B allows in a tag
 TERMINATED = 143  # exit code of a process that SIGTERM ended: 128 + 15
 
@@ -50,6 +53,7 @@ class Tracker:
     config: Mapping[str, object]
     group: str
     name: str
+    job_type: str | None = None
     tags: Sequence[str] = ()
     _wandb: "wandb.Run | None" = field(default=None, init=False)
     _old_handler: Any = field(default=None, init=False)  # the return value of signal.signal
@@ -62,11 +66,14 @@ class Tracker:
     def attach(self, paths: Sequence[Path]) -> None:
         if self._wandb is not None:
             _attach(self._wandb, paths)
+            _show(self._wandb, paths)
 
     def summarize(self, summary: Mapping[str, float]) -> None:
         write_json(self.out_dir / "summary.json", summary)
         if self._wandb is not None:
-            self._wandb.summary.update({**summary, "verdict": in_short(objections([summary]))})
+            # without the zeros of what the run does not use
+            shown = {key: each for key, each in summary.items() if each or key.startswith(ALWAYS)}
+            self._wandb.summary.update({**shown, "verdict": in_short(objections([summary]))})
 
     def __enter__(self) -> Self:
         self._metrics = (self.out_dir / "metrics.jsonl").open("wb", buffering=0)
@@ -78,6 +85,7 @@ class Tracker:
             config=dict(self.config),
             group=self.group,
             name=self.name,
+            job_type=self.job_type,
             tags=[tag[:MAX_TAG] for tag in self.tags],
         )
         if self._wandb is not None:
@@ -107,14 +115,15 @@ def _terminate(*_: object) -> NoReturn:
     raise Stopped(TERMINATED)
 
 
-def track_sweep(directory: Path, tracker: TrackerConfig, group: str) -> None:
+def track_sweep(
+    directory: Path, tracker: TrackerConfig, group: str, table: "pd.DataFrame", notes: Sequence[str]
+) -> None:
     """Upload the results of a sweep to Weights & Biases (W&B) as one run.
 
-    The upload joins the W&B group `group`, as do the runs of the sweep. A second call for the same
-    directory updates the first upload. Nothing happens if the directory has no `sweep.csv`.
+    The run has `table` and `notes` as the terminal shows them, and the figures and files of the
+    sweep. It joins the W&B group `group`, as do the runs of the sweep. A second call for the same
+    directory updates the first upload.
     """
-    if not (directory / "sweep.csv").is_file():
-        return
     run = _open_wandb(
         tracker,
         dir=directory,
@@ -126,13 +135,33 @@ def track_sweep(directory: Path, tracker: TrackerConfig, group: str) -> None:
     )
     if run is None:
         return
-    import pandas as pd
     import wandb
 
-    table = pd.read_csv(directory / "sweep.csv")
-    run.log({"sweep": wandb.Table(dataframe=table, allow_mixed_types=True)})
-    _attach(run, sorted(directory.glob("sweep.*")))
+    names = {str(name): str(name).replace("\n", " ") for name in table}
+    run.log({"arms": wandb.Table(dataframe=table.rename(columns=names))})
+    run.summary.update({f"note_{number}": note for number, note in enumerate(notes)})
+    paths = sorted(directory.glob("sweep.*"))
+    _attach(run, paths)
+    _show(run, paths)
     run.finish()
+
+
+def sync_command(directory: Path) -> str | None:
+    """Return the command that uploads the offline W&B runs of a sweep; None if there are none."""
+    folders = [directory, *directory.glob("*/")]
+    if not any(folder.glob("wandb/offline-run-*") for folder in folders if folder.is_dir()):
+        return None
+    place = shlex.quote(str(directory))
+    return f"wandb sync {place}/wandb/offline-run-* {place}/*/wandb/offline-run-*"
+
+
+def _show(run: "wandb.Run", paths: Sequence[Path]) -> None:
+    import wandb
+
+    kinds: dict[str, Any] = {".png": wandb.Image, ".html": wandb.Html}
+    panels = {path.stem: kinds[path.suffix](str(path)) for path in paths if path.suffix in kinds}
+    if panels:
+        run.log(panels)
 
 
 def _attach(run: "wandb.Run", paths: Sequence[Path]) -> None:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import Progress, RequestRecord, Result, summarize
@@ -89,13 +90,25 @@ def run_job(
         config.tracker,
         config=plain(config),
         group=f"{config.name}/{out_dir.parent.name}" if is_job else config.name,
-        name=settings if is_job else f"{config.name}/{out_dir.name}",
-        tags=settings.split(",") if is_job else (),
+        **_names_of(config, out_dir.name, settings.split(",") if is_job else []),
     )
     with tracker, nullcontext(_nothing) if bar is None else bar(config.name) as show_progress:
         outcome = _finished(config, out_dir, tracker, show_progress, show, draws=not is_job)
     show(outcome)
     return outcome.summary
+
+
+def _names_of(config: ExperimentConfig, run: str, settings: Sequence[str]) -> dict[str, Any]:
+    # W&B lists runs by name: what is compared comes first, and what repeats it last
+    repeats = [each for each in settings if each.partition("=")[0] in ("seed", "slice")]
+    arm = [each for each in settings if each not in repeats]
+    tags = [config.model.name, config.workload.kind, *settings]
+    job_type = " ".join(arm) or None
+    return {
+        "name": " ".join([*arm, *repeats]) or f"{config.name}/{run}",
+        "job_type": job_type,
+        "tags": tags,
+    }
 
 
 def _finished(

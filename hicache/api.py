@@ -6,10 +6,8 @@ optional dependencies `hicache[analysis]`.
 """
 
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +20,7 @@ from hicache.results.requests_file import read_requests
 from hicache.results.verdict import objections
 from hicache.runs.checks import locked
 from hicache.runs.errors import CONFIG_ERRORS, sentence
-from hicache.runs.grid import choices_of, jobs_of, name_of, varied
+from hicache.runs.grid import choices_of, jobs_of, name_of, new_dir, varied
 from hicache.runs.job import run_job
 from hicache.runs.schema import config_of, grid_of
 from hicache.runs.stored import is_finished, read_summary
@@ -226,11 +224,7 @@ def _grid_of(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def _new_dir(config: ExperimentConfig, out_dir: str | Path | None) -> Path:
-    if out_dir is not None:
-        return Path(out_dir)
-    return Path(
-        "outputs", config.name, f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}_{secrets.token_hex(3)}"
-    )
+    return new_dir(config.name) if out_dir is None else Path(out_dir)
 
 
 def _config_of(*overrides: str) -> ExperimentConfig:

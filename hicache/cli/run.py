@@ -4,6 +4,7 @@ hicache run                                     replay the built-in workload
 hicache run workload=mooncake_conversation storage=slab prefetch.stop=best_effort
 hicache run -m cache.host_gib=64,128,256 seed=0,1,2
 hicache run experiment=prefetch_stop            run a question with its grid
+hicache run -m cache.host_gib=64,128 --until 0.05   add seeds until intervals are narrow
 hicache run --help storage                      show the knobs of a group
 
 A run writes its results to a directory and prints the path as its last line. To continue an
@@ -22,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from hicache.cli import knobs
+from hicache.cli import knobs, until
 from hicache.cli.command import in_one_sentence
 from hicache.cli.progress import progress_bar
 from hicache.cli.sweep import end_early
@@ -86,6 +87,9 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     # argparse wants overrides to be adjacent
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))
+    if any(word.partition("=")[0] == "--until" for word in sys.argv[1:]):
+        until.main(sys.argv[1:])
+        return
     if {"-h", "--help"} & set(sys.argv[1:]):
         show_help([word for word in sys.argv[1:] if not word.startswith("-")])
         return

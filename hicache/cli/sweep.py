@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from hicache.cli.console import console
 from hicache.cli.progress import JobWatch
 from hicache.cli.tables.groups import SLICE, StoredRun, differing_keys, group_runs, load_runs
 from hicache.cli.terminal import line_of
-from hicache.config import TrackerConfig
 from hicache.results.tracking import sync_command, track_sweep
 from hicache.results.verdict import in_short, objections
 from hicache.runs.errors import missing, report_error
 from hicache.runs.grid import choices_of_sweep, jobs_of
+from hicache.runs.schema import stored_config
 from hicache.runs.stored import CONFIG_FILE, is_finished, read_yaml
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class SweepProgress(Callback):
         try:
             if finished:
                 table = sum_up(watch.directory, finished, title=str(config.name))
-                tracker = OmegaConf.to_object(config.tracker)
-                assert isinstance(tracker, TrackerConfig)
+                # that of the jobs, whose overrides the sweep itself does not have
+                tracker = stored_config(finished[0] / CONFIG_FILE).tracker
                 group = f"{config.name}/{watch.directory.name}"
                 if table is not None:
                     track_sweep(watch.directory, tracker, group, table.texts, table.notes)

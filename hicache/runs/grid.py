@@ -5,8 +5,10 @@ The name of a job is its number and the settings that differ between jobs, as in
 """
 
 import re
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from itertools import islice, product
 from math import prod
@@ -74,6 +76,11 @@ def name_of(number: int, overrides: Sequence[str]) -> str:
         end = key.rpartition(".")[2]
         parts.append((end if ends[end] == 1 else key) + "=" + re.sub(r"[^\w.+-]+", "_", value))
     return "_".join(filter(None, [str(number), ",".join(parts)]))[:MAX_NAME]
+
+
+def new_dir(name: str) -> Path:
+    """Return a path for the results of a run or sweep of this name, as Hydra names them."""
+    return Path("outputs", name, f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}_{secrets.token_hex(3)}")
 
 
 def find_jobs(directory: Path) -> dict[int, Path]:

@@ -178,11 +178,14 @@ def load_run(path: Path) -> StoredRun:
         for override in read_yaml(path / TYPED, list):
             key, _, value = str(override).partition("=")
             typed[key.lstrip("+~")] = value
+    settings = flat(config)
+    if settings.get("workload.windows"):  # of the last release
+        settings[SLICE] = f"{settings.get('workload.window')}/{settings['workload.windows']}"
     origin = provenance.read_provenance(path)
     sources = provenance.sources_of(origin)
     return StoredRun(
         path=path,
-        config=flat(config),
+        config=settings,
         summary=read_summary(path),
         typed=typed,
         metrics=tuple(metrics),

@@ -1,0 +1,534 @@
+"""Admission: the memory that a request is charged, and for how many decode steps it suffices."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.pages import PageAllocator
+from hicache.config import SWA_BUDGETS, CacheConfig, SchedulerConfig
+from hicache.policies.policy import presets
+from hicache.policies.window_charge import swa_budget_for_req
+from hicache.scheduler.admission import (
+    Admission,
+    NewTokenRatio,
+    StepBudget,
+    are_free,
+    ceil_page,
+    pages_for,
+    steps_in_free_pages,
+    steps_in_page,
+    steps_with_pages,
+)
+from hicache.scheduler.decision import Admit, Defer, Reason
+from tests.cache.small import named_kinds, world_of
+
+PAGE, WINDOW, PLENTY, FAR = 16, 32, 1 << 20, 64
+
+
+def cache_of(
+    rooms: dict[int, int],
+    *,
+    free: dict[int, int] | None = None,
+    swa_pages: int | None = 1000,
+    page: int = PAGE,
+    demotes: bool = False,
+) -> Any:
+    """A cache with this room by kind, in tokens or slots; by default all of it is free pages."""
+    has = {"window_len": WINDOW * (SWA in rooms), "has_states": MAMBA in rooms}
+    pages = free or {kind: room // page for kind, room in rooms.items()}
+    return SimpleNamespace(
+        page_size=page,
+        knobs=CacheConfig(),
+        quirks=SimpleNamespace(states_per_request=2),
+        tree=SimpleNamespace(kinds=named_kinds(page, **has), demotes=demotes),
+        rooms=rooms,
+        room=lambda kind=FULL: rooms[kind],
+        available_size=lambda kind: pages[kind] * page,
+        taken=lambda kind, claims: claims.get(kind, 0),
+        growth_pages=lambda kind, tokens: tokens // page,
+        device=SimpleNamespace(is_shared=False),
+        pools=[[None, PageAllocator(swa_pages), None]],
+    )
+
+
+def admission(cache: Any, window_charge: Any = None, **knobs: Any) -> Admission:
+    config = SchedulerConfig(**knobs)
+    policy = presets(world_of(scheduler=config)).requests
+    return Admission(cache, config, window_charge or policy.window_charge)
+
+
+def req(prompt: int = 100, answer: int = 8, *, computed: int = 0, **more: int) -> Any:
+    pages = {"num_pages": -(-computed // PAGE), "left_page": (computed - 1) // PAGE, **more}
+    return SimpleNamespace(
+        kv_len=computed,
+        target_len=prompt,
+        extend_len=prompt - computed,
+        remaining_output=answer,
+        sequence=SimpleNamespace(**pages),
+    )
+
+
+def running(kv_len: int, answer: int = 500, **more: int) -> Any:
+    return req(kv_len, answer, computed=kv_len, **more)
+
+
+def match(*, usable: int = 0, host: int = 0, swa_host: int = 0, state_host: int = 0) -> Any:
+    hits = (host, swa_host, state_host)
+    return SimpleNamespace(usable_len=usable, host_hit_length=host, host_hits=hits)
+
+
+def budget(*, chunk: int = 4096, reserved: float = 0, reserved_swa: int = 0) -> StepBudget:
+    windows = {SWA: reserved_swa}
+    return StepBudget(chunk_tokens=chunk, reserved_tokens=reserved, reserved_windows=windows)
+
+
+# -- the charge of a request ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "reserved", "knobs", "charge"),
+    [
+        (req(), match(), 0, {}, 100 + 8 + PAGE),
+        (req(101), match(), 0, {}, 101 + 8 + PAGE),
+        (req(answer=9), match(), 0, {}, 100 + 9 + PAGE),
+        (req(answer=500), match(), 0, {"clip_new_tokens": 20}, 100 + 20 + PAGE),
+        (req(), match(usable=48), 0, {}, 52 + 8 + PAGE),
+        (req(), match(usable=48, host=32), 0, {}, 52 + 32 + 8 + PAGE),  # loaded into new pages
+        (req(), match(), 50, {}, 100 + 8 + PAGE),
+    ],
+)
+def test_request_is_admitted_if_its_charge_leaves_a_token_of_unreserved_room(
+    asked: Any, found: Any, reserved: int, knobs: dict[str, int], charge: int
+) -> None:
+    decisions = []
+    for room in (charge + reserved, charge + reserved + 1):
+        spent = budget(reserved=reserved)
+        decisions.append(admission(cache_of({FULL: room}), **knobs).decide(asked, found, spent))
+    defer = Defer(Reason.tokens, stands=True, needed=charge, room=charge + reserved)
+    assert decisions == [defer, Admit(4096)]
+
+
+def windowed(swa_room: int, swa_pages: int | None = 1000, page: int = PAGE) -> Any:
+    return cache_of({FULL: PLENTY, SWA: swa_room}, swa_pages=swa_pages, page=page)
+
+
+DEFERRED = Defer(Reason.swa_tokens, stands=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "reserved", "charge"),
+    [
+        (match(), 0, 7 * PAGE + PAGE),  # a prompt of 100 fills 7 pages
+        (match(), 30, 7 * PAGE + PAGE + 30),
+        (match(usable=64, swa_host=20), 0, 3 * PAGE + PAGE + 2 * PAGE),
+    ],
+)
+def test_window_pool_admits_a_request_if_its_charge_leaves_a_token(
+    found: Any, reserved: int, charge: int
+) -> None:
+    decisions = [
+        admission(windowed(room)).decide(req(), found, budget(reserved_swa=reserved))
+        for room in (charge, charge + 1)
+    ]
+    assert decisions == [DEFERRED, Admit(4096)]
+
+
+class Doubled:
+    """A charge that grows by two tokens with each token of the chunk."""
+
+    def window_charge(self, *, extend: int, chunk: int, page: int, **_: int) -> int:
+        return 2 * min(extend, chunk) + page
+
+
+class Squared:
+    """A charge that grows faster than the chunk: 1 token for the first page of it, 4 for two ..."""
+
+    def window_charge(self, *, extend: int, chunk: int, page: int, window: int, **_: int) -> int:
+        return (max(min(extend, chunk) - window, 0) // page) ** 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pool", "reserved", "chunk", "charge", "decision"),
+    [
+        # in a pool of 160 tokens, a window and a page leave 112
+        (144, (160, 10), 0, 4096, None, Admit(112)),
+        (4000, (160, 10), 0, 4096, None, Admit(112)),
+        (4000, (160, 10), 15, 4096, None, Admit(96)),  # whole pages of what is left
+        (4000, (160, 10), 111, 4096, None, DEFERRED),
+        (4000, (160, 4), 0, 64, None, Admit(64)),  # no more than the step allows
+        (4000, (160, 10), 0, 4096, Doubled, Admit(64)),
+        (4000, (160, 10), 0, 4096, Squared, Admit(192)),
+        # a shortage that will pass: the pool could hold the whole prompt
+        (100, (100, 10), 0, 4096, None, DEFERRED),
+        (100, (100, None), 0, 4096, None, DEFERRED),
+    ],
+)
+def test_prompt_that_a_window_pool_never_holds_starts_with_the_longest_chunk_that_fits(
+    prompt: int,
+    pool: tuple[int, int | None],
+    reserved: int,
+    chunk: int,
+    charge: type | None,
+    decision: Admit | Defer,
+) -> None:
+    judging = admission(windowed(*pool), charge and charge().window_charge)
+    spent = budget(chunk=chunk, reserved_swa=reserved)
+    assert judging.decide(req(prompt), match(), spent) == decision
+
+
+@pytest.mark.parametrize("form", SWA_BUDGETS)
+def test_longest_chunk_that_fits_is_what_window_and_host_hit_leave(form: str) -> None:
+    for max_new, window_taken in ((8, 8), (500, WINDOW)):
+        held = window_taken if form == "sglang_0_5_23" else WINDOW
+        for swa_host in (0, 20):
+            host = {"no_host_term": 0, "double": 2}.get(form, 1) * ceil_page(swa_host, PAGE)
+            for room, chunk in ((1000, 4096), (1003, 500), (1000, 64)):
+                fits = (room - held - PAGE - host) // PAGE * PAGE
+                decision = admission(windowed(room, 4), swa_budget=form).decide(
+                    req(4000, max_new), match(swa_host=swa_host), budget(chunk=chunk)
+                )
+                assert decision == Admit(min(chunk, fits))
+
+
+def test_chunk_that_fits_may_be_one_token_where_pages_are() -> None:
+    judging = admission(windowed(WINDOW + 2, WINDOW + 2, page=1))
+    assert judging.decide(req(4000), match(), budget()) == Admit(1)
+
+
+@pytest.mark.parametrize(("state_host", "slots"), [(0, 2), (1, 3)])
+def test_request_takes_two_state_slots_and_one_more_for_a_state_on_the_host(
+    state_host: int, slots: int
+) -> None:
+    decisions = [
+        admission(cache_of({FULL: PLENTY, MAMBA: room})).decide(
+            req(), match(state_host=state_host), budget()
+        )
+        for room in (slots - 1, slots)
+    ]
+    assert decisions == [Defer(Reason.slots, stands=True), Admit(4096)]
+
+
+# -- the charge of a window, by formula: SGLang's pull requests 27391 and 32379 ------------------
+
+FORMS = ("no_host_term", "reports", "double", "sglang_0_5_23")
+
+
+@pytest.mark.parametrize(
+    ("extend", "max_new", "chunk", "window", "page", "host", "by_form"),
+    [
+        (64, 512, None, 128, 16, 0, (144, 144, 144, 144)),
+        (64, 32, None, 128, 16, 0, (144, 144, 144, 112)),
+        (10, 20, None, 512, 8, 0, (520, 520, 520, 38)),
+        (300, 512, None, 128, 16, 0, (316, 316, 316, 316)),
+        (200, 512, 50, 64, 8, 0, (72, 72, 72, 72)),
+        (300, 512, 500, 64, 64, 0, (364, 364, 364, 364)),
+        (2000, 256, 1024, 512, 16, 0, (1040, 1040, 1040, 1040)),
+        (0, 40, None, 128, 16, 0, (144, 144, 144, 56)),
+        (64, 512, None, 128, 16, 100, (144, 256, 368, 256)),  # 100 tokens are 7 pages
+        (64, 512, None, 128, 16, 1, (144, 160, 176, 160)),
+    ],
+)
+def test_each_formula_charges_chunk_window_page_and_host_hit(
+    extend: int,
+    max_new: int,
+    chunk: int | None,
+    window: int,
+    page: int,
+    host: int,
+    by_form: tuple[int, ...],
+) -> None:
+    sizes = {"extend": extend, "chunk": chunk, "window": window, "page": page}
+    hit_and_answer: Any = {"swa_host_hit_length": host, "max_new": max_new}
+    charges = [swa_budget_for_req(form, **sizes, **hit_and_answer) for form in FORMS]  # type: ignore[arg-type]
+    assert tuple(charges) == by_form
+
+
+# -- what is reserved for admitted requests ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "chunk_end", "reserved"),
+    [
+        (8, 64, 36 + PAGE),  # the rest of the prompt
+        (8, 100, 8 + PAGE),  # the answer
+        (500, 100, 20 + PAGE),  # up to the clip
+    ],
+)
+def test_admitted_request_reserves_the_rest_of_its_prompt_or_its_answer_and_a_page(
+    answer: int, chunk_end: int, reserved: int
+) -> None:
+    spent = budget(reserved=7)
+    admission(cache_of({FULL: PLENTY}), clip_new_tokens=20).reserve(
+        req(100, answer), chunk_end, spent
+    )
+    assert (spent.reserved_tokens, spent.reserved_windows) == (7 + reserved, {SWA: 0})
+
+
+@pytest.mark.parametrize(
+    ("computed", "chunk", "chunk_end", "reserved"),
+    [
+        (0, 48, 48, PAGE),  # the chunk of 48 is charged 48 and a page
+        (60, 48, 92, 48 + PAGE - 32),  # of three pages it takes two
+        (0, 16, 96, 0),  # it takes more than it was charged
+    ],
+)
+def test_admitted_request_reserves_the_window_charge_that_its_first_chunk_does_not_take(
+    computed: int, chunk: int, chunk_end: int, reserved: int
+) -> None:
+    spent = budget(chunk=chunk, reserved_swa=5)
+    admission(windowed(PLENTY)).reserve(req(computed=computed), chunk_end, spent)
+    assert spent.reserved_windows[SWA] == 5 + reserved
+
+
+def test_a_share_of_running_answers_and_the_rest_of_a_partial_prompt_are_reserved() -> None:
+    judging = admission(cache_of({FULL: PLENTY}), clip_new_tokens=60, new_token_ratio=0.5)
+    assert judging.reserved_tokens([req(answer=40), req(answer=100)], None) == 0.5 * (40 + 60)
+    half = req(100, answer=100, computed=64)
+    assert judging.reserved_tokens([], half) == 36 + PAGE + 0.5 * 60
+
+
+# -- the share of the answers --------------------------------------------------------------------
+
+
+def ratio(first: float = 0.7, floor: float = 0.1, decay_steps: int = 600) -> NewTokenRatio:
+    return NewTokenRatio(
+        SchedulerConfig(
+            new_token_ratio=first,
+            new_token_ratio_floor=floor,
+            new_token_ratio_decay_steps=decay_steps,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "share"),
+    [
+        ((), 0, 0.7),
+        ((), 150, 0.55),
+        ((), 600, 0.1),
+        ((), 900, 0.1),
+        ((0.7, 0.1, 0), 0, 0.7),
+        ((0.7, 0.1, 0), 1, 0.1),
+        ((0.05, 0.3), 0, 0.05),  # a floor above the first share is ignored
+        ((0.05, 0.3), 10_000, 0.05),
+    ],
+)
+def test_share_falls_linearly_to_its_floor(
+    settings: tuple[Any, ...], steps: int, share: float
+) -> None:
+    falling = ratio(*settings)
+    assert falling.after(steps) == pytest.approx(share)
+    falling.decoded(steps // 3)
+    falling.decoded(steps - steps // 3)
+    assert falling.after() == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("decoded", "max_new", "left", "share"),
+    [
+        (50, 199, 2, 0.45),  # (50 + 20 · 2) / (199 + 1)
+        (0, 999, 1, 0.02),  # lower than the floor until the next step
+        (500, 99, 4, 1.0),  # no higher than all of it
+    ],
+)
+def test_retraction_sets_the_share_by_the_answers_of_the_requests_that_still_run(
+    decoded: int, max_new: int, left: int, share: float
+) -> None:
+    falling = ratio()
+    falling.decoded(400)
+    falling.retracted(
+        [
+            SimpleNamespace(decoded=done, request=SimpleNamespace(output_len=length))
+            for done, length in [(decoded, max_new)] + [(0, 0)] * (left - 1)
+        ]  # type: ignore[arg-type]
+    )
+    assert falling.after() == pytest.approx(share)
+    assert falling.after(100) == pytest.approx(max(share - 0.1, 0.1))  # it falls as fast as before
+
+
+# -- for how many decode steps there is memory ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "steps", "pages"),
+    [
+        ((31,), 1, 0),
+        ((32,), 1, 1),
+        ((33,), 15, 0),
+        ((33,), 16, 1),
+        ((33,), 31, 1),
+        ((33,), 32, 2),
+        ((32, 40), 16, 2),
+    ],
+)
+def test_pages_are_taken_for_tokens_beyond_the_pages_of_each_request(
+    lengths: tuple[int, ...], steps: int, pages: int
+) -> None:
+    ahead = running(33, num_pages=50)  # its spare pages are no credit to others
+    assert pages_for([*map(running, lengths), ahead], PAGE, steps) == pages
+
+
+@pytest.mark.parametrize(
+    ("lengths", "wanted", "steps"),
+    [((40, 45, 33), 64, 3), ((40, 45, 33), 2, 2), ((40, 45, 33), 0, 1), ((40, 48), 64, 1)],
+)
+def test_steps_in_a_page_end_with_the_first_page_that_is_full(
+    lengths: tuple[int, ...], wanted: int, steps: int
+) -> None:
+    assert steps_in_page([*map(running, lengths)], PAGE, wanted) == steps
+
+
+@pytest.mark.parametrize(
+    ("free", "evictable", "demotes", "kv_len", "wanted", "steps"),
+    [
+        ({FULL: 2}, {}, False, 32, 32, 32),
+        ({FULL: 0}, {FULL: 2}, False, 32, 32, 32),
+        # too few pages halve the steps
+        ({FULL: 1}, {}, False, 32, 64, 16),
+        ({FULL: 0}, {}, False, 33, 60, 15),
+        ({FULL: 0}, {}, False, 32, 64, 0),
+        # write_back copies a victim before the next step: the steps end within a page
+        ({FULL: 1}, {FULL: 9}, True, 33, 64, 15),
+        ({FULL: 1}, {FULL: 9}, True, 33, 31, 31),  # one page, and it is free
+        # window pages are taken within a page unless they are free
+        ({FULL: 9, SWA: 1}, {SWA: 9}, False, 33, 64, 15),
+        ({FULL: 9, SWA: 1}, {SWA: 9}, False, 33, 31, 31),
+        ({FULL: 9, SWA: 0}, {}, False, 32, 64, 0),
+    ],
+)
+def test_steps_end_where_free_or_evictable_pages_of_a_kind_do(
+    free: dict[int, int],
+    evictable: dict[int, int],
+    kv_len: int,
+    wanted: int,
+    steps: int,
+    *,
+    demotes: bool,
+) -> None:
+    rooms = {kind: (count + evictable.get(kind, 0)) * PAGE for kind, count in free.items()}
+    cache = cache_of(rooms, free=free, demotes=demotes)
+    assert steps_with_pages(cache, [running(kv_len)], wanted) == steps
+
+
+@pytest.mark.parametrize(("spare", "steps"), [(0, 31), (1, 15)])
+def test_steps_in_free_pages_leave_spare_pages_free(spare: int, steps: int) -> None:
+    cache = cache_of({FULL: 9 * PAGE, SWA: PAGE})
+    assert steps_in_free_pages(cache, [running(33)], 31, spare=spare) == steps
+
+
+@pytest.mark.parametrize(("kv_len", "free", "fits"), [(31, 0, True), (32, 0, False), (32, 1, True)])
+def test_next_step_fits_if_its_pages_are_free(kv_len: int, free: int, *, fits: bool) -> None:
+    assert are_free(cache_of({FULL: free * PAGE}), [FULL], [running(kv_len)], 1) is fits
+
+
+# -- how long a deferral stands ------------------------------------------------------------------
+
+
+def deferred(
+    reqs: list[Any],
+    room: int,
+    *,
+    swa_room: int | None = None,
+    free: int = 0,
+    **knobs: float,
+) -> tuple[Callable[[int], int], Callable[[int], int], Admit | Defer]:
+    """A request of 108 tokens that is decided on beside `reqs`: the steps foreseen, those found.
+
+    The steps found are those after which the request is admitted, or a running request needs a page
+    and none is free.
+    """
+    rooms = {FULL: room} if swa_room is None else {FULL: room, SWA: swa_room}
+    cache = cache_of(rooms, free=dict.fromkeys(rooms, free))
+    judging = admission(cache, new_token_ratio_decay_steps=40, **knobs)
+
+    def decide() -> Admit | Defer:
+        spent = budget(chunk=8192, reserved=judging.reserved_tokens(reqs, None))
+        return judging.decide(req(), match(), spent)
+
+    decision = decide()
+
+    def foreseen(steps: int) -> int:
+        assert isinstance(decision, Defer)
+        return judging.steps_deferred(decision, reqs, steps)
+
+    def found(steps: int) -> int:
+        left = free
+        for done in range(1, steps):
+            taken = sum(each.kv_len % PAGE == 0 for each in reqs)
+            left -= taken
+            if left < 0:
+                return max(done - 1, 1)
+            rooms[FULL] -= taken * PAGE
+            judging.new_token_ratio.decoded(1)
+            for each in reqs:
+                each.kv_len += 1
+                each.remaining_output -= 1
+            if not isinstance(decide(), Defer):
+                return done
+        return steps
+
+    return foreseen, found, decision
+
+
+answers = st.lists(st.tuples(st.integers(100, 131), st.integers(FAR, 6000)), min_size=1, max_size=4)
+
+
+@given(lengths=answers, room=st.integers(120, 3000), free=st.integers(0, 20))
+def test_shortage_of_tokens_stands_no_longer_than_in_single_steps(
+    lengths: list[tuple[int, int]], room: int, free: int
+) -> None:
+    foreseen, found, decision = deferred([running(*each) for each in lengths], room, free=free)
+    assume(isinstance(decision, Defer))
+    assert 1 <= foreseen(FAR) <= found(FAR)
+
+
+@given(lengths=answers, room=st.integers(120, 3000))
+def test_within_a_page_the_end_of_a_shortage_is_the_same_as_in_single_steps(
+    lengths: list[tuple[int, int]], room: int
+) -> None:
+    foreseen, found, decision = deferred([running(*each) for each in lengths], room, free=1000)
+    in_page = min([-length % PAGE for length, _ in lengths])
+    assume(in_page > 0 and isinstance(decision, Defer))
+    assert foreseen(in_page) == found(in_page)
+
+
+ALL = {"new_token_ratio": 1.0, "new_token_ratio_floor": 1.0}  # whole answers are reserved
+
+
+@pytest.mark.parametrize(
+    ("running_len", "answer", "room", "free", "knobs", "steps"),
+    [
+        (100, 5000, 120, 4, {}, FAR),  # beyond a page while pages are free
+        (100, 5000, 120, 1, {}, 28),
+        (100, 5000, 120, 0, {}, 12),
+        (97, 70, 100 + 8 + PAGE + 70 - 3, 0, ALL, 4),  # after three steps no token would be left
+    ],
+)
+def test_shortage_of_tokens_stands_until_answers_are_shorter_or_pages_are_evicted(
+    running_len: int, answer: int, room: int, free: int, knobs: dict[str, float], steps: int
+) -> None:
+    reqs = [running(running_len, answer)]
+    assert deferred(reqs, room, free=free, **knobs)[0](FAR) == steps
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "left_page", "steps"),
+    [(97, 6, 15), (111, 6, 1), (112, 6, 1), (97, -1, 1)],  # the first step leaves prompt pages
+)
+def test_shortage_of_window_pages_stands_until_a_page_is_full_or_left(
+    kv_len: int, left_page: int, steps: int
+) -> None:
+    reqs = [running(kv_len, left_page=left_page), running(97)]
+    foreseen, _, decision = deferred(reqs, 100_000, swa_room=0)
+    assert decision == DEFERRED
+    assert foreseen(FAR) == steps
+
+
+def test_deferral_that_may_end_at_any_time_is_checked_after_each_step() -> None:
+    judging = admission(cache_of({FULL: 0}))
+    assert judging.steps_deferred(Defer(Reason.slots), [running(97, 9)], FAR) == 1

@@ -30,6 +30,24 @@ SEED = "seed"  # of requests and storage delays: a choice too, which is another 
 PLAIN: Choices = {SEED: "0", **{knob.name: next(iter(knob.values)) for knob in KNOBS}}
 
 
+def choices_of(words: Sequence[str]) -> dict[str, str]:
+    """The plain choices but for these, each written as `knob=value`.
+
+    Raises:
+        ValueError: there is no such knob or value.
+    """
+    choices = dict(PLAIN)
+    values = {knob.name: knob.values for knob in KNOBS}
+    for word in words:
+        knob, _, value = word.partition("=")
+        if knob not in PLAIN:
+            raise ValueError(f"there is no {knob}; scenarios differ in {', '.join(PLAIN)}")
+        if value not in values.get(knob, [value]):
+            raise ValueError(f"{knob} is one of {', '.join(values[knob])}, not {value}")
+        choices[knob] = value
+    return choices
+
+
 def draw(seed: int, number: int) -> dict[str, str]:
     """The choices of the numbered scenario; none depends on another scenario or another knob."""
     choices = {SEED: str(number)}

@@ -3,12 +3,11 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import BackUp, CopyState, StorageDelete, StorageWrite, Work
+from hicache.cache.tiers.transfer import BackUp, StorageWrite, Work
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.clock import NEVER
 from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, QuirksConfig, StorageConfig
@@ -277,12 +276,6 @@ def test_copy_is_complete_in_the_step_after_every_rank_has_made_it() -> None:
     assert kinds == [BackUp, StorageWrite] * 2
 
 
-def test_copies_that_are_not_reported_are_no_news() -> None:
-    ranks, slot = Ranks(), np.zeros(1, np.int32)
-    assert not ranks.engine.deliver(CopyState(source=slot, target=slot), 0)
-    assert not ranks.engine.deliver(StorageDelete(keys=[]), 0)
-
-
 def test_all_ranks_wait_for_the_copy_of_one_and_any_news_wakes_them() -> None:
     ranks = Ranks()
     ranks.begin_read()
@@ -356,12 +349,6 @@ def test_run_ends_at_the_next_step_end_if_a_vote_would_change_there() -> None:
     assert ranks.engine.step_end_ns == 323
     assert not ranks.engine.wake(323).finished
     assert ids(extend.req for extend in ranks.engine.extending) == [0]
-
-
-def test_votes_cut_no_run_where_requests_never_wait() -> None:
-    ranks = Ranks(stop="best_effort")
-    ranks.start(0, 107, answer=50)
-    assert len(ends_of(ranks.engine)) > 2
 
 
 # -- divergence ----------------------------------------------------------------------------------

@@ -32,10 +32,8 @@ class Alone:
     def count(self, *names: str) -> list[int]:
         return [self.engine.cache.counters[f"engine/{name}_ns"] for name in names]
 
-    def submit(
-        self, number: int, now_ns: int, *, answer: int = 9, came_ns: int | None = None
-    ) -> None:
-        self.engine.submit(fresh(number, 20, answer), now_ns, came_ns=came_ns)
+    def submit(self, number: int, now_ns: int, *, answer: int = 9) -> None:
+        self.engine.submit(fresh(number, 20, answer), now_ns)
 
     def prefill(self, count: int = 1) -> list[RequestState]:
         """Begin the step that computes the prompts of these requests; return them."""
@@ -91,15 +89,6 @@ def test_step_time_is_divided_by_prompt_tokens_without_its_wait_for_copies(
     alone.engine.wake(STEP_NS)
     assert [req.load_back_ns for req in reqs] == [5, 5]
     assert [(req.own_ns, req.shared_ns) for req in reqs] == [(own_ns, shared_ns)] * 2
-
-
-@pytest.mark.parametrize(("came_ns", "submitted_ns"), [(None, 130), (120, 120)])
-def test_request_is_submitted_at_its_arrival(came_ns: int | None, submitted_ns: int) -> None:
-    alone = Alone(max_running=1)
-    alone.decode()
-    alone.submit(1, 130, came_ns=came_ns)
-    alone.engine.wake(200)
-    assert [req.submitted_ns for req in alone.engine.scheduler.waiting] == [submitted_ns]
 
 
 def test_backlog_is_the_time_in_which_requests_wait_up_to_the_last_arrival() -> None:

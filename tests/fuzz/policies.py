@@ -76,7 +76,7 @@ class Ledger:
         assert entry.hits == self.hits[entry]
 
 
-LEDGERS: deque[Ledger] = deque(maxlen=8)
+LEDGERS: deque[Ledger] = deque(maxlen=16)  # of the last runs, one for each tree
 
 
 class Contrary:

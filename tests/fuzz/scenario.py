@@ -1,7 +1,6 @@
 """A scenario: one value of every knob, and the run that they describe."""
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
@@ -73,14 +72,6 @@ class Plan:
     config: ExperimentConfig
     workload: Workload
     overrides: Mapping[str, object]
-
-    @property
-    def command(self) -> str | None:
-        """How to ask for it elsewhere; None if no command line can name its requests."""
-        if self.workload.name == TALK:
-            return None
-        words = [*BASE, "engine.check_invariants=true", *_words(self.overrides)]
-        return shlex.join(["python", "-m", "experiments.run", *words])
 
 
 def plan_of(choices: Choices, limit: int | None = None) -> Plan:

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from tests.fuzz.scenario import PLAIN, Choices, draw, plan_of
+from tests.fuzz.scenario import PLAIN, Choices, draw
 from tests.fuzz.talk import NUM_REQUESTS
 from tests.fuzz.trial import Trial, try_choices
 
@@ -24,16 +24,14 @@ class Finding:
     error: str
     choices: Mapping[str, str]  # those that are not plain
     limit: int  # requests
-    command: str | None
 
     def __str__(self) -> str:
         words = " ".join(f"{name}={value}" for name, value in self.choices.items())
-        lines = [
-            f"scenario {self.name}: {self.error}",
-            f"  again: python -m tests.fuzz {self.name}",
-            f"  small: python -m tests.fuzz --limit {self.limit} {words}",
-        ]
-        return "\n".join(lines + ([f"  as run: {self.command}"] if self.command else []))
+        return (
+            f"scenario {self.name}: {self.error}\n"
+            f"  again: python -m tests.fuzz {self.name}\n"
+            f"  small: python -m tests.fuzz --limit {self.limit} {words}"
+        )
 
 
 def try_all(names: Sequence[str]) -> Iterator[Finding | bool]:
@@ -75,7 +73,6 @@ def examine(
         error=f"{type(result).__name__}: {result}",
         choices={knob: value for knob, value in small.items() if value != PLAIN[knob]},
         limit=requests,
-        command=plan_of(small, requests).command,
     )
 
 

@@ -1,12 +1,9 @@
 """Admission: the memory that a request is charged, and for how many decode steps it suffices."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import PageAllocator
@@ -215,37 +212,27 @@ def test_request_takes_two_state_slots_and_one_more_for_a_state_on_the_host(
 
 # -- the charge of a window, by formula: SGLang's pull requests 27391 and 32379 ------------------
 
+SIZES = ("extend", "max_new", "chunk", "window", "page", "swa_host_hit_length")
 FORMS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 
 
 @pytest.mark.parametrize(
-    ("extend", "max_new", "chunk", "window", "page", "host", "by_form"),
+    ("sizes", "charges"),
     [
-        (64, 512, None, 128, 16, 0, (144, 144, 144, 144)),
-        (64, 32, None, 128, 16, 0, (144, 144, 144, 112)),
-        (10, 20, None, 512, 8, 0, (520, 520, 520, 38)),
-        (300, 512, None, 128, 16, 0, (316, 316, 316, 316)),
-        (200, 512, 50, 64, 8, 0, (72, 72, 72, 72)),
-        (300, 512, 500, 64, 64, 0, (364, 364, 364, 364)),
-        (2000, 256, 1024, 512, 16, 0, (1040, 1040, 1040, 1040)),
-        (0, 40, None, 128, 16, 0, (144, 144, 144, 56)),
-        (64, 512, None, 128, 16, 100, (144, 256, 368, 256)),  # 100 tokens are 7 pages
-        (64, 512, None, 128, 16, 1, (144, 160, 176, 160)),
+        ((64, 512, None, 128, 16, 0), (144, 144, 144, 144)),
+        ((64, 32, None, 128, 16, 0), (144, 144, 144, 112)),
+        ((300, 512, None, 128, 16, 0), (316, 316, 316, 316)),
+        ((200, 512, 50, 64, 8, 0), (72, 72, 72, 72)),
+        ((300, 512, 500, 64, 64, 0), (364, 364, 364, 364)),
+        ((0, 40, None, 128, 16, 0), (144, 144, 144, 56)),
+        ((64, 512, None, 128, 16, 100), (144, 256, 368, 256)),  # 100 tokens are 7 pages
     ],
 )
 def test_each_formula_charges_chunk_window_page_and_host_hit(
-    extend: int,
-    max_new: int,
-    chunk: int | None,
-    window: int,
-    page: int,
-    host: int,
-    by_form: tuple[int, ...],
+    sizes: tuple[int | None, ...], charges: tuple[int, ...]
 ) -> None:
-    sizes = {"extend": extend, "chunk": chunk, "window": window, "page": page}
-    hit_and_answer: Any = {"swa_host_hit_length": host, "max_new": max_new}
-    charges = [swa_budget_for_req(form, **sizes, **hit_and_answer) for form in FORMS]  # type: ignore[arg-type]
-    assert tuple(charges) == by_form
+    by_name: Any = dict(zip(SIZES, sizes, strict=True))
+    assert tuple(swa_budget_for_req(form, **by_name) for form in FORMS) == charges
 
 
 # -- what is reserved for admitted requests ------------------------------------------------------
@@ -429,106 +416,33 @@ def test_next_step_fits_if_its_pages_are_free(kv_len: int, free: int, *, fits: b
 # -- how long a deferral stands ------------------------------------------------------------------
 
 
-def deferred(
-    reqs: list[Any],
-    room: int,
-    *,
-    swa_room: int | None = None,
-    free: int = 0,
-    **knobs: float,
-) -> tuple[Callable[[int], int], Callable[[int], int], Admit | Defer]:
-    """A request of 108 tokens that is decided on beside `reqs`: the steps foreseen, those found.
-
-    The steps found are those after which the request is admitted, or a running request needs a page
-    and none is free.
-    """
-    rooms = {FULL: room} if swa_room is None else {FULL: room, SWA: swa_room}
-    cache = cache_of(rooms, free=dict.fromkeys(rooms, free))
-    judging = admission(cache, new_token_ratio_decay_steps=40, **knobs)
-
-    def decide() -> Admit | Defer:
-        spent = budget(chunk=8192, reserved=judging.reserved_tokens(reqs, None))
-        return judging.decide(req(), match(), spent)
-
-    decision = decide()
-
-    def foreseen(steps: int) -> int:
-        assert isinstance(decision, Defer)
-        return judging.steps_deferred(decision, reqs, steps)
-
-    def found(steps: int) -> int:
-        left = free
-        for done in range(1, steps):
-            taken = sum(each.kv_len % PAGE == 0 for each in reqs)
-            left -= taken
-            if left < 0:
-                return max(done - 1, 1)
-            rooms[FULL] -= taken * PAGE
-            judging.new_token_ratio.decoded(1)
-            for each in reqs:
-                each.kv_len += 1
-                each.remaining_output -= 1
-            if not isinstance(decide(), Defer):
-                return done
-        return steps
-
-    return foreseen, found, decision
-
-
-answers = st.lists(st.tuples(st.integers(100, 131), st.integers(FAR, 6000)), min_size=1, max_size=4)
-
-
-@given(lengths=answers, room=st.integers(120, 3000), free=st.integers(0, 20))
-def test_shortage_of_tokens_stands_no_longer_than_in_single_steps(
-    lengths: list[tuple[int, int]], room: int, free: int
-) -> None:
-    foreseen, found, decision = deferred([running(*each) for each in lengths], room, free=free)
-    assume(isinstance(decision, Defer))
-    assert 1 <= foreseen(FAR) <= found(FAR)
-
-
-@given(lengths=answers, room=st.integers(120, 3000))
-def test_within_a_page_the_end_of_a_shortage_is_the_same_as_in_single_steps(
-    lengths: list[tuple[int, int]], room: int
-) -> None:
-    foreseen, found, decision = deferred([running(*each) for each in lengths], room, free=1000)
-    in_page = min([-length % PAGE for length, _ in lengths])
-    assume(in_page > 0 and isinstance(decision, Defer))
-    assert foreseen(in_page) == found(in_page)
-
-
 ALL = {"new_token_ratio": 1.0, "new_token_ratio_floor": 1.0}  # whole answers are reserved
 
 
 @pytest.mark.parametrize(
-    ("running_len", "answer", "room", "free", "knobs", "steps"),
+    ("rooms", "free", "reqs", "knobs", "steps"),
     [
-        (100, 5000, 120, 4, {}, FAR),  # beyond a page while pages are free
-        (100, 5000, 120, 1, {}, 28),
-        (100, 5000, 120, 0, {}, 12),
-        (97, 70, 100 + 8 + PAGE + 70 - 3, 0, ALL, 4),  # after three steps no token would be left
+        # a shortage of tokens stands until less is reserved for answers, or pages are evicted
+        ({FULL: 120}, 4, [running(100, 5000)], {}, FAR),
+        ({FULL: 120}, 1, [running(100, 5000)], {}, 28),
+        ({FULL: 120}, 0, [running(100, 5000)], {}, 12),
+        ({FULL: 100 + 8 + PAGE + 70 - 3}, 0, [running(97, 70)], ALL, 4),  # three leave no token
+        # a shortage of window pages stands until a page is full, or prompt pages leave the window
+        ({FULL: PLENTY, SWA: 0}, 0, [running(97), running(97)], {}, 15),
+        ({FULL: PLENTY, SWA: 0}, 0, [running(111), running(97)], {}, 1),
+        ({FULL: PLENTY, SWA: 0}, 0, [running(112), running(97)], {}, 1),
+        ({FULL: PLENTY, SWA: 0}, 0, [running(97, left_page=-1)], {}, 1),
+        # a shortage of slots stands until a running request ends
+        ({FULL: PLENTY, MAMBA: 0}, 0, [running(97)], {}, 15),
     ],
 )
-def test_shortage_of_tokens_stands_until_answers_are_shorter_or_pages_are_evicted(
-    running_len: int, answer: int, room: int, free: int, knobs: dict[str, float], steps: int
+def test_deferral_stands_until_the_step_that_may_end_the_shortage(
+    rooms: dict[int, int], free: int, reqs: list[Any], knobs: dict[str, Any], steps: int
 ) -> None:
-    reqs = [running(running_len, answer)]
-    assert deferred(reqs, room, free=free, **knobs)[0](FAR) == steps
-
-
-@pytest.mark.parametrize(
-    ("kv_len", "left_page", "steps"),
-    [(97, 6, 15), (111, 6, 1), (112, 6, 1), (97, -1, 1)],  # the first step leaves prompt pages
-)
-def test_shortage_of_window_pages_stands_until_a_page_is_full_or_left(
-    kv_len: int, left_page: int, steps: int
-) -> None:
-    reqs = [running(kv_len, left_page=left_page), running(97)]
-    foreseen, _, decision = deferred(reqs, 100_000, swa_room=0)
-    assert decision == DEFERRED
-    assert foreseen(FAR) == steps
-
-
-def test_deferral_that_may_end_at_any_time_is_checked_after_each_step() -> None:
-    judging = admission(cache_of({FULL: 0}))
-    assert judging.steps_deferred(Defer(Reason.slots), [running(97, 9)], FAR) == 1
+    cache = cache_of(rooms, free=dict.fromkeys(rooms, free))
+    judging = admission(cache, new_token_ratio_decay_steps=40, **knobs)
+    spent = budget(chunk=8192, reserved=judging.reserved_tokens(reqs, None))
+    decision = judging.decide(req(), match(), spent)
+    assert isinstance(decision, Defer)
+    assert judging.steps_deferred(decision, reqs, FAR) == steps
+    assert judging.steps_deferred(Defer(Reason.slots), reqs, FAR) == 1  # it may end at any time

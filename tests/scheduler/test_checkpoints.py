@@ -22,34 +22,12 @@ from tests.cache.small import (
     tokens_of,
     world_of,
 )
-from tests.scheduler.world import World, bare_world, fresh, plot_of, request_of
+from tests.scheduler.world import World, bare_world, fresh, plot_of
 
 PAGE = 16
 STATES = named_kinds(PAGE, has_states=True)
 WINDOWED = named_kinds(PAGE, window_len=8)
 Published = list[list[tuple[int, bool]]]
-
-
-@pytest.mark.parametrize(
-    ("name", "start", "branch", "wanted"),
-    [
-        ("end", 0, 100, {240}),
-        ("end_branch", 0, None, {240}),
-        ("end_branch", 0, 100, {100, 240}),
-        ("chunk_branch", 0, 100, {100, 240}),
-        ("branch_or_end", 0, None, {240}),
-        ("branch_or_end", 0, 100, {100}),
-        ("every", 63, None, {64, 128, 192, 240}),
-        ("every", 64, None, {128, 192, 240}),  # the state at 64 is there
-        ("every", 70, 100, {100, 128, 192, 240}),
-    ],
-)
-def test_placement_keeps_states_at_these_lengths(
-    name: str, start: int, branch: int | None, wanted: set[int]
-) -> None:
-    config = CacheConfig(checkpoints=name, checkpoint_tokens=64, page_size=PAGE)
-    policy = presets(world_of(STATES, cache=config)).requests.placement
-    assert set(policy.checkpoints("mamba", start, 240, branch)) == wanted
 
 
 class Fixed:
@@ -143,12 +121,15 @@ def test_chunk_is_published_up_to_its_windows_and_its_end(
         ("chunk_branch", None, [[(128, True)], [(240, True)]]),
         ("branch_or_end", 96, [[(96, True)], [(240, True)]]),
         ("branch_or_end", 208, [[(128, True)], [(208, True)]]),
+        ("branch_or_end", None, [[(128, True)], [(240, True)]]),
+        ("every", 96, [[(64, True), (96, True), (128, True)], [(192, True), (240, True)]]),
     ],
 )
 def test_each_chunk_is_published_as_its_placement_says(
     name: str, branch: int | None, wanted: Published, kinds: Kinds
 ) -> None:
-    config = CacheConfig(checkpoints=name, windows=name, page_size=PAGE)
+    grid = {"checkpoint_tokens": 64, "page_size": PAGE}
+    config = CacheConfig(checkpoints=name, windows=name, **grid)
     policy = presets(world_of(kinds, cache=config)).requests.placement
     if kinds is WINDOWED:  # the window before the last token, not before the last page
         wanted = [
@@ -190,24 +171,6 @@ def test_chunk_saves_its_states_in_free_slots_and_counts_those_it_misses(
     found = [(length, int(slot[0])) for length, slot in saver.chunk(asked, end).saves]
     assert (found, asked.sequence.boundary_slot) == (saves, left)
     assert counters["scheduler/missed_checkpoint_count"] == missed
-
-
-@pytest.mark.parametrize(
-    ("placement", "cached"),
-    [
-        ("end", [0, 0, 0]),
-        ("end_branch", [0, 0, 64]),
-        ("chunk_branch", [0, 64, 64]),
-        ("branch_or_end", [0, 64, 64]),
-        ("every", [0, 64, 64]),
-    ],
-)
-def test_prompt_that_branches_off_hits_the_nearest_state(placement: str, cached: list[int]) -> None:
-    world = bare_world("full_mamba", checkpoints=placement)
-    for number in (1, 2, 3):
-        prompt = [*range(70), *range(1000 * number, 1000 * number + 40)]
-        world.serve([request_of(number, prompt, [9, 9])])
-    assert [req.cached_len for req, _ in world.finished] == cached
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from hicache.cache.kinds import FULL, KEY_TAGS, MAMBA, SWA
-from hicache.cache.tree.digests import chain_seed, page_digests
+from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.tree.events import Purpose
-from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import SERVICE_ORDERS, WRITE_POLICIES, Batching, PrefetchConfig, StorageConfig
-from hicache.executor.completions import StepRun
-from hicache.request import Request
-from hicache.scheduler.batch import Batch
+from hicache.config import SERVICE_ORDERS, WRITE_POLICIES, Batching
 from tests.scheduler.world import (
     EAGER,
     KINDS,
-    STEP_NS,
     Plot,
     World,
     bare_world,
@@ -102,29 +96,6 @@ def test_last_running_request_is_retracted_where_its_window_finds_no_page(
     assert world.counters["scheduler/retracted_count"] == retractions > 0
 
 
-class FreeOfCharge:
-    """A window charge that admits every request."""
-
-    def window_charge(self, **sizes: int) -> int:
-        return 0
-
-
-@pytest.mark.parametrize("num_pages", range(8, 12))
-def test_last_running_request_waits_for_a_prompt_in_the_same_step(num_pages: int) -> None:
-    plot = plot_of(
-        "full_swa",
-        window_len=24,
-        device=(200, num_pages, 0),
-        chunk_tokens=16,
-        batching=Batching.mixed,
-        policy=FreeOfCharge(),
-    )
-    world = World(plot)
-    world.serve([fresh(0, 60, 60), fresh(1, 60, 60, 70_000_000)])
-    assert world.rejected == []
-    assert ended(world.finished) == [0, 1]
-
-
 def test_prompt_that_runs_out_of_pages_again_and_again_is_rejected() -> None:
     world = bare_world(chunk_tokens=16)
     extend, begun = world.cache.extend, set()
@@ -180,17 +151,9 @@ def test_full_pages_behind_a_state_on_the_host_are_not_charged_again() -> None:
 
 def test_step_carries_the_load_backs_of_its_requests() -> None:
     world = bare_world(device=(20, 0, 0))
-    loaded: list[int] = []
-    forward = world.executor.forward
-
-    def watch(batch: Batch, now_ns: int) -> StepRun:
-        loaded.extend(load.counts[FULL] for load in batch.load_backs)
-        return forward(batch, now_ns)
-
-    world.executor.forward = watch  # type: ignore[method-assign]
-    prompts = ([1] * 80, [2] * 120, [1] * 96)  # the second evicts the first
-    world.serve([request_of(n, prompt, [1], n * SECOND) for n, prompt in enumerate(prompts)])
-    assert loaded == [10]
+    world.serve([fresh(0, 80, 1), fresh(1, 120, 1)])  # the second evicts the first
+    world.submit(fresh(0, 96, 1))
+    assert [load.counts[FULL] for load in world.step().load_backs] == [10]
 
 
 def test_decode_step_that_evicts_under_write_back_retracts_no_request() -> None:
@@ -208,65 +171,3 @@ def test_answer_takes_the_page_that_its_window_leaves() -> None:
     world.serve([fresh(0, 24, 1), fresh(1, 8, 60, SECOND)])
     assert len(world.finished) == 2
     assert world.counters["evict/device_swa_pages"] == 0
-
-
-def test_window_pages_are_freed_while_an_answer_grows() -> None:
-    world = bare_world("full_swa", may_jump=False)
-    taken = []
-    world.hooks.append(lambda now_ns: taken.append(world.cache.pools[DEVICE][SWA].num_taken))
-    world.serve([fresh(0, 20, 120)])
-    # its window of 20 tokens and what lies before it as published with the prompt; not 18 pages
-    assert max(taken) <= 3 + 3 + 2
-
-
-def test_request_that_arrives_during_a_run_is_considered_at_the_next_step_end() -> None:
-    world = bare_world("all")
-    came_ns = 20 * STEP_NS + STEP_NS // 2
-    world.serve([fresh(0, 20, 60), fresh(1, 20, 2, came_ns)])
-    (second,) = (req for req, _ in world.finished if req.request.id == 1)
-    assert second.admitted_ns is not None
-    assert came_ns < second.admitted_ns <= came_ns + STEP_NS
-    assert second.submitted_ns == came_ns
-
-
-# -- several ranks -------------------------------------------------------------------------------
-
-STORED = StorageConfig(kind="memory", read_gbps=1.0, write_gbps=1.0, batch_pages=2, query_s=1e-4)
-WAITING = PrefetchConfig(threshold=16, occupied_share=1.0, stop="wait_complete")
-
-
-def ranked(num_ranks: int) -> tuple[World, Request, list[bytes]]:
-    """A world of ranks, and a request of which storage has 14 pages, by their keys."""
-    world = World(plot_of("full", storage=STORED, prefetch=WAITING, num_ranks=num_ranks))
-    request = fresh(0, 120, 2)
-    world.warm([request])
-    digests = page_digests(chain_seed(""), request.prompt.to_bytes(), 8 * 4)[:14]
-    return world, request, [digest + KEY_TAGS[FULL : FULL + 1] for digest in digests]
-
-
-@pytest.mark.parametrize(("num_ranks", "num_lost"), [(2, 0), (2, 14), (3, 1), (3, 4)])
-def test_ranks_use_the_pages_that_the_storages_of_all_hold(num_ranks: int, num_lost: int) -> None:
-    world, request, keys = ranked(num_ranks)
-    world.storages[-1].delete(keys[len(keys) - num_lost :])
-    world.serve([request])
-    assert world.counters["agreement/unequal_hits_count"] == (num_lost > 0)
-    assert world.counters["agreement/given_up_pages"] == num_lost
-    assert world.counters["agreement/illegal_lengths_count"] == 0
-    ((req, _),) = world.finished
-    assert req.storage_len == 8 * (14 - num_lost)
-    assert req.computed_len == 120 - req.storage_len
-
-
-def test_page_that_is_lost_between_query_and_read_is_used_by_no_rank() -> None:
-    world, request, keys = ranked(2)
-
-    def lose(now_ns: int) -> None:
-        prefetch = world.prefetcher and world.prefetcher.active.get(0)
-        if prefetch and prefetch.is_reading:
-            world.storages[-1].delete([keys[9]])
-
-    world.hooks.append(lose)
-    world.serve([request])
-    ((req, _),) = world.finished
-    assert req.storage_len == 8 * 9
-    assert world.counters["agreement/unequal_reads_count"] > 0

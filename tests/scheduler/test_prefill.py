@@ -17,9 +17,6 @@ from hicache.scheduler.decision import Reason
 from hicache.scheduler.queue_waits import NO_CHUNK, Cause, Shortage
 from tests.scheduler.world import World, bare_world, chunks, ended, fresh, ids, plot_of, request_of
 
-BUDGET = StepBudget(chunk_tokens=16, reserved_tokens=0)
-
-
 # -- chunks --------------------------------------------------------------------------------------
 
 
@@ -67,8 +64,8 @@ def test_step_computes_prompts_in_order_until_its_tokens_are_spent(
 
 def test_no_more_than_max_running_requests_run_and_a_deferred_one_keeps_its_place() -> None:
     world = bare_world(max_running=2, host=(0, 0, 0))
-    for number, length in enumerate((10, 200, 200, 8)):
-        world.submit(fresh(number, length, 20))
+    for number, sizes in enumerate(((10, 3), (200, 20), (200, 20), (8, 20))):
+        world.submit(fresh(number, *sizes))
     most = 0
     while not world.scheduler.is_idle:
         world.step()
@@ -121,38 +118,33 @@ def running_world(*lengths: int) -> World:
 
 
 @pytest.mark.parametrize(
-    ("is_copying", "lingering", "settled", "may_free"),
+    ("copies", "lingering", "settled", "others", "is_final"),
     [
-        (False, [], [], False),
-        (False, [], [True, True], False),
-        (True, [], [True], True),
-        (False, [], [True, False], True),
-        (False, ["pages"], [True], True),
-        (False, ["pages"], [], True),
+        ([], [], [], {}, True),
+        ([], [], [True, True], {}, True),
+        # a copy or a prefetch in flight may free memory
+        (["copy"], [], [True], {}, False),
+        ([], [], [True, False], {}, False),
+        ([], ["pages"], [], {}, False),
+        # another request has pages
+        ([], [], [], {"num_running": 1}, False),
+        ([], [], [], {"num_ending": 1}, False),
     ],
 )
-def test_refusal_is_final_unless_a_copy_or_a_prefetch_in_flight_may_free_memory(
-    *, is_copying: bool, lingering: list[str], settled: list[bool], may_free: bool
+def test_refusal_is_final_unless_memory_may_become_free(
+    copies: list[Any], lingering: list[str], settled: list[bool], others: Any, *, is_final: bool
 ) -> None:
-    world = bare_world()
-    world.cache.in_flight.update([object()] if is_copying else [])  # type: ignore[list-item]
+    prefill = bare_world().scheduler.prefill
+    prefill.cache.in_flight.update(copies)
     reads = {number: SimpleNamespace(is_settled=each) for number, each in enumerate(settled)}
-    prefill = world.scheduler.prefill
     prefill.prefetcher = SimpleNamespace(active=reads, lingering=lingering)  # type: ignore[assignment]
-    assert prefill.may_get_room == may_free
-    assert prefill._is_final(Batch(), BUDGET) == (not may_free)
-
-
-def test_refusal_is_not_final_while_another_request_has_pages() -> None:
-    prefill = running_world(10).scheduler.prefill
-    other = running_world(10).scheduler.running[0]
-    assert prefill._is_final(Batch(), BUDGET)
-    assert not prefill._is_final(Batch(extends=[Extend(other, 0, 8, [])]), BUDGET)
-    for spent in ({"num_running": 1}, {"num_ending": 1}):
-        budget = StepBudget(chunk_tokens=16, reserved_tokens=0, **spent)
-        assert not prefill._is_final(Batch(), budget)
+    assert prefill.may_get_room == (not is_final and not others)
+    budget = StepBudget(chunk_tokens=16, reserved_tokens=0, **others)
+    assert prefill._is_final(Batch(), budget) == is_final
+    (other,) = running_world(10).scheduler.running
+    assert not prefill._is_final(Batch(extends=[Extend(other, 0, 8, [])]), budget)
     prefill.partial = other
-    assert not prefill._is_final(Batch(), BUDGET)
+    assert not prefill._is_final(Batch(), budget)
 
 
 @pytest.mark.parametrize("waits_for", ["a running request", "a copy", None])
@@ -183,16 +175,11 @@ def test_deferral_is_counted_once_until_its_reason_changes() -> None:
 def test_prompt_tokens_are_attributed_to_tiers_at_the_first_admission_alone() -> None:
     world = running_world(100)
     (req,) = world.scheduler.running
+    names = ("device_len", "host_len", "storage_len")
     for now_ns, hits in ((77, (30, 20, 10)), (99, (90, 0, 0))):
         req.cached_len = sum(hits)
-        device, host, storage = hits
-        acquired = Acquired(
-            cached_len=sum(hits),
-            device_len=device,
-            host_len=host,
-            storage_len=storage,
-            load_back=None,
-        )
+        lengths: Any = dict(zip(names, hits, strict=True))
+        acquired = Acquired(cached_len=req.cached_len, load_back=None, **lengths)
         world.scheduler.prefill._account(req, acquired, now_ns)
     parts = (req.device_len, req.host_len, req.storage_len, req.computed_len, req.recomputed_len)
     assert (req.admitted_ns, parts) == (77, (30, 20, 10, 40, 10))

@@ -16,11 +16,8 @@ from tests.scheduler.world import (
     World,
     bare_world,
     chunks,
-    ended,
     fresh,
     ids,
-    plot_of,
-    random_requests,
     request_of,
 )
 
@@ -315,13 +312,3 @@ def test_page_of_two_kinds_leaves_the_host_one_kind_at_a_time() -> None:
         found = tree.victim(HOST, FULL, need)
         assert found is not None
         assert (found[0].start, found[0].end, found[1]) == (2, 3, kind)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("kind", ["full", "full_swa", "full_mamba", "all"])
-def test_all_requests_are_answered_on_small_pools(kind: str, *, asynchronous: bool) -> None:
-    pools = {"device": (40, 40, 20), "host": (20, 20, 9)}
-    world = World(plot_of(kind, scheduler=VLLM, asynchronous=asynchronous, **pools))
-    world.serve(random_requests(5, count=30, gap_ns=10_000_000))
-    assert sorted(ended(world.finished)) == list(range(30))
-    assert world.counters["scheduler/retracted_count"] > 0

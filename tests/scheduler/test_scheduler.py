@@ -33,17 +33,6 @@ def test_only_mixed_orders_decode_beside_prompts(batching: Batching) -> None:
     assert (len(batch.extends), ids(batch.decodes)) == (1, [0] * is_mixed)
 
 
-def test_first_token_comes_with_the_prompt_and_the_others_one_a_step() -> None:
-    world = bare_world()
-    for number, answer in enumerate((4, 1)):
-        world.submit(fresh(number, 20, answer))
-    steps = []
-    while not world.scheduler.is_idle:
-        steps.append(ids(world.step().decodes))
-    assert steps == [[], [0], [0], [0]]
-    assert [req.decoded for req in world.scheduler.ended.take().finished] == [1, 4]
-
-
 def test_scheduler_is_idle_without_waiting_partial_or_running_requests() -> None:
     world = bare_world()
     scheduler, seen = world.scheduler, []

@@ -8,9 +8,7 @@ from hicache.clock import SECOND_NS
 from hicache.config import PrefetchConfig, StorageConfig
 from hicache.request import Request
 from hicache.scheduler.request_state import RequestState
-from tests.fuzz.policies import UntilPagesCome
 from tests.scheduler.world import (
-    EAGER,
     PAGE_BYTES,
     STEP_NS,
     TOKEN_NS,
@@ -83,24 +81,3 @@ def test_read_that_ends_while_a_request_waits_for_memory_is_no_wait_for_storage(
     _, req = served(replace(plot(), scheduler=alone), fresh(0, 10, 9), fresh(1, 104, 1))
     assert req.admitted_ns == STEP_NS + 10 * TOKEN_NS + 8 * STEP_NS
     assert req.storage_wait_ns == 0
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_wait_for_storage_of_a_retracted_request_is_within_its_time_to_admission(
-    ranks: int,
-) -> None:
-    roomy = plot(ranks=ranks)
-    tight = replace(
-        roomy,
-        cache=roomy.cache | {"policy": UntilPagesCome()},
-        scheduler=EAGER,
-        device=(24, 0, 0),
-        # a page at a time, and slowly: a read is often half done at a step end
-        storage=replace(roomy.storage, batch_pages=1, query_s=0.0001, read_gbps=0.25),
-    )
-    reqs = served(tight, *(fresh(number, 20, 60) for number in range(6)))
-    assert sum(req.retractions for req in reqs) > 0
-    assert sum(req.storage_wait_ns for req in reqs) > 0
-    for req in reqs:
-        assert req.admitted_ns is not None
-        assert 0 <= req.storage_wait_ns <= req.admitted_ns - req.submitted_ns

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
 from random import Random
 from typing import Any
 
@@ -48,12 +47,6 @@ EAGER = SchedulerConfig(
 PREFETCH = PrefetchConfig(threshold=16, occupied_share=1.0)
 STORAGE = StorageConfig(kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4)
 KINDS = {"full": (0, False), "full_swa": (20, False), "full_mamba": (0, True), "all": (20, True)}
-
-
-TOLD = attrgetter(
-    *("request.id", "first_token_ns", "admitted_ns", "storage_wait_ns", "device_len", "host_len"),
-    *("storage_len", "computed_len", "recomputed_len", "num_parts", "retractions"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +125,12 @@ def random_requests(
     return requests
 
 
+def counts_of(req: RequestState) -> dict[str, object]:
+    """The id, and all numbers of a request."""
+    numbers = {name: each for name, each in vars(req).items() if isinstance(each, int | None)}
+    return {"id": req.request.id, **numbers}
+
+
 class PlainExecutor(SimulatedExecutor):
     """An executor whose step takes a fixed time and a time per prompt token."""
 
@@ -165,24 +164,17 @@ class World:
     def __init__(self, plot: Plot, *, checks: bool = True) -> None:
         sizes = {ord(tag): size for tag, size in zip("fsm", PAGE_BYTES, strict=True)}
         num_ranks = plot.num_ranks
-        self.storages = [
-            MemoryStorage(capacity_bytes=None, page_bytes=sizes) for _ in range(num_ranks)
-        ]
+        ranks = range(num_ranks)
+        self.storages = [MemoryStorage(capacity_bytes=None, page_bytes=sizes) for _ in ranks]
+        stores = [StandIns(each) for each in self.storages] if plot.has_storage else []
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
-        self.io = SimulatedIo(
-            plot.storage,
-            [StandIns(each) for each in self.storages] if plot.has_storage else [],
-            [rates] * num_ranks,
-            seed=0,
-        )
-        self.executors = [
-            PlainExecutor(self.io, plot.page_size, rank, num_ranks) for rank in range(num_ranks)
-        ]
-        self.ranks = [engine_of(plot, each, checks=checks) for each in self.executors]
-        first = self.ranks[0]
-        self.cache, self.prefetcher, self.scheduler = first.cache, first.prefetcher, first.scheduler
-        self.executor, self.counters = self.executors[0], self.cache.counters
-        self.engine = first
+        self.io = SimulatedIo(plot.storage, stores, [rates] * num_ranks, seed=0)
+        executors = [PlainExecutor(self.io, plot.page_size, rank, num_ranks) for rank in ranks]
+        self.ranks = [engine_of(plot, each, checks=checks) for each in executors]
+        self.engine = self.ranks[0]
+        self.cache, self.scheduler = self.engine.cache, self.engine.scheduler
+        self.prefetcher, self.counters = self.engine.prefetcher, self.cache.counters
+        self.executor = executors[0]
         if num_ranks > 1:
             self.engine = RankedEngine(self.ranks, ParallelConfig(ranks=num_ranks), plot.storage)
             self.ranks[0] = self.engine
@@ -232,7 +224,7 @@ class World:
         """All times, token counts and counters of the run."""
         counters = {name: count for name, count in self.counters.items() if count}
         return {
-            "reqs": [(end, *TOLD(req)) for req, end in self.finished],
+            "reqs": [(end, counts_of(req)) for req, end in self.finished],
             "aborted": [(req.request.id, end, req.decoded) for req, end in self.aborted],
             "rejected": [(req.request.id, reason) for req, reason in self.rejected],
             "counters": counters,
@@ -275,9 +267,9 @@ def engine_of(
     return Engine(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
 
 
-def bare_world(kind: str = "full", *, checks: bool = True, **changes: Any) -> World:
+def bare_world(kind: str = "full", **changes: Any) -> World:
     """A world without storage."""
-    return World(plot_of(kind, has_storage=False, **changes), checks=checks)
+    return World(plot_of(kind, has_storage=False, **changes))
 
 
 def ids(reqs: Iterable[RequestState]) -> list[int]:

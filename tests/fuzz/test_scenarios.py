@@ -24,12 +24,12 @@ from tests.fuzz.trial import (
 )
 
 SEED = 0
-SMALL = 30
-SLOW = {4, 13, 15}  # each takes as long as ten others: pages of one token; they are among the many
+# those left out take as long as ten others, most with pages of one token; they are among the many
+SMALL = sorted({*range(33)} - {4, 13, 15, 16, 18, 19, 21, 22})
 LARGE = 2000
 
 
-@pytest.mark.parametrize("number", sorted({*range(SMALL + len(SLOW))} - SLOW))
+@pytest.mark.parametrize("number", SMALL)
 def test_scenario_breaks_no_law(number: int) -> None:
     found = find(f"{SEED}/{number}")
     assert not isinstance(found, Finding), f"\n{found}"

@@ -86,53 +86,49 @@ def budget(*, chunk: int = 4096, reserved: float = 0, reserved_swa: int = 0) -> 
 
 # -- the charge of a request ---------------------------------------------------------------------
 
-
-@pytest.mark.parametrize(
-    ("asked", "found", "reserved", "knobs", "charge"),
-    [
-        (req(), match(), 0, {}, 100 + 8 + PAGE),
-        (req(101), match(), 0, {}, 101 + 8 + PAGE),
-        (req(answer=9), match(), 0, {}, 100 + 9 + PAGE),
-        (req(answer=500), match(), 0, {"clip_new_tokens": 20}, 100 + 20 + PAGE),
-        (req(), match(usable=48), 0, {}, 52 + 8 + PAGE),
-        (req(), match(usable=48, host=32), 0, {}, 52 + 32 + 8 + PAGE),  # loaded into new pages
-        (req(), match(), 50, {}, 100 + 8 + PAGE),
-    ],
-)
-def test_request_is_admitted_if_its_charge_leaves_a_token_of_unreserved_room(
-    asked: Any, found: Any, reserved: int, knobs: dict[str, int], charge: int
-) -> None:
-    decisions = []
-    for room in (charge + reserved, charge + reserved + 1):
-        spent = budget(reserved=reserved)
-        decisions.append(admission(cache_of({FULL: room}), **knobs).decide(asked, found, spent))
-    defer = Defer(Reason.tokens, stands=True, needed=charge, room=charge + reserved)
-    assert decisions == [defer, Admit(4096)]
+DEFERRED = Defer(Reason.swa_tokens, stands=True)
 
 
 def windowed(swa_room: int, swa_pages: int | None = 1000, page: int = PAGE) -> Any:
     return cache_of({FULL: PLENTY, SWA: swa_room}, swa_pages=swa_pages, page=page)
 
 
-DEFERRED = Defer(Reason.swa_tokens, stands=True)
-
-
 @pytest.mark.parametrize(
-    ("found", "reserved", "charge"),
+    ("kind", "asked", "found", "spent", "least"),
     [
-        (match(), 0, 7 * PAGE + PAGE),  # a prompt of 100 fills 7 pages
-        (match(), 30, 7 * PAGE + PAGE + 30),
-        (match(usable=64, swa_host=20), 0, 3 * PAGE + PAGE + 2 * PAGE),
+        # a token must be left of what prompt, answer and a page do not take
+        (FULL, req(), match(), budget(), 100 + 8 + PAGE + 1),
+        (FULL, req(101), match(), budget(), 101 + 8 + PAGE + 1),
+        (FULL, req(answer=9), match(), budget(), 100 + 9 + PAGE + 1),
+        (FULL, req(answer=50), match(), budget(), 100 + 20 + PAGE + 1),  # the clip
+        (FULL, req(), match(usable=48), budget(), 52 + 8 + PAGE + 1),
+        (FULL, req(), match(usable=48, host=32), budget(), 52 + 32 + 8 + PAGE + 1),
+        (FULL, req(), match(), budget(reserved=50), 100 + 8 + PAGE + 50 + 1),
+        # a prompt of 100 fills 7 pages; a host hit of 20 is loaded into two
+        (SWA, req(), match(), budget(), 7 * PAGE + PAGE + 1),
+        (SWA, req(), match(), budget(reserved_swa=30), 7 * PAGE + PAGE + 30 + 1),
+        (SWA, req(), match(usable=64, swa_host=20), budget(), 3 * PAGE + PAGE + 2 * PAGE + 1),
+        # two states, and one more for a state on the host
+        (MAMBA, req(), match(), budget(), 2),
+        (MAMBA, req(), match(state_host=1), budget(), 3),
     ],
 )
-def test_window_pool_admits_a_request_if_its_charge_leaves_a_token(
-    found: Any, reserved: int, charge: int
+def test_request_is_admitted_from_this_room_on(
+    kind: int, asked: Any, found: Any, spent: StepBudget, least: int
 ) -> None:
-    decisions = [
-        admission(windowed(room)).decide(req(), found, budget(reserved_swa=reserved))
-        for room in (charge, charge + 1)
-    ]
-    assert decisions == [DEFERRED, Admit(4096)]
+    deferred, admitted = (
+        admission(cache_of({FULL: PLENTY, kind: room}), clip_new_tokens=20).decide(
+            asked, found, spent
+        )
+        for room in (least - 1, least)
+    )
+    assert admitted == Admit(4096)
+    assert isinstance(deferred, Defer)
+    assert deferred.stands
+    assert deferred.reason == {FULL: Reason.tokens, SWA: Reason.swa_tokens}.get(kind, Reason.slots)
+    if kind == FULL:
+        needed = least - 1 - spent.reserved_tokens
+        assert (deferred.needed, deferred.room) == (needed, least - 1)
 
 
 class Doubled:
@@ -197,19 +193,6 @@ def test_chunk_that_fits_may_be_one_token_where_pages_are() -> None:
     assert judging.decide(req(4000), match(), budget()) == Admit(1)
 
 
-@pytest.mark.parametrize(("state_host", "slots"), [(0, 2), (1, 3)])
-def test_request_takes_two_state_slots_and_one_more_for_a_state_on_the_host(
-    state_host: int, slots: int
-) -> None:
-    decisions = [
-        admission(cache_of({FULL: PLENTY, MAMBA: room})).decide(
-            req(), match(state_host=state_host), budget()
-        )
-        for room in (slots - 1, slots)
-    ]
-    assert decisions == [Defer(Reason.slots, stands=True), Admit(4096)]
-
-
 # -- the charge of a window, by formula: SGLang's pull requests 27391 and 32379 ------------------
 
 SIZES = ("extend", "max_new", "chunk", "window", "page", "swa_host_hit_length")
@@ -239,37 +222,22 @@ def test_each_formula_charges_chunk_window_page_and_host_hit(
 
 
 @pytest.mark.parametrize(
-    ("answer", "chunk_end", "reserved"),
+    ("asked", "chunk", "end", "reserved", "reserved_swa"),
     [
-        (8, 64, 36 + PAGE),  # the rest of the prompt
-        (8, 100, 8 + PAGE),  # the answer
-        (500, 100, 20 + PAGE),  # up to the clip
+        (req(), 64, 64, 36 + PAGE, PAGE),  # the rest of the prompt; the chunk has its windows
+        (req(answer=8), 4096, 100, 8 + PAGE, PAGE),  # the answer
+        (req(answer=500), 4096, 100, 20 + PAGE, PAGE),  # up to the clip
+        (req(computed=60), 48, 92, 8 + PAGE, 48 + PAGE - 32),  # of three pages it takes two
+        (req(), 16, 96, 4 + PAGE, 0),  # it takes more than it was charged
     ],
 )
-def test_admitted_request_reserves_the_rest_of_its_prompt_or_its_answer_and_a_page(
-    answer: int, chunk_end: int, reserved: int
+def test_admitted_request_reserves_what_its_first_chunk_does_not_take(
+    asked: Any, chunk: int, end: int, reserved: int, reserved_swa: int
 ) -> None:
-    spent = budget(reserved=7)
-    admission(cache_of({FULL: PLENTY}), clip_new_tokens=20).reserve(
-        req(100, answer), chunk_end, spent
-    )
-    assert (spent.reserved_tokens, spent.reserved_windows) == (7 + reserved, {SWA: 0})
-
-
-@pytest.mark.parametrize(
-    ("computed", "chunk", "chunk_end", "reserved"),
-    [
-        (0, 48, 48, PAGE),  # the chunk of 48 is charged 48 and a page
-        (60, 48, 92, 48 + PAGE - 32),  # of three pages it takes two
-        (0, 16, 96, 0),  # it takes more than it was charged
-    ],
-)
-def test_admitted_request_reserves_the_window_charge_that_its_first_chunk_does_not_take(
-    computed: int, chunk: int, chunk_end: int, reserved: int
-) -> None:
-    spent = budget(chunk=chunk, reserved_swa=5)
-    admission(windowed(PLENTY)).reserve(req(computed=computed), chunk_end, spent)
-    assert spent.reserved_windows[SWA] == 5 + reserved
+    spent = budget(chunk=chunk, reserved=7, reserved_swa=5)
+    admission(windowed(PLENTY), clip_new_tokens=20).reserve(asked, end, spent)
+    assert spent.reserved_tokens == 7 + reserved
+    assert spent.reserved_windows == {SWA: 5 + reserved_swa}
 
 
 def test_a_share_of_running_answers_and_the_rest_of_a_partial_prompt_are_reserved() -> None:

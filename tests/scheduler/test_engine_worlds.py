@@ -10,7 +10,7 @@ import pytest
 from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import SERVICE_ORDERS, WRITE_POLICIES, Batching
+from hicache.config import WRITE_POLICIES
 from tests.scheduler.world import (
     EAGER,
     KINDS,
@@ -51,13 +51,6 @@ def test_prompt_tokens_are_counted_once_and_single_steps_change_nothing(
     tokens = sum(req.request.prompt_len for req, _ in world.finished)
     names = ("device_hit", "host_hit", "storage_hit", "computed")
     assert sum(world.counters[f"cache/{name}_tokens"] for name in names) == tokens
-
-
-@pytest.mark.parametrize("order", SERVICE_ORDERS)
-@pytest.mark.parametrize("batching", list(Batching), ids=lambda batching: batching.value)
-def test_every_order_and_batching_answers_every_request(order: str, batching: Batching) -> None:
-    world = served(plot_of("all", order=order, batching=batching), seed=3, count=15)
-    assert sorted(ended(world.finished)) == list(range(15))
 
 
 @pytest.mark.parametrize("kind", KINDS)

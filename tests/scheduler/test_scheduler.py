@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from hicache.config import Batching
-from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
+from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.request_state import RequestState
 from tests.scheduler.world import EAGER, World, bare_world, fresh, ids, request_of
 
@@ -33,18 +33,6 @@ def test_only_mixed_orders_decode_beside_prompts(batching: Batching) -> None:
     assert (len(batch.extends), ids(batch.decodes)) == (1, [0] * is_mixed)
 
 
-def test_scheduler_is_idle_without_waiting_partial_or_running_requests() -> None:
-    world = bare_world()
-    scheduler, seen = world.scheduler, []
-    assert scheduler.is_idle
-    world.submit(fresh(0, 100, 2))
-    while not scheduler.is_idle:
-        partial = scheduler.prefill.partial is not None
-        seen.append((len(scheduler.waiting), partial, len(scheduler.running)))
-        world.step()
-    assert seen == [(1, False, 0), (0, True, 0), (0, False, 1)]
-
-
 @pytest.mark.parametrize("is_aborted", [False, True])
 def test_decode_run_is_cut_short_only_while_a_request_waits_for_memory(*, is_aborted: bool) -> None:
     world = bare_world(chunk_tokens=256)
@@ -70,15 +58,6 @@ def test_abort_returns_the_request_from_wherever_it_is() -> None:
     assert scheduler.abort(1, 20) is half
     assert scheduler.is_idle
     assert scheduler.abort(1, 20) is None
-
-
-@pytest.mark.parametrize("how", ["finished", "rejected", "aborted"])
-def test_ended_requests_are_reported_once(how: str) -> None:
-    ended = bare_world().scheduler.ended
-    ended.outcome = outcome = Outcome()
-    getattr(outcome, how).append("a request")
-    assert ended.take() is outcome
-    assert ended.take() is NOTHING
 
 
 # -- retractions ---------------------------------------------------------------------------------

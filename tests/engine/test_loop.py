@@ -11,7 +11,7 @@ from hicache.config import PrefetchConfig
 from hicache.engine.decode_run import DecodeRun
 from hicache.engine.loop import Engine, serve
 from hicache.executor.completions import StepEnds
-from hicache.scheduler.batch import NOTHING, Outcome
+from hicache.scheduler.batch import Outcome
 from hicache.scheduler.request_state import RequestState
 from tests.engine.test_decode_run import ends_left
 from tests.engine.test_lockstep import STEP_NS, ManualExecutor
@@ -263,42 +263,23 @@ def test_every_wake_is_checked_but_those_within_a_step() -> None:
     assert checked == [alone.engine] * 2
 
 
-def serve_with(*engines: Any, **events: Any) -> None:
-    """Serve with these engines, and with no event but those given."""
-    quiet = {
-        "initial": list,
-        "pass_by": lambda limit_ns, clock: NEVER,
-        "next_look_ns": lambda: NEVER,
-        "at": lambda now_ns: None,
-    }
-    every: Any = SimpleNamespace(**{**quiet, **events})
-    roles: Any = dict.fromkeys(("io", "observer"), every)
-    serve(engines, every, clock=SimulatedClock(), route=lambda request: 0, **roles)
-
-
-def test_engine_whose_run_goes_on_wakes_at_the_end_of_the_run() -> None:
-    ends, woken, events = [100, 200], [], [0]
-    engine = SimpleNamespace(
-        is_idle=True,
-        deliver=lambda done, now_ns: True,
-        look_on=lambda until_ns: len(ends) > 1 and bool(ends.pop(0)),
-        next_wake_ns=lambda now_ns: ends[0] if now_ns < ends[0] else NEVER,
-        wake=lambda now_ns: woken.append(now_ns) or NOTHING,
-    )
-    serve_with(
-        engine,
-        pass_by=lambda limit_ns, clock: events.pop() if events else NEVER,
-        advance=lambda now_ns: [(0, None)],
-    )
-    assert woken == [0, 200]
-
-
 def test_engines_with_requests_that_nothing_will_wake_are_an_error() -> None:
     queues = SimpleNamespace(waiting=[1, 2], running=[3])
     idle, stuck = (
         SimpleNamespace(is_idle=is_idle, scheduler=queues, next_wake_ns=lambda now_ns: NEVER)
         for is_idle in (True, False)
     )
+    events: Any = SimpleNamespace(
+        initial=list,
+        pass_by=lambda limit_ns, clock: NEVER,
+        next_look_ns=lambda: NEVER,
+        at=lambda now_ns: None,
+    )
+
+    def serve_with(*engines: Any) -> None:
+        roles: Any = dict.fromkeys(("io", "observer"), events)
+        serve(engines, events, clock=SimulatedClock(), route=lambda request: 0, **roles)
+
     serve_with(idle, idle)
     with pytest.raises(RuntimeError, match=r"1 engine\(s\) are stuck: 2 requests wait and 1 run"):
         serve_with(idle, stuck)

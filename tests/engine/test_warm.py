@@ -1,5 +1,7 @@
 """The pages that a first pass over a workload leaves in storage."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -28,34 +30,27 @@ class RecordingStore:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "window_pages", "has_states", "full", "windows", "states"),
+    ("lengths", "window_pages", "has_states", "stored"),
     [
         # all pages of prompt and answer but for the answer's last token
-        ((20, 12), 0, False, 7, [], []),
-        ((20, 13), 0, False, 8, [], []),
-        ((20, 1), 0, False, 5, [], []),
+        ((20, 12), 0, False, (7, [], [])),
+        ((20, 13), 0, False, (8, [], [])),
+        ((20, 1), 0, False, (5, [], [])),
         # windows and states at both ends
-        ((21, 12), 2, False, 8, [3, 4, 6, 7], []),
-        ((8, 1), 9, False, 2, [0, 1], []),  # a window longer than the prompt
-        ((21, 12), 0, True, 8, [], [4, 7]),
+        ((21, 12), 2, False, (8, [3, 4, 6, 7], [])),
+        ((8, 1), 9, False, (2, [0, 1], [])),  # a window longer than the prompt
+        ((21, 12), 0, True, (8, [], [4, 7])),
         # prompts and requests of a page, and shorter
-        ((3, 6), 1, True, 2, [1], [1]),
-        ((4, 1), 0, True, 1, [], [0]),
-        ((2, 1), 1, True, 0, [], []),
+        ((3, 6), 1, True, (2, [1], [1])),
+        ((4, 1), 0, True, (1, [], [0])),
+        ((2, 1), 1, True, (0, [], [])),
     ],
 )
 @pytest.mark.parametrize("namespace", ["", "tenant"])
 def test_storage_has_all_full_pages_and_windows_and_states_where_prompt_and_answer_end(
-    lengths: tuple[int, int],
-    window_pages: int,
-    full: int,
-    windows: list[int],
-    states: list[int],
-    namespace: str,
-    *,
-    has_states: bool,
+    lengths: tuple[int, int], window_pages: int, stored: Any, namespace: str, *, has_states: bool
 ) -> None:
-    prompt_len, output_len = lengths
+    (prompt_len, output_len), (full, windows, states) = lengths, stored
     tokens = range(prompt_len + output_len)
     request = request_of(0, tokens[:prompt_len], tokens[prompt_len:], namespace=namespace)
     kinds = named_kinds(PAGE, window_len=window_pages * PAGE, has_states=has_states)

@@ -14,11 +14,7 @@ from hicache.config import STOCK_POLICIES, WRITE_POLICIES, ExperimentConfig
 from hicache.policies.routing import ROUTERS
 
 WORKLOAD = "workload"
-LISTS = {
-    "ROUTERS": ROUTERS,
-    "STOCK_POLICIES": STOCK_POLICIES,
-    "WRITE_POLICIES": WRITE_POLICIES,
-}
+LISTS = {"ROUTERS": ROUTERS, "STOCK_POLICIES": STOCK_POLICIES, "WRITE_POLICIES": WRITE_POLICIES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

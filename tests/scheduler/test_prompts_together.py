@@ -12,11 +12,7 @@ from hicache.scheduler.batch import Batch
 from tests.scheduler.world import EAGER, World, bare_world, chunks, fresh, ids, request_of
 
 SGLANG = replace(
-    EAGER,
-    batching=Batching.prompts_together,
-    chunk_tokens=64,
-    max_running=8,
-    clip_new_tokens=0,
+    EAGER, batching=Batching.prompts_together, chunk_tokens=64, max_running=8, clip_new_tokens=0
 )
 
 

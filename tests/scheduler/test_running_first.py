@@ -11,15 +11,7 @@ from hicache.cache.tree.node import DEVICE, HOST
 from hicache.config import Batching, QuirksConfig
 from hicache.request import Request
 from hicache.scheduler.batch import Batch
-from tests.scheduler.world import (
-    SCHEDULER,
-    World,
-    bare_world,
-    chunks,
-    fresh,
-    ids,
-    request_of,
-)
+from tests.scheduler.world import SCHEDULER, World, bare_world, chunks, fresh, ids, request_of
 
 VLLM = replace(SCHEDULER, batching=Batching.running_first)
 REPEATS = {"keeps_for_repeats": True, "trims_leaves": True, "answer_pages": 1}

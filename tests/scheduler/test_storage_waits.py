@@ -8,15 +8,7 @@ from hicache.clock import SECOND_NS
 from hicache.config import PrefetchConfig, StorageConfig
 from hicache.request import Request
 from hicache.scheduler.request_state import RequestState
-from tests.scheduler.world import (
-    PAGE_BYTES,
-    STEP_NS,
-    TOKEN_NS,
-    Plot,
-    World,
-    fresh,
-    plot_of,
-)
+from tests.scheduler.world import PAGE_BYTES, STEP_NS, TOKEN_NS, Plot, World, fresh, plot_of
 
 QUERY_NS, OPERATION_NS = 500_000, 100_000
 BATCH_NS = OPERATION_NS + 4 * PAGE_BYTES[0]  # at 1 GB/s

@@ -86,7 +86,7 @@ class Rank:
             run_request(self.cache, tokens_of(num_pages * PAGE), num_pages * PAGE)
         copies = list(self.cache.outbox)
         for copy in copies:
-            self.agreement.submitted(copy)  # type: ignore[arg-type]
+            self.agreement.submitted(copy)
         return copies
 
     def copied(self) -> list[int]:
@@ -156,7 +156,7 @@ def test_progress_of_a_settled_prefetch_changes_none_of_its_pages() -> None:
     prefetch = rank.start_reading()
     rank.prefetcher.abort(0)
     for progress in ({"completed_pages": 2}, {"completed_pages": 3, "is_read": True}):
-        rank.agreement.progress.append(ReadProgress(prefetch, **progress))  # type: ignore[arg-type]
+        rank.agreement.progress.append(ReadProgress(prefetch, **progress))
         step(rank)
         assert prefetch.completed_pages == 0
     assert prefetch.is_read

@@ -337,20 +337,6 @@ def test_ranks_wake_at_the_first_deadline_of_any_of_them() -> None:
     assert [ranks.engine.next_wake_ns(now_ns) for now_ns in (1201, 1501)] == [1501, NEVER]
 
 
-def test_run_ends_at_the_next_step_end_if_a_vote_would_change_there() -> None:
-    ranks = Ranks(stop="timeout", batch_pages=5)
-    ranks.begin_read()
-    ranks.start(2, 109, answer=50)
-    assert len(ends_of(ranks.engine)) > 2  # no vote is expected to change
-    for rank in (0, 1):  # all pages have come, and the reads have not ended
-        ranks.advance(rank, 5)
-    assert ranks.engine.step_end_ns == 216
-    ranks.engine.wake(216)  # at which all voted before they knew
-    assert ranks.engine.step_end_ns == 323
-    assert not ranks.engine.wake(323).finished
-    assert ids(extend.req for extend in ranks.engine.extending) == [0]
-
-
 # -- divergence ----------------------------------------------------------------------------------
 
 
@@ -379,7 +365,7 @@ def test_ranks_whose_requests_end_differently_are_an_error(fate: str) -> None:
         getattr(outcome, fate).append(ended)
         return outcome
 
-    follower.wake = end_one_more  # type: ignore[method-assign]
+    follower.wake = end_one_more
     with pytest.raises(RanksDivergedError, match="batches differ at 107 ns"):
         ranks.engine.wake(107)
 

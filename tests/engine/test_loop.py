@@ -154,15 +154,6 @@ def test_observer_sees_the_steps_that_ended_before_and_never_the_last() -> None:
     assert alone.count("busy") == [900]
 
 
-def test_run_that_an_observer_saw_can_still_be_cut_short() -> None:
-    alone = Alone()
-    alone.decode()
-    alone.engine.catch_up(450)
-    for moment in (500, 450):
-        alone.engine.interrupt(moment)
-        assert alone.engine.step_end_ns == 500
-
-
 def test_wake_and_abort_within_a_step_end_the_run_with_that_step() -> None:
     alone = Alone()
     alone.decode()
@@ -189,17 +180,6 @@ def test_finished_write_cuts_no_run_and_is_applied_at_the_end_of_its_step() -> N
     assert len(alone.engine.wake(900).finished) == 1
     assert not in_flight.intersection(later)
     assert (alone.engine.num_steps, alone.count("busy")) == (9, [900])
-
-
-def test_finished_write_finds_the_steps_before_it_applied() -> None:
-    alone = Alone()
-    alone.decode()
-    found: list[Any] = []
-    alone.engine.cache.complete = lambda done: found.append((done, alone.engine.num_steps))  # type: ignore[method-assign]
-    write = alone.write()
-    alone.engine.deliver(write, 250)
-    alone.engine.wake(900)
-    assert found == [(write, 3)]
 
 
 def test_finished_write_ends_the_run_once_if_the_next_step_may_need_its_memory() -> None:

@@ -55,7 +55,7 @@ def test_storage_has_all_full_pages_and_windows_and_states_where_prompt_and_answ
     request = request_of(0, tokens[:prompt_len], tokens[prompt_len:], namespace=namespace)
     kinds = named_kinds(PAGE, window_len=window_pages * PAGE, has_states=has_states)
     store, tree = RecordingStore(), RadixTree(kinds=kinds)
-    warm_storage(store, [request], tree)  # type: ignore[arg-type]
+    warm_storage(store, [request], tree)
     assert not tree.roots
     digests = page_digests(chain_seed(namespace), np.arange(99, dtype="<i4").tobytes(), 4 * PAGE)
     pages = ((b"f", range(full)), (b"s", windows), (b"m", states))

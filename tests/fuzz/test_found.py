@@ -21,7 +21,7 @@ def test_scenario_that_failed_once_passes(name: str) -> None:
 
 def test_wait_for_storage_that_goes_on_after_the_start_of_its_request_breaks_a_law() -> None:
     world = World(plot_of("full"))
-    world.scheduler.prefill._end_wait = lambda req, now_ns: None  # type: ignore[method-assign]
+    world.scheduler.prefill._end_wait = lambda req, now_ns: None
     request = fresh(0, 100, 1)
     world.warm([request])
     with pytest.raises(

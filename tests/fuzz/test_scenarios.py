@@ -118,4 +118,4 @@ def test_impossible_record_is_an_error(
 
 
 def _first(records: list[RequestRecord], **changes: int) -> list[RequestRecord]:
-    return [replace(records[0], **changes), *records[1:]]  # type: ignore[arg-type]
+    return [replace(records[0], **changes), *records[1:]]

@@ -22,6 +22,7 @@ from tests.scheduler.world import (
     bare_world,
     ended,
     fresh,
+    ids,
     plot_of,
     random_requests,
     request_of,
@@ -33,24 +34,21 @@ WAITING = PrefetchConfig(threshold=16, occupied_share=1.0, stop="wait_complete")
 
 def state_of(engine: Engine, request_id: int) -> set[str]:
     """What a request is doing at an abort, and which copies are in flight while it runs."""
-    scheduler, found = engine.scheduler, set[str]()
+    scheduler = engine.scheduler
+    places = {
+        "waiting": scheduler.waiting,
+        "prefill": [extend.req for extend in engine.extending],
+        "half-way": scheduler.prefill.partials,
+        "decode": scheduler.running,
+    }
+    found = {place for place, reqs in places.items() if request_id in ids(reqs)}
+    if found - {"waiting"}:
+        found |= {type(each).__name__ for each in engine.cache.in_flight}
+    prefetch = engine.prefetcher and engine.prefetcher.active.get(request_id)
+    if prefetch and not prefetch.is_settled:
+        found.add("being read" if prefetch.is_reading else "being asked about")
     if any(request.id == request_id for _, request in engine._arrived):
         found.add("not looked at")
-    for req in scheduler.waiting:
-        if req.request.id == request_id:
-            found.add("waiting")
-            prefetch = engine.prefetcher and engine.prefetcher.active.get(request_id)
-            if prefetch and not prefetch.is_settled:
-                found.add("being read" if prefetch.is_reading else "being asked about")
-    partial = scheduler.prefill.partial
-    running = {
-        "prefill": [extend.req for extend in engine.extending],
-        "decode": scheduler.running,
-        "half-way": [] if partial is None else [partial],
-    }
-    for state, reqs in running.items():
-        if any(req.request.id == request_id for req in reqs):
-            found |= {state, *(type(each).__name__ for each in engine.cache.in_flight)}
     return found
 
 
@@ -89,7 +87,7 @@ def serve_impatient(world: World, requests: list[Request], seed: int) -> Counter
         seen.update(state_of(world.engine, request_id))
         abort(request_id, now_ns)
 
-    world.engine.abort = look_and_abort  # type: ignore[method-assign]
+    world.engine.abort = look_and_abort
     world.serve(requests, patience_ns=patience_ns)
     all_ended = [*world.finished, *world.rejected, *world.aborted]
     assert sorted(ended(all_ended)) == [request.id for request in requests]

@@ -14,7 +14,6 @@ from hicache.scheduler.admission import (
     Admission,
     NewTokenRatio,
     StepBudget,
-    are_free,
     ceil_page,
     pages_for,
     steps_in_free_pages,
@@ -300,7 +299,7 @@ def test_retraction_sets_the_share_by_the_answers_of_the_requests_that_still_run
         [
             SimpleNamespace(decoded=done, request=SimpleNamespace(output_len=length))
             for done, length in [(decoded, max_new)] + [(0, 0)] * (left - 1)
-        ]  # type: ignore[arg-type]
+        ]
     )
     assert falling.after() == pytest.approx(share)
     assert falling.after(100) == pytest.approx(max(share - 0.1, 0.1))  # it falls as fast as before
@@ -374,11 +373,6 @@ def test_steps_end_where_free_or_evictable_pages_of_a_kind_do(
 def test_steps_in_free_pages_leave_spare_pages_free(spare: int, steps: int) -> None:
     cache = cache_of({FULL: 9 * PAGE, SWA: PAGE})
     assert steps_in_free_pages(cache, [running(33)], 31, spare=spare) == steps
-
-
-@pytest.mark.parametrize(("kv_len", "free", "fits"), [(31, 0, True), (32, 0, False), (32, 1, True)])
-def test_next_step_fits_if_its_pages_are_free(kv_len: int, free: int, *, fits: bool) -> None:
-    assert are_free(cache_of({FULL: free * PAGE}), [FULL], [running(kv_len)], 1) is fits
 
 
 # -- how long a deferral stands ------------------------------------------------------------------

@@ -8,8 +8,6 @@ from dataclasses import replace
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA
-from hicache.cache.tree.events import Purpose
-from hicache.cache.tree.sequence import Sequence
 from hicache.config import WRITE_POLICIES
 from tests.scheduler.world import (
     EAGER,
@@ -87,27 +85,6 @@ def test_last_running_request_is_retracted_where_its_window_finds_no_page(
     assert sorted(ended(world.finished)) == list(range(count))
     retractions = sum(req.retractions for req, _ in world.finished)
     assert world.counters["scheduler/retracted_count"] == retractions > 0
-
-
-def test_prompt_that_runs_out_of_pages_again_and_again_is_rejected() -> None:
-    world = bare_world(chunk_tokens=16)
-    extend, begun = world.cache.extend, set()
-
-    def extend_once(
-        sequence: Sequence, num_tokens: int, purpose: Purpose = Purpose.prefill
-    ) -> bool:
-        if sequence.request_id == 1 and sequence in begun:
-            return False
-        begun.add(sequence)
-        return extend(sequence, num_tokens, purpose)
-
-    world.cache.extend = extend_once  # type: ignore[method-assign]
-    world.serve([fresh(0, 60, 1), fresh(1, 120, 1)])
-    assert ended(world.finished) == [0]
-    ((req, reason),) = world.rejected
-    assert reason == "needs more pages than the pools can give"
-    assert world.counters["scheduler/prefill_oom_count"] == req.retractions == 4
-    assert req.recomputed_len < 3 * (120 - 16)  # each attempt hits what those before it published
 
 
 @pytest.mark.parametrize(("budget", "runs_out"), [("no_host_term", True), ("reports", False)])

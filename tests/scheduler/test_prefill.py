@@ -137,7 +137,7 @@ def test_refusal_is_final_unless_memory_may_become_free(
     prefill = bare_world().scheduler.prefill
     prefill.cache.in_flight.update(copies)
     reads = {number: SimpleNamespace(is_settled=each) for number, each in enumerate(settled)}
-    prefill.prefetcher = SimpleNamespace(active=reads, lingering=lingering)  # type: ignore[assignment]
+    prefill.prefetcher = SimpleNamespace(active=reads, lingering=lingering)
     assert prefill.may_get_room == (not is_final and not others)
     budget = StepBudget(chunk_tokens=16, reserved_tokens=0, **others)
     assert prefill._is_final(Batch(), budget) == is_final
@@ -154,8 +154,8 @@ def test_partial_prompt_without_pages_starts_over_only_if_nothing_may_free_any(
     world = running_world(10, 40)
     half = world.scheduler.prefill.partial = world.scheduler.running.pop()
     if waits_for == "a copy":
-        world.cache.in_flight.add(object())  # type: ignore[arg-type]
-    world.cache.extend = lambda *_: False  # type: ignore[method-assign]
+        world.cache.in_flight.add(object())
+    world.cache.extend = lambda *_: False
     num_running = int(waits_for == "a running request")
     budget = StepBudget(chunk_tokens=16, reserved_tokens=0, num_running=num_running)
     world.scheduler.prefill._continue_partial(half, Batch(), budget)

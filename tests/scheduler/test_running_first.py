@@ -186,18 +186,25 @@ def test_page_enters_the_tree_with_its_last_token_although_the_step_left_the_req
     assert (second.kv_len, second.sequence.tree_pages) == (32, 4)
 
 
-def test_prompt_that_finds_no_pages_again_and_again_is_rejected() -> None:
-    world = world_of(chunk=16)
+@pytest.mark.parametrize(
+    ("batching", "name", "count"),  # all attempts, or those that had computed a chunk
+    [(Batching.prefill_first, "prefill_oom", 10), (Batching.running_first, "retracted", 4)],
+)
+def test_prompt_that_finds_no_pages_again_and_again_is_rejected(
+    batching: Batching, name: str, count: int
+) -> None:
+    world = bare_world(batching=batching, chunk_tokens=16, host=(0, 0, 0))
     submit(world, (1, 40))
     extend = world.cache.extend
     # its second chunk never finds a page
-    world.cache.extend = lambda sequence, end, *_: end <= 16 and extend(sequence, end)  # type: ignore[method-assign]
+    world.cache.extend = lambda sequence, end, *_: end <= 16 and extend(sequence, end)
     for _ in range(20):
         if (batch := world.scheduler.plan(0)) is not None:
             world.scheduler.commit(batch, 1, 0)
     ((req, reason),) = world.scheduler.ended.take().rejected
     assert reason == "needs more pages than the pools can give"
-    assert world.counters["scheduler/retracted_count"] == req.failed_prompts == 4
+    assert req.failed_prompts == 4
+    assert world.counters[f"scheduler/{name}_count"] == count
 
 
 # -- states --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from hicache.config import Batching
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.request_state import RequestState
-from tests.scheduler.world import EAGER, World, bare_world, fresh, ids, request_of
+from tests.scheduler.world import World, bare_world, fresh, ids, request_of
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_last_running_request_is_retracted_and_changes_no_share() -> None:
 
 def test_last_running_request_waits_for_a_copy_and_for_prompts_of_the_same_step() -> None:
     world = world_with((10, 90, 5))
-    world.cache.in_flight.add(object())  # type: ignore[arg-type]
+    world.cache.in_flight.add(object())
     assert not world.scheduler._retract_one(Batch())
     assert state_of(world) == ([0], [], [])
     world = world_with((10, 90, 5), (10, 90, 5))
@@ -153,17 +153,3 @@ def test_partial_prompt_gives_its_pages_to_the_last_running_request() -> None:
     assert state_of(world) == ([0], [1], [])
     assert world.counters["scheduler/prefill_oom_count"] == half.retractions == 1
     assert world.counters["scheduler/retracted_count"] == 0
-
-
-def test_retracted_request_is_considered_before_a_second_step() -> None:
-    world = bare_world(scheduler=EAGER)
-    for number in range(2):  # together they need more than the 320 tokens there are
-        world.submit(fresh(number, 60, 150))
-    steps = []
-    while world.counters["scheduler/retracted_count"] == 0:
-        batch = world.scheduler.plan(0)
-        assert batch is not None
-        steps.append(batch.num_steps)
-        world.scheduler.commit(batch, batch.num_steps, 0)
-    assert max(steps) > 1
-    assert (steps[-1], len(world.scheduler.running), len(world.scheduler.waiting)) == (1, 1, 1)

@@ -125,18 +125,10 @@ def random_requests(
     return requests
 
 
-def counts_of(req: RequestState) -> dict[str, object]:
-    """The id, and all numbers of a request."""
-    numbers = {name: each for name, each in vars(req).items() if isinstance(each, int | None)}
-    return {"id": req.request.id, **numbers}
-
-
 class PlainExecutor(SimulatedExecutor):
     """An executor whose step takes a fixed time and a time per prompt token."""
 
-    def __init__(
-        self, io: SimulatedIo, page_size: int, number: int = 0, num_ranks: int = 1
-    ) -> None:
+    def __init__(self, io: SimulatedIo, page_size: int, number: int, num_ranks: int) -> None:
         sizes = [size // num_ranks for size in PAGE_BYTES]  # a rank has its part of each
         super().__init__(
             number, None, io, page_size=page_size, page_bytes=sizes, load_rate=1.0, slowdown=1.0
@@ -163,8 +155,7 @@ class World:
 
     def __init__(self, plot: Plot, *, checks: bool = True) -> None:
         sizes = {ord(tag): size for tag, size in zip("fsm", PAGE_BYTES, strict=True)}
-        num_ranks = plot.num_ranks
-        ranks = range(num_ranks)
+        num_ranks, ranks = plot.num_ranks, range(plot.num_ranks)
         self.storages = [MemoryStorage(capacity_bytes=None, page_bytes=sizes) for _ in ranks]
         stores = [StandIns(each) for each in self.storages] if plot.has_storage else []
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
@@ -222,12 +213,14 @@ class World:
 
     def outcome(self) -> dict[str, object]:
         """All times, token counts and counters of the run."""
-        counters = {name: count for name, count in self.counters.items() if count}
         return {
-            "reqs": [(end, counts_of(req)) for req, end in self.finished],
+            "reqs": [
+                (end, {name: each for name, each in vars(req).items() if isinstance(each, int)})
+                for req, end in self.finished
+            ],
             "aborted": [(req.request.id, end, req.decoded) for req, end in self.aborted],
             "rejected": [(req.request.id, reason) for req, reason in self.rejected],
-            "counters": counters,
+            "counters": {name: count for name, count in self.counters.items() if count},
             "io": dict(self.io.counters),
             "steps": self.engine.num_steps,
         }
@@ -250,13 +243,11 @@ def engine_of(
     )
     host_tokens = plot.host[FULL] * plot.page_size
     own = plot.cache.get("policy")
-    prefetcher = None
-    if plot.has_storage:
-        prefetcher = prefetcher_of(cache, plot.prefetch, host_tokens, own)
+    reads = prefetcher_of(cache, plot.prefetch, host_tokens, own) if plot.has_storage else None
     policy = policies_of(cache.tree.kinds, own, cache=cache.knobs, scheduler=plot.scheduler)
     scheduler = scheduler_of(plot.scheduler.batching)(
         cache,
-        prefetcher,
+        reads,
         plot.scheduler,
         policy.requests,
         max_len=100_000,
@@ -264,7 +255,7 @@ def engine_of(
         takes_decode_pages_first=plot.takes_decode_pages_first,
         num_batches=plot.num_batches,
     )
-    return Engine(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
+    return Engine(cache, reads, scheduler, executor, check=check_laws if checks else None)
 
 
 def bare_world(kind: str = "full", **changes: Any) -> World:

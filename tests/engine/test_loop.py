@@ -59,15 +59,6 @@ class Alone:
 # -- what is counted -----------------------------------------------------------------------------
 
 
-def test_time_of_steps_is_counted_and_that_of_prompts_apart() -> None:
-    alone = Alone()
-    assert alone.decode() == [200, 300, 400, 500, 600, 700, 800, 900]
-    assert alone.count("busy", "prefill") == [100, 100]
-    alone.engine.wake(900)
-    assert alone.count("busy", "prefill") == [900, 100]
-    assert alone.engine.num_steps == 9
-
-
 def test_prompts_alone_set_the_estimated_time_to_compute_a_token() -> None:
     alone = Alone()
     assert alone.engine.prefetcher is not None
@@ -142,7 +133,7 @@ def test_observer_sees_the_steps_that_ended_before_and_never_the_last() -> None:
     alone = Alone()
     alone.engine.catch_up(50)
     assert (alone.engine.num_steps, alone.engine.step_end_ns) == (0, None)
-    alone.decode()
+    assert alone.decode() == [200, 300, 400, 500, 600, 700, 800, 900]
     (req,) = alone.engine.scheduler.running
     seen = []
     for moment in (50, 200, 201, 300, 301, 899, 5000):
@@ -151,7 +142,7 @@ def test_observer_sees_the_steps_that_ended_before_and_never_the_last() -> None:
     assert seen == [(steps, steps, 100 * steps) for steps in (1, 1, 2, 2, 3, 8, 8)]
     assert alone.engine.step_end_ns == 900
     assert alone.engine.wake(900).finished == [req]
-    assert alone.count("busy") == [900]
+    assert alone.count("busy", "prefill") == [900, 100]
 
 
 def test_wake_and_abort_within_a_step_end_the_run_with_that_step() -> None:

@@ -130,47 +130,39 @@ def test_request_is_admitted_from_this_room_on(
         assert (deferred.needed, deferred.room) == (needed, least - 1)
 
 
-class Doubled:
+def doubled(*, extend: int, chunk: int, page: int, **_: int) -> int:
     """A charge that grows by two tokens with each token of the chunk."""
-
-    def window_charge(self, *, extend: int, chunk: int, page: int, **_: int) -> int:
-        return 2 * min(extend, chunk) + page
+    return 2 * min(extend, chunk) + page
 
 
-class Squared:
+def squared(*, extend: int, chunk: int, page: int, window: int, **_: int) -> int:
     """A charge that grows faster than the chunk: 1 token for the first page of it, 4 for two ..."""
-
-    def window_charge(self, *, extend: int, chunk: int, page: int, window: int, **_: int) -> int:
-        return (max(min(extend, chunk) - window, 0) // page) ** 2
+    return (max(min(extend, chunk) - window, 0) // page) ** 2
 
 
 @pytest.mark.parametrize(
-    ("prompt", "pool", "reserved", "chunk", "charge", "decision"),
+    ("judging", "asked", "spent", "decision"),
     [
         # in a pool of 160 tokens, a window and a page leave 112
-        (144, (160, 10), 0, 4096, None, Admit(112)),
-        (4000, (160, 10), 0, 4096, None, Admit(112)),
-        (4000, (160, 10), 15, 4096, None, Admit(96)),  # whole pages of what is left
-        (4000, (160, 10), 111, 4096, None, DEFERRED),
-        (4000, (160, 4), 0, 64, None, Admit(64)),  # no more than the step allows
-        (4000, (160, 10), 0, 4096, Doubled, Admit(64)),
-        (4000, (160, 10), 0, 4096, Squared, Admit(192)),
+        (admission(windowed(160, 10)), req(144), budget(), Admit(112)),
+        (admission(windowed(160, 10)), req(4000), budget(), Admit(112)),
+        # whole pages of what is left
+        (admission(windowed(160, 10)), req(4000), budget(reserved_swa=15), Admit(96)),
+        (admission(windowed(160, 10)), req(4000), budget(reserved_swa=111), DEFERRED),
+        # no more than the step allows
+        (admission(windowed(160, 4)), req(4000), budget(chunk=64), Admit(64)),
+        (admission(windowed(160, 10), doubled), req(4000), budget(), Admit(64)),
+        (admission(windowed(160, 10), squared), req(4000), budget(), Admit(192)),
+        (admission(windowed(WINDOW + 2, WINDOW + 2, page=1)), req(4000), budget(), Admit(1)),
         # a shortage that will pass: the pool could hold the whole prompt
-        (100, (100, 10), 0, 4096, None, DEFERRED),
-        (100, (100, None), 0, 4096, None, DEFERRED),
+        (admission(windowed(100, 10)), req(100), budget(), DEFERRED),
+        (admission(windowed(100, None)), req(100), budget(), DEFERRED),
     ],
 )
 def test_prompt_that_a_window_pool_never_holds_starts_with_the_longest_chunk_that_fits(
-    prompt: int,
-    pool: tuple[int, int | None],
-    reserved: int,
-    chunk: int,
-    charge: type | None,
-    decision: Admit | Defer,
+    judging: Admission, asked: Any, spent: StepBudget, decision: Admit | Defer
 ) -> None:
-    judging = admission(windowed(*pool), charge and charge().window_charge)
-    spent = budget(chunk=chunk, reserved_swa=reserved)
-    assert judging.decide(req(prompt), match(), spent) == decision
+    assert judging.decide(asked, match(), spent) == decision
 
 
 @pytest.mark.parametrize("form", SWA_BUDGETS)
@@ -185,11 +177,6 @@ def test_longest_chunk_that_fits_is_what_window_and_host_hit_leave(form: str) ->
                     req(4000, max_new), match(swa_host=swa_host), budget(chunk=chunk)
                 )
                 assert decision == Admit(min(chunk, fits))
-
-
-def test_chunk_that_fits_may_be_one_token_where_pages_are() -> None:
-    judging = admission(windowed(WINDOW + 2, WINDOW + 2, page=1))
-    assert judging.decide(req(4000), match(), budget()) == Admit(1)
 
 
 # -- the charge of a window, by formula: SGLang's pull requests 27391 and 32379 ------------------
@@ -337,35 +324,33 @@ def test_steps_in_a_page_end_with_the_first_page_that_is_full(
     assert steps_in_page([*map(running, lengths)], PAGE, wanted) == steps
 
 
+def pools(free: dict[int, int], evictable: dict[int, int] | None = None, **more: bool) -> Any:
+    """A cache with these free and evictable pages."""
+    rooms = {kind: (count + (evictable or {}).get(kind, 0)) * PAGE for kind, count in free.items()}
+    return cache_of(rooms, free=free, **more)
+
+
 @pytest.mark.parametrize(
-    ("free", "evictable", "demotes", "kv_len", "wanted", "steps"),
+    ("cache", "kv_len", "wanted", "steps"),
     [
-        ({FULL: 2}, {}, False, 32, 32, 32),
-        ({FULL: 0}, {FULL: 2}, False, 32, 32, 32),
+        (pools({FULL: 2}), 32, 32, 32),
+        (pools({FULL: 0}, {FULL: 2}), 32, 32, 32),
         # too few pages halve the steps
-        ({FULL: 1}, {}, False, 32, 64, 16),
-        ({FULL: 0}, {}, False, 33, 60, 15),
-        ({FULL: 0}, {}, False, 32, 64, 0),
+        (pools({FULL: 1}), 32, 64, 16),
+        (pools({FULL: 0}), 33, 60, 15),
+        (pools({FULL: 0}), 32, 64, 0),
         # write_back copies a victim before the next step: the steps end within a page
-        ({FULL: 1}, {FULL: 9}, True, 33, 64, 15),
-        ({FULL: 1}, {FULL: 9}, True, 33, 31, 31),  # one page, and it is free
+        (pools({FULL: 1}, {FULL: 9}, demotes=True), 33, 64, 15),
+        (pools({FULL: 1}, {FULL: 9}, demotes=True), 33, 31, 31),  # one page, and it is free
         # window pages are taken within a page unless they are free
-        ({FULL: 9, SWA: 1}, {SWA: 9}, False, 33, 64, 15),
-        ({FULL: 9, SWA: 1}, {SWA: 9}, False, 33, 31, 31),
-        ({FULL: 9, SWA: 0}, {}, False, 32, 64, 0),
+        (pools({FULL: 9, SWA: 1}, {SWA: 9}), 33, 64, 15),
+        (pools({FULL: 9, SWA: 1}, {SWA: 9}), 33, 31, 31),
+        (pools({FULL: 9, SWA: 0}), 32, 64, 0),
     ],
 )
 def test_steps_end_where_free_or_evictable_pages_of_a_kind_do(
-    free: dict[int, int],
-    evictable: dict[int, int],
-    kv_len: int,
-    wanted: int,
-    steps: int,
-    *,
-    demotes: bool,
+    cache: Any, kv_len: int, wanted: int, steps: int
 ) -> None:
-    rooms = {kind: (count + evictable.get(kind, 0)) * PAGE for kind, count in free.items()}
-    cache = cache_of(rooms, free=free, demotes=demotes)
     assert steps_with_pages(cache, [running(kv_len)], wanted) == steps
 
 

@@ -149,25 +149,19 @@ def test_host_has_one_window_of_a_prompt_and_the_device_its_last_chunk(
 
 
 @pytest.mark.parametrize(
-    ("kv_len", "end", "slots", "boundary", "saves", "left", "missed"),
+    ("asked", "end", "slots", "saves", "left", "missed"),
     [
-        (0, 95, 9, 77, [(32, 0)], 77, 0),
-        (32, 96, 9, 77, [(96, 0)], 77, 0),  # the state at 32 is there
-        (96, 250, 1, 77, [(240, 0)], 77, 0),
-        (96, 250, 0, 77, [(240, 77)], None, 0),  # the last takes the slot for the answer
-        (0, 250, 1, None, [(32, 0)], None, 2),
+        (req(), 95, 9, [(32, 0)], 77, 0),
+        (req(32), 96, 9, [(96, 0)], 77, 0),  # the state at 32 is there
+        (req(96), 250, 1, [(240, 0)], 77, 0),
+        (req(96), 250, 0, [(240, 77)], None, 0),  # the last takes the slot for the answer
+        (req(boundary=None), 250, 1, [(32, 0)], None, 2),
     ],
 )
 def test_chunk_saves_its_states_in_free_slots_and_counts_those_it_misses(
-    kv_len: int,
-    end: int,
-    slots: int,
-    boundary: int | None,
-    saves: list[tuple[int, int]],
-    left: int | None,
-    missed: int,
+    asked: Any, end: int, slots: int, saves: list[tuple[int, int]], left: int | None, missed: int
 ) -> None:
-    asked, (saver, counters) = req(kv_len, boundary), saver_of(slots=slots)
+    saver, counters = saver_of(slots=slots)
     found = [(length, int(slot[0])) for length, slot in saver.chunk(asked, end).saves]
     assert (found, asked.sequence.boundary_slot) == (saves, left)
     assert counters["scheduler/missed_checkpoint_count"] == missed

@@ -75,7 +75,7 @@ class Plan:
 
 
 def plan_of(choices: Choices, limit: int | None = None) -> Plan:
-    """What to run; `limit`: the first requests only."""
+    """Return the run of these choices; `limit`: the first requests only."""
     overrides: dict[str, Any] = {"seed": int(choices[SEED])}
     for knob in KNOBS:
         overrides |= overrides_of(knob.values[choices[knob.name]])

@@ -1,13 +1,13 @@
-"""Two ranks bound together, one move at a time: what each is told, and when it acts on it."""
+"""Ranks in lockstep: when each of them learns of reads and copies, and when it acts on them."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
 import pytest
 
 from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import BackUp, CopyState, StorageDelete, StorageWrite, Work
+from hicache.cache.tiers.transfer import BackUp, StorageWrite, Work
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.clock import NEVER
 from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, QuirksConfig, StorageConfig
@@ -17,16 +17,15 @@ from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.scheduler.batch import Batch, Outcome
 from tests.engine.test_decode_run import ends_left
-from tests.scheduler.world import Plot, engine_of, plot_of, request_of
+from tests.scheduler.world import engine_of, fresh, ids, plot_of
 
-STEP_NS = 100
-COLLECTIVE_NS = 7
-PROMPT = range(1000, 1041)  # 41 tokens: 5 pages of 8 can be read
+STEP_NS, COLLECTIVE_NS = 100, 7
+RESTORABLE, MIN_OF_MAXIMA = HitAgreement.restorable, HitAgreement.min_of_maxima
 
 
 @dataclass
-class Hand:
-    """An executor whose work is done when a test says so."""
+class ManualExecutor:
+    """An executor whose steps take 100 ns, and whose copies and reads end when a test says so."""
 
     is_fenced: bool = False
     submitted: list[Work] = field(default_factory=list)
@@ -49,24 +48,24 @@ class Hand:
 
 
 def ends_of(engine: Engine) -> list[int]:
-    """When the steps of the run at hand end."""
+    """The end times of the steps in progress."""
     (run,) = engine._runs
     return ends_left(run)
 
 
-class Pair:
-    """Ranks in lockstep, each with hands of its own."""
+class Ranks:
+    """An engine of several ranks, each with an executor of its own."""
 
     def __init__(
         self,
+        num_ranks: int = 2,
         *,
         stop: str = "wait_complete",
-        rule: HitAgreement = HitAgreement.restorable,
+        rule: HitAgreement = RESTORABLE,
         kind: str = "full",
         batch_pages: int = 2,
-        num_ranks: int = 2,
-        has_storage: bool = True,
         timeout_s: float = 1.0,
+        reads: bool = True,
     ) -> None:
         plot = plot_of(
             kind,
@@ -74,40 +73,52 @@ class Pair:
             quirks=QuirksConfig(hit_agreement=rule),
             prefetch=PrefetchConfig(
                 stop=stop,
-                threshold=16 if has_storage else 10**6,
+                threshold=16 if reads else 10**6,
                 timeout_base_s=timeout_s,
                 timeout_per_ki_token_s=0,
             ),
         )
-        self.plot: Plot = plot
-        self.hands = [Hand() for _ in range(num_ranks)]
-        self.ranks = [engine_of(plot, hand, checks=False) for hand in self.hands]
+        self.executors = [ManualExecutor() for _ in range(num_ranks)]
+        ranks = [engine_of(plot, each, checks=False) for each in self.executors]
         parallel = ParallelConfig(ranks=num_ranks, collective_s=COLLECTIVE_NS * 1e-9)
         storage = StorageConfig(kind="memory", batch_pages=batch_pages)
-        self.engine = RankedEngine(self.ranks, parallel, storage)
+        self.engine = RankedEngine(ranks, parallel, storage)
+        self.all: list[Any] = [self.engine, *self.engine.followers]
 
     def ask(self, *answers: list[int]) -> list[bool]:
-        """A request comes, and each rank's storage answers; which of them was news."""
-        self.engine.submit(request_of(0, PROMPT, [1, 2, 3]), 0)
+        """Submit a request, and answer for each rank's storage; return which answer was news."""
+        self.engine.submit(fresh(0, 41, 3), 0)  # 5 pages of 8 can be read
         self.engine.wake(0)
         news = []
-        for hand, lengths in zip(self.hands, answers, strict=True):
-            hand.queries[-1].restorable = lengths
-            news.append(self.engine.deliver(hand.queries[-1], 1))
+        for executor, lengths in zip(self.executors, answers, strict=True):
+            executor.queries[-1].restorable = lengths
+            news.append(self.engine.deliver(executor.queries[-1], 1))
         return news
 
-    def own(self) -> list[Prefetch]:
-        return [each.prefetcher.active[0] for each in self.all()]  # type: ignore[union-attr]
+    def begin_read(self) -> None:
+        """Every rank reads the five pages of a request."""
+        self.ask(*[[5]] * len(self.all))
+        self.engine.wake(1)
 
-    def all(self) -> list:
-        return [self.engine, *self.engine.followers]
+    def start(self, *wakes: int, answer: int = 9) -> None:
+        """Submit a request that storage is not asked about, and wake the engine."""
+        self.engine.submit(fresh(7, 10, answer), wakes[0])
+        for now_ns in wakes:
+            self.engine.wake(now_ns)
+
+    def own(self) -> list[Prefetch]:
+        return [each.prefetcher.active[0] for each in self.all]
+
+    def values(self, name: str) -> list[Any]:
+        """An attribute of each rank's prefetch."""
+        return [getattr(each, name) for each in self.own()]
 
     def count(self, name: str) -> int:
         return self.engine.cache.counters[f"agreement/{name}"]
 
     def advance(self, rank: int, completed: int, *, is_read: bool = False, found=False) -> bool:
-        """One rank's reader gets so far; whether that is news."""
-        prefetch = self.hands[rank].reads[-1]
+        """Let one rank's reader come so far; return whether that is news."""
+        prefetch = self.executors[rank].reads[-1]
         prefetch.completed_pages = completed
         if is_read:
             prefetch.is_read = True
@@ -116,352 +127,237 @@ class Pair:
         return self.engine.deliver(prefetch, 2)
 
 
-def test_an_answer_is_news_when_the_last_rank_has_it() -> None:
-    pair = Pair(num_ranks=3)
-    assert pair.ask([5], [5], [5]) == [False, False, True]
-    assert [each.restorable for each in pair.own()] == [None] * 3  # nobody acts between steps
-    pair.engine.wake(1)
-    assert [each.restorable for each in pair.own()] == [[5]] * 3
-    assert pair.count("query_collectives_count") == 1
+# -- queries and reads ---------------------------------------------------------------------------
+
+
+def test_answer_is_news_when_the_last_rank_has_it_and_applies_at_the_next_step() -> None:
+    ranks = Ranks(3)
+    assert ranks.ask([5], [5], [5]) == [False, False, True]
+    assert ranks.values("restorable") == [None] * 3
+    ranks.engine.wake(1)
+    assert ranks.values("restorable") == [[5]] * 3
+    assert ranks.count("query_collectives_count") == 1
 
 
 @pytest.mark.parametrize(
-    ("answers", "rule", "agreed", "unequal", "given_up", "illegal"),
+    ("answers", "rule", "agreed", "counts"),
     [
-        (([5], [5]), HitAgreement.restorable, [5], 0, 0, 0),
-        (([1, 2, 4], [1, 4, 5]), HitAgreement.restorable, [1, 4], 1, 1, 0),
-        (([2], [1]), HitAgreement.restorable, [], 1, 2, 0),
-        (([2], [3]), HitAgreement.min_of_maxima, [2], 1, 1, 1),
-        (([3], [2, 3]), HitAgreement.min_of_maxima, [3], 0, 0, 0),
-        (([], []), HitAgreement.min_of_maxima, [], 0, 0, 0),
-        (([], [4]), HitAgreement.restorable, [], 1, 4, 0),
+        (([5], [5]), RESTORABLE, [5], [0, 0, 0]),
+        (([1, 2, 4], [1, 4, 5]), RESTORABLE, [1, 4], [1, 1, 0]),
+        (([2], [1]), RESTORABLE, [], [1, 2, 0]),
+        (([2], [3]), MIN_OF_MAXIMA, [2], [1, 1, 1]),
+        (([3], [2, 3]), MIN_OF_MAXIMA, [3], [0, 0, 0]),
+        (([], []), MIN_OF_MAXIMA, [], [0, 0, 0]),
+        (([], [4]), RESTORABLE, [], [1, 4, 0]),
     ],
 )
-def test_what_the_ranks_agree_on_is_counted(
-    answers: tuple[list[int], list[int]],
-    rule: HitAgreement,
-    agreed: list[int],
-    unequal: int,
-    given_up: int,
-    illegal: int,
+def test_agreed_lengths_and_unequal_answers_are_counted(
+    answers: tuple[list[int], ...], rule: HitAgreement, agreed: list[int], counts: list[int]
 ) -> None:
-    pair = Pair(rule=rule)
-    pair.ask(*answers)
-    own = pair.own()
-    pair.engine.wake(1)
+    ranks = Ranks(rule=rule)
+    ranks.ask(*answers)
+    own = ranks.own()
+    ranks.engine.wake(1)
     assert [each.restorable for each in own] == [agreed] * 2
-    assert pair.count("unequal_hits_count") == unequal
-    assert pair.count("given_up_pages") == given_up
-    assert pair.count("illegal_lengths_count") == illegal
+    names = ("unequal_hits_count", "given_up_pages", "illegal_lengths_count")
+    assert [ranks.count(name) for name in names] == counts
 
 
-def test_readers_write_into_prefetches_of_their_own() -> None:
-    pair = Pair()
-    pair.ask([5], [5])
-    pair.engine.wake(1)
-    for own, hand in zip(pair.own(), pair.hands, strict=True):
-        (local,) = hand.reads
+def test_readers_write_into_copies_of_the_prefetches_as_long_as_agreed() -> None:
+    ranks = Ranks()
+    ranks.ask([2, 3, 5], [3])
+    ranks.engine.wake(1)
+    for own, executor in zip(ranks.own(), ranks.executors, strict=True):
+        (local,) = executor.reads
         assert local is not own
-        assert local.num_pages == own.num_pages == 5
-        assert [list(ids) for ids in local.staged] == [list(ids) for ids in own.staged]
-    pair.advance(0, 2)
-    assert pair.own()[0].completed_pages == 0
-
-
-def test_less_is_read_than_was_asked_for_where_less_was_agreed_on() -> None:
-    pair = Pair()
-    pair.ask([2, 3, 5], [3])
-    pair.engine.wake(1)
-    assert [hand.reads[0].num_pages for hand in pair.hands] == [3, 3]
-    assert [len(hand.reads[0].staged[FULL]) for hand in pair.hands] == [3, 3]
+        assert local.num_pages == own.num_pages == len(local.staged[FULL]) == 3
+        assert [list(page_ids) for page_ids in local.staged] == [list(each) for each in own.staged]
+    ranks.advance(0, 2)
+    assert ranks.own()[0].completed_pages == 0
 
 
 @pytest.mark.parametrize(("batch_pages", "collectives"), [(1, 6), (2, 4), (4, 3), (5, 2), (9, 2)])
-def test_a_read_takes_a_collective_a_batch_and_one_for_the_sidecars(
+def test_read_takes_a_collective_for_each_batch_and_one_for_window_and_state(
     batch_pages: int, collectives: int
 ) -> None:
-    pair = Pair(batch_pages=batch_pages)
-    pair.ask([5], [5])
-    assert pair.count("completion_collectives_count") == 0
-    pair.engine.wake(1)
-    assert pair.count("completion_collectives_count") == collectives
+    ranks = Ranks(batch_pages=batch_pages)
+    ranks.begin_read()
+    assert ranks.count("completion_collectives_count") == collectives
 
 
-def test_partial_reads_of_two_ranks_are_news_as_far_as_both_have_come() -> None:
-    pair = Pair()
-    pair.ask([5], [5])
-    pair.engine.wake(1)
-    assert not pair.advance(0, 4)
-    assert pair.advance(1, 2)
-    assert not pair.advance(1, 2)  # which all know
-    pair.engine.wake(2)
-    assert [each.completed_pages for each in pair.own()] == [2, 2]
-    assert pair.advance(1, 3)
-    assert not pair.advance(0, 5)
-    pair.engine.wake(3)
-    assert [each.completed_pages for each in pair.own()] == [3, 3]
-    assert pair.count("unequal_reads_count") == 0  # which is not known yet
+def test_partial_reads_are_news_as_far_as_all_ranks_have_read() -> None:
+    ranks = Ranks()
+    ranks.begin_read()
+    assert [ranks.advance(0, 4), ranks.advance(1, 2), ranks.advance(1, 2)] == [False, True, False]
+    ranks.engine.wake(2)
+    assert ranks.values("completed_pages") == [2, 2]
+    assert [ranks.advance(1, 3), ranks.advance(0, 5)] == [True, False]
+    ranks.engine.wake(3)
+    assert ranks.values("completed_pages") == [3, 3]
+    assert ranks.count("unequal_reads_count") == 0  # no read has ended
 
 
-@pytest.mark.parametrize(("ends", "published", "unequal"), [((5, 5), 5, 0), ((5, 3), 3, 1)])
-def test_what_both_ranks_have_read_is_published_by_both(
-    ends: tuple[int, int], published: int, unequal: int
+@pytest.mark.parametrize(
+    ("kind", "ends", "found", "published"),
+    [
+        ("full", (5, 5), (False, False), 5),
+        ("full", (5, 3), (False, False), 3),
+        *(
+            ("full_mamba", (5, 5), (first, second), 5 * (first and second))
+            for first in (False, True)
+            for second in (False, True)
+        ),
+    ],
+)
+def test_all_ranks_publish_the_pages_and_the_state_that_all_have_read(
+    kind: str, ends: tuple[int, int], found: tuple[bool, bool], published: int
 ) -> None:
-    pair = Pair()
-    pair.ask([5], [5])
-    pair.engine.wake(1)
-    own = pair.own()
-    pair.advance(0, ends[0], is_read=True)
-    assert pair.advance(1, ends[1], is_read=True)
-    pair.engine.wake(2)
+    ranks = Ranks(kind=kind)
+    ranks.begin_read()
+    own = ranks.own()
+    news = [ranks.advance(rank, ends[rank], is_read=True, found=found[rank]) for rank in (0, 1)]
+    assert [*news, ranks.advance(1, ends[1], is_read=True)] == [False, True, False]
+    ranks.engine.wake(2)
     assert [each.published_pages for each in own] == [published] * 2
+    assert [each.restored_pages for each in own] == [5 * all(found)] * 2
     assert [each.read_ns for each in own] == [(1, 2), (1, 3)]
-    assert pair.count("unequal_reads_count") == unequal
-    assert pair.count("unequal_sidecars_count") == 0
-    for each in pair.all():
+    assert ranks.count("unequal_reads_count") == (ends[0] != ends[1])
+    assert ranks.count("unequal_sidecars_count") == (found[0] != found[1])
+    for each in ranks.all:
         assert each.cache.tree.residency.resident[HOST][FULL] == published
 
 
-@pytest.mark.parametrize("found", [(True, True), (True, False), (False, True), (False, False)])
-def test_a_state_that_one_rank_lacks_is_used_by_none(found: tuple[bool, bool]) -> None:
-    pair = Pair(kind="full_mamba")
-    pair.ask([5], [5])
-    pair.engine.wake(1)
-    own = pair.own()
-    for rank in (0, 1):
-        pair.advance(rank, 5, is_read=True, found=found[rank])
-    pair.engine.wake(2)
-    assert [each.restored_pages for each in own] == [5 * all(found)] * 2
-    assert [each.published_pages for each in own] == [5 * all(found)] * 2
-    assert pair.count("unequal_sidecars_count") == int(len(set(found)) > 1)
+def test_readers_are_stopped_when_the_wait_of_the_request_ends() -> None:
+    ranks = Ranks(stop="timeout", timeout_s=1e-6)
+    ranks.begin_read()
+    assert not any(executor.reads[0].is_settled for executor in ranks.executors)
+    ranks.engine.wake(1001)
+    assert all(executor.reads[0].is_settled for executor in ranks.executors)
 
 
-def test_the_last_word_of_a_read_is_heard_once() -> None:
-    pair = Pair()
-    pair.ask([5], [5])
-    pair.engine.wake(1)
-    for rank in (0, 1):
-        pair.advance(rank, 5, is_read=True)
-    assert not pair.advance(1, 5, is_read=True)
+def test_prefetch_too_short_to_read_is_dropped() -> None:
+    ranks = Ranks()
+    ranks.ask([1], [1])  # 8 tokens are fewer than the threshold
+    ranks.engine.wake(1)
+    assert [executor.reads for executor in ranks.executors] == [[], []]
+    assert ranks.engine._reads == {}
 
 
-def test_a_reader_is_told_that_its_request_waits_no_longer() -> None:
-    pair = Pair(stop="timeout", timeout_s=1e-6)
-    pair.ask([5], [5])
-    pair.engine.wake(1)
-    assert not any(hand.reads[0].is_settled for hand in pair.hands)
-    pair.engine.wake(1001)
-    assert all(hand.reads[0].is_settled for hand in pair.hands)
+def test_abort_drops_a_request_from_every_rank_in_one_step() -> None:
+    ranks = Ranks(3)
+    ranks.begin_read()
+    ranks.engine.abort(0, 2)
+    assert ids(ranks.engine.wake(2).aborted) == [0]
+    assert all(each.scheduler.is_idle for each in ranks.all)
+    assert all(executor.reads[0].is_settled for executor in ranks.executors)
 
 
-def test_a_prefetch_that_is_not_worth_reading_is_forgotten() -> None:
-    pair = Pair()
-    pair.ask([1], [1])  # 8 tokens are fewer than the threshold
-    pair.engine.wake(1)
-    assert [hand.reads for hand in pair.hands] == [[], []]
-    assert pair.engine._reads == {}
+# -- copies --------------------------------------------------------------------------------------
 
 
-def copies(pair: Pair, kind: type) -> list[Work]:
-    """The first copy of a sort that each rank has begun."""
-    return [next(work for work in hand.submitted if isinstance(work, kind)) for hand in pair.hands]
+def serve_one(ranks: Ranks) -> None:
+    """Serve one request that reads nothing from storage."""
+    ranks.start(0, answer=3)
+    while not ranks.engine.wake(ranks.engine.step_end_ns or 0).finished:
+        pass
 
 
-def served(pair: Pair) -> None:
-    """A request that nobody has to read for, to its end."""
-    pair.engine.submit(request_of(0, range(20), [1, 2, 3]), 0)
-    outcome = pair.engine.wake(0)
-    while not outcome.finished:
-        end_ns = pair.engine.step_end_ns
-        assert end_ns is not None
-        outcome = pair.engine.wake(end_ns)
+def test_copy_is_complete_in_the_step_after_every_rank_has_made_it() -> None:
+    ranks = Ranks(reads=False)
+    serve_one(ranks)
+    first, second = (executor.submitted[0] for executor in ranks.executors)
+    assert not ranks.engine.deliver(first, 900)
+    ranks.engine.wake(900)
+    assert all(len(each.cache.in_flight) == 1 for each in ranks.all)
+    assert ranks.engine.deliver(second, 901)
+    assert all(len(each.cache.in_flight) == 1 for each in ranks.all)
+    ranks.engine.wake(901)
+    kinds = [type(work) for executor in ranks.executors for work in executor.submitted]
+    assert kinds == [BackUp, StorageWrite] * 2
 
 
-def test_a_copy_is_done_when_every_rank_has_made_it_and_the_next_step_begins() -> None:
-    pair = Pair(has_storage=False)
-    served(pair)
-    first, second = copies(pair, BackUp)
-    assert not pair.engine.deliver(first, 900)
-    pair.engine.wake(900)
-    assert all(len(each.cache.in_flight) == 1 for each in pair.all())
-    assert pair.engine.deliver(second, 901)
-    assert all(len(each.cache.in_flight) == 1 for each in pair.all())
-    pair.engine.wake(901)
-    assert [type(work) for hand in pair.hands for work in hand.submitted] == [
-        BackUp,
-        StorageWrite,
-        BackUp,
-        StorageWrite,
-    ]
+def test_all_ranks_wait_for_the_copy_of_one_and_any_news_wakes_them() -> None:
+    ranks = Ranks()
+    ranks.begin_read()
+    ranks.executors[1].is_fenced = True
+    ranks.start(2, answer=1)
+    assert ranks.engine.step_end_ns is None
+    assert ranks.advance(0, 2)
+    ranks.executors[1].is_fenced = False
+    ranks.engine.wake(3)
+    assert ranks.engine.step_end_ns is not None
+    assert not ranks.advance(0, 4)
 
 
-def test_what_nobody_reports_is_no_news() -> None:
-    pair = Pair()
-    slot = np.zeros(1, np.int32)
-    assert not pair.engine.deliver(CopyState(source=slot, target=slot), 0)
-    assert not pair.engine.deliver(StorageDelete(keys=[]), 0)
+# -- steps ---------------------------------------------------------------------------------------
 
 
-def test_every_news_wakes_those_who_are_held_by_a_copy() -> None:
-    pair = Pair()
-    pair.ask([5], [5])
-    pair.engine.wake(1)
-    pair.hands[1].is_fenced = True  # of one rank: all wait
-    pair.engine.submit(request_of(1, range(10), [1]), 2)
-    pair.engine.wake(2)
-    assert pair.engine.step_end_ns is None
-    assert pair.advance(0, 2)
-    pair.hands[1].is_fenced = False
-    pair.engine.wake(3)
-    assert pair.engine.step_end_ns is not None
-    assert not pair.advance(0, 4)
+def test_step_takes_as_long_as_the_first_rank_s_and_a_collective() -> None:
+    ranks = Ranks(reads=False)
+    ranks.start(1000)
+    assert ranks.engine.step_end_ns == 1000 + STEP_NS + COLLECTIVE_NS
+    assert ranks.engine.wake(1050) == Outcome()  # within a step
+    ranks.engine.wake(1107)
+    assert ends_of(ranks.engine) == [1107 + 107 * step for step in range(1, 9)]
+    assert ends_of(ranks.engine.followers[0]) == ends_of(ranks.engine)
+    assert [executor.num_forwards for executor in ranks.executors] == [2, 0]
 
 
-def test_a_step_takes_as_long_as_the_first_rank_s_and_a_collective() -> None:
-    pair = Pair(has_storage=False)
-    pair.engine.submit(request_of(0, range(20), [1] * 9), 1000)
-    pair.engine.wake(1000)
-    assert pair.engine.step_end_ns == 1000 + STEP_NS + COLLECTIVE_NS
-    pair.engine.wake(1107)
-    ends = ends_of(pair.engine)
-    assert len(ends) > 2
-    assert ends == [1107 + 107 * step for step in range(1, len(ends) + 1)]
-    assert [hand.num_forwards for hand in pair.hands] == [2, 0]
-    assert ends_of(pair.engine.followers[0]) == ends
+def test_every_step_and_every_other_wake_has_a_collective() -> None:
+    ranks, counts = Ranks(reads=False), []
+    for now_ns in (0, 1):
+        ranks.engine.wake(now_ns)
+    counts.append(ranks.count("step_collectives_count"))
+    ranks.start(2, 109)
+    counts.append(ranks.count("step_collectives_count"))
+    ranks.engine.catch_up(109 + 3 * 107)  # not the step that ends at this moment
+    assert [each.num_steps for each in ranks.all] == [3, 3]
+    counts.append(ranks.count("step_collectives_count"))
+    ranks.engine.wake(ends_of(ranks.engine)[-1])
+    assert (ranks.engine.num_steps, counts) == (9, [2, 4, 6])
+    assert ranks.count("step_collectives_count") == 12
 
 
-def test_there_is_a_collective_a_step_and_one_for_each_other_wake() -> None:
-    pair = Pair(has_storage=False)
-    pair.engine.wake(0)
-    pair.engine.wake(1)
-    assert pair.count("step_collectives_count") == 2
-    pair.engine.submit(request_of(0, range(20), [1] * 9), 2)
-    pair.engine.wake(2)
-    assert pair.count("step_collectives_count") == 3
-    pair.engine.wake(109)
-    assert pair.count("step_collectives_count") == 4
-    pair.engine.catch_up(109 + 3 * 107)  # not the step that ends just then
-    assert [each.num_steps for each in pair.all()] == [3, 3]
-    assert pair.count("step_collectives_count") == 6
-    end_ns = pair.engine.step_end_ns
-    assert end_ns is not None
-    pair.engine.wake(end_ns)
-    assert pair.engine.num_steps == 9
-    assert pair.count("step_collectives_count") == 12
+def test_run_of_steps_is_cut_short_on_every_rank() -> None:
+    ranks = Ranks(reads=False)
+    ranks.start(0, 107, 107 + 150)  # in the second of its steps
+    assert [each.step_end_ns for each in ranks.all] == [107 * 3] * 2
+    ranks.engine.submit(fresh(1, 9, 1), 107 + 10)
+    assert [each.step_end_ns for each in ranks.all] == [107 * 2] * 2
 
 
-def test_a_run_of_steps_is_cut_short_on_every_rank() -> None:
-    pair = Pair(has_storage=False)
-    pair.engine.submit(request_of(0, range(20), [1] * 9), 0)
-    pair.engine.wake(0)
-    pair.engine.wake(107)
-    pair.engine.wake(107 + 150)  # in the second of its steps
-    assert [each.step_end_ns for each in pair.all()] == [107 * 3] * 2
-    pair.engine.submit(request_of(1, range(9), [1]), 107 + 10)
-    assert [each.step_end_ns for each in pair.all()] == [107 * 2] * 2
+def test_ranks_wake_at_the_first_deadline_of_any_of_them() -> None:
+    ranks = Ranks(stop="timeout", timeout_s=1e-6)
+    ranks.begin_read()
+    moments = [ranks.engine.next_wake_ns(1)]
+    for rank, enqueued_ns in ((0, 500), (1, 200)):
+        ranks.own()[rank].enqueued_ns = enqueued_ns
+        moments.append(ranks.engine.next_wake_ns(1))
+    assert moments == [1001, 1001, 1201]
+    assert [ranks.engine.next_wake_ns(now_ns) for now_ns in (1201, 1501)] == [1501, NEVER]
 
 
-def test_who_gives_up_is_dropped_by_every_rank_in_one_step() -> None:
-    pair = Pair(num_ranks=3)
-    pair.ask([5], [5], [5])
-    pair.engine.wake(1)
-    pair.engine.abort(0, 2)
-    outcome = pair.engine.wake(2)
-    assert [req.request.id for req in outcome.aborted] == [0]
-    assert all(each.scheduler.is_idle for each in pair.all())
-    assert all(hand.reads[0].is_settled for hand in pair.hands)
+# -- divergence ----------------------------------------------------------------------------------
 
 
-def test_the_ranks_wake_when_the_first_of_them_has_waited_for_long_enough() -> None:
-    pair = Pair(stop="timeout", timeout_s=1e-6)
-    pair.ask([5], [5])
-    pair.engine.wake(1)
-    assert pair.engine.next_wake_ns(1) == 1001
-    pair.own()[0].enqueued_ns = 500
-    assert pair.engine.next_wake_ns(1) == 1001
-    pair.own()[1].enqueued_ns = 200
-    assert pair.engine.next_wake_ns(1) == 1201
-    assert pair.engine.next_wake_ns(1201) == 1501
-    assert pair.engine.next_wake_ns(1501) == NEVER
-
-
-def test_a_vote_that_would_change_at_the_next_boundary_ends_the_run_there() -> None:
-    pair = Pair(stop="timeout", batch_pages=5)
-    pair.ask([5], [5])
-    pair.engine.wake(1)
-    pair.engine.submit(request_of(1, range(10), [1] * 50), 2)
-    pair.engine.wake(2)
-    pair.engine.wake(109)
-    assert len(ends_of(pair.engine)) > 2  # nothing is to be expected
-    for rank in (0, 1):  # all has come, and the readers have not let go
-        pair.advance(rank, 5)
-    assert pair.engine.step_end_ns == 216
-    pair.engine.wake(216)  # at which all had voted before they knew
-    assert pair.engine.step_end_ns == 323
-    outcome = pair.engine.wake(323)
-    assert not outcome.finished
-    assert [extend.req.request.id for extend in pair.engine.extending] == [0]
-
-
-def test_ranks_that_plan_other_batches_are_found() -> None:
-    pair = Pair(has_storage=False)
-    pair.engine.submit(request_of(0, range(20), [1]), 0)
-    prefill = pair.engine.followers[0].scheduler.prefill
+def test_ranks_that_plan_different_batches_are_an_error() -> None:
+    ranks = Ranks(reads=False)
+    prefill = ranks.engine.followers[0].scheduler.prefill
     prefill.config = replace(prefill.config, max_running=1)
-    pair.engine.submit(request_of(1, range(50, 60), [1, 2]), 0)
+    ranks.engine.submit(fresh(0, 20, 1), 0)
+    ranks.engine.submit(fresh(1, 10, 2), 0)
     with pytest.raises(RanksDivergedError):  # noqa: PT012 - in whichever step it shows
         for now_ns in (0, 107, 214, 321):
-            pair.engine.wake(now_ns)
-
-
-def test_ranks_whose_requests_end_otherwise_are_found() -> None:
-    pair = Pair(has_storage=False)
-    pair.engine.followers[0].abort(0, 0)
-    pair.engine.submit(request_of(0, range(20), [1]), 0)
-    with pytest.raises(RanksDivergedError, match="batches differ at 0 ns"):
-        pair.engine.wake(0)
-
-
-def test_ranks_that_end_with_other_trees_are_told_apart() -> None:
-    pair = Pair(has_storage=False, num_ranks=3)
-    served(pair)
-    pair.engine.check_equal()
-    next(iter(pair.engine.followers[1].cache.tree.nodes())).uses += 1
-    with pytest.raises(RanksDivergedError, match="the tree of rank 2 differs"):
-        pair.engine.check_equal()
-
-
-def test_a_page_that_one_rank_takes_is_found_by_the_next_step() -> None:
-    pair = Pair(has_storage=False)
-    pair.engine.wake(0)
-    pair.engine.followers[0].cache.pools[DEVICE][FULL].allocate(1)
-    with pytest.raises(RanksDivergedError, match="differ after step 1"):
-        pair.engine.wake(1)
-
-
-def test_who_never_waits_is_not_outvoted() -> None:
-    pair = Pair(stop="best_effort")
-    pair.engine.submit(request_of(1, range(10), [1] * 50), 0)
-    pair.engine.wake(0)
-    pair.engine.wake(107)
-    assert len(ends_of(pair.engine)) > 2
-
-
-def test_to_be_woken_within_a_step_is_no_outcome() -> None:
-    pair = Pair(has_storage=False)
-    pair.engine.submit(request_of(0, range(20), [1] * 9), 0)
-    pair.engine.wake(0)
-    assert pair.engine.wake(50) == Outcome()
+            ranks.engine.wake(now_ns)
 
 
 @pytest.mark.parametrize("fate", ["finished", "rejected", "aborted"])
-def test_a_rank_whose_request_ends_otherwise_is_found_though_steps_are_alike(fate: str) -> None:
-    pair = Pair(has_storage=False)
-    pair.engine.submit(request_of(0, range(20), [1]), 0)
-    pair.engine.wake(0)
-    (extend,) = pair.engine.extending
+def test_ranks_whose_requests_end_differently_are_an_error(fate: str) -> None:
+    ranks = Ranks(reads=False)
+    ranks.start(0, answer=1)
+    (extend,) = ranks.engine.extending
     ended = (extend.req, "too long") if fate == "rejected" else extend.req
-    follower = pair.engine.followers[0]
+    follower = ranks.engine.followers[0]
     wake = follower.wake
 
     def end_one_more(now_ns: int) -> Outcome:
@@ -469,17 +365,33 @@ def test_a_rank_whose_request_ends_otherwise_is_found_though_steps_are_alike(fat
         getattr(outcome, fate).append(ended)
         return outcome
 
-    follower.wake = end_one_more  # type: ignore[method-assign]
+    follower.wake = end_one_more
     with pytest.raises(RanksDivergedError, match="batches differ at 107 ns"):
-        pair.engine.wake(107)
+        ranks.engine.wake(107)
 
 
-def test_each_rank_is_checked_by_its_own_check() -> None:
-    pair = Pair(has_storage=False)
-    checked: list[str] = []
-    ranks = [engine_of(pair.plot, Hand(), checks=False) for _ in range(2)]
-    ranks[0].check = lambda engine: checked.append("first")
-    ranks[1].check = lambda engine: checked.append("second")
-    engine = RankedEngine(ranks, ParallelConfig(ranks=2), StorageConfig(kind="memory"))
-    engine.wake(0)
+def test_ranks_that_end_with_different_trees_are_an_error() -> None:
+    ranks = Ranks(3, reads=False)
+    serve_one(ranks)
+    ranks.engine.check_equal()
+    next(iter(ranks.engine.followers[1].cache.tree.nodes())).uses += 1
+    with pytest.raises(RanksDivergedError, match="the tree of rank 2 differs"):
+        ranks.engine.check_equal()
+
+
+def test_page_that_one_rank_takes_is_noticed_in_the_next_step() -> None:
+    ranks = Ranks(reads=False)
+    ranks.engine.wake(0)
+    ranks.engine.followers[0].cache.pools[DEVICE][FULL].allocate(1)
+    with pytest.raises(RanksDivergedError, match="differ after step 1"):
+        ranks.engine.wake(1)
+
+
+def test_each_rank_has_a_check_of_its_own() -> None:
+    plot, checked = plot_of("full"), list[str]()
+    first, second = (engine_of(plot, ManualExecutor(), checks=False) for _ in range(2))
+    first.check = lambda engine: checked.append("first")
+    second.check = lambda engine: checked.append("second")
+    storage = StorageConfig(kind="memory")
+    RankedEngine([first, second], ParallelConfig(ranks=2), storage).wake(0)
     assert checked == ["first", "second"]

@@ -8,7 +8,7 @@ python -m tests.fuzz --limit 9 kinds=all seed=1         plain but for these choi
 import argparse
 import sys
 
-from tests.fuzz.scenario import PLAIN
+from tests.fuzz.scenario import choices_of
 from tests.fuzz.shrink import Finding, examine, try_all
 
 
@@ -18,19 +18,13 @@ def main() -> int:
     parser.add_argument("scenario", nargs="*", help="seed/number, seed/first-last or knob=value")
     parser.add_argument("--limit", type=int, help="requests")
     args = parser.parse_args()
-    choices = dict(PLAIN)
+    words = [word for word in args.scenario if "=" in word]
     names = []
-    for word in args.scenario:
-        knob, equals, value = word.partition("=")
-        if not equals:
-            seed, numbers = word.split("/")
-            first, _, last = numbers.partition("-")
-            names += [f"{seed}/{number}" for number in range(int(first), int(last or first) + 1)]
-        elif knob not in PLAIN:
-            parser.error(f"there is no {knob}; scenarios differ in {', '.join(PLAIN)}")
-        else:
-            choices[knob] = value
-    tried = try_all(names) if names else [examine("plain", choices, args.limit)]
+    for word in (each for each in args.scenario if "=" not in each):
+        seed, numbers = word.split("/")
+        first, _, last = numbers.partition("-")
+        names += [f"{seed}/{number}" for number in range(int(first), int(last or first) + 1)]
+    tried = try_all(names) if names else [examine("plain", choices_of(words), args.limit)]
     num_findings = 0
     for found in tried:
         if isinstance(found, Finding):

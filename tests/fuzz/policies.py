@@ -12,21 +12,21 @@ from hicache.request import Request
 
 
 class FirstQuarter:
-    """Goes on with a quarter of what was asked for: it looks at every page that comes."""
+    """Lets a request start with a quarter of its prefetch; it is asked after every page."""
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
         return prefetch.completed_pages >= prefetch.asked_pages / 4 or prefetch.is_complete
 
 
 class UntilPagesCome:
-    """Lets a request go while nothing has come, and keeps it once something has."""
+    """Lets a request start as long as no page has come, and makes it wait afterwards."""
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
         return prefetch.restorable is not None and prefetch.completed_pages == 0
 
 
 class Ledger:
-    """Changes nothing, and compares what the events say with what the entries hold."""
+    """Changes nothing, and compares the events with what the entries hold."""
 
     def __init__(self, world: World, *, victims: float = 0) -> None:
         self.world = world
@@ -67,7 +67,7 @@ class Ledger:
             self.check(entry)
 
     def victim(self, tier: str, kind: str, need: int, queue: Evictable) -> Entry | None:
-        """What a run without it would choose."""
+        """Return the entry that a run without this policy would evict."""
         assert need > 0
         return min(queue, key=lambda entry: (entry.used, entry.end), default=None)
 
@@ -76,11 +76,11 @@ class Ledger:
         assert entry.hits == self.hits[entry]
 
 
-LEDGERS: deque[Ledger] = deque(maxlen=8)
+LEDGERS: deque[Ledger] = deque(maxlen=16)  # of the last runs, one for each tree
 
 
 class Contrary:
-    """Decides everything by the content of entries, however little sense that makes."""
+    """Decides everything by a hash of the content of entries."""
 
     def rank(self, entry: Entry, tier: str, kind: str) -> tuple[int, ...]:
         return entry.key * 7919 % 1009, entry.id

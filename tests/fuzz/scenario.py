@@ -1,7 +1,6 @@
 """A scenario: one value of every knob, and the run that they describe."""
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
@@ -30,6 +29,24 @@ SEED = "seed"  # of requests and storage delays: a choice too, which is another 
 PLAIN: Choices = {SEED: "0", **{knob.name: next(iter(knob.values)) for knob in KNOBS}}
 
 
+def choices_of(words: Sequence[str]) -> dict[str, str]:
+    """The plain choices but for these, each written as `knob=value`.
+
+    Raises:
+        ValueError: there is no such knob or value.
+    """
+    choices = dict(PLAIN)
+    values = {knob.name: knob.values for knob in KNOBS}
+    for word in words:
+        knob, _, value = word.partition("=")
+        if knob not in PLAIN:
+            raise ValueError(f"there is no {knob}; scenarios differ in {', '.join(PLAIN)}")
+        if value not in values.get(knob, [value]):
+            raise ValueError(f"{knob} is one of {', '.join(values[knob])}, not {value}")
+        choices[knob] = value
+    return choices
+
+
 def draw(seed: int, number: int) -> dict[str, str]:
     """The choices of the numbered scenario; none depends on another scenario or another knob."""
     choices = {SEED: str(number)}
@@ -56,17 +73,9 @@ class Plan:
     workload: Workload
     overrides: Mapping[str, object]
 
-    @property
-    def command(self) -> str | None:
-        """How to ask for it elsewhere; None if no command line can name its requests."""
-        if self.workload.name == TALK:
-            return None
-        words = [*BASE, "engine.check_invariants=true", *_words(self.overrides)]
-        return shlex.join(["python", "-m", "experiments.run", *words])
-
 
 def plan_of(choices: Choices, limit: int | None = None) -> Plan:
-    """What to run; `limit`: the first requests only."""
+    """Return the run of these choices; `limit`: the first requests only."""
     overrides: dict[str, Any] = {"seed": int(choices[SEED])}
     for knob in KNOBS:
         overrides |= overrides_of(knob.values[choices[knob.name]])

@@ -1,4 +1,4 @@
-"""Tries scenarios, and makes a failing one small: few requests, only the choices that it takes.
+"""Tries scenarios, and shrinks a failing one to few requests and few choices that are not plain.
 
 The shrinker is our own because hypothesis cannot shrink a scenario that it has not drawn itself.
 """
@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from tests.fuzz.scenario import PLAIN, Choices, draw, plan_of
+from tests.fuzz.scenario import PLAIN, Choices, draw
 from tests.fuzz.talk import NUM_REQUESTS
 from tests.fuzz.trial import Trial, try_choices
 
@@ -18,26 +18,24 @@ Attempt = Callable[[Choices, int | None], Trial]  # raises if something is wrong
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a scenario came to, and the least that comes to the same."""
+    """The error of a scenario, and the smallest scenario with the same error."""
 
     name: str  # seed/number
     error: str
     choices: Mapping[str, str]  # those that are not plain
     limit: int  # requests
-    command: str | None
 
     def __str__(self) -> str:
         words = " ".join(f"{name}={value}" for name, value in self.choices.items())
-        lines = [
-            f"scenario {self.name}: {self.error}",
-            f"  again: python -m tests.fuzz {self.name}",
-            f"  small: python -m tests.fuzz --limit {self.limit} {words}",
-        ]
-        return "\n".join(lines + ([f"  as run: {self.command}"] if self.command else []))
+        return (
+            f"scenario {self.name}: {self.error}\n"
+            f"  again: python -m tests.fuzz {self.name}\n"
+            f"  small: python -m tests.fuzz --limit {self.limit} {words}"
+        )
 
 
 def try_all(names: Sequence[str]) -> Iterator[Finding | bool]:
-    """Try the scenarios in two processes: what is wrong, or whether all tiers were used."""
+    """Try scenarios in two processes; yield the finding, or whether all tiers were used."""
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as workers:
         yield from workers.map(_try, names, chunksize=5)
 
@@ -59,7 +57,7 @@ def find(name: str) -> Finding | Trial:
 def examine(
     name: str, choices: Choices, limit: int | None, attempt: Attempt = try_choices
 ) -> Finding | Trial:
-    """Try these choices; if something is wrong with them, find out what it takes."""
+    """Try these choices; if they fail, shrink them."""
     result = _attempt(attempt, choices, limit)
     if isinstance(result, Trial):
         return result
@@ -75,14 +73,13 @@ def examine(
         error=f"{type(result).__name__}: {result}",
         choices={knob: value for knob, value in small.items() if value != PLAIN[knob]},
         limit=requests,
-        command=plan_of(small, requests).command,
     )
 
 
 def shrink(
     choices: Choices, limit: int, fails: Callable[[Choices, int], bool]
 ) -> tuple[dict[str, str], int]:
-    """The choices with as many plain ones, and as few requests, as still fail."""
+    """Return the choices with as many plain ones, and as few requests, as still fail."""
     small = dict(choices)
     before = None
     while before != (small, limit):
@@ -97,7 +94,7 @@ def shrink(
 
 
 def signature(error: Exception) -> str:
-    """What errors with one cause have in common: all but names and numbers."""
+    """Return an error without names and numbers, so that errors with one cause are equal."""
     head = re.sub(r"<.*?>|[\d.]+", "#", str(error).split(": ")[0])
     return f"{type(error).__name__}: {head}"
 

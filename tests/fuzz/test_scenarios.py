@@ -1,19 +1,15 @@
-"""Scenarios over the whole space of knobs, each held to every law.
+"""Scenarios over the whole space of settings break no invariant.
 
-`python -m tests.fuzz` tries them by hand; a finding says how to see it again.
+`python -m tests.fuzz` tries them by hand; a finding names the command that repeats it.
 """
 
-import shlex
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from hicache.results.metrics import RequestRecord
-from hicache.runs import schema
 from hicache.runs.schema import known_keys
-from hicache.workload.workload import load_workload
 from tests.fuzz.knobs import KNOBS, UNDRAWN
 from tests.fuzz.scenario import PLAIN, Choices, draw, plan_of
 from tests.fuzz.shrink import Finding, examine, find, try_all
@@ -28,34 +24,34 @@ from tests.fuzz.trial import (
 )
 
 SEED = 0
-SMALL = 30
-SLOW = {4, 13, 15}  # each takes as long as ten others: pages of one token; they are among the many
+# those left out take as long as ten others, most with pages of one token; they are among the many
+SMALL = sorted({*range(33)} - {4, 13, 15, 16, 18, 19, 21, 22})
 LARGE = 2000
 
 
-@pytest.mark.parametrize("number", sorted({*range(SMALL + len(SLOW))} - SLOW))
-def test_a_scenario_breaks_no_law(number: int) -> None:
+@pytest.mark.parametrize("number", SMALL)
+def test_scenario_breaks_no_law(number: int) -> None:
     found = find(f"{SEED}/{number}")
     assert not isinstance(found, Finding), f"\n{found}"
 
 
 @pytest.mark.soak
-def test_no_scenario_of_many_breaks_a_law_and_three_in_ten_use_all_tiers() -> None:
+def test_many_scenarios_break_no_law_and_three_in_ten_use_all_tiers() -> None:
     found = list(try_all([f"{SEED}/{number}" for number in range(LARGE)]))
     findings = [each for each in found if isinstance(each, Finding)]
     assert not findings, "\n" + "\n".join(map(str, findings))
     assert sum(found) / LARGE >= 0.3
 
 
-# -- what tries them is itself to be trusted ----------------------------------------------------
+# -- the tools that try scenarios ----------------------------------------------------------------
 
 
-def test_a_scenario_is_the_same_whatever_was_drawn_before() -> None:
+def test_scenario_depends_on_its_seed_and_number_alone() -> None:
     alone = draw(SEED, 7)
     assert [draw(SEED, number) for number in range(8)][7] == alone
 
 
-def test_every_knob_is_drawn_or_named_as_one_that_is_not() -> None:
+def test_every_setting_is_drawn_or_listed_as_undrawn() -> None:
     drawn = {key for knob in KNOBS for key in knob.keys}
     for workload in ("talk", "chat"):
         more = {"kinds": "all", "workload": workload, "pools.storage": "3.0"}
@@ -67,7 +63,7 @@ def test_every_knob_is_drawn_or_named_as_one_that_is_not() -> None:
     assert knobs - drawn == UNDRAWN
 
 
-def test_a_clock_that_is_asked_for_ever_is_a_hang() -> None:
+def test_clock_that_is_read_too_often_reports_a_hang() -> None:
     clock = BoundedClock()
     for _ in range(MOST_MOMENTS):
         clock.wait_until(0)
@@ -75,36 +71,18 @@ def test_a_clock_that_is_asked_for_ever_is_a_hang() -> None:
         clock.wait_until(0)
 
 
-def fails_with(trial: Trial, **choices: str) -> Callable[[Choices, int | None], Trial]:
-    """A trial that finds something when all of these are chosen and five requests come."""
+def test_finding_has_the_choices_and_requests_without_which_another_error_occurs() -> None:
+    wanted = {"kinds": "all", "cache.page_size": "512"}
 
     def attempt(tried: Choices, limit: int | None) -> Trial:
-        if all(tried[knob] == value for knob, value in choices.items()) and (limit or 40) >= 5:
+        if all(tried[knob] == value for knob, value in wanted.items()) and (limit or 40) >= 5:
             raise ValueError(f"request {tried['seed']} is lost: {limit}")
-        return trial
+        raise KeyError("another error")
 
-    return attempt
-
-
-def test_a_finding_names_the_least_that_it_takes() -> None:
-    wanted = {"kinds": "all", "cache.page_size": "512"}
-    attempt = fails_with(Trial(summary={}, records=[]), **wanted)
     found = examine("0/1", draw(SEED, 1) | wanted, None, attempt)
     assert isinstance(found, Finding)
-    assert found.choices == wanted
-    assert found.limit == 5
+    assert (found.choices, found.limit) == (wanted, 5)
     assert "--limit 5 kinds=all cache.page_size=512" in str(found)
-
-
-def test_another_failure_on_the_way_is_not_taken_for_the_first() -> None:
-    def attempt(tried: Choices, limit: int | None) -> Trial:
-        if tried["kinds"] == "all":
-            raise ValueError("first")
-        raise KeyError("second")
-
-    found = examine("0/1", draw(SEED, 1) | {"kinds": "all"}, None, attempt)
-    assert isinstance(found, Finding)
-    assert found.choices == {"kinds": "all"}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +90,7 @@ def plain() -> Trial:
     return try_choices(PLAIN)
 
 
-def test_one_byte_more_is_a_difference(plain: Trial) -> None:
+def test_changed_record_is_a_difference(plain: Trial) -> None:
     last = replace(plain.records[-1], num_steps=plain.records[-1].num_steps + 1)
     other = replace(plain, records=[*plain.records[:-1], last])
     with pytest.raises(AssertionError, match="another run differs"):
@@ -130,7 +108,7 @@ def test_one_byte_more_is_a_difference(plain: Trial) -> None:
         (lambda records: _first(records, finish_ns=0), "finished before"),
     ],
 )
-def test_a_record_that_cannot_be_is_noticed(
+def test_impossible_record_is_an_error(
     plain: Trial, spoil: Callable[[list[RequestRecord]], list[RequestRecord]], complaint: str
 ) -> None:
     plan = plan_of(PLAIN)
@@ -140,19 +118,4 @@ def test_a_record_that_cannot_be_is_noticed(
 
 
 def _first(records: list[RequestRecord], **changes: int) -> list[RequestRecord]:
-    return [replace(records[0], **changes), *records[1:]]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", ["chat", "agents", "multi_turn", "shared_prefix"])
-def test_a_command_line_asks_for_the_same_run(kind: str) -> None:
-    plan = plan_of(draw(SEED, 3) | {"workload": kind})
-    assert plan.command is not None
-    overrides = shlex.split(plan.command)[3:]
-    with initialize_config_dir(str(schema.CONF), version_base="1.3"):
-        config = schema.to_config(compose("config", overrides=overrides))
-    unchecked = replace(config, engine=plan.config.engine)
-    assert unchecked == plan.config
-    requests = load_workload(config.workload, data_dir=None, seed=config.seed).requests
-    assert [each.prompt.to_bytes() for each in requests] == [
-        each.prompt.to_bytes() for each in plan.workload.requests
-    ]
+    return [replace(records[0], **changes), *records[1:]]

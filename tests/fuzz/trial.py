@@ -1,4 +1,4 @@
-"""Runs a scenario and holds it to every law."""
+"""Runs a scenario and checks every law (`hicache/observe/invariants.py`)."""
 
 import json
 from collections import Counter
@@ -26,11 +26,11 @@ STEPS_CHECKED = 2_000  # each of them; of those of a longer run, one in 16
 
 
 class HangError(AssertionError):
-    """A run goes on and on."""
+    """A run does not end."""
 
 
 class BoundedClock(SimulatedClock):
-    """Refuses to look at more moments than any small run has."""
+    """A clock that raises an error after more events than any small run has."""
 
     _moments_left = MOST_MOMENTS
 
@@ -42,7 +42,7 @@ class BoundedClock(SimulatedClock):
 
 
 def thinned(check: Callable[..., None]) -> Callable[..., None]:
-    """The same check, left out after most steps of a long run."""
+    """The same check, skipped after most steps of a long run."""
     steps = count()
 
     def check_now_and_then(*args: object) -> None:
@@ -55,7 +55,7 @@ def thinned(check: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a run left behind."""
+    """The results of a run."""
 
     summary: dict[str, float | int]
     records: Sequence[RequestRecord]
@@ -116,9 +116,9 @@ def _run(plan: Plan, *, checks: bool = True, jump: bool = True, by_digests: bool
 
 
 def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
-    """What `summarize` does not check: everyone is there once, and nobody waited less than nothing.
+    """Check what `summarize` does not: each request has one record, and no time is negative.
 
-    Nor may a request hit what no other request of its namespace had.
+    Nor may a request hit tokens that no other request of its namespace had.
     """
     ids = [record.id for record in records]
     assert len(set(ids)) == len(ids), f"of {len(ids)} records only {len(set(ids))} are different"
@@ -133,7 +133,7 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
             time_ns = getattr(record, f"{part}_ns")
             assert time_ns >= 0, f"request {record.id} has a {part} of {time_ns} ns"
         assert record.status is not Status.aborted or plan.config.workload.abort_share, (
-            f"request {record.id} was aborted and no request ever gives up"
+            f"request {record.id} was aborted, and no client aborts requests"
         )
         if record.status is not Status.finished:
             continue

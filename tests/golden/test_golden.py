@@ -15,7 +15,7 @@ ON_TRACES = pytest.mark.skipif(
 
 @ON_TRACES
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_run_gives_its_golden_summary(name: str) -> None:
+def test_run_gives_its_golden_summary(name: str) -> None:
     changed = changes(read()[name], summary_of(name))
     told = "\n  ".join(
         [f"{len(changed)} keys changed (CONTRIBUTING.md, golden summaries):", *changed]
@@ -23,15 +23,15 @@ def test_a_run_gives_its_golden_summary(name: str) -> None:
     assert not changed, told
 
 
-def test_there_is_a_golden_summary_of_each_configuration() -> None:
+def test_every_configuration_has_a_golden_summary() -> None:
     assert list(read()) == list(CONFIGURATIONS)
 
 
-def test_a_run_names_the_rules_of_the_golden_summaries() -> None:
+def test_runs_record_the_digest_of_the_golden_summaries() -> None:
     assert digest() == provenance.RULES, "HICACHE_DATA=DIR python -m tests.golden writes RULES"
 
 
-def test_keys_that_changed_are_named_with_both_values() -> None:
+def test_changes_list_both_values_of_a_key() -> None:
     golden = {"a/count": "1", "b/s": "0.25", "c/gone": "7"}
     found = {"a/count": "1", "b/s": "0.5", "d/new": "0"}
     assert changes(golden, golden) == []
@@ -42,7 +42,7 @@ def test_keys_that_changed_are_named_with_both_values() -> None:
     ]
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_summaries_are_read_back(tmp_path: Path) -> None:
     summaries = {"one": {"a/count": "1", "b/s": "0.25"}, "other": {"a/count": "0"}}
     write(summaries, tmp_path / "summaries.csv")
     assert read(tmp_path / "summaries.csv") == summaries

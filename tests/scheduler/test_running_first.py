@@ -9,62 +9,74 @@ from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tree.events import NO_DEMAND, Purpose
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.config import Batching, QuirksConfig
+from hicache.request import Request
 from hicache.scheduler.batch import Batch
-from tests.scheduler.world import SCHEDULER, World, plot_of, random_requests, request_of
+from tests.scheduler.world import SCHEDULER, World, bare_world, chunks, fresh, ids, request_of
 
 VLLM = replace(SCHEDULER, batching=Batching.running_first)
+REPEATS = {"keeps_for_repeats": True, "trims_leaves": True, "answer_pages": 1}
 
 
-def world_of(
-    pages: int = 40, *, host: int = 0, asynchronous: bool = False, chunk: int = 64
-) -> World:
-    config = replace(VLLM, asynchronous=asynchronous, chunk_tokens=chunk)
-    plot = plot_of(
-        "full", scheduler=config, device=(pages, 0, 0), host=(host, 0, 0), has_storage=False
-    )
-    return World(plot)
+def world_of(pages: int = 40, *, host: int = 0, chunk: int = 64, **more: Any) -> World:
+    pools = {"device": (pages, 0, 0), "host": (host, 0, 0)}
+    return bare_world(scheduler=VLLM, chunk_tokens=chunk, **pools, **more)
 
 
-def submit(world: World, number: int, length: int, num_answers: int = 9) -> None:
-    tokens = range(1000 * number, 1000 * number + length)
-    world.scheduler.submit(request_of(number, tokens, [7] * num_answers), 0)
+def states_world() -> World:
+    quirks = QuirksConfig(states_per_request=1)
+    return bare_world("full_mamba", scheduler=VLLM, quirks=quirks, **REPEATS)
 
 
-def step(world: World) -> Batch:
-    batch = world.scheduler.plan(0)
-    assert batch is not None
-    world.scheduler.commit(batch, 1, 0)
-    return batch
+def windows_world(**more: Any) -> World:
+    return bare_world("full_swa", scheduler=VLLM, **REPEATS, **more)
 
 
-def chunks(batch: Batch) -> list[tuple[int, int, int]]:
-    return [(each.req.request.id, each.start, each.end) for each in batch.extends]
+def submit(world: World, *requests: tuple[int, int] | tuple[int, int, int]) -> None:
+    """Submit requests by (number, tokens of the prompt, tokens of the answer)."""
+    for each in requests:
+        world.submit(fresh(*each))
 
 
-def ids(batch: Batch) -> list[int]:
-    return [req.request.id for req in batch.decodes]
+def hitting(number: int, cached: int, own: int) -> Request:
+    """A request whose prompt begins like that of `fresh(1)`."""
+    tail = range(90 + number, 90 + number + own)
+    return request_of(number, [*range(1000, 1000 + cached), *tail], [7])
 
 
-def test_decodes_take_tokens_of_the_budget_and_a_chunk_ends_at_any_token() -> None:
+def planned(batch: Batch) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """The requests that decode in a step, and its chunks of prompts."""
+    return ids(batch.decodes), chunks(batch)
+
+
+def begin_load(world: World, number: int, cached: int) -> None:
+    """Plan a step that loads the prefix of a new request back."""
+    world.submit(hitting(number, cached, 1))
+    world.scheduler.plan(0)
+
+
+def complete_load(world: World) -> None:
+    (req, *_) = world.scheduler.prefill.loading
+    assert req.load_back is not None
+    world.cache.complete(req.load_back)
+
+
+def test_decodes_come_first_and_a_chunk_ends_at_any_token() -> None:
     world = world_of()
-    submit(world, 1, 20)
-    submit(world, 2, 100)
-    assert chunks(step(world)) == [(1, 0, 20), (2, 0, 44)]
-    batch = step(world)
-    assert ids(batch) == [1]
-    assert chunks(batch) == [(2, 44, 100)]
+    submit(world, (1, 20), (2, 100))
+    assert chunks(world.step()) == [(1, 0, 20), (2, 0, 44)]
+    assert planned(world.step()) == ([1], [(2, 44, 100)])
 
 
-def test_a_request_hits_what_another_one_computes_in_the_same_step() -> None:
+def test_request_hits_what_another_one_computes_in_the_same_step() -> None:
     world = world_of()
     for number in (1, 2):
-        world.scheduler.submit(request_of(number, [*range(24), number], [7]), 0)
-    assert chunks(step(world)) == [(1, 0, 25), (2, 24, 25)]
+        world.submit(hitting(number, 24, 1))
+    assert chunks(world.step()) == [(1, 0, 25), (2, 24, 25)]
 
 
 def test_back_ups_start_when_the_step_ends() -> None:
     world = world_of(host=40)
-    submit(world, 1, 24)
+    submit(world, (1, 24))
     batch = world.scheduler.plan(0)
     assert batch is not None
     assert world.cache.outbox == []
@@ -72,221 +84,197 @@ def test_back_ups_start_when_the_step_ends() -> None:
     assert len(world.cache.outbox) == 1
 
 
-def test_nothing_is_reserved_for_answers_and_the_whole_prompt_must_fit() -> None:
+@pytest.mark.parametrize(("second_len", "fits"), [(32, True), (33, False)])  # four pages, or five
+def test_whole_prompt_must_fit_and_nothing_is_reserved_for_answers(
+    second_len: int, *, fits: bool
+) -> None:
     world = world_of(pages=8, chunk=16)
-    submit(world, 1, 30, num_answers=20)  # four pages, and three more for the answer
-    submit(world, 2, 32)  # four pages
-    step(world)
-    assert chunks(step(world)) == [(1, 16, 30), (2, 0, 2)]
-    world = world_of(pages=8, chunk=16)
-    submit(world, 1, 30, num_answers=20)
-    submit(world, 2, 33)  # a page too many, although its first chunk fits
-    for _ in range(3):
-        step(world)
-    assert [req.request.id for req in world.scheduler.waiting] == [2]
+    submit(world, (1, 30, 20), (2, second_len))  # four pages, and three more for the answer
+    world.step()
+    assert chunks(world.step()) == [(1, 16, 30), *[(2, 0, 2)] * fits]
+    assert ids(world.scheduler.waiting) == [2] * (not fits)
 
 
-def test_the_last_admitted_goes_to_the_head_of_the_queue_and_nobody_starts_in_that_step() -> None:
+def test_last_admitted_request_is_retracted_to_the_head_of_the_queue_and_none_starts() -> None:
     world = world_of(pages=8)
-    for number in (1, 2, 3):
-        submit(world, number, 24, num_answers=30)  # three pages, which the prompt fills
-    assert len(step(world).extends) == 2
+    submit(world, *((number, 24, 30) for number in (1, 2, 3)))  # three pages each
+    assert len(world.step().extends) == 2
     for _ in range(8):
-        assert ids(step(world)) == [1, 2]
-    batch = step(world)
-    assert ids(batch) == [1]
-    assert chunks(batch) == []
-    assert [req.request.id for req in world.scheduler.waiting] == [2, 3]
+        assert ids(world.step().decodes) == [1, 2]
+    assert planned(world.step()) == ([1], [])
+    assert ids(world.scheduler.waiting) == [2, 3]
     assert world.counters["scheduler/retracted_count"] == 1
 
 
-def test_a_loaded_request_computes_after_the_load_back() -> None:
+def test_request_computes_in_a_step_after_its_load_back() -> None:
     world = world_of(pages=12, host=40)
-    world.serve([request_of(1, range(64), [7]), request_of(2, range(1000, 1080), [7])])
-    submit(world, 9, 8, num_answers=20)
-    step(world)
-    world.scheduler.submit(request_of(3, [*range(64), 5], [7]), 0)
-    batch = step(world)
-    assert (ids(batch), chunks(batch)) == ([9], [])
-    assert batch.load_backs == []
-    (req,) = world.scheduler.prefill.loading
-    world.scheduler.submit(request_of(4, [*range(64), 6], [7]), 0)
-    assert chunks(step(world)) == []  # nor does one that hits the same data
-    assert req.load_back is not None
-    world.cache.complete(req.load_back)
-    assert chunks(step(world)) == [(3, 64, 65), (4, 64, 65)]
+    world.serve([fresh(1, 64, 1), fresh(2, 80, 1)])  # the second evicts the first
+    submit(world, (9, 8, 20))
+    world.step()
+    world.submit(hitting(3, 64, 1))
+    batch = world.step()
+    assert (planned(batch), batch.load_backs) == (([9], []), [])
+    world.submit(hitting(4, 64, 1))
+    assert chunks(world.step()) == []  # nor does one that hits the same data
+    complete_load(world)
+    assert chunks(world.step()) == [(3, 64, 65), (4, 64, 65)]
 
 
-def test_a_loaded_request_waits_while_decodes_take_all_tokens_of_the_budget() -> None:
+def test_loaded_request_waits_while_decodes_take_all_tokens_of_the_budget() -> None:
     world = world_of(pages=12, host=40, chunk=1)
-    world.serve([request_of(1, range(64), [7]), request_of(2, range(1000, 1080), [7])])
-    world.scheduler.submit(request_of(3, [*range(64), 5], [7]), 0)
-    world.scheduler.plan(0)
-    (req,) = world.scheduler.prefill.loading
-    submit(world, 9, 1, num_answers=2)
-    assert chunks(step(world)) == [(9, 0, 1)]
-    assert req.load_back is not None
-    world.cache.complete(req.load_back)
-    batch = step(world)
-    assert (ids(batch), chunks(batch)) == ([9], [])
-    assert chunks(step(world)) == [(3, 64, 65)]
+    world.serve([fresh(1, 64, 1), fresh(2, 80, 1)])
+    begin_load(world, 3, 64)
+    submit(world, (9, 1, 2))
+    assert chunks(world.step()) == [(9, 0, 1)]
+    complete_load(world)
+    assert planned(world.step()) == ([9], [])
+    assert chunks(world.step()) == [(3, 64, 65)]
 
 
 @pytest.mark.parametrize("batching", [Batching.prefill_first, Batching.running_first])
-def test_a_complete_answer_holds_its_memory_for_one_more_plan(batching: Batching) -> None:
+def test_complete_answer_holds_its_memory_for_one_more_plan(batching: Batching) -> None:
     rooms = {}
     for asynchronous in (False, True):
-        config = replace(SCHEDULER, batching=batching, asynchronous=asynchronous)
-        world = World(plot_of("full", scheduler=config, host=(0, 0, 0), has_storage=False))
-        submit(world, 1, 20, num_answers=2)
-        submit(world, 2, 20, num_answers=9)
-        step(world)
-        step(world)
+        world = bare_world(batching=batching, asynchronous=asynchronous, host=(0, 0, 0))
+        submit(world, (1, 20, 2), (2, 20, 9))
+        world.step()
+        world.step()
         rooms[asynchronous] = world.cache.room()
-        assert [req.request.id for req in world.scheduler.decode.ending] == [1] * asynchronous
-        step(world)
-        assert [req.request.id for req in world.scheduler.ended.outcome.finished] == [1]
+        assert ids(world.scheduler.decode.ending) == [1] * asynchronous
+        world.step()
+        assert ids(world.scheduler.ended.outcome.finished) == [1]
         assert world.cache.room() == rooms[False]
     assert rooms[True] == rooms[False] - 24
 
 
-def test_a_request_of_the_step_under_way_is_not_sent_back() -> None:
+def test_request_of_the_step_in_flight_is_not_retracted() -> None:
     world = world_of(pages=8, asynchronous=True)
-    for number in (1, 2):
-        submit(world, number, 24, num_answers=30)  # three pages, which the prompt fills
+    submit(world, (1, 24, 30), (2, 24, 30))  # three pages, which the prompt fills
     for _ in range(9):
-        step(world)
-    # the step under way writes to the pages of both
+        world.step()
+    # the step in flight writes to the pages of both
     assert world.scheduler.plan_once(0) == (None, True)
     assert world.counters["scheduler/retracted_count"] == 0
-    assert ids(step(world)) == [1]
-    assert [req.request.id for req in world.scheduler.waiting] == [2]
+    assert ids(world.step().decodes) == [1]
+    assert ids(world.scheduler.waiting) == [2]
 
 
 @pytest.mark.parametrize("num_answers", [1, 9])  # with one, the last request is about to end
-def test_a_prompt_without_pages_keeps_its_place_before_later_starts(num_answers: int) -> None:
+def test_prompt_without_pages_keeps_its_place_before_later_starts(num_answers: int) -> None:
     world = world_of(pages=9, asynchronous=True, chunk=25)
-    submit(world, 1, 24)
-    submit(world, 2, 48)  # six pages
-    assert chunks(step(world)) == [(1, 0, 24), (2, 0, 1)]
-    assert chunks(step(world)) == [(2, 1, 25)]
-    submit(world, 3, 7, num_answers)
-    batch = step(world)  # one page is free: too few for the second prompt
-    assert (ids(batch), chunks(batch)) == ([1], [(3, 0, 7)])
-    assert world.scheduler.started[0].request.id == 2
-    batch = step(world)  # the third request cannot be sent back, nor run before the second one
-    assert (ids(batch), chunks(batch), world.scheduler.waiting) == ([1], [], [])
-    step(world)
+    submit(world, (1, 24), (2, 48))  # three pages, and six
+    assert chunks(world.step()) == [(1, 0, 24), (2, 0, 1)]
+    assert chunks(world.step()) == [(2, 1, 25)]
+    submit(world, (3, 7, num_answers))
+    # one page is free: too few for the second prompt
+    assert planned(world.step()) == ([1], [(3, 0, 7)])
+    assert ids(world.scheduler.started)[0] == 2
+    # the third request cannot be retracted, nor run before the second one
+    assert (planned(world.step()), world.scheduler.waiting) == (([1], []), [])
+    world.step()
     assert world.scheduler.waiting[0].request.id == 2
 
 
-def test_a_page_enters_the_tree_with_its_last_token_if_the_step_before_left_the_request_out() -> (
-    None
-):
-    config = replace(VLLM, asynchronous=True, chunk_tokens=80)
-    plot = plot_of("full", scheduler=config, device=(12, 0, 0), has_storage=False, answer_pages=1)
-    world = World(plot)
-    for number, length in enumerate((24, 23, 20)):  # four pages each, eight tokens later
-        submit(world, number, length, num_answers=30)
+def test_page_enters_the_tree_with_its_last_token_although_the_step_left_the_request_out() -> None:
+    world = world_of(12, host=80, chunk=80, asynchronous=True, answer_pages=1)
+    submit(world, (0, 24, 30), (1, 23, 30), (2, 20, 30))  # four pages each, eight tokens later
     for _ in range(9):
-        step(world)
+        world.step()
     second = world.scheduler.running[1]
     assert world.scheduler.plan_once(0) == (None, True)  # no page for the first request
-    assert ids(step(world)) == [0, 1]  # the third one has gone back
+    assert ids(world.step().decodes) == [0, 1]  # the third one is retracted
     assert (second.kv_len, second.sequence.tree_pages) == (32, 4)
 
 
-def states_world() -> World:
-    knobs = {"keeps_for_repeats": True, "trims_leaves": True, "answer_pages": 1}
-    quirks = QuirksConfig(states_per_request=1)
-    return World(plot_of("full_mamba", scheduler=VLLM, has_storage=False, quirks=quirks, **knobs))
-
-
-def test_with_states_a_chunk_ends_at_a_page_and_where_a_state_is_kept() -> None:
-    world = states_world()
-    submit(world, 1, 50)
-    submit(world, 2, 45)
-    assert chunks(step(world)) == [(1, 0, 48), (2, 0, 16)]
-    assert world.cache.tree.residency.resident[DEVICE][MAMBA] == 1
-    assert len(world.cache.pools[DEVICE][MAMBA].taken) == 3  # and one for each request
-    submit(world, 3, 70)
-    assert chunks(step(world)) == [(1, 48, 50), (2, 16, 40), (3, 0, 32)]
-    submit(world, 4, 70)
-    batch = step(world)  # 58 tokens are left, the third request ends at page 64
-    assert (ids(batch), chunks(batch)) == ([1], [(2, 40, 45), (3, 32, 64), (4, 0, 24)])
-
-
-def test_a_request_waits_for_the_next_step_if_this_one_computes_its_state() -> None:
-    world = states_world()
-    for number in (1, 2):
-        world.scheduler.submit(request_of(number, [*range(24), number], [7]), 0)
-    assert chunks(step(world)) == [(1, 0, 24)]
-    assert chunks(step(world)) == [(1, 24, 25), (2, 24, 25)]
-
-
-def test_a_load_begins_in_a_step_that_has_less_than_a_page_left() -> None:
-    world = states_world()
-    world.serve([request_of(1, range(25), [7])])
-    world.cache.make_room(40, Purpose.prefill)  # all of it leaves the device
-    submit(world, 8, 5)
-    step(world)
-    submit(world, 9, 60)
-    world.scheduler.submit(request_of(3, [*range(24), *range(90, 106)], [7]), 0)
-    submit(world, 10, 60)
-    assert chunks(step(world)) == [(9, 0, 56)]  # and one token for the answer
-    assert [req.request.id for req in world.scheduler.prefill.loading] == [3]
-    assert [req.request.id for req in world.scheduler.waiting] == [10]
-
-
-def test_a_hit_state_is_as_old_as_its_last_release() -> None:
-    world = states_world()
-    world.serve([request_of(1, range(25), [7])])
-    (node,) = (each for each in world.cache.tree.nodes() if each.held[DEVICE][MAMBA])
-    last = node.aux_ticks[MAMBA]
-    world.scheduler.submit(request_of(2, range(40), [7]), 0)
-    assert chunks(step(world)) == [(2, 24, 32)]
-    released = node.aux_ticks[MAMBA]
-    assert released > last
-    step(world)
-    assert node.aux_ticks[MAMBA] == released
-
-
-def windows_world(**more: Any) -> World:
-    knobs = {"keeps_for_repeats": True, "trims_leaves": True, "answer_pages": 1, **more}
-    return World(plot_of("full_swa", scheduler=VLLM, has_storage=False, **knobs))
-
-
-def test_a_prompt_that_finds_no_pages_again_and_again_is_rejected(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("batching", "name", "count"),  # all attempts, or those that had computed a chunk
+    [(Batching.prefill_first, "prefill_oom", 10), (Batching.running_first, "retracted", 4)],
+)
+def test_prompt_that_finds_no_pages_again_and_again_is_rejected(
+    batching: Batching, name: str, count: int
 ) -> None:
-    world = world_of(chunk=16)
-    submit(world, 1, 40)
+    world = bare_world(batching=batching, chunk_tokens=16, host=(0, 0, 0))
+    submit(world, (1, 40))
     extend = world.cache.extend
-    monkeypatch.setattr(  # its second chunk never finds a page
-        world.cache, "extend", lambda sequence, end, *more: end <= 16 and extend(sequence, end)
-    )
+    # its second chunk never finds a page
+    world.cache.extend = lambda sequence, end, *_: end <= 16 and extend(sequence, end)
     for _ in range(20):
         if (batch := world.scheduler.plan(0)) is not None:
             world.scheduler.commit(batch, 1, 0)
     ((req, reason),) = world.scheduler.ended.take().rejected
     assert reason == "needs more pages than the pools can give"
-    assert world.counters["scheduler/retracted_count"] == req.failed_prompts == 4
+    assert req.failed_prompts == 4
+    assert world.counters[f"scheduler/{name}_count"] == count
+
+
+# -- states --------------------------------------------------------------------------------------
+
+
+def test_with_states_a_chunk_ends_at_a_page_and_where_a_state_is_kept() -> None:
+    world = states_world()
+    submit(world, (1, 50), (2, 45))
+    assert chunks(world.step()) == [(1, 0, 48), (2, 0, 16)]
+    assert world.cache.tree.residency.resident[DEVICE][MAMBA] == 1
+    assert len(world.cache.pools[DEVICE][MAMBA].taken) == 3  # and one for each request
+    submit(world, (3, 70))
+    assert chunks(world.step()) == [(1, 48, 50), (2, 16, 40), (3, 0, 32)]
+    submit(world, (4, 70))
+    # 58 tokens are left, the third request ends at page 64
+    assert planned(world.step()) == ([1], [(2, 40, 45), (3, 32, 64), (4, 0, 24)])
+
+
+def test_request_waits_for_the_next_step_if_this_one_computes_its_state() -> None:
+    world = states_world()
+    for number in (1, 2):
+        world.submit(hitting(number, 24, 1))
+    assert chunks(world.step()) == [(1, 0, 24)]
+    assert chunks(world.step()) == [(1, 24, 25), (2, 24, 25)]
+
+
+def test_load_back_begins_in_a_step_that_has_less_than_a_page_left() -> None:
+    world = states_world()
+    world.serve([fresh(1, 25, 1)])
+    world.cache.make_room(40, Purpose.prefill)  # all of it leaves the device
+    submit(world, (8, 5))
+    world.step()
+    submit(world, (9, 60))
+    world.submit(hitting(3, 24, 16))
+    submit(world, (10, 60))
+    assert chunks(world.step()) == [(9, 0, 56)]  # and one token for the answer
+    assert ids(world.scheduler.prefill.loading) == [3]
+    assert ids(world.scheduler.waiting) == [10]
+
+
+def test_hit_state_is_as_old_as_its_last_release() -> None:
+    world = states_world()
+    world.serve([fresh(1, 25, 1)])
+    (node,) = (each for each in world.cache.tree.nodes() if each.held[DEVICE][MAMBA])
+    last = node.aux_ticks[MAMBA]
+    world.submit(fresh(1, 40, 1))
+    assert chunks(world.step()) == [(1, 24, 32)]
+    released = node.aux_ticks[MAMBA]
+    assert released > last
+    world.step()
+    assert node.aux_ticks[MAMBA] == released
+
+
+# -- windows -------------------------------------------------------------------------------------
 
 
 def test_answers_keep_no_windows_while_they_grow() -> None:
     world = windows_world()
-    submit(world, 1, 25, num_answers=20)
+    submit(world, (1, 25, 20))
     for _ in range(17):
-        step(world)
+        world.step()
     resident = world.cache.tree.residency.resident[DEVICE]
     assert (resident[FULL], resident[SWA]) == (5, 3)
 
 
 def test_windows_are_evicted_page_by_page_in_the_order_in_which_requests_free_them() -> None:
     world = windows_world()
-    world.serve([request_of(1, range(25), [7] * 9)])
+    world.serve([fresh(1, 25, 9)])
     tree, order = world.cache.tree, []
-    tree.is_shared = (True, True)  # KV and windows leave for each other
+    tree.is_shared = (True, True)  # KV and windows are evicted for each other
     while (found := tree.victim(DEVICE, FULL, 1)) is not None:
         node, kind = found
         order.append((kind, node.start, node.end))
@@ -296,40 +284,30 @@ def test_windows_are_evicted_page_by_page_in_the_order_in_which_requests_free_th
     assert rest == [*((FULL, page, page + 1) for page in (3, 2, 1, 0)), (SWA, 2, 3), (SWA, 1, 2)]
 
 
-def test_a_loaded_window_leaves_the_device_when_it_has_been_read() -> None:
+def test_loaded_window_leaves_the_device_when_it_has_been_read() -> None:
     world = windows_world()
-    world.serve([request_of(1, range(25), [7])])
+    world.serve([fresh(1, 25, 1)])
+    resident = world.cache.tree.residency.resident[DEVICE]
     world.cache.make_room(40, Purpose.prefill)  # all of it leaves the device
-    assert world.cache.tree.residency.resident[DEVICE][SWA] == 0
-    world.scheduler.submit(request_of(2, range(60), [7]), 0)
+    assert resident[SWA] == 0
+    world.submit(fresh(1, 60, 1))
     world.scheduler.plan(0)
     (req,) = world.scheduler.prefill.loading
     assert [len(page_ids) for _, _, page_ids in req.sequence.leaving] == [3]
-    assert world.cache.tree.residency.resident[DEVICE][SWA] == 0  # no other request can hit it
-    assert req.load_back is not None
-    world.cache.complete(req.load_back)
-    assert chunks(step(world)) == [(2, 24, 60)]
+    assert resident[SWA] == 0  # no other request can hit it
+    complete_load(world)
+    assert chunks(world.step()) == [(1, 24, 60)]
     assert world.counters["cache/host_hit_tokens"] == 24
     held = [node for node in world.cache.tree.nodes() if node.held[DEVICE][SWA] is not None]
     assert min(node.start for node in held) == 4  # the window of its own prompt
 
 
-def test_a_page_of_two_kinds_leaves_the_host_one_kind_at_a_time() -> None:
+def test_page_of_two_kinds_leaves_the_host_one_kind_at_a_time() -> None:
     world = windows_world(evicts_mirrors=True)
-    world.serve([request_of(1, range(25), [7])])
+    world.serve([fresh(1, 25, 1)])
     tree = world.cache.tree
-    tree.is_shared = (True, True)  # KV and windows leave for each other
+    tree.is_shared = (True, True)  # KV and windows are evicted for each other
     for need, kind in ((2, FULL), (1, SWA)):  # two pages: KV and window of the last page
         found = tree.victim(HOST, FULL, need)
         assert found is not None
         assert (found[0].start, found[0].end, found[1]) == (2, 3, kind)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("kind", ["full", "full_swa", "full_mamba", "all"])
-def test_all_requests_are_answered_on_small_pools(kind: str, *, asynchronous: bool) -> None:
-    config = replace(VLLM, asynchronous=asynchronous)
-    world = World(plot_of(kind, scheduler=config, device=(40, 40, 20), host=(20, 20, 9)))
-    world.serve(random_requests(5, count=30, gap_ns=10_000_000))
-    assert sorted(req.request.id for req, _ in world.finished) == list(range(30))
-    assert world.counters["scheduler/retracted_count"] > 0

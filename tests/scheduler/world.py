@@ -1,8 +1,7 @@
 """One engine in simulated time on tiny pools."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from random import Random
 from typing import Any
 
@@ -24,6 +23,7 @@ from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.agreement import TracedAllocator
 from hicache.engine.ranks.lockstep import RankedEngine
+from hicache.engine.warm import warm_storage
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import StandIns
@@ -40,20 +40,18 @@ PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
 STEP_NS = 10_000_000
 TOKEN_NS = 20_000
 SCHEDULER = SchedulerConfig(chunk_tokens=64, max_running=8)
+# nothing is reserved for answers, so that memory runs out
+EAGER = SchedulerConfig(
+    chunk_tokens=256, max_running=16, new_token_ratio=0.0, new_token_ratio_floor=0.0
+)
 PREFETCH = PrefetchConfig(threshold=16, occupied_share=1.0)
 STORAGE = StorageConfig(kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4)
 KINDS = {"full": (0, False), "full_swa": (20, False), "full_mamba": (0, True), "all": (20, True)}
 
 
-TOLD = attrgetter(
-    *("request.id", "first_token_ns", "admitted_ns", "storage_wait_ns", "device_len", "host_len"),
-    *("storage_len", "computed_len", "recomputed_len", "num_parts", "retractions"),
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What a world is made of; pools by kind in pages of 8 tokens and slots.
+    """The settings of a world; pools by kind in pages of 8 tokens and slots.
 
     `cache`: further arguments of `make_cache`.
     """
@@ -76,9 +74,12 @@ class Plot:
 
 
 def plot_of(kind: str, **changes: Any) -> Plot:
-    """A plot for one of `KINDS`; what it has no attribute for goes to the cache."""
+    """A plot for one of `KINDS`, changed in attributes of `Plot`, the scheduler or the cache."""
     window_len, has_states = KINDS[kind]
     own = {name: changes.pop(name) for name in Plot.__slots__ if name in changes}
+    names = {each.name for each in fields(SchedulerConfig)} & set(changes)
+    settings: dict[str, Any] = {name: changes.pop(name) for name in names}
+    own["scheduler"] = replace(own.get("scheduler", SCHEDULER), **settings)
     return Plot(**own, cache={"window_len": window_len, "has_states": has_states, **changes})
 
 
@@ -95,6 +96,15 @@ def request_of(
     """A request of its own session."""
     told = {"id": number, "session_id": number, "arrival_ns": arrival_ns, **more}
     return Request(prompt=spans(prompt), output=spans(answer), **told)
+
+
+def fresh(
+    number: int, length: int = 10, num_answers: int = 9, arrival_ns: int = 0, **more: Any
+) -> Request:
+    """A request that shares no token with those of other numbers."""
+    first = 1000 * number
+    prompt, answer = range(first, first + length), [number] * num_answers
+    return request_of(number, prompt, answer, arrival_ns, **more)
 
 
 def random_requests(
@@ -116,11 +126,9 @@ def random_requests(
 
 
 class PlainExecutor(SimulatedExecutor):
-    """Costs a step by its tokens; copies and storage are those of the simulated machinery."""
+    """An executor whose step takes a fixed time and a time per prompt token."""
 
-    def __init__(
-        self, io: SimulatedIo, page_size: int, number: int = 0, num_ranks: int = 1
-    ) -> None:
+    def __init__(self, io: SimulatedIo, page_size: int, number: int, num_ranks: int) -> None:
         sizes = [size // num_ranks for size in PAGE_BYTES]  # a rank has its part of each
         super().__init__(
             number, None, io, page_size=page_size, page_bytes=sizes, load_rate=1.0, slowdown=1.0
@@ -140,32 +148,24 @@ class PlainExecutor(SimulatedExecutor):
 
 
 class World:
-    """An engine, of one rank or of several, and everything around it.
+    """An engine of one rank or several, with its clock, copies and storage, all simulated.
 
     `cache`, `prefetcher`, `scheduler` and `executor` are those of the first rank.
     """
 
     def __init__(self, plot: Plot, *, checks: bool = True) -> None:
         sizes = {ord(tag): size for tag, size in zip("fsm", PAGE_BYTES, strict=True)}
-        num_ranks = plot.num_ranks
-        self.storages = [
-            MemoryStorage(capacity_bytes=None, page_bytes=sizes) for _ in range(num_ranks)
-        ]
+        num_ranks, ranks = plot.num_ranks, range(plot.num_ranks)
+        self.storages = [MemoryStorage(capacity_bytes=None, page_bytes=sizes) for _ in ranks]
+        stores = [StandIns(each) for each in self.storages] if plot.has_storage else []
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
-        self.io = SimulatedIo(
-            plot.storage,
-            [StandIns(each) for each in self.storages] if plot.has_storage else [],
-            [rates] * num_ranks,
-            seed=0,
-        )
-        self.executors = [
-            PlainExecutor(self.io, plot.page_size, rank, num_ranks) for rank in range(num_ranks)
-        ]
-        self.ranks = [engine_of(plot, each, checks=checks) for each in self.executors]
-        first = self.ranks[0]
-        self.cache, self.prefetcher, self.scheduler = first.cache, first.prefetcher, first.scheduler
-        self.executor, self.counters = self.executors[0], self.cache.counters
-        self.engine = first
+        self.io = SimulatedIo(plot.storage, stores, [rates] * num_ranks, seed=0)
+        executors = [PlainExecutor(self.io, plot.page_size, rank, num_ranks) for rank in ranks]
+        self.ranks = [engine_of(plot, each, checks=checks) for each in executors]
+        self.engine = self.ranks[0]
+        self.cache, self.scheduler = self.engine.cache, self.engine.scheduler
+        self.prefetcher, self.counters = self.engine.prefetcher, self.cache.counters
+        self.executor = executors[0]
         if num_ranks > 1:
             self.engine = RankedEngine(self.ranks, ParallelConfig(ranks=num_ranks), plot.storage)
             self.ranks[0] = self.engine
@@ -173,6 +173,21 @@ class World:
         self.finished, self.rejected = watch.all_finished, watch.all_rejected
         self.aborted, self.hooks = watch.all_aborted, watch.hooks
         self.clock = SimulatedClock()
+
+    def submit(self, request: Request) -> RequestState:
+        return self.scheduler.submit(request, 0)
+
+    def step(self) -> Batch:
+        """Plan one step and commit it."""
+        batch = self.scheduler.plan(0)
+        assert batch is not None
+        self.scheduler.commit(batch, 1, 0)
+        return batch
+
+    def warm(self, requests: Sequence[Request]) -> None:
+        """Write all pages of these requests to the storage of each rank."""
+        for storage in self.storages:
+            warm_storage(StandIns(storage), requests, self.cache.tree)
 
     def serve(
         self,
@@ -197,13 +212,15 @@ class World:
             self.engine.check_equal()
 
     def outcome(self) -> dict[str, object]:
-        """All that a summary is made of."""
-        counters = {name: count for name, count in self.counters.items() if count}
+        """All times, token counts and counters of the run."""
         return {
-            "reqs": [(end, *TOLD(req)) for req, end in self.finished],
+            "reqs": [
+                (end, {name: each for name, each in vars(req).items() if isinstance(each, int)})
+                for req, end in self.finished
+            ],
             "aborted": [(req.request.id, end, req.decoded) for req, end in self.aborted],
             "rejected": [(req.request.id, reason) for req, reason in self.rejected],
-            "counters": counters,
+            "counters": {name: count for name, count in self.counters.items() if count},
             "io": dict(self.io.counters),
             "steps": self.engine.num_steps,
         }
@@ -212,7 +229,7 @@ class World:
 def engine_of(
     plot: Plot, executor: Executor, *, checks: bool, pools: Pools | None = None
 ) -> Engine:
-    """One rank, or all there is, with these pools or with new ones."""
+    """The engine of one rank, with these pools or with new ones."""
     cache = make_cache(
         pools or make_pools(plot.device, plot.host, TracedAllocator),
         page_size=plot.page_size,
@@ -226,13 +243,11 @@ def engine_of(
     )
     host_tokens = plot.host[FULL] * plot.page_size
     own = plot.cache.get("policy")
-    prefetcher = None
-    if plot.has_storage:
-        prefetcher = prefetcher_of(cache, plot.prefetch, host_tokens, own)
+    reads = prefetcher_of(cache, plot.prefetch, host_tokens, own) if plot.has_storage else None
     policy = policies_of(cache.tree.kinds, own, cache=cache.knobs, scheduler=plot.scheduler)
     scheduler = scheduler_of(plot.scheduler.batching)(
         cache,
-        prefetcher,
+        reads,
         plot.scheduler,
         policy.requests,
         max_len=100_000,
@@ -240,11 +255,30 @@ def engine_of(
         takes_decode_pages_first=plot.takes_decode_pages_first,
         num_batches=plot.num_batches,
     )
-    return Engine(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
+    return Engine(cache, reads, scheduler, executor, check=check_laws if checks else None)
+
+
+def bare_world(kind: str = "full", **changes: Any) -> World:
+    """A world without storage."""
+    return World(plot_of(kind, has_storage=False, **changes))
+
+
+def ids(reqs: Iterable[RequestState]) -> list[int]:
+    return [req.request.id for req in reqs]
+
+
+def ended(reqs: Iterable[tuple[RequestState, object]]) -> list[int]:
+    """The ids of requests that finished, were rejected or aborted."""
+    return ids(req for req, _ in reqs)
+
+
+def chunks(batch: Batch) -> list[tuple[int, int, int]]:
+    """The prompt tokens that a step computes: (id, start, end)."""
+    return [(each.req.request.id, each.start, each.end) for each in batch.extends]
 
 
 class Watch:
-    """Takes down how requests end, and when; `hooks` look at every moment."""
+    """Records how and when requests end; `hooks` are called at every event."""
 
     def __init__(self) -> None:
         self.all_finished: list[tuple[RequestState, int]] = []

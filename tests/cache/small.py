@@ -11,7 +11,7 @@ from hicache.cache.kinds import FULL, MAMBA, SWA, Extent, Kind, Kinds
 from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
-from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries, EntryPolicy
 from hicache.cache.tree.eviction import Ranking
@@ -168,6 +168,21 @@ def run_request(
         assert slot is not None
         sequence.states[end] = slot
     cache.finish(sequence, num_pages)
+
+
+def acquire(
+    cache: PrefixCache, prompt_len: int, first: int = 0, **how: Any
+) -> tuple[Sequence, Acquired]:
+    """Admit a request with this prompt; `how`: more arguments of `PrefixCache.acquire`."""
+    sequence = Sequence(tokens_of(prompt_len, first))
+    acquired = cache.acquire(sequence, cache.match(sequence, prompt_len), **how)
+    assert acquired is not None
+    return sequence, acquired
+
+
+def are_held(node: Node, tier: int) -> list[bool]:
+    """By kind, whether the tier holds the data of a node."""
+    return [page_ids is not None for page_ids in node.held[tier]]
 
 
 def complete_all(cache: PrefixCache) -> None:

@@ -170,12 +170,11 @@ def run_request(
     cache.finish(sequence, num_pages)
 
 
-def acquire(
-    cache: PrefixCache, prompt_len: int, first: int = 0, **how: Any
-) -> tuple[Sequence, Acquired]:
-    """Admit a request with this prompt; `how`: more arguments of `PrefixCache.acquire`."""
-    sequence = Sequence(tokens_of(prompt_len, first))
-    acquired = cache.acquire(sequence, cache.match(sequence, prompt_len), **how)
+def acquire(cache: PrefixCache, num_tokens: int, first: int = 0) -> tuple[Sequence, Acquired]:
+    """Give a request with such a prompt its cached prefix."""
+    sequence = Sequence(tokens_of(num_tokens, first))
+    match = cache.match(sequence, num_tokens)
+    acquired = cache.acquire(sequence, match, prompt_len=num_tokens)
     assert acquired is not None
     return sequence, acquired
 

@@ -116,6 +116,7 @@ class Walk:
         self.cache = make_cache(**setting.cache)
         self.tree = self.cache.tree
         self.page = self.tree.page_size
+        self.look = look
         self.device_pages = setting.cache["device"][FULL]
         host_tokens = setting.cache["host"][FULL] * self.page
         self.prefetcher = prefetcher_of(self.cache, setting.prefetch, host_tokens)
@@ -204,7 +205,7 @@ class Walk:
         sought = (sequence.tokens, prompt_len - 1, sequence.namespace)
         wanted = longest_match(flatten(self.tree), self.tree.kinds, *sought)
         before = portrait(self.tree)
-        told = answer_of(look(self.tree, *sought))
+        told = answer_of(self.look(self.tree, *sought))
         if told != wanted:
             raise WrongMatchError(f"asked, the tree says {told}, the oracle {wanted}")
         if portrait(self.tree) != before:

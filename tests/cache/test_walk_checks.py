@@ -1,0 +1,212 @@
+"""The checks of the random walks notice a cache that is wrong on purpose."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from hicache.cache.kinds import FULL, SWA
+from hicache.cache.tiers.transfer import LoadBack, StorageWrite
+from hicache.cache.tree.node import DEVICE
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
+from tests.cache.ghost import GhostMemory, Payload, WrongPageError
+from tests.cache.oracle import longest_match, nothing_held
+from tests.cache.small import named_kinds, tokens_of
+from tests.cache.walk import Setting, Walk, random_setting
+
+
+def hybrid_setting(seed: int, *, is_hybrid: bool = True) -> Setting:
+    """All kinds or full KV alone, write-through, room for storage writes."""
+    setting = random_setting(seed)
+    hybrid = {
+        "page_size": 4,
+        "window_len": 9 * is_hybrid,
+        "has_states": is_hybrid,
+        "write_policy": "write_through",
+        "device": (20, 14, 8),
+        "host": (24, 16, 6),
+        "storage_queue_bytes": 10_000,
+    }
+    return replace(setting, cache=setting.cache | hybrid)
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a method by a call of `around`, whose first argument is the method."""
+    setattr(owner, name, partial(around, getattr(owner, name)))
+
+
+def lock_nothing(walk: Walk) -> None:
+    for name in ("lock_path", "release_path", "count_host_locks"):
+        wrap(walk.tree.residency, name, lambda method, *args: 0)
+
+
+def free_nothing_at_an_abort(walk: Walk) -> None:
+    wrap(walk.cache, "abandon", lambda abandon, sequence: None)
+
+
+def match_without_windows(walk: Walk) -> None:
+    def match(method: Any, *args: Any, **how: Any) -> object:
+        walk.tree._windows, kept = (), walk.tree._windows
+        result = method(*args, **how)
+        walk.tree._windows = kept
+        return result
+
+    wrap(walk.tree, "match", match)
+
+
+def look_with_side_effects(walk: Walk) -> None:
+    walk.look = RadixTree.match  # type: ignore[assignment]
+
+
+def swap_two_loaded_pages(walk: Walk) -> None:
+    def book(method: Any, work: Any) -> None:
+        if isinstance(work, LoadBack):
+            move = work.moves[0]
+            work.moves[0] = move._replace(targets=move.targets[1:] + move.targets[:1])
+        method(work)
+
+    wrap(walk.memory, "book", book)
+
+
+def write_under_the_keys_of_other_pages(walk: Walk) -> None:
+    def book(method: Any, work: Any) -> None:
+        if isinstance(work, StorageWrite):
+            work.keys = work.keys[::-1]
+        method(work)
+
+    wrap(walk.memory, "book", book)
+
+
+def overwrite_the_target_of_a_copy(walk: Walk) -> None:
+    def settle(method: Any, work: Any) -> None:
+        for tier, kind, page_id, _ in walk.memory._copies[work][:1]:
+            walk.memory.pages[tier][kind][page_id] = Payload("other", b"")
+        method(work)
+
+    wrap(walk.memory, "settle", settle)
+
+
+def unlock_pages_that_are_written_to_storage(walk: Walk) -> None:
+    def complete(method: Any, work: Any) -> None:
+        method(work)
+        for write in walk.cache.in_flight:
+            for lock in write.host_locks:
+                walk.tree.release(lock)
+            write.host_locks.clear()
+
+    wrap(walk.cache, "complete", complete)
+
+
+def leave_windows_too_early(walk: Walk) -> None:
+    def leave(method: Any, sequence: Sequence, length: int) -> None:
+        method(sequence, length + 3 * walk.page)
+
+    wrap(walk.cache, "leave_window", leave)
+
+
+def publish_a_page_that_was_not_read(walk: Walk) -> None:
+    walk.__init__(hybrid_setting(walk.setting.seed, is_hybrid=False))  # type: ignore[misc]
+
+    def publish(method: Any, prefetch: Any) -> None:
+        prefetch.completed_pages = min(prefetch.completed_pages + 1, prefetch.num_pages)
+        method(prefetch)
+
+    wrap(walk.prefetcher, "_publish", publish)
+
+
+ANY = "WrongPageError BrokenLawError WrongMatchError AssertionError ValueError KeyError"
+MISTAKES = {
+    lock_nothing: ANY,
+    free_nothing_at_an_abort: "BrokenLawError",
+    match_without_windows: "WrongMatchError",
+    look_with_side_effects: "WrongMatchError",
+    swap_two_loaded_pages: "WrongPageError",
+    write_under_the_keys_of_other_pages: "WrongPageError",
+    overwrite_the_target_of_a_copy: "WrongPageError",
+    unlock_pages_that_are_written_to_storage: "BrokenLawError",
+    leave_windows_too_early: "WrongPageError BrokenLawError WrongMatchError",
+    publish_a_page_that_was_not_read: ANY,
+}
+
+
+def error_of(seed: int, mutate: Callable[[Walk], None]) -> str | None:
+    walk = Walk(hybrid_setting(seed))
+    mutate(walk)
+    try:
+        walk.run(80)
+    except (AssertionError, ValueError, KeyError) as error:
+        return type(error).__name__
+    return None
+
+
+@pytest.mark.parametrize("mutate", MISTAKES, ids=lambda mutate: mutate.__name__)
+def test_walks_notice_a_cache_with_this_mistake(mutate: Callable[[Walk], None]) -> None:
+    errors = MISTAKES[mutate].split()
+    assert any(error_of(seed, mutate) in errors for seed in range(40))
+
+
+def test_walks_of_these_settings_notice_nothing_without_a_mistake() -> None:
+    assert {error_of(seed, lambda walk: None) for seed in range(4)} == {None}
+
+
+def no_change(memory: GhostMemory, sequence: Sequence) -> None:
+    pass
+
+
+def swap_pages(kind: int, memory: GhostMemory, sequence: Sequence) -> None:
+    pages = sequence.pages[kind]
+    pages[1], pages[2] = pages[2], pages[1]
+
+
+def keep_the_state_of_another_length(memory: GhostMemory, sequence: Sequence) -> None:
+    assert sequence.working_slot is not None
+    memory.capture(sequence, 8, sequence.working_slot)
+
+
+def compute_a_page_of_the_tree(memory: GhostMemory, sequence: Sequence) -> None:
+    sequence.tree_pages = 4
+    memory.compute(sequence, 12, 13)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (no_change, None),
+        (partial(swap_pages, FULL), "full"),
+        (partial(swap_pages, SWA), "swa"),
+        (keep_the_state_of_another_length, "mamba"),
+        (compute_a_page_of_the_tree, "the tree's and is written"),
+    ],
+)
+def test_memory_notices_a_sequence_that_reads_or_writes_a_wrong_page(change, error):
+    memory = GhostMemory(Walk(hybrid_setting(0)).tree)
+    sequence = Sequence(tokens_of(12), "n")
+    sequence.num_pages, sequence.starts, sequence.working_slot = 3, [0, 0, 0], [0]
+    sequence.pages = [[5, 6, 7], [1, 2, 3], []]
+    memory.compute(sequence, 0, 12)
+    if error is None:
+        memory.check_readable(sequence, 12)
+        return
+    with pytest.raises(WrongPageError, match=error):  # noqa: PT012 - one of the two notices it
+        change(memory, sequence)
+        memory.check_readable(sequence, 12)
+
+
+@pytest.mark.parametrize(
+    ("window_pages", "window_len", "usable_len"),
+    [({1, 2}, 8, 8), ({5, 6}, 8, 24), ({5, 6}, 12, 0), ({1, 2, 5, 6}, 12, 8)],
+)
+def test_the_naive_cache_finds_what_was_worked_out_by_hand(window_pages, window_len, usable_len):
+    """Six pages of 4 tokens; their window pages are held at some ends."""
+    tokens, kinds = tokens_of(24), named_kinds(4, window_len=window_len)
+    held = nothing_held(kinds)
+    for page in range(1, 7):
+        payload = Payload("a", tokens[: page * 16])
+        held[DEVICE][FULL][payload] = page
+        if page in window_pages:
+            held[DEVICE][SWA][payload] = page
+    assert longest_match(held, kinds, tokens, 24, "a").usable_len == usable_len
+    assert longest_match(held, kinds, tokens, 24, "b").usable_len == 0

@@ -1,4 +1,4 @@
-"""What is remembered of a page that left, that a request computes, or that storage has."""
+"""What the history of pages records of evictions, requests and storage."""
 
 import numpy as np
 import pytest

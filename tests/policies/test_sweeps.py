@@ -1,9 +1,6 @@
 """A class of the user's own in a sweep, whose jobs run in one process."""
 
 import sys
-from pathlib import Path
-
-import pytest
 
 import hicache
 
@@ -25,9 +22,7 @@ class Leaky:
 """
 
 
-def test_what_a_module_keeps_does_not_reach_the_next_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_of_a_policy_is_imported_anew_for_each_job_of_a_sweep(tmp_path, monkeypatch):
     (tmp_path / "leaky.py").write_text(LEAKY)
     (tmp_path / "beside.py").write_text("SEEN = []\n")
     monkeypatch.syspath_prepend(tmp_path)

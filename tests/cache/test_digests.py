@@ -1,16 +1,9 @@
-"""Digests: of trees, which ranks compare, and of pages, which storage is asked for.
+"""Digests: of trees, which ranks compare, and of pages, which storage is asked for."""
 
-Also lookups, which a router makes: they find what a match finds and change nothing.
-"""
-
-from random import Random
-
-import numpy as np
 import pytest
 
-from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.lookup import usable_len
 from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig
@@ -22,7 +15,6 @@ from hicache.engine.ranks.agreement import (
 )
 from tests.cache.small import (
     PAGE,
-    complete_all,
     make_cache,
     node_at,
     prefetcher_of,
@@ -81,35 +73,6 @@ def test_ranks_compare_whole_trees_in_the_first_step_and_in_every_third_after_it
     step()
     with pytest.raises(RanksDivergedError, match="after step 3"):
         step()
-
-
-@pytest.mark.parametrize("has_states", [False, True])
-@pytest.mark.parametrize("window_len", [0, 2 * PAGE])
-def test_a_lookup_finds_what_a_match_finds_and_changes_nothing(window_len, *, has_states):
-    rng = Random(3)
-    cache = make_cache(device=ROOMY, host=ROOMY, window_len=window_len, has_states=has_states)
-    prompts: list[list[int]] = [[]]
-    for number in range(12):
-        before = rng.choice(prompts)[: rng.randrange(60)]
-        prompts.append([*before, *(1000 * number + each for each in range(rng.randint(4, 24)))])
-        tokens = np.array(prompts[-1], "<i4").tobytes()
-        run_request(cache, tokens, len(prompts[-1]), namespace=("", "tenant")[number % 2])
-        complete_all(cache)
-    cache.device.evict(MAMBA if has_states else FULL, 3)
-    if window_len:
-        cache.device.evict(SWA, 9)
-        while cache.host.evict_one(SWA, 1):
-            pass
-    num_found = 0
-    for prompt in prompts[1:]:
-        for namespace in ("", "tenant", "unknown"):
-            tokens, max_len = np.array(prompt, "<i4").tobytes(), rng.randint(0, len(prompt))
-            before_asking = tree_digest(cache.tree), cache.tree.residency.tick
-            usable = usable_len(cache.tree, tokens, max_len, namespace)
-            assert (tree_digest(cache.tree), cache.tree.residency.tick) == before_asking
-            assert usable == cache.tree.match(tokens, max_len, namespace).usable_len
-            num_found += usable > 0
-    assert num_found > 5
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,15 @@ from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, Reported, StorageDelete
 from hicache.cache.tree.digests import chain_seed, page_digests
-from hicache.cache.tree.lookup import look
+from hicache.cache.tree.lookup import look, usable_len
 from hicache.cache.tree.node import TIERS, MatchResult
+from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.executor.storage_script import Load, read_script
 from hicache.observe import invariants
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match
-from tests.cache.portrait import portrait
 from tests.cache.small import RANKED, evict_all, make_cache, prefetcher_of
 
 NAMESPACES = ("n0", "n0", "n0", "n0", "n1")
@@ -93,6 +93,15 @@ def random_setting(seed: int) -> Setting:
             "quirks": conf.QuirksConfig(await_sidecars=rng.random() < 0.8),
         },
     )
+
+
+def portrait(tree: RadixTree) -> str:
+    """All nodes with all their attributes, all queues and all counts."""
+    residency = tree.residency
+    queues = [residency.duplicates, *(each for tier in residency.queues for each in tier)]
+    counts = (tree.num_nodes, residency.tick, residency.resident, residency.protected)
+    nodes = [(id(node), vars(node)) for node in (*tree.roots.values(), *tree.nodes())]
+    return repr((counts, [[*map(id, queue)] for queue in queues], nodes))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -206,10 +215,11 @@ class Walk:
         wanted = longest_match(flatten(self.tree), self.tree.kinds, *sought)
         before = portrait(self.tree)
         told = answer_of(self.look(self.tree, *sought))
-        if told != wanted:
-            raise WrongMatchError(f"asked, the tree says {told}, the oracle {wanted}")
+        lengths = [usable_len(self.tree, *sought, on_device=each) for each in (True, False)]
+        if told != wanted or lengths != [wanted.device_prefix_len, wanted.usable_len]:
+            raise WrongMatchError(f"lookups find {told} and {lengths}, the oracle {wanted}")
         if portrait(self.tree) != before:
-            raise WrongMatchError("asking has changed the tree")
+            raise WrongMatchError("a lookup has changed the tree")
         match = self.cache.match(sequence, prompt_len)
         if answer_of(match) != wanted:
             raise WrongMatchError(f"the tree says {answer_of(match)}, the oracle {wanted}")

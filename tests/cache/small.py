@@ -102,6 +102,38 @@ def prefetcher_of(
     return Prefetcher(cache, config, reads, host_tokens, rates)
 
 
+class SmallCache(PrefixCache):
+    """A cache with steps for tests."""
+
+    def serve(self, num_tokens: int, first: int = 0, **how: Any) -> None:
+        """Compute and publish `num_tokens` consecutive tokens from `first` on."""
+        run_request(self, tokens_of(num_tokens, first), num_tokens, **how)
+
+    def begin(self, num_tokens: int, first: int = 0) -> tuple[Sequence, Acquired]:
+        """Give a request with such a prompt its cached prefix."""
+        sequence = Sequence(tokens_of(num_tokens, first))
+        match = self.match(sequence, num_tokens)
+        acquired = self.acquire(sequence, match, prompt_len=num_tokens)
+        assert acquired is not None
+        return sequence, acquired
+
+    def complete_all(self) -> None:
+        complete_all(self)
+
+    def evict_all(self, tier: int, *kinds: int) -> None:
+        for kind in kinds:
+            evict_all(self, tier, kind)
+
+    def node_at(self, end: int) -> Node:
+        """The node that ends after `end` pages; there is one."""
+        (node,) = [node for node in self.tree.nodes() if node.end == end]
+        return node
+
+    def resident(self, tier: int) -> list[int]:
+        """Pages and states that a tier holds, by kind."""
+        return self.tree.residency.resident[tier]
+
+
 def make_cache(
     pools: Pools | None = None,
     *,
@@ -118,7 +150,7 @@ def make_cache(
     storage_queue_bytes: int | None = None,
     quirks: conf.QuirksConfig | None = None,
     **knobs: Any,
-) -> PrefixCache:
+) -> SmallCache:
     """A cache of these pools, or of new ones; by default its pages weigh one byte each.
 
     `policy`: methods in place of those of the built-in policies. `eviction`: one of `RANKED`.
@@ -139,7 +171,7 @@ def make_cache(
         quirks=quirks,
     )
     pools = pools or make_pools(device, host)
-    return PrefixCache(tree, pools, made.writes, storage, storage_queue_bytes=storage_queue_bytes)
+    return SmallCache(tree, pools, made.writes, storage, storage_queue_bytes=storage_queue_bytes)
 
 
 def run_request(
@@ -168,15 +200,6 @@ def run_request(
         assert slot is not None
         sequence.states[end] = slot
     cache.finish(sequence, num_pages)
-
-
-def acquire(cache: PrefixCache, num_tokens: int, first: int = 0) -> tuple[Sequence, Acquired]:
-    """Give a request with such a prompt its cached prefix."""
-    sequence = Sequence(tokens_of(num_tokens, first))
-    match = cache.match(sequence, num_tokens)
-    acquired = cache.acquire(sequence, match, prompt_len=num_tokens)
-    assert acquired is not None
-    return sequence, acquired
 
 
 def are_held(node: Node, tier: int) -> list[bool]:

@@ -18,7 +18,6 @@ from tests.cache.small import (
     make_cache,
     node_at,
     prefetcher_of,
-    run_request,
     tokens_of,
 )
 
@@ -27,13 +26,13 @@ ROOMY = (99, 99, 99)
 
 def cache_of(first: int = 0, namespace: str = "", num_tokens: int = 16) -> PrefixCache:
     cache = make_cache(device=ROOMY)
-    run_request(cache, tokens_of(num_tokens, first), num_tokens, namespace=namespace)
+    cache.serve(num_tokens, first, namespace=namespace)
     return cache
 
 
 def changed(how: str) -> PrefixCache:
     cache = cache_of()
-    node = node_at(cache, 4)
+    node = cache.node_at(4)
     if how == "hits":
         node.uses += 1
     elif how == "locks":
@@ -95,5 +94,5 @@ def test_the_digests_that_storage_was_asked_for_become_those_of_nodes():
     assert cache.acquire(sequence, cache.match(sequence, 17)) is not None
     assert cache.extend(sequence, 17)
     cache.publish(sequence, 4)
-    assert node_at(cache, 4).digests == prefetch.names
+    assert cache.node_at(4).digests == prefetch.names
     assert len(prefetch.names) == 4

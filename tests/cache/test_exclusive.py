@@ -13,7 +13,7 @@ import pytest
 
 from hicache.cache.tree.sequence import Sequence
 from hicache.observe import invariants
-from tests.cache.small import PAGE, complete_all, make_cache
+from tests.cache.small import PAGE, make_cache
 
 Prompt = tuple[int, ...]  # its pages; the same number after the same prefix is the same page
 TRACE = Path(os.environ.get("HICACHE_DATA", ""), "mooncake_conversation.jsonl.gz")
@@ -87,11 +87,11 @@ def hits_of(prompts: Iterable[Prompt], device_pages: int, host_pages: int) -> li
         assert found is not None
         hits[0] += found.device_len // PAGE
         hits[1] += found.host_len // PAGE
-        complete_all(cache)
+        cache.complete_all()
         assert cache.extend(sequence, len(prompt) * PAGE)
-        complete_all(cache)
+        cache.complete_all()
         cache.finish(sequence, len(prompt))
-        complete_all(cache)
+        cache.complete_all()
         if number % 50 == 0:
             invariants.check(cache, None, [])
     return hits

@@ -12,7 +12,7 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA, Extent, Kind, Kinds
 from hicache.memory import refuse_unless_possible
-from tests.cache.small import acquire, make_cache, run_request, tokens_of
+from tests.cache.small import make_cache
 from tests.cache.walk import Setting, Walk, random_setting
 
 WIDE = 3  # the number of the second window
@@ -70,9 +70,9 @@ def test_the_cache_of_any_kinds_agrees_with_the_naive_cache_on_long_walks(
 @pytest.mark.parametrize(("num_tokens", "start"), [(33, 24), (18, 8), (7, 0)])
 def test_a_window_that_is_not_kept_is_computed_again_before_the_end_of_a_hit(num_tokens, start):
     cache = make_cache(kinds=kinds_of(REPLAYED[:1]), device=(20, 20), host=(20, 0))
-    run_request(cache, tokens_of(32), 32)
+    cache.serve(32)
     assert cache.available_size(SWA) == 20 * 4
-    sequence, acquired = acquire(cache, num_tokens)
+    sequence, acquired = cache.begin(num_tokens)
     hit_len = (num_tokens - 1) // 4 * 4
     assert (acquired.cached_len, acquired.device_len) == (start, start)
     assert len(sequence.pages[SWA]) == hit_len // 4

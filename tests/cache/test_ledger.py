@@ -6,7 +6,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.tiers.transfer import BackUp, StorageWrite
 from hicache.cache.tree.node import DEVICE
 from hicache.observe import invariants
-from tests.cache.small import acquire, complete_all, evict_all, make_cache, run_request, tokens_of
+from tests.cache.small import make_cache
 
 
 class Ledger:
@@ -34,7 +34,7 @@ class Ledger:
         return {name.removeprefix(sort).removesuffix("_pages"): n for name, n in new.items()}
 
     def serve(self, num_tokens: int, first: int = 0) -> dict[str, int]:
-        run_request(self.cache, tokens_of(num_tokens, first), num_tokens)
+        self.cache.serve(num_tokens, first)
         return self.new("evict/")
 
     def complete(self, sort: type) -> tuple[dict[str, int], int]:
@@ -78,11 +78,11 @@ def test_every_page_that_moves_down_the_tiers_or_is_evicted_is_counted():
     }
     assert ledger.complete(BackUp)[0] == {"queued_write": 6}
     ledger.complete(StorageWrite)
-    evict_all(ledger.cache, DEVICE, FULL)
+    ledger.cache.evict_all(DEVICE, FULL)
     assert ledger.new("evict/") == {"device_full": 8, "device_swa": 8, "device_mamba": 3}
-    sequence, acquired = acquire(ledger.cache, 9, 300)
+    sequence, acquired = ledger.cache.begin(9, 300)
     assert (acquired.cached_len, acquired.host_len) == (8, 8)
     assert ledger.new() == {"transfer/load_back_bytes": 122}
     ledger.cache.abandon(sequence)
-    complete_all(ledger.cache)
+    ledger.cache.complete_all()
     invariants.check_drained(ledger.cache, None)

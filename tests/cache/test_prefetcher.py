@@ -24,11 +24,8 @@ from hicache.config import (
 from hicache.observe import invariants
 from tests.cache.small import (
     PAGE,
-    complete_all,
-    evict_all,
     make_cache,
     prefetcher_of,
-    run_request,
     tokens_of,
 )
 
@@ -102,8 +99,8 @@ class Scenario:
         assert self.prefetcher.check(number, now_ns)
         self.prefetcher.forget(number)
         if uses:
-            run_request(self.cache, tokens_of(uses * PAGE + 1), uses * PAGE + 1)
-            complete_all(self.cache)
+            self.cache.serve(uses * PAGE + 1)
+            self.cache.complete_all()
         return self
 
     def defer(self, now_ns: int = LONG_AFTER) -> "Scenario":
@@ -116,12 +113,12 @@ class Scenario:
         return self
 
     def evict(self, tier: int = HOST) -> "Scenario":
-        evict_all(self.cache, tier, FULL)
+        self.cache.evict_all(tier, FULL)
         return self
 
     def publish(self, num_pages: int) -> "Scenario":
         """Another request computes the first pages, and no copy is made of them."""
-        run_request(self.cache, tokens_of(num_pages * PAGE), num_pages * PAGE)
+        self.cache.serve(num_pages * PAGE)
         return self
 
 
@@ -279,7 +276,7 @@ def test_everything_that_happens_to_a_prefetch_is_counted_once(name: str) -> Non
     }
     assert counted.pop("read", 0) == sum(counted.get(fate, 0) for fate in FATES)
     assert counted == wanted
-    complete_all(scenario.cache)
+    scenario.cache.complete_all()
     invariants.check(scenario.cache, scenario.prefetcher, [])
     invariants.check_drained(scenario.cache, scenario.prefetcher)
 
@@ -328,11 +325,11 @@ def test_a_prefetch_evicts_other_data_from_the_host_but_not_the_prefix_that_it_c
     first, start, num_pages, left
 ):
     scenario = Scenario(EARLY, host=(16, 0, 0))
-    run_request(scenario.cache, tokens_of(4 * PAGE, first), 4 * PAGE)
-    complete_all(scenario.cache)
+    scenario.cache.serve(4 * PAGE, first)
+    scenario.cache.complete_all()
     prefetch = scenario.evict(DEVICE).submit(start + 16).prefetch()
     assert (prefetch.start_page, prefetch.num_pages) == (start, num_pages)
-    assert scenario.cache.tree.residency.resident[HOST][FULL] == left
+    assert scenario.cache.resident(HOST)[FULL] == left
 
 
 @pytest.mark.parametrize(("evicts_whole", "left"), [(False, 3), (True, 0)])
@@ -340,10 +337,10 @@ def test_a_prefetch_evicts_what_it_lacks_or_all_that_it_wants(*, evicts_whole, l
     quirks = QuirksConfig(evicts_whole=evicts_whole)
     scenario = Scenario(EARLY, host=(8, 0, 0), quirks=quirks)
     for first in (100, 200):
-        run_request(scenario.cache, tokens_of(3 * PAGE, first), 3 * PAGE)
-        complete_all(scenario.cache)
+        scenario.cache.serve(3 * PAGE, first)
+        scenario.cache.complete_all()
     scenario.evict(DEVICE).begin(5).end(5)
-    assert scenario.cache.tree.residency.resident[HOST][FULL] == 5 + left
+    assert scenario.cache.resident(HOST)[FULL] == 5 + left
 
 
 class Listener:
@@ -427,7 +424,7 @@ def test_a_timeout_keeps_the_longest_part_whose_window_or_state_is_read(shape, h
     assert scenario.prefetch().stop_pages == 8
     assert prefetcher.is_blocking(0, LONG_AFTER)
     scenario.end(12, restored=8).admit(now_ns=LONG_AFTER)  # two more pages were on their way
-    assert cache.tree.residency.resident[HOST] == held
+    assert cache.resident(HOST) == held
     assert [pool.num_taken for pool in cache.pools[HOST]] == held
     assert cache.match(scenario.prefetch().sequence, 16 * PAGE + 1).usable_len == 8 * PAGE
     counted = {name: cache.counters[f"prefetch/{name}"] for name in STOPPED}

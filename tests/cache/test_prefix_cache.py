@@ -15,12 +15,8 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.observe import invariants
 from tests.cache.small import (
     PAGE,
-    acquire,
     are_held,
-    complete_all,
-    evict_all,
     make_cache,
-    node_at,
     run_request,
     tokens_of,
 )
@@ -35,13 +31,13 @@ def match(cache: PrefixCache, num_tokens: int) -> MatchResult:
 def path_of(cache: PrefixCache, *ends: int) -> list[Node]:
     """Publish prefixes of one sequence that end after these pages; the nodes of its path."""
     for end in ends:
-        run_request(cache, tokens_of(end * PAGE), end * PAGE)
-    return [node_at(cache, end) for end in ends]
+        cache.serve(end * PAGE)
+    return [cache.node_at(end) for end in ends]
 
 
 def test_the_branch_length_is_the_end_of_the_full_pages_if_a_state_is_missing_there():
     cache = make_cache(device=DEVICE_POOLS, has_states=True)
-    run_request(cache, tokens_of(16), 16, state_ends=(2,))
+    cache.serve(16, state_ends=(2,))
     found = [match(cache, num_tokens) for num_tokens in (15, 16)]
     assert [(each.usable_len, each.branch_len) for each in found] == [(8, 12), (16, None)]
 
@@ -76,7 +72,7 @@ def test_a_lock_of_windows_can_end_before_its_node_and_does_so_after_a_split():
     tokens = tokens_of(32)
     run_request(cache, tokens, 32)
     tree, protected = cache.tree, cache.tree.residency.protected[DEVICE]
-    leaf = node_at(cache, 8)
+    leaf = cache.node_at(8)
     assert leaf.start == 4
     tree.ancestor(leaf, tokens, 6)
     lock = tree.lock(leaf, [4] * tree.kinds.size, 6)
@@ -111,7 +107,7 @@ def test_write_back_copies_exactly_what_an_eviction_drops(kind, on_host, on_devi
     assert cache.device.evict(kind, 1)
     assert are_held(nodes[0], HOST) == on_host
     assert are_held(nodes[0], DEVICE) == on_device
-    complete_all(cache)
+    cache.complete_all()
     invariants.check_drained(cache, None)
 
 
@@ -119,13 +115,13 @@ def test_an_allocation_evicts_no_more_than_it_needs():
     cache = make_cache(device=(20, 4, 0), window_len=4)
     path_of(cache, 1, 2, 3, 4)
     assert cache.device.allocate(SWA, 1) is not None
-    assert cache.tree.residency.resident[DEVICE][SWA] == 3
+    assert cache.resident(DEVICE)[SWA] == 3
 
 
 def test_write_through_selective_backs_up_at_the_second_hit():
     cache = make_cache(device=(20, 0, 0), host=(20, 0, 0), write_policy="write_through_selective")
     for num_copies in (0, 1):
-        run_request(cache, tokens_of(17), 17)
+        cache.serve(17)
         assert len(cache.in_flight) == num_copies
 
 
@@ -138,20 +134,20 @@ def test_a_window_is_backed_up_with_every_node_it_lies_in():
 
 def test_window_pages_that_a_prefill_has_passed_are_freed():
     cache = make_cache(device=(20, 20, 0), window_len=8)
-    sequence, _ = acquire(cache, 33)
+    sequence, _ = cache.begin(33)
     assert cache.extend(sequence, 24)
     cache.leave_window(sequence, 24)
     assert cache.pools[DEVICE][SWA].num_taken == 3  # an equal prompt of 24 resumes at 20
     assert cache.extend(sequence, 33)
     cache.finish(sequence, 8)
-    assert cache.tree.residency.resident[DEVICE][SWA] == 5
+    assert cache.resident(DEVICE)[SWA] == 5
     assert [match(cache, num_tokens).usable_len for num_tokens in (32, 16)] == [32, 0]
 
 
 def test_room_for_states_is_counted_in_slots_and_other_room_in_tokens():
     cache = make_cache(device=(20, 20, 7), window_len=PAGE, has_states=True)
     assert [cache.room(kind) for kind in (FULL, SWA, MAMBA)] == [20 * PAGE, 20 * PAGE, 7]
-    run_request(cache, tokens_of(16), 16)
+    cache.serve(16)
     assert cache.evictable_size(MAMBA) == 1
     assert cache.room(MAMBA) == 7
 
@@ -162,10 +158,10 @@ def test_room_for_states_is_counted_in_slots_and_other_room_in_tokens():
 @pytest.mark.parametrize(("num_tokens", "cached"), [(9, 0), (10, 10)])
 def test_fewer_than_ten_full_tokens_are_not_loaded_back(num_tokens, cached):
     cache = make_cache(device=(20, 0, 0), host=(20, 0, 0), page_size=1)
-    run_request(cache, tokens_of(num_tokens), num_tokens)
-    complete_all(cache)
-    evict_all(cache, DEVICE, FULL)
-    _, acquired = acquire(cache, num_tokens + 1)
+    cache.serve(num_tokens)
+    cache.complete_all()
+    cache.evict_all(DEVICE, FULL)
+    _, acquired = cache.begin(num_tokens + 1)
     assert acquired.cached_len == cached
     assert (acquired.load_back is not None) is (cached > 0)
 
@@ -185,24 +181,24 @@ def test_a_load_back_copies_what_the_device_lacks_and_no_more_than_the_last_wind
 ):
     cache = make_cache(device=(20, 20, 8), host=(20, 20, 8), **shape)
     path_of(cache, *ends)
-    complete_all(cache)
-    evict_all(cache, DEVICE, evicted)
-    sequence, acquired = acquire(cache, num_tokens)
+    cache.complete_all()
+    cache.evict_all(DEVICE, evicted)
+    sequence, acquired = cache.begin(num_tokens)
     assert acquired.load_back is not None
     assert acquired.load_back.counts == loaded
     assert acquired.cached_len == num_tokens - 1
     cache.abandon(sequence)
-    complete_all(cache)
+    cache.complete_all()
     invariants.check_drained(cache, None)
 
 
 def test_a_load_back_that_finds_no_pages_changes_nothing():
     cache = make_cache(device=(20, 0, 0), host=(20, 0, 0))
-    run_request(cache, tokens_of(16), 16)
-    complete_all(cache)
-    evict_all(cache, DEVICE, FULL)
+    cache.serve(16)
+    cache.complete_all()
+    cache.evict_all(DEVICE, FULL)
     assert cache.device.allocate(FULL, 18) is not None
-    _, acquired = acquire(cache, 17)
+    _, acquired = cache.begin(17)
     assert (acquired.load_back, acquired.cached_len) == (None, 0)
     assert cache.counters["load_back/failed_count"] == 1
 
@@ -210,7 +206,7 @@ def test_a_load_back_that_finds_no_pages_changes_nothing():
 def test_a_match_can_be_reduced_to_the_device_or_to_nothing():
     cache = make_cache(device=(20, 20, 8), host=(20, 20, 8), window_len=4, has_states=True)
     path_of(cache, 2, 4)
-    complete_all(cache)
+    cache.complete_all()
     assert cache.device.evict(FULL, 1)  # a page of the leaf, and all its windows and states
     found = match(cache, 16)
     assert (found.device_prefix_len, found.usable_len) == (8, 16)
@@ -232,18 +228,18 @@ def test_the_last_page_of_a_prompt_of_whole_pages_is_reused_if_set(
     cache = make_cache(
         device=(8, 0, 0), host=(8, 0, 0), load_back_threshold=1, loads_last_page=loads_last_page
     )
-    run_request(cache, tokens_of(16), 16)
-    complete_all(cache)
+    cache.serve(16)
+    cache.complete_all()
     if not is_on_device:
-        evict_all(cache, DEVICE, FULL)
-    sequence, acquired = acquire(cache, prompt_len)
+        cache.evict_all(DEVICE, FULL)
+    sequence, acquired = cache.begin(prompt_len)
     device_len = cached_len // PAGE * PAGE if is_on_device else 0
     parts = acquired.cached_len, acquired.device_len, acquired.host_len
     assert parts == (cached_len, device_len, cached_len - device_len)
     loaded = 0 if acquired.load_back is None else acquired.load_back.counts[FULL]
     assert loaded == -(-acquired.host_len // PAGE)
     assert cache.extend(sequence, prompt_len)
-    complete_all(cache)
+    cache.complete_all()
     cache.finish(sequence, prompt_len // PAGE)
     invariants.check_drained(cache, None)
 
@@ -259,8 +255,8 @@ def test_an_answer_is_copied_to_the_host_when_it_ends_or_with_the_next_prompt(
     cache.publish(sequence, 2)
     assert cache.extend(sequence, 16)
     cache.finish(sequence, 4)
-    assert cache.tree.residency.resident[HOST][FULL] == copied
-    later, _ = acquire(cache, 20)
+    assert cache.resident(HOST)[FULL] == copied
+    later, _ = cache.begin(20)
     assert cache.extend(later, 20)
     cache.publish(later, 5)
-    assert cache.tree.residency.resident[HOST][FULL] == 5
+    assert cache.resident(HOST)[FULL] == 5

@@ -7,11 +7,7 @@ from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
 from hicache.config import StorageConfig
 from hicache.observe import invariants
 from tests.cache.small import (
-    acquire,
-    complete_all,
-    evict_all,
     make_cache,
-    node_at,
     run_request,
     tokens_of,
 )
@@ -23,7 +19,7 @@ def with_a_stuck_leaf(num_states: int) -> tuple[PrefixCache, Node, Lock]:
         device=(8, 0, num_states), host=(0, 0, 2), has_states=True, write_policy="write_back"
     )
     run_request(cache, tokens_of(9), 8)
-    node = node_at(cache, 2)
+    node = cache.node_at(2)
     lock = cache.tree.lock_host(node, {MAMBA: node.start})
     page_ids = cache.pools[HOST][MAMBA].allocate(1)
     cache.tree.residency.put(node, HOST, MAMBA, page_ids)  # type: ignore[arg-type]
@@ -40,9 +36,9 @@ def test_another_leaf_is_evicted_where_the_state_of_the_oldest_is_being_copied()
     assert cache.device.allocate(FULL, 1) is None
     cache.pools[DEVICE][FULL].free(page_ids)
     cache.tree.release(lock)
-    evict_all(cache, DEVICE, FULL)
+    cache.evict_all(DEVICE, FULL)
     assert not list(cache.tree.nodes())
-    complete_all(cache)
+    cache.complete_all()
     invariants.check_drained(cache, None)
 
 
@@ -59,13 +55,13 @@ def hybrid_cache(**how: object) -> PrefixCache:
 
 def window_stays_until(cache: PrefixCache, write: StorageWrite) -> None:
     for kind in (FULL, SWA, MAMBA):
-        evict_all(cache, DEVICE, kind)
-    node = node_at(cache, 2)
+        cache.evict_all(DEVICE, kind)
+    node = cache.node_at(2)
     assert node.held[DEVICE] == [None, None, None]
-    evict_all(cache, HOST, SWA)
+    cache.evict_all(HOST, SWA)
     assert node.held[HOST][SWA] is not None
     cache.complete(write)
-    evict_all(cache, HOST, SWA)
+    cache.evict_all(HOST, SWA)
     assert node.held[HOST][SWA] is None
     invariants.check_drained(cache, None)
 
@@ -88,12 +84,12 @@ def test_the_window_of_a_state_that_is_written_because_it_was_hit_stays_on_the_h
     storage = StorageConfig(write="selective")
     cache = hybrid_cache(storage=storage, write_policy="write_through_selective")
     for _ in range(2):
-        run_request(cache, tokens_of(8), 8)
+        cache.serve(8)
     for _ in range(2):  # the copy to the host, and the write of pages, window and state
         (work,) = cache.in_flight
         cache.complete(work)
-    node_at(cache, 2).stored[MAMBA] = False  # as after an exclusive read, or a later state
-    sequence, _ = acquire(cache, 9)
+    cache.node_at(2).stored[MAMBA] = False  # as after an exclusive read, or a later state
+    sequence, _ = cache.begin(9)
     (write,) = cache.in_flight
     assert isinstance(write, StorageWrite)
     assert [kind for kind, _ in write.pages] == [MAMBA]

@@ -11,11 +11,7 @@ from hicache.config import QuirksConfig
 from hicache.observe.invariants import check
 from tests.cache.small import (
     PAGE,
-    acquire,
-    complete_all,
-    evict_all,
     make_cache,
-    node_at,
     run_request,
     tokens_of,
 )
@@ -27,8 +23,8 @@ def cache_of(*firsts: int, num_tokens: int = 8, **changes: object) -> PrefixCach
     """Prompts that begin with these tokens, published one after the other and copied."""
     cache = make_cache(**{"device": ROOMY, **changes})  # type: ignore[arg-type]
     for first in firsts:
-        run_request(cache, tokens_of(num_tokens, first), num_tokens)
-        complete_all(cache)
+        cache.serve(num_tokens, first)
+        cache.complete_all()
     return cache
 
 
@@ -57,9 +53,9 @@ def put_on_host(cache: PrefixCache, node: Node, *kinds: int) -> None:
 
 def load(cache: PrefixCache, num_tokens: int, first: int = 0) -> None:
     """A request loads back what the host has of a prompt, and is dropped."""
-    sequence, _ = acquire(cache, num_tokens + 1, first)
+    sequence, _ = cache.begin(num_tokens + 1, first)
     cache.abandon(sequence)
-    complete_all(cache)
+    cache.complete_all()
 
 
 # -- uses ---------------------------------------------------------------------------------------
@@ -86,8 +82,8 @@ def test_nodes_are_numbered_as_they_are_created_and_both_halves_of_a_split_keep_
 
 def test_publishing_is_a_use_of_the_whole_path():
     cache = cache_of(100)
-    sequence, _ = acquire(cache, 17, 100)
-    run_request(cache, tokens_of(8, 200), 8)
+    sequence, _ = cache.begin(17, 100)
+    cache.serve(8, 200)
     assert cache.extend(sequence, 17)
     cache.finish(sequence, 4)
     ticks = [node_of(cache, first).tick for first in (200, 100, 108)]
@@ -96,7 +92,7 @@ def test_publishing_is_a_use_of_the_whole_path():
 
 def test_publishing_what_is_cached_is_a_use():
     cache = cache_of()
-    sequences = [acquire(cache, 8, first)[0] for first in (100, 100, 200)]
+    sequences = [cache.begin(8, first)[0] for first in (100, 100, 200)]
     for sequence in sequences:
         assert cache.extend(sequence, 8)
     for index in (0, 2, 1):
@@ -119,7 +115,7 @@ def test_a_match_is_a_use_of_its_last_window_which_is_evicted_from_its_start(
 ):
     cache = make_cache(device=ROOMY, window_len=8)
     for num_tokens, first in prompts:
-        run_request(cache, tokens_of(num_tokens, first), num_tokens)
+        cache.serve(num_tokens, first)
     for num_tokens in matched:
         cache.tree.match(tokens_of(num_tokens), num_tokens)
     assert victims(cache, SWA) == order
@@ -127,16 +123,16 @@ def test_a_match_is_a_use_of_its_last_window_which_is_evicted_from_its_start(
 
 def test_a_match_is_a_use_of_the_state_at_its_end_and_of_no_other():
     cache = make_cache(device=ROOMY, has_states=True)
-    run_request(cache, tokens_of(16), 16, state_ends=(2,))
-    run_request(cache, tokens_of(8, 100), 8)
+    cache.serve(16, state_ends=(2,))
+    cache.serve(8, 100)
     cache.tree.match(tokens_of(16), 16)
     assert victims(cache, MAMBA) == [0, 100, 8]
 
 
 def test_publishing_after_a_state_is_no_use_of_it():
     cache = cache_of(0, has_states=True)
-    sequence, _ = acquire(cache, 16)
-    run_request(cache, tokens_of(8, 100), 8)
+    sequence, _ = cache.begin(16)
+    cache.serve(8, 100)
     assert cache.extend(sequence, 16)
     sequence.states[4], sequence.boundary_slot = sequence.boundary_slot, None
     cache.finish(sequence, 4)
@@ -163,7 +159,7 @@ def test_a_leaf_is_evicted_whole_or_loses_the_pages_that_are_missing(tier, trims
         trims_leaves=trims_leaves,
     )
     if tier == HOST:  # what is on the device as well does not leave the host
-        evict_all(cache, DEVICE, FULL)
+        cache.evict_all(DEVICE, FULL)
     assert (cache.device, cache.host)[tier].allocate(FULL, 3) is not None
     root = cache.tree.root("").children
     leaves = [root.get(tokens_of(PAGE, first)) for first in (100, 200)]
@@ -174,7 +170,7 @@ def test_a_leaf_is_evicted_whole_or_loses_the_pages_that_are_missing(tier, trims
 def test_a_state_takes_its_leaf_along_unless_single_pages_are_evicted(trims_leaves, num_left):
     cache = cache_of(0, device=(8, 0, 3), has_states=True, trims_leaves=trims_leaves)
     assert cache.device.allocate(MAMBA, 3) is not None
-    assert cache.tree.residency.resident[DEVICE] == [num_left, 0, 0]
+    assert cache.resident(DEVICE) == [num_left, 0, 0]
 
 
 def test_the_pages_that_are_left_of_a_leaf_are_evicted_before_a_leaf_that_was_used_later():
@@ -188,10 +184,10 @@ def test_the_pages_that_are_left_of_a_leaf_are_evicted_before_a_leaf_that_was_us
 def test_where_single_pages_are_evicted_a_window_on_the_host_has_a_last_use_of_its_own():
     cache = make_cache(device=(9, 9, 0), host=(9, 9, 0), window_len=8, trims_leaves=True)
     for first in (100, 200):
-        run_request(cache, tokens_of(8, first), 8)
-        complete_all(cache)
+        cache.serve(8, first)
+        cache.complete_all()
         for kind in (SWA, FULL):
-            evict_all(cache, DEVICE, kind)
+            cache.evict_all(DEVICE, kind)
     old, new = sorted(cache.tree.nodes(), key=lambda node: node.tick)
     old.tick = new.tick + 1  # a request used the pages of full KV, and not the window
     queues = cache.tree.residency.queues[HOST]
@@ -202,9 +198,9 @@ def test_where_single_pages_are_evicted_a_window_on_the_host_has_a_last_use_of_i
     cache.touch(sequence)  # it reads the window
     assert old.host_ticks[SWA] == old.tick > new.host_ticks[SWA]
     cache.abandon(sequence)
-    complete_all(cache)
+    cache.complete_all()
     for kind in (SWA, FULL):
-        evict_all(cache, DEVICE, kind)
+        cache.evict_all(DEVICE, kind)
     assert queues[SWA].best() is new
 
 
@@ -222,20 +218,20 @@ def test_a_host_smaller_than_the_device_may_keep_what_was_used_last(*, evicts_mi
     check(cache, None, [])
     # a path that is longer than the host's room is copied from its beginning
     run_request(cache, tokens_of(16, 300) + tokens_of(16, 400), 32)
-    complete_all(cache)
+    cache.complete_all()
     check(cache, None, [])
-    assert cache.tree.residency.resident[HOST][FULL] == 4
+    assert cache.resident(HOST)[FULL] == 4
 
 
 def on_both_tiers(policy: str) -> tuple[PrefixCache, Node, Node]:
     """Four pages and four below them, on the device and on a host that has no room for more."""
     cache = make_cache(device=(20, 0, 0), host=(8, 0, 0), write_policy=policy)
     for num_tokens in (16, 32):
-        run_request(cache, tokens_of(num_tokens), num_tokens)
-    complete_all(cache)
-    evict_all(cache, DEVICE, FULL)
+        cache.serve(num_tokens)
+    cache.complete_all()
+    cache.evict_all(DEVICE, FULL)
     load(cache, 32)
-    return cache, node_at(cache, 4), node_at(cache, 8)
+    return cache, cache.node_at(4), cache.node_at(8)
 
 
 @pytest.mark.parametrize(
@@ -269,13 +265,13 @@ def test_copies_of_both_halves_of_a_node_may_go_unless_they_are_locked(*, is_spl
 @pytest.mark.parametrize("has_window", [True, False])
 def test_publishing_splits_a_node_only_to_give_it_a_window_that_it_lacks(*, has_window):
     cache = make_cache(device=(20, 20, 0), window_len=8)
-    first, second = (acquire(cache, 16)[0] for _ in range(2))
+    first, second = (cache.begin(16)[0] for _ in range(2))
     for sequence in (first, second):
         assert cache.extend(sequence, 16)
     cache.leave_window(second, 15)  # its window begins at page 1
     cache.finish(first, 4)
     if not has_window:
-        cache.tree.evict(node_at(cache, 2), DEVICE, SWA, NO_DEMAND)
+        cache.tree.evict(cache.node_at(2), DEVICE, SWA, NO_DEMAND)
     cache.finish(second, 4)
     windows = {node.end: node.held[DEVICE][SWA] is not None for node in cache.tree.nodes()}
     assert windows == ({2: True, 4: True} if has_window else {1: False, 2: True, 4: True})
@@ -341,7 +337,7 @@ def test_a_window_that_write_back_held_before_is_as_recent_as_its_eviction_in_sg
     put_on_host(cache, whole, FULL, SWA)
     assert cache.device.evict(FULL, 1)  # copies the full pages of `node`
     cache.tree.evict(whole, DEVICE, FULL, NO_DEMAND)
-    complete_all(cache)
+    cache.complete_all()
     assert cache.tree.victim(HOST, SWA, 1) == (node, SWA)
 
 
@@ -351,7 +347,7 @@ def test_a_load_back_of_a_state_locks_the_full_pages_on_the_host_in_sglang(*, ev
     cache = cache_of(0, host=ROOMY, has_states=True, quirks=quirks)
     node = node_of(cache, 0)
     cache.tree.residency.drop(node, DEVICE, MAMBA, [])
-    _, acquired = acquire(cache, 9)
+    _, acquired = cache.begin(9)
     assert acquired.load_back is not None
     assert node.locks[HOST][FULL] == evicts_whole
 
@@ -363,17 +359,17 @@ def test_a_copied_window_evicts_what_the_host_lacks_or_in_sglang_all_that_it_tak
     quirks = QuirksConfig(evicts_whole=evicts_whole)
     cache = make_cache(device=(40, 40, 0), host=(40, 4, 0), window_len=8, quirks=quirks)
     for first, num_tokens in ((100, 4), (200, 4), (300, 4), (400, 8)):
-        run_request(cache, tokens_of(num_tokens, first), num_tokens)
-        complete_all(cache)
-        evict_all(cache, DEVICE, FULL)
-    assert cache.tree.residency.resident[HOST][SWA] == 2 + left
+        cache.serve(num_tokens, first)
+        cache.complete_all()
+        cache.evict_all(DEVICE, FULL)
+    assert cache.resident(HOST)[SWA] == 2 + left
 
 
 @pytest.mark.parametrize("is_sglang", [True, False])
 def test_a_copy_that_the_device_holds_too_is_dropped_before_a_leaf_in_sglang(*, is_sglang):
     quirks = QuirksConfig(evicts_whole=is_sglang)
     cache = in_sglang(0, 100, num_tokens=16, device=(20, 0, 0), quirks=quirks)
-    evict_all(cache, DEVICE, FULL)
+    cache.evict_all(DEVICE, FULL)
     load(cache, 16, 100)
     assert cache.host.allocate(FULL, 4) is not None
     (held,) = [node for node in cache.tree.nodes() if node.held[HOST][FULL] is not None]
@@ -386,9 +382,9 @@ def test_write_back_copies_the_pages_of_a_state_that_is_evicted_in_sglang(
 ):
     cache = in_sglang(has_states=True, quirks=QuirksConfig(evicts_whole=evicts_whole))
     for num_tokens in (16, 32):
-        run_request(cache, tokens_of(num_tokens), num_tokens)
+        cache.serve(num_tokens)
     assert cache.device.evict(MAMBA, 1)
-    upper = node_at(cache, 4)
+    upper = cache.node_at(4)
     assert (upper.held[DEVICE][MAMBA], upper.held[HOST][MAMBA] is None) == (None, False)
     assert len(upper.held[HOST][FULL] or []) == host_pages
 
@@ -436,4 +432,4 @@ def test_under_write_back_the_host_keeps_no_read_page_that_the_device_holds_in_s
     anchor, sequence = cache.tree.root(""), Sequence(tokens_of(num_pages * PAGE))
     assert cache.insert_host(anchor, sequence, [*page_ids, []]) == inserted[0]
     assert [pool.num_taken for pool in cache.pools[HOST]][:2] == inserted
-    assert (node_at(cache, 2).held[HOST][FULL] is None) is evicts_whole
+    assert (cache.node_at(2).held[HOST][FULL] is None) is evicts_whole

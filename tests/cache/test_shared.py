@@ -8,7 +8,7 @@ from hicache.cache.tiers.shared import SharedAllocator, SharedBytes
 from hicache.cache.tree.events import NO_DEMAND
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.runs.schema import config_of
-from tests.cache.small import PAGE, complete_all, evict_all, make_cache, run_request, tokens_of
+from tests.cache.small import PAGE, make_cache
 from tests.policies.test_events import run_of, summary_of
 
 STATE_BYTES = 4  # as many as four pages
@@ -58,9 +58,9 @@ def test_states_are_evicted_for_pages_only_if_both_share_bytes(policy, is_shared
         policy=policy,
     )
     cache.tree.is_shared = (False, is_shared)
-    run_request(cache, tokens_of(4 * PAGE), 4 * PAGE, state_ends=(2,))
-    complete_all(cache)
-    evict_all(cache, DEVICE, FULL)
+    cache.serve(4 * PAGE, state_ends=(2,))
+    cache.complete_all()
+    cache.evict_all(DEVICE, FULL)
     assert on_host(cache) == [(2, True), (4, True)]
     cache.host.make_room(FULL, 3, NO_DEMAND)
     assert on_host(cache) == left

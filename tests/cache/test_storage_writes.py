@@ -11,12 +11,8 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig, Tiering
 from tests.cache.small import (
     PAGE,
-    acquire,
     are_held,
-    complete_all,
-    evict_all,
     make_cache,
-    node_at,
     run_request,
     tokens_of,
 )
@@ -43,7 +39,7 @@ def cache_of(
 
 def serve(cache: PrefixCache, num_tokens: int, first: int = 0) -> None:
     """Publish a prompt and copy it to the host; writes that follow are not completed."""
-    run_request(cache, tokens_of(num_tokens, first), num_tokens)
+    cache.serve(num_tokens, first)
     for work in list(cache.in_flight):
         if isinstance(work, BackUp):
             cache.complete(work)
@@ -51,7 +47,7 @@ def serve(cache: PrefixCache, num_tokens: int, first: int = 0) -> None:
 
 def evict(cache: PrefixCache, *tiers: int) -> None:
     for tier in tiers:
-        evict_all(cache, tier, FULL)
+        cache.evict_all(tier, FULL)
 
 
 def writes(cache: PrefixCache) -> list[StorageWrite]:
@@ -66,12 +62,12 @@ def written(cache: PrefixCache) -> list[int]:
 
 def hit(cache: PrefixCache, num_tokens: int) -> None:
     """A request reuses such a prefix, and is dropped."""
-    cache.abandon(acquire(cache, num_tokens + 1)[0])
+    cache.abandon(cache.begin(num_tokens + 1)[0])
 
 
 def test_a_prompt_on_the_host_is_written_at_once_with_its_last_window_and_state():
     cache = cache_of(is_hybrid=True)
-    run_request(cache, tokens_of(16), 16)
+    cache.serve(16)
     assert written(cache) == [0, 0, 0]
     serve(cache, 16)
     assert written(cache) == [4, 2, 1]
@@ -79,8 +75,8 @@ def test_a_prompt_on_the_host_is_written_at_once_with_its_last_window_and_state(
     assert len(set(write.keys)) == 7
     assert write.num_bytes == cache.queued_write_bytes == 4 * 100 + 2 * 10 + 1
     evict(cache, DEVICE, HOST)
-    assert are_held(node_at(cache, 4), HOST) == [True, True, True]
-    complete_all(cache)
+    assert are_held(cache.node_at(4), HOST) == [True, True, True]
+    cache.complete_all()
     assert cache.queued_write_bytes == 0
     evict(cache, HOST)
     assert cache.tree.num_nodes == 0
@@ -101,7 +97,7 @@ def test_queued_writes_take_room_in_the_queue_until_they_are_completed():
     serve(cache, 8)
     serve(cache, 16, 100)
     assert written(cache)[FULL] == 2
-    complete_all(cache)
+    cache.complete_all()
     serve(cache, 16, 200)
     assert written(cache)[FULL] == 4
 
@@ -111,7 +107,7 @@ def test_pages_whose_prefix_was_dropped_are_not_written_before_the_prefix():
     run_request(cache, tokens_of(16, 100), 8)
     serve(cache, 8)
     assert cache.counters["storage/dropped_write_pages"] == 2
-    complete_all(cache)
+    cache.complete_all()
     serve(cache, 16)
     assert written(cache)[FULL] == 0
     assert cache.counters["storage/dropped_write_pages"] == 4
@@ -142,7 +138,7 @@ def test_selective_writes_only_what_was_hit_and_has_been_copied_to_the_host(
     num_tokens, wanted, *, is_hybrid
 ):
     cache = cache_of(SELECTIVE, is_hybrid=is_hybrid)
-    run_request(cache, tokens_of(16), 16)
+    cache.serve(16)
     if num_tokens == 16:
         hit(cache, num_tokens)
         assert written(cache) == [0, 0, 0]
@@ -193,13 +189,13 @@ def test_late_does_not_write_a_copy_that_write_back_made_of_data_on_the_device()
         storage=LATE,
         storage_queue_bytes=1 << 20,
     )
-    run_request(cache, tokens_of(16), 16)
+    cache.serve(16)
     evict(cache, DEVICE)
-    complete_all(cache)
+    cache.complete_all()
     hit(cache, 16)  # loads it back: both tiers hold it
-    complete_all(cache)
+    cache.complete_all()
     assert cache.host.allocate(FULL, 8) is not None
-    assert node_at(cache, 4).held[DEVICE][FULL] is not None
+    assert cache.node_at(4).held[DEVICE][FULL] is not None
     assert written(cache) == [0, 0, 0]
 
 
@@ -221,10 +217,10 @@ def test_only_exclusive_storage_deletes_what_was_read_and_gets_it_back(storage, 
 
 def test_both_halves_of_a_split_node_keep_its_uses_and_what_storage_has_of_it():
     cache = cache_of()
-    run_request(cache, tokens_of(16), 16)
-    node = node_at(cache, 4)
+    cache.serve(16)
+    node = cache.node_at(4)
     node.stored[FULL], node.uses = True, 5
     hit(cache, 8)
-    upper = node_at(cache, 2)
+    upper = cache.node_at(2)
     assert (upper.stored[FULL], node.stored[FULL]) == (True, True)
     assert (upper.uses, node.uses) == (6, 5)

@@ -26,7 +26,7 @@ from hicache.executor.storage_script import Load, read_script
 from hicache.observe import invariants
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match
-from tests.cache.small import RANKED, evict_all, make_cache, prefetcher_of
+from tests.cache.small import RANKED, make_cache, prefetcher_of
 
 NAMESPACES = ("n0", "n0", "n0", "n0", "n1")
 
@@ -231,7 +231,7 @@ class Walk:
         if self.rng.random() < 0.5:
             wanted = [self.rng.choice(wanted)]
         for tier, kind in wanted:
-            evict_all(self.cache, tier, kind)
+            self.cache.evict_all(tier, kind)
 
     def probe(self) -> None:
         """Look for something that was there once."""

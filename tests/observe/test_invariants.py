@@ -18,10 +18,7 @@ from hicache.config import PrefetchConfig, StageAt
 from hicache.observe import invariants
 from hicache.observe.invariants import BrokenLawError
 from tests.cache.small import (
-    complete_all,
-    evict_all,
     make_cache,
-    node_at,
     prefetcher_of,
     run_request,
     tokens_of,
@@ -49,14 +46,14 @@ class World:
         self.tree, self.counters = self.cache.tree, self.cache.counters
         self.residency = self.tree.residency
         self.sequences: list[Sequence] = []
-        run_request(self.cache, tokens_of(16), 16, state_ends=(2,))
+        self.cache.serve(16, state_ends=(2,))
         run_request(self.cache, tokens_of(8) + tokens_of(8, first=90), 16)
-        self.upper = node_at(self.cache, 2)
+        self.upper = self.cache.node_at(2)
         self.lower, self.other = self.upper.children.values()
         self.device, self.host = self.lower.held
 
     def done(self) -> "World":
-        complete_all(self.cache)
+        self.cache.complete_all()
         return self
 
     def prefetch(self) -> Prefetch:
@@ -172,7 +169,7 @@ def test_a_broken_invariant_is_named(law, break_it):
 def test_nodes_that_only_the_host_holds_must_be_queued_there(law, break_it):
     world = World().done()
     for kind in (FULL, SWA, MAMBA):
-        evict_all(world.cache, DEVICE, kind)
+        world.cache.evict_all(DEVICE, kind)
     assert set(world.residency.queues[HOST][FULL]) == {world.lower, world.other}
     world.check()
     break_it(world)
@@ -198,7 +195,7 @@ def test_a_lock_on_data_that_is_not_held_is_named_at_the_end_of_a_run():
 
 def test_under_write_back_the_host_may_hold_a_node_without_its_parent():
     world = World("write_back")
-    run_request(world.cache, tokens_of(16), 16)
+    world.cache.serve(16)
     world.cache.device.evict(FULL, 4)  # the leaves are saved, what they share is not
     assert [node.held[HOST][FULL] is None for node in (world.lower, world.upper)] == [False, True]
     world.check()

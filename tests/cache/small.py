@@ -105,9 +105,11 @@ def prefetcher_of(
 class SmallCache(PrefixCache):
     """A cache with steps for tests."""
 
-    def serve(self, num_tokens: int, first: int = 0, **how: Any) -> None:
+    def serve(
+        self, num_tokens: int, first: int = 0, prompt_len: int | None = None, **how: Any
+    ) -> None:
         """Compute and publish `num_tokens` consecutive tokens from `first` on."""
-        run_request(self, tokens_of(num_tokens, first), num_tokens, **how)
+        run_request(self, tokens_of(num_tokens, first), prompt_len or num_tokens, **how)
 
     def begin(self, num_tokens: int, first: int = 0) -> tuple[Sequence, Acquired]:
         """Give a request with such a prompt its cached prefix."""
@@ -223,12 +225,6 @@ def evict_all(cache: PrefixCache, tier: int, kind: int) -> None:
         if page_ids is not None:
             pool.free(page_ids)
             return
-
-
-def node_at(cache: PrefixCache, end: int) -> Node:
-    """The node that ends after `end` pages; there is one."""
-    (node,) = [node for node in cache.tree.nodes() if node.end == end]
-    return node
 
 
 def ranked_by(policy: str, seed: int = 0) -> Any:

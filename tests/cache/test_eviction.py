@@ -66,32 +66,6 @@ def test_a_queue_finds_a_node_although_all_priorities_fall():
     assert queue.best() is not None
 
 
-@pytest.mark.parametrize(
-    ("policy", "changes", "goes_first"),
-    [
-        ("lru", {1: {"tick": 9}}, 2),
-        ("lru", {1: {"uses": 9}}, 1),
-        ("lfu", {1: {"uses": 9}}, 2),
-        ("lfu", {2: {"uses": 0}}, 2),
-        ("lfu", {1: {"tick": 9}}, 2),
-        ("sglang_slru", {1: {"uses": 2}}, 2),
-        ("sglang_slru", {1: {"uses": 3, "tick": 0}, 2: {"uses": 2}, 3: {"uses": 2}}, 1),
-        ("sglang_slru", {1: {"tick": 9}}, 2),
-        ("fifo", {1: {"tick": 9, "uses": 9}}, 1),
-        ("fifo", {1: {"created": 9}}, 2),
-    ],
-)
-def test_a_policy_ranks_this_one_of_three_nodes_first(policy, changes, goes_first):
-    nodes = nodes_of(4)[1:]
-    queue = VictimQueue(ranking_of(policy))
-    for number, node in enumerate(nodes, 1):
-        node.uses = 1
-        for name, value in changes.get(number, {}).items():
-            setattr(node, name, value)
-        queue.add(node)
-    assert queue.best() is nodes[goes_first - 1]
-
-
 def test_random_draws_numbers_of_48_bits_that_favor_no_node():
     made = Entries(EntryPolicy(), named_kinds(PAGE), Digests(PAGE))
     entries = [made.of(node, FULL) for node in nodes_of(10)]

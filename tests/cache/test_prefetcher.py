@@ -144,7 +144,6 @@ LIVES: dict[str, Callable[[], tuple[Scenario, dict[str, int]]]] = {
         late().begin(5).end(5).admit(uses=3),
         counts(used=3, unused_at_end=2),
     ),
-    "used for more than was read": lambda: (early().begin(5).end(5).admit(uses=9), counts(used=5)),
     "stopped halfway": lambda: (
         late().begin(5, completed_pages=2).admit(uses=2).end(4),
         counts(terminated=1, used=2, late=2, discarded_unread=1),
@@ -200,7 +199,6 @@ LIVES: dict[str, Callable[[], tuple[Scenario, dict[str, int]]]] = {
         early().begin(5).abort().end(3),
         counts(aborted=1, late=3, discarded_unread=2),
     ),
-    "aborted after reading": lambda: (late().begin(5).end(5).abort(), counts(unused_at_end=5)),
     "read and evicted": lambda: (late().begin(5).end(5).admit().evict(), counts(evicted_unused=5)),
     "used twice and evicted": lambda: (
         late().begin(5).end(5).admit(uses=5).evict(DEVICE).admit(uses=5).evict(DEVICE).evict(),

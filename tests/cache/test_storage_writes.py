@@ -13,7 +13,6 @@ from tests.cache.small import (
     PAGE,
     are_held,
     make_cache,
-    run_request,
     tokens_of,
 )
 
@@ -104,7 +103,7 @@ def test_queued_writes_take_room_in_the_queue_until_they_are_completed():
 
 def test_pages_whose_prefix_was_dropped_are_not_written_before_the_prefix():
     cache = cache_of(queue_bytes=400)
-    run_request(cache, tokens_of(16, 100), 8)
+    cache.serve(16, 100, prompt_len=8)
     serve(cache, 8)
     assert cache.counters["storage/dropped_write_pages"] == 2
     cache.complete_all()

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from hicache.cache.kinds import FULL, SWA
-from hicache.cache.tiers.transfer import CopyState, LoadBack, StorageWrite
+from hicache.cache.tiers.transfer import LoadBack, StorageWrite
 from hicache.cache.tree.node import DEVICE
-from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from tests.cache.ghost import Payload
 from tests.cache.oracle import longest_match, nothing_held
@@ -18,13 +17,13 @@ from tests.cache.small import named_kinds, tokens_of
 from tests.cache.walk import Setting, Walk, random_setting
 
 
-def hybrid_setting(seed: int, *, is_hybrid: bool = True) -> Setting:
-    """All kinds or full KV alone, write-through, room for storage writes."""
+def hybrid_setting(seed: int) -> Setting:
+    """All kinds, write-through, room for storage writes."""
     setting = random_setting(seed)
     hybrid = {
         "page_size": 4,
-        "window_len": 9 * is_hybrid,
-        "has_states": is_hybrid,
+        "window_len": 9,
+        "has_states": True,
         "write_policy": "write_through",
         "device": (20, 14, 8),
         "host": (24, 16, 6),
@@ -36,11 +35,6 @@ def hybrid_setting(seed: int, *, is_hybrid: bool = True) -> Setting:
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Replace a method by a call of `around`, whose first argument is the method."""
     setattr(owner, name, partial(around, getattr(owner, name)))
-
-
-def lock_nothing(walk: Walk) -> None:
-    for name in ("lock_path", "release_path", "count_host_locks"):
-        wrap(walk.tree.residency, name, lambda method, *args: 0)
 
 
 def free_nothing_at_an_abort(walk: Walk) -> None:
@@ -57,24 +51,12 @@ def match_without_windows(walk: Walk) -> None:
     wrap(walk.tree, "match", match)
 
 
-def look_with_side_effects(walk: Walk) -> None:
-    walk.look = RadixTree.match  # type: ignore[assignment]
-
-
 def swap_two_loaded_pages(walk: Walk) -> None:
     def book(method: Any, work: Any) -> None:
         if isinstance(work, LoadBack):
             move = work.moves[0]
             work.moves[0] = move._replace(targets=move.targets[1:] + move.targets[:1])
         method(work)
-
-    wrap(walk.memory, "book", book)
-
-
-def load_no_state(walk: Walk) -> None:
-    def book(method: Any, work: Any) -> None:
-        if not isinstance(work, CopyState):
-            method(work)
 
     wrap(walk.memory, "book", book)
 
@@ -88,26 +70,6 @@ def write_under_the_keys_of_other_pages(walk: Walk) -> None:
     wrap(walk.memory, "book", book)
 
 
-def overwrite_the_target_of_a_copy(walk: Walk) -> None:
-    def settle(method: Any, work: Any) -> None:
-        for tier, kind, page_id, _ in walk.memory._copies[work][:1]:
-            walk.memory.pages[tier][kind][page_id] = Payload("other", b"")
-        method(work)
-
-    wrap(walk.memory, "settle", settle)
-
-
-def unlock_pages_that_are_written_to_storage(walk: Walk) -> None:
-    def complete(method: Any, work: Any) -> None:
-        method(work)
-        for write in walk.cache.in_flight:
-            for lock in write.host_locks:
-                walk.tree.release(lock)
-            write.host_locks.clear()
-
-    wrap(walk.cache, "complete", complete)
-
-
 def leave_windows_too_early(walk: Walk) -> None:
     def leave(method: Any, sequence: Sequence, length: int) -> None:
         method(sequence, length + 3 * walk.page)
@@ -115,29 +77,12 @@ def leave_windows_too_early(walk: Walk) -> None:
     wrap(walk.cache, "leave_window", leave)
 
 
-def publish_a_page_that_was_not_read(walk: Walk) -> None:
-    walk.__init__(hybrid_setting(walk.setting.seed, is_hybrid=False))  # type: ignore[misc]
-
-    def publish(method: Any, prefetch: Any) -> None:
-        prefetch.completed_pages = min(prefetch.completed_pages + 1, prefetch.num_pages)
-        method(prefetch)
-
-    wrap(walk.prefetcher, "_publish", publish)
-
-
-ANY = "WrongPageError BrokenLawError WrongMatchError AssertionError ValueError KeyError"
 MISTAKES = {
-    lock_nothing: ANY,
     free_nothing_at_an_abort: "BrokenLawError",
     match_without_windows: "WrongMatchError",
-    look_with_side_effects: "WrongMatchError",
     swap_two_loaded_pages: "WrongPageError",
-    load_no_state: "WrongPageError",
     write_under_the_keys_of_other_pages: "WrongPageError",
-    overwrite_the_target_of_a_copy: "WrongPageError",
-    unlock_pages_that_are_written_to_storage: "BrokenLawError",
     leave_windows_too_early: "WrongPageError BrokenLawError WrongMatchError",
-    publish_a_page_that_was_not_read: ANY,
 }
 
 

@@ -125,7 +125,6 @@ class Walk:
         self.cache = make_cache(**setting.cache)
         self.tree = self.cache.tree
         self.page = self.tree.page_size
-        self.look = look
         self.device_pages = setting.cache["device"][FULL]
         host_tokens = setting.cache["host"][FULL] * self.page
         self.prefetcher = prefetcher_of(self.cache, setting.prefetch, host_tokens)
@@ -214,7 +213,7 @@ class Walk:
         sought = (sequence.tokens, prompt_len - 1, sequence.namespace)
         wanted = longest_match(flatten(self.tree), self.tree.kinds, *sought)
         before = portrait(self.tree)
-        told = answer_of(self.look(self.tree, *sought))
+        told = answer_of(look(self.tree, *sought))
         lengths = [usable_len(self.tree, *sought, on_device=each) for each in (True, False)]
         if told != wanted or lengths != [wanted.device_prefix_len, wanted.usable_len]:
             raise WrongMatchError(f"lookups find {told} and {lengths}, the oracle {wanted}")

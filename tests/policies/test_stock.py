@@ -1,4 +1,4 @@
-"""The policies of the literature: what each of them does that LRU does not."""
+"""Policies of the literature that `test_peers.py` does not compare with their originals."""
 
 import json
 import math
@@ -12,7 +12,7 @@ import pytest
 
 from hicache.config import STOCK_POLICIES
 from hicache.experiment import run
-from hicache.policies.queues import Arc, LeCaR, S3Fifo, Slru
+from hicache.policies.queues import LeCaR
 from hicache.policies.stock import STOCK
 from hicache.policies.values import Belady, Hints
 from hicache.request import Request
@@ -43,48 +43,6 @@ class Item:
 
     def __init__(self, key: int, used: int = 0) -> None:
         self.key, self.used = key, used
-
-
-def left_of(pool, accesses: str, capacity: int) -> str:
-    """The pages held after these accesses to single pages; a pool as `PerPool` has it."""
-    held: dict[str, Item] = {}
-    for now, key in enumerate(accesses):
-        if key in held:
-            held[key].used = now
-            pool.hit(held[key])
-            continue
-        if hasattr(pool, "miss"):
-            pool.miss((ord(key),))
-        if len(held) == capacity:
-            items = set(held.values())
-            victim = pool.victim(items) or min(items, key=pool.rank)
-            pool.evict(victim)
-            del held[chr(victim.key)]
-        held[key] = Item(ord(key), now)
-        pool.insert(held[key])
-    return "".join(sorted(held))
-
-
-def test_slru_protects_pages_that_were_hit() -> None:
-    # a was hit; c and d filled segments above the lowest one while there was room
-    assert left_of(Slru(None, 4), "aabcdefg", 4) == "acdg"
-
-
-def test_s3fifo_sends_a_ghost_to_the_main_queue() -> None:
-    pool = S3Fifo(None, 10, small=0.2)
-    held = left_of(pool, "abcdefghij" + "klm" + "a" + "nopqrstuvw", 10)
-    assert "a" in held  # `a` came back as a ghost, and the scan after it went by
-    assert "b" not in held
-
-
-def test_arc_moves_its_target_towards_the_queue_whose_ghost_comes_back() -> None:
-    targets = {}
-    # c is evicted after one use; then a is evicted after two
-    for accesses in ("aabbcdef", "aabbcdefc", "aabbcdefchijk", "aabbcdefchijka"):
-        pool = Arc(None, 4)
-        left_of(pool, accesses, 4)
-        targets[accesses[-1]] = pool._target
-    assert targets == {"f": 0, "c": 1, "k": 1, "a": 0}
 
 
 def test_hints_keep_the_prompt_of_a_tool_call_until_its_time_is_over() -> None:

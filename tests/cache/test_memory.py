@@ -36,6 +36,8 @@ MODEL = ModelConfig(
     mamba_host_share=0.5,
 )
 SIZES = (1000, 300, 7000)
+GIVEN = DeviceSizes(tokens={"full": 1610, "swa": 160}, states=9)
+TOO_MUCH = {"swa": 0.75, "mamba": 0.5}
 DEVICE, HOST = (524, 873, 37), (786, 873, 149)  # by the shares of the model
 
 
@@ -56,12 +58,7 @@ def capacities_of(
         (SIZES, {"device": DeviceSizes(share={"swa": 0.5, "mamba": 0.125})}, (393, 1747, 18), HOST),
         (SIZES, {"host": HostSizes(share={"swa": 0.0, "mamba": 0.25})}, DEVICE, (1572, 0, 74)),
         (SIZES, {"host": HostSizes(share={"swa": 0.5})}, DEVICE, (0, 3495, 149)),
-        (
-            SIZES,
-            {"device": DeviceSizes(tokens={"full": 1610, "swa": 160}, states=9)},
-            (100, 10, 9),
-            HOST,
-        ),
+        (SIZES, {"device": GIVEN}, (100, 10, 9), HOST),
         (SIZES, {"host": HostSizes(tokens={"full": 0}, states=3)}, DEVICE, (0, 873, 3)),
         (SIZES, {"host_gib": 0.0}, DEVICE, (0, 0, 0)),
         (SIZES, {"unlimited": True}, (None, None, None), (None, None, None)),
@@ -80,53 +77,29 @@ def test_settings_and_shares_of_the_model_divide_the_memory_into_whole_pages(
     assert (found[0].counts, found[1].counts) == (device, host)
 
 
-def test_the_bytes_of_a_tier_are_its_memory_or_those_of_the_pools_with_given_sizes():
-    given = DeviceSizes(tokens={"full": 1610, "swa": 160}, states=9)
-    totals = [
-        [each.total_bytes for each in capacities_of(**knobs)]
-        for knobs in (
-            {},
-            {"device": given},
-            {"device_gib": None},
-            {"device_gib": 4 * MIB / GIB},
-            {"unlimited": True},
-        )
-    ]
-    given_bytes = 100 * 1000 + 10 * 300 + 9 * 7000
-    assert totals == [[device, 2 * MIB] for device in (MIB, given_bytes, 4 * MIB, 4 * MIB)] + [
-        [0, 0]
-    ]
+@pytest.mark.parametrize(
+    ("knobs", "num_bytes"),
+    [
+        ({}, MIB),
+        ({"device": GIVEN}, 100 * 1000 + 10 * 300 + 9 * 7000),
+        ({"device_gib": None}, 4 * MIB),
+        ({"device_gib": 4 * MIB / GIB}, 4 * MIB),
+        ({"unlimited": True}, 0),
+    ],
+)
+def test_a_tier_has_the_bytes_of_its_memory_or_of_the_pools_whose_size_is_given(knobs, num_bytes):
+    assert capacities_of(**knobs)[0].total_bytes == num_bytes
 
 
 @pytest.mark.parametrize(
     ("sizes", "knobs", "message"),
     [
         ((MIB // 2 + 1, 300, 7000), {}, "one page of full KV: 0.000 GiB hold 0, .* at least 1"),
-        (
-            (1000, MIB // 16 + 1, 7000),
-            {},
-            "window of 4 pages: .* hold 3, .* needs at least 4; .* or cache.device.share.swa=0.25",
-        ),
-        (
-            (1000, 300, MIB // 16 + 1),
-            {},
-            "4 state slots: .* hold 3, .* at least 4; .* or cache.device.share.mamba=0.25",
-        ),
-        (
-            SIZES,
-            {"device": DeviceSizes(states=2)},
-            r"device\.states=2 gives 2, .* raise cache\.device\.states$",
-        ),
-        (
-            SIZES,
-            {"device": DeviceSizes(share={"swa": 0.75, "mamba": 0.5})},
-            "device.share.mamba must add up .* got 0.75 and 0.5",
-        ),
-        (
-            SIZES,
-            {"host": HostSizes(share={"swa": 0.75, "mamba": 0.5})},
-            "host.share.mamba must add up .* got 0.75 and 0.5",
-        ),
+        ((1000, MIB // 16 + 1, 7000), {}, "4 pages: .* hold 3, .* at least 4; .*share.swa=0.25"),
+        ((1000, 300, MIB // 16 + 1), {}, "4 state .* hold 3, .* at least 4; .*share.mamba=0.25"),
+        (SIZES, {"device": DeviceSizes(states=2)}, r"states=2 gives 2, .* raise .*device\.states$"),
+        (SIZES, {"device": DeviceSizes(share=TOO_MUCH)}, "device.share.mamba must .* 0.75 and 0.5"),
+        (SIZES, {"host": HostSizes(share=TOO_MUCH)}, "host.share.mamba must .* 0.75 and 0.5"),
         (SIZES, {"device_gib": 5 * MIB / GIB}, "more than the 0.0 GiB of device memory"),
         (SIZES, {"page_size": 128}, "page_size=128 must not exceed model.max_len=64 of small"),
     ],

@@ -11,6 +11,7 @@ from hicache.runs.schema import config_of
 from tests.cache.small import PAGE, make_cache
 from tests.policies.test_events import run_of, summary_of
 
+EXCLUSIVE = "cache.device_host=exclusive"
 STATE_BYTES = 4  # as many as four pages
 
 
@@ -103,17 +104,12 @@ def test_runs_with_shared_pools_keep_the_invariants_and_one_kind_shares_nothing(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("cache.pools=shared", "executor=torch"), "cache.pools=shared needs executor.kind=simul"),
-        (
-            ("cache.device_host=exclusive", "executor=torch"),
-            "cache.device_host=exclusive needs executor.kind=simulated",
-        ),
-        (("cache.device_host=exclusive",), "needs cache.write_policy=write_back and storage.kind"),
-        (("cache.pools=shared", "parallel.ranks=2"), "cache.pools=shared needs parallel.ranks=1"),
+        (["cache.pools=shared", "executor=torch"], "cache.pools=shared needs executor.kind=simul"),
+        (["cache.pools=shared", "parallel.ranks=2"], "cache.pools=shared needs parallel.ranks=1"),
+        ([EXCLUSIVE, "executor=torch"], f"{EXCLUSIVE} needs executor.kind=simulated"),
+        ([EXCLUSIVE], "needs cache.write_policy=write_back and storage.kind"),
     ],
 )
-def test_settings_that_pools_cannot_follow_are_rejected(
-    settings: tuple[str, ...], message: str
-) -> None:
+def test_settings_that_pools_cannot_follow_are_rejected(settings: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config_of(*settings)

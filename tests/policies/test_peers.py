@@ -30,13 +30,6 @@ from tests.policies.streams import CAPACITY, STREAMS
 PEERS = json.loads(Path(__file__).with_name("peers.json").read_text())
 
 
-class MostRecent:
-    """Of SGLang's interface: the one used last goes first."""
-
-    def get_priority(self, node):
-        return -node.last_access_time
-
-
 class Newest:
     """Of LMCache's interface: the one used last goes first."""
 
@@ -57,72 +50,7 @@ class Newest:
         return able[:num_candidates]
 
 
-class Recency:
-    """Of vLLM's interface: LRU."""
-
-    def __init__(self, cache_capacity):
-        self.chunks = OrderedDict()
-
-    def get(self, key):
-        return self.chunks.get(key)
-
-    def insert(self, key, chunk, req_context):
-        self.chunks[key] = chunk
-
-    def remove(self, key):
-        del self.chunks[key]
-
-    def touch(self, keys, req_context):
-        for key in keys:
-            if key in self.chunks:
-                self.chunks.move_to_end(key)
-
-    on_store_miss = touch
-
-    def mark_evictable(self, key):
-        pass
-
-    def evict(self, n, protected):
-        idle = [key for key in self.chunks if self.chunks[key].ref_cnt == 0]
-        keys = [key for key in idle if key not in protected][:n]
-        return [(key, self.chunks.pop(key)) for key in keys]
-
-
-# hooks of libCacheSim's PluginCache: the one used last goes first
-MRU_HOOKS = (
-    lambda params: OrderedDict(),
-    lambda held, request: held.move_to_end(request.obj_id),
-    lambda held, request: held.update({request.obj_id: request.obj_size}),
-    lambda held, request: held.popitem()[0],
-    lambda held, obj_id: held.pop(obj_id),
-)
-
-
-def misses_elsewhere(stream, hit, make_room, insert):
-    """Misses of another cache, which asks a policy of ours for its victims."""
-    held = set()
-    misses = 0
-    for page in stream:
-        if page in held:
-            hit(page)
-            continue
-        misses += 1
-        if len(held) == CAPACITY:
-            held.remove(make_room())
-        held.add(page)
-        insert(page)
-    return misses
-
-
-def chunk_of(number):
-    return SimpleNamespace(chunk_id=number, ref_cnt=-1)
-
-
 newest = partial(FromLMCache, Newest)
-mru_hooks = partial(FromLibCacheSim, MRU_HOOKS)
-recency = partial(FromVllm, Recency, chunk_of, dict)
-
-
 ALL = tuple(STREAMS)
 OURS = {  # with the peers that must miss as often, and the streams
     "none": (lambda: None, ["libcachesim LRU", "lmcache LRU", "sglang LRU", "vllm LRU"], ALL),
@@ -132,10 +60,7 @@ OURS = {  # with the peers that must miss as often, and the streams
     "slru": (partial(STOCK["slru"], WORLD), ["libcachesim SLRU"], ALL),
     "arc": (partial(STOCK["arc"], WORLD), ["libcachesim ARC"], ALL),
     "s3fifo": (partial(STOCK["s3fifo"], WORLD), ["libcachesim S3FIFO"], ALL),
-    "MRU from SGLang": (partial(FromSGLang, MostRecent, WORLD), ["sglang MRU"], ["scans"]),
-    "MRU from LMCache": (partial(PerPool, newest, WORLD), ["lmcache MRU"], ["phases"]),
-    "MRU from libCacheSim": (partial(PerPool, mru_hooks, WORLD), ["plugin MRU"], ["scans"]),
-    "LRU from vLLM": (partial(PerPool, recency, WORLD), ["vllm LRU"], ["scans"]),
+    "MRU of LMCache": (partial(PerPool, newest, WORLD), ["lmcache MRU"], ["phases"]),
 }
 
 
@@ -155,66 +80,42 @@ def test_gdsf_is_that_of_libcachesim_except_that_it_inserts_after_an_eviction() 
     assert ours == gdsf_misses(accesses, inserts_first=False)
 
 
-def of_sglang_nodes():
-    strategy = ToSGLang(Lfu())
-    nodes: dict[int, SimpleNamespace] = {}
-    clock = iter(range(20_000))
-
-    def hit(page: int) -> None:
-        nodes[page].hit_count += 1
-        nodes[page].last_access_time = next(clock)
-
-    def insert(page: int) -> None:
-        now = next(clock)
-        nodes[page] = SimpleNamespace(
-            last_access_time=now, creation_time=now, hit_count=1, key=range(1)
-        )
-
-    def make_room() -> int:
-        page = min(nodes, key=lambda each: strategy.get_priority(nodes[each]))
-        del nodes[page]
-        return page
-
-    return hit, make_room, insert
-
-
 class VllmLfu(ToVllm):
     make = Lfu
 
-
-def of_vllm_chunks():
-    policy = VllmLfu(CAPACITY)
-    policy.insert("loading", SimpleNamespace(ref_cnt=1), None)
-    assert policy.evict(1, set()) is None
-
-    def hit(page: int) -> None:
-        assert policy.get(page) is not None
-        policy.on_request_finished([[page], ["unknown"]], set(), {page}, None)
-
-    def insert(page: int) -> None:
-        policy.insert(page, SimpleNamespace(ref_cnt=0), None)
-
-    return hit, lambda: policy.evict(1, set())[0][0], insert
+    def mark_evictable(self, key):
+        pass
 
 
-def of_libcachesim_hooks():
-    hooks = ToLibCacheSim(Lfu)
-    init, hit, miss, evict, remove = hooks.init, hooks.hit, hooks.miss, hooks.evict, hooks.remove
-    ranked = init(None)
-    miss(ranked, SimpleNamespace(obj_id=-1, obj_size=1))
-    remove(ranked, -1)
-    asked = [SimpleNamespace(obj_id=page, obj_size=1) for page in range(2_000)]
-    return (
-        lambda page: hit(ranked, asked[page]),
-        lambda: evict(ranked, None),
-        lambda page: miss(ranked, asked[page]),
-    )
+def chunk_of(number, ref_cnt=-1):
+    return SimpleNamespace(chunk_id=number, ref_cnt=ref_cnt)
 
 
-@pytest.mark.parametrize("other", [of_sglang_nodes, of_vllm_chunks, of_libcachesim_hooks])
-def test_a_policy_of_ours_misses_as_often_in_another_cache(other) -> None:
+HOOKS = ToLibCacheSim(Lfu)
+HOOKS = (HOOKS.init, HOOKS.hit, HOOKS.miss, HOOKS.evict, HOOKS.remove)
+
+
+@pytest.mark.parametrize(
+    "adapted",
+    [
+        FromSGLang(partial(ToSGLang, Lfu()), WORLD),
+        PerPool(partial(FromLibCacheSim, HOOKS), WORLD),
+        PerPool(partial(FromVllm, VllmLfu, chunk_of, dict), WORLD),
+    ],
+)
+def test_a_policy_of_ours_decides_the_same_as_a_policy_of_another_cache(adapted) -> None:
     stream = STREAMS["zipf"]()[:2_000]
-    assert misses_elsewhere(stream, *other()) == misses_of(stream, CAPACITY, Lfu())
+    assert misses_of(stream, CAPACITY, adapted) == misses_of(stream, CAPACITY, Lfu())
+
+
+def test_vllm_evicts_idle_chunks_that_were_used_less_by_finished_requests() -> None:
+    policy = VllmLfu(CAPACITY)
+    policy.insert("loading", chunk_of(0, 1), None)
+    assert policy.evict(1, set()) is None
+    for number in (1, 2):
+        policy.insert(number, chunk_of(number, 0), None)
+    policy.on_request_finished([[1, 2], ["unknown"]], set(), {1}, None)
+    assert [key for key, _ in policy.evict(1, set())] == [2]
 
 
 def test_a_policy_without_a_rank_for_full_pages_is_lru_in_sglang() -> None:

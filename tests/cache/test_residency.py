@@ -250,12 +250,10 @@ def test_under_write_back_the_host_drops_copies_and_that_of_a_leaf_last(policy, 
     assert cache.host.allocate(FULL, 8) is None
 
 
-@pytest.mark.parametrize("is_split", [True, False])
-def test_copies_of_both_halves_of_a_node_may_go_unless_they_are_locked(*, is_split):
+def test_copies_of_both_halves_of_a_node_may_be_dropped_unless_they_are_locked():
     cache, _, leaf = on_both_tiers("write_back")
-    if is_split:
-        assert cache.match(Sequence(tokens_of(25)), 25).usable_len == 24
-        assert cache.tree.num_nodes == 3
+    assert cache.match(Sequence(tokens_of(25)), 25).usable_len == 24
+    assert cache.tree.num_nodes == 3
     lock = cache.tree.lock_host(leaf, {FULL: 0})
     assert cache.host.allocate(FULL, 1) is None
     cache.tree.release(lock)
@@ -298,20 +296,25 @@ def test_leaving_the_device_is_a_use_in_sglang(kind, order, *, refreshes):
     assert victims(cache, kind, HOST) == order
 
 
-@pytest.mark.parametrize(("refreshes", "order"), [(True, [0, 100]), (False, [100, 0])])
-def test_a_match_of_a_window_on_the_host_is_no_use_in_sglang(order, *, refreshes):
+@pytest.mark.parametrize(
+    ("refreshes", "matches", "unlocked", "order"),
+    [
+        (False, True, [], [100, 0]),
+        (True, True, [], [0, 100]),
+        (True, False, [0], [100, 0]),
+        (True, False, [100, 0], [100, 0]),
+    ],
+)
+def test_on_the_host_not_a_match_but_the_end_of_a_lock_is_a_use_of_a_window_in_sglang(
+    matches, unlocked, order, *, refreshes
+):
     cache = left_the_device(SWA, refreshes=refreshes)
-    cache.match(Sequence(tokens_of(9)), 9)
-    assert victims(cache, SWA, HOST) == order
-
-
-@pytest.mark.parametrize("released", [(0,), (100, 0)])
-def test_the_end_of_a_lock_on_the_host_is_a_use_of_a_window_in_sglang(released):
-    cache = left_the_device(SWA, refreshes=True)
-    locks = {first: cache.tree.lock_anchor(node_of(cache, first)) for first in sorted(released)}
-    for first in released:
+    locks = {first: cache.tree.lock_anchor(node_of(cache, first)) for first in sorted(unlocked)}
+    for first in unlocked:
         cache.tree.release(locks[first])
-    assert victims(cache, SWA, HOST) == [100, 0]
+    if matches:
+        cache.match(Sequence(tokens_of(9)), 9)
+    assert victims(cache, SWA, HOST) == order
 
 
 def test_a_locked_window_is_as_recent_as_its_leaf_that_leaves_the_device_in_sglang():

@@ -9,7 +9,6 @@ import pytest
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import free
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
-from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.events import NO_DEMAND
 from hicache.cache.tree.node import DEVICE, HOST, Node
@@ -28,19 +27,9 @@ from tests.cache.small import (
 class World:
     """Two prompts that part after two pages, on both tiers; nothing is under way."""
 
-    def __init__(
-        self,
-        write_policy: str = "write_through",
-        host: tuple[int, int, int] = (32, 32, 8),
-    ) -> None:
-        self.cache: PrefixCache = make_cache(
-            device=(32, 32, 8),
-            host=host,
-            window_len=8,
-            has_states=True,
-            storage_queue_bytes=1000,
-            write_policy=write_policy,
-        )
+    def __init__(self, host: tuple[int, int, int] = (32, 32, 8), **how: Any) -> None:
+        shape = {"device": (32, 32, 8), "window_len": 8, "has_states": True, **how}
+        self.cache = make_cache(host=host, storage_queue_bytes=1000, **shape)
         config = PrefetchConfig(threshold=4, stage_at=StageAt.enqueue)
         self.prefetcher = prefetcher_of(self.cache, config, 1000)
         self.tree, self.counters = self.cache.tree, self.cache.counters
@@ -194,7 +183,7 @@ def test_a_lock_on_data_that_is_not_held_is_named_at_the_end_of_a_run():
 
 
 def test_under_write_back_the_host_may_hold_a_node_without_its_parent():
-    world = World("write_back")
+    world = World(write_policy="write_back")
     world.cache.serve(16)
     world.cache.device.evict(FULL, 4)  # the leaves are saved, what they share is not
     assert [node.held[HOST][FULL] is None for node in (world.lower, world.upper)] == [False, True]

@@ -97,9 +97,8 @@ class GhostMemory:
         """A copy is done: neither of its ends was touched meanwhile."""
         for tier, kind, page_id, payload in self._copies.pop(work):
             if self.pages[tier][kind].get(page_id) != payload:
-                raise WrongPageError(
-                    f"{self._page_name(tier, kind, page_id)} changed during a copy"
-                )
+                name = self._page_name(tier, kind, page_id)
+                raise WrongPageError(f"{name} changed during a copy")
         self.stored |= self._written.pop(work, {})
 
     def read_page(self, key: bytes, kind: int, page_id: int) -> None:
@@ -182,16 +181,7 @@ class GhostMemory:
     def _expect(self, tier: int, kind: int, page_id: int, wanted: Payload) -> None:
         found = self.pages[tier][kind].get(page_id)
         if found != wanted:
-            raise WrongPageError(
-                f"{self._page_name(tier, kind, page_id)} holds "
-                f"{_words(found)}, wanted {_words(wanted)}"
-            )
+            raise WrongPageError(f"{self._page_name(tier, kind, page_id)}: {found}, not {wanted}")
 
 
 Held = tuple[list[dict[Payload, int]], ...]  # by tier and kind
-
-
-def _words(payload: Payload | None) -> str:
-    if payload is None:
-        return "nothing"
-    return f"{len(payload.tokens) // TOKEN_BYTES} tokens of {payload.namespace!r}"

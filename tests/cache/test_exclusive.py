@@ -75,8 +75,7 @@ def hits_of(prompts: Iterable[Prompt], sizes: tuple[int, int]) -> list[int]:
     )
     hits = [0, 0]
     for number, prompt in enumerate(prompts):
-        blocks = np.repeat(np.array(prompt, "<i4") * PAGE, PAGE) + np.tile(range(PAGE), len(prompt))
-        sequence = Sequence(blocks.astype("<i4").tobytes())
+        sequence = Sequence(np.repeat(np.array(prompt, "<i4"), PAGE).tobytes())
         found = cache.acquire(sequence, cache.match(sequence, len(prompt) * PAGE + 1))
         assert found is not None
         hits[0] += found.device_len // PAGE

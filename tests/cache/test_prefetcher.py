@@ -433,14 +433,6 @@ def test_a_timeout_keeps_the_longest_part_whose_window_or_state_is_read(shape, h
 STOPPED = {"not_restorable_pages": 4, "discarded_unread_pages": 4, "terminated_count": 1}
 
 
-def test_the_reader_owns_the_pages_of_an_aborted_request_until_it_ends():
-    scenario = Scenario(LATE, **STATES).begin(8, completed_pages=3).abort()
-    taken = [pool.num_taken for pool in scenario.cache.pools[HOST]]
-    assert taken == [8, 0, 1]
-    scenario.end(3)
-    invariants.check_drained(scenario.cache, scenario.prefetcher)
-
-
 # -- what storage can restore -------------------------------------------------------------------
 
 

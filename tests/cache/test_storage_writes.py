@@ -103,7 +103,7 @@ def test_queued_writes_take_room_in_the_queue_until_they_are_completed():
 
 def test_pages_whose_prefix_was_dropped_are_not_written_before_the_prefix():
     cache = cache_of(queue_bytes=400)
-    cache.serve(16, 100, prompt_len=8)
+    serve(cache, 16, 100)
     serve(cache, 8)
     assert cache.counters["storage/dropped_write_pages"] == 2
     cache.complete_all()

@@ -93,7 +93,7 @@ def test_runs_with_shared_pools_keep_the_invariants_and_one_kind_shares_nothing(
     model, policy, pools
 ):
     # shared pools end jumps earlier; marconi counts each lookup of a deferred request as a use
-    small = ("engine.jump=false", "workload.limit=12")
+    small = ("engine.jump=false", "workload.limit=20")
     more = ("parallel.tp=8", "storage=memory", f"cache.policy={policy}", *small)
     shared = run_of(model, *more, f"cache.pools={pools}")
     assert shared.measures["evict/host_full_pages"]

@@ -22,12 +22,7 @@ from hicache.config import (
     StageAt,
 )
 from hicache.observe import invariants
-from tests.cache.small import (
-    PAGE,
-    make_cache,
-    prefetcher_of,
-    tokens_of,
-)
+from tests.cache.small import PAGE, make_cache, prefetcher_of, tokens_of
 
 EARLY = PrefetchConfig(threshold=2 * PAGE, stage_at=StageAt.enqueue, stop="best_effort")
 LATE = PrefetchConfig(threshold=2 * PAGE, stage_at=StageAt.hit, stop="best_effort")

@@ -8,27 +8,20 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import free
-from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import NO_DEMAND
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.observe import invariants
-from tests.cache.small import (
-    PAGE,
-    are_held,
-    make_cache,
-    run_request,
-    tokens_of,
-)
+from tests.cache.small import PAGE, SmallCache, are_held, make_cache, tokens_of
 
-DEVICE_POOLS = (40, 40, 9)
+ROOMY = (40, 40, 9)
 
 
-def match(cache: PrefixCache, num_tokens: int) -> MatchResult:
+def match(cache: SmallCache, num_tokens: int) -> MatchResult:
     return cache.tree.match(tokens_of(num_tokens), num_tokens)
 
 
-def path_of(cache: PrefixCache, *ends: int) -> list[Node]:
+def path_of(cache: SmallCache, *ends: int) -> list[Node]:
     """Publish prefixes of one sequence that end after these pages; the nodes of its path."""
     for end in ends:
         cache.serve(end * PAGE)
@@ -36,7 +29,7 @@ def path_of(cache: PrefixCache, *ends: int) -> list[Node]:
 
 
 def test_the_branch_length_is_the_end_of_the_full_pages_if_a_state_is_missing_there():
-    cache = make_cache(device=DEVICE_POOLS, has_states=True)
+    cache = make_cache(device=ROOMY, has_states=True)
     cache.serve(16, state_ends=(2,))
     found = [match(cache, num_tokens) for num_tokens in (15, 16)]
     assert [(each.usable_len, each.branch_len) for each in found] == [(8, 12), (16, None)]
@@ -55,7 +48,7 @@ def test_the_branch_length_is_the_end_of_the_full_pages_if_a_state_is_missing_th
     ],
 )
 def test_a_lock_covers_the_last_window_or_state_of_a_prefix(shape, kind, locks, *, is_held):
-    cache = make_cache(device=DEVICE_POOLS, **shape)
+    cache = make_cache(device=ROOMY, **shape)
     nodes = path_of(cache, 4, 5, 6)
     if not is_held:
         free(cache.tree.evict(nodes[1], DEVICE, kind, NO_DEMAND), cache.pools)
@@ -70,7 +63,7 @@ def test_a_lock_covers_the_last_window_or_state_of_a_prefix(shape, kind, locks, 
 def test_a_lock_of_windows_can_end_before_its_node_and_does_so_after_a_split():
     cache = make_cache(device=(8, 8, 0), window_len=16)
     tokens = tokens_of(32)
-    run_request(cache, tokens, 32)
+    cache.serve(32)
     tree, protected = cache.tree, cache.tree.residency.protected[DEVICE]
     leaf = cache.node_at(8)
     assert leaf.start == 4
@@ -94,13 +87,8 @@ def test_a_lock_of_windows_can_end_before_its_node_and_does_so_after_a_split():
     ],
 )
 def test_write_back_copies_exactly_what_an_eviction_drops(kind, on_host, on_device):
-    cache = make_cache(
-        device=DEVICE_POOLS,
-        host=DEVICE_POOLS,
-        window_len=8,
-        has_states=True,
-        write_policy="write_back",
-    )
+    shape = {"device": ROOMY, "host": ROOMY, "window_len": 8, "has_states": True}
+    cache = make_cache(**shape, write_policy="write_back")
     nodes = path_of(cache, 2) if kind == FULL else path_of(cache, 2, 4)
     assert not cache.in_flight
     match(cache, 16)
@@ -159,30 +147,28 @@ def test_room_for_states_is_counted_in_slots_and_other_room_in_tokens():
 def test_fewer_than_ten_full_tokens_are_not_loaded_back(num_tokens, cached):
     cache = make_cache(device=(20, 0, 0), host=(20, 0, 0), page_size=1)
     cache.serve(num_tokens)
-    cache.complete_all()
-    cache.evict_all(DEVICE, FULL)
+    cache.move_to_host()
     _, acquired = cache.begin(num_tokens + 1)
     assert acquired.cached_len == cached
     assert (acquired.load_back is not None) is (cached > 0)
 
 
 @pytest.mark.parametrize(
-    ("shape", "ends", "evicted", "num_tokens", "loaded"),
+    ("shape", "evicted", "num_tokens", "loaded"),
     [
-        ({"window_len": 4}, (2, 4), FULL, 17, {FULL: 4, SWA: 1}),
-        ({"window_len": 6}, (2, 4), FULL, 17, {FULL: 4, SWA: 2}),
-        ({"window_len": 8}, (2, 4), FULL, 17, {FULL: 4, SWA: 2}),
-        ({"window_len": 12}, (2, 4), FULL, 17, {FULL: 4, SWA: 3}),
-        ({"has_states": True}, (2, 4), MAMBA, 9, {MAMBA: 1}),
+        ({"window_len": 4}, FULL, 17, {FULL: 4, SWA: 1}),
+        ({"window_len": 6}, FULL, 17, {FULL: 4, SWA: 2}),
+        ({"window_len": 8}, FULL, 17, {FULL: 4, SWA: 2}),
+        ({"window_len": 12}, FULL, 17, {FULL: 4, SWA: 3}),
+        ({"has_states": True}, MAMBA, 9, {MAMBA: 1}),
     ],
 )
 def test_a_load_back_copies_what_the_device_lacks_and_no_more_than_the_last_window(
-    shape, ends, evicted, num_tokens, loaded
+    shape, evicted, num_tokens, loaded
 ):
     cache = make_cache(device=(20, 20, 8), host=(20, 20, 8), **shape)
-    path_of(cache, *ends)
-    cache.complete_all()
-    cache.evict_all(DEVICE, evicted)
+    path_of(cache, 2, 4)
+    cache.move_to_host(evicted)
     sequence, acquired = cache.begin(num_tokens)
     assert acquired.load_back is not None
     assert acquired.load_back.counts == loaded
@@ -195,8 +181,7 @@ def test_a_load_back_copies_what_the_device_lacks_and_no_more_than_the_last_wind
 def test_a_load_back_that_finds_no_pages_changes_nothing():
     cache = make_cache(device=(20, 0, 0), host=(20, 0, 0))
     cache.serve(16)
-    cache.complete_all()
-    cache.evict_all(DEVICE, FULL)
+    cache.move_to_host()
     assert cache.device.allocate(FULL, 18) is not None
     _, acquired = cache.begin(17)
     assert (acquired.load_back, acquired.cached_len) == (None, 0)

@@ -3,23 +3,17 @@
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
-from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import NO_DEMAND
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import QuirksConfig
 from hicache.observe.invariants import check
-from tests.cache.small import (
-    PAGE,
-    make_cache,
-    run_request,
-    tokens_of,
-)
+from tests.cache.small import PAGE, SmallCache, make_cache, run_request, tokens_of
 
 ROOMY = (40, 40, 9)
 
 
-def cache_of(*firsts: int, num_tokens: int = 8, **changes: object) -> PrefixCache:
+def cache_of(*firsts: int, num_tokens: int = 8, **changes: object) -> SmallCache:
     """Prompts that begin with these tokens, published one after the other and copied."""
     cache = make_cache(**{"device": ROOMY, **changes})  # type: ignore[arg-type]
     for first in firsts:
@@ -28,14 +22,14 @@ def cache_of(*firsts: int, num_tokens: int = 8, **changes: object) -> PrefixCach
     return cache
 
 
-def node_of(cache: PrefixCache, first: int) -> Node:
+def node_of(cache: SmallCache, first: int) -> Node:
     """The only node whose first token is this one."""
     start = tokens_of(1, first)
     (node,) = [node for node in cache.tree.nodes() if node.edge.startswith(start)]
     return node
 
 
-def victims(cache: PrefixCache, kind: int, tier: int = DEVICE) -> list[int]:
+def victims(cache: SmallCache, kind: int, tier: int = DEVICE) -> list[int]:
     """The first tokens of the nodes that a tier would evict, in order."""
     order = []
     while (found := cache.tree.victim(tier, kind, 1)) is not None:
@@ -44,17 +38,16 @@ def victims(cache: PrefixCache, kind: int, tier: int = DEVICE) -> list[int]:
     return order
 
 
-def put_on_host(cache: PrefixCache, node: Node, *kinds: int) -> None:
+def put_on_host(cache: SmallCache, node: Node, *kinds: int) -> None:
     for kind in kinds:
         page_ids = cache.pools[HOST][kind].allocate(node.num_pages)
         assert page_ids is not None
         cache.tree.residency.put(node, HOST, kind, page_ids)
 
 
-def load(cache: PrefixCache, num_tokens: int, first: int = 0) -> None:
+def load(cache: SmallCache, num_tokens: int, first: int = 0) -> None:
     """A request loads back what the host has of a prompt, and is dropped."""
-    sequence, _ = cache.begin(num_tokens + 1, first)
-    cache.abandon(sequence)
+    cache.abandon(cache.begin(num_tokens + 1, first)[0])
     cache.complete_all()
 
 
@@ -185,9 +178,7 @@ def test_where_single_pages_are_evicted_a_window_on_the_host_has_a_last_use_of_i
     cache = make_cache(device=(9, 9, 0), host=(9, 9, 0), window_len=8, trims_leaves=True)
     for first in (100, 200):
         cache.serve(8, first)
-        cache.complete_all()
-        for kind in (SWA, FULL):
-            cache.evict_all(DEVICE, kind)
+        cache.move_to_host(SWA, FULL)
     old, new = sorted(cache.tree.nodes(), key=lambda node: node.tick)
     old.tick = new.tick + 1  # a request used the pages of full KV, and not the window
     queues = cache.tree.residency.queues[HOST]
@@ -198,9 +189,7 @@ def test_where_single_pages_are_evicted_a_window_on_the_host_has_a_last_use_of_i
     cache.touch(sequence)  # it reads the window
     assert old.host_ticks[SWA] == old.tick > new.host_ticks[SWA]
     cache.abandon(sequence)
-    cache.complete_all()
-    for kind in (SWA, FULL):
-        cache.evict_all(DEVICE, kind)
+    cache.move_to_host(SWA, FULL)
     assert queues[SWA].best() is new
 
 
@@ -223,13 +212,12 @@ def test_a_host_smaller_than_the_device_may_keep_what_was_used_last(*, evicts_mi
     assert cache.resident(HOST)[FULL] == 4
 
 
-def on_both_tiers(policy: str) -> tuple[PrefixCache, Node, Node]:
+def on_both_tiers(policy: str) -> tuple[SmallCache, Node, Node]:
     """Four pages and four below them, on the device and on a host that has no room for more."""
     cache = make_cache(device=(20, 0, 0), host=(8, 0, 0), write_policy=policy)
     for num_tokens in (16, 32):
         cache.serve(num_tokens)
-    cache.complete_all()
-    cache.evict_all(DEVICE, FULL)
+    cache.move_to_host()
     load(cache, 32)
     return cache, cache.node_at(4), cache.node_at(8)
 
@@ -327,7 +315,7 @@ def test_a_locked_window_is_as_recent_as_its_leaf_that_leaves_the_device_in_sgla
     assert victims(cache, SWA, HOST) == [100, 0]
 
 
-def in_sglang(*firsts: int, **more: object) -> PrefixCache:
+def in_sglang(*firsts: int, **more: object) -> SmallCache:
     how = {"host": (8, 8, 9), "quirks": QuirksConfig(evicts_whole=True), **more}
     return cache_of(*firsts, write_policy="write_back", **how)
 
@@ -363,8 +351,7 @@ def test_a_copied_window_evicts_what_the_host_lacks_or_in_sglang_all_that_it_tak
     cache = make_cache(device=(40, 40, 0), host=(40, 4, 0), window_len=8, quirks=quirks)
     for first, num_tokens in ((100, 4), (200, 4), (300, 4), (400, 8)):
         cache.serve(num_tokens, first)
-        cache.complete_all()
-        cache.evict_all(DEVICE, FULL)
+        cache.move_to_host()
     assert cache.resident(HOST)[SWA] == 2 + left
 
 

@@ -6,7 +6,7 @@ from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.pages import PageAllocator
 from hicache.cache.tiers.shared import SharedAllocator, SharedBytes
 from hicache.cache.tree.events import NO_DEMAND
-from hicache.cache.tree.node import DEVICE, HOST
+from hicache.cache.tree.node import HOST
 from hicache.runs.schema import config_of
 from tests.cache.small import PAGE, make_cache
 from tests.policies.test_events import run_of, summary_of
@@ -60,8 +60,7 @@ def test_states_are_evicted_for_pages_only_if_both_share_bytes(policy, is_shared
     )
     cache.tree.is_shared = (False, is_shared)
     cache.serve(4 * PAGE, state_ends=(2,))
-    cache.complete_all()
-    cache.evict_all(DEVICE, FULL)
+    cache.move_to_host()
     assert on_host(cache) == [(2, True), (4, True)]
     cache.host.make_room(FULL, 3, NO_DEMAND)
     assert on_host(cache) == left

@@ -9,12 +9,7 @@ from hicache.cache.tiers.transfer import BackUp, StorageDelete, StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig, Tiering
-from tests.cache.small import (
-    PAGE,
-    are_held,
-    make_cache,
-    tokens_of,
-)
+from tests.cache.small import PAGE, are_held, make_cache, tokens_of
 
 LATE = StorageConfig(write="on_host_eviction")
 EXCLUSIVE = StorageConfig(write="on_host_eviction", tiering=Tiering.exclusive)
@@ -181,13 +176,9 @@ def test_late_does_not_write_what_the_device_holds():
 
 
 def test_late_does_not_write_a_copy_that_write_back_made_of_data_on_the_device():
-    cache = make_cache(
-        device=(8, 0, 0),
-        host=(8, 0, 0),
-        write_policy="write_back",
-        storage=LATE,
-        storage_queue_bytes=1 << 20,
-    )
+    pools = {"device": (8, 0, 0), "host": (8, 0, 0)}
+    how = {"write_policy": "write_back", "storage": LATE, "storage_queue_bytes": 1 << 20}
+    cache = make_cache(**pools, **how)
     cache.serve(16)
     evict(cache, DEVICE)
     cache.complete_all()

@@ -16,12 +16,7 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig, StageAt
 from hicache.observe import invariants
 from hicache.observe.invariants import BrokenLawError
-from tests.cache.small import (
-    make_cache,
-    prefetcher_of,
-    run_request,
-    tokens_of,
-)
+from tests.cache.small import make_cache, prefetcher_of, run_request, tokens_of
 
 
 class World:
@@ -157,8 +152,7 @@ def test_a_broken_invariant_is_named(law, break_it):
 @pytest.mark.parametrize(("law", "break_it"), BROKEN_ON_HOST)
 def test_nodes_that_only_the_host_holds_must_be_queued_there(law, break_it):
     world = World().done()
-    for kind in (FULL, SWA, MAMBA):
-        world.cache.evict_all(DEVICE, kind)
+    world.cache.evict_all(DEVICE, FULL, SWA, MAMBA)
     assert set(world.residency.queues[HOST][FULL]) == {world.lower, world.other}
     world.check()
     break_it(world)

@@ -9,14 +9,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.tree.lookup import usable_len
 from hicache.cache.tree.node import DEVICE
 from hicache.engine.loop import Engine
-from hicache.policies.routing import (
-    PrefixLoad,
-    Replica,
-    RoundRobin,
-    Scored,
-    ScoredDevice,
-    Sticky,
-)
+from hicache.policies.routing import PrefixLoad, Replica, RoundRobin, Scored, ScoredDevice, Sticky
 from tests.cache.small import evict_all
 from tests.scheduler.world import World, plot_of, request_of
 

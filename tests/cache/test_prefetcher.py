@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA, Window
-from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import FATES
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.sequence import Sequence
@@ -48,12 +47,7 @@ class Scenario:
     ) -> None:
         self.cache = make_cache(device=(20, 20, 4), host=host, load_back_threshold=0, **shape)
         self.prefetcher = prefetcher_of(self.cache, config, host_tokens)
-        self.prefetches: dict[int, Prefetch | None] = {}
-
-    def prefetch(self, number: int = 0) -> Prefetch:
-        found = self.prefetches[number]
-        assert found is not None
-        return found
+        self.prefetches: dict[int, Any] = {}  # None if the prefetch was declined
 
     def submit(self, num_pages: int, number: int = 0) -> "Scenario":
         num_tokens = num_pages * self.cache.page_size + 1
@@ -66,8 +60,8 @@ class Scenario:
 
     def answer(self, *restorable: int, number: int = 0) -> "Scenario":
         """Storage reports the lengths that it can restore."""
-        self.prefetch(number).restorable = list(restorable)
-        self.prefetcher.on_queried(self.prefetch(number))
+        self.prefetches[number].restorable = list(restorable)
+        self.prefetcher.on_queried(self.prefetches[number])
         return self
 
     def begin(
@@ -80,13 +74,13 @@ class Scenario:
 
     def read(self, number: int = 0, **progress: Any) -> "Scenario":
         for name, value in progress.items():
-            setattr(self.prefetch(number), name, value)
+            setattr(self.prefetches[number], name, value)
         return self
 
     def end(self, completed: int, number: int = 0, *, restored: int = 0) -> "Scenario":
         """The reader ends."""
         progress = {"completed_pages": completed, "restored_pages": restored, "is_read": True}
-        self.read(number, **progress).prefetcher.on_read(self.prefetch(number))
+        self.read(number, **progress).prefetcher.on_read(self.prefetches[number])
         return self
 
     def admit(self, number: int = 0, *, uses: int = 0, now_ns: int = 0) -> "Scenario":
@@ -308,7 +302,7 @@ def test_a_prefetch_is_cut_to_the_room_on_the_host_but_its_state_is_not(config, 
 @pytest.mark.parametrize("room", [15, 8])
 def test_a_cut_to_what_can_be_restored_skips_lengths_without_a_state(room):
     scenario = Scenario(replace(LATE, cut=CutPolicy.restorable), host=(room, 0, 1), **STATES)
-    assert scenario.submit(16).answer(4, 8, 16).prefetch().num_pages == 8
+    assert scenario.submit(16).answer(4, 8, 16).prefetches[0].num_pages == 8
 
 
 @pytest.mark.parametrize(
@@ -320,7 +314,7 @@ def test_a_prefetch_evicts_other_data_from_the_host_but_not_the_prefix_that_it_c
     scenario = Scenario(EARLY, host=(16, 0, 0))
     scenario.cache.serve(4 * PAGE, first)
     scenario.cache.complete_all()
-    prefetch = scenario.evict(DEVICE).submit(start + 16).prefetch()
+    prefetch = scenario.evict(DEVICE).submit(start + 16).prefetches[0]
     assert (prefetch.start_page, prefetch.num_pages) == (start, num_pages)
     assert scenario.cache.resident(HOST)[FULL] == left
 
@@ -345,7 +339,7 @@ def test_a_listener_learns_what_storage_has_with_its_kinds():
     scenario = Scenario(LATE, **WINDOW, **STATES)
     listener: Any = Listener()
     scenario.cache.tree.listener = listener
-    prefetch = scenario.submit(8).prefetch()
+    prefetch = scenario.submit(8).prefetches[0]
     prefetch.restorable = [4, 8]
     scenario.prefetcher.on_queried(prefetch, 7)
     needs = ((SWA, Window(2)), (MAMBA, Window(1)))
@@ -383,7 +377,7 @@ def test_a_stop_policy_lets_a_request_run_without_the_rest(stop, shape, progress
     # 8 pages of 512 tokens: the time limit is 2 s
     config = PrefetchConfig(stop=stop)
     scenario = Scenario(config, page_size=512, **shape).begin(8, **progress)
-    prefetcher, prefetch = scenario.prefetcher, scenario.prefetch()
+    prefetcher, prefetch = scenario.prefetcher, scenario.prefetches[0]
     assert prefetcher.can_terminate_prefetch(prefetch, now_ns) is may_stop
     assert prefetcher.is_blocking(0, now_ns) is not may_stop
     assert prefetch.first_poll_ns is None
@@ -402,8 +396,8 @@ def test_a_time_limit_may_count_from_the_first_check():
 def test_the_time_limit_of_a_cut_prefetch_is_that_of_its_whole_length():
     config = PrefetchConfig(stop="timeout", stage_at=StageAt.enqueue)
     scenario = Scenario(config, page_size=512, host=(4, 0, 0)).submit(8)
-    assert scenario.prefetch().num_pages == 4
-    assert scenario.prefetcher.policy.deadline_ns(scenario.prefetch()) == 2 * SECOND_NS
+    assert scenario.prefetches[0].num_pages == 4
+    assert scenario.prefetcher.policy.deadline_ns(scenario.prefetches[0]) == 2 * SECOND_NS
 
 
 @pytest.mark.parametrize(
@@ -414,12 +408,12 @@ def test_a_timeout_keeps_the_longest_part_whose_window_or_state_is_read(shape, h
     prefetcher, cache = scenario.prefetcher, scenario.cache
     assert not prefetcher.is_blocking(0, LONG_AFTER)
     scenario.defer()  # the window or state after 8 pages is read now
-    assert scenario.prefetch().stop_pages == 8
+    assert scenario.prefetches[0].stop_pages == 8
     assert prefetcher.is_blocking(0, LONG_AFTER)
     scenario.end(12, restored=8).admit(now_ns=LONG_AFTER)  # two more pages were on their way
     assert cache.resident(HOST) == held
     assert [pool.num_taken for pool in cache.pools[HOST]] == held
-    assert cache.match(scenario.prefetch().sequence, 16 * PAGE + 1).usable_len == 8 * PAGE
+    assert cache.match(scenario.prefetches[0].sequence, 16 * PAGE + 1).usable_len == 8 * PAGE
     counted = {name: cache.counters[f"prefetch/{name}"] for name in STOPPED}
     assert counted == STOPPED
     invariants.check(cache, prefetcher, [])
@@ -446,6 +440,6 @@ def test_storage_can_restore_prefixes_with_their_window_and_state(
 ):
     windows = [(SWA, Window(window_pages))] * (window_pages > 0)
     states = [(MAMBA, Window(1))] * has_state
-    prefetch = replace(Scenario(LATE).begin(4).prefetch(), needs=(*windows, *states))
+    prefetch = replace(Scenario(LATE).begin(4).prefetches[0], needs=(*windows, *states))
     answers = iter([[each == "1" for each in part] for part in found])
     assert prefetch.ask(lambda keys: next(answers)) == restorable

@@ -1,4 +1,4 @@
-"""The policies in `examples/policies/`: each is short, and changes something on both traces."""
+"""Each policy in `examples/policies/` is short and changes the result of a run."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A class of the user's own in a sweep, whose jobs run in one process."""
+"""A user's own policy in a sweep, whose jobs run in one process."""
 
 import sys
 

@@ -126,10 +126,6 @@ BROKEN = [
     ("9: 0 pages were read, 1 have a fate", lambda w: change(w.counters, "prefetch/used_pages")),
     (r"9: pages \{7\} .* neither counted nor", lambda w: w.cache.fates.publish({7})),
 ]
-BROKEN_ON_HOST = [  # where only the host holds anything
-    ("6: the full queue of the host", lambda w: w.residency.queues[HOST][FULL].pop(w.other)),
-    ("6: the swa queue of the host", lambda w: w.residency.queues[HOST][SWA].pop(w.lower)),
-]
 WRITE = StorageWrite(keys=[], parts=[], num_bytes=0, host_locks=[])
 NOT_DRAINED = [
     ("5: 4 full pages are still locked on the device", lambda w: w.tree.lock(w.lower)),
@@ -143,17 +139,6 @@ NOT_DRAINED = [
 @pytest.mark.parametrize(("law", "break_it"), BROKEN)
 def test_a_broken_invariant_is_named(law, break_it):
     world = World().done()
-    world.check()
-    break_it(world)
-    with pytest.raises(BrokenLawError, match=f"law {law}"):
-        world.check()
-
-
-@pytest.mark.parametrize(("law", "break_it"), BROKEN_ON_HOST)
-def test_nodes_that_only_the_host_holds_must_be_queued_there(law, break_it):
-    world = World().done()
-    world.cache.evict_all(DEVICE, FULL, SWA, MAMBA)
-    assert set(world.residency.queues[HOST][FULL]) == {world.lower, world.other}
     world.check()
     break_it(world)
     with pytest.raises(BrokenLawError, match=f"law {law}"):

@@ -136,6 +136,12 @@ class SmallCache(PrefixCache):
         (node,) = [node for node in self.tree.nodes() if node.end == end]
         return node
 
+    def path_of(self, *ends: int) -> list[Node]:
+        """Publish prefixes of one sequence that end after these pages; the nodes of its path."""
+        for end in ends:
+            self.serve(end * self.page_size)
+        return [self.node_at(end) for end in ends]
+
     def resident(self, tier: int) -> list[int]:
         """Pages and states that a tier holds, by kind."""
         return self.tree.residency.resident[tier]

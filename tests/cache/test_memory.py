@@ -123,7 +123,7 @@ def test_window_layers_that_read_the_kv_of_other_layers_are_no_kind():
 
 
 @pytest.mark.parametrize("is_traced", [False, True])
-def test_pools_have_these_sizes(*, is_traced):
+def test_pools_have_the_computed_sizes(*, is_traced):
     endless = capacities_of((1000, 300, 0), unlimited=True)
     for tiers, wanted in (
         (capacities_of(), [[*DEVICE], [*HOST]]),

@@ -128,7 +128,7 @@ def timed_out(completed: int) -> Scenario:
 
 
 # what happens, and all that is counted of it
-LIVES: dict[str, Callable[[], tuple[Scenario, dict[str, int]]]] = {
+PREFETCHES: dict[str, Callable[[], tuple[Scenario, dict[str, int]]]] = {
     "read, then used in part": lambda: (
         late().begin(5).end(5).admit(uses=3),
         counts(used=3, unused_at_end=2),
@@ -250,9 +250,9 @@ LIVES: dict[str, Callable[[], tuple[Scenario, dict[str, int]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LIVES)
+@pytest.mark.parametrize("name", PREFETCHES)
 def test_everything_that_happens_to_a_prefetch_is_counted_once(name: str) -> None:
-    scenario, wanted = LIVES[name]()
+    scenario, wanted = PREFETCHES[name]()
     for number in list(scenario.prefetcher.active):
         scenario.admit(number)
     totals = scenario.cache.counters + scenario.cache.fates.fates_now()

@@ -9,7 +9,7 @@ import pytest
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import free
 from hicache.cache.tree.events import NO_DEMAND
-from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, HOST, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.observe import invariants
 from tests.cache.small import PAGE, SmallCache, are_held, make_cache, tokens_of
@@ -19,13 +19,6 @@ ROOMY = (40, 40, 9)
 
 def match(cache: SmallCache, num_tokens: int) -> MatchResult:
     return cache.tree.match(tokens_of(num_tokens), num_tokens)
-
-
-def path_of(cache: SmallCache, *ends: int) -> list[Node]:
-    """Publish prefixes of one sequence that end after these pages; the nodes of its path."""
-    for end in ends:
-        cache.serve(end * PAGE)
-    return [cache.node_at(end) for end in ends]
 
 
 def test_the_branch_length_is_the_end_of_the_full_pages_if_a_state_is_missing_there():
@@ -49,7 +42,7 @@ def test_the_branch_length_is_the_end_of_the_full_pages_if_a_state_is_missing_th
 )
 def test_a_lock_covers_the_last_window_or_state_of_a_prefix(shape, kind, locks, *, is_held):
     cache = make_cache(device=ROOMY, **shape)
-    nodes = path_of(cache, 4, 5, 6)
+    nodes = cache.path_of(4, 5, 6)
     if not is_held:
         free(cache.tree.evict(nodes[1], DEVICE, kind, NO_DEMAND), cache.pools)
     evictable = cache.evictable_size(kind)
@@ -89,7 +82,7 @@ def test_a_lock_of_windows_can_end_before_its_node_and_does_so_after_a_split():
 def test_write_back_copies_exactly_what_an_eviction_drops(kind, on_host, on_device):
     shape = {"device": ROOMY, "host": ROOMY, "window_len": 8, "has_states": True}
     cache = make_cache(**shape, write_policy="write_back")
-    nodes = path_of(cache, 2) if kind == FULL else path_of(cache, 2, 4)
+    nodes = cache.path_of(2) if kind == FULL else cache.path_of(2, 4)
     assert not cache.in_flight
     match(cache, 16)
     assert cache.device.evict(kind, 1)
@@ -101,7 +94,7 @@ def test_write_back_copies_exactly_what_an_eviction_drops(kind, on_host, on_devi
 
 def test_an_allocation_evicts_no_more_than_it_needs():
     cache = make_cache(device=(20, 4, 0), window_len=4)
-    path_of(cache, 1, 2, 3, 4)
+    cache.path_of(1, 2, 3, 4)
     assert cache.device.allocate(SWA, 1) is not None
     assert cache.resident(DEVICE)[SWA] == 3
 
@@ -115,7 +108,7 @@ def test_write_through_selective_backs_up_at_the_second_hit():
 
 def test_a_window_is_backed_up_with_every_node_it_lies_in():
     cache = make_cache(device=(20, 20, 0), window_len=12, write_policy="write_back")
-    nodes = path_of(cache, 1, 2, 3, 4, 5)
+    nodes = cache.path_of(1, 2, 3, 4, 5)
     # a window of three pages, and the page before it, which an equal prompt needs
     assert cache.tree.plan_back_up(nodes[-1]) == [nodes, nodes[1:], []]
 
@@ -167,7 +160,7 @@ def test_a_load_back_copies_what_the_device_lacks_and_no_more_than_the_last_wind
     shape, evicted, num_tokens, loaded
 ):
     cache = make_cache(device=(20, 20, 8), host=(20, 20, 8), **shape)
-    path_of(cache, 2, 4)
+    cache.path_of(2, 4)
     cache.move_to_host(evicted)
     sequence, acquired = cache.begin(num_tokens)
     assert acquired.load_back is not None
@@ -190,7 +183,7 @@ def test_a_load_back_that_finds_no_pages_changes_nothing():
 
 def test_a_match_can_be_reduced_to_the_device_or_to_nothing():
     cache = make_cache(device=(20, 20, 8), host=(20, 20, 8), window_len=4, has_states=True)
-    path_of(cache, 2, 4)
+    cache.path_of(2, 4)
     cache.complete_all()
     assert cache.device.evict(FULL, 1)  # a page of the leaf, and all its windows and states
     found = match(cache, 16)

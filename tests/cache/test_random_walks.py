@@ -107,7 +107,7 @@ def error_of(seed: int, mutate: Callable[[Walk], None]) -> str | None:
 
 
 @pytest.mark.parametrize("mutate", MISTAKES, ids=lambda mutate: mutate.__name__)
-def test_walks_notice_a_cache_with_this_mistake(mutate: Callable[[Walk], None]) -> None:
+def test_random_walks_notice_a_cache_with_a_mistake(mutate: Callable[[Walk], None]) -> None:
     errors = MISTAKES[mutate].split()
     assert any(error_of(seed, mutate) in errors for seed in range(40))
 

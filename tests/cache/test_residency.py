@@ -144,13 +144,8 @@ def test_a_copy_to_the_host_is_no_use_on_the_device():
 @pytest.mark.parametrize(("trims_leaves", "left"), [(False, [0, 4]), (True, [1, 4])])
 @pytest.mark.parametrize("tier", [DEVICE, HOST])
 def test_a_leaf_is_evicted_whole_or_loses_the_pages_that_are_missing(tier, trims_leaves, left):
-    cache = cache_of(
-        *(100, 200),
-        num_tokens=16,
-        device=(8, 0, 0),
-        host=(8 * tier, 0, 0),
-        trims_leaves=trims_leaves,
-    )
+    pools = {"device": (8, 0, 0), "host": (8 * tier, 0, 0)}
+    cache = cache_of(100, 200, num_tokens=16, trims_leaves=trims_leaves, **pools)
     if tier == HOST:  # what is on the device as well does not leave the host
         cache.evict_all(DEVICE, FULL)
     assert (cache.device, cache.host)[tier].allocate(FULL, 3) is not None
@@ -195,13 +190,8 @@ def test_where_single_pages_are_evicted_a_window_on_the_host_has_a_last_use_of_i
 
 @pytest.mark.parametrize("evicts_mirrors", [True, False])
 def test_a_host_smaller_than_the_device_may_keep_what_was_used_last(*, evicts_mirrors):
-    cache = cache_of(
-        *(100, 200, 300),
-        num_tokens=16,
-        device=(16, 0, 0),
-        host=(5, 0, 0),
-        evicts_mirrors=evicts_mirrors,
-    )
+    pools = {"device": (16, 0, 0), "host": (5, 0, 0)}
+    cache = cache_of(100, 200, 300, num_tokens=16, evicts_mirrors=evicts_mirrors, **pools)
     on_host = [node_of(cache, first).held[HOST][FULL] is not None for first in (100, 300)]
     assert on_host == [not evicts_mirrors, evicts_mirrors]
     check(cache, None, [])
@@ -215,11 +205,10 @@ def test_a_host_smaller_than_the_device_may_keep_what_was_used_last(*, evicts_mi
 def on_both_tiers(policy: str) -> tuple[SmallCache, Node, Node]:
     """Four pages and four below them, on the device and on a host that has no room for more."""
     cache = make_cache(device=(20, 0, 0), host=(8, 0, 0), write_policy=policy)
-    for num_tokens in (16, 32):
-        cache.serve(num_tokens)
+    nodes = cache.path_of(4, 8)
     cache.move_to_host()
     load(cache, 32)
-    return cache, cache.node_at(4), cache.node_at(8)
+    return cache, *nodes
 
 
 @pytest.mark.parametrize(
@@ -371,10 +360,8 @@ def test_write_back_copies_the_pages_of_a_state_that_is_evicted_in_sglang(
     host_pages, *, evicts_whole
 ):
     cache = in_sglang(has_states=True, quirks=QuirksConfig(evicts_whole=evicts_whole))
-    for num_tokens in (16, 32):
-        cache.serve(num_tokens)
+    upper, _ = cache.path_of(4, 8)
     assert cache.device.evict(MAMBA, 1)
-    upper = cache.node_at(4)
     assert (upper.held[DEVICE][MAMBA], upper.held[HOST][MAMBA] is None) == (None, False)
     assert len(upper.held[HOST][FULL] or []) == host_pages
 
@@ -415,10 +402,8 @@ def test_under_write_back_the_host_keeps_no_read_page_that_the_device_holds_in_s
 ):
     quirks = QuirksConfig(evicts_whole=evicts_whole)
     cache = in_sglang(0, window_len=window_len, quirks=quirks)
-    windows = 2 if window_len else 0
-    page_ids = [
-        cache.pools[HOST][kind].allocate(n) or [] for kind, n in enumerate((num_pages, windows))
-    ]
+    counts = (num_pages, 2 * (window_len > 0))
+    page_ids = [cache.pools[HOST][kind].allocate(n) or [] for kind, n in enumerate(counts)]
     anchor, sequence = cache.tree.root(""), Sequence(tokens_of(num_pages * PAGE))
     assert cache.insert_host(anchor, sequence, [*page_ids, []]) == inserted[0]
     assert [pool.num_taken for pool in cache.pools[HOST]][:2] == inserted

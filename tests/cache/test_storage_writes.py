@@ -11,7 +11,7 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig, Tiering
 from tests.cache.small import PAGE, are_held, make_cache, tokens_of
 
-LATE = StorageConfig(write="on_host_eviction")
+AT_EVICTION = StorageConfig(write="on_host_eviction")
 EXCLUSIVE = StorageConfig(write="on_host_eviction", tiering=Tiering.exclusive)
 SELECTIVE = StorageConfig(write="selective")
 
@@ -111,7 +111,7 @@ def test_pages_whose_prefix_was_dropped_are_not_written_before_the_prefix():
 
 
 @pytest.mark.parametrize("write_hits", [None, 1, 2])
-def test_selective_writes_once_what_was_hit_as_often_as_set(write_hits):
+def test_selective_writing_writes_once_what_was_hit_as_often_as_set(write_hits):
     cache = cache_of(
         SELECTIVE if write_hits is None else StorageConfig(write="selective", write_hits=write_hits)
     )
@@ -128,7 +128,7 @@ def test_selective_writes_once_what_was_hit_as_often_as_set(write_hits):
     ("num_tokens", "is_hybrid", "wanted"),
     [(16, False, [4, 0, 0]), (8, False, [2, 0, 0]), (16, True, [4, 2, 1])],
 )
-def test_selective_writes_only_what_was_hit_and_has_been_copied_to_the_host(
+def test_selective_writing_covers_only_what_was_hit_and_copied_to_the_host(
     num_tokens, wanted, *, is_hybrid
 ):
     cache = cache_of(SELECTIVE, is_hybrid=is_hybrid)
@@ -143,8 +143,8 @@ def test_selective_writes_only_what_was_hit_and_has_been_copied_to_the_host(
 
 
 @pytest.mark.parametrize(("is_hybrid", "wanted"), [(False, [2, 0, 0]), (True, [2, 2, 1])])
-def test_late_writes_all_data_of_a_leaf_when_it_leaves_the_host(wanted, *, is_hybrid):
-    cache = cache_of(LATE, is_hybrid=is_hybrid)
+def test_writing_at_host_eviction_writes_all_data_of_a_leaf(wanted, *, is_hybrid):
+    cache = cache_of(AT_EVICTION, is_hybrid=is_hybrid)
     serve(cache, 8)
     evict(cache, DEVICE)
     assert written(cache) == [0, 0, 0]
@@ -153,8 +153,8 @@ def test_late_writes_all_data_of_a_leaf_when_it_leaves_the_host(wanted, *, is_hy
     assert all(write.is_given_away and not write.host_locks for write in writes(cache))
 
 
-def test_late_writes_the_state_alone_where_only_the_state_leaves():
-    cache = cache_of(LATE, is_hybrid=True)
+def test_writing_at_host_eviction_writes_a_state_alone_if_only_the_state_leaves():
+    cache = cache_of(AT_EVICTION, is_hybrid=True)
     serve(cache, 8)
     serve(cache, 20)
     evict(cache, DEVICE)
@@ -164,8 +164,8 @@ def test_late_writes_the_state_alone_where_only_the_state_leaves():
     assert written(cache)[FULL] == 0
 
 
-def test_late_does_not_write_what_the_device_holds():
-    cache = cache_of(LATE, is_hybrid=True)
+def test_writing_at_host_eviction_leaves_out_what_the_device_holds():
+    cache = cache_of(AT_EVICTION, is_hybrid=True)
     serve(cache, 8)
     serve(cache, 16)
     while cache.device.evict(MAMBA, 1):  # of the lower two pages all, of the upper the state
@@ -175,9 +175,9 @@ def test_late_does_not_write_what_the_device_holds():
     assert written(cache) == [2, 2, 2]
 
 
-def test_late_does_not_write_a_copy_that_write_back_made_of_data_on_the_device():
+def test_writing_at_host_eviction_leaves_out_write_back_copies_of_data_on_the_device():
     pools = {"device": (8, 0, 0), "host": (8, 0, 0)}
-    how = {"write_policy": "write_back", "storage": LATE, "storage_queue_bytes": 1 << 20}
+    how = {"write_policy": "write_back", "storage": AT_EVICTION, "storage_queue_bytes": 1 << 20}
     cache = make_cache(**pools, **how)
     cache.serve(16)
     evict(cache, DEVICE)
@@ -191,7 +191,7 @@ def test_late_does_not_write_a_copy_that_write_back_made_of_data_on_the_device()
 
 @pytest.mark.parametrize(
     ("storage", "deleted", "rewritten"),
-    [(None, 0, [0, 0, 0]), (LATE, 0, [0, 0, 0]), (EXCLUSIVE, 7, [4, 2, 1])],
+    [(None, 0, [0, 0, 0]), (AT_EVICTION, 0, [0, 0, 0]), (EXCLUSIVE, 7, [4, 2, 1])],
 )
 def test_only_exclusive_storage_deletes_what_was_read_and_gets_it_back(storage, deleted, rewritten):
     cache = cache_of(storage, is_hybrid=True)

@@ -67,7 +67,7 @@ OURS = {  # with the peers that must miss as often, and the streams
 @pytest.mark.parametrize(
     ("name", "stream"), [(name, stream) for name in OURS for stream in OURS[name][2]]
 )
-def test_a_policy_misses_as_often_as_in_these_peers(name: str, stream: str) -> None:
+def test_a_policy_misses_as_often_as_its_originals(name: str, stream: str) -> None:
     make, peers, _ = OURS[name]
     misses = misses_of(STREAMS[stream](), CAPACITY, make())
     assert {peer: PEERS[stream][peer] for peer in peers} == dict.fromkeys(peers, misses)

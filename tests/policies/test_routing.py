@@ -111,6 +111,6 @@ def test_a_score_weighs_the_memory_that_requests_hold():
         (Sticky, [5, 3, 8, 4, 8, 3, 5], [0, 1, 2, 0, 2, 1, 0]),  # by session
     ],
 )
-def test_these_routers_take_turns(make, numbers, chosen):
+def test_routers_take_turns_between_equal_engines_or_by_session(make, numbers, chosen):
     router, engines = make(), engines_that_served(range(9), range(9), range(9))
     assert [choice(router, engines, range(700, 740), number) for number in numbers] == chosen

@@ -1,8 +1,8 @@
-"""Memory of pages that remember which prefix they stand for.
+"""A memory in which each page holds the prefix from which a model would have computed it.
 
-The payload of a page is its namespace and all tokens up to its last one: what a model would have
-computed into it depends on nothing else. Copies move payloads in the order they were booked, so a
-page that is given away, overwritten or swapped too early shows as a wrong payload.
+The payload of a page is its namespace and all tokens up to its last one. Copies move payloads in
+the order in which they were booked, so a page that is freed, overwritten or swapped too early shows
+as a wrong payload.
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from hicache.request import TOKEN_BYTES
 
 
 class Payload(NamedTuple):
-    """A prefix: what a page, or a state, was computed from."""
+    """The prefix from which a page or a state was computed."""
 
     namespace: str
     tokens: bytes
@@ -38,7 +38,7 @@ def nothing_held(kinds: Kinds) -> tuple[list[dict[Any, Any]], ...]:
 
 
 class WrongPageError(AssertionError):
-    """A page holds something else than the prefix it is taken for."""
+    """A page does not hold the prefix for which it is used."""
 
 
 class GhostMemory:
@@ -59,7 +59,7 @@ class GhostMemory:
     # -- what an executor does -----------------------------------------------------------------
 
     def book(self, work: Work) -> None:
-        """Carry out a copy at the moment it is handed over; `settle` sees that it stays so."""
+        """Carry out a copy when it is booked; `settle` checks that its pages stay unchanged."""
         if isinstance(work, CopyState):
             source = self._at(DEVICE, self._point, int(work.source[0]))
             self.pages[DEVICE][self._point][int(work.target[0])] = source
@@ -94,20 +94,19 @@ class GhostMemory:
                     watched.append((source_tier, move.kind, source_id, payload))
 
     def settle(self, work: LoadBack | BackUp | StorageWrite) -> None:
-        """A copy is done: neither of its ends was touched meanwhile."""
+        """Check at the end of a copy that its sources and targets are unchanged."""
         for tier, kind, page_id, payload in self._copies.pop(work):
             if self.pages[tier][kind].get(page_id) != payload:
-                raise WrongPageError(
-                    f"{self._page_name(tier, kind, page_id)} changed during a copy"
-                )
+                name = self._page_name(tier, kind, page_id)
+                raise WrongPageError(f"{name} changed during a copy")
         self.stored |= self._written.pop(work, {})
 
     def read_page(self, key: bytes, kind: int, page_id: int) -> None:
-        """Storage to a staged host page."""
+        """Read a page from storage into a staged host page."""
         self.pages[HOST][kind][page_id] = self.stored[key]
 
     def compute(self, sequence: Sequence, start: int, end: int) -> None:
-        """Tokens `[start, end)` of a sequence: check what they read, write what they leave."""
+        """Compute tokens `[start, end)` of a sequence: check the pages read, write the new ones."""
         self.check_readable(sequence, start)
         page = self._page
         first = start // page
@@ -130,7 +129,7 @@ class GhostMemory:
     # -- what must hold ------------------------------------------------------------------------
 
     def check_readable(self, sequence: Sequence, length: int) -> None:
-        """Whether the token after `length` would read its own prefix everywhere."""
+        """Check that the token after `length` would read its own prefix in all pages."""
         page = self._page
         end = -(-length // page)
         firsts = dict.fromkeys(self._kinds.paged, 0)
@@ -154,7 +153,7 @@ class GhostMemory:
             self._expect(DEVICE, self._point, int(sequence.working_slot[0]), wanted)
 
     def check_tree(self, held: "Held") -> None:
-        """Whether every page of the tree holds the prefix under which it would be found."""
+        """Check that every page of the tree holds the prefix under which a match finds it."""
         for tier in TIERS:
             for kind in self._kinds.numbers:
                 for payload, page_id in held[tier][kind].items():
@@ -182,16 +181,7 @@ class GhostMemory:
     def _expect(self, tier: int, kind: int, page_id: int, wanted: Payload) -> None:
         found = self.pages[tier][kind].get(page_id)
         if found != wanted:
-            raise WrongPageError(
-                f"{self._page_name(tier, kind, page_id)} holds "
-                f"{_words(found)}, wanted {_words(wanted)}"
-            )
+            raise WrongPageError(f"{self._page_name(tier, kind, page_id)}: {found}, not {wanted}")
 
 
 Held = tuple[list[dict[Payload, int]], ...]  # by tier and kind
-
-
-def _words(payload: Payload | None) -> str:
-    if payload is None:
-        return "nothing"
-    return f"{len(payload.tokens) // TOKEN_BYTES} tokens of {payload.namespace!r}"

@@ -1,7 +1,7 @@
-"""The naive cache that tests trust: no tree, no nodes, a dictionary of prefixes.
+"""A naive cache, with which tests compare the tree: a dictionary of prefixes.
 
 `Held[tier][kind]` maps a prefix of whole pages to the id of the page (or slot) that stands at its
-end. Every question is answered page by page, from the definition of a usable boundary in
+end. A match tests all lengths, page by page, by the definition of a usable boundary in
 docs/concepts.md.
 """
 
@@ -15,7 +15,7 @@ from tests.cache.ghost import Held, Payload, nothing_held
 
 
 class Answer(NamedTuple):
-    """What a match must say, in tokens; `host_hits` by kind."""
+    """The result of a match, in tokens; `host_hits` by kind."""
 
     device_prefix_len: int
     usable_len: int
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 
 
 def flatten(tree: RadixTree) -> Held:
-    """What a tree holds, as a dictionary. O(tokens squared): for small trees."""
+    """The pages of a tree by prefix. O(tokens squared): for small trees."""
     held = nothing_held(tree.kinds)
     for namespace, root in tree.roots.items():
         stack = [(child, b"") for child in root.children.values()]
@@ -43,9 +43,9 @@ def flatten(tree: RadixTree) -> Held:
 
 
 def longest_match(held: Held, kinds: Kinds, tokens: bytes, max_len: int, namespace: str) -> Answer:
-    """The deepest usable boundaries within the first `max_len` tokens, tried one by one.
+    """The longest usable prefixes of the first `max_len` tokens.
 
-    Of `kinds` it believes no more than what each kind says of itself.
+    It uses only the attributes of each kind, not what `Kinds` derives from them.
     """
     page = kinds.page_size
     num_pages = min(max_len, len(tokens) // TOKEN_BYTES) // page
@@ -94,5 +94,5 @@ def longest_match(held: Held, kinds: Kinds, tokens: bytes, max_len: int, namespa
 
 
 def answer_of(match: MatchResult) -> Answer:
-    """The same numbers, as the tree says them."""
+    """The same numbers in a match of the tree."""
     return Answer(*(getattr(match, name) for name in Answer._fields))

@@ -1,4 +1,4 @@
-"""Caches small enough to say what is in them, and the shortest way to put something there."""
+"""Builders of small caches, and the steps of a request in them."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -11,11 +11,11 @@ from hicache.cache.kinds import FULL, MAMBA, SWA, Extent, Kind, Kinds
 from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefetch.rates import RateEstimator
-from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries, EntryPolicy
 from hicache.cache.tree.eviction import Ranking
-from hicache.cache.tree.node import HOST, Node
+from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.residency import by_last_use
 from hicache.cache.tree.sequence import Sequence
@@ -34,7 +34,7 @@ def tokens_of(count: int, first: int = 0) -> bytes:
 def named_kinds(
     page_size: int, *, window_len: int = 0, has_states: bool = False, page_bytes: Iterable[int] = ()
 ) -> Kinds:
-    """Full KV, with a window and states if asked for; by default a page weighs one byte."""
+    """Full KV, and a window and states if set; by default a page has one byte."""
     sizes = dict(enumerate(page_bytes))
     kinds = [Kind(name="full", number=FULL, page_bytes=sizes.get(FULL, 1))]
     if window_len:
@@ -57,7 +57,7 @@ def make_pools(device: Counts, host: Counts, kind: type[PageAllocator] = PageAll
 
 
 def world_of(kinds: Kinds | None = None, **groups: Any) -> Any:
-    """What a built-in policy asks of a world with these groups of settings; a token takes 1 ms."""
+    """The world of a built-in policy with these groups of settings; a token takes 1 ms."""
     kinds = kinds or named_kinds(PAGE)
     config = SimpleNamespace(
         model=SimpleNamespace(num_mamba_layers=len(kinds.points)),
@@ -102,6 +102,51 @@ def prefetcher_of(
     return Prefetcher(cache, config, reads, host_tokens, rates)
 
 
+class SmallCache(PrefixCache):
+    """A cache with steps for tests."""
+
+    def serve(
+        self, num_tokens: int, first: int = 0, prompt_len: int | None = None, **how: Any
+    ) -> None:
+        """Compute and publish `num_tokens` consecutive tokens from `first` on."""
+        run_request(self, tokens_of(num_tokens, first), prompt_len or num_tokens, **how)
+
+    def begin(self, num_tokens: int, first: int = 0) -> tuple[Sequence, Acquired]:
+        """Give a request with such a prompt its cached prefix."""
+        sequence = Sequence(tokens_of(num_tokens, first))
+        match = self.match(sequence, num_tokens)
+        acquired = self.acquire(sequence, match, prompt_len=num_tokens)
+        assert acquired is not None
+        return sequence, acquired
+
+    def complete_all(self) -> None:
+        complete_all(self)
+
+    def evict_all(self, tier: int, *kinds: int) -> None:
+        for kind in kinds:
+            evict_all(self, tier, kind)
+
+    def move_to_host(self, *kinds: int) -> None:
+        """Complete all copies, and evict all data of these kinds (or all full pages)."""
+        complete_all(self)
+        self.evict_all(DEVICE, *(kinds or (FULL,)))
+
+    def node_at(self, end: int) -> Node:
+        """The node that ends after `end` pages; there is one."""
+        (node,) = [node for node in self.tree.nodes() if node.end == end]
+        return node
+
+    def path_of(self, *ends: int) -> list[Node]:
+        """Publish prefixes of one sequence that end after these pages; the nodes of its path."""
+        for end in ends:
+            self.serve(end * self.page_size)
+        return [self.node_at(end) for end in ends]
+
+    def resident(self, tier: int) -> list[int]:
+        """Pages and states that a tier holds, by kind."""
+        return self.tree.residency.resident[tier]
+
+
 def make_cache(
     pools: Pools | None = None,
     *,
@@ -118,8 +163,8 @@ def make_cache(
     storage_queue_bytes: int | None = None,
     quirks: conf.QuirksConfig | None = None,
     **knobs: Any,
-) -> PrefixCache:
-    """A cache of these pools, or of new ones; by default its pages weigh one byte each.
+) -> SmallCache:
+    """A cache with these pools, or with new ones; by default a page has one byte.
 
     `policy`: methods in place of those of the built-in policies. `eviction`: one of `RANKED`.
     `knobs`: settings of the cache.
@@ -132,14 +177,10 @@ def make_cache(
         policy = ranked_by(eviction)
     made = policies_of(kinds, policy, cache=config, storage=storage or conf.StorageConfig())
     tree = RadixTree(
-        kinds=kinds,
-        policy=made.entries,
-        demotes=made.writes.demotes,
-        knobs=config,
-        quirks=quirks,
+        kinds=kinds, policy=made.entries, demotes=made.writes.demotes, knobs=config, quirks=quirks
     )
     pools = pools or make_pools(device, host)
-    return PrefixCache(tree, pools, made.writes, storage, storage_queue_bytes=storage_queue_bytes)
+    return SmallCache(tree, pools, made.writes, storage, storage_queue_bytes=storage_queue_bytes)
 
 
 def run_request(
@@ -170,8 +211,13 @@ def run_request(
     cache.finish(sequence, num_pages)
 
 
+def are_held(node: Node, tier: int) -> list[bool]:
+    """By kind, whether the tier holds the data of a node."""
+    return [page_ids is not None for page_ids in node.held[tier]]
+
+
 def complete_all(cache: PrefixCache) -> None:
-    """All copies under way are done, and those that follow from them."""
+    """Complete all copies, and the copies that follow from them."""
     while cache.in_flight:
         cache.outbox.clear()
         for work in list(cache.in_flight):
@@ -179,19 +225,13 @@ def complete_all(cache: PrefixCache) -> None:
 
 
 def evict_all(cache: PrefixCache, tier: int, kind: int) -> None:
-    """Take all pages that a pool can give, and give them back."""
+    """Allocate as many pages of a pool as evictions can free, and free them."""
     pool = cache.pools[tier][kind]
     for count in range(pool.capacity or 0, 0, -1):
         page_ids = (cache.device, cache.host)[tier].allocate(kind, count)
         if page_ids is not None:
             pool.free(page_ids)
             return
-
-
-def node_at(cache: PrefixCache, end: int) -> Node:
-    """The node that ends after `end` pages; there is one."""
-    (node,) = [node for node in cache.tree.nodes() if node.end == end]
-    return node
 
 
 def ranked_by(policy: str, seed: int = 0) -> Any:

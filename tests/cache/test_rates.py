@@ -1,11 +1,10 @@
-"""What reading and computing will take, and the stop policy that chooses between them."""
+"""Estimates of the time to read and to compute, and the stop policy that compares them."""
 
 import pytest
 
 from hicache.cache.kinds import MAMBA, Window
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator, RecentRate
-from hicache.config import PrefetchConfig
 from hicache.policies.stop import Marginal
 from tests.cache.small import PAGE, make_cache, world_of
 
@@ -13,10 +12,10 @@ CACHE = make_cache(device=(8, 0, 0), host=(8, 0, 0))
 
 
 def prefetch_of(num_pages: int, *, completed: int = 0, has_state: bool = False) -> Prefetch:
-    """One that is being read, its keys known."""
+    """A prefetch that is being read."""
     prefetch = Prefetch(
         request_id=0,
-        sequence=None,  # type: ignore[arg-type]  # nobody looks
+        sequence=None,  # type: ignore[arg-type]  # unused
         anchor=CACHE.tree.root(""),
         anchor_lock=None,  # type: ignore[arg-type]
         start_page=0,
@@ -39,42 +38,32 @@ def was_read(rates: RateEstimator, num_pages: int, began_ns: int, ended_ns: int)
     rates.was_read(prefetch)
 
 
-def marginal(rates: RateEstimator, patience: float | None = 1) -> Marginal:
-    return Marginal(world_of(rates=rates, prefetch=PrefetchConfig(patience=patience)))
-
-
-def test_a_rate_nobody_has_seen_is_unknown() -> None:
+def test_a_rate_is_unknown_before_the_first_measurement():
     rates = RateEstimator()
     assert rates.load_ns(prefetch_of(1)) is None
     assert rates.compute_ns(1) is None
 
 
-def test_a_rate_is_that_of_all_that_was_seen_lately() -> None:
-    rate = RecentRate(1_000_000)
-    rate.add(10, 100)
-    rate.add(30, 100)
-    assert rate.ns == pytest.approx(5.0, rel=1e-4)
+@pytest.mark.parametrize(
+    ("num_remembered", "work", "ns"),
+    [
+        (1_000_000, [(10, 100), (30, 100)], 5.0),
+        (200, [(100, 1000), (100, 0)], 500 / 150),  # 100 units later, older work counts half
+    ],
+)
+def test_a_rate_is_the_mean_of_recent_work(num_remembered, work, ns):
+    rate = RecentRate(num_remembered)
+    for units, duration_ns in work:
+        rate.add(units, duration_ns)
+    assert rate.ns == pytest.approx(ns, rel=1e-4)
 
 
-def test_half_a_memory_later_a_rate_counts_half() -> None:
-    rate = RecentRate(200)
-    rate.add(100, 1000)
-    rate.add(100, 0)
-    assert rate.ns == pytest.approx(500 / 150)
-
-
-def test_readers_side_by_side_share_their_time() -> None:
+@pytest.mark.parametrize(("began_ns", "page_ns"), [(0, 1.0), (1_000, 2.0)])
+def test_parallel_reads_share_their_time_and_idle_time_does_not_count(began_ns, page_ns):
     rates = RateEstimator()
     was_read(rates, 5, 0, 10)
-    was_read(rates, 5, 0, 10)
-    assert rates.load_ns(prefetch_of(1)) == pytest.approx(1.0, rel=0.01)
-
-
-def test_time_in_which_nothing_was_read_does_not_count() -> None:
-    rates = RateEstimator()
-    was_read(rates, 5, 0, 10)
-    was_read(rates, 5, 1_000, 1_010)
-    assert rates.load_ns(prefetch_of(1)) == pytest.approx(2.0)
+    was_read(rates, 5, began_ns, began_ns + 10)
+    assert rates.load_ns(prefetch_of(1)) == pytest.approx(page_ns, rel=0.01)
 
 
 @pytest.mark.parametrize(("num_engines", "page_ns"), [(1, 2), (2, 6)])
@@ -88,7 +77,7 @@ def test_a_read_from_shared_storage_includes_the_wait_for_other_engines(
     assert rates.load_ns(prefetch_of(1)) == pytest.approx(page_ns)
 
 
-def test_earlier_prefetches_are_read_first() -> None:
+def test_the_load_includes_prefetches_that_are_read_before() -> None:
     earlier, done, ours, later = prefetch_of(7, completed=2), *map(prefetch_of, (50, 3, 90))
     done.phase = Phase.stopped
     rates = RateEstimator()
@@ -97,78 +86,62 @@ def test_earlier_prefetches_are_read_first() -> None:
     assert rates.load_ns(ours) == pytest.approx(5 + 3)
 
 
-@pytest.mark.parametrize(("token_ns", "may_stop"), [(2, False), (3, False), (1, True)])
-def test_marginal_stops_when_computing_is_sooner_done(token_ns: int, *, may_stop: bool) -> None:
-    rates = RateEstimator()
-    was_read(rates, 10, 0, 80)  # 8 ns a page of 4 tokens
-    rates.was_computed(100, 100 * token_ns)
-    assert marginal(rates).may_stop(prefetch_of(5), 0) is may_stop
+# -- the policy `marginal` ----------------------------------------------------------------------
 
 
-def test_marginal_lets_the_first_request_go_to_learn_what_computing_takes() -> None:
-    assert marginal(RateEstimator()).may_stop(prefetch_of(5), 0)
-    assert marginal(RateEstimator()).deadline_ns(prefetch_of(5)) is None
-
-
-def test_marginal_waits_for_an_answer_of_storage() -> None:
-    rates = RateEstimator()
-    was_read(rates, 10, 0, 10**9)
-    rates.was_computed(1, 10)
-    unanswered = prefetch_of(5)
-    unanswered.restorable = None
-    assert not marginal(rates).may_stop(unanswered, 0)
-    assert marginal(rates).may_stop(prefetch_of(5), 0)
-
-
-def test_nobody_waits_longer_than_computing_would_have_taken() -> None:
-    rates = RateEstimator()
-    rates.was_computed(1, 10)
-    policy, prefetch = marginal(rates), prefetch_of(5)  # no read has told how long this one takes
-    assert policy.deadline_ns(prefetch) == 5 * PAGE * 10
-    assert not policy.may_stop(prefetch, 200)
-    assert policy.may_stop(prefetch, 201)
-
-
-@pytest.mark.parametrize(("num_waiting", "may_stop"), [(0, True), (1, True), (2, False)])
-def test_computing_counts_once_for_everybody_it_keeps_waiting(
-    num_waiting: int, *, may_stop: bool
-) -> None:
-    rates = RateEstimator()
-    was_read(rates, 10, 0, 80)
-    rates.was_computed(100, 150)
+def marginal(
+    page_ns: int | None, token_ns: float | None, num_engines: int = 2, num_waiting: int = 0
+) -> Marginal:
+    """The policy with these rates; with two engines, computing counts once, with one, twice."""
+    rates = RateEstimator(num_engines)
+    if page_ns is not None:
+        was_read(rates, 10, 0, 10 * page_ns)
+    if token_ns is not None:
+        rates.was_computed(100, int(100 * token_ns))
     rates.num_waiting = num_waiting
-    assert marginal(rates).may_stop(prefetch_of(5), 0) is may_stop  # 40 ns to read, 30 to compute
+    return Marginal(world_of(rates=rates))
 
 
-def test_patience_is_what_computing_counts_for() -> None:
-    rates = RateEstimator()
-    was_read(rates, 10, 0, 80)
-    rates.was_computed(100, 150)
-    verdicts = [marginal(rates, patience).may_stop(prefetch_of(5), 0) for patience in (1.3, 1.4)]
-    assert verdicts == [True, False]
+@pytest.mark.parametrize(
+    ("policy", "may_stop"),
+    [
+        # 5 pages of 4 tokens
+        (marginal(8, 2), False),
+        (marginal(8, 3), False),
+        (marginal(8, 1), True),
+        (marginal(8, 1.5, num_waiting=1), True),
+        (marginal(8, 1.5, num_waiting=2), False),
+        (marginal(8, 1, num_engines=1), False),
+        (marginal(8, 0.9, num_engines=1), True),
+        (marginal(None, None), True),  # the first request runs, to measure a step
+        (marginal(None, 2), False),
+    ],
+)
+def test_marginal_stops_when_reading_takes_longer_than_computing_for_all_that_wait(
+    policy, may_stop
+):
+    assert policy.may_stop(prefetch_of(5), 0) is may_stop
+
+
+def test_marginal_waits_for_the_answer_of_storage():
+    policy, unanswered = marginal(100, 1), prefetch_of(5)
+    unanswered.restorable = None
+    assert not policy.may_stop(unanswered, 0)
+    assert policy.may_stop(prefetch_of(5), 0)
+
+
+def test_marginal_waits_no_longer_than_computing_would_have_taken():
+    policy, prefetch = marginal(None, 10), prefetch_of(5)
+    assert policy.deadline_ns(prefetch) == 5 * PAGE * 10
+    assert [policy.may_stop(prefetch, now_ns) for now_ns in (200, 201)] == [False, True]
+    assert marginal(None, None).deadline_ns(prefetch) is None
 
 
 @pytest.mark.parametrize(
     ("keeps_part", "restorable", "may_stop"),
     [(False, [5, 10], False), (True, [5, 10], True), (True, [10], False)],
 )
-def test_at_stake_is_what_a_stop_would_not_keep(
-    restorable: list[int], *, keeps_part: bool, may_stop: bool
-) -> None:
-    rates = RateEstimator()
-    was_read(rates, 10, 0, 114)
-    rates.was_computed(100, 150)
-    half = prefetch_of(10, completed=5, has_state=True)  # 57 ns to read, 60 or 30 to compute
+def test_marginal_counts_the_pages_that_a_stop_would_lose(restorable, may_stop, *, keeps_part):
+    half = prefetch_of(10, completed=5, has_state=True)
     half.keeps_part, half.restorable = keeps_part, restorable
-    assert marginal(rates).may_stop(half, 0) is may_stop
-
-
-@pytest.mark.parametrize(("num_engines", "may_stop"), [(1, False), (2, True)])
-def test_saving_gpu_time_justifies_no_longer_read_from_shared_storage(
-    num_engines: int, *, may_stop: bool
-) -> None:
-    rates = RateEstimator(num_engines)
-    was_read(rates, 10, 0, 80)
-    rates.was_computed(100, 150)
-    policy = marginal(rates, None)
-    assert policy.may_stop(prefetch_of(5), 0) is may_stop  # 40 ns to read, 30 to compute
+    assert marginal(11, 1.5).may_stop(half, 0) is may_stop  # 55 ns to read, 60 or 30 to compute

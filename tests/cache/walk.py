@@ -1,8 +1,8 @@
-"""Random walks: requests that come, run, end and are dropped, and copies done in any order.
+"""Random walks: requests are submitted, run, end or are aborted; copies end in any order.
 
 A walk drives the real cache and prefetcher as the scheduler and an executor would, in tiny pools.
-After every operation the laws are checked, the tree is compared with the oracle, and every page
-that a request reads is looked at.
+After every operation a walk checks the invariants, compares the tree with the naive cache, and
+checks every page that a request reads.
 """
 
 from collections.abc import Iterator
@@ -17,27 +17,27 @@ from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, Reported, StorageDelete
 from hicache.cache.tree.digests import chain_seed, page_digests
-from hicache.cache.tree.lookup import look
+from hicache.cache.tree.lookup import look, usable_len
 from hicache.cache.tree.node import TIERS, MatchResult
+from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.executor.storage_script import Load, read_script
 from hicache.observe import invariants
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match
-from tests.cache.portrait import portrait
-from tests.cache.small import RANKED, evict_all, make_cache, prefetcher_of
+from tests.cache.small import RANKED, make_cache, prefetcher_of
 
 NAMESPACES = ("n0", "n0", "n0", "n0", "n1")
 
 
 class WrongMatchError(AssertionError):
-    """The tree and the oracle disagree."""
+    """The tree and the naive cache disagree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a walk runs in. `cache`: arguments of `make_cache`."""
+    """The settings of a walk. `cache`: arguments of `make_cache`."""
 
     seed: int
     prefetch: conf.PrefetchConfig
@@ -95,9 +95,18 @@ def random_setting(seed: int) -> Setting:
     )
 
 
+def portrait(tree: RadixTree) -> str:
+    """All nodes with all their attributes, all queues and all counts."""
+    residency = tree.residency
+    queues = [residency.duplicates, *(each for tier in residency.queues for each in tier)]
+    counts = (tree.num_nodes, residency.tick, residency.resident, residency.protected)
+    nodes = [(id(node), vars(node)) for node in (*tree.roots.values(), *tree.nodes())]
+    return repr((counts, [[*map(id, queue)] for queue in queues], nodes))
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Actor:
-    """A request: waiting until it has been acquired, then computed up to `kv_len`."""
+    """A request, waiting or computed up to `kv_len`."""
 
     id: int
     sequence: Sequence
@@ -108,7 +117,7 @@ class Actor:
 
 
 class Walk:
-    """One world and its random operations."""
+    """A cache with a prefetcher, and random operations on them."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -133,7 +142,7 @@ class Walk:
     # -- the walk ------------------------------------------------------------------------------
 
     def run(self, num_operations: int) -> None:
-        """So many operations, then let everything end."""
+        """Do so many random operations, then let everything end."""
         operations = {
             self.submit: 8,
             self.start: 2,
@@ -155,7 +164,7 @@ class Walk:
         self.drain()
 
     def drain(self) -> None:
-        """Drop all requests, finish all copies, and see that nothing is left."""
+        """Abort all requests, complete all copies, and check that nothing is left."""
         while self.waiting or self.running:
             self.drop()
             self.check()
@@ -165,7 +174,7 @@ class Walk:
         invariants.check_drained(self.cache, self.prefetcher)
 
     def check(self) -> None:
-        """Hand the outbox over; then laws, contents and locks."""
+        """Book new copies; then check invariants and the content of pages."""
         self._hand_over()
         sequences = [actor.sequence for actor in self.running]
         invariants.check(self.cache, self.prefetcher, sequences)
@@ -176,7 +185,7 @@ class Walk:
     # -- requests ------------------------------------------------------------------------------
 
     def submit(self) -> None:
-        """A request comes; what it shares with earlier ones is cut anywhere."""
+        """Submit a request whose prompt may begin with a part of an earlier one."""
         if len(self.waiting) >= 6:
             return
         rng, page = self.rng, self.page
@@ -200,37 +209,38 @@ class Walk:
             actor.prefetched = {"storage_start": first * page, "storage_end": end * page}
 
     def match(self, sequence: Sequence, prompt_len: int) -> MatchResult:
-        """The tree's match, compared with the oracle's, and with what it says when only asked."""
+        """Match a prompt, and compare the result with the naive cache and with lookups."""
         sought = (sequence.tokens, prompt_len - 1, sequence.namespace)
         wanted = longest_match(flatten(self.tree), self.tree.kinds, *sought)
         before = portrait(self.tree)
         told = answer_of(look(self.tree, *sought))
-        if told != wanted:
-            raise WrongMatchError(f"asked, the tree says {told}, the oracle {wanted}")
+        lengths = [usable_len(self.tree, *sought, on_device=each) for each in (True, False)]
+        if told != wanted or lengths != [wanted.device_prefix_len, wanted.usable_len]:
+            raise WrongMatchError(f"lookups find {told} and {lengths}, the oracle {wanted}")
         if portrait(self.tree) != before:
-            raise WrongMatchError("asking has changed the tree")
+            raise WrongMatchError("a lookup has changed the tree")
         match = self.cache.match(sequence, prompt_len)
         if answer_of(match) != wanted:
             raise WrongMatchError(f"the tree says {answer_of(match)}, the oracle {wanted}")
         return match
 
     def press(self) -> None:
-        """Somebody takes all that eviction can give of one pool, or of all, and gives it back."""
+        """Evict all that may leave one pool, or all pools."""
         wanted = [(tier, kind) for tier in TIERS for kind in self.tree.kinds.numbers]
         if self.rng.random() < 0.5:
             wanted = [self.rng.choice(wanted)]
         for tier, kind in wanted:
-            evict_all(self.cache, tier, kind)
+            self.cache.evict_all(tier, kind)
 
     def probe(self) -> None:
-        """Look for something that was there once."""
+        """Match a prompt of an earlier request."""
         tokens = self.rng.choice(self.past)
         if tokens:
             sequence = Sequence(tokens, self.rng.choice(NAMESPACES))
             self.match(sequence, self.rng.randint(1, len(tokens) // 4))
 
     def start(self) -> Actor | None:
-        """Admit a waiting request, if its prefetch lets it and the pools do."""
+        """Admit a waiting request if its prefetch may stop and the pools have room."""
         if not self.waiting:
             return None
         actor, page = self.rng.choice(self.waiting), self.page
@@ -273,12 +283,12 @@ class Walk:
         self.end()
 
     def go_on(self) -> None:
-        """One more chunk of a prompt, or some tokens of an answer."""
+        """Compute another chunk of a prompt, or some tokens of an answer."""
         if self.running:
             self._extend(self.rng.choice(self.running))
 
     def end(self) -> None:
-        """A request whose prompt is computed ends; its last pages are published."""
+        """End a request whose prompt is computed, and publish its last pages."""
         done = [actor for actor in self.running if actor.kv_len >= actor.prompt_len]
         if not done:
             return
@@ -292,7 +302,7 @@ class Walk:
         self.cache.finish(sequence, num_pages)
 
     def drop(self) -> None:
-        """A request is aborted, running or waiting, whatever its prefetch is doing."""
+        """Abort a running or waiting request."""
         actors = self.running + self.waiting
         if not actors:
             return
@@ -376,14 +386,14 @@ class Walk:
     # -- copies and storage --------------------------------------------------------------------
 
     def all_io(self) -> None:
-        """Copies and storage get much done."""
+        """Do many steps of copies and of storage."""
         for _ in range(20):
             for call in (self.finish_copy, self.continue_io, self.continue_io, self.continue_io):
                 call()
                 self._hand_over()
 
     def finish_copy(self) -> None:
-        """Any copy under way is done."""
+        """Complete one of the copies."""
         if self.copies:
             self._finish(self.rng.choice(self.copies))
 
@@ -393,7 +403,7 @@ class Walk:
         self.cache.complete(work)
 
     def continue_io(self) -> None:
-        """Storage does the next part of a query or read."""
+        """Do the next part of a query or read of storage."""
         if self.io:
             work = self.rng.choice(self.io)
             if next(work, None) is None:
@@ -427,6 +437,6 @@ class Walk:
         self.prefetcher.on_read(prefetch)
 
     def lose_stored(self) -> None:
-        """Storage evicts, or a page is damaged: what was promised is not there any more."""
+        """Remove a page from storage, as an eviction there does."""
         if self.memory.stored:
             self.memory.stored.pop(self.rng.choice(sorted(self.memory.stored)))

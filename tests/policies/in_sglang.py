@@ -1,4 +1,4 @@
-"""Strategies that `test_engines.py` names to SGLang's cache, and to this one."""
+"""Policies for SGLang's cache and for this one, named by `test_engines.py`."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any

@@ -1,4 +1,4 @@
-"""The cache under a policy, on a stream of single pages."""
+"""Runs a cache with a policy on a stream of accesses to single pages."""
 
 from collections.abc import Sequence as Items
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ WORLD = SimpleNamespace(
 
 
 class Victims:
-    """A policy that also notes the pages that leave the cache, in order."""
+    """A policy that also records the evicted pages, in order."""
 
     def __init__(self, policy: Any) -> None:
         self.page = 0  # read now

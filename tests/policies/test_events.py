@@ -1,11 +1,11 @@
-"""What a policy of the user's own is told, asked, and allowed."""
+"""Which events a user's own policy gets, what it decides, and which mistakes end the run."""
+
+from functools import cache
 
 import pytest
 
 from hicache.cache.checked import PolicyError
-from hicache.cache.tree.entry import Entry, Evictable
 from hicache.experiment import run
-from hicache.policies.world import World
 from hicache.results.metrics import Result, Status, summarize
 from hicache.runs.schema import config_of
 from tests.fuzz.policies import LEDGERS
@@ -15,7 +15,7 @@ SMALL = {
     "gemma3_27b": ("cache.device_gib=8", "cache.host_gib=12", "workload.limit=30"),
     "qwen3_next_80b": ("cache.device_gib=4", "cache.host_gib=6", "workload.limit=30"),
 }
-LEDGER = "cache.policy=tests.fuzz.policies:Ledger"
+LEDGER = ("cache.policy=tests.fuzz.policies:Ledger", "cache.policy_args.victims=1")
 
 
 def run_of(model: str, *more: str) -> Result:
@@ -27,30 +27,35 @@ def summary_of(result: Result) -> object:
     return summarize(result.records, result.measures)
 
 
-@pytest.mark.parametrize("write", ["write_through", "write_back"])
-@pytest.mark.parametrize("model", SMALL)
-def test_insertions_less_evictions_are_what_is_held_and_change_nothing(
-    model: str, write: str
-) -> None:
+@cache
+def summary(*settings: str) -> object:
+    """The summary of a run of the hybrid model."""
+    return summary_of(run_of("qwen3_next_80b", "parallel.tp=8", *settings))
+
+
+@pytest.mark.parametrize(
+    ("model", "write"),
+    [
+        ("llama3_8b", "write_back"),
+        ("gemma3_27b", "write_through"),
+        ("qwen3_next_80b", "write_back"),
+    ],
+)
+def test_events_report_everything_that_is_held_and_victims_by_last_use_are_those_of_lru(
+    model, write
+):
     more = (f"cache.write_policy={write}", "storage=memory", "parallel.tp=8")
-    logged = run_of(model, *more, LEDGER)
+    logged = run_of(model, *more, *LEDGER)
     assert summary_of(logged) == summary_of(run_of(model, *more))
     ledger = LEDGERS[-1]
-    assert ledger.ended["finished"] == sum(
-        each.status is Status.finished for each in logged.records
-    )
+    num_finished = sum(each.status is Status.finished for each in logged.records)
+    assert ledger.ended["finished"] == num_finished
     assert sum(ledger.hits.values()) > 0
-    assert any(not tiers for tiers in ledger.held.values())  # what was evicted for good
-
-
-@pytest.mark.parametrize("model", SMALL)
-def test_victims_by_last_use_are_those_of_lru(model: str) -> None:
-    own = run_of(model, LEDGER, "cache.policy_args.victims=1", "parallel.tp=8")
-    assert summary_of(own) == summary_of(run_of(model, "parallel.tp=8"))
+    assert any(not tiers for tiers in ledger.held.values())  # evicted from all tiers
 
 
 class StatesLast:
-    """Ranks states by hits, and leaves everything else as it is."""
+    """Ranks states by hits, and leaves everything else to LRU."""
 
     def __init__(self, world, sign: float = 1.0) -> None:
         self.sign = sign
@@ -59,32 +64,28 @@ class StatesLast:
         return (self.sign * entry.hits, entry.used, entry.end) if kind == "mamba" else None
 
 
-def test_states_have_an_order_of_their_own() -> None:
-    name = f"cache.policy={__name__}:StatesLast"
-    results = [
-        run_of("qwen3_next_80b", "parallel.tp=8", *more)
-        for more in ((), (name, "cache.policy_args.sign=0"), (name,))
-    ]
-    lru, same, other = map(summary_of, results)
-    assert lru == same
-    assert other != lru
+@pytest.mark.parametrize(
+    ("policy", "argument"), [(f"{__name__}:StatesLast", "sign"), ("marconi", "alpha")]
+)
+def test_a_policy_of_states_is_lru_if_its_weight_is_0(policy, argument):
+    own = f"cache.policy={policy}"
+    assert summary(own, f"cache.policy_args.{argument}=0") == summary() != summary(own)
 
 
 class Stubborn:
-    """Chooses what it saw first, evictable or not."""
+    """Chooses the entry that it saw first, evictable or not."""
 
-    def __init__(self, world: World) -> None:
-        self.first: Entry | None = None
+    first = None
 
-    def on_insert(self, entry: Entry, tier: str) -> None:
+    def on_insert(self, entry, tier):
         self.first = self.first or entry
 
-    def victim(self, tier: str, kind: str, need: int, queue: Evictable) -> Entry | None:
+    def victim(self, tier, kind, need, queue):
         return self.first
 
 
 class Typo:
-    def on_inserted(self, entry: Entry) -> None:
+    def on_inserted(self, entry):
         pass
 
 
@@ -103,18 +104,15 @@ class Fails:
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "message"),
     [
-        (
-            "Stubborn",
-            r"victim\(device, full\) must return an entry of the queue or None",
-        ),
+        ("Stubborn", r"victim\(device, full\) must return an entry of the queue or None"),
         ("Typo", "has an unknown event on_inserted: the methods are on_insert, "),
         ("Empty", "has no method of a policy: the methods are on_insert, "),
         ("Writes", r"rank\(<Entry 0: .*can't set|has no setter"),
         ("Fails", r"on_finish\(.*raised KeyError: "),
     ],
 )
-def test_a_class_that_breaks_its_word_ends_the_run(name: str, sentence: str) -> None:
-    with pytest.raises(PolicyError, match=sentence):
+def test_a_class_that_is_no_valid_policy_ends_the_run(name, message):
+    with pytest.raises(PolicyError, match=message):
         run_of("llama3_8b", f"cache.policy={__name__}:{name}", "parallel.tp=4")

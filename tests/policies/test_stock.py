@@ -1,10 +1,7 @@
-"""What is peculiar to each policy of the literature."""
+"""Policies of the literature that `test_peers.py` does not compare with their originals."""
 
 import json
 import math
-from collections.abc import Sequence
-from itertools import takewhile
-from math import inf
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,26 +9,24 @@ import pytest
 
 from hicache.config import STOCK_POLICIES
 from hicache.experiment import run
-from hicache.policies.queues import Arc, LeCaR, S3Fifo, Slru
+from hicache.policies.queues import LeCaR
 from hicache.policies.stock import STOCK
 from hicache.policies.values import Belady, Hints
-from hicache.request import Request
 from hicache.results.metrics import summarize
 from hicache.runs.schema import config_of
 from hicache.workload.page_numbers import page_numbers
-from hicache.workload.workload import load_workload
-from tests.policies.test_events import SMALL, run_of, summary_of
+from tests.policies.test_events import run_of
 from tests.scheduler.world import request_of
 
 
-def test_the_config_knows_their_names() -> None:
+def test_the_config_lists_all_policies() -> None:
     assert ("lru", *STOCK) == STOCK_POLICIES
 
 
 @pytest.mark.parametrize("name", STOCK)
-@pytest.mark.parametrize("model", SMALL)
-def test_the_laws_hold_under_each(model: str, name: str) -> None:
-    result = run_of(model, f"cache.policy={name}", "parallel.tp=8", "storage=memory")
+def test_a_run_with_each_policy_keeps_the_invariants_and_hits(name: str) -> None:
+    more = (f"cache.policy={name}", "parallel.tp=8", "storage=memory", "workload.limit=20")
+    result = run_of("qwen3_next_80b", *more)
     assert summarize(result.records, result.measures)["cache/token_hit_rate"] > 0
 
 
@@ -39,56 +34,13 @@ class Item:
     """A page of a cache of one tier."""
 
     count = 1
-    hits = used = 0
+    hits = 0
 
-    def __init__(self, key: int) -> None:
-        self.key = key
-
-
-def left_of(pool, accesses: str, capacity: int) -> str:
-    """The pages held after these accesses to single pages; a pool as `PerPool` has it."""
-    held: dict[str, Item] = {}
-    for now, key in enumerate(accesses):
-        if key in held:
-            held[key].used = now
-            pool.hit(held[key])
-            continue
-        if hasattr(pool, "miss"):
-            pool.miss((ord(key),))
-        if len(held) == capacity:
-            items = set(held.values())
-            victim = pool.victim(items) or min(items, key=pool.rank)
-            pool.evict(victim)
-            del held[chr(victim.key)]
-        held[key] = Item(ord(key))
-        held[key].used = now
-        pool.insert(held[key])
-    return "".join(sorted(held))
+    def __init__(self, key: int, used: int = 0) -> None:
+        self.key, self.used = key, used
 
 
-def test_slru_protects_what_was_hit() -> None:
-    # a was hit; c and d filled segments above the lowest one while there was room
-    assert left_of(Slru(None, 4), "aabcdefg", 4) == "acdg"
-
-
-def test_s3fifo_sends_a_ghost_to_the_main_queue() -> None:
-    pool = S3Fifo(None, 10, small=0.2)
-    held = left_of(pool, "abcdefghij" + "klm" + "a" + "nopqrstuvw", 10)
-    assert "a" in held  # `a` came back as a ghost, and the scan after it went by
-    assert "b" not in held
-
-
-def test_arc_moves_its_target_towards_the_queue_whose_ghost_comes_back() -> None:
-    targets = {}
-    # c is evicted after one use; then a is evicted after two
-    for accesses in ("aabbcdef", "aabbcdefc", "aabbcdefchijk", "aabbcdefchijka"):
-        pool = Arc(None, 4)
-        left_of(pool, accesses, 4)
-        targets[accesses[-1]] = pool._target
-    assert targets == {"f": 0, "c": 1, "k": 1, "a": 0}
-
-
-def test_hints_keep_what_a_tool_call_returns_to() -> None:
+def test_hints_keep_the_prompt_of_a_tool_call_until_its_time_is_over() -> None:
     hints = Hints(None, ttl=500)
     calling, other = (SimpleNamespace(key=key, parent=None, state=None, end=64) for key in (1, 2))
     for entry, reason in ((calling, "tool_use"), (other, "stop")):
@@ -105,20 +57,9 @@ def test_hints_keep_what_a_tool_call_returns_to() -> None:
             assert (ranks[0] > ranks[1]) == is_kept
 
 
-def test_lecar_turns_away_from_the_expert_that_erred() -> None:
+def test_lecar_ranks_a_page_that_was_hit_above_one_that_was_used_later() -> None:
     pool = LeCaR(SimpleNamespace(seed=1), 4)
-    left_of(pool, "abcd" + "efgh" * 20, 4)  # a loop that fits: no ghost comes back
-    assert pool.weights["lru"] == pytest.approx(0.5)
-    left_of(LeCaR(SimpleNamespace(seed=1), 4), "abcde" * 20, 4)
-    erring = LeCaR(SimpleNamespace(seed=1), 4)
-    left_of(erring, "aaaa" + "bcdef" * 30, 4)  # a loop that does not fit: LRU errs always
-    assert erring.weights["lru"] < 0.5
-
-
-def test_lecar_ranks_what_is_hit_above_what_is_used_later() -> None:
-    pool = LeCaR(SimpleNamespace(seed=1), 4)
-    often, late = Item(1), Item(2)
-    late.used = 9
+    often, late = Item(1), Item(2, used=9)
     for item in (often, late):
         pool.insert(item)
     pool.hit(often)
@@ -140,37 +81,8 @@ def hits_of(*more: str) -> float:
     return summarize(result.records, result.measures)["cache/token_hit_rate"]
 
 
-def most_hits(requests: Sequence[Request], page_size: int, capacity: int) -> int:
-    """Tokens that Belady's MIN hits, which may also keep nothing: a bound for each policy."""
-    numbers = page_numbers(requests, page_size)
-    next_read: dict[int, float] = {}
-    visits = []
-    for place, request in reversed(list(enumerate(requests))):
-        pages = np.frombuffer(numbers[request.id].to_bytes(), "<i4").tolist()
-        chain = pages[: (request.prompt_len + request.output_len - 1) // page_size]
-        reach = (request.prompt_len - 1) // page_size
-        visits.append((chain, reach, [next_read.get(page, inf) for page in chain]))
-        # a page that its next request brings again without reading it has no value until then
-        next_read |= dict.fromkeys(chain, inf) | dict.fromkeys(chain[:reach], place)
-    held: dict[int, tuple[float, int]] = {}  # by page: when it is read next, and its depth
-    hits = 0
-    for chain, reach, nexts in reversed(visits):
-        hits += len(list(takewhile(held.__contains__, chain[:reach])))
-        held |= {
-            page: (when, depth) for depth, (page, when) in enumerate(zip(chain, nexts, strict=True))
-        }
-        first = sorted(held, key=held.__getitem__)[:capacity]
-        held = {page: held[page] for page in first if held[page][0] < inf}
-    return hits * page_size
-
-
-def test_the_oracle_hits_more_than_lru_and_no_more_than_its_bound() -> None:
-    config = config_of(*TIGHT)
-    requests = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed).requests
-    page_size = config.cache.page_size
-    hits = most_hits(requests, page_size, (4 << 30) // (131_072 * page_size))
-    bound = hits / sum(each.prompt_len for each in requests)
-    assert hits_of() < hits_of("cache.policy=oracle") <= bound
+def test_the_oracle_hits_more_than_lru() -> None:
+    assert hits_of() < hits_of("cache.policy=oracle")
 
 
 def test_the_oracle_expects_no_use_by_a_request_that_has_started_or_was_aborted() -> None:
@@ -185,16 +97,6 @@ def test_the_oracle_expects_no_use_by_a_request_that_has_started_or_was_aborted(
     assert oracle.next_use(page) == 2
 
 
-def test_marconi_is_lru_without_flops_and_something_else_with_them() -> None:
-    marconi = "cache.policy=marconi"
-    lru, same, other = (
-        summary_of(run_of("qwen3_next_80b", "parallel.tp=8", *more))
-        for more in ((), (marconi, "cache.policy_args.alpha=0"), (marconi,))
-    )
-    assert lru == same
-    assert other != lru
-
-
 def test_tinylfu_keeps_prompts_that_return_from_being_displaced_by_a_scan(tmp_path) -> None:
     # two prompts of four pages return twice before a scan of other prompts, and once after it; the
     # device holds one prompt at a time, and the host holds the two
@@ -206,29 +108,20 @@ def test_tinylfu_keeps_prompts_that_return_from_being_displaced_by_a_scan(tmp_pa
         for at, each in enumerate(prompts)
     ]
     (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    pools = (
-        "cache.device.tokens.full=384",
-        "cache.host.tokens.full=512",
-        "cache.backs_up_answers=false",
-    )
-    trace = (f"workload.path={tmp_path}/trace.jsonl", "workload.block_tokens=64")
+    pools = ("cache.device.tokens.full=384", "cache.host.tokens.full=512")
+    trace = ("workload=trace", f"workload.path={tmp_path}/trace.jsonl", "workload.block_tokens=64")
+    more = (*pools, "cache.backs_up_answers=false", "storage=none")
     late = {}
     for policy in ("lru", "tinylfu"):
-        result = run(
-            config_of("workload=trace", "storage=none", *trace, *pools, f"cache.policy={policy}")
-        )
+        result = run(config_of(*trace, *more, f"cache.policy={policy}"))
         late[policy] = sum(each.prompt_len - each.computed_len for each in result.records[-2:])
     assert late == {"lru": 0, "tinylfu": 2 * 256}
 
 
-class Page(SimpleNamespace):
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-
-def test_lecar_multiplies_a_weight_by_the_age_of_the_error() -> None:
+def test_the_weight_of_an_lecar_expert_falls_by_the_age_of_its_error() -> None:
     capacity, rate = 4, 0.45
     pool = LeCaR(SimpleNamespace(seed=1), capacity, rate=rate)
-    pages = [Page(key=key, count=1, used=key) for key in range(3)]
+    pages = [Item(key, used=key) for key in range(3)]
     for page in pages:
         pool.insert(page)
     pool.victim(pages)
@@ -240,7 +133,7 @@ def test_lecar_multiplies_a_weight_by_the_age_of_the_error() -> None:
     pool.miss([0])  # time 4: evicted three requests ago
     grown = 0.5 * math.exp(rate * 0.005 ** (3 / capacity))
     other = {"lru": "lfu", "lfu": "lru"}[evicted_by]
-    assert pool.weights[other] == pytest.approx(grown / (grown + 0.5))
-    assert sum(pool.weights.values()) == pytest.approx(1)
-    pool.miss([0])  # its error has been counted
-    assert pool.weights[other] == pytest.approx(grown / (grown + 0.5))
+    for _ in range(2):  # the second miss is no new error
+        assert pool.weights[other] == pytest.approx(grown / (grown + 0.5))
+        assert sum(pool.weights.values()) == pytest.approx(1)
+        pool.miss([0])

@@ -1,4 +1,4 @@
-"""What mypy knows about each decision that a policy takes; `make check` reads this file."""
+"""The types of the decisions of a policy; `make check` runs mypy on this file."""
 
 from typing import assert_type
 

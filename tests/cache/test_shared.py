@@ -1,4 +1,4 @@
-"""Pools that share the bytes of a tier: what leaves to make room, and the bytes that stay."""
+"""Pools that share the bytes of a tier."""
 
 import pytest
 
@@ -6,11 +6,12 @@ from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.pages import PageAllocator
 from hicache.cache.tiers.shared import SharedAllocator, SharedBytes
 from hicache.cache.tree.events import NO_DEMAND
-from hicache.cache.tree.node import DEVICE, HOST
+from hicache.cache.tree.node import HOST
 from hicache.runs.schema import config_of
-from tests.cache.small import PAGE, complete_all, evict_all, make_cache, run_request, tokens_of
-from tests.policies.test_events import SMALL, run_of, summary_of
+from tests.cache.small import PAGE, make_cache
+from tests.policies.test_events import run_of, summary_of
 
+EXCLUSIVE = "cache.device_host=exclusive"
 STATE_BYTES = 4  # as many as four pages
 
 
@@ -28,6 +29,8 @@ def test_pools_share_bytes_and_round_down_to_whole_pages():
 
 
 class PagesFirst:
+    """Evicts full pages before states."""
+
     def victim(self, tier, kind, need, queue):
         return next((each for each in queue if each.kind == "full"), None)
 
@@ -45,7 +48,7 @@ def on_host(cache) -> list[tuple[int, bool]]:
         (None, False, [(2, True)]),  # the bytes of states are of no use to pages
     ],
 )
-def test_a_state_may_leave_to_make_room_for_pages(policy, is_shared, left):
+def test_states_are_evicted_for_pages_only_if_both_share_bytes(policy, is_shared, left):
     room = SharedBytes(4 + 2 * STATE_BYTES + 1)  # one prompt with two states, and a page
     shared = [SharedAllocator(room, size) for size in (1, 1, STATE_BYTES)]
     split = [PageAllocator(count) for count in (5, 0, 2)]
@@ -56,16 +59,15 @@ def test_a_state_may_leave_to_make_room_for_pages(policy, is_shared, left):
         policy=policy,
     )
     cache.tree.is_shared = (False, is_shared)
-    run_request(cache, tokens_of(4 * PAGE), 4 * PAGE, state_ends=(2,))
-    complete_all(cache)
-    evict_all(cache, DEVICE, FULL)
+    cache.serve(4 * PAGE, state_ends=(2,))
+    cache.move_to_host()
     assert on_host(cache) == [(2, True), (4, True)]
     cache.host.make_room(FULL, 3, NO_DEMAND)
     assert on_host(cache) == left
 
 
 @pytest.mark.parametrize(("is_shared", "taken"), [(True, 4 + STATE_BYTES), (False, 4)])
-def test_claims_of_all_kinds_take_room_where_they_share_the_device(is_shared, taken) -> None:
+def test_claims_of_all_kinds_take_room_if_they_share_the_device(is_shared, taken) -> None:
     room = SharedBytes(64)
     pools = [SharedAllocator(room, size) for size in (1, 1, STATE_BYTES)]
     split = make_cache(device=(4, 0, 4)).pools
@@ -78,11 +80,17 @@ def test_claims_of_all_kinds_take_room_where_they_share_the_device(is_shared, ta
     assert cache.taken(FULL, claims) == taken * PAGE
 
 
-@pytest.mark.parametrize("model", SMALL)
 @pytest.mark.parametrize(
-    ("policy", "pools"), [("lru", "shared"), ("marconi", "shared_both"), ("s3fifo", "shared")]
+    ("model", "policy", "pools"),
+    [
+        ("llama3_8b", "lru", "shared"),
+        ("gemma3_27b", "s3fifo", "shared"),
+        ("qwen3_next_80b", "marconi", "shared_both"),
+    ],
 )
-def test_the_laws_hold_and_one_kind_shares_nothing(model: str, policy: str, pools: str) -> None:
+def test_runs_with_shared_pools_keep_the_invariants_and_one_kind_shares_nothing(
+    model, policy, pools
+):
     # shared pools end jumps earlier; marconi counts each lookup of a deferred request as a use
     small = ("engine.jump=false", "workload.limit=20")
     more = ("parallel.tp=8", "storage=memory", f"cache.policy={policy}", *small)
@@ -93,17 +101,14 @@ def test_the_laws_hold_and_one_kind_shares_nothing(model: str, policy: str, pool
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        (("cache.pools=shared", "executor=torch"), "cache.pools=shared needs executor.kind=simul"),
-        (
-            ("cache.device_host=exclusive", "executor=torch"),
-            "cache.device_host=exclusive needs executor.kind=simulated",
-        ),
-        (("cache.device_host=exclusive",), "needs cache.write_policy=write_back and storage.kind"),
-        (("cache.pools=shared", "parallel.ranks=2"), "cache.pools=shared needs parallel.ranks=1"),
+        (["cache.pools=shared", "executor=torch"], "cache.pools=shared needs executor.kind=simul"),
+        (["cache.pools=shared", "parallel.ranks=2"], "cache.pools=shared needs parallel.ranks=1"),
+        ([EXCLUSIVE, "executor=torch"], f"{EXCLUSIVE} needs executor.kind=simulated"),
+        ([EXCLUSIVE], "needs cache.write_policy=write_back and storage.kind"),
     ],
 )
-def test_what_cannot_be_is_rejected_in_one_sentence(settings: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_pools_cannot_follow_are_rejected(settings: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         config_of(*settings)

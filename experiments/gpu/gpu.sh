@@ -107,7 +107,7 @@ if [[ " $parts " == *" kernels "* ]]; then
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     sanitize memcheck copies "${kernels[@]}" tests/kernels/test_index.py
     sanitize memcheck steps "${pytest[@]}" "gpu and not soak" --confcutdir=tests/kernels \
-        tests/kernels/test_production.py -k "append or load"
+        tests/kernels/test_append.py tests/kernels/test_load.py
     sanitize racecheck copies "${kernels[@]}" -k checksum  # its sums
     unset PYTORCH_NO_CUDA_MEMORY_CACHING
     if command -v ncu >/dev/null; then

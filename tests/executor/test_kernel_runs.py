@@ -18,7 +18,7 @@ from tests.executor.cpu_pools import cpu_pools
 from tests.executor.kernels_only import RefusedError, kernels_only
 from tests.executor.mixes import run_mix, tiny
 from tests.executor.one_sequence import OneSequence
-from tests.executor.test_torch_parts import PAGE, TOKENS, shape_of
+from tests.executor.one_sequence import PAGE, TOKENS, shape_of
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,14 @@ GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 def device(request) -> torch.device:
     """Where kernels run: the same cases in the interpreter and on a GPU."""
     return torch.device(request.param, 0 if request.param == "cuda" else None)
+
+
+@pytest.fixture
+def in_the_examples(monkeypatch) -> None:
+    """Kernels of `docs/examples` can be named."""
+    examples = Path(__file__).parents[2] / "docs" / "examples"
+    monkeypatch.syspath_prepend(examples)
+    monkeypatch.chdir(examples)
 
 
 @pytest.fixture

@@ -101,26 +101,6 @@ def wrong_page_loaded(runner):
     other_moves(runner, lambda each: list(map(wrong, each.moves)))
 
 
-def wrong_page_saved(runner):
-    save = runner.pools.save
-    runner.pools.save = lambda moves: save(
-        [Move(k, s[::-1].copy() if k == FULL else s, t) for k, s, t, _ in moves]
-    )
-
-
-def rank_left_out(runner):
-    load, ranks = runner.pools.load, runner.pools.ranks
-
-    def spoiled(arrivals):
-        runner.pools.ranks = ranks[:-1] if len(ranks) > 1 else ranks
-        load(arrivals)
-        runner.pools.ranks = ranks
-        if len(ranks) > 1:
-            runner.pools.landed[:, 1] += len(arrivals)
-
-    runner.pools.load = spoiled
-
-
 def window_one_page_short(runner):
     def short(move):
         if move.kind != SWA:
@@ -145,18 +125,6 @@ def stale_checkpoint(runner):
     runner.pools.copy_states = spoiled
 
 
-def taps_off_by_one(runner):
-    copy = runner.pools.copy_states
-
-    def spoiled(sources, targets):
-        copy(sources, targets)
-        for taps in (taps for rank in runner.pools.ranks for taps in rank.taps):
-            for target in targets:
-                taps[target] = taps[target].roll(1, dims=1)
-
-    runner.pools.copy_states = spoiled
-
-
 def layers_do_not_wait(runner):
     runner._ready = lambda layer: None
 
@@ -173,12 +141,9 @@ def fences_are_forgotten(runner):
 
 FAULTS = {  # the event that the fault spoils
     wrong_page_loaded: "host hit",
-    wrong_page_saved: "host hit",
-    rank_left_out: "host hit",
     window_one_page_short: "load back of a window alone",
     stale_checkpoint: "CopyState",
     state_not_copied_to_a_request: "CopyState",
-    taps_off_by_one: "CopyState",
     layers_do_not_wait: "LoadBack",
     fences_are_forgotten: "fence",
 }

@@ -13,9 +13,6 @@ if not torch.cuda.is_available():
 # copies do no floating-point arithmetic; triton 3.9 warns until this is chosen
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
-POISON = 0xA5
-
-
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
@@ -36,28 +33,6 @@ def in_the_examples(monkeypatch) -> None:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
-
-
-@pytest.fixture
-def random_bytes(device, generator) -> Callable[..., Tensor]:
-    """Random bytes of a shape, seen as a dtype: opaque words, NaN patterns included."""
-    return _slabs(lambda shape: torch.randint(0, 256, shape, generator=generator), device)
-
-
-@pytest.fixture
-def poisoned(device) -> Callable[..., Tensor]:
-    """A poisoned slab: what a kernel should have written, and did not, is seen."""
-    return _slabs(lambda shape: torch.full(shape, POISON), device)
-
-
-def _slabs(fill: Callable[[Sequence[int]], Tensor], device: torch.device) -> Callable[..., Tensor]:
-    def make(*shape: int, dtype: torch.dtype = torch.uint8, host: bool = False) -> Tensor:
-        slab = fill((*shape[:-1], shape[-1] * dtype.itemsize)).to(torch.uint8)
-        if device.type == "cuda":
-            slab = slab.pin_memory() if host else slab.to(device)
-        return slab.view(dtype)
-
-    return make
 
 
 @pytest.fixture

@@ -206,15 +206,6 @@ def test_the_exit_code_of_the_process_is_passed_on(
     assert capsys.readouterr().out == (died if code < 0 else "")
 
 
-def test_a_hundred_cases_of_seed_0_are_checked_by_default(monkeypatch, tmp_path):
-    drawn = []
-    monkeypatch.setattr(check_module, "cases", lambda *given, **more: drawn.append(given) or ())
-    assert check(wrong_copies.right).exit_code == 1
-    monkeypatch.chdir(HERE)
-    assert main(["wrong_copies:right", "--device", "cpu", "--inside", str(tmp_path / "last")]) == 1
-    assert drawn == [(100, 0)] * 2
-
-
 FAULT = {"stray": Fault(kind="stray", sentence="case 1: it strays")}
 
 

@@ -113,22 +113,15 @@ def test_checksums_are_those_of_the_items_in_any_layout(name, device, generator)
     assert len(set(wanted.tolist())) == len(wanted)
 
 
-@pytest.mark.parametrize("change", ["bit", "order"])
-def test_a_checksum_changes_with_a_bit_and_with_the_order(change, random_bytes, poisoned, ids):
-    src, dst = random_bytes(3, 4096), poisoned(3, 4096)
-    table = copy_table([src], [dst])
-    before = copy.copy_items_with_checksum(table, ids([1]), ids([2]))
-    if change == "bit":
-        src[1, 77] ^= 4
-    else:
-        src[1, :16] = src[1, :16].roll(8)
-    assert not torch.equal(before, copy.copy_items_with_checksum(table, ids([1]), ids([2])))
-
-
-def test_one_pool_of_each_random_pair_lies_on_the_device():
-    for case in cases(40, 1, device=torch.device("meta")):
-        devices = {buffer.device.type for pool in (case.src, case.dst) for buffer in pool.buffers}
-        assert "meta" in devices, case.name
+def test_a_checksum_changes_with_a_bit_and_with_the_order(device, generator, ids):
+    src = torch.randint(0, 256, (4, 4096), generator=generator, dtype=torch.uint8)
+    src[1:3] = src[0]
+    src[1, 77] ^= 4
+    src[2, :16] = src[2, :16].roll(8)
+    table = copy_table([src.to(device)], [torch.zeros_like(src, device=device)])
+    sums = copy.copy_items_with_checksum(table, ids([0, 1, 2, 0]), ids([0, 1, 2, 3])).tolist()
+    assert len(set(sums)) == 3
+    assert sums[0] == sums[3]
 
 
 class OnDevice:
@@ -151,8 +144,8 @@ class OnDevice:
         return launch
 
 
-def test_kernels_are_launched_on_the_device_of_their_tensors(random_bytes, ids, monkeypatch):
-    kernel, pool = OnDevice(), random_bytes(4, 64)
+def test_kernels_are_launched_on_the_device_of_their_tensors(device, ids, monkeypatch):
+    kernel, pool = OnDevice(), torch.zeros(4, 64, device=device)
     monkeypatch.setattr(torch.cuda, "device_of", kernel.device_of)
     monkeypatch.setattr(copy, "_copy_kernel", kernel)
     copy.copy_items(copy_table([pool], [pool]), ids([0]), ids([1]))

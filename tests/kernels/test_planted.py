@@ -173,9 +173,7 @@ def test_items_beyond_2_to_the_31_elements_are_found(family, case, generator):
 CAST = ".to(tl.int64)"
 SRC = "src_id * tl.load(piece + 2, mask=exists, other=0)"
 NARROW = {
-    "append: page ids": ("append", "append", f"other=0){CAST}", "other=0)"),
     "attend: page ids": ("attend", "attend", f"page{CAST} * page_stride", "page * page_stride"),
-    "encode: target ids": ("encode", "transcode", f"dst_id{CAST}", "dst_id"),
     "scan: slot of taps": ("scan", "scan", f"+ 1){CAST} * taps", "+ 1) * taps"),
     "copy: source ids": ("copy", "copy", SRC, f"({SRC}).to(tl.int32)"),
 }
@@ -229,7 +227,6 @@ WRONG = {
     "load: no barrier before a layer's counter": (LOAD, "load", BARRIER, "pass"),
     "wait: the counter is read relaxed": (WAIT, "load", 'sem="acquire"', RELAXED),
     "scan: no barrier before its taps": (SCAN, "scan", f"{BARRIER}  # all threads have", "pass  #"),
-    "scan: programs end relaxed": (SCAN, "scan", 'sem="acq_rel"', RELAXED),
 }
 ORDERED = RIGHT | WRONG
 COUNTERS = {LOAD: ["acq_rel, gpu", "release, gpu"], WAIT: ["acquire, gpu"], SCAN: ["acq_rel, gpu"]}

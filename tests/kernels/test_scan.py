@@ -107,7 +107,6 @@ def test_bits_do_not_depend_on_where_launches_begin_and_end(name, launch, device
 
 FAULTS = {
     "tap": ("ssd", lambda *its: (*its[:4], its[4]._replace(conv=its[4].conv.roll(1, 0)))),
-    "decay": ("ssd", lambda *its: (*its[:4], its[4]._replace(decay=its[4].decay * 1.01))),
     "skip": ("ssd", lambda *its: (*its[:4], its[4]._replace(skip=its[4].skip * 1.01))),
     "strength": ("delta", lambda *its: (*its[:3], its[3].flip(1), its[4])),
 }

@@ -30,7 +30,7 @@ COMBINATIONS = [
 ]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 4 KiB, of which small pools have several."""
     monkeypatch.setattr(transcode, "TILE_BYTES", 4 << 10)
@@ -107,17 +107,6 @@ class Case:
     def ids(self, values):
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
-    def twin(self):
-        """The same pools in other memory, for torch."""
-        twin = Case.__new__(Case)
-        slab, host = self.slab.cpu().clone(), self.host.clone()
-        wide, coded = (
-            [memory.as_strided(part.shape, part.stride(), part.storage_offset()) for part in parts]
-            for memory, parts in ((slab, self.wide), (host, self.coded))
-        )
-        twin.slab, twin.host, twin.table = slab, host, code_table(wide, coded, self.form)
-        return twin
-
     def encode(self):
         transcode.encode_items(
             self.table,
@@ -138,9 +127,9 @@ class Case:
             torch.cuda.synchronize()
 
 
-def assert_moves_equal_torch(case):
+def assert_moves_equal_torch(number, device):
     """Code and decode with the kernel and with torch, and compare every byte of both pools."""
-    twin = case.twin()
+    case, twin = Case(number, device), Case(number, torch.device("cpu"))
     case.encode()
     as_ids = [torch.tensor(ids, dtype=torch.int32) for ids in (case.wide_ids, case.coded_ids)]
     transcode.naive_encode_items(twin.table, *as_ids)
@@ -150,18 +139,18 @@ def assert_moves_equal_torch(case):
     loaded(twin.table, case.coded_ids, wide_ids, naive_load_items)
     assert torch.equal(case.slab.cpu().nan_to_num(nan=7.5), twin.slab.nan_to_num(nan=7.5))
     assert torch.equal(case.host, twin.host)
+    return case
 
 
 FEW = 40
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
     "numbers", [range(FEW), pytest.param(range(FEW, 1000), marks=pytest.mark.soak)], ids=len
 )
 def test_random_moves_there_and_back_equal_torch_bit_for_bit(numbers, device):
-    cases = [Case(number, device) for number in numbers]
-    for case in cases:
-        assert_moves_equal_torch(case)
+    cases = [assert_moves_equal_torch(number, device) for number in numbers]
     assert {(case.dtype, case.form) for case in cases} == set(COMBINATIONS)
     # pieces are larger and smaller than a tile
     sizes = [
@@ -173,6 +162,7 @@ def test_random_moves_there_and_back_equal_torch_bit_for_bit(numbers, device):
     assert any(not case.slab.isfinite().all() for case in cases)
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(("dtype", "form"), COMBINATIONS)
 def test_many_moves_equal_one(dtype, form, device):
     wide = difficult(Random(7), (3, 4, 2, 64), dtype).to(device)

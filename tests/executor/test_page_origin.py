@@ -21,8 +21,14 @@ MODEL = tiny("F S M D", PAGE)
 ORIGIN = PageOrigin(
     model=MODEL, page_size=PAGE, rank=0, tp=1, weights="w", arithmetic="a", layout=("l",)
 )
+PARTS = (
+    "model.parts=[{name: wide, letter: W, window_len: 40, dim: 32, heads: 2, element_bytes: 4, "
+    "query_heads: 4, query_dim: 32, device_share: 0.2, host_share: 0.2}, {name: index, "
+    "letter: I, dim: 16, element_bytes: 4, query_heads: 2, query_dim: 16}]"
+)
 BASE = (
     "model=tiny_hybrid",
+    *("model.pattern=FtI S W M D", "model.num_layers=10", "model.top_tokens=48", PARTS),
     "executor=torch",
     "executor.device=cpu",
     "executor.verify=true",
@@ -107,5 +113,6 @@ def test_only_a_run_of_the_same_origin_is_served_stored_pages(tmp_path):
         result = experiment.run(replace(config, **change))
         assert result.measures["verify/checked_count"] == 2
         assert result.measures["verify/unequal_count"] == 0
+        assert (result.measures["transfer/load_back_bytes"] > 0) is has_hits
         assert any(record.storage_hit_len for record in result.records) is has_hits
         assert len(list(tmp_path.iterdir())) == num_stores

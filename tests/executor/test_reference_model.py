@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +15,6 @@ from hicache.cache.tree.node import DEVICE
 from hicache.executor.real.pools import Arrival
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.tables import HoleError
-from hicache.experiment import run
-from hicache.runs.schema import config_of
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.one_sequence import (
     INDEX,
@@ -115,30 +112,6 @@ def test_index_keys_and_a_second_window_come_back_from_the_host(spoiled):
     moves = [*(Move(kind, others, pages) for kind in ATTENDED), Move(MAMBA, [1], [0])]
     pools.load([Arrival(is_within=False, moves=moves)])
     assert torch.equal(its.forward(40, LENGTH, logits_from=40), whole[40:]) is (spoiled is None)
-
-
-def test_logits_are_equal_through_three_tiers(tmp_path: Path) -> None:
-    parts = (
-        "model.parts=[{name: wide, letter: W, window_len: 40, dim: 32, heads: 2, element_bytes: 4, "
-        "query_heads: 4, query_dim: 32, device_share: 0.2, host_share: 0.2}, {name: index, "
-        "letter: I, dim: 16, element_bytes: 4, query_heads: 2, query_dim: 16}]"
-    )
-    layers = ("model.pattern=FtI S W M D", "model.num_layers=10", "model.top_tokens=48", parts)
-    told = (
-        *("workload=agents", "workload.limit=4", "cache.page_size=16"),
-        *("storage=file", f"storage.root={tmp_path}"),
-        *("prefetch.threshold=16", "prefetch.stop=wait_complete"),
-        *("executor=torch", "executor.device=cpu", "executor.verify=true"),
-        "engine.check_invariants=true",
-    )
-    config = config_of("model=tiny_hybrid", *layers, *told)
-    for _ in range(2):  # the first run fills the storage
-        result = run(config)
-        assert result.measures["verify/checked_count"] == 4
-        assert result.measures["verify/unequal_count"] == 0
-    assert result.measures["transfer/storage_read_bytes"] > 0
-    assert result.measures["transfer/load_back_bytes"] > 0
-    assert sum(record.storage_hit_len for record in result.records) > 0
 
 
 @pytest.mark.parametrize(

@@ -154,17 +154,6 @@ def test_a_name_without_a_kernel_is_refused(name, sentence):
         contract.named(name)
 
 
-def test_the_working_directory_comes_before_other_folders(tmp_path, monkeypatch):
-    for folder, answer in (("here", 1), ("elsewhere", 2)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "kernel_of_two_folders.py").write_text(
-            f"def kernel(src, dst):\n    return {answer}\n"
-        )
-    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
-    monkeypatch.chdir(tmp_path / "here")
-    assert contract.named("kernel_of_two_folders:kernel")([], []) == 1
-
-
 def test_the_process_of_a_check_keeps_its_last_case_and_prints_progress(
     in_the_examples, tmp_path, capsys, monkeypatch
 ):

@@ -220,7 +220,7 @@ class Operations(TorchDispatchMode):
 def test_thousands_of_runs_are_listed_with_as_many_operations_as_a_few():
     counts = []
     for num_buffers, num_ids in ((128, 300), (2, 3)):
-        slabs = torch.zeros(2, num_buffers, 512, 16, dtype=torch.int64)
+        slabs = torch.zeros(2, num_buffers, num_ids, 2, dtype=torch.int64)
         table = copy_table(slabs[0].unbind(0), slabs[1].unbind(0))
         ids = torch.arange(num_ids, dtype=torch.int32)
         with Operations() as operations:

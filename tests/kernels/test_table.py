@@ -135,13 +135,6 @@ def test_axes_of_one_place_have_no_stride():
     assert copy_table([one], [buffer(4, 16)]).item_bytes == 16
 
 
-def test_what_is_contiguous_on_one_side_alone_is_cut_on_both():
-    src, dst = buffer(2, 4, 32), buffer(2, 2, 128)[:, :, :64]
-    rows = copy_table([src], [dst]).rows.tolist()
-    starts = [(src.data_ptr() + 64 * k, dst.data_ptr() + 128 * k) for k in range(2)]
-    assert rows == [[*start, 128, 256, 64] for start in starts]
-
-
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
@@ -158,15 +151,6 @@ def test_what_is_contiguous_on_one_side_alone_is_cut_on_both():
 def test_pieces_are_as_wide_as_wastes_little(words, wanted):
     buffers = [buffer(2, 8 * count) for count in words]
     assert copy_table(buffers, [b.clone() for b in buffers]).piece_words == wanted
-
-
-def test_pieces_cover_each_item_once():
-    src = [buffer(3, 100_000), buffer(3, 160), buffer(3, 5, 4, 64)[:, :, 1:3]]
-    table = copy_table(src, [b.clone(memory_format=torch.contiguous_format) for b in src])
-    places = []
-    for _, _, _, _, words, first in table.pieces.tolist():
-        places += range(first, first + words)
-    assert places == list(range(table.item_bytes // 8))
 
 
 def test_a_slice_of_the_heads_is_cut_at_its_rows():

@@ -134,7 +134,7 @@ fi
 if [[ " $parts " == *" executor "* ]] && ! "$python" -c 'import hydra, hicache.experiment'; then
     skip executor "something it needs is not installed; WHEELS can bring it"
 elif [[ " $parts " == *" executor "* ]]; then
-    step 240 mixes "${pytest[@]}" gpu "${workers[@]}" tests/executor/test_torch_mixes.py
+    step 240 mixes "${pytest[@]}" gpu "${workers[@]}" tests/executor/test_model_runner.py
     # a mix with load-backs, back-ups, fences and states, and fewer kernels than most
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 sanitize memcheck mix "$python" -c '
 from tests.executor.mixes import run_mix

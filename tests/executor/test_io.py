@@ -50,11 +50,15 @@ def pools():
     return cpu_pools(tiny("F", 4), 4, (4, 0, 0), (4, 0, 0), tp=2)
 
 
-def opened(pools, *storages):
-    guarded = [BreakerStorage(each, clock=SimulatedClock()) for each in storages]
-    io = TorchIo(StorageConfig(kind="memory"), guarded)
+def guarded(storage):
+    return BreakerStorage(storage, clock=SimulatedClock(), max_failures=99)
+
+
+def opened(pools, *storages, batch_pages=128):
+    config = StorageConfig(kind="memory", batch_pages=batch_pages)
+    io = TorchIo(config, list(map(guarded, storages)))
     at_once = PlacedStream(is_late=False)
-    model = SimpleNamespace(words=("F",))
+    model = SimpleNamespace(words=pools.model.layer_words)
     io.attach(ModelRunner(model, pools, CopyStreams(at_once, at_once)))
     return io
 

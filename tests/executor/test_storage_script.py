@@ -1,24 +1,18 @@
 """The storage script runs the same operations in simulated and in real time."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.clock import NEVER, SimulatedClock
 from hicache.config import StorageConfig
-from hicache.executor.real.io import TorchIo
-from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.simulated.executor import SimulatedIo
 from hicache.executor.simulated.stores import StandIns
 from hicache.storage.base import StorageError
 from hicache.storage.engines.memory import MemoryStorage
-from hicache.storage.guards.breaker import BreakerStorage
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
-from tests.executor.streams import PlacedStream
-from tests.executor.test_io import drained
+from tests.executor.test_io import drained, guarded, opened
 from tests.executor.works import key, prefetch_of, write_of
 
 CONFIG = StorageConfig(kind="memory", batch_pages=2)
@@ -59,10 +53,6 @@ class Scripted(MemoryStorage):
         return [True] * len(keys)
 
 
-def guarded(storage):
-    return BreakerStorage(storage, clock=SimulatedClock(), max_failures=99)
-
-
 class Simulated:
     def __init__(self, storage):
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
@@ -79,10 +69,7 @@ class Simulated:
 class Real:
     def __init__(self, storage):
         pools = cpu_pools(tiny("F S M", 4), 4, (8, 8, 2), (8, 8, 2))
-        self._io = TorchIo(CONFIG, [guarded(storage)])
-        at_once = PlacedStream(is_late=False)
-        model = SimpleNamespace(words=("F", "S", "M"))
-        self._io.attach(ModelRunner(model, pools, CopyStreams(at_once, at_once)))
+        self._io = opened(pools, storage, batch_pages=2)
 
     def run(self, name, work):
         getattr(self._io, name)(0, work)

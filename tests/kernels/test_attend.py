@@ -145,16 +145,10 @@ def rounded(its):
     return its | {"queries": ((bits + 0x1000) & ~0x1FFF).view(torch.float32)}
 
 
-def exchanged(its):
-    its["table"][:2, :4] = its["table"][:2, :4].flip(0)
-    return its
-
-
 FAULTS = {
     "the last token is hidden": ("prefill", late),
     "one more token in the window": ("window", lambda its: its | {"window_len": 10}),
     "one token less in the window": ("window of fp16", lambda its: its | {"window_len": 19}),
-    "pages of another sequence": ("decode in splits", exchanged),
     "no sinks": ("decode", lambda its: its | {"sinks": None}),
     "another scale": ("prefill", lambda its: its | {"queries": its["queries"] * 1.001}),
     "products of 11 bits, as tensor cores round fp32": ("decode", rounded),

@@ -105,7 +105,7 @@ def test_the_package_needs_only_torch_triton_and_einops():
                 assert not name.startswith("hicache.") or name.startswith("hicache.kernels")
 
 
-def test_parts_are_sent_in_one_piece_and_come_back_in_their_lengths(monkeypatch):
+def test_parts_are_sent_in_one_copy_and_keep_their_lengths(monkeypatch):
     parts = [i32(1, 2), i32(), i32(3)]
     assert [a is b for a, b in zip(ops.send(parts, torch.device("cpu")), parts, strict=True)] == [
         True

@@ -1,13 +1,12 @@
-"""The peers of the bench move the right bytes, and as widely as the engines say of theirs."""
+"""The peers of the bench move the right bytes, and are launched as engines launch theirs.
 
-import ctypes
-from types import SimpleNamespace
+`tests/test_imitated_gpu.py` verifies those that need a GPU.
+"""
 
 import pytest
 import torch
 import triton.language as tl
 
-from hicache.kernels import copy_table
 from hicache.workbench import contract
 from hicache.workbench.bench import peers
 from hicache.workbench.check import check
@@ -116,39 +115,3 @@ def test_the_unified_peers_programs_share_the_work():
     peers.sglang_unified([pool], [pool])(swap, swap.flip(0))
     # one program loads all and then stores it; a second that did so too would swap it back
     assert pool[:, 0].tolist() == [64, 0]
-
-
-class OnGpu(torch.Tensor):
-    """Host memory that says it lies on a GPU."""
-
-    is_cuda = True
-
-
-def test_a_batch_is_the_runs_of_the_table(monkeypatch):
-    src, dst = torch.arange(5 * 64).view(5, 64), torch.zeros(5, 64, dtype=torch.int64)
-    table, devices = copy_table([src], [dst]), []
-    device = torch.device("cuda", 0)
-    there = SimpleNamespace(device=device, rows=table.rows, crosses_link=False, src=table.src)
-
-    def copy_runs(runs, device):
-        devices.append(device)
-        for run in zip(runs.dst.tolist(), runs.src.tolist(), runs.num_bytes.tolist(), strict=True):
-            ctypes.memmove(*run)
-
-    monkeypatch.setattr(peers, "copy_table", lambda src, dst: there)
-    monkeypatch.setattr(peers.copy_engine, "copy_runs", copy_runs)
-    ids = torch.tensor([1, 3], dtype=torch.int32)
-    launch = contract.bound(peers.memcpy_batch([src], [dst]), ids, ids - 1)
-    assert not dst.any()
-    launch()
-    assert torch.equal(dst[[0, 2]], src[[1, 3]])
-    assert not dst[[1, 3, 4]].any()
-    assert devices == [device]
-
-
-def test_vllm_copies_to_the_host_by_batches_alone():
-    pool = torch.zeros(2, 64)
-    with pytest.raises(NotImplementedError, match="vLLM copies to the host by batched memcpy"):
-        peers.vllm_blocks([pool.as_subclass(OnGpu)], [pool])
-    for src, dst in ((pool, pool), (pool, pool.as_subclass(OnGpu))):
-        assert peers.vllm_blocks([src], [dst]) is not None

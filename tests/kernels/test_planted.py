@@ -182,7 +182,7 @@ NARROW = {
 @interpreted
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize(("family", "name", "old", "new"), NARROW.values(), ids=NARROW)
-def test_an_offset_of_32_bits_shows(family, name, old, new, generator, tmp_path):
+def test_an_offset_of_32_bits_is_noticed(family, name, old, new, generator, tmp_path):
     kernels = MODULES | {name: module_with(name, old, new, tmp_path)}
     got, wanted = FAMILIES[family](SimpleNamespace(**kernels), "many items", generator)
     assert not torch.equal(got, wanted)
@@ -263,5 +263,5 @@ def test_barriers_stand_before_counters_and_taps(label, orders):
 
 
 @pytest.mark.parametrize("label", WRONG)
-def test_a_mistake_in_the_order_shows(label, orders):
+def test_a_wrong_order_of_memory_operations_is_noticed(label, orders):
     assert not is_ordered(label, orders[label][0])

@@ -27,30 +27,6 @@ LOAD = line("LDG.E.128 R4, desc[UR4][R2.64]", stall=2, lands_on=0)
 STORE = line("STG.E.128 desc[UR4][R8.64], R4", waits_for=[0])
 
 
-def test_an_instruction_is_read_with_its_control_codes():
-    first, second, _ = read(
-        line(
-            "@!UP2 LD.E.S16 R3, [R2.64+0x4]", stall=13, lands_on=5, is_read_on=3, waits_for=[0, 5]
-        ),
-        line("BRA `(.L_x_7)"),
-        ".L_x_7",
-        line("EXIT"),
-    )
-    assert first == scoreboard.Instruction(
-        text="LD.E.S16 R3, [R2.64+0x4]",
-        opcode="LD.E.S16",
-        predicate="!UP2",
-        stall=13,
-        lands_on=5,
-        is_read_on=3,
-        waits_for=(0, 5),
-        target=None,
-    )
-    assert (first.is_load, first.num_bytes) == (True, 2)
-    assert (second.is_load, second.is_predicated, second.lands_on) == (False, False, None)
-    assert (second.is_read_on, second.waits_for, second.target) == (None, (), 2)
-
-
 @pytest.mark.parametrize(
     ("opcode", "bits"),
     [("LDG.E.U8", 8), ("STG.E.S8", 8), ("LDG.E.U16", 16), ("LDG.E", 32), ("STG.E.64", 64),

@@ -42,7 +42,7 @@ def buffer(*shape, dtype=torch.uint8):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_buffers_that_break_a_promise_are_refused(src, dst, sentence):
+def test_buffers_that_the_kernels_do_not_support_are_refused(src, dst, sentence):
     with pytest.raises(ValueError, match=sentence):
         copy_table(src, dst)
 
@@ -148,7 +148,7 @@ def test_axes_of_one_place_have_no_stride():
         ([82], 32),  # 656 bytes: narrower pieces would waste less, and break up bursts
     ],
 )
-def test_pieces_are_as_wide_as_wastes_little(words, wanted):
+def test_pieces_are_the_widest_that_waste_few_lanes(words, wanted):
     buffers = [buffer(2, 8 * count) for count in words]
     assert copy_table(buffers, [b.clone() for b in buffers]).piece_words == wanted
 
@@ -177,27 +177,25 @@ def test_addresses_are_kept_as_long_as_the_memory_that_they_name():
     assert addresses() is None
 
 
-def there(index, **more):
-    return SimpleNamespace(device=torch.device("cuda", index), **more)
+def at(name, **more):
+    return SimpleNamespace(device=torch.device(name), **more)
 
 
-def test_buffers_of_two_devices_are_refused():
-    listed = "cpu, cuda:0, cuda:1"
-    with pytest.raises(
-        ValueError, match=f"one device and the host wanted, got buffers on {listed}"
-    ):
-        copy_table([there(0), buffer(4, 64)], [there(1), there(0)])
+PINNED, LOOSE = (at("cpu", is_pinned=lambda is_it=is_it: is_it) for is_it in (True, False))
+FIRST, SECOND = at("cuda:0"), at("cuda:1")
 
 
-@pytest.mark.parametrize(("is_source", "what"), [(True, "source"), (False, "target")])
-def test_host_memory_beside_a_device_must_be_pinned(is_source, what):
-    pinned, loose = (
-        SimpleNamespace(device=torch.device("cpu"), is_pinned=lambda is_it=is_it: is_it)
-        for is_it in (True, False)
-    )
-    sides = [pinned, loose], [there(0)] * 2
-    with pytest.raises(ValueError, match=f"^{what} buffer 1: host memory that a device copies"):
-        copy_table(*(sides if is_source else sides[::-1]))
+@pytest.mark.parametrize(
+    ("src", "dst", "sentence"),
+    [
+        ([FIRST, PINNED], [SECOND, FIRST], "wanted, got buffers on cpu, cuda:0, cuda:1"),
+        ([PINNED, LOOSE], [FIRST, FIRST], "^source buffer 1: host memory that a device copies"),
+        ([FIRST, FIRST], [PINNED, LOOSE], "^target buffer 1: host memory that a device copies"),
+    ],
+)
+def test_buffers_of_two_devices_and_memory_that_is_not_pinned_are_refused(src, dst, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        copy_table(src, dst)
 
 
 @pytest.mark.parametrize(

@@ -104,42 +104,21 @@ class Case:
             draw.choice((self.wide_ids, self.coded_ids))[0] = -1
         self.device = device
 
-    def ids(self, values):
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
-
-    def encode(self):
-        transcode.encode_items(
-            self.table,
-            self.ids(self.wide_ids),
-            self.ids(self.coded_ids),
-            num_programs=self.programs,
-        )
+    def moved(self, encode, decode, **options):
+        """Encode and decode; return all of both pools after each."""
+        both = self.wide_ids, self.coded_ids
+        ids = [torch.tensor(each, dtype=torch.int32, device=self.device) for each in both]
+        encode(self.table, *ids, **options)
         self.synchronize()
-
-    def decode(self):
+        encoded = [self.host.clone(), bits_of(self.slab).cpu()]
         wide_ids = [-1 if i in self.wide_ids[:n] else i for n, i in enumerate(self.wide_ids)]
-        loaded(self.table, self.coded_ids, wide_ids, num_programs=self.programs)
+        loaded(self.table, self.coded_ids, wide_ids, decode, **options)
         self.synchronize()
-        return wide_ids
+        return [*encoded, self.host, self.slab.cpu().nan_to_num(nan=7.5)]
 
     def synchronize(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-
-
-def assert_moves_equal_torch(number, device):
-    """Code and decode with the kernel and with torch, and compare every byte of both pools."""
-    case, twin = Case(number, device), Case(number, torch.device("cpu"))
-    case.encode()
-    as_ids = [torch.tensor(ids, dtype=torch.int32) for ids in (case.wide_ids, case.coded_ids)]
-    transcode.naive_encode_items(twin.table, *as_ids)
-    assert torch.equal(case.host, twin.host)
-    assert torch.equal(bits_of(case.slab).cpu(), bits_of(twin.slab))
-    wide_ids = case.decode()
-    loaded(twin.table, case.coded_ids, wide_ids, naive_load_items)
-    assert torch.equal(case.slab.cpu().nan_to_num(nan=7.5), twin.slab.nan_to_num(nan=7.5))
-    assert torch.equal(case.host, twin.host)
-    return case
 
 
 FEW = 40
@@ -150,7 +129,12 @@ FEW = 40
     "numbers", [range(FEW), pytest.param(range(FEW, 1000), marks=pytest.mark.soak)], ids=len
 )
 def test_random_moves_there_and_back_equal_torch_bit_for_bit(numbers, device):
-    cases = [assert_moves_equal_torch(number, device) for number in numbers]
+    cases = [Case(number, device) for number in numbers]
+    for number, case in zip(numbers, cases, strict=True):
+        got = case.moved(transcode.encode_items, load_items, num_programs=case.programs)
+        twin = Case(number, torch.device("cpu"))
+        wanted = twin.moved(transcode.naive_encode_items, naive_load_items)
+        assert all(map(torch.equal, got, wanted)), number
     assert {(case.dtype, case.form) for case in cases} == set(COMBINATIONS)
     # pieces are larger and smaller than a tile
     sizes = [

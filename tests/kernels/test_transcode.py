@@ -110,7 +110,7 @@ class Case:
         ids = [torch.tensor(each, dtype=torch.int32, device=self.device) for each in both]
         encode(self.table, *ids, **options)
         self.synchronize()
-        encoded = [self.host.clone(), bits_of(self.slab).cpu()]
+        encoded = [self.host.clone(), bits_of(self.slab).cpu().clone()]
         wide_ids = [-1 if i in self.wide_ids[:n] else i for n, i in enumerate(self.wide_ids)]
         loaded(self.table, self.coded_ids, wide_ids, decode, **options)
         self.synchronize()

@@ -10,7 +10,7 @@ from hicache.cache.tiers.transfer import CopyState, LoadBack, Move
 from hicache.executor.real.model_runner import merged
 from tests.executor.mixes import run_mix
 
-NUM_MIXES = 12
+NUM_MIXES = 8
 EVENTS = (
     "finished",
     "device hit",

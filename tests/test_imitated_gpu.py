@@ -195,6 +195,4 @@ def test_peers_move_the_bytes_and_what_runs_beside_copies_runs():
 @pytest.mark.slow
 def test_the_tests_of_the_kernels_pass():
     only = ("-m", "gpu and not soak", "-p", "tests.imitated_gpu", "-p", "no:xdist")
-    # its sizes beside a GPU are those of models, which take the interpreter hours
-    large = "--ignore=tests/kernels/test_production.py"
-    passes("-m", "pytest", "-q", *only, large, "tests/kernels")
+    passes("-m", "pytest", "-q", *only, "tests/kernels")

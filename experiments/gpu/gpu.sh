@@ -107,7 +107,7 @@ if [[ " $parts " == *" kernels "* ]]; then
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     sanitize memcheck copies "${kernels[@]}" tests/kernels/test_index.py
     sanitize memcheck steps "${pytest[@]}" "gpu and not soak" --confcutdir=tests/kernels \
-        tests/kernels/test_production.py -k "append or load"
+        tests/kernels/test_append.py tests/kernels/test_load.py
     sanitize racecheck copies "${kernels[@]}" -k checksum  # its sums
     unset PYTORCH_NO_CUDA_MEMORY_CACHING
     if command -v ncu >/dev/null; then
@@ -134,7 +134,7 @@ fi
 if [[ " $parts " == *" executor "* ]] && ! "$python" -c 'import hydra, hicache.experiment'; then
     skip executor "something it needs is not installed; WHEELS can bring it"
 elif [[ " $parts " == *" executor "* ]]; then
-    step 240 mixes "${pytest[@]}" gpu "${workers[@]}" tests/executor/test_torch_mixes.py
+    step 240 mixes "${pytest[@]}" gpu "${workers[@]}" tests/executor/test_model_runner.py
     # a mix with load-backs, back-ups, fences and states, and fewer kernels than most
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 sanitize memcheck mix "$python" -c '
 from tests.executor.mixes import run_mix

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -53,28 +54,28 @@ class Mix:
     seen: Counter[str]
 
 
-def tiny(pattern: str, page_size: int) -> ModelConfig:
-    """The small hybrid model, smaller still, with these layers."""
+def tiny(pattern: str, page_size: int, **more: Any) -> ModelConfig:
+    """The small hybrid model, smaller still, with these layers; `more` are further fields."""
     words = pattern.split()
-    num_swa, num_mamba = words.count("S"), words.count("M") + words.count("D")
-    return replace(
-        model("tiny_hybrid"),
-        pattern=pattern,
-        num_layers=len(words),
-        num_full_layers=words.count("F"),
-        num_swa_layers=num_swa,
-        num_mamba_layers=num_mamba,
-        window_len=2 * page_size + page_size // 2 if num_swa else 0,
-        hidden_size=32,
-        head_dim=8,
-        recurrent_head_dim=8,
-        recurrent_state_dim=8,
-        dense_params=50_000,
-        dense_param_bytes=2.0,
-        head_params=32 * 64,
-        embedding_params=0,
-        max_len=4096,
-    )
+    num_swa = words.count("S")
+    fields: dict[str, Any] = {
+        "pattern": pattern,
+        "num_layers": len(words),
+        "num_full_layers": words.count("F") + words.count("FtI"),
+        "num_swa_layers": num_swa,
+        "num_mamba_layers": words.count("M") + words.count("D"),
+        "window_len": 2 * page_size + page_size // 2 if num_swa else 0,
+        "hidden_size": 32,
+        "head_dim": 8,
+        "recurrent_head_dim": 8,
+        "recurrent_state_dim": 8,
+        "dense_params": 50_000,
+        "dense_param_bytes": 2.0,
+        "head_params": 32 * 64,
+        "embedding_params": 0,
+        "max_len": 4096,
+    }
+    return replace(model("tiny_hybrid"), **fields | more)
 
 
 def run_mix(

@@ -1,7 +1,10 @@
 """One sequence on real memory, cut into calls of the model as a test likes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,6 +12,27 @@ from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.tables import Stretch
+from hicache.models.shapes import ModelConfig, Part
+from tests.executor.mixes import tiny
+
+PAGE, LENGTH = 8, 61
+NUM_PAGES = -(-LENGTH // PAGE)
+TOKENS = np.random.default_rng(0).integers(0, 10_000, LENGTH, dtype=np.int32).tobytes()
+WINDOW = Part(
+    name="wide", letter="W", window_len=12, dim=16, heads=2, element_bytes=4, query_heads=4
+)
+INDEX = Part(name="index", letter="I", dim=8, element_bytes=4, query_heads=2, query_dim=8)
+
+
+def shape_of(pattern: str, head_dim: int = 8, **more: Any) -> ModelConfig:
+    """The small model with these layers: W has a second window, FtI attends to 10 tokens."""
+    fields = {
+        "top_tokens": 10 if "FtI" in pattern.split() else 0,
+        "head_dim": head_dim,
+        "recurrent_head_dim": head_dim,
+        "parts": (replace(WINDOW, dim=2 * head_dim), INDEX),
+    }
+    return tiny(pattern, PAGE, **fields | more)
 
 
 class OneSequence:

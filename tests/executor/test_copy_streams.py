@@ -2,7 +2,7 @@
 
 import threading
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,49 +10,37 @@ import torch
 from hicache.executor.real.copy_streams import CudaStream, ThreadStream
 
 
-@pytest.fixture
-def queued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a stand-in for CUDA was asked to do, in order."""
-    calls: list[str] = []
+@pytest.mark.parametrize(("is_urgent", "name"), [(True, "urgent"), (False, "side")])
+def test_a_copy_begins_behind_the_work_that_the_step_has_queued(is_urgent, name, monkeypatch):
+    calls = []
 
     class Stream:
-        def __init__(self, device: Any = None, priority: int = 0) -> None:
-            self.name = {-1: "urgent", 0: "side"}[priority]
+        def __init__(self, device, priority=0):
+            self.name = "urgent" if priority else "side"
 
-        def wait_stream(self, other: "Stream") -> None:
+        def wait_stream(self, other):
             calls.append(f"{self.name} waits for {other.name}")
 
     class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
-            self.is_timed = enable_timing
+        def __init__(self, *, enable_timing):
+            assert enable_timing
 
-        def record(self, stream: Stream) -> None:
+        def record(self, stream):
             calls.append(f"event on {stream.name}")
 
     @contextmanager
-    def on(stream: Stream) -> Any:
+    def on(stream):
         calls.append(f"on {stream.name}")
         yield
 
-    compute = Stream()
-    compute.name = "compute"
-    for name, value in {
-        "Stream": Stream,
-        "Event": Event,
-        "stream": on,
-        "current_stream": lambda device: compute,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    return calls
-
-
-@pytest.mark.parametrize("name", ["urgent", "side"])
-def test_a_copy_begins_behind_what_the_step_has_queued(name: str, queued: list[str]) -> None:
-    stream = CudaStream(torch.device("cuda", 0), is_urgent=name == "urgent")
-    stream.run(lambda: queued.append("copy"))
-    wait, *rest = queued
-    assert wait == f"{name} waits for compute"
-    assert rest == [f"on {name}", f"event on {name}", "copy", f"event on {name}"]
+    compute = SimpleNamespace(name="compute")
+    cuda = {"Stream": Stream, "Event": Event, "stream": on, "current_stream": lambda _: compute}
+    for attribute, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, attribute, value)
+    stream = CudaStream(torch.device("cuda", 0), is_urgent=is_urgent)
+    stream.run(lambda: calls.append("copy"))
+    event = f"event on {name}"
+    assert calls == [f"{name} waits for compute", f"on {name}", event, "copy", event]
 
 
 def test_a_layer_is_ready_while_later_layers_are_on_their_way() -> None:

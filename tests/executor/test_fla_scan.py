@@ -13,7 +13,8 @@ from tests.executor.mixes import run_mix
 pytest.importorskip("fla", reason="fla-core is not installed")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="runs in the interpreter")
 
-HEADS, DIM, KEYS, TAPS, SLOTS = 2, 16, 32, 3, 8
+HEADS, DIM, KEYS, TAPS, SLOTS, ROWS = 2, 16, 32, 3, 8, 192
+RULES = pytest.mark.parametrize("rule", ["delta", "ssd"])
 
 
 @pytest.fixture
@@ -22,33 +23,24 @@ def fla_scan(monkeypatch):
     return kernels.fla_scan
 
 
-def case(rule, rows, dtype=torch.float32):
-    draw = torch.Generator().manual_seed(5)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=draw)
-
-    channels = DIM + 2 * KEYS
-    skip = normal(HEADS) if rule == "ssd" else None
-    weights = ScanWeights(normal(TAPS + 1, HEADS, channels) / 2, normal(HEADS).abs() * 0.1, skip)
-    taps, states = normal(SLOTS, HEADS, TAPS, channels).to(dtype), normal(SLOTS, HEADS, KEYS, DIM)
-    gates = normal(rows, 1 if rule == "ssd" else 2, HEADS).to(dtype)
-    return (taps, states), normal(rows, HEADS, channels).to(dtype), gates, weights
-
-
-def i32(rows):
-    return torch.tensor(rows, dtype=torch.int32)
-
-
-def run(launch, rule, sequences, ends, rows=slice(0, 192), dtype=torch.float32, pools=None):
+def run(launch, rule, sequences, ends, rows=slice(0, ROWS), dtype=torch.float32, pools=None):
     """Compute one layer; return outputs, taps and states."""
-    (taps, states), inputs, gates, weights = case(rule, 192, dtype)
+    generator, channels = torch.Generator().manual_seed(5), DIM + 2 * KEYS
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    skip = draw(HEADS) if rule == "ssd" else None
+    weights = ScanWeights(draw(TAPS + 1, HEADS, channels) / 2, draw(HEADS).abs() * 0.1, skip)
+    taps, states = draw(SLOTS, HEADS, TAPS, channels).to(dtype), draw(SLOTS, HEADS, KEYS, DIM)
     taps, states = pools or (taps, states)
-    given = inputs[rows], gates[rows], weights
-    return launch(taps, states, i32(sequences), i32(ends), *given, block=8), taps, states
+    gates = draw(ROWS, 1 if rule == "ssd" else 2, HEADS).to(dtype)[rows]
+    inputs = draw(ROWS, HEADS, channels).to(dtype)[rows]
+    tables = [torch.tensor(each, dtype=torch.int32) for each in (sequences, ends)]
+    return launch(taps, states, *tables, inputs, gates, weights, block=8), taps, states
 
 
-@pytest.mark.parametrize("rule", ["delta", "ssd"])
+@RULES
 def test_results_are_those_of_the_reference(rule, fla_scan):
     """Two sequences, and three states of the first, of which one is at no multiple of 64."""
     sequences = [[2, 0, 0, 3, 0], [5, 130, 3, 4, 0]]
@@ -60,7 +52,7 @@ def test_results_are_those_of_the_reference(rule, fla_scan):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("rule", ["delta", "ssd"])
+@RULES
 def test_states_at_multiples_of_64_have_the_bits_of_a_call_that_ends_there(rule, dtype, fla_scan):
     whole, taps, states = run(
         fla_scan, rule, [[2, 0, 0, 3, 0]], [[64, 4], [128, 1], [192, 3]], dtype=dtype

@@ -6,7 +6,6 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is i
 
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,8 +16,7 @@ from hicache.executor.real.tables import Stretch
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.kernels_only import RefusedError, kernels_only
 from tests.executor.mixes import run_mix, tiny
-from tests.executor.one_sequence import OneSequence
-from tests.executor.test_torch_parts import PAGE, TOKENS, shape_of
+from tests.executor.one_sequence import PAGE, TOKENS, OneSequence, shape_of
 
 
 @pytest.mark.parametrize(
@@ -53,10 +51,9 @@ def test_a_layer_with_index_keys_runs_on_kernels_alone():
 
 
 @pytest.mark.parametrize("plane", [REFERENCE, interpreted()], ids=["torch", "triton"])
-def test_one_scan_a_layer_captures_the_state_of_every_page_as_cut_prefills_leave_it(plane):
+def test_one_scan_a_layer_captures_the_states_that_cut_prefills_leave(plane):
     page, ends = 4, range(4, 16, 4)
     model = ReferenceModel(tiny("M D", page), page_size=page)
-    tokens = np.random.default_rng(0).integers(0, 1000, ends[-1] + 3, dtype=np.int32).tobytes()
     scans = []
 
     def scan(*given, **more):
@@ -64,46 +61,42 @@ def test_one_scan_a_layer_captures_the_state_of_every_page_as_cut_prefills_leave
         return plane.scan(*given, **more)
 
     def memory(captures):
-        pools = cpu_pools(
-            model.config, page, (1, 1, 1 + len(ends)), plane=plane._replace(scan=scan)
-        )
-        for slab in (*pools.ranks[0].taps, *pools.ranks[0].states):
+        counting = plane._replace(scan=scan)
+        pools = cpu_pools(model.config, page, (1, 1, 1 + len(ends)), plane=counting)
+        slabs = [*pools.ranks[0].taps, *pools.ranks[0].states]
+        for slab in slabs:
             slab.zero_()
-        return pools.ranks[0], OneSequence(model, pools, tokens, ((), ()), captures)
+        return slabs, OneSequence(model, pools, TOKENS, ((), ()), captures)
 
     whole, its = memory([(end, slot) for slot, end in enumerate(ends, 1)])
     its.forward(0, ends[-1] + 3)
     assert len(scans) == 2  # one a layer
     cut, its = memory([])
-    for start, (slot, end) in zip((0, *ends), enumerate(ends, 1), strict=False):
-        its.forward(start, end)
-        for captured, left in zip(
-            (*whole.taps, *whole.states), (*cut.taps, *cut.states), strict=True
-        ):
+    for slot, end in enumerate(ends, 1):
+        its.forward(end - page, end)
+        for captured, left in zip(whole, cut, strict=True):
             assert torch.equal(captured[slot], left[0])
             assert left[0].any()
 
 
 def test_a_step_launches_as_many_kernels_for_many_sequences_as_for_one():
-    page, counts = 4, []
+    model, counts = ReferenceModel(tiny("F S M D", 4), page_size=4), []
+    model.together = 8
     for num_sequences in (1, 5):
-        launches = []
+        launches = Counter()
 
         def counted(launch, launches=launches):
             def run(*given, **more):
-                launches.append(launch.__name__)
+                launches[launch.__name__] += 1
                 return launch(*given, **more)
 
             return run
 
-        model = ReferenceModel(tiny("F S M D", page), page_size=page)
-        model.together = 8
-        plane = REFERENCE.wrapped(counted)
-        pools = cpu_pools(model.config, page, (5, 5, 5), plane=plane)
+        pools = cpu_pools(model.config, 4, (5, 5, 5), plane=REFERENCE.wrapped(counted))
         each = [
             Stretch(TOKENS, 2, 3, [[number]] * 2, slot=number) for number in range(num_sequences)
         ]
         model.forward(PagedKvView(pools, each, model.together))
-        counts.append(Counter(launches))
+        counts.append(launches)
     assert counts[0] == counts[1]
     assert counts[1]["naive_scan"] == 2  # one a recurrent layer

@@ -1,4 +1,4 @@
-"""Pinned memory of the size that was asked for, pinned by a stand-in for the CUDA runtime."""
+"""Pinned memory has the size that was asked for; a stand-in for the CUDA runtime pins it."""
 
 import mmap
 from pathlib import Path
@@ -13,18 +13,18 @@ from hicache.executor.real.pinned import HUGE_PAGE_BYTES, pinned_bytes
 class Registry:
     """Pins nothing, and remembers the calls."""
 
-    def __init__(self, code: int = 0) -> None:
+    def __init__(self, code=0):
         self.code = code
-        self.pinned: dict[int, int] = {}
-        self.released: list[bool] = []  # of each range: was it still mapped
+        self.pinned = {}
+        self.released = []  # of each range: was it still mapped
 
-    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+    def cudaHostRegister(self, address, num_bytes, flags):
         assert flags == pinned.PORTABLE
         if self.code == 0:
             self.pinned[address] = num_bytes
         return self.code
 
-    def cudaHostUnregister(self, address: int) -> int:
+    def cudaHostUnregister(self, address):
         del self.pinned[address]
         maps = Path("/proc/self/maps").read_text().splitlines()
         spans = [line.split()[0].split("-") for line in maps]
@@ -32,54 +32,46 @@ class Registry:
         return 0
 
 
-@pytest.mark.parametrize("num_bytes", [1, HUGE_PAGE_BYTES, 5 * HUGE_PAGE_BYTES + 1])
-def test_as_much_is_pinned_as_was_asked_for(num_bytes: int) -> None:
+@pytest.mark.parametrize("num_bytes", [0, 1, HUGE_PAGE_BYTES, 5 * HUGE_PAGE_BYTES + 1])
+def test_memory_of_the_wanted_size_is_pinned_until_its_last_view_is_gone(num_bytes):
     registry = Registry()
     memory = pinned_bytes(num_bytes, registry)
     assert memory.shape == (num_bytes,)
     assert not memory.any()
-    (pinned_size,) = registry.pinned.values()
-    assert registry.pinned == {memory.data_ptr(): pinned_size}
-    assert 0 <= pinned_size - num_bytes < HUGE_PAGE_BYTES  # and not the next power of two
+    sizes = list(registry.pinned.values())
+    assert len(sizes) == (num_bytes > 0)
+    assert registry.pinned == dict.fromkeys([memory.data_ptr()][: len(sizes)], *sizes or [0])
+    # and not the next power of two
+    assert all(0 <= size - num_bytes < HUGE_PAGE_BYTES for size in sizes)
+    view = memory[num_bytes // 2 :].view(torch.int8)
+    del memory
+    assert len(registry.pinned) == len(sizes)
+    del view
+    assert not registry.pinned
+    assert registry.released == [True] * len(sizes)  # before it is unmapped
 
 
-def test_huge_pages_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [None, OSError("invalid argument")])
+def test_huge_pages_are_requested_and_a_system_without_them_is_served(error, monkeypatch):
     advice = []
-    monkeypatch.setattr(pinned._Registered, "madvise", lambda self, what: advice.append(what))
-    pinned_bytes(64, Registry())
+
+    def madvise(self, what):
+        advice.append(what)
+        if error:
+            raise error
+
+    monkeypatch.setattr(pinned._Registered, "madvise", madvise)
+    assert len(pinned_bytes(64, Registry())) == 64
     assert advice == [mmap.MADV_HUGEPAGE]
 
 
-def test_a_system_without_huge_pages_pins_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(self: object, what: int) -> None:
-        raise OSError("invalid argument")
-
-    monkeypatch.setattr(pinned._Registered, "madvise", refused)
-    assert len(pinned_bytes(64, Registry())) == 64
-
-
-def test_memory_is_released_with_its_last_view_and_before_it_is_unmapped() -> None:
-    registry = Registry()
-    memory = pinned_bytes(64, registry)
-    view = memory[8:16].view(torch.int64)
-    del memory
-    assert registry.pinned
-    del view
-    assert not registry.pinned
-    assert registry.released == [True]
-
-
-def test_memory_that_cannot_be_pinned_is_refused() -> None:
-    with pytest.raises(MemoryError, match=r"2,097,152 bytes .* cannot be pinned: CUDA error 2"):
-        pinned_bytes(64, Registry(code=2))
-
-
-def test_memory_that_cannot_be_mapped_is_refused() -> None:
-    with pytest.raises(MemoryError, match="cannot be mapped"):
-        pinned_bytes(1 << 60, Registry())
-
-
-def test_nothing_is_pinned_for_an_empty_pool() -> None:
-    registry = Registry()
-    assert len(pinned_bytes(0, registry)) == 0
-    assert not registry.pinned
+@pytest.mark.parametrize(
+    ("num_bytes", "code", "sentence"),
+    [
+        (64, 2, r"2,097,152 bytes .* cannot be pinned: CUDA error 2"),
+        (1 << 60, 0, "cannot be mapped"),
+    ],
+)
+def test_memory_that_cannot_be_pinned_or_mapped_is_refused(num_bytes, code, sentence):
+    with pytest.raises(MemoryError, match=sentence):
+        pinned_bytes(num_bytes, Registry(code))

@@ -1,4 +1,7 @@
-"""The reference model against one that knows no pages, and against itself in other cuts."""
+"""The reference model against one without pages, and against itself in other cuts and places."""
+
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -6,40 +9,60 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.tiers.transfer import Move
+from hicache.cache.tree.node import DEVICE
+from hicache.executor.real.pools import Arrival
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.tables import HoleError
 from tests.executor.cpu_pools import cpu_pools
-from tests.executor.mixes import tiny
-from tests.executor.one_sequence import OneSequence
+from tests.executor.one_sequence import (
+    INDEX,
+    LENGTH,
+    NUM_PAGES,
+    PAGE,
+    TOKENS,
+    WINDOW,
+    OneSequence,
+    shape_of,
+)
 
-PAGE = 8
-LENGTH = 61
-TOKENS = np.random.default_rng(0).integers(0, 10_000, LENGTH, dtype=np.int32).tobytes()
+WIDE = 3  # the number of the second window's kind
+ATTENDED = FULL, SWA, WIDE
+ALL = "FtI S W M D"
+PLAIN = ["F", "S", "M", "D", "F S M D"]
 
 
-def sequence_of(model: ReferenceModel, *, tp: int = 1, seed: int = 0) -> OneSequence:
-    """Pages in any order, poisoned: what is not written is NaN."""
-    num_pages = -(-LENGTH // PAGE)
-    pools = cpu_pools(model.config, model.page_size, (num_pages, num_pages, 1), tp=tp)
-    pages = np.random.default_rng(seed).permutation(num_pages).astype(np.int32)
-    for kind in (0, 1):
-        pools.poison(0, kind, pages)
-    return OneSequence(model, pools, TOKENS, (pages, pages))
+def model_of(pattern: str) -> ReferenceModel:
+    return ReferenceModel(shape_of(pattern), page_size=PAGE)
 
 
-@pytest.mark.parametrize("pattern", ["F", "S", "M", "D", "F S M D"])
-@pytest.mark.parametrize("tp", [1, 2, 4])
+def sequence_of(model: ReferenceModel, *, tp: int = 1, seed: int | None = None) -> OneSequence:
+    """Pages in a random order, or ascending, filled with NaN before the model writes them."""
+    counts = (NUM_PAGES, NUM_PAGES, 1, NUM_PAGES), (NUM_PAGES, NUM_PAGES, 2, NUM_PAGES)
+    pools = cpu_pools(model.config, PAGE, *counts, tp=tp)
+    for kind in ATTENDED:
+        pools.poison(DEVICE, kind, range(NUM_PAGES))
+    pages = np.arange(NUM_PAGES) if seed is None else np.random.default_rng(seed).permutation(8)
+    return OneSequence(model, pools, TOKENS, [pages.tolist()] * 4)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tp"),
+    [("FtI", 1), ("FtI", 2), ("W", 2), (ALL, 2), *product(["F S M D"], [1, 2, 4]), ("F", 4)],
+)
 def test_logits_do_not_depend_on_the_cut_the_pages_or_the_ranks(pattern, tp):
-    model = ReferenceModel(tiny(pattern, PAGE), page_size=PAGE)
+    model = model_of(pattern)
     whole = sequence_of(model).in_cuts([LENGTH])
     cuts = [16, 24, *range(25, 45), 48, LENGTH]
     assert torch.equal(sequence_of(model, tp=tp, seed=1).in_cuts(cuts), whole)
+    assert torch.isfinite(whole).all()
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_a_rank_attends_with_all_query_heads_of_its_kv_heads(tp):
-    # so a program has as many rows on any number of ranks, and sums run in the same order
-    model = ReferenceModel(tiny("F", PAGE), page_size=PAGE)
+    """So a program has as many rows on any number of ranks, and sums run in the same order."""
+    model = model_of("F")
     sequence, heads = sequence_of(model, tp=tp), []
     plane = sequence.pools.plane
 
@@ -52,36 +75,57 @@ def test_a_rank_attends_with_all_query_heads_of_its_kv_heads(tp):
     assert heads == [model.config.num_query_heads / model.config.num_kv_heads] * tp
 
 
-@pytest.mark.parametrize("pattern", ["F", "S", "M", "D", "F S M D"])
+@pytest.mark.parametrize("pattern", PLAIN)
 def test_logits_are_those_of_a_model_without_pages(pattern):
-    config = tiny(pattern, PAGE)
-    model = ReferenceModel(config, page_size=PAGE)
-    got = sequence_of(model).in_cuts([LENGTH])
+    model = model_of(pattern)
+    got = sequence_of(model, seed=0).in_cuts([LENGTH])
     torch.testing.assert_close(got.double(), dense(model), rtol=0, atol=1e-4)
 
 
-def test_a_hole_in_the_window_is_refused():
-    model = ReferenceModel(tiny("S", PAGE), page_size=PAGE)
-    sequence = sequence_of(model)
-    sequence.forward(0, 32)
-    sequence.pages[1][3] = -1
+@pytest.mark.parametrize(("word", "kind", "num_before"), [("S", SWA, 2), ("W", WIDE, 3)])
+def test_a_window_needs_its_pages_and_reads_no_page_before_them(word, kind, num_before):
+    model = model_of(word)
+    whole, its = sequence_of(model).in_cuts([LENGTH]), sequence_of(model)
+    its.forward(0, 40)
+    its.pages[kind][:num_before] = [-1] * num_before
+    assert torch.equal(its.forward(40, 48, logits_from=40), whole[40:48])
+    its.pages[kind][5] = -1
     with pytest.raises(HoleError, match="at least one is missing"):
-        sequence.forward(32, 40)
+        its.forward(48, LENGTH)
 
 
-def test_a_hole_behind_the_window_is_not_read():
-    model = ReferenceModel(tiny("S", PAGE), page_size=PAGE)
-    whole = sequence_of(model).in_cuts([LENGTH])
-    sequence = sequence_of(model)
-    sequence.forward(0, 40)
-    num_left = (40 - model.config.window_len) // PAGE
-    sequence.pages[1][:num_left] = [-1] * num_left
-    assert torch.equal(sequence.forward(40, LENGTH, logits_from=40), whole[40:])
+@pytest.mark.parametrize("spoiled", [None, "index", "wide"])
+def test_index_keys_and_a_second_window_come_back_from_the_host(spoiled):
+    model = model_of(ALL)
+    whole, its = sequence_of(model).in_cuts([LENGTH]), sequence_of(model)
+    its.forward(0, 40)
+    pages, pools = range(NUM_PAGES), its.pools
+    others = pages[::-1]
+    pools.save([*(Move(kind, pages, others) for kind in ATTENDED), Move(MAMBA, [0], [1])])
+    host = pools.ranks[0].host
+    if spoiled == "index":  # the last bytes of an item
+        host[FULL][others[1], -PAGE * 8 * 4 :] = 0
+    elif spoiled == "wide":
+        host[WIDE][others[4]] = 0
+    for kind in ATTENDED:
+        pools.poison(DEVICE, kind, pages)
+    moves = [*(Move(kind, others, pages) for kind in ATTENDED), Move(MAMBA, [1], [0])]
+    pools.load([Arrival(is_within=False, moves=moves)])
+    assert torch.equal(its.forward(40, LENGTH, logits_from=40), whole[40:]) is (spoiled is None)
 
 
-def test_a_layer_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match="layers F, S, M, D, FtI, got '-'"):
-        ReferenceModel(tiny("F -", PAGE), page_size=PAGE)
+@pytest.mark.parametrize(
+    ("pattern", "parts", "sentence"),
+    [
+        ("F -", (WINDOW, INDEX), "layers F, S, M, D, FtI, W, got '-'"),
+        (ALL, (replace(WINDOW, dim=8), INDEX), "no parts but other windows and one of index keys"),
+        (ALL, (replace(WINDOW, heads=1), INDEX), "no parts but other windows"),
+        (ALL, (WINDOW, replace(INDEX, tokens=4)), "no parts but other windows"),
+    ],
+)
+def test_a_model_with_unknown_layers_or_parts_is_refused(pattern, parts, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ReferenceModel(shape_of(pattern, parts=parts), page_size=PAGE)
 
 
 def dense(model: ReferenceModel) -> Tensor:

@@ -25,18 +25,18 @@ def test_an_endless_store_holds_what_an_engine_of_stand_ins_holds() -> None:
         assert getattr(plain, what)(some) == getattr(engine, what)(some)
 
 
-def test_stand_ins_tell_of_pages_that_found_no_room() -> None:
+def test_a_stand_in_store_counts_pages_that_found_no_room() -> None:
     assert StandIns(MemoryStorage(capacity_bytes=KEY_BYTES - 1)).write([8, 16]) == 2
 
 
-def test_a_stand_in_that_comes_back_changed_is_not_read() -> None:
+def test_a_changed_stand_in_page_is_not_read() -> None:
     storage = MemoryStorage(capacity_bytes=None)
     storage.write(key_bytes([8, 16]), [memoryview(each) for each in key_bytes([8, 24])])
     assert StandIns(storage).read([8, 16]) == 1
 
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-def test_a_key_says_its_page_and_its_kind(names: list[Key]) -> None:
+def test_a_key_names_its_page_and_its_kind(names: list[Key]) -> None:
     of = {kind: list(keys(names, kind)) for kind in KINDS}
     assert [set(kinds_of(of[kind])) for kind in KINDS] == [{FULL}, {SWA}, {MAMBA}]
     in_bytes = [each for kind in KINDS for each in key_bytes(of[kind])]

@@ -18,7 +18,7 @@ from hicache.executor.real.tables import Stretch
 from hicache.kernels import append, attend, copy, index, scan
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.streams import PlacedStream
-from tests.executor.test_torch_parts import PAGE, TOKENS, shape_of
+from tests.executor.one_sequence import PAGE, TOKENS, shape_of
 
 kernels = (
     append._append_kernel, attend._split_kernel, attend._merge_kernel, scan._scan_kernel,

@@ -1,7 +1,6 @@
 """The public calls, and refusals in one sentence."""
 
 import ast
-import inspect
 import sys
 from pathlib import Path
 
@@ -40,12 +39,6 @@ def test_the_example_of_the_readme_runs():
     assert torch.equal(names["ssm"][:3], names["ssm"][[7, 3, 12]])
 
 
-def test_copied_pages_have_the_checksum_of_the_way_back(table):
-    there = kernels.copy_items_with_checksum(table, i32(3, 5), i32(0, 4))
-    back = copy_table(table.dst, table.src)
-    assert torch.equal(there.flip(0), kernels.copy_items_with_checksum(back, i32(4, 0), i32(1, 2)))
-
-
 @pytest.mark.parametrize(
     ("src_ids", "dst_ids", "sentence"),
     [
@@ -62,18 +55,24 @@ def test_copied_pages_have_the_checksum_of_the_way_back(table):
     ],
     ids=str,
 )
-def test_ids_that_lie_are_refused(src_ids, dst_ids, sentence, table):
+def test_wrong_ids_are_refused(src_ids, dst_ids, sentence, table):
     with pytest.raises(ValueError, match=sentence):
         kernels.send_ids((table, src_ids, dst_ids))
 
 
-def test_overlapping_source_and_target_slots_are_refused(pools):
-    table = copy_table([pools[0]], [pools[0]])
+def test_ids_of_each_pair_are_checked_and_sent_in_order(pools, table):
+    pairs = (table, i32(3, 5), i32(0, 4)), (table, i32(1), i32(2))
+    sent = kernels.send_ids(*pairs)
+    assert [[ids.tolist() for ids in pair] for pair in sent] == [[[3, 5], [0, 4]], [[1], [2]]]
+    assert kernels.send_ids() == []
+    with pytest.raises(ValueError, match="target id 2 is written more than once"):
+        kernels.send_ids(pairs[0], (table, i32(1, 0), i32(2, 2)))
+    within = copy_table([pools[0]], [pools[0]])
     with pytest.raises(ValueError, match="id 3 is both a source and a target in one pool"):
-        kernels.send_ids((table, i32(1, 3), i32(3, 4)))
+        kernels.send_ids((within, i32(1, 3), i32(3, 4)))
 
 
-def test_a_warm_up_launches_each_kernel_once_over_nothing(table, monkeypatch):
+def test_a_warm_up_launches_each_kernel_over_nothing(table, monkeypatch):
     launched = []
 
     def watched(module, name):
@@ -86,44 +85,10 @@ def test_a_warm_up_launches_each_kernel_once_over_nothing(table, monkeypatch):
         monkeypatch.setattr(module, name, launch)
 
     watched(copy, "copy_items")
-    watched(copy, "copy_items_with_checksum")
     watched(index, "page_table")
     kernels.warm_up(table)
-    assert launched == [
-        ("copy_items", [0, 0]),
-        ("copy_items_with_checksum", [0, 0]),
-        ("copy_items", [0, 0]),  # by which the checksum's kernel is launched
-        ("page_table", [2, 1, 2]),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        (copy, "copy_items"),
-        (copy, "copy_items_with_checksum"),
-        (index, "page_table"),
-    ],
-)
-def test_a_reference_has_the_arguments_and_defaults_of_its_kernel(module, name):
-    wanted = inspect.signature(getattr(module, name)).parameters
-    for each in inspect.signature(getattr(module, f"naive_{name}")).parameters.values():
-        assert (each.kind, each.default) == (wanted[each.name].kind, wanted[each.name].default)
-
-
-def test_ids_are_sent_for_each_pair_in_its_place(table):
-    pairs = (table, i32(3, 5), i32(0, 4)), (table, i32(1), i32(2))
-    sent = kernels.send_ids(*pairs)
-    assert [[ids.tolist() for ids in pair] for pair in sent] == [[[3, 5], [0, 4]], [[1], [2]]]
-    assert kernels.send_ids() == []
-    with pytest.raises(ValueError, match="target id 2 is written more than once"):
-        kernels.send_ids(pairs[0], (table, i32(1, 0), i32(2, 2)))
-
-
-@pytest.mark.parametrize("num_programs", [0, -4])
-def test_no_programs_are_refused(num_programs, table):
-    with pytest.raises(ValueError, match="at least one program wanted"):
-        kernels.copy.programs_of(table, 10, num_programs)
+    # with and without checksums
+    assert launched == [("copy_items", [0, 0])] * 2 + [("page_table", [2, 1, 2])]
 
 
 def test_the_package_needs_only_torch_triton_and_einops():
@@ -140,7 +105,7 @@ def test_the_package_needs_only_torch_triton_and_einops():
                 assert not name.startswith("hicache.") or name.startswith("hicache.kernels")
 
 
-def test_parts_are_sent_in_one_piece_and_come_back_in_their_lengths(monkeypatch):
+def test_parts_are_sent_in_one_copy_and_keep_their_lengths(monkeypatch):
     parts = [i32(1, 2), i32(), i32(3)]
     assert [a is b for a, b in zip(ops.send(parts, torch.device("cpu")), parts, strict=True)] == [
         True

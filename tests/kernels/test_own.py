@@ -1,26 +1,17 @@
-"""Kernels that bring their oracles: what is wrong with one has a name."""
+"""The check and the bench of kernels that bring their own oracles."""
 
-import os
+import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import tuned
 
-from hicache.workbench import check as check_module
 from hicache.workbench import contract
 from hicache.workbench.bench import __main__ as bench
-from hicache.workbench.check import check, main
+from hicache.workbench.check import check
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NAMES = ["my_transcode:RowsToInt8", "my_attention:Decode"]
-
-
-@pytest.fixture
-def in_the_examples(monkeypatch):
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.syspath_prepend(EXAMPLES)
 
 
 class Doubled:
@@ -77,7 +68,7 @@ def order():
         (order(), {"wrong", "overlap"}),
     ],
 )
-def test_what_is_wrong_has_a_name(launch, kinds):
+def test_each_kind_of_fault_is_named(launch, kinds):
     verdict = check(Doubled(launch), num_cases=2)
     assert set(verdict.faults) == kinds
     assert verdict.passes == (not kinds)
@@ -117,39 +108,18 @@ def test_a_wrong_kernel_fails_the_bench(in_the_examples, monkeypatch, capsys):
     assert f"FAILED {NAMES[0]}" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in the interpreter")
-def test_the_command_checks_a_kernel_with_an_oracle(in_the_examples, capfd):
-    assert main([NAMES[1], "--cases", "2"]) == 0
-    assert "right in 2 cases" in capfd.readouterr().out
-
-
-def test_an_autotuned_kernel_is_checked():
-    verdict = check(tuned.Doubled(), num_cases=8)
-    assert str(verdict) == "right in 8 cases"
-
-
-def test_cases_take_turns_with_configurations_and_a_wrong_one_is_named():
-    verdict = check(tuned.WrongInLargeBlocks(), num_cases=8)
-    assert (verdict.num_wrong, verdict.exit_code) == (4, 1)
-    assert "[BLOCK: 1024, num_warps: 2" in verdict.faults["wrong"].sentence
-
-
-def test_a_loop_variable_that_is_no_tensor_is_a_limit_of_the_interpreter():
-    verdict = check(tuned.Looped(), num_cases=2)
-    assert (verdict.exit_code, len(verdict.unchecked)) == (3, 2)
-    assert "'int' object has no attribute 'to'" in verdict.unchecked[0]
-
-
-def test_an_attribute_that_no_tensor_has_is_a_mistake_of_the_kernel():
-    verdict = check(tuned.Absent(), num_cases=1)
-    assert (verdict.exit_code, [*verdict.faults]) == (1, ["raised"])
-
-
-def test_a_long_check_says_how_far_it_is(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(check_module, "PROGRESS_S", 0)
-    monkeypatch.chdir(Path(__file__).parent)
-    given = ["tuned:Doubled", "--cases", "2", "--device", "cpu", "--inside", str(tmp_path / "x")]
-    assert main(given) == 0
-    said = capsys.readouterr().err.splitlines()
-    assert [line[:6] for line in said] == ["case 0", "case 1"]
-    assert all(line.endswith(" (of 2 cases)") for line in said)
+@pytest.mark.parametrize(
+    ("kernel", "num_cases", "code", "num_wrong", "sentence"),
+    [
+        (tuned.Doubled(), 4, 0, 0, "right in 4 cases"),
+        # cases take turns with configurations
+        (tuned.WrongInLargeBlocks(), 8, 1, 4, "wrong: .*[BLOCK: 1024, num_warps: 2"),
+        # the variable of a loop is a tensor in a compiled kernel
+        (tuned.Looped(), 2, 3, 0, "not checked: 2 cases.*'int' object has no attribute 'to'"),
+        (tuned.Absent(), 1, 1, 1, "raised: "),
+    ],
+)
+def test_autotuned_kernels_are_checked(kernel, num_cases, code, num_wrong, sentence):
+    verdict = check(kernel, num_cases=num_cases)
+    assert (verdict.exit_code, verdict.num_wrong) == (code, num_wrong)
+    assert re.search(sentence.replace("[", r"\["), str(verdict))

@@ -1,13 +1,12 @@
-"""The peers of the bench move the right bytes, and as widely as the engines say of theirs."""
+"""The peers of the bench move the right bytes, and are launched as engines launch theirs.
 
-import ctypes
-from types import SimpleNamespace
+`tests/test_imitated_gpu.py` verifies those that need a GPU.
+"""
 
 import pytest
 import torch
 import triton.language as tl
 
-from hicache.kernels import copy_table
 from hicache.workbench import contract
 from hicache.workbench.bench import peers
 from hicache.workbench.check import check
@@ -43,87 +42,70 @@ def test_what_needs_a_gpu_declines(name):
         peers.PEERS[name]([pool, pool], [pool.clone(), pool.clone()])
 
 
-class Launched:
-    """Stands for a kernel, and remembers how it was launched."""
+@pytest.fixture
+def launches(monkeypatch):
+    """Launches of peers, which run nothing: the grid, the arguments and the constants."""
+    listed = []
 
-    def __init__(self):
-        self.launches = []
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **constants: listed.append((grid, arguments, constants))
 
-    def __getitem__(self, grid):
-        return lambda *arguments, **constants: self.launches.append((grid, arguments, constants))
+    monkeypatch.setattr(peers, "_pointer_copy_kernel", Kernel())
+    monkeypatch.setattr(peers, "_unified_copy_kernel", Kernel())
+    return listed
 
 
 @pytest.mark.parametrize(
     ("name", "word", "block", "num_warps", "grid"),
     [
         ("vllm_blocks", tl.int64, 1024, 4, (12, 1)),
-        ("vllm_states", tl.int8, 1024, 4, (40, 1)),
-        ("vllm_states_tiled", tl.int64, 1024, 4, (40, 16)),
+        ("vllm_states", tl.int8, 1024, 4, (600, 1)),
+        ("vllm_states_tiled", tl.int64, 1024, 4, (600, 16)),
         ("sgl_warps", tl.int64, 1024, 32, (2, 1)),
-        ("sglang_slots", tl.int16, 8192, 8, (40, 1)),
+        ("sglang_slots", tl.int16, 8192, 8, (4 * 132, 1)),  # 4 an SM of an H200
     ],
 )
-def test_a_peer_is_launched_as_its_engine_launches_it(
-    name, word, block, num_warps, grid, monkeypatch
-):
-    kernel = Launched()
-    monkeypatch.setattr(peers, "_pointer_copy_kernel", kernel)
-    src, dst = torch.zeros(2, 20, 32), torch.zeros(2, 30, 32)
-    ids = torch.arange(20, dtype=torch.int32)
+def test_a_peer_is_launched_as_its_engine_launches_it(name, word, block, num_warps, grid, launches):
+    src, dst = torch.zeros(2, 300, 4), torch.zeros(2, 310, 4)
+    ids = torch.arange(300, dtype=torch.int32)
     launch = peers.PEERS[name](list(src), list(dst))
     launch(ids, ids + 10)
     launch(ids, ids + 10, num_programs=3)
     launch(ids[:0], ids[:0])
-    assert [each[0] for each in kernel.launches] == [grid, (3, grid[1])]
-    sources, targets, words, num_items = kernel.launches[0][1]
-    assert sources.tolist() == [src.data_ptr() + 128 * item for item in range(40)]
-    assert targets.tolist() == [
-        dst.data_ptr() + 128 * (i % 20 + 10 + i // 20 * 30) for i in range(40)
-    ]
-    assert words.tolist() == [128 * 8 // word.primitive_bitwidth] * 40
-    assert (num_items, len(kernel.launches[0][1])) == (40, 4)
-    assert kernel.launches[0][2] == {"WORD": word, "BLOCK": block, "num_warps": num_warps}
+    assert [each[0] for each in launches] == [grid, (3, grid[1])]
+    _, (sources, targets, words, num_items), constants = launches[0]
+    assert sources.tolist() == [src.data_ptr() + 16 * item for item in range(600)]
+    place = [i % 300 + 10 + i // 300 * 310 for i in range(600)]
+    assert targets.tolist() == [dst.data_ptr() + 16 * item for item in place]
+    assert words.tolist() == [16 * 8 // word.primitive_bitwidth] * 600
+    assert num_items == 600
+    assert constants == {"WORD": word, "BLOCK": block, "num_warps": num_warps}
 
 
-def test_many_states_take_four_programs_an_sm_of_an_h200(monkeypatch):
-    kernel = Launched()
-    monkeypatch.setattr(peers, "_pointer_copy_kernel", kernel)
-    pool, ids = torch.zeros(600, 4), torch.arange(600, dtype=torch.int32)
-    peers.sglang_slots([pool], [pool.clone()])(ids, ids)
-    assert kernel.launches[0][0] == (4 * 132, 1)
-
-
-def test_the_unified_peer_takes_two_programs_a_buffer(monkeypatch):
-    kernel = Launched()
-    monkeypatch.setattr(peers, "_unified_copy_kernel", kernel)
+def test_the_unified_peer_takes_two_programs_a_buffer(launches):
     src, dst = torch.zeros(2, 5, 4, 2, 16), torch.zeros(2, 7, 4, 2, 16)
     ids = torch.arange(3, dtype=torch.int32)
     peers.sglang_unified(list(src), list(dst))(ids, ids)
     peers.sglang_unified(list(src), list(dst))(ids, ids, num_programs=9)
-    assert [each[0] for each in kernel.launches] == [(2,)] * 2 + [(9,)] * 2
-    assert kernel.launches[0][1][4:] == (3, 4, 16, 64, 64, 16, 16)
-    assert kernel.launches[0][2] == {"BLOCK": 1024, "num_warps": 32}
+    assert [each[0] for each in launches] == [(2,)] * 2 + [(9,)] * 2
+    assert launches[0][1][4:] == (3, 4, 16, 64, 64, 16, 16)
+    assert launches[0][2] == {"BLOCK": 1024, "num_warps": 32}
     with pytest.raises(NotImplementedError, match="rows of heads in one piece wanted"):
-        peers.sglang_unified(list(src[:, :, :, :, ::1].transpose(2, 3)), list(dst))
+        peers.sglang_unified(list(src.transpose(2, 3)), list(dst))
 
 
-def test_what_is_listed_beforehand_is_not_timed():
+def test_addresses_are_listed_before_a_launch_and_not_in_it():
     src, dst = torch.arange(8).view(4, 2), torch.zeros(4, 2, dtype=torch.int64)
     ids = torch.tensor([1, 3], dtype=torch.int32)
     launch = contract.bound(peers.memcpy_each([src], [dst]), ids, ids)
-    ids.fill_(0)  # read when it was bound, not when it is launched
+    ids.fill_(0)
     launch()
     assert torch.equal(dst, torch.tensor([[0, 0], [2, 3], [0, 0], [6, 7]]))
-
-
-def test_a_kernel_without_a_list_is_launched_as_it_is():
-    calls = []
-
-    def launch(src_ids, dst_ids, *, num_programs=None):
-        calls.append((src_ids, dst_ids, num_programs))
-
-    contract.bound(launch, 1, 2, num_programs=3)()
-    assert calls == [(1, 2, 3)]
+    plain = contract.bound(
+        lambda *ids, num_programs=None: (ids, num_programs), 1, 2, num_programs=3
+    )
+    assert plain() == ((1, 2), 3)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="an order only the interpreter has")
@@ -133,45 +115,3 @@ def test_the_unified_peers_programs_share_the_work():
     peers.sglang_unified([pool], [pool])(swap, swap.flip(0))
     # one program loads all and then stores it; a second that did so too would swap it back
     assert pool[:, 0].tolist() == [64, 0]
-
-
-class OnGpu(torch.Tensor):
-    """Host memory that says it lies on a GPU."""
-
-    is_cuda = True
-
-
-def moved_by_hand(runs, device):
-    for src, dst, size in zip(*(column.tolist() for column in runs[:3]), strict=True):
-        ctypes.memmove(dst, src, size)
-
-
-def test_a_batch_is_the_runs_of_the_table(monkeypatch):
-    src, dst = torch.arange(5 * 64).view(5, 64), torch.zeros(5, 64, dtype=torch.int64)
-    table = copy_table([src], [dst])
-    there = SimpleNamespace(
-        device=torch.device("cuda", 0), rows=table.rows, crosses_link=False, src=table.src
-    )
-    monkeypatch.setattr(peers, "copy_table", lambda src, dst: there)
-    devices = []
-
-    def copied(runs, device):
-        devices.append(device)
-        moved_by_hand(runs, device)
-
-    monkeypatch.setattr(peers.copy_engine, "copy_runs", copied)
-    ids = torch.tensor([1, 3], dtype=torch.int32)
-    launch = contract.bound(peers.memcpy_batch([src], [dst]), ids, ids - 1)
-    assert not dst.any()
-    launch()
-    assert torch.equal(dst[[0, 2]], src[[1, 3]])
-    assert not dst[[1, 3, 4]].any()
-    assert devices == [there.device]
-
-
-def test_vllm_copies_to_the_host_by_batches_alone():
-    pool = torch.zeros(2, 64)
-    with pytest.raises(NotImplementedError, match="vLLM copies to the host by batched memcpy"):
-        peers.vllm_blocks([pool.as_subclass(OnGpu)], [pool])
-    for src, dst in ((pool, pool), (pool, pool.as_subclass(OnGpu))):
-        assert peers.vllm_blocks([src], [dst]) is not None

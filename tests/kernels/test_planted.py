@@ -171,29 +171,18 @@ def test_items_beyond_2_to_the_31_elements_are_found(family, case, generator):
 
 
 CAST = ".to(tl.int64)"
+SRC = "src_id * tl.load(piece + 2, mask=exists, other=0)"
 NARROW = {
-    "append: page ids": ("append", "append", f"other=0){CAST}", "other=0)"),
     "attend: page ids": ("attend", "attend", f"page{CAST} * page_stride", "page * page_stride"),
-    "encode: source ids": ("encode", "transcode", f"src_id{CAST}", "src_id"),
-    "encode: target ids": ("encode", "transcode", f"dst_id{CAST}", "dst_id"),
-    "scan: slot that is read": ("scan", "scan", f"tl.load(sequence){CAST}", "tl.load(sequence)"),
-    "scan: slot of states": ("scan", "scan", f"+ 1){CAST}\n        to", "+ 1)\n        to"),
     "scan: slot of taps": ("scan", "scan", f"+ 1){CAST} * taps", "+ 1) * taps"),
-} | {
-    f"copy: {side} ids": (
-        "copy",
-        "copy",
-        f"{side}_id * tl.load(piece + {column}, mask=exists, other=0)",
-        f"({side}_id * tl.load(piece + {column}, mask=exists, other=0)).to(tl.int32)",
-    )
-    for side, column in (("src", 2), ("dst", 3))
+    "copy: source ids": ("copy", "copy", SRC, f"({SRC}).to(tl.int32)"),
 }
 
 
 @interpreted
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize(("family", "name", "old", "new"), NARROW.values(), ids=NARROW)
-def test_an_offset_of_32_bits_shows(family, name, old, new, generator, tmp_path):
+def test_an_offset_of_32_bits_is_noticed(family, name, old, new, generator, tmp_path):
     kernels = MODULES | {name: module_with(name, old, new, tmp_path)}
     got, wanted = FAMILIES[family](SimpleNamespace(**kernels), "many items", generator)
     assert not torch.equal(got, wanted)
@@ -236,12 +225,8 @@ RIGHT = {
 }
 WRONG = {
     "load: no barrier before a layer's counter": (LOAD, "load", BARRIER, "pass"),
-    "load: programs arrive relaxed": (LOAD, "load", 'sem="acq_rel"', RELAXED),
-    "load: the counter rises relaxed": (LOAD, "load", 'sem="release"', RELAXED),
     "wait: the counter is read relaxed": (WAIT, "load", 'sem="acquire"', RELAXED),
     "scan: no barrier before its taps": (SCAN, "scan", f"{BARRIER}  # all threads have", "pass  #"),
-    "scan: no barrier before it ends": (SCAN, "scan", f"    {BARRIER}\n    others", "    others"),
-    "scan: programs end relaxed": (SCAN, "scan", 'sem="acq_rel"', RELAXED),
 }
 ORDERED = RIGHT | WRONG
 COUNTERS = {LOAD: ["acq_rel, gpu", "release, gpu"], WAIT: ["acquire, gpu"], SCAN: ["acq_rel, gpu"]}
@@ -278,5 +263,5 @@ def test_barriers_stand_before_counters_and_taps(label, orders):
 
 
 @pytest.mark.parametrize("label", WRONG)
-def test_a_mistake_in_the_order_shows(label, orders):
+def test_a_wrong_order_of_memory_operations_is_noticed(label, orders):
     assert not is_ordered(label, orders[label][0])

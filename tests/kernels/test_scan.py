@@ -1,45 +1,57 @@
-"""Recurrent scans: outputs, and the states and taps that are captured on the way."""
+"""Recurrent scans: outputs, and the states and taps that are captured on the way.
+
+Small scans have fp32 inputs. At the shapes of models, taps, inputs and gates are bf16.
+"""
 
 from itertools import pairwise
 
 import pytest
 import torch
+from on_gpu import ON_GPU
 
 from hicache.kernels import scan as kernels
 from hicache.kernels.scan import ScanWeights, naive_scan, scan
+from hicache.workbench.codegen_cases import SCANS
 
-ROWS, HEADS, DIM, KEYS, TAPS, SLOTS, BLOCK = 13, 2, 16, 32, 3, 5, 8
-CHANNELS = DIM + 2 * KEYS
+CPU = torch.device("cpu")
+DIM, KEYS, TAPS, SLOTS, BLOCK = 16, 32, 3, 5, 8
+SMALL = {"ssd": ((KEYS, DIM), True), "delta": ((KEYS, DIM), False)}  # as in SCANS
+SHAPES = SMALL | SCANS
 ENDS = [[3, 4], [8, 1], [11, 3], [13, 2]]  # the last is the slot that is read
-# sums of up to 32 fp32 products in another order, and exp and log of another library, over 13 steps
-TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+ROWS = ENDS[-1][0]
+# sums of up to 128 fp32 products in another order, and exp and log of another library, over 13
+# steps: an error in terms of the largest result
+TOLERANCE = 1e-5
 
 
-def case(rule):
-    generator = torch.Generator().manual_seed(3)
-    num_gates = 1 if rule == "ssd" else 2
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator)
-
-    weights = ScanWeights(
-        draw(TAPS + 1, HEADS, CHANNELS),
-        draw(HEADS).abs() * 0.1,
-        draw(HEADS) if rule == "ssd" else None,
-    )
-    pools = draw(SLOTS, HEADS, TAPS, CHANNELS), draw(SLOTS, HEADS, KEYS, DIM)
-    return pools, draw(ROWS, HEADS, CHANNELS), draw(ROWS, num_gates, HEADS), weights
-
-
-def i32(rows, device="cpu"):
+def i32(rows, device=CPU):
     return torch.tensor(rows, dtype=torch.int32, device=device)
 
 
-def run(launch, rule, device, cuts=(0, ROWS), ends=ENDS):
+def case(name, device=CPU, dtype=None):
+    """Taps, states, inputs, gates and weights; `dtype` converts all of them."""
+    (keys, dim), has_skip = SHAPES[name]
+    generator = torch.Generator().manual_seed(3)
+    heads, half = (32 if ON_GPU else 1, torch.bfloat16) if name in SCANS else (2, torch.float32)
+    channels = dim + 2 * keys
+
+    def draw(*shape, of=torch.float32):
+        return torch.randn(*shape, generator=generator).to(of).to(device, dtype)
+
+    weights = ScanWeights(
+        draw(TAPS + 1, heads, channels),
+        draw(heads).abs() * 0.1,
+        draw(heads) if has_skip else None,
+    )
+    taps = draw(SLOTS, heads, TAPS, channels, of=half)
+    states = draw(SLOTS, heads, keys, dim)
+    gates = draw(ROWS, 1 if has_skip else 2, heads, of=half)
+    return taps, states, draw(ROWS, heads, channels, of=half), gates, weights
+
+
+def run(launch, name, device, cuts=(0, ROWS), ends=ENDS, dtype=None, spoil=lambda *case: case):
     """Compute the rows in launches between `cuts`; return outputs, taps and states of all slots."""
-    (taps, states), inputs, gates, weights = case(rule)
-    taps, states, inputs, gates = (each.to(device) for each in (taps, states, inputs, gates))
-    weights = ScanWeights(*(None if each is None else each.to(device) for each in weights))
+    taps, states, inputs, gates, weights = spoil(*case(name, device, dtype))
     outputs = []
     for first, end in pairwise(cuts):
         its = [[n - first, slot] for n, slot in ends if first < n <= end and slot != 2]
@@ -50,62 +62,64 @@ def run(launch, rule, device, cuts=(0, ROWS), ends=ENDS):
     return torch.cat(outputs).cpu(), taps.cpu(), states.cpu()
 
 
-def sequential(rule):
-    """The state after each token: one launch of the reference for each, and nothing captured."""
-    (taps, states), *_ = case(rule)
+def sequential(name):
+    """The states after each token in fp64: one launch of the reference a token, no captures."""
+    taps, states, *_ = case(name, dtype=torch.float64)
     for number, slot in ENDS:
-        _, its_taps, its_states = run(
-            naive_scan, rule, torch.device("cpu"), cuts=range(number + 1), ends=[]
-        )
+        cuts = range(number + 1)
+        _, its_taps, its_states = run(naive_scan, name, CPU, cuts, [], torch.float64)
         taps[slot], states[slot] = its_taps[2], its_states[2]
     return taps, states
 
 
-@pytest.mark.parametrize("dims", [DIM, DIM // 2])
-@pytest.mark.parametrize("rule", ["ssd", "delta"])
-def test_captured_states_are_those_of_the_sequential_scan_at_every_end(
-    rule, dims, device, monkeypatch
-):
-    monkeypatch.setattr(kernels, "TILE", dims * KEYS)  # with half, two programs share a head
-    outputs, taps, states = run(scan, rule, device)
-    wanted_taps, wanted_states = sequential(rule)
-    assert torch.equal(taps, wanted_taps)
-    torch.testing.assert_close(states, wanted_states, **TOLERANCE)
-    wanted, taps, states = run(naive_scan, rule, torch.device("cpu"))
-    torch.testing.assert_close(outputs, wanted, **TOLERANCE)
-    assert torch.equal(taps, wanted_taps)
-    assert torch.equal(states, wanted_states)
+def is_near(got, wanted):
+    wanted = wanted.double()
+    return bool((got.double() - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
 
 
-@pytest.mark.parametrize("launch", [scan, naive_scan])
-@pytest.mark.parametrize("rule", ["ssd", "delta"])
-def test_bits_do_not_depend_on_where_launches_begin_and_end(rule, launch, device):
-    device = device if launch is scan else torch.device("cpu")
-    whole = run(launch, rule, device)
-    cut = run(launch, rule, device, cuts=(0, 1, 2, 9, 12, ROWS))
-    assert all(map(torch.equal, whole, cut))
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("ssd", 1), ("ssd", 2), ("delta", 1), ("delta", 2), *((n, 1) for n in SCANS)],
+)
+def test_captured_states_are_those_of_a_sequential_scan(name, share, device, monkeypatch):
+    if share > 1:  # two programs share a head
+        monkeypatch.setattr(kernels, "TILE", DIM // share * KEYS)
+    outputs, taps, states = run(scan, name, device)
+    wanted_taps, wanted_states = sequential(name)
+    assert torch.equal(taps.double(), wanted_taps)
+    assert is_near(states, wanted_states)
+    wanted, naive_taps, naive_states = run(naive_scan, name, CPU, dtype=torch.float64)
+    assert is_near(outputs, wanted)
+    assert torch.equal(naive_taps, wanted_taps)
+    assert is_near(naive_states, wanted_states)
 
 
-@pytest.mark.parametrize("fault", ["tap", "decay", "skip", "strength"])
-def test_a_planted_fault_is_far_outside_of_the_tolerance(fault, device, monkeypatch):
-    rule = "delta" if fault == "strength" else "ssd"
-    right = run(scan, rule, device)
-    (pools, inputs, gates, weights) = case(rule)
-    if fault == "tap":
-        weights = weights._replace(conv=weights.conv.roll(1, 0))
-    elif fault == "strength":
-        gates = gates.flip(1)
-    else:
-        weights = weights._replace(**{fault: getattr(weights, fault) * 1.01})
-    monkeypatch.setitem(globals(), "case", lambda _: (pools, inputs, gates, weights))
-    wrong = run(naive_scan, rule, torch.device("cpu"))
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(right, wrong, **TOLERANCE)
+LAUNCHES = pytest.mark.parametrize("launch", [scan, naive_scan])
+
+
+@LAUNCHES
+@pytest.mark.parametrize("name", SMALL)
+def test_bits_do_not_depend_on_where_launches_begin_and_end(name, launch, device):
+    device = device if launch is scan else CPU
+    whole = run(launch, name, device)
+    assert all(map(torch.equal, whole, run(launch, name, device, cuts=(0, 1, 2, 9, 12, ROWS))))
+
+
+FAULTS = {
+    "tap": ("ssd", lambda *its: (*its[:4], its[4]._replace(conv=its[4].conv.roll(1, 0)))),
+    "skip": ("ssd", lambda *its: (*its[:4], its[4]._replace(skip=its[4].skip * 1.01))),
+    "strength": ("delta", lambda *its: (*its[:3], its[3].flip(1), its[4])),
+}
+
+
+@pytest.mark.parametrize(("name", "spoil"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_of_a_scan_is_outside_of_the_tolerance(name, spoil, device):
+    got, wrong = run(scan, name, device)[0], run(naive_scan, name, CPU, spoil=spoil)[0]
+    assert not is_near(got, wrong)
 
 
 def test_one_launch_writes_all_captures(device, monkeypatch):
-    launches = []
-    kernel = kernels._scan_kernel
+    launches, kernel = [], kernels._scan_kernel
 
     class Counted:
         def __getitem__(self, grid):
@@ -118,36 +132,27 @@ def test_one_launch_writes_all_captures(device, monkeypatch):
 
 
 def test_states_that_the_kernel_cannot_keep_are_refused(device):
-    (taps, states), inputs, gates, weights = case("ssd")
-    sequence, ends = i32([[2, 0, 0, 1, 0]]), i32([[ROWS, 2]])
+    taps, states, *given = case("ssd")
     with pytest.raises(ValueError, match=r"fp32 states .* got .* torch\.float64"):
-        scan(taps, states.double(), sequence, ends, inputs, gates, weights, block=BLOCK)
+        scan(taps, states.double(), i32([[2, 0, 0, 1, 0]]), i32([[ROWS, 2]]), *given, block=BLOCK)
 
 
-@pytest.mark.parametrize("launch", [scan, naive_scan])
-@pytest.mark.parametrize("rule", ["ssd", "delta"])
-def test_sequences_of_one_launch_are_as_if_each_were_alone(rule, launch, device, monkeypatch):
+@LAUNCHES
+@pytest.mark.parametrize("name", SMALL)
+def test_sequences_of_one_launch_are_as_if_each_were_alone(name, launch, device, monkeypatch):
     monkeypatch.setattr(kernels, "TILE", DIM // 2 * KEYS)  # two programs share a head
-    device = device if launch is scan else torch.device("cpu")
+    device = device if launch is scan else CPU
     rows = [slice(1, 5), slice(5, 6), slice(8, ROWS)]
     ends = [[2, 3], [4, 0], [1, 1], [5, 2]]
     sequences = [[0, 1, 0, 2, 0], [1, 5, 2, 3, 5], [2, 8, 3, 4, 40]]
-
-    def started():
-        pools, inputs, gates, weights = case(rule)
-        weights = ScanWeights(*(None if each is None else each.to(device) for each in weights))
-        return *(each.to(device) for each in (*pools, inputs, gates)), weights
-
-    taps, states, inputs, gates, weights = started()
+    taps, states, inputs, gates, weights = case(name, device)
     tables = i32(sequences, device), i32(ends, device)
     out = launch(taps, states, *tables, inputs, gates, weights, block=BLOCK)
-    its_taps, its_states, *_ = started()
+    its_taps, its_states, *_ = case(name, device)
     wanted = torch.zeros_like(out)
     for (source, _, *its_ends, start), its_rows in zip(sequences, rows, strict=True):
         pairs = ends[slice(*its_ends)]
         alone = i32([[source, 0, 0, len(pairs), start]], device), i32(pairs, device)
         its = inputs[its_rows], gates[its_rows], weights
         wanted[its_rows] = launch(its_taps, its_states, *alone, *its, block=BLOCK)
-    assert torch.equal(out, wanted)
-    assert torch.equal(taps, its_taps)
-    assert torch.equal(states, its_states)
+    assert all(map(torch.equal, (out, taps, states), (wanted, its_taps, its_states)))

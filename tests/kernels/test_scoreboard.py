@@ -1,6 +1,7 @@
 """The static model of machine code, on short texts whose timing is a formula."""
 
 import pytest
+from sass import line, printed
 
 from hicache.workbench import scoreboard
 from hicache.workbench.scoreboard import GHZ, INDEX_NS, OTHER_CYCLES, SHARED_OF_SM
@@ -9,63 +10,21 @@ PAYLOAD_NS = 1000.0
 PAYLOAD, INDEX = PAYLOAD_NS * GHZ, INDEX_NS * GHZ  # cycles
 
 
-def line(text, *, stall=1, lands_on=7, is_read_on=7, waits_for=()):
-    """An instruction with its control codes; 7 is no scoreboard."""
-    bits = sum(1 << k for k in waits_for)
-    return text, stall | lands_on << 5 | is_read_on << 8 | bits << 11
-
-
 def read(*lines):
-    text = ""
-    for place, each in enumerate(lines):
-        if isinstance(each, str):
-            text += f"{each}:\n"
-            continue
-        text += f"        /*{16 * place:04x}*/  {each[0]} ; /* 0x{0:016x} */\n"
-        text += f"                                 /* 0x{each[1] << 41:016x} */\n"
-    return scoreboard.read(text)
+    return scoreboard.read(printed(*lines))
 
 
 def looped(*lines):
     return read(".L_x_0", *lines, line("@P0 BRA `(.L_x_0)"), line("EXIT"))
 
 
-def steady(instructions, num_warps=4):
+def steady(instructions, num_warps=4, payload_ns=PAYLOAD_NS):
     payload = scoreboard.payload_of(instructions)
-    return scoreboard.steady(instructions, payload, num_warps=num_warps, payload_ns=PAYLOAD_NS)
-
-
-def turn_cycles(instructions, payload_bytes, num_warps=4):
-    """Cycles of a turn of the loop."""
-    return 32 * num_warps * payload_bytes * GHZ / steady(instructions, num_warps).gb_per_s
+    return scoreboard.steady(instructions, payload, num_warps=num_warps, payload_ns=payload_ns)
 
 
 LOAD = line("LDG.E.128 R4, desc[UR4][R2.64]", stall=2, lands_on=0)
 STORE = line("STG.E.128 desc[UR4][R8.64], R4", waits_for=[0])
-
-
-def test_an_instruction_is_read_with_its_control_codes():
-    first, second, _ = read(
-        line(
-            "@!UP2 LD.E.S16 R3, [R2.64+0x4]", stall=13, lands_on=5, is_read_on=3, waits_for=[0, 5]
-        ),
-        line("BRA `(.L_x_7)"),
-        ".L_x_7",
-        line("EXIT"),
-    )
-    assert first == scoreboard.Instruction(
-        text="LD.E.S16 R3, [R2.64+0x4]",
-        opcode="LD.E.S16",
-        predicate="!UP2",
-        stall=13,
-        lands_on=5,
-        is_read_on=3,
-        waits_for=(0, 5),
-        target=None,
-    )
-    assert (first.is_load, first.num_bytes) == (True, 2)
-    assert (second.is_load, second.is_predicated, second.lands_on) == (False, False, None)
-    assert (second.is_read_on, second.waits_for, second.target) == (None, (), 2)
 
 
 @pytest.mark.parametrize(
@@ -75,61 +34,6 @@ def test_an_instruction_is_read_with_its_control_codes():
 )  # fmt: skip
 def test_the_width_of_an_access_is_in_its_name(opcode, bits):
     assert scoreboard.bits_of(opcode) == bits
-
-
-@pytest.mark.parametrize("num_warps", [1, 4, 16])
-def test_a_turn_takes_its_load_and_what_is_issued_behind_it(num_warps):
-    issue = max(num_warps // 4, 1)  # cycles: the warps of a scheduler take turns
-    turn = looped(LOAD, STORE)
-    assert turn_cycles(turn, 16, num_warps) == pytest.approx(PAYLOAD + 2 * issue)
-    found = steady(turn, num_warps)
-    assert found.flight_bytes == 32 * num_warps * 16
-    assert found.turn_instructions == 3
-    assert found.drained_by == "STG.E.128 desc[UR4][R8.64], R4"
-
-
-def test_loads_that_follow_each_other_overlap():
-    second = line("LDG.E.128 R12, desc[UR4][R2.64]", stall=5, lands_on=1)
-    other = line("STG.E.128 desc[UR4][R8.64], R12", waits_for=[1])
-    turn = looped(LOAD, second, STORE, other)
-    # the second is issued 2 cycles after the first, its store leaves when it has landed
-    assert turn_cycles(turn, 32) == pytest.approx(2 + PAYLOAD + 2)
-    assert steady(turn).flight_bytes == 32 * 4 * 32
-    apart = looped(LOAD, STORE, second, other)
-    assert turn_cycles(apart, 32) == pytest.approx(2 * PAYLOAD + 1 + 2)
-    assert steady(apart).flight_bytes == 32 * 4 * 16
-
-
-def test_ids_are_nearer_than_payload():
-    ids = line("LDG.E.64 R2, desc[UR4][R0.64]", lands_on=3)
-    turn = looped(ids, line(LOAD[0], stall=2, lands_on=0, waits_for=[3]), STORE)
-    assert turn_cycles(turn, 16) == pytest.approx(INDEX + PAYLOAD + 2)
-    assert steady(turn).flight_bytes == 32 * 4 * 16
-
-
-@pytest.mark.parametrize("codes", [{"lands_on": 2}, {"is_read_on": 2}])
-def test_other_scoreboards_are_waited_for(codes):
-    other = line("S2R R20, SR_TID.X", **codes)
-    turn = looped(LOAD, STORE, other, line("NOP", waits_for=[2]))
-    assert turn_cycles(turn, 16) == pytest.approx(PAYLOAD + 1 + OTHER_CYCLES + 2)
-
-
-def test_a_jump_forwards_skips_what_lies_between():
-    skipped = line("NOP", stall=15)
-    jump = looped(LOAD, STORE, line("BRA `(.L_x_1)"), skipped, ".L_x_1")
-    assert turn_cycles(jump, 16) == pytest.approx(PAYLOAD + 3)
-    may = looped(LOAD, STORE, line("@P1 BRA `(.L_x_1)"), skipped, ".L_x_1")
-    assert turn_cycles(may, 16) == pytest.approx(PAYLOAD + 3 + 15)
-
-
-def test_the_main_loop_is_the_widest_with_the_most_payload():
-    inner = [".L_x_1", LOAD, STORE, line("@P1 BRA `(.L_x_1)")]
-    code = read(line("NOP"), ".L_x_0", line("NOP"), *inner, line("@P0 BRA `(.L_x_0)"), line("EXIT"))
-    assert scoreboard.main_loop(code, scoreboard.payload_of(code)) == range(1, 6)
-    two = read(".L_x_0", *inner, LOAD, STORE, line("@P0 BRA `(.L_x_0)"), line("EXIT"))
-    assert scoreboard.main_loop(two, scoreboard.payload_of(two)) == range(6)
-    straight = read(LOAD, STORE, line("EXIT"), line("BRA `(.L_x_2)"))
-    assert scoreboard.main_loop(straight, {0}) == range(3)
 
 
 def nested(*inner, count="0x3"):
@@ -148,55 +52,101 @@ def nested(*inner, count="0x3"):
     )
 
 
-def test_a_loop_in_the_loop_is_walked_as_often_as_it_turns():
-    for count, turns in (("0x3", 4), ("0x0", 1)):
-        code = nested(LOAD, STORE, count=count)
-        wanted = 1 + turns * (PAYLOAD + 5) + 1
-        assert turn_cycles(code, 16 * turns) == pytest.approx(wanted)
-        assert steady(code).turn_instructions == 2 + 6 * turns
+def staged(num_groups):
+    """Copies into shared memory, of which so many groups may be under way."""
+    return looped(
+        line("LDGSTS.E.128 [R6], desc[UR4][R2.64]", stall=2),
+        line("LDGDEPBAR"),
+        line(f"DEPBAR.LE SB0, 0x{num_groups:x}"),
+        line("LDS.128 R4, [R6]", lands_on=0),
+        STORE,
+    )
 
 
-def test_a_loop_whose_turns_nothing_tells_is_steady_by_itself():
-    code = nested(LOAD, STORE, count="UR9")
-    assert turn_cycles(code, 16) == pytest.approx(PAYLOAD + 5)
-    assert steady(code).turn_instructions == 6
+NEXT_LOAD = line("LDG.E.128 R12, desc[UR4][R2.64]", stall=5, lands_on=1)
+NEXT_STORE = line("STG.E.128 desc[UR4][R8.64], R12", waits_for=[1])
+IDS = line("LDG.E.64 R2, desc[UR4][R0.64]", lands_on=3)
+BEHIND_IDS = line(LOAD[0], stall=2, lands_on=0, waits_for=[3])
+OTHERS = [line("S2R R20, SR_TID.X", **{name: 2}) for name in ("lands_on", "is_read_on")]
+WAIT, SKIPPED = line("NOP", waits_for=[2]), line("NOP", stall=15)
+SLOW = [".L_x_1", LOAD, STORE, SKIPPED, line("@P1 BRA `(.L_x_1)")]
+FAST = [".L_x_2", LOAD, STORE, line("@P2 BRA `(.L_x_2)"), ".L_x_3", line("NOP")]
+YES, NO = (line(f"@{p}P1 LDG.E.128 R4, desc[UR4][R2.64]", lands_on=0) for p in ("", "!"))
+COMPARE = line("ISETP.GE.AND P1, PT, R7, R8, PT")
+GUARD = line("UISETP.LT.AND UP1, UPT, UR4, 0x2, UPT")
+GUARDED = line("@UP1 LDG.E.128 R4, desc[UR4][R2.64]", stall=2, lands_on=0)
+# the barrier, the load out of shared memory, two more
+STAGED = 1 + OTHER_CYCLES + 2
+TURNS = {  # code, payload bytes of a thread, cycles of a turn; bytes in flight, instructions
+    "a load": (looped(LOAD, STORE), 16, PAYLOAD + 2, 16, 3),
+    # the second load is issued 2 cycles after the first, its store leaves when it has landed
+    "loads overlap": (looped(LOAD, NEXT_LOAD, STORE, NEXT_STORE), 32, PAYLOAD + 4, 32, 5),
+    "loads apart": (looped(LOAD, STORE, NEXT_LOAD, NEXT_STORE), 32, 2 * PAYLOAD + 3, 16, 5),
+    "ids are nearer": (looped(IDS, BEHIND_IDS, STORE), 16, INDEX + PAYLOAD + 2, 16, 4),
+    "other results": (looped(LOAD, STORE, OTHERS[0], WAIT), 16, PAYLOAD + OTHER_CYCLES + 3, 16, 5),
+    "other reads": (looped(LOAD, STORE, OTHERS[1], WAIT), 16, PAYLOAD + OTHER_CYCLES + 3, 16, 5),
+    "a jump": (
+        looped(LOAD, STORE, line("BRA `(.L_x_1)"), SKIPPED, ".L_x_1"), 16, PAYLOAD + 3, 16, 4
+    ),
+    "a possible jump": (
+        looped(LOAD, STORE, line("@P1 BRA `(.L_x_1)"), SKIPPED, ".L_x_1"), 16, PAYLOAD + 18, 16, 5
+    ),
+    "four inner turns": (nested(LOAD, STORE), 64, 4 * (PAYLOAD + 5) + 2, 16, 26),
+    "one inner turn": (nested(LOAD, STORE, count="0x0"), 16, PAYLOAD + 7, 16, 8),
+    "inner turns of unknown number": (nested(LOAD, STORE, count="UR9"), 16, PAYLOAD + 5, 16, 6),
+    "the slower inner loop": (looped(*SLOW, *FAST), 16, PAYLOAD + 17, 16, 4),
+    "the slower inner loop, skipped": (
+        looped(line("@PT BRA `(.L_x_3)"), *SLOW, *FAST), 16, PAYLOAD + 17, 16, 4
+    ),
+    "two of four turns load": (
+        nested(GUARD, GUARDED, STORE), 32, 2 * (PAYLOAD + 6) + 2 * (OTHER_CYCLES + 6) + 2, 16, 30
+    ),
+    "opposite predicates": (looped(YES, NO, STORE), 16, PAYLOAD + 2, 16, 4),
+    "shared memory, no group under way": (staged(0), 16, PAYLOAD + STAGED, 16, 6),
+    "shared memory, no load is felt": (staged(63), 16, 3 + STAGED, None, 6),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("before", [(), (line("@PT BRA `(.L_x_3)"),)], ids=["passed", "skipped"])
-def test_of_two_inner_loops_the_slower_counts(before):
-    slow = [".L_x_1", LOAD, STORE, line("NOP", stall=15), line("@P1 BRA `(.L_x_1)")]
-    fast = [".L_x_2", LOAD, STORE, line("@P2 BRA `(.L_x_2)")]
-    code = looped(*before, *slow, *fast, ".L_x_3", line("NOP"))
-    assert turn_cycles(code, 16) == pytest.approx(PAYLOAD + 15 + 2)
-    assert steady(code).turn_instructions == 4
+@pytest.mark.parametrize(("code", "size", "cycles", "flight", "count"), TURNS.values(), ids=TURNS)
+def test_a_turn_takes_its_waits_and_its_instructions(code, size, cycles, flight, count):
+    found = steady(code)
+    assert 32 * 4 * size * GHZ / found.gb_per_s == pytest.approx(cycles)
+    assert flight is None or found.flight_bytes == 32 * 4 * flight
+    assert found.turn_instructions == count
 
 
-def test_a_load_with_a_false_predicate_does_not_happen():
-    wanted = line("UISETP.LT.AND UP1, UPT, UR4, 0x2, UPT")
-    guarded = line("@UP1 LDG.E.128 R4, desc[UR4][R2.64]", stall=2, lands_on=0)
-    code = nested(wanted, guarded, STORE)  # two of four turns load
-    wanted = 1 + 2 * (PAYLOAD + 6) + 2 * (OTHER_CYCLES + 6) + 1
-    assert turn_cycles(code, 2 * 16) == pytest.approx(wanted)
+@pytest.mark.parametrize("num_warps", [1, 4, 16])
+def test_the_warps_of_a_scheduler_issue_in_turn(num_warps):
+    found = steady(looped(LOAD, STORE), num_warps)
+    cycles = PAYLOAD + 2 * max(num_warps // 4, 1)
+    assert 32 * num_warps * 16 * GHZ / found.gb_per_s == pytest.approx(cycles)
+    assert found.flight_bytes == 32 * num_warps * 16
+    assert found.drained_by == STORE[0]
 
 
-def test_of_two_loads_with_opposite_predicates_one_happens():
-    yes = line("@P1 LDG.E.128 R4, desc[UR4][R2.64]", lands_on=0)
-    no = line("@!P1 LDG.E.128 R4, desc[UR4][R6.64]", lands_on=0)
-    once = looped(yes, no, STORE)
-    assert steady(once).flight_bytes == 32 * 4 * 16
-    other = line("ISETP.GE.AND P1, PT, R7, R8, PT")
-    both = looped(other, yes, other, no, STORE)
-    assert steady(both).flight_bytes == 2 * 32 * 4 * 16
+def test_a_second_group_under_way_halves_a_turn():
+    found = steady(staged(1))
+    cycles = 32 * 4 * 16 * GHZ / found.gb_per_s
+    assert cycles == pytest.approx((PAYLOAD + STAGED + 3) / 2, rel=0.02)
+    assert found.flight_bytes == 32 * 4 * 32
 
 
-def test_ids_that_pass_shared_memory_are_no_payload():
-    staged = [
-        line("LDGSTS.E.64 [R6+0x80], desc[UR4][R0.64]"),
-        line("LDGSTS.E.128 [R6], desc[UR4][R2.64], P3"),
-    ]
-    through = [line("LDGDEPBAR"), line("DEPBAR.LE SB0, 0x0"), line("LDS.128 R4, [R6]", lands_on=0)]
-    code = looped(*staged, *through, STORE)
-    assert scoreboard.payload_of(code) == {1}
+def test_loads_whose_predicates_may_both_hold_count_twice():
+    assert steady(looped(COMPARE, YES, COMPARE, NO, STORE)).flight_bytes == 2 * 32 * 4 * 16
+
+
+def test_a_turn_is_drained_by_its_wait_for_payload_even_if_others_are_longer():
+    assert steady(looped(IDS, BEHIND_IDS, STORE), payload_ns=INDEX_NS / 2).drained_by == STORE[0]
+
+
+def test_the_main_loop_is_the_widest_with_the_most_payload():
+    inner = [".L_x_1", LOAD, STORE, line("@P1 BRA `(.L_x_1)")]
+    code = read(line("NOP"), ".L_x_0", line("NOP"), *inner, line("@P0 BRA `(.L_x_0)"), line("EXIT"))
+    assert scoreboard.main_loop(code, scoreboard.payload_of(code)) == range(1, 6)
+    two = read(".L_x_0", *inner, LOAD, STORE, line("@P0 BRA `(.L_x_0)"), line("EXIT"))
+    assert scoreboard.main_loop(two, scoreboard.payload_of(two)) == range(6)
+    straight = read(LOAD, STORE, line("EXIT"), line("BRA `(.L_x_2)"))
+    assert scoreboard.main_loop(straight, {0}) == range(3)
 
 
 @pytest.mark.parametrize(
@@ -229,24 +179,6 @@ def test_constants_are_followed(before, text, known):
             assert warp.scalars._value(name) == value
 
 
-def test_copies_into_shared_memory_are_waited_for_by_group():
-    def staged(kept):
-        return looped(
-            line("LDGSTS.E.128 [R6], desc[UR4][R2.64]", stall=2),
-            line("LDGDEPBAR"),
-            line(f"DEPBAR.LE SB0, 0x{kept:x}"),
-            line("LDS.128 R4, [R6]", lands_on=0),
-            STORE,
-        )
-
-    after_the_wait = 1 + OTHER_CYCLES + 2  # the barrier, the load out of shared memory, two more
-    assert turn_cycles(staged(0), 16) == pytest.approx(PAYLOAD + after_the_wait)
-    # with one group on its way a turn takes half as long, and with enough of them no load is felt
-    assert turn_cycles(staged(1), 16) == pytest.approx((PAYLOAD + after_the_wait + 3) / 2, rel=0.02)
-    assert turn_cycles(staged(63), 16) == pytest.approx(3 + after_the_wait)
-    assert steady(staged(1)).flight_bytes == 32 * 4 * 32
-
-
 @pytest.mark.parametrize(
     ("between", "stored", "is_payload"),
     [
@@ -263,26 +195,32 @@ def test_copies_into_shared_memory_are_waited_for_by_group():
         (["LDS.64 R8, [R20]", "STS.128 [R20], R4"], "R8", False),
         (["FADD R8, R20, R4"], "R8", True),
         (["ST.E [R8.64], R4"], "R20", False),
+        *(([end], "R4", False) for end in ("EXIT", "RET", "BRA `(.L_x_9)")),
+        *(([f"@P0 {end}"], "R4", True) for end in ("EXIT", "RET", "BRA `(.L_x_9)")),
     ],
 )  # fmt: skip
 def test_payload_is_followed_from_a_load_to_a_store(between, stored, is_payload):
     store = line(f"STG.E.64 desc[UR4][R30.64], {stored}")
-    code = read(LOAD, *map(line, between), store, line("EXIT"))
+    code = read(LOAD, *map(line, between), store, ".L_x_9", line("EXIT"))
     assert scoreboard.payload_of(code) == ({0} if is_payload else set())
 
 
-def test_an_address_is_no_payload():
+def test_payload_is_followed_around_a_loop_and_through_shared_memory():
+    moves = [line(f"MOV R{4 + k}, R{8 + k}", waits_for=[0]) for k in range(4)]
+    carried = looped(STORE, line("LDG.E.128 R8, desc[UR4][R2.64]", lands_on=0), *moves)
+    assert scoreboard.payload_of(carried) == {1}
+    ids = line("LDGSTS.E.64 [R6+0x80], desc[UR4][R0.64]")
+    words = line("LDGSTS.E.128 [R6], desc[UR4][R2.64], P3")
+    through = [line("LDGDEPBAR"), line("DEPBAR.LE SB0, 0x0"), line("LDS.128 R4, [R6]", lands_on=0)]
+    assert scoreboard.payload_of(looped(ids, words, *through, STORE)) == {1}
+
+
+def test_addresses_are_no_payload_and_tma_is_refused():
     code = read(line("LDG.E.64 R30, desc[UR4][R2.64]"), line("STG.E [R30.64], R9"), line("EXIT"))
     assert scoreboard.payload_of(code) == set()
     assert steady(code) is None
-
-
-def test_nothing_is_followed_past_an_exit_or_a_jump():
-    for end in ("EXIT", "RET", "BRA `(.L_x_9)"):
-        code = read(LOAD, line(end), STORE, ".L_x_9", line("EXIT"))
-        assert scoreboard.payload_of(code) == set(), end
-        code = read(LOAD, line(f"@P0 {end}"), STORE, ".L_x_9", line("EXIT"))
-        assert scoreboard.payload_of(code) == {0}, end
+    with pytest.raises(ValueError, match="the model knows no UTMALDG"):
+        steady(read(line("UTMALDG.2D [UR8], [UR4]"), line("EXIT")))
 
 
 @pytest.mark.parametrize(
@@ -301,15 +239,6 @@ def test_programs_fit_by_registers_warps_and_shared_memory(
 ):
     sizes = {"registers": registers, "num_warps": num_warps, "shared_bytes": shared_bytes}
     assert scoreboard.programs_of_sm(**sizes) == wanted
-
-
-def test_a_turn_is_drained_by_what_waits_for_payload_and_not_by_a_longer_wait():
-    ids = line("LDG.E.64 R2, desc[UR4][R0.64]", lands_on=3)
-    turn = looped(ids, line(LOAD[0], stall=2, lands_on=0, waits_for=[3]), STORE)
-    found = scoreboard.steady(
-        turn, scoreboard.payload_of(turn), num_warps=4, payload_ns=INDEX_NS / 2
-    )
-    assert found.drained_by == STORE[0]
 
 
 def test_what_is_on_its_way_before_the_loop_is_not_of_a_turn():

@@ -38,10 +38,11 @@ def buffer(*shape, dtype=torch.uint8):
         ([buffer(1, 16).expand(4, 16)], [buffer(4, 16)], "parts of 1 bytes lie 0 bytes apart"),
         ([buffer(4, 1, 16).expand(4, 2, 16)], [buffer(4, 32)], "lie 0 bytes apart"),
         ([buffer(4, 16)], [buffer(4, 16).to("meta")], "must be pinned|address"),
+        ([buffer(64).as_strided([2, 2, 16], [32, 8, 1])], [buffer(2, 32)], "lie 8 bytes apart"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_buffers_that_break_a_promise_are_refused(src, dst, sentence):
+def test_buffers_that_the_kernels_do_not_support_are_refused(src, dst, sentence):
     with pytest.raises(ValueError, match=sentence):
         copy_table(src, dst)
 
@@ -61,66 +62,47 @@ def test_storage_that_is_not_aligned_to_words_is_refused():
         copy_table([aligned], [buffer(4, 64)])
 
 
-def overlapping():
-    slab, a, b = buffer(8, 2, 64), buffer(8, 64), buffer(8, 64)
-    flat = buffer(640)
-    shifted = flat[:512].view(8, 64), flat[16:528].view(8, 64)
-    heads = buffer(4, 6, 32)
-    return {
-        "shifted by less than an item": ([shifted[0]], [shifted[1]]),
-        "a swap": ([a, b], [b, a]),
-        "a target twice": ([a, b], [slab[:, 0], slab[:, 0]]),
-        "a target and a part of it": ([a, b[:, :32]], [slab[:, 0], slab[:, 0, :32]]),
-        "one row in common": (
-            [buffer(4, 4, 32), buffer(4, 3, 32)],
-            [heads[:, :4], heads[:, 3:]],
-        ),
+def pools():
+    """Source and target buffers that share written bytes, and that do not."""
+    slab, (one, other), flat = buffer(8, 2, 64), buffer(2, 8, 64), buffer(640)
+    heads, by_head, a = buffer(4, 6, 32), buffer(6, 4, 32), buffer(8, 64)
+    three = [buffer(4, 3, 32), buffer(4, 3, 32)]
+    shifted = [flat[start : start + 512].view(8, 64) for start in (0, 16)]
+    overlapping = {
+        "shifted by less than an item": (shifted[:1], shifted[1:]),
+        "a swap": ([one, other], [other, one]),
+        "a target twice": ([one, other], [slab[:, 0], slab[:, 0]]),
+        "a target and a part of it": ([a, one[:, :32]], [slab[:, 0], slab[:, 0, :32]]),
+        "one row in common": ([buffer(4, 4, 32), three[0]], [heads[:, :4], heads[:, 3:]]),
         "another buffer's source": ([slab[:, 0], slab[:, 1]], [a, slab[:, 0]]),
         "strides that differ": ([buffer(2, 64), a], [slab[::4, 0], slab[:, 0]]),
         "in its own storage": ([flat[:256].view(4, 64)], [flat[128:384].view(4, 64)]),
     }
-
-
-@pytest.mark.parametrize("case", list(overlapping()))
-def test_targets_that_share_a_byte_are_refused(case):
-    with pytest.raises(
-        ValueError, match=r"target buffer . and .* overlap|and target buffer . overlap"
-    ):
-        copy_table(*overlapping()[case])
-
-
-def apart():
-    slab, pool = buffer(8, 2, 64), buffer(2, 8, 64)
-    heads = buffer(4, 6, 32)
-    by_head = buffer(6, 4, 32)
-    return {
-        "neighbours": ([pool[0]], [pool[1]]),
+    apart = {
+        "neighbors": ([one], [other]),
         "interleaved": ([slab[:, 0]], [slab[:, 1]]),
-        "itself": ([pool[0], pool[1]], [pool[0], pool[1]]),
-        "a source twice": ([pool[0], pool[0]], [slab[:, 0], slab[:, 1]]),
-        "slices of the heads": (
-            [buffer(4, 4, 32), buffer(4, 2, 32)],
-            [heads[:, :4], heads[:, 4:]],
-        ),
-        "items within the heads": (
-            [buffer(4, 3, 32), buffer(4, 3, 32)],
-            [by_head[:3].transpose(0, 1), by_head[3:].transpose(0, 1)],
-        ),
-        "other items of one buffer": ([pool[0, :4]], [pool[0, 4:]]),
+        "itself": ([one, other], [one, other]),
+        "a source twice": ([one, one], [slab[:, 0], slab[:, 1]]),
+        "slices of the heads": (three, [heads[:, :3], heads[:, 3:]]),
+        "items within the heads": (three, [by_head[k : k + 3].transpose(0, 1) for k in (0, 3)]),
+        "other items of one buffer": ([one[:4]], [one[4:]]),
     }
+    return overlapping, apart
 
 
-@pytest.mark.parametrize("case", list(apart()))
+OVERLAPPING, APART = pools()
+
+
+@pytest.mark.parametrize("case", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_targets_that_share_a_byte_are_refused(case):
+    sentence = r"target buffer . and .* overlap|and target buffer . overlap"
+    with pytest.raises(ValueError, match=sentence):
+        copy_table(*case)
+
+
+@pytest.mark.parametrize("case", APART.values(), ids=APART)
 def test_targets_that_share_nothing_are_accepted(case):
-    copy_table(*apart()[case])
-
-
-def test_interleaved_buffers_of_one_slab_are_copied():
-    slab = torch.arange(8 * 64, dtype=torch.int64).view(8, 2, 32)
-    expected = slab.clone()
-    expected[5, 1] = slab[2, 0]
-    kernels.naive_copy_items(copy_table([slab[:, 0]], [slab[:, 1]]), i32(2), i32(5))
-    assert torch.equal(slab, expected)
+    copy_table(*case)
 
 
 def test_rows_that_source_and_target_share_are_copied_in_place():
@@ -146,26 +128,11 @@ def test_a_table_counts_the_items_of_its_sides():
     assert (back.num_src_items, back.num_dst_items) == (5, 4)
 
 
-def test_the_stride_of_a_single_item_does_not_matter():
+def test_axes_of_one_place_have_no_stride():
     wide = buffer(2, 24)
     copy_table([wide[:1, :16]], [buffer(1, 16)])
-    with pytest.raises(ValueError, match="stride between items must be a multiple of 16 bytes: 24"):
-        copy_table([wide[:, :16]], [buffer(2, 16)])
-
-
-def test_an_axis_of_one_place_has_no_stride():
     one = buffer(4, 16).as_strided([4, 1, 16], [16, 0, 1])
     assert copy_table([one], [buffer(4, 16)]).item_bytes == 16
-    with pytest.raises(ValueError, match="parts of 16 bytes lie 8 bytes apart"):
-        copy_table([buffer(64).as_strided([2, 16], [16, 1]).as_strided([2, 2, 16], [32, 8, 1])],
-                   [buffer(2, 32)])  # fmt: skip
-
-
-def test_what_is_contiguous_on_one_side_alone_is_cut_on_both():
-    src, dst = buffer(2, 4, 32), buffer(2, 2, 128)[:, :, :64]
-    rows = copy_table([src], [dst]).rows.tolist()
-    starts = [(src.data_ptr() + 64 * k, dst.data_ptr() + 128 * k) for k in range(2)]
-    assert rows == [[*start, 128, 256, 64] for start in starts]
 
 
 @pytest.mark.parametrize(
@@ -181,18 +148,9 @@ def test_what_is_contiguous_on_one_side_alone_is_cut_on_both():
         ([82], 32),  # 656 bytes: narrower pieces would waste less, and break up bursts
     ],
 )
-def test_pieces_are_as_wide_as_wastes_little(words, wanted):
+def test_pieces_are_the_widest_that_waste_few_lanes(words, wanted):
     buffers = [buffer(2, 8 * count) for count in words]
     assert copy_table(buffers, [b.clone() for b in buffers]).piece_words == wanted
-
-
-def test_pieces_cover_each_item_once():
-    src = [buffer(3, 100_000), buffer(3, 160), buffer(3, 5, 4, 64)[:, :, 1:3]]
-    table = copy_table(src, [b.clone(memory_format=torch.contiguous_format) for b in src])
-    places = []
-    for _, _, _, _, words, first in table.pieces.tolist():
-        places += range(first, first + words)
-    assert places == list(range(table.item_bytes // 8))
 
 
 def test_a_slice_of_the_heads_is_cut_at_its_rows():
@@ -219,52 +177,41 @@ def test_addresses_are_kept_as_long_as_the_memory_that_they_name():
     assert addresses() is None
 
 
-def test_a_table_of_other_addresses_is_another_table():
-    tables = [copy_table([buffer(4, 64)], [buffer(4, 64)]) for _ in range(2)]
-    assert [int(t.pieces[0, 0]) for t in tables] == [t.src[0].data_ptr() for t in tables]
+def at(name, **more):
+    return SimpleNamespace(device=torch.device(name), **more)
 
 
-def there(index, **more):
-    return SimpleNamespace(device=torch.device("cuda", index), **more)
+PINNED, LOOSE = (at("cpu", is_pinned=lambda is_it=is_it: is_it) for is_it in (True, False))
+FIRST, SECOND = at("cuda:0"), at("cuda:1")
 
 
-def test_buffers_of_two_devices_are_refused():
-    listed = "cpu, cuda:0, cuda:1"
-    with pytest.raises(
-        ValueError, match=f"one device and the host wanted, got buffers on {listed}"
-    ):
-        copy_table([there(0), buffer(4, 64)], [there(1), there(0)])
+@pytest.mark.parametrize(
+    ("src", "dst", "sentence"),
+    [
+        ([FIRST, PINNED], [SECOND, FIRST], "wanted, got buffers on cpu, cuda:0, cuda:1"),
+        ([PINNED, LOOSE], [FIRST, FIRST], "^source buffer 1: host memory that a device copies"),
+        ([FIRST, FIRST], [PINNED, LOOSE], "^target buffer 1: host memory that a device copies"),
+    ],
+)
+def test_buffers_of_two_devices_and_memory_that_is_not_pinned_are_refused(src, dst, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        copy_table(src, dst)
 
 
-@pytest.mark.parametrize(("is_source", "what"), [(True, "source"), (False, "target")])
-def test_host_memory_beside_a_device_must_be_pinned(is_source, what):
-    pinned, loose = (
-        SimpleNamespace(device=torch.device("cpu"), is_pinned=lambda is_it=is_it: is_it)
-        for is_it in (True, False)
-    )
-    sides = [pinned, loose], [there(0)] * 2
-    with pytest.raises(ValueError, match=f"^{what} buffer 1: host memory that a device copies"):
-        copy_table(*(sides if is_source else sides[::-1]))
-
-
-def overlap_of(*rows):
-    """`first_overlap` of rows of start, stride, items, size and whether it is a target."""
-    found = first_overlap(Progressions(*torch.tensor(rows).T))
-    return None if found is None else set(found)
-
-
-def test_two_that_step_differently_through_one_stretch_overlap():
+@pytest.mark.parametrize(
+    ("other", "overlaps"),
+    [
+        ((16, 128, 2, 16, 1), True),  # steps differently through one stretch
+        ((16, 128, 2, 16, 0), False),  # no target
+        ((16, 64, 2, 16, 1), False),
+        ((208, 128, 2, 16, 1), False),  # another stretch
+        ((207, 128, 2, 16, 1), True),
+        *(((16, stride, 1, 48, 1), False) for stride in (16, 64, 1000)),  # of a single interval
+        *(((16, stride, 1, 49, 1), True) for stride in (16, 64, 1000)),
+        ((500, 16, 1, 48, 1), False),
+    ],
+)
+def test_intervals_overlap_by_stride_and_size(other, overlaps):
     steps_64 = (0, 64, 4, 16, 0)  # [0, 16), [64, 80), [128, 144), [192, 208)
-    assert overlap_of(steps_64, (16, 128, 2, 16, 1)) == {0, 1}
-    assert overlap_of(steps_64, (16, 128, 2, 16, 0)) is None  # no target
-    assert overlap_of(steps_64, (16, 64, 2, 16, 1)) is None
-    assert overlap_of(steps_64, (208, 128, 2, 16, 1)) is None  # another stretch
-    assert overlap_of(steps_64, (207, 128, 2, 16, 1)) == {0, 1}
-
-
-def test_the_stride_of_a_single_interval_does_not_matter():
-    steps_64 = (0, 64, 4, 16, 0)
-    for stride in (16, 64, 1000):
-        assert overlap_of(steps_64, (16, stride, 1, 48, 1)) is None
-        assert overlap_of(steps_64, (16, stride, 1, 49, 1)) == {0, 1}
-        assert overlap_of((500, 64, 4, 16, 0), (16, stride, 1, 48, 1)) is None
+    found = first_overlap(Progressions(*torch.tensor([steps_64, other]).T))
+    assert (found and set(found)) == ({0, 1} if overlaps else None)

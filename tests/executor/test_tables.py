@@ -20,28 +20,17 @@ def pools() -> TorchPools:
     return cpu_pools(tiny("F S M", PAGE), PAGE, (20, 20, 4), (1, 1, 0))
 
 
-def test_each_tile_sees_the_pages_of_its_sequence(pools):
+def test_tiles_name_the_pages_they_see_and_the_rows_of_their_tokens(pools):
     step = StepTables(pools, [FIRST, SECOND], 1)
     # [position of row 0, first row, end of the rows, pages left out]
     assert step.tiles[FULL].tolist() == [[24, 1, 2, 0], [8, 2, 4, 0], [12, 0, 4, 0]]
-    assert step.tables[FULL].tolist() == [
-        [3, 5, 7, 2, 9, 1, 8],
-        [3, 5, 7, 0, 0, 0, 0],
-        [3, 5, 7, 15, 0, 0, 0],
-    ]
-
-
-def test_a_window_names_no_page_before_it(pools):
-    step = StepTables(pools, [FIRST, SECOND], 1)
+    pages = [[3, 5, 7, 2, 9, 1, 8], [3, 5, 7, 0, 0, 0, 0], [3, 5, 7, 15, 0, 0, 0]]
+    assert step.tables[FULL].tolist() == pages
+    # a window names no page before it
     assert step.tiles[SWA].tolist() == [[24, 1, 2, 3], [8, 2, 4, 0], [12, 0, 4, 0]]
     assert step.tables[SWA].tolist() == [[4, 6, 10, 0], [14, 2, 3, 0], [14, 2, 3, 5]]
-
-
-def test_new_tokens_are_adjacent_rows_of_the_tiles(pools):
-    step = StepTables(pools, [FIRST, SECOND], 1)
     rows = step.tokens.flatten()
-    assert rows[step.rows[0]].tolist() == [125]
-    assert rows[step.rows[1]].tolist() == [110, 111, 112, 113, 114, 115]
+    assert [rows[its].tolist() for its in step.rows] == [[125], [*range(110, 116)]]
     assert step.ends.tolist() == [[1, 2], [2, 3], [6, 1]]
     assert step.sequences[:, 2:].tolist() == [[0, 1, 25], [1, 3, 10]]
 

@@ -1,0 +1,58 @@
+"""A run in real time from the command line: its logits are those of a cold start."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("executor=torch", "executor.device=cpu", "model=tiny_hybrid", "executor.verify=true")
+
+
+def run_in(folder, *overrides):
+    """Run; return what it prints, and its summary."""
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.run", *SMALL, *overrides],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(
+        (Path(done.stdout.splitlines()[-1]) / "summary.json").read_text()
+    )
+
+
+def test_a_run_verifies_its_logits_and_names_tiers_without_hits(tmp_path):
+    printed, summary = run_in(
+        tmp_path, "workload=agents", "workload.limit=4", "engine.check_invariants=true"
+    )
+    assert "logits equal: 4 of 4" in printed
+    assert "ρ gpu is that of h200, ρ read and write" in printed
+    assert summary["verify/unequal_count"] == 0
+    assert summary["request/load_back_s_mean"] >= 0
+    assert summary["request/prefill_s_mean"] > 0
+    # four requests of an agent hit on the device alone
+    hits = {tier: summary[f"cache/{tier}_hit_tokens"] for tier in ("device", "host", "storage")}
+    untested = [tier for tier, count in hits.items() if not count]
+    assert summary["verify/untested_count"] == len(untested) > 0
+    assert f"NOT VERIFIED, because nothing was hit on {' and '.join(untested)}" in printed
+    assert f"not verified: {len(untested)} tier(s) in use without a hit" in printed
+
+
+def test_the_state_at_the_end_of_a_chunk_gives_the_logits_of_a_cold_start(tmp_path):
+    rows = [
+        {"timestamp": 0, "input_length": 512 * len(ids), "output_length": 2, "hash_ids": ids}
+        for ids in ([1, 2, 3], [1, 9])  # blocks of 512 tokens, every fourth of which is computed
+    ]
+    (tmp_path / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    printed, summary = run_in(
+        tmp_path,
+        *("workload=trace", "workload.path=two.jsonl", "workload.token_stride=4"),
+        *("scheduler.chunk_tokens=128", "compat=sglang_0_5_23"),
+    )
+    assert "logits equal: 2 of 2" in printed
+    assert summary["cache/device_hit_tokens"] == 128

@@ -1,6 +1,7 @@
 """One way to open each engine, so that one suite tests them all."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hicache.clock import SimulatedClock
+from hicache.config import FaultsConfig
 from hicache.storage.base import Storage
 from hicache.storage.engines.file import FileStorage
 from hicache.storage.engines.memory import MemoryStorage
@@ -15,6 +18,10 @@ from hicache.storage.engines.mooncake import MooncakeStorage
 from hicache.storage.engines.mooncake_master import MooncakeMaster
 from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.engines.slab import SlabStorage
+from hicache.storage.guards.breaker import BreakerStorage
+from hicache.storage.guards.deadline import DeadlineStorage
+from hicache.storage.guards.faults import FaultyStorage
+from hicache.storage.guards.own import OwnStorage
 
 Open = Callable[..., Storage]
 
@@ -33,11 +40,21 @@ def slab(root: str, namespace: str, capacity: int | None, **more: Any) -> Storag
     return SlabStorage(Path(root), namespace=namespace, capacity_bytes=capacity, **more)
 
 
+def guarded(capacity: int | None) -> Storage:
+    """An engine in memory behind all guards, none of which changes an answer."""
+    own = OwnStorage(MemoryStorage(capacity_bytes=capacity), "own")
+    faulty = FaultyStorage(own, FaultsConfig(delay_ms=1.0), seed=0, clock=SimulatedClock())
+    return BreakerStorage(DeadlineStorage(faulty, deadline_s=60.0), clock=SimulatedClock())
+
+
 ENGINES = {
     "memory": Engine(
         kind="memory",
         open=lambda root, namespace, capacity: MemoryStorage(capacity_bytes=capacity),
         durable=False,
+    ),
+    "guarded": Engine(
+        kind="memory", open=lambda root, namespace, capacity: guarded(capacity), durable=False
     ),
     "mooncake_master": Engine(
         kind="mooncake_master",
@@ -66,6 +83,14 @@ ENGINES = {
         bounded=False,
     ),
 }
+
+DISKS = ("slab", "file")  # the engines that keep pages below a directory of this machine
+
+
+def opened(kind: str, root: Path, capacity_bytes: int | None = None) -> closing[Any]:
+    """An engine of `ENGINES` in the namespace `test`, closed at the end of a `with` block."""
+    return closing(ENGINES[kind].open(str(root), "test", capacity_bytes))
+
 
 # the engines that a part of the suite applies to, instead of skips
 durable = pytest.mark.parametrize(

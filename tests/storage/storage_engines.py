@@ -1,10 +1,12 @@
-"""One way to open each engine, so that one suite tests them all."""
+"""One way to open each engine, so that one suite tests them all, and to let its files fail."""
 
-from collections.abc import Callable
-from contextlib import closing
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -99,3 +101,35 @@ durable = pytest.mark.parametrize(
 bounded = pytest.mark.parametrize(
     "engine", [name for name, engine in ENGINES.items() if engine.bounded], indirect=True
 )
+
+
+@contextmanager
+def before_each(name: str, act: Callable[..., object]) -> Iterator[None]:
+    """Before each call of `os.NAME`, call `act` with its arguments; what it raises fails the call.
+
+    Calls that `act` itself makes in its thread are left alone.
+    """
+    real, acting = getattr(os, name), set()
+
+    def call(*arguments: object, **options: object) -> object:
+        if get_ident() not in acting:
+            acting.add(get_ident())
+            try:
+                act(*arguments)
+            finally:
+                acting.discard(get_ident())
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, name, call)
+        yield
+
+
+def failing(name: str, error: int) -> AbstractContextManager[None]:
+    """Let `os.NAME` fail. Of `os.open`, only the calls that create a file fail."""
+
+    def fail(*arguments: Any) -> None:
+        if name != "open" or arguments[1] & os.O_CREAT:
+            raise OSError(error, os.strerror(error))
+
+    return before_each(name, fail)

@@ -5,7 +5,8 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import shake_128
 from pathlib import Path
 
@@ -50,6 +51,17 @@ def assert_whole_or_absent(storage: Storage, page_keys: Sequence[bytes]) -> int:
     for page_key, page in zip(page_keys, pages, strict=True):
         assert page is None or page == payload(page_key), f"wrong bytes under {page_key.hex()}"
     return sum(page is not None for page in pages)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file that this process writes can become longer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def start_writer(

@@ -1,4 +1,4 @@
-"""What only the Mooncake engine promises: nodes and masters that die cost a miss, and no hang."""
+"""The Mooncake engine: staging memory, namespaces, and servers that die."""
 
 from contextlib import closing
 from pathlib import Path
@@ -15,10 +15,10 @@ from hicache.storage.guards.breaker import BreakerStorage
 pytestmark = pytest.mark.slow
 
 
-def test_a_batch_larger_than_staging_memory_comes_back(
+def test_a_batch_larger_than_staging_memory_is_read(
     mooncake_master: str, namespace: str
 ) -> None:
-    num_bytes = 400_001  # two to a staging memory
+    num_bytes = 400_001  # two fit into staging memory
     some = keys(*range(5))
     storage = MooncakeStorage(
         mooncake_master, namespace=namespace, staging_bytes=2**20, deadline_s=20.0
@@ -30,7 +30,7 @@ def test_a_batch_larger_than_staging_memory_comes_back(
         assert buffers == [payload(page_key, num_bytes) for page_key in some]
 
 
-def test_a_namespace_is_forgotten_whole_and_alone(mooncake_master: str, namespace: str) -> None:
+def test_forget_all_deletes_one_namespace(mooncake_master: str, namespace: str) -> None:
     with (
         closing(MooncakeStorage(mooncake_master, namespace=namespace)) as storage,
         closing(MooncakeStorage(mooncake_master, namespace=f"{namespace}2")) as other,
@@ -70,15 +70,16 @@ def test_a_dead_master_is_bypassed(tmp_path: Path) -> None:
         storage.close()
 
 
-def test_no_master_is_one_clear_error() -> None:
+@pytest.mark.parametrize(
+    ("address", "error", "told"),
+    [
+        ("127.0.0.1:9", StorageError, r"cannot connect to a Mooncake master at 127\.0\.0\.1:9"),
+        ("somewhere", ValueError, "HOST:PORT, got 'somewhere'"),
+    ],
+)
+def test_an_address_without_a_master_is_refused(
+    address: str, error: type[Exception], told: str
+) -> None:
     pytest.importorskip("mooncake", reason="Mooncake is not installed")
-    with pytest.raises(
-        StorageError, match=r"cannot connect to a Mooncake master at 127\.0\.0\.1:9"
-    ):
-        MooncakeStorage("127.0.0.1:9", namespace="test")
-
-
-def test_an_address_without_a_port_is_refused() -> None:
-    pytest.importorskip("mooncake", reason="Mooncake is not installed")
-    with pytest.raises(ValueError, match="HOST:PORT, got 'somewhere'"):
-        MooncakeStorage("somewhere", namespace="test")
+    with pytest.raises(error, match=told):
+        MooncakeStorage(address, namespace="test")

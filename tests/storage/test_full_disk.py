@@ -1,15 +1,19 @@
-"""Full disks: an engine declines pages, keeps those that it has, and leaves no draft behind."""
+"""Full disks and short transfers: no page is lost or wrong, and no draft stays behind."""
 
 import errno
+import os
+from functools import partial
 from pathlib import Path
 
 import pytest
-from storage_engines import failing, opened
+from storage_engines import DISKS, failing, opened
 from storage_pages import (
     PAGE_BYTES,
     assert_whole_or_absent,
     full_disk,
     keys,
+    payload,
+    poisoned,
     start_writer,
     write,
 )
@@ -65,3 +69,29 @@ def test_a_failed_write_leaves_no_draft_and_frees_its_room(
         assert write(storage, keys(4, 5)) == [True, True]
         assert storage.stats().stored_bytes == 2 * PAGE_BYTES
         assert storage.contains(keys(4, 5)) == [True, True]
+
+
+def move_at_most(move, most: int, file: int, parts: list[memoryview], offset: int) -> int:
+    some = []
+    for part in parts:
+        some.append(part[:most])
+        most -= some[-1].nbytes
+    return move(file, some, offset)
+
+
+@pytest.mark.parametrize(
+    ("most", "num_bytes"),
+    [(7, 100), (4096, PAGE_BYTES), (PAGE_BYTES - 1, PAGE_BYTES), (PAGE_BYTES + 15, PAGE_BYTES)],
+)
+@pytest.mark.parametrize("kind", DISKS)
+def test_a_short_transfer_is_continued(
+    kind: str, most: int, num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("preadv", "pwritev"):
+        monkeypatch.setattr(os, name, partial(move_at_most, getattr(os, name), most))
+    pages = [payload(each, num_bytes) for each in keys(1, 2)]
+    buffers = [poisoned(num_bytes), poisoned(num_bytes)]
+    with opened(kind, tmp_path) as storage:
+        assert storage.write(keys(1, 2), pages) == [True, True]
+        assert storage.read(keys(1, 2), buffers) == [True, True]
+    assert buffers == pages

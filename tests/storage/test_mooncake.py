@@ -15,9 +15,7 @@ from hicache.storage.guards.breaker import BreakerStorage
 pytestmark = pytest.mark.slow
 
 
-def test_a_batch_larger_than_staging_memory_is_read(
-    mooncake_master: str, namespace: str
-) -> None:
+def test_a_batch_larger_than_staging_memory_is_read(mooncake_master: str, namespace: str) -> None:
     num_bytes = 400_001  # two fit into staging memory
     some = keys(*range(5))
     storage = MooncakeStorage(

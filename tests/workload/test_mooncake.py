@@ -69,7 +69,7 @@ def test_only_the_first_next_turn_continues_the_answer(tmp_path: Path) -> None:
     ("blocks", "parents", "sessions"),
     [
         # the parent is the latest request and not the one with the longest prefix
-        ([[0, 1, 2, 3], [0, 1, 4], [0, 1, 2, 5, 6]], [None, 0, 1], [0, 0, 0]),
+        ([[0, 1, 2, 3], [0, 1, 4], [0, 1, 2, 5, 6]], [None, None, 1], [0, 1, 1]),
         ([[0, 1], [0, 2, 3]], [None, None], [0, 1]),  # one common block is too little
         ([[7, 8, 9], [0, 1, 2], [0, 1, 3, 4], [0, 1, 3, 5, 6]], [None, None, 1, 2], [0, 1, 1, 1]),
     ],

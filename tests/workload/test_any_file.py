@@ -1,4 +1,4 @@
-"""Readers get any bytes and any odd values: they read them, or refuse them in a sentence."""
+"""Readers get any bytes and any odd values: they read the file, or refuse it with a sentence."""
 
 import gzip
 import importlib.util
@@ -22,12 +22,7 @@ from tests.workload.traces import write_lines
 ODD = [
     *("null", "true", "-1", "0", "0.5", "-0.0", "1e308", "1e400", "NaN", "[]", "{}", '""', '"x"'),
     *("9223372036854775807", "18446744073709551615", "1" + "0" * 400, "1" * 5000, "[[]]", "[null]"),
-    *(
-        '"2024-10-27T02:59:59.5+02:00"',
-        '"\\ud800"',
-        '"' + "9" * 30 + '"',
-        '{"type": "BlockStored"}',
-    ),
+    *('"2024-10-27T02:59:59.5+02:00"', '"\\ud800"', f'"{"9" * 30}"', '{"type": "BlockStored"}'),
 ]
 # first bytes of the containers
 STARTS = [b"", b"PAR1", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b'{"', b"[["]

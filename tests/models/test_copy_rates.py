@@ -28,8 +28,8 @@ KERNEL, ENGINE = CopyPath.kernel, CopyPath.copy_engine
     ],
 )
 def test_the_pcie_rate_depends_on_path_piece_programs_and_direction(
-    *, link_programs: int | None, piece_bytes: int, path: CopyPath, to_device: bool, rate: float
-) -> None:
+    link_programs, piece_bytes, path, to_device, rate
+):
     machine = HardwareConfig(
         copy_kernel=CopyKernelConfig(
             link_programs=link_programs, to_device=Figure(value=12e9), to_host=Figure(value=20e9)

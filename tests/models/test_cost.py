@@ -16,13 +16,7 @@ from hicache.clock import NEVER
 from hicache.executor.completions import StepEnds
 from hicache.memory import model_kinds
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
-from hicache.models.cost import (
-    EXPERT_KERNELS,
-    IMBALANCE,
-    LAYER_KERNELS,
-    CostModel,
-    Rates,
-)
+from hicache.models.cost import EXPERT_KERNELS, IMBALANCE, LAYER_KERNELS, CostModel, Rates
 from tests.models.test_shapes import MODELS, load, model
 
 NO_CONTEXT = np.empty(0, dtype=np.int64)
@@ -250,12 +244,12 @@ TERMS: dict[str, tuple[float, list[tuple[int, int]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("term", TERMS)
-def test_a_term_of_a_step_costs_its_closed_form(term: str) -> None:
+def test_a_term_of_a_step_costs_its_closed_form(term):
     expected, extends, options = TERMS[term]
     assert step_ns(*extends, **options) == pytest.approx(round(expected), rel=1e-6)
 
 
-def test_experts_that_no_token_chose_are_not_read() -> None:
+def test_experts_that_no_token_chose_are_not_read():
     shape = small(**EXPERTS | {"num_experts": 100}, expert_width=512)
     assert step_ns(lens=[9], shape=shape, weight_bandwidth=1e9) < 9 * 4 * 2 * 1000 * 2
     assert step_ns(lens=[9, 9], shape=shape, weight_bandwidth=1e9) > 4 * 2 * 1000 * 2
@@ -275,9 +269,7 @@ def test_experts_that_no_token_chose_are_not_read() -> None:
         ("moe_two_matrix", {"expert_width": 1408, "expert_matrices": 2}),
     ],
 )
-def test_experts_are_computed_at_the_rate_of_their_format_and_width(
-    rate: str, fields: dict[str, float]
-) -> None:
+def test_experts_are_computed_at_the_rate_of_their_format_and_width(rate, fields):
     shape = small(**EXPERTS, **fields)
     rates = {"moe_narrow", "moe_wide", "moe_two_matrix", "moe_fp8_wide", "moe_mxfp4", rate}
     found = {each: step_ns((0, 1000), shape=shape, **{each: 1e9}) for each in rates}
@@ -286,9 +278,7 @@ def test_experts_are_computed_at_the_rate_of_their_format_and_width(
 
 
 @pytest.mark.parametrize(("tp", "ep"), [(1, 1), (4, 1), (4, 2), (4, 4)])
-def test_slices_of_experts_are_slower_and_expert_parallelism_has_a_busiest_group(
-    tp: int, ep: int
-) -> None:
+def test_slices_of_experts_are_slower_and_expert_parallelism_has_a_busiest_group(tp, ep):
     slices = RateTable(size=[200, 800], rate=[1e9, 4e9])
     machine = replace(plain(moe_wide=1e9), moe_slice=slices)
     cost = CostModel(SPARSE, machine, tp=tp, ep=ep)
@@ -297,7 +287,7 @@ def test_slices_of_experts_are_slower_and_expert_parallelism_has_a_busiest_group
     )
 
 
-def test_padded_chunks_attend_to_earlier_tokens_as_long_as_the_longest_chunk() -> None:
+def test_padded_chunks_attend_to_earlier_tokens_as_long_as_the_longest_chunk():
     shape, machine = small(num_query_heads=1, head_dim=64), plain(attention_d64=1e9)
 
     def more_ns(*extends: tuple[int, int]) -> int:
@@ -313,9 +303,7 @@ def test_padded_chunks_attend_to_earlier_tokens_as_long_as_the_longest_chunk() -
 
 
 @pytest.mark.parametrize(("head_dim", "table"), [(64, "attention_d64"), (65, "attention_d128")])
-def test_the_rate_of_attention_is_that_of_the_prompts_with_most_pairs(
-    head_dim: int, table: str
-) -> None:
+def test_the_rate_of_attention_is_that_of_the_prompts_with_most_pairs(head_dim, table):
     rising = RateTable(size=[1, 1000], rate=[1e9, 1000e9])  # a gigaflop for every token
     machine = replace(plain(), **{table: rising})
     cost = CostModel(small(head_dim=head_dim), machine, tp=1)
@@ -331,7 +319,7 @@ def test_the_rate_of_attention_is_that_of_the_prompts_with_most_pairs(
 
 
 @pytest.mark.parametrize("copying_s", [0.0, 1e-4])
-def test_a_step_is_slowed_only_as_long_as_copies_take(copying_s: float) -> None:
+def test_a_step_is_slowed_only_as_long_as_copies_take(copying_s):
     alone = LLAMA.forward_ns([(0, 512)], contexts(100))
     beside = LLAMA.forward_ns([(0, 512)], contexts(100), slowdown=1.25, copying_s=copying_s)
     # beside copies the step computes 1 / 1.25 of what it computes alone
@@ -343,9 +331,7 @@ def test_a_step_is_slowed_only_as_long_as_copies_take(copying_s: float) -> None:
 @pytest.mark.parametrize("slowdown", [1.0, 2.0])
 @pytest.mark.parametrize("rate", [1e8, 4e8, 1e9, 1e10])
 @pytest.mark.parametrize("loaded", ["all", 0, 1, 2, 3, 4])
-def test_a_layer_waits_for_its_own_load_and_those_before(
-    loaded: int | str, rate: float, slowdown: float
-) -> None:
+def test_a_layer_waits_for_its_own_load_and_those_before(loaded, rate, slowdown):
     kinds = {"num_full_layers": 2, "num_swa_layers": 1, "num_mamba_layers": 2, "window_len": 64}
     shape = small(**STATES | kinds | {"pattern": "F M S D F", "num_layers": 5})
     machine = plain(
@@ -375,7 +361,7 @@ def test_a_layer_waits_for_its_own_load_and_those_before(
     assert step.total_ns == step.compute_ns + step.load_stall_ns
 
 
-def test_a_load_of_no_bytes_stalls_no_layer() -> None:
+def test_a_load_of_no_bytes_stalls_no_layer():
     cost = COSTS["gemma3_27b"]
     nothing = cost.layer_bytes(0, 0, 0)
     loaded = cost.forward_ns([(0, 512)], NO_CONTEXT, load_layer_bytes=nothing, load_rate=1e9)
@@ -383,7 +369,7 @@ def test_a_load_of_no_bytes_stalls_no_layer() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_bytes_of_layers_add_up_to_what_is_copied_to_all_devices(name: str) -> None:
+def test_the_bytes_of_layers_add_up_to_what_is_copied_to_all_devices(name):
     cost = COSTS[name]
     page = 128  # whole entries of compressed KV
     full, swa, state = model_kinds(model(name), page, cost.tp).page_bytes
@@ -401,9 +387,7 @@ def test_the_bytes_of_layers_add_up_to_what_is_copied_to_all_devices(name: str) 
     num_steps=st.integers(1, 60),
     looks=st.integers(1, 5),
 )
-def test_steps_priced_together_equal_steps_priced_alone(
-    name: str, lens: list[int], num_steps: int, looks: int
-) -> None:
+def test_steps_priced_together_equal_steps_priced_alone(name, lens, num_steps, looks):
     cost = COSTS[name]
     together = step_ends(cost, lens, num_steps, now_ns=5, looks=looks)
     alone = [
@@ -431,9 +415,7 @@ def test_steps_priced_together_equal_steps_priced_alone(
     ],
     ids=["h200", "jump"],
 )
-def test_steps_priced_together_cross_a_point_of_the_bandwidth_table(
-    cost: CostModel, first: int
-) -> None:
+def test_steps_priced_together_cross_a_point_of_the_bandwidth_table(cost, first):
     for looks in (1, 3):
         together = step_ends(cost, [first], 40, looks=looks)
         alone = [cost.forward_ns([], contexts(first + step)).total_ns for step in range(40)]
@@ -441,7 +423,7 @@ def test_steps_priced_together_cross_a_point_of_the_bandwidth_table(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_longer_cached_prefix_never_costs_more(name: str) -> None:
+def test_a_longer_cached_prefix_never_costs_more(name):
     seconds = [COSTS[name].prefill_s(cached, 8000) for cached in range(0, 8000, 400)]
     assert seconds == sorted(seconds, reverse=True)
 
@@ -453,9 +435,7 @@ def test_a_longer_cached_prefix_never_costs_more(name: str) -> None:
         ({}, [(100, 8292), (8292, 10_000)]),
     ],
 )
-def test_a_prefill_is_the_sum_of_its_chunks(
-    options: dict[str, int], chunks: list[tuple[int, int]]
-) -> None:
+def test_a_prefill_is_the_sum_of_its_chunks(options, chunks):
     wanted = sum(LLAMA.forward_ns([chunk], NO_CONTEXT).total_ns for chunk in chunks)
     found_s = LLAMA.prefill_s(100, chunks[-1][1], **options)
     assert found_s == pytest.approx(wanted * 1e-9, rel=1e-12)
@@ -465,8 +445,8 @@ def test_a_prefill_is_the_sum_of_its_chunks(
     ("cached", "output_len", "middle"), [(900, 1, 1000), (0, 2, 1001), (0, 9, 1004), (0, 100, 1050)]
 )
 def test_a_request_occupies_the_machine_for_its_prefill_and_its_share_of_each_decode_step(
-    cached: int, output_len: int, middle: int
-) -> None:
+    cached, output_len, middle
+):
     decode_ns = LLAMA.forward_ns([], np.full(16, middle, np.int64)).total_ns
     share_s = (output_len - 1) * decode_ns / 16 * 1e-9
     found_s = LLAMA.offered_s(cached, 1000, output_len, 16)
@@ -474,13 +454,13 @@ def test_a_request_occupies_the_machine_for_its_prefill_and_its_share_of_each_de
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in TOO_LARGE])
-def test_the_default_devices_serve_the_conversation_trace_without_a_cache(name: str) -> None:
+def test_the_default_devices_serve_the_conversation_trace_without_a_cache(name):
     seconds = [COSTS[name].offered_s(0, prompt, answer, 32) for prompt, answer in CONVERSATION]
     assert CONVERSATION_RATE * sum(seconds) / len(seconds) <= 0.9
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_prefill_is_no_faster_than_the_peak_of_its_devices(name: str) -> None:
+def test_a_prefill_is_no_faster_than_the_peak_of_its_devices(name):
     """989 TFLOPS in bf16 and twice that in fp8 is the data sheet's dense peak of an H200."""
     shape, cost = model(name), COSTS[name]
     active = shape.dense_params + (
@@ -490,13 +470,13 @@ def test_a_prefill_is_no_faster_than_the_peak_of_its_devices(name: str) -> None:
     assert cost.prefill_s(0, 8192) * cost.tp * peak > 2 * 8192 * active
 
 
-def test_the_cache_gets_the_memory_that_weights_and_activations_leave() -> None:
+def test_the_cache_gets_the_memory_that_weights_and_activations_leave():
     usable = H200.device_memory_bytes.value - H200.activation_bytes.value
     assert LLAMA.free_device_bytes == 4 * usable - LLAMA.model.weight_bytes
 
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])
-def test_weights_must_leave_memory_for_the_cache(spare: int) -> None:
+def test_weights_must_leave_memory_for_the_cache(spare):
     weights = small().weight_bytes
     machine = plain(device_memory_bytes=weights + spare + 7.0, activation_bytes=7.0)
     if spare <= 0:
@@ -514,13 +494,13 @@ def test_weights_must_leave_memory_for_the_cache(spare: int) -> None:
         ("llama3_8b", 33, "between 1 and the 32 devices of h200, got 33"),
     ],
 )
-def test_too_few_or_too_many_devices_are_refused(name: str, tp: int, told: str) -> None:
+def test_too_few_or_too_many_devices_are_refused(name, tp, told):
     with pytest.raises(ValueError, match=told):
         CostModel(model(name), H200, tp=tp)
 
 
 @pytest.mark.parametrize("size", [0.5, 1.0, 2.0, 3.0, 7.9, 8.0, 100.0])
-def test_a_rate_is_linear_between_points_and_constant_outside(size: float) -> None:
+def test_a_rate_is_linear_between_points_and_constant_outside(size):
     table = RateTable(size=[1, 2, 8], rate=[10, 30, 60])
     wanted = 10 + 20 * (size - 1) if size < 2 else 30 + 5 * (size - 2)
     assert Rates(table, "some").at(size) == min(60.0, max(10.0, wanted))

@@ -96,13 +96,8 @@ CARDS = [
     ("name", "billions", "layers", "token_bytes", "window_mib", "state_mib"), CARDS
 )
 def test_parameters_layers_and_bytes_are_those_of_the_card(
-    name: str,
-    billions: str,
-    layers: tuple[int, int, int],
-    token_bytes: int,
-    window_mib: float,
-    state_mib: float,
-) -> None:
+    name, billions, layers, token_bytes, window_mib, state_mib
+):
     shape = derived(name)
     assert f"{shape.num_params / 1e9:.{len(billions.partition('.')[2])}f}" == billions
     assert (shape.num_full_layers, shape.num_swa_layers, shape.num_mamba_layers) == layers
@@ -111,7 +106,7 @@ def test_parameters_layers_and_bytes_are_those_of_the_card(
     assert shape.mamba_slot_bytes / MIB == pytest.approx(state_mib, abs=0.05)
 
 
-def test_the_table_of_cards_has_every_text() -> None:
+def test_the_table_of_cards_has_every_text():
     assert {card[0] for card in CARDS} == TEXTS.keys()
 
 
@@ -132,7 +127,7 @@ def test_the_table_of_cards_has_every_text() -> None:
         ("cohere-command-a-plus-05-2026", 218.3),
     ],
 )
-def test_the_parameters_are_those_of_the_classes(name: str, billions: float) -> None:
+def test_the_parameters_are_those_of_the_classes(name, billions):
     assert round(derived(name).num_params / 1e9, 1) == billions
 
 
@@ -155,7 +150,7 @@ def test_the_parameters_are_those_of_the_classes(name: str, billions: float) -> 
         ("nemotron3_super", "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8"),
     ],
 )
-def test_a_model_file_equals_the_shape_of_its_config_json(name: str, text: str) -> None:
+def test_a_model_file_equals_the_shape_of_its_config_json(name, text):
     file = model(name)
     chosen = {"name": name, "source": file.source, "default_tp": file.default_tp}
     if name == "llama3_70b":
@@ -167,7 +162,7 @@ def full_and_window(shape: ModelConfig) -> tuple[int, int]:
     return shape.num_full_layers, shape.num_swa_layers
 
 
-def test_llama_4_keeps_the_chunk_of_the_last_token() -> None:
+def test_llama_4_keeps_the_chunk_of_the_last_token():
     shape = derived(SCOUT)
     assert shape.window_restarts
     held = [bytes_of(shape, num_tokens)["swa"] for num_tokens in (8191, 8192, 8193, 131_072)]
@@ -177,7 +172,7 @@ def test_llama_4_keeps_the_chunk_of_the_last_token() -> None:
     assert derived(SCOUT, moe_layers=[3, 7]).num_moe_layers == 2
 
 
-def test_layers_choose_tokens_or_reuse_a_choice_or_see_all() -> None:
+def test_layers_choose_tokens_or_reuse_a_choice_or_see_all():
     glm, minimax = derived("glm-5.3"), derived("minimax-m3")
     assert glm.layer_words[2:8] == ("FtI", "Ft", "Ft", "Ft", "FtI", "Ft")
     assert minimax.layer_words[2:5] == ("F", "FtI", "FtI")
@@ -185,7 +180,7 @@ def test_layers_choose_tokens_or_reuse_a_choice_or_see_all() -> None:
     assert [part.query_heads for part in (*glm.parts, *minimax.parts)] == [32, 4]
 
 
-def test_compressed_layers_have_the_ratios_or_types_of_the_file() -> None:
+def test_compressed_layers_have_the_ratios_or_types_of_the_file():
     flash = derived("deepseek-v4-flash")
     assert flash.layer_words[:5] == ("S", "S", "SC", "SH", "SC")
     named = {0: "sliding_attention", 4: "compressed_sparse_attention"}
@@ -196,20 +191,20 @@ def test_compressed_layers_have_the_ratios_or_types_of_the_file() -> None:
     assert flash.parts[0].top == 512
 
 
-def test_layers_of_kimi_that_are_not_listed_as_full_have_states() -> None:
+def test_layers_of_kimi_that_are_not_listed_as_full_have_states():
     shape = derived("kimi-k3")
     assert (shape.num_full_layers, shape.num_mamba_layers) == (24, 69)
     assert shape.layer_words[3] == shape.layer_words[-1] == "F"
     assert shape.recurrent_heads == shape.recurrent_key_heads == 96
 
 
-def test_layers_that_read_the_kv_of_others_keep_none() -> None:
+def test_layers_that_read_the_kv_of_others_keep_none():
     shape = derived("gemma-4-e2b")
     assert "".join(shape.layer_words) == "SSSSF" * 3 + "ssssf" * 4
     assert shape.full_token_bytes == 3 * 2 * 512 * 2
 
 
-def test_windows_may_have_heads_of_their_own() -> None:
+def test_windows_may_have_heads_of_their_own():
     step = derived("qwen3-8b", **STEP)
     assert full_and_window(step) == (18, 18)
     assert (step.swa_num_query_heads, step.swa_num_kv_heads) == (24, 4)
@@ -221,17 +216,13 @@ def test_windows_may_have_heads_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("keys_are_values", "heads"), [(True, 4), (False, 16)])
-def test_full_layers_of_gemma_4_have_other_kv_heads_if_keys_are_values(
-    heads: int, *, keys_are_values: bool
-) -> None:
+def test_full_layers_of_gemma_4_have_other_kv_heads_if_keys_are_values(heads, keys_are_values):
     shape = derived("gemma-4-31b", attention_k_eq_v=keys_are_values)
     assert shape.page_bytes(LayerKind.full, 1) == 10 * 2 * heads * 512 * 2
 
 
 @pytest.mark.parametrize(("name", "changes"), [("gemma-4-31b", {}), ("qwen3-8b", STEP)])
-def test_windows_of_the_whole_context_with_heads_of_their_own_are_refused(
-    name: str, changes: dict[str, Any]
-) -> None:
+def test_windows_of_the_whole_context_with_heads_of_their_own_are_refused(name, changes):
     changes = changes | {"sliding_window": 4096, "max_position_embeddings": 4096}
     with pytest.raises(ValueError, match="sliding_window must be less than max_position_embedd"):
         derived(name, **changes)
@@ -257,15 +248,13 @@ TURNED_ON = {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window"
     ],
     ids=str,
 )
-def test_a_window_of_no_layer_or_of_the_whole_context_is_full_attention(
-    changes: dict[str, Any],
-) -> None:
+def test_a_window_of_no_layer_or_of_the_whole_context_is_full_attention(changes):
     shape = derived("llama", **changes)
     assert full_and_window(shape) == (32, 0)
     assert shape.full_token_bytes == LLAMA_BYTES
 
 
-def test_layers_have_a_window_from_max_window_layers_on() -> None:
+def test_layers_have_a_window_from_max_window_layers_on():
     shape = derived("llama", **TURNED_ON, max_window_layers=28)
     assert full_and_window(shape) == (28, 4)
     assert shape.layer_words[27:29] == ("F", "S")
@@ -288,9 +277,7 @@ def quantized(**values: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_an_element_of_kv_takes_the_bytes_of_its_format(
-    values: dict[str, Any], share: float
-) -> None:
+def test_an_element_of_kv_takes_the_bytes_of_its_format(values, share):
     assert derived("llama", **quantized(**values)).full_token_bytes == LLAMA_BYTES * share
 
 
@@ -303,9 +290,7 @@ def test_an_element_of_kv_takes_the_bytes_of_its_format(
         ("kv_cache_quant_config", {"*k_proj": {}}),
     ],
 )
-def test_another_format_of_kv_is_refused_unless_its_bytes_are_given(
-    name: str, value: object
-) -> None:
+def test_another_format_of_kv_is_refused_unless_its_bytes_are_given(name, value):
     text = LLAMA | quantized(**{name: value})
     with pytest.raises(
         ValueError, match=rf"quantization_config\.{name} may be FP8.*kv_dtype_bytes"
@@ -315,7 +300,7 @@ def test_another_format_of_kv_is_refused_unless_its_bytes_are_given(
 
 
 @pytest.mark.parametrize("outer", ["minimax_m3_vl", "llava", "qwen3_vl"])
-def test_the_outer_type_decides_where_the_text_model_has_none(outer: str) -> None:
+def test_the_outer_type_decides_where_the_text_model_has_none(outer):
     inner = {key: value for key, value in LLAMA.items() if key != "model_type"}
     shape = derive_model({"model_type": outer, "text_config": inner}, {})
     assert shape.full_token_bytes == LLAMA_BYTES
@@ -368,12 +353,12 @@ def test_the_outer_type_decides_where_the_text_model_has_none(outer: str) -> Non
         ("glm-5.3", {"index_topk": 0}, "index_topk must be an integer between 1"),
     ],
 )  # fmt: skip
-def test_an_invalid_config_json_is_refused(name: str, changes: dict[str, Any], told: str) -> None:
+def test_an_invalid_config_json_is_refused(name, changes, told):
     with pytest.raises(ValueError, match=told):
         derived(name, **changes)
 
 
-def test_given_values_replace_those_of_the_file() -> None:
+def test_given_values_replace_those_of_the_file():
     text = TEXTS["deepseek-ai/DeepSeek-V3"]
     plain = derive_model(text, {})
     small = derive_model(text, {"kv_dtype_bytes": 1, "dense_param_bytes": 2.0, "default_tp": 8})
@@ -398,7 +383,7 @@ SHARED = "FFFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSS
         {"indexer_types": None, "index_topk_pattern": SHARED, "index_topk_freq": 1},
     ],
 )
-def test_layers_that_share_an_indexer_keep_no_index_keys(changes: dict[str, Any]) -> None:
+def test_layers_that_share_an_indexer_keep_no_index_keys(changes):
     shape, all_of_them = derived("zai-org/GLM-5", **changes), derived("zai-org/GLM-5")
     assert shape.full_token_bytes == 95_232
     assert "".join("FS"["I" not in word] for word in shape.layer_words) == SHARED
@@ -409,21 +394,21 @@ def test_layers_that_share_an_indexer_keep_no_index_keys(changes: dict[str, Any]
     assert of_a_token[:4].tolist() == [32 * 2 * (576 + 128)] * 3 + [32 * 2 * 576]
 
 
-def test_null_means_the_same_as_a_missing_field() -> None:
+def test_null_means_the_same_as_a_missing_field():
     assert derived(QWEN, quantization_config=None, sliding_window=None) == derived(QWEN)
 
 
 @pytest.mark.parametrize(
     ("mamba", "attention"), [("mamba", "attention"), ("linear_attention", "full_attention")]
 )
-def test_layers_may_be_listed_block_by_block(mamba: str, attention: str) -> None:
+def test_layers_may_be_listed_block_by_block(mamba, attention):
     words = {"M": mamba, "*": attention, "E": "moe"}
     blocks = [words[letter] for letter in str(TEXTS[NEMOTRON]["hybrid_override_pattern"])]
     changes = {"hybrid_override_pattern": ..., "num_hidden_layers": ...}
     assert derived(NEMOTRON, **changes, layers_block_type=blocks) == derived(NEMOTRON)
 
 
-def test_layers_listed_as_dense_have_no_experts() -> None:
+def test_layers_listed_as_dense_have_no_experts():
     plain, dense = (derived(QWEN_EXPERTS, mlp_only_layers=layers) for layers in ([], [0, 3]))
     assert (plain.num_moe_layers, dense.num_moe_layers) == (48, 46)
     router = 2048 * 128
@@ -431,7 +416,7 @@ def test_layers_listed_as_dense_have_no_experts() -> None:
     assert dense.dense_params - plain.dense_params == 2 * (mlp - router)
 
 
-def test_a_derived_share_is_never_rounded_to_zero() -> None:
+def test_a_derived_share_is_never_rounded_to_zero():
     # the sizes of LFM2-8B-A1B, whose states are tiny beside its KV
     layers = ["conv", "conv", *["full_attention", "conv", "conv", "conv"] * 5]
     layers += ["full_attention", "conv"]
@@ -447,7 +432,7 @@ def test_a_derived_share_is_never_rounded_to_zero() -> None:
     assert 0 < shape.mamba_device_share < 0.02
 
 
-def test_describe_gives_layers_bytes_and_parameters() -> None:
+def test_describe_gives_layers_bytes_and_parameters():
     assert describe(derived("Qwen/Qwen3.5-35B-A3B")) == (
         "Qwen/Qwen3.5-35B-A3B: layers 10 full, 30 recurrent; 20,480 bytes a token, 61.4 MiB a "
         "state; 34.66 B parameters in 69.3 GB"
@@ -469,7 +454,7 @@ def folder_of(root: Path, name: str, quantization: object = None) -> Path:
     return folder
 
 
-def test_the_command_line_takes_a_folder(tmp_path: Path) -> None:
+def test_the_command_line_takes_a_folder(tmp_path):
     folder = folder_of(tmp_path, QWEN)
     found = config_of(f"model.from_hf={folder}", "model.kv_dtype_bytes=1").model
     assert found.name == "Model"
@@ -481,9 +466,7 @@ def test_the_command_line_takes_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hardware", "devices", "tokens"), [("h200", 8, 1_500_000), ("b200", 4, 1_000_000)]
 )
-def test_devices_and_pools_of_a_derived_model_suit_its_machine(
-    tmp_path: Path, hardware: str, devices: int, tokens: int
-) -> None:
+def test_devices_and_pools_of_a_derived_model_suit_its_machine(tmp_path, hardware, devices, tokens):
     folder = folder_of(tmp_path, "Qwen/Qwen3-235B-A22B")
     config = config_of(f"model.from_hf={folder}", f"hardware={hardware}")
     deployment = deploy(config)
@@ -498,16 +481,14 @@ def test_devices_and_pools_of_a_derived_model_suit_its_machine(
     assert (chosen.tp, deploy(chosen).device.total_bytes) == (16, 7 << 30)
 
 
-def test_a_model_too_large_for_its_machine_is_refused(tmp_path: Path) -> None:
+def test_a_model_too_large_for_its_machine_is_refused(tmp_path):
     folder = folder_of(tmp_path, "deepseek-ai/DeepSeek-V3")
     with pytest.raises(ValueError, match=r"do not fit on 8 device\(s\) of h100.*\(at most 8\)"):
         deploy(config_of(f"model.from_hf={folder}", "hardware=h100"))
 
 
 @pytest.mark.parametrize(("weights", "param_bytes"), [("FP8", 1.0), (None, 2.0)])
-def test_a_quantization_in_a_second_file_is_read(
-    tmp_path: Path, weights: str | None, param_bytes: float
-) -> None:
+def test_a_quantization_in_a_second_file_is_read(tmp_path, weights, param_bytes):
     beside = {"quantization": {"quant_algo": weights, "kv_cache_quant_algo": "FP8"}}
     shape = read_model(folder_of(tmp_path, QWEN, beside), {})
     assert (shape.dense_param_bytes, shape.kv_dtype_bytes) == (param_bytes, 1)
@@ -523,16 +504,14 @@ def test_a_quantization_in_a_second_file_is_read(
         ("[" * 100_000, r"config\.json is not JSON \(maximum recursion depth"),
     ],
 )
-def test_a_file_that_is_no_config_is_refused(
-    tmp_path: Path, name: str, text: str, told: str
-) -> None:
+def test_a_file_that_is_no_config_is_refused(tmp_path, name, text, told):
     folder = folder_of(tmp_path, QWEN)
     (folder / name).write_text(text)
     with pytest.raises(ValueError, match=told):
         read_model(folder, {})
 
 
-def test_a_missing_config_json_is_refused(tmp_path: Path) -> None:
+def test_a_missing_config_json_is_refused(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         read_model(tmp_path / "config.json", {})
 
@@ -544,6 +523,6 @@ def test_a_missing_config_json_is_refused(tmp_path: Path) -> None:
         (["model=from_hf"], r"set model\.from_hf"),
     ],
 )
-def test_a_run_names_one_model(overrides: list[str], told: str) -> None:
+def test_a_run_names_one_model(overrides, told):
     with pytest.raises(ValueError, match=told):
         config_of(*overrides)

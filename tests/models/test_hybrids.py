@@ -1,7 +1,6 @@
 """Hybrid models of transformers 5.23: what small configs of their classes keep."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,14 +66,14 @@ def text(kind: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", HYBRIDS)
-def test_a_hybrid_has_the_layers_bytes_and_parameters_of_its_class(kind: str) -> None:
+def test_a_hybrid_has_the_layers_bytes_and_parameters_of_its_class(kind):
     shape = derive_model(text(kind), {"name": kind})
     found = (shape.pattern, shape.full_token_bytes, shape.mamba_slot_bytes, shape.num_params)
     assert found == HYBRIDS[kind][1:]
 
 
 @pytest.mark.parametrize("kind", ["falcon_h1", "jamba", "lfm2"])
-def test_a_run_of_a_hybrid_keeps_all_invariants(kind: str, tmp_path: Path) -> None:
+def test_a_run_of_a_hybrid_keeps_all_invariants(kind, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(text(kind)))
     pools = ("cache.device.tokens.full=20000", "cache.host.tokens.full=40000")
@@ -84,7 +83,7 @@ def test_a_run_of_a_hybrid_keeps_all_invariants(kind: str, tmp_path: Path) -> No
     assert sum(record.device_hit_len for record in result.records) > 0
 
 
-def test_granite_without_experts_has_the_shared_mlp_alone() -> None:
+def test_granite_without_experts_has_the_shared_mlp_alone():
     with_experts = derive_model(text("granitemoehybrid"), {})
     shape = derive_model(text("granitemoehybrid", num_local_experts=0), {})
     gates = 4 * 256 * 4  # of four layers
@@ -103,8 +102,6 @@ def test_granite_without_experts_has_the_shared_mlp_alone() -> None:
         ("lfm2", {"model_type": "zamba2"}, "which layers share, are not modelled"),
     ],
 )
-def test_a_hybrid_that_is_not_modeled_is_refused(
-    kind: str, changes: dict[str, Any], told: str
-) -> None:
+def test_a_hybrid_that_is_not_modeled_is_refused(kind, changes, told):
     with pytest.raises(ValueError, match=told):
         derive_model(text(kind, **changes), {})

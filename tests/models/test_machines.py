@@ -39,12 +39,12 @@ def check_file(node: dict[str, object], place: str) -> None:
             check_file(value, f"{place}.{key}")
 
 
-def test_there_are_six_machines() -> None:
+def test_there_are_six_machines():
     assert MACHINES == ["a100_40gb", "a100_80gb", "b200", "h100", "h200", "h800"]
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_every_figure_of_a_machine_has_a_source_and_an_8b_model_runs_on_it(name: str) -> None:
+def test_every_figure_of_a_machine_has_a_source_and_an_8b_model_runs_on_it(name):
     config = config_of(f"hardware={name}", "model=qwen3_8b", "parallel.tp=1")
     assert config.hardware.name == name
     figures = figures_of(config.hardware)
@@ -68,7 +68,7 @@ COMPUTED_MS = {
 }  # fmt: skip
 
 
-def test_prefills_on_an_h100_are_nearly_as_slow_as_published() -> None:
+def test_prefills_on_an_h100_are_nearly_as_slow_as_published():
     config = config_of("hardware=h100", "model=llama3_8b")
     cost = CostModel(config.model, config.hardware, tp=1)
     ratios = [cost.prefill_s(0, n * 1000) * 1000 / ms for n, ms in COMPUTED_MS.items()]
@@ -81,7 +81,7 @@ def write(path: Path, *rows: str) -> str:
     return f"hardware.table={path}"
 
 
-def test_a_table_of_the_user_replaces_curves_and_figures(tmp_path: Path) -> None:
+def test_a_table_of_the_user_replaces_curves_and_figures(tmp_path):
     table = write(
         tmp_path / "mine.csv",
         "kernel_to_device,65536,42e9,my bench",
@@ -97,7 +97,7 @@ def test_a_table_of_the_user_replaces_curves_and_figures(tmp_path: Path) -> None
     assert mine.gemm_bf16 == plain.gemm_bf16
 
 
-def test_a_table_can_say_that_both_directions_share_the_link(tmp_path: Path) -> None:
+def test_a_table_can_say_that_both_directions_share_the_link(tmp_path):
     table = write(tmp_path / "mine.csv", "both_ways_bandwidth,,20e9,my bench")
     knobs = ("workload=chat", "workload.num_sessions=30", "workload.limit=60", "storage=none")
     small = ("model=llama3_8b", "parallel.tp=1", "cache.device_gib=14", "workload.session_rate=20")
@@ -125,7 +125,7 @@ def test_a_table_can_say_that_both_directions_share_the_link(tmp_path: Path) -> 
         ([], "has no row"),
     ],
 )
-def test_an_invalid_row_of_a_table_is_refused(tmp_path: Path, rows: list[str], told: str) -> None:
+def test_an_invalid_row_of_a_table_is_refused(tmp_path, rows, told):
     table = write(tmp_path / "mine.csv", *rows)
     with pytest.raises(ValueError, match=told):
         config_of(table)
@@ -142,14 +142,12 @@ def test_an_invalid_row_of_a_table_is_refused(tmp_path: Path, rows: list[str], t
         ),
     ],
 )
-def test_a_file_that_is_no_table_of_rates_is_refused(
-    tmp_path: Path, contents: bytes, told: str
-) -> None:
+def test_a_file_that_is_no_table_of_rates_is_refused(tmp_path, contents, told):
     (tmp_path / "mine.csv").write_bytes(contents)
     with pytest.raises(ValueError, match=told):
         read_table(tmp_path / "mine.csv")
 
 
-def test_a_missing_table_is_refused() -> None:
+def test_a_missing_table_is_refused():
     with pytest.raises(ValueError, match=r"hardware\.table: file nowhere\.csv"):
         config_of("hardware.table=nowhere.csv")

@@ -58,34 +58,32 @@ HEADS = {"pattern": "Ft", "latent_dim": 0, "num_kv_heads": 8}
         ),
     ],
 )
-def test_a_page_of_full_attention_holds_the_entries_of_its_parts(
-    shape: ModelConfig, page_size: int, tp: int, page_bytes: int
-) -> None:
+def test_a_page_of_full_attention_holds_the_entries_of_its_parts(shape, page_size, tp, page_bytes):
     kinds = model_kinds(shape, page_size, tp)
     assert kinds.numbers == (FULL,)
     assert kinds.page_bytes[FULL] == page_bytes
 
 
-def test_index_keys_keep_their_format_in_pages_of_another() -> None:
+def test_index_keys_keep_their_format_in_pages_of_another():
     coded, without = (
         model_kinds(shape, 16, 1, "fp8").page_bytes[FULL] for shape in (sparse(), PLAIN)
     )
     assert coded - without == 16 * 2 * 132
 
 
-def test_a_part_of_a_state_takes_one_entry_a_slot() -> None:
+def test_a_part_of_a_state_takes_one_entry_a_slot():
     taps = Part(name="taps", rides_on="mamba", num_layers=3, dim=10, element_bytes=4)
     assert taps.page_bytes(page_size=64) == 40
 
 
-def test_each_layer_loads_its_own_parts_and_the_last_one_those_of_the_draft() -> None:
+def test_each_layer_loads_its_own_parts_and_the_last_one_those_of_the_draft():
     draft = Part(name="draft", num_layers=1, dim=16)
     cost = CostModel(sparse(KEYS, draft), plain(), tp=2)
     parts = (132, 0, 132, 2 * 16)
     assert cost.layer_bytes(10, 0, 0).tolist() == [20 * (128 + each) for each in parts]
 
 
-def test_choosing_tokens_costs_every_pair_and_attention_only_the_chosen_ones() -> None:
+def test_choosing_tokens_costs_every_pair_and_attention_only_the_chosen_ones():
     pairs = 1000 * 1001 // 2
     chosen = sum(min(position, 256) for position in range(1, 1001))
     flops = 2 * pairs * 4 * 128 * 2 + 4 * chosen * 8 * (96 + 64) * 2
@@ -93,20 +91,20 @@ def test_choosing_tokens_costs_every_pair_and_attention_only_the_chosen_ones() -
     assert found_ns == round(flops * 1e-3)
 
 
-def test_a_query_meets_an_entry_of_several_tokens_once_and_at_most_top_entries() -> None:
+def test_a_query_meets_an_entry_of_several_tokens_once_and_at_most_top_entries():
     shapes = sparse(replace(POOLED, top=8), latent_dim=1), replace(PLAIN, latent_dim=1)
     with_part, without = (step_ns((0, 1000), shape=each, attention_d128=1e12) for each in shapes)
     pairs = sum(min(position, 32) for position in range(1, 1001))
     assert with_part - without == pytest.approx(2 * pairs / 4 * 4 * 128 * 2 * 1e-3, abs=1)
 
 
-def test_a_decode_step_reads_all_index_keys_and_the_chosen_tokens() -> None:
+def test_a_decode_step_reads_all_index_keys_and_the_chosen_tokens():
     read = 2 * 132 * (100 + 900) + 4 * 128 * (100 + 256)
     assert step_ns(lens=[100, 900], shape=sparse(), decode_bandwidth=1e9) == read
 
 
 @pytest.mark.parametrize("tp", [1, 4])
-def test_decode_steps_priced_together_cost_as_much_as_alone(tp: int) -> None:
+def test_decode_steps_priced_together_cost_as_much_as_alone(tp):
     draft = Part(name="draft", num_layers=1, dim=64, query_heads=8, query_dim=64, top=240)
     cost = CostModel(sparse(KEYS, draft), H200, tp=tp)
     lens = np.array([3, 200, 250, 256, 4000])
@@ -117,7 +115,7 @@ def test_decode_steps_priced_together_cost_as_much_as_alone(tp: int) -> None:
     assert step_ends(cost, [*map(int, lens)], 90) == ends
 
 
-def test_index_keys_are_counted_in_transfers() -> None:
+def test_index_keys_are_counted_in_transfers():
     config = config_of(
         *("workload.limit=12", "model=llama3_8b", "hardware=h200"), "cache.device.tokens.full=20000"
     )
@@ -142,7 +140,7 @@ def test_index_keys_are_counted_in_transfers() -> None:
         ({"tokens": 0}, "whole bytes"),
     ],
 )
-def test_an_invalid_part_is_refused(fields: dict[str, Any], told: str) -> None:
+def test_an_invalid_part_is_refused(fields, told):
     with pytest.raises(ValueError, match=told):
         Part(**(asdict(KEYS) | fields))
 
@@ -158,12 +156,12 @@ def test_an_invalid_part_is_refused(fields: dict[str, Any], told: str) -> None:
         ),
     ],
 )
-def test_a_model_that_contradicts_its_parts_is_refused(fields: dict[str, Any], told: str) -> None:
+def test_a_model_that_contradicts_its_parts_is_refused(fields, told):
     with pytest.raises(ValueError, match=told):
         sparse(**fields)
 
 
-def test_a_page_must_hold_whole_entries() -> None:
+def test_a_page_must_hold_whole_entries():
     with pytest.raises(ValueError, match=r"multiple of 4, the tokens of an entry of index, got 6"):
         model_kinds(sparse(POOLED), page_size=6, tp=1)
 
@@ -179,7 +177,7 @@ SECOND = (
 )
 
 
-def test_a_second_window_has_pages_of_its_own() -> None:
+def test_a_second_window_has_pages_of_its_own():
     deployed = deploy(config_of(*SECOND, "cache.device_gib=0.002"))
     kinds = deployed.kinds
     assert kinds.names[3] == "wide"
@@ -189,7 +187,7 @@ def test_a_second_window_has_pages_of_its_own() -> None:
     assert deployed.cost.layer_bytes(0, 0, 0, 5).tolist() == [0, 5 * 260, 0, 0] * 2
 
 
-def test_a_second_window_costs_the_pairs_within_it() -> None:
+def test_a_second_window_costs_the_pairs_within_it():
     wide = Part(
         name="wide", window_len=30, letter="W", dim=64, heads=2, query_heads=4, query_dim=128
     )
@@ -199,7 +197,7 @@ def test_a_second_window_costs_the_pairs_within_it() -> None:
     assert found_ns == round(2 * pairs * 2 * 4 * 128 * 1e-3)
 
 
-def test_a_run_with_a_second_window_keeps_all_invariants() -> None:
+def test_a_run_with_a_second_window_keeps_all_invariants():
     pools = ("cache.device_gib=0.04", "cache.host_gib=0.4", "engine.check_invariants=true")
     load = ("workload=agents", "workload.limit=40")
     jumping, single_steps = (

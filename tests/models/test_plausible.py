@@ -10,7 +10,7 @@ from tests.models.test_shapes import MODELS, model
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_models_of_this_project_are_within_the_limits(name: str) -> None:
+def test_the_models_of_this_project_are_within_the_limits(name):
     check_shape(model(name))
 
 
@@ -33,14 +33,12 @@ def test_the_models_of_this_project_are_within_the_limits(name: str) -> None:
         ("qwen3_next_80b", "recurrent_heads", 0, "recurrent_heads must be at least 1 .* got 0"),
     ],
 )
-def test_an_implausible_number_of_a_model_is_refused(
-    name: str, field: str, value: float, told: str
-) -> None:
+def test_an_implausible_number_of_a_model_is_refused(name, field, value, told):
     with pytest.raises(ValueError, match=told):
         check_shape(replace(model(name), **{field: value}))
 
 
-def test_the_command_line_refuses_an_implausible_model() -> None:
+def test_the_command_line_refuses_an_implausible_model():
     with pytest.raises(ValueError, match=r"dense_params must be at least .* got 65"):
         config_of("model.dense_params=65")
 
@@ -58,6 +56,6 @@ def test_the_command_line_refuses_an_implausible_model() -> None:
         ("gemm_bf16={size: [1], rate: [2e30]}", r"gemm_bf16 must be at most 1e\+17, got 2e\+30"),
     ],
 )
-def test_an_implausible_machine_is_refused(knob: str, told: str) -> None:
+def test_an_implausible_machine_is_refused(knob, told):
     with pytest.raises(ValueError, match=rf"hardware\.{told}"):
         config_of(f"hardware.{knob}")

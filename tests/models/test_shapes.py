@@ -60,7 +60,7 @@ def hybrid(**fields: Any) -> ModelConfig:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_file_has_its_name_a_comment_and_shares_of_its_kinds(name: str) -> None:
+def test_a_model_file_has_its_name_a_comment_and_shares_of_its_kinds(name):
     shape = model(name)
     assert shape.name == name
     first = (CONF / "model" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
@@ -84,12 +84,8 @@ def test_a_model_file_has_its_name_a_comment_and_shares_of_its_kinds(name: str) 
     ],
 )
 def test_parameters_and_bytes_are_those_published(
-    name: str,
-    billions: float,
-    token_bytes: int | None,
-    window_mib: float | None,
-    state_mib: float | None,
-) -> None:
+    name, billions, token_bytes, window_mib, state_mib
+):
     shape = model(name)
     assert shape.num_params == pytest.approx(billions * 1e9, rel=0.01)
     if token_bytes is not None:
@@ -98,17 +94,17 @@ def test_parameters_and_bytes_are_those_published(
         assert shape.mamba_slot_bytes / MIB == pytest.approx(state_mib, abs=0.05)
 
 
-def test_the_pattern_is_repeated_over_the_layers() -> None:
+def test_the_pattern_is_repeated_over_the_layers():
     full, swa, mamba = LayerKind.full, LayerKind.swa, LayerKind.mamba
     assert hybrid().layer_kinds == ((full,), (swa,), (swa, mamba), (mamba,), ()) * 2
 
 
-def test_without_a_pattern_layers_are_ordered_by_kind() -> None:
+def test_without_a_pattern_layers_are_ordered_by_kind():
     shape = ModelConfig(num_full_layers=1, num_swa_layers=2, num_mamba_layers=1, window_len=8)
     assert shape.layer_words == ("F", "S", "S", "M")
 
 
-def test_pages_and_slots_have_the_bytes_of_their_layers() -> None:
+def test_pages_and_slots_have_the_bytes_of_their_layers():
     shape, inner, state = hybrid(), 4 * 16, 8
     mamba = (inner + 2 * 1 * state) * 3 * 2 + inner * state * 4  # taps in bf16, a matrix in fp32
     delta = (inner + 2 * 2 * state) * 3 * 2 + inner * state * 4
@@ -127,7 +123,7 @@ def test_pages_and_slots_have_the_bytes_of_their_layers() -> None:
 @pytest.mark.parametrize(
     ("tp", "latent_dim", "copies"), [(1, 0, 1), (4, 0, 1), (8, 0, 2), (16, 0, 4), (8, 40, 8)]
 )
-def test_more_devices_than_kv_heads_hold_copies(tp: int, latent_dim: int, copies: int) -> None:
+def test_more_devices_than_kv_heads_hold_copies(tp, latent_dim, copies):
     assert hybrid(latent_dim=latent_dim).kv_copies(LayerKind.full, tp) == copies
 
 
@@ -143,7 +139,7 @@ def test_more_devices_than_kv_heads_hold_copies(tp: int, latent_dim: int, copies
         ({"pattern": "F", "num_swa_layers": 0, "num_layers": 2}, "window_len must be positive"),
     ],
 )
-def test_a_shape_that_contradicts_itself_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_a_shape_that_contradicts_itself_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         hybrid(**fields)
 
@@ -157,14 +153,12 @@ def test_a_shape_that_contradicts_itself_is_refused(fields: dict[str, Any], mess
         ([1], [1], "guessed", "measured or modelled, got 'guessed'"),
     ],
 )
-def test_an_invalid_rate_table_is_refused(
-    size: list[float], rate: list[float], status: str, message: str
-) -> None:
+def test_an_invalid_rate_table_is_refused(size, rate, status, message):
     with pytest.raises(ValueError, match=message):
         RateTable(size=size, rate=rate, status=status)
 
 
-def test_the_table_of_models_in_the_docs_agrees_with_their_files() -> None:
+def test_the_table_of_models_in_the_docs_agrees_with_their_files():
     page = (CONF.parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.splitlines()]
     cells = {row[0]: row[1:] for row in rows if row and row[0] in MODELS}

@@ -59,9 +59,7 @@ def fail(storage: BreakerStorage, inner: Failing, times: int) -> None:
     inner.error = None
 
 
-def test_three_consecutive_failures_bypass_the_engine_for_five_seconds(
-    storage: BreakerStorage, inner: Failing, clock: SimulatedClock
-) -> None:
+def test_three_consecutive_failures_bypass_the_engine_for_five_seconds(storage, inner, clock):
     for _ in range(3):
         fail(storage, inner, 2)
         assert not storage.is_bypassed
@@ -79,9 +77,7 @@ def test_three_consecutive_failures_bypass_the_engine_for_five_seconds(
     assert (storage.failed_calls, storage.bypassed_calls) == (9, 7)
 
 
-def test_a_failed_probe_bypasses_the_engine_for_another_five_seconds(
-    storage: BreakerStorage, inner: Failing, clock: SimulatedClock
-) -> None:
+def test_a_failed_probe_bypasses_the_engine_for_another_five_seconds(storage, inner, clock):
     fail(storage, inner, 3)
     clock.wait_until(to_ns(7.0))
     fail(storage, inner, 2)
@@ -92,9 +88,7 @@ def test_a_failed_probe_bypasses_the_engine_for_another_five_seconds(
     assert storage.contains(keys(1)) == [True]
 
 
-def test_a_call_during_a_probe_is_bypassed(
-    storage: BreakerStorage, inner: Failing, clock: SimulatedClock
-) -> None:
+def test_a_call_during_a_probe_is_bypassed(storage, inner, clock):
     fail(storage, inner, 3)
     clock.wait_until(to_ns(5.0))
     answers = []
@@ -109,9 +103,7 @@ def test_a_call_during_a_probe_is_bypassed(
     assert inner.num_calls == 4
 
 
-def test_another_exception_counts_as_a_failure_and_is_raised(
-    storage: BreakerStorage, inner: Failing
-) -> None:
+def test_another_exception_counts_as_a_failure_and_is_raised(storage, inner):
     inner.error = ZeroDivisionError("a bug")
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
@@ -119,7 +111,7 @@ def test_another_exception_counts_as_a_failure_and_is_raised(
     assert (storage.failed_calls, storage.is_bypassed) == (3, True)
 
 
-def test_a_bypassed_engine_is_not_called(storage: BreakerStorage, inner: Failing) -> None:
+def test_a_bypassed_engine_is_not_called(storage, inner):
     fail(storage, inner, 3)
     assert storage.contains(keys(1, 2)) == [False, False]
     assert storage.read(keys(1, 2), [poisoned(), poisoned()]) == [False, False]
@@ -129,9 +121,7 @@ def test_a_bypassed_engine_is_not_called(storage: BreakerStorage, inner: Failing
     assert storage.bypassed_calls == 4
 
 
-def test_stats_of_a_failing_engine_are_the_last_known(
-    storage: BreakerStorage, inner: Failing
-) -> None:
+def test_stats_of_a_failing_engine_are_the_last_known(storage, inner):
     assert storage.last_stats == StorageStats()
     assert (storage.stats(), storage.last_stats) == (COUNTED, COUNTED)
     write(storage, keys(2))
@@ -140,9 +130,7 @@ def test_stats_of_a_failing_engine_are_the_last_known(
 
 
 @pytest.mark.parametrize("num_failures", [0, 3])
-def test_close_reads_the_stats_and_closes_also_a_bypassed_engine(
-    num_failures: int, storage: BreakerStorage, inner: Failing
-) -> None:
+def test_close_reads_the_stats_and_closes_also_a_bypassed_engine(num_failures, storage, inner):
     fail(storage, inner, num_failures)
     storage.close()
     assert storage.last_stats == COUNTED
@@ -150,25 +138,21 @@ def test_close_reads_the_stats_and_closes_also_a_bypassed_engine(
     assert storage.failed_calls == num_failures
 
 
-def test_an_engine_that_fails_to_close_raises_nothing(
-    storage: BreakerStorage, inner: Failing
-) -> None:
+def test_an_engine_that_fails_to_close_raises_nothing(storage, inner):
     storage.stats()
     inner.error = StorageError("gone")
     storage.close()
     assert (storage.failed_calls, storage.last_stats) == (1, COUNTED)
 
 
-def test_max_failures_must_be_at_least_one(inner: Failing, clock: SimulatedClock) -> None:
+def test_max_failures_must_be_at_least_one(inner, clock):
     with pytest.raises(ValueError, match="max_failures must be at least 1, got 0"):
         BreakerStorage(inner, clock=clock, max_failures=0)
     assert not BreakerStorage(inner, clock=clock, max_failures=1).is_bypassed
 
 
 @pytest.mark.parametrize("answer", [None, [True], [True] * 3, (True, True)])
-def test_an_answer_other_than_one_bool_for_each_key_is_refused(
-    answer: object, storage: BreakerStorage, inner: Failing
-) -> None:
+def test_an_answer_other_than_one_bool_for_each_key_is_refused(answer, storage, inner):
     inner.contains = lambda _: answer
     with pytest.raises(ValueError, match=r"a list of 2 bools, one per key, got"):
         storage.contains(keys(0, 1))

@@ -61,9 +61,7 @@ def change_table(root: Path, statement: str, *values: object) -> None:
     ids=["flipped bit", "cut", "empty"],
 )
 @pytest.mark.parametrize("kind", DISKS)
-def test_a_damaged_page_is_a_miss_and_can_be_written_again(
-    kind: str, damage: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
+def test_a_damaged_page_is_a_miss_and_can_be_written_again(kind, damage, tmp_path):
     with opened(kind, tmp_path) as storage:
         write(storage, keys(1))
         (path,) = [*tmp_path.glob("*/pages-*.slab"), *tmp_path.glob("*/*/*.page")]
@@ -74,7 +72,7 @@ def test_a_damaged_page_is_a_miss_and_can_be_written_again(
         assert read(storage, keys(1)) == [payload(keys(1)[0])]
 
 
-def test_a_page_in_the_file_of_another_key_is_a_miss(tmp_path: Path) -> None:
+def test_a_page_in_the_file_of_another_key_is_a_miss(tmp_path):
     with opened("file", tmp_path) as storage:
         write(storage, keys(1))
         (path,) = tmp_path.glob("*/*/*.page")
@@ -82,7 +80,7 @@ def test_a_page_in_the_file_of_another_key_is_a_miss(tmp_path: Path) -> None:
         assert read(storage, keys(2)) == [None]
 
 
-def test_a_table_that_names_the_slot_of_another_page_gives_a_miss(tmp_path: Path) -> None:
+def test_a_table_that_names_the_slot_of_another_page_gives_a_miss(tmp_path):
     with opened("slab", tmp_path) as storage:
         write(storage, keys(1, 2))
         change_table(tmp_path, "UPDATE slots SET key = x'00' WHERE key = ?", *keys(1))
@@ -90,7 +88,7 @@ def test_a_table_that_names_the_slot_of_another_page_gives_a_miss(tmp_path: Path
         assert read(storage, keys(1)) == [None]
 
 
-def test_a_table_with_a_wrong_length_gives_a_miss(tmp_path: Path) -> None:
+def test_a_table_with_a_wrong_length_gives_a_miss(tmp_path):
     with opened("slab", tmp_path) as storage:
         write(storage, keys(1))
         change_table(tmp_path, "UPDATE slots SET length = length - 1")
@@ -100,7 +98,7 @@ def test_a_table_with_a_wrong_length_gives_a_miss(tmp_path: Path) -> None:
         assert read(storage, keys(1)) == [payload(keys(1)[0])]
 
 
-def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_is_refused(tmp_path):
     with opened("slab", tmp_path):
         pass
     (path,) = tmp_path.glob("*/slots.sqlite")
@@ -120,9 +118,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
         *[("digest", value) for value in (None, b"")],
     ],
 )
-def test_a_table_with_nonsense_gives_misses_or_errors(
-    column: str, value: object, tmp_path: Path
-) -> None:
+def test_a_table_with_nonsense_gives_misses_or_errors(column, value, tmp_path):
     def use_damaged() -> None:
         with suppress(StorageError), opened("slab", tmp_path, 8 * PAGE_BYTES) as storage:
             write(storage, keys(0, 1))
@@ -134,7 +130,7 @@ def test_a_table_with_nonsense_gives_misses_or_errors(
     in_time(use_damaged)
 
 
-def test_a_slab_that_another_process_keeps_opening_is_an_error(tmp_path: Path) -> None:
+def test_a_slab_that_another_process_keeps_opening_is_an_error(tmp_path):
     with opened("slab", tmp_path):
         pass
     with (tmp_path / namespace_name("test") / "opening").open() as held:
@@ -183,5 +179,5 @@ def survive_damage(kind: str, base: Path, times: int, rng: Random) -> None:
 
 @pytest.mark.parametrize("kind", DISKS)
 @pytest.mark.parametrize("times", [6, pytest.param(2000, marks=pytest.mark.soak)])
-def test_random_damage_gives_misses_or_errors(times: int, kind: str, tmp_path: Path) -> None:
+def test_random_damage_gives_misses_or_errors(times, kind, tmp_path):
     in_time(lambda: survive_damage(kind, tmp_path, times, Random(1)))

@@ -65,7 +65,7 @@ def call_until_free(call: Callable[[], object]) -> object:
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, TimeoutError])
-def test_an_exception_of_the_engine_is_raised(kind: type[Exception]) -> None:
+def test_an_exception_of_the_engine_is_raised(kind):
     def fail() -> None:
         raise kind("the engine's own")
 
@@ -75,7 +75,7 @@ def test_an_exception_of_the_engine_is_raised(kind: type[Exception]) -> None:
     threads.close()
 
 
-def test_a_read_that_timed_out_never_changes_the_buffer(blocking: Blocking) -> None:
+def test_a_read_that_timed_out_never_changes_the_buffer(blocking):
     MemoryStorage.write(blocking, keys(1), [payload(keys(1)[0])])
     storage = DeadlineStorage(blocking, deadline_s=SOON_S)
     buffer = poisoned()
@@ -85,7 +85,7 @@ def test_a_read_that_timed_out_never_changes_the_buffer(blocking: Blocking) -> N
     assert buffer == poisoned()
 
 
-def test_a_write_that_timed_out_stores_the_bytes_of_its_call(blocking: Blocking) -> None:
+def test_a_write_that_timed_out_stores_the_bytes_of_its_call(blocking):
     storage = DeadlineStorage(blocking, deadline_s=SOON_S)
     buffer = memoryview(bytearray(payload(keys(1)[0])))
     with pytest.raises(StorageError):
@@ -97,8 +97,8 @@ def test_a_write_that_timed_out_stores_the_bytes_of_its_call(blocking: Blocking)
 
 @pytest.mark.parametrize(("options", "num_threads"), [({}, 4), ({"num_threads": 2}, 2)])
 def test_calls_fail_at_once_while_calls_that_timed_out_hold_all_threads(
-    options: dict[str, int], num_threads: int, blocking: Blocking
-) -> None:
+    options, num_threads, blocking
+):
     storage = DeadlineStorage(blocking, deadline_s=SOON_S, **options)
     for _ in range(num_threads):
         with pytest.raises(StorageError, match="no answer"):
@@ -107,7 +107,7 @@ def test_calls_fail_at_once_while_calls_that_timed_out_hold_all_threads(
         storage.contains(keys(1))
 
 
-def test_a_thread_whose_call_ended_is_used_again(blocking: Blocking) -> None:
+def test_a_thread_whose_call_ended_is_used_again(blocking):
     storage = DeadlineStorage(blocking, deadline_s=SOON_S, num_threads=1)
     with pytest.raises(StorageError):
         storage.read(keys(1), [poisoned()])
@@ -115,7 +115,7 @@ def test_a_thread_whose_call_ended_is_used_again(blocking: Blocking) -> None:
     assert call_until_free(lambda: storage.contains(keys(1))) == [False]
 
 
-def test_a_call_that_times_out_in_the_queue_never_starts() -> None:
+def test_a_call_that_times_out_in_the_queue_never_starts():
     threads = DeadlineThreads(num_threads=1, deadline_s=NEVER_S)
     go, stuck, done = Event(), Event(), []
     with pytest.raises(StorageError, match=r"no answer within 0\.02 s"):
@@ -134,7 +134,7 @@ def test_a_call_that_times_out_in_the_queue_never_starts() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_close_ends_all_threads_also_if_the_engine_fails_to_close(*, fails: bool) -> None:
+def test_close_ends_all_threads_also_if_the_engine_fails_to_close(fails):
     class Closing(MemoryStorage):
         def close(self) -> None:
             super().close()
@@ -159,7 +159,7 @@ def test_close_ends_all_threads_also_if_the_engine_fails_to_close(*, fails: bool
         assert not thread.is_alive()
 
 
-def test_staging_memory_is_reused_and_a_miss_leaves_the_buffer_unchanged() -> None:
+def test_staging_memory_is_reused_and_a_miss_leaves_the_buffer_unchanged():
     seen: list[memoryview] = []  # kept, or another buffer could get the same address
 
     class Watched(MemoryStorage):
@@ -184,9 +184,7 @@ def test_staging_memory_is_reused_and_a_miss_leaves_the_buffer_unchanged() -> No
     storage.close()
 
 
-def test_a_breaker_turns_timeouts_into_misses_and_then_bypasses_the_engine(
-    blocking: Blocking,
-) -> None:
+def test_a_breaker_turns_timeouts_into_misses_and_then_bypasses_the_engine(blocking):
     inner = DeadlineStorage(blocking, deadline_s=SOON_S)
     storage = BreakerStorage(inner, clock=SimulatedClock(), max_failures=2)
     assert [read(storage, keys(1)) for _ in range(4)] == [[None]] * 4

@@ -6,7 +6,7 @@ from storage_pages import key, payload
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest, page_hasher
 
 
-def test_a_digest_depends_on_namespace_key_length_and_bytes() -> None:
+def test_a_digest_depends_on_namespace_key_length_and_bytes():
     page = payload(key(1))
     digests = [
         page_digest(b"a", key(1), page),
@@ -21,14 +21,14 @@ def test_a_digest_depends_on_namespace_key_length_and_bytes() -> None:
     assert {len(digest) for digest in digests} == {PAGE_DIGEST_BYTES}
 
 
-def test_stores_of_earlier_versions_are_still_read() -> None:
+def test_stores_of_earlier_versions_are_still_read():
     digest = page_digest(b"test", key(1), payload(key(1)))
     assert digest.hex() == "84a516da98cffb0fbc549ef3a2365f56"
     assert namespace_name("test") == "44a8995dd50b6657a037a7839304535b"
 
 
 @pytest.mark.parametrize("part_bytes", [1000, 8192])
-def test_a_page_hashed_in_parts_has_the_digest_of_the_whole(part_bytes: int) -> None:
+def test_a_page_hashed_in_parts_has_the_digest_of_the_whole(part_bytes):
     page = payload(key(1))
     hasher = page_hasher(b"a", key(1), page.nbytes)
     for start in range(0, page.nbytes, part_bytes):
@@ -36,6 +36,6 @@ def test_a_page_hashed_in_parts_has_the_digest_of_the_whole(part_bytes: int) -> 
     assert hasher.digest() == page_digest(b"a", key(1), page)
 
 
-def test_namespaces_have_different_names_of_one_length() -> None:
+def test_namespaces_have_different_names_of_one_length():
     names = {namespace_name(text) for text in ("", "a", "b", "a/b", "ä" * 1000)}
     assert sorted(map(len, names)) == [32] * 5

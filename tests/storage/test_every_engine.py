@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from storage_engines import Engine, Open, bounded, durable
+from storage_engines import bounded, durable
 from storage_pages import (
     PAGE_BYTES,
     assert_whole_or_absent,
@@ -16,39 +16,37 @@ from storage_pages import (
     write,
 )
 
-from hicache.storage.base import Storage, StorageStats
+from hicache.storage.base import StorageStats
 from hicache.storage.engines.memory import MemoryStorage
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4095, 4096, 300_001])
-def test_a_page_is_read_as_it_was_written(num_bytes: int, storage: Storage) -> None:
+def test_a_page_is_read_as_it_was_written(num_bytes, storage):
     buffer = poisoned(num_bytes)
     storage.write([key(1)], [payload(key(1), num_bytes)])
     assert storage.read([key(1)], [buffer]) == [True]
     assert buffer == payload(key(1), num_bytes)
 
 
-def test_each_key_of_a_batch_has_its_own_answer(storage: Storage) -> None:
+def test_each_key_of_a_batch_has_its_own_answer(storage):
     write(storage, keys(1, 3))
     assert read(storage, keys(0, 1, 2, 3)) == [None, payload(key(1)), None, payload(key(3))]
     storage.delete([])
     assert (storage.contains([]), storage.read([], []), storage.write([], [])) == ([], [], [])
 
 
-def test_contains_answers_a_long_batch(storage: Storage) -> None:
+def test_contains_answers_a_long_batch(storage):
     write(storage, keys(*range(0, 300, 2)))
     assert storage.contains(keys(*range(300))) == [True, False] * 150
 
 
-def test_pages_of_two_kinds_are_two_pages(storage: Storage) -> None:
+def test_pages_of_two_kinds_are_two_pages(storage):
     storage.write([key(1, 0)], [payload(key(1, 0))])
     assert storage.contains([key(1, 0), key(1, 1)]) == [True, False]
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, PAGE_BYTES - 1, PAGE_BYTES + 1, 2 * PAGE_BYTES])
-def test_a_read_with_another_length_is_a_miss_and_keeps_the_page(
-    num_bytes: int, storage: Storage
-) -> None:
+def test_a_read_with_another_length_is_a_miss_and_keeps_the_page(num_bytes, storage):
     write(storage, keys(1))
     assert storage.read([key(1)], [poisoned(num_bytes)]) == [False]
     assert read(storage, keys(1)) == [payload(key(1))]
@@ -56,9 +54,7 @@ def test_a_read_with_another_length_is_a_miss_and_keeps_the_page(
 
 @bounded
 @pytest.mark.parametrize("num_bytes", [1, 5, PAGE_BYTES - 16, PAGE_BYTES - 17])
-def test_a_read_of_a_shorter_page_is_a_miss_and_keeps_the_page(
-    num_bytes: int, storage: Storage
-) -> None:
+def test_a_read_of_a_shorter_page_is_a_miss_and_keeps_the_page(num_bytes, storage):
     storage.write([key(1)], [payload(key(1), num_bytes)])
     assert read(storage, keys(1)) == [None]
     buffer = poisoned(num_bytes)
@@ -67,13 +63,13 @@ def test_a_read_of_a_shorter_page_is_a_miss_and_keeps_the_page(
     assert storage.stats().damaged_pages == 0
 
 
-def test_a_second_write_of_a_key_changes_nothing(storage: Storage) -> None:
+def test_a_second_write_of_a_key_changes_nothing(storage):
     assert write(storage, keys(1, 1)) == [True, True]
     assert storage.write(keys(1, 2), [payload(key(2))] * 2) == [True, True]
     assert read(storage, keys(1, 2)) == [payload(key(1)), payload(key(2))]
 
 
-def test_a_deleted_page_is_missing_until_it_is_written_again(storage: Storage) -> None:
+def test_a_deleted_page_is_missing_until_it_is_written_again(storage):
     write(storage, keys(1, 2))
     storage.delete(keys(1, 7))
     assert read(storage, keys(1, 2)) == [None, payload(key(2))]
@@ -82,7 +78,7 @@ def test_a_deleted_page_is_missing_until_it_is_written_again(storage: Storage) -
 
 
 @bounded
-def test_stats_count_stored_pages_and_bytes(storage: Storage) -> None:
+def test_stats_count_stored_pages_and_bytes(storage):
     assert storage.stats() == StorageStats(stored_pages=0, stored_bytes=0, damaged_pages=0)
     write(storage, keys(1, 2, 3))
     write(storage, keys(3, 4))
@@ -91,7 +87,7 @@ def test_stats_count_stored_pages_and_bytes(storage: Storage) -> None:
 
 
 @bounded
-def test_a_full_store_keeps_its_capacity_and_the_youngest_pages(open_engine: Open) -> None:
+def test_a_full_store_keeps_its_capacity_and_the_youngest_pages(open_engine):
     storage = open_engine(capacity_bytes=10 * PAGE_BYTES)
     for number in range(40):
         assert write(storage, keys(number)) == [True]
@@ -101,7 +97,7 @@ def test_a_full_store_keeps_its_capacity_and_the_youngest_pages(open_engine: Ope
 
 
 @bounded
-def test_reads_and_repeated_writes_make_a_page_young(open_engine: Open) -> None:
+def test_reads_and_repeated_writes_make_a_page_young(open_engine):
     for use in (read, write):
         storage = open_engine(suffix=use.__name__, capacity_bytes=2 * PAGE_BYTES)
         storage.delete(keys(3))
@@ -112,7 +108,7 @@ def test_reads_and_repeated_writes_make_a_page_young(open_engine: Open) -> None:
 
 
 @bounded
-def test_a_page_fits_if_it_is_no_larger_than_the_capacity(open_engine: Open) -> None:
+def test_a_page_fits_if_it_is_no_larger_than_the_capacity(open_engine):
     assert write(open_engine(capacity_bytes=PAGE_BYTES - 1), keys(1)) == [False]
     storage = open_engine(suffix="2", capacity_bytes=PAGE_BYTES)
     assert write(storage, keys(1)) == [True]
@@ -122,7 +118,7 @@ def test_a_page_fits_if_it_is_no_larger_than_the_capacity(open_engine: Open) -> 
     assert storage.contains(keys(1, 3)) == [False, True]
 
 
-def test_threads_never_read_a_wrong_byte(engine: Engine, open_engine: Open) -> None:
+def test_threads_never_read_a_wrong_byte(engine, open_engine):
     storage = open_engine(capacity_bytes=12 * PAGE_BYTES if engine.bounded else None)
 
     def work(start: int) -> int:
@@ -138,7 +134,7 @@ def test_threads_never_read_a_wrong_byte(engine: Engine, open_engine: Open) -> N
 
 
 @durable
-def test_pages_outlive_the_engine_and_stay_in_their_namespace(open_engine: Open) -> None:
+def test_pages_outlive_the_engine_and_stay_in_their_namespace(open_engine):
     write(open_engine(), keys(1, 2))
     assert read(open_engine(), keys(1, 2)) == [payload(key(1)), payload(key(2))]
     other = open_engine(suffix="other")
@@ -146,9 +142,7 @@ def test_pages_outlive_the_engine_and_stay_in_their_namespace(open_engine: Open)
 
 
 @pytest.mark.parametrize("engine", ["slab", "file", "redis", "mooncake"], indirect=True)
-def test_two_processes_share_one_store(
-    engine: Engine, open_engine: Open, root: str, namespace: str
-) -> None:
+def test_two_processes_share_one_store(engine, open_engine, root, namespace):
     storage = open_engine()
     one = start_writer(engine.kind, root, 0, 24, namespace=namespace)
     other = start_writer(engine.kind, root, 12, 24, namespace=namespace)
@@ -159,7 +153,7 @@ def test_two_processes_share_one_store(
     assert assert_whole_or_absent(storage, keys(*range(36))) == 36
 
 
-def test_the_suite_notices_a_wrong_byte() -> None:
+def test_the_suite_notices_a_wrong_byte():
     storage = MemoryStorage(capacity_bytes=None)
     storage.write([key(1)], [payload(key(2))])
     with pytest.raises(AssertionError, match="wrong bytes"):

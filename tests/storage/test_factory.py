@@ -1,7 +1,6 @@
 """Which engine and guards a configuration opens, and which configurations are refused."""
 
 from contextlib import closing
-from pathlib import Path
 from threading import Event
 from unittest.mock import Mock
 
@@ -90,7 +89,7 @@ class Unbuildable:
 OWN = StorageConfig(kind=f"{__name__}:Own", root="anything", capacity_gib=THREE_PAGES_GIB)
 
 
-def test_kind_none_opens_nothing() -> None:
+def test_kind_none_opens_nothing():
     options = {"namespace": "test", "page_bytes": {}}
     none, clock = StorageConfig(kind="none"), SimulatedClock()
     assert open_storage(none, **options) is None
@@ -99,16 +98,14 @@ def test_kind_none_opens_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", OWN.kind])
-def test_engines_in_memory_count_the_nominal_size_of_placeholders(kind: str) -> None:
+def test_engines_in_memory_count_the_nominal_size_of_placeholders(kind):
     storage = plain(StorageConfig(kind=kind, capacity_gib=THREE_PAGES_GIB))
     storage.write(keys(1, 2, 3, 4), [memoryview(b"")] * 4)
     assert storage.contains(keys(1, 2, 3, 4)) == [False, True, True, True]
 
 
 @pytest.mark.parametrize("kind", DISKS)
-def test_engines_on_disk_make_their_directory_and_keep_the_capacity(
-    kind: str, tmp_path: Path
-) -> None:
+def test_engines_on_disk_make_their_directory_and_keep_the_capacity(kind, tmp_path):
     root = tmp_path / "new" / "root"
     config = StorageConfig(kind=kind, root=str(root), capacity_gib=THREE_PAGES_GIB)
     with closing(plain(config)) as storage:
@@ -118,7 +115,7 @@ def test_engines_on_disk_make_their_directory_and_keep_the_capacity(
         assert read(storage, keys(1, 4)) == [None, payload(keys(4)[0])]
 
 
-def test_a_users_engine_is_given_root_and_namespace() -> None:
+def test_a_users_engine_is_given_root_and_namespace():
     assert plain(OWN, namespace="mine").given == ("anything", "mine")
     names = {simulated(OWN).engine.given[1] for _ in range(2)}
     assert len(names) == 2
@@ -136,23 +133,23 @@ def test_a_users_engine_is_given_root_and_namespace() -> None:
         *((kind, "needs storage.root") for kind in ("slab", "file", "redis", "mooncake")),
     ],
 )
-def test_a_kind_that_cannot_be_opened_is_refused(kind: str, told: str) -> None:
+def test_a_kind_that_cannot_be_opened_is_refused(kind, told):
     with pytest.raises(ValueError, match=f"storage.kind={kind} {told}"):
         plain(StorageConfig(kind=kind))
 
 
-def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_kind_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"one of none, memory, mooncake_master, .*, got 'tape'"):
         plain(StorageConfig(kind="tape"))
 
 
-def test_redis_takes_no_capacity() -> None:
+def test_redis_takes_no_capacity():
     with pytest.raises(ValueError, match="capacity_gib must be None for redis"):
         plain(StorageConfig(kind="redis", root="redis://127.0.0.1:1/0", capacity_gib=1.0))
 
 
 @pytest.mark.parametrize("kind", DISKS)
-def test_a_root_that_is_a_file_is_refused_with_its_path(kind: str, tmp_path: Path) -> None:
+def test_a_root_that_is_a_file_is_refused_with_its_path(kind, tmp_path):
     root = tmp_path / "root"
     root.write_text("a file, not a directory")
     with pytest.raises(StorageError, match=str(root)):
@@ -161,8 +158,8 @@ def test_a_root_that_is_a_file_is_refused_with_its_path(kind: str, tmp_path: Pat
 
 @pytest.mark.parametrize(("capacity_gib", "segment_bytes"), [(None, 0), (0.5, 2**29)])
 def test_mooncake_is_given_its_master_and_the_memory_that_it_lends(
-    capacity_gib: float | None, segment_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    capacity_gib, segment_bytes, monkeypatch
+):
     made = Mock()
     monkeypatch.setattr("hicache.storage.factory.MooncakeStorage", made)
     assert plain(StorageConfig(kind="mooncake", root="host:1", capacity_gib=capacity_gib))
@@ -179,9 +176,7 @@ def test_mooncake_is_given_its_master_and_the_memory_that_it_lends(
         (OWN.kind, FaultsConfig(), ["OwnStorage", "DeadlineStorage"]),
     ],
 )
-def test_a_real_run_guards_its_engine(
-    kind: str, faults: FaultsConfig, between: list[str], tmp_path: Path
-) -> None:
+def test_a_real_run_guards_its_engine(kind, faults, between, tmp_path):
     storage = guarded(StorageConfig(kind=kind, root=str(tmp_path), faults=faults))
     engine = type(storage.engine).__name__
     assert layers(storage.storage) == ["BreakerStorage", *between, engine]
@@ -190,7 +185,7 @@ def test_a_real_run_guards_its_engine(
 
 
 @pytest.mark.parametrize(("faults", "between"), [(FaultsConfig(), []), (FAULTY, ["FaultyStorage"])])
-def test_a_simulation_has_no_deadline_threads(faults: FaultsConfig, between: list[str]) -> None:
+def test_a_simulation_has_no_deadline_threads(faults, between):
     storage = simulated(StorageConfig(kind="memory", faults=faults))
     assert layers(storage.storage) == ["BreakerStorage", *between, "MemoryStorage"]
     injected = [name for name in storage.counts() if "injected" in name]
@@ -198,7 +193,7 @@ def test_a_simulation_has_no_deadline_threads(faults: FaultsConfig, between: lis
     assert bool(injected) == bool(between)
 
 
-def test_failures_and_damage_are_counted_also_after_the_end(tmp_path: Path) -> None:
+def test_failures_and_damage_are_counted_also_after_the_end(tmp_path):
     storage = guarded(
         StorageConfig(kind="file", root=str(tmp_path), faults=FaultsConfig(missing_rate=1.0))
     )
@@ -219,7 +214,7 @@ def test_failures_and_damage_are_counted_also_after_the_end(tmp_path: Path) -> N
     }
 
 
-def test_a_call_of_a_real_run_is_abandoned_at_its_deadline() -> None:
+def test_a_call_of_a_real_run_is_abandoned_at_its_deadline():
     storage = guarded(StorageConfig(kind=OWN.kind, root="stuck", deadline_s=0.01))
     assert storage.storage.contains(keys(1)) == [False]
     assert counted(storage) == {"failed_count": 1}
@@ -227,7 +222,7 @@ def test_a_call_of_a_real_run_is_abandoned_at_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("open_with", [guarded, simulated])
-def test_the_seed_decides_the_faults(open_with) -> None:
+def test_the_seed_decides_the_faults(open_with):
     def missing(**seed: int) -> list[bool]:
         storage = open_with(StorageConfig(kind="memory", faults=FAULTY), **seed).storage
         write(storage, keys(*range(100)))
@@ -236,7 +231,7 @@ def test_the_seed_decides_the_faults(open_with) -> None:
     assert missing() == missing(seed=0) == missing(seed=0) != missing(seed=1)
 
 
-def test_injected_delays_of_a_simulation_are_charged_to_its_stall() -> None:
+def test_injected_delays_of_a_simulation_are_charged_to_its_stall():
     faults = FaultsConfig(delay_ms=100.0, full_rate=1.0)
     storage = simulated(StorageConfig(kind="memory", faults=faults, deadline_s=0.2))
     assert write(storage.storage, keys(1)) == [False]
@@ -244,7 +239,7 @@ def test_injected_delays_of_a_simulation_are_charged_to_its_stall() -> None:
     assert counted(storage) == {"injected_delay_count": 1, "injected_full_count": 1}
 
 
-def test_a_simulated_call_fails_at_its_deadline_and_then_bypasses_the_engine() -> None:
+def test_a_simulated_call_fails_at_its_deadline_and_then_bypasses_the_engine():
     clock, slow = SimulatedClock(), FaultsConfig(delay_ms=100.0)
     config = StorageConfig(kind="memory", faults=slow, deadline_s=0.05)
     storage = simulated(config, clock=clock)
@@ -257,9 +252,7 @@ def test_a_simulated_call_fails_at_its_deadline_and_then_bypasses_the_engine() -
 
 
 @pytest.mark.parametrize("kind", DISKS)
-def test_each_simulation_has_a_directory_of_its_own_and_removes_it(
-    kind: str, tmp_path: Path
-) -> None:
+def test_each_simulation_has_a_directory_of_its_own_and_removes_it(kind, tmp_path):
     root = tmp_path / "new" / "root"
     one, other = (simulated(StorageConfig(kind=kind, root=str(root))) for _ in range(2))
     write(one.storage, keys(1))
@@ -269,16 +262,14 @@ def test_each_simulation_has_a_directory_of_its_own_and_removes_it(
     assert list(root.iterdir()) == []
 
 
-def test_a_simulation_whose_engine_cannot_be_opened_leaves_no_files(tmp_path: Path) -> None:
+def test_a_simulation_whose_engine_cannot_be_opened_leaves_no_files(tmp_path):
     with full_disk(), pytest.raises(StorageError, match="disk I/O error"):
         simulated(StorageConfig(kind="slab", root=str(tmp_path / "root")))
     assert list((tmp_path / "root").iterdir()) == []
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_each_simulation_has_a_namespace_of_its_own_on_a_server_and_deletes_it(
-    *, fails: bool, redis_url: str
-) -> None:
+def test_each_simulation_has_a_namespace_of_its_own_on_a_server_and_deletes_it(fails, redis_url):
     def fail() -> None:
         raise StorageError("gone")
 
@@ -296,7 +287,7 @@ def test_each_simulation_has_a_namespace_of_its_own_on_a_server_and_deletes_it(
     assert other.engine.stats().stored_pages == before
 
 
-def test_forget_closes_the_engine() -> None:
+def test_forget_closes_the_engine():
     storage = simulated(StorageConfig(kind="memory"))
     write(storage.storage, keys(1))
     storage.forget()

@@ -2,20 +2,11 @@
 
 import math
 from dataclasses import fields
-from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
 from storage_engines import opened
-from storage_pages import (
-    PAGE_BYTES,
-    assert_whole_or_absent,
-    keys,
-    payload,
-    poisoned,
-    read,
-    write,
-)
+from storage_pages import PAGE_BYTES, assert_whole_or_absent, keys, payload, poisoned, read, write
 
 from hicache.clock import SimulatedClock, Stall, to_ns
 from hicache.config import FaultsConfig
@@ -84,7 +75,7 @@ def use(storage: Storage) -> int:
 @pytest.mark.parametrize(
     ("name", "plan"), [*(("memory", plan) for plan in PLANS), ("slab", "all"), ("file", "all")]
 )
-def test_a_breaker_turns_every_fault_into_misses(name: str, plan: str, tmp_path: Path) -> None:
+def test_a_breaker_turns_every_fault_into_misses(name, plan, tmp_path):
     clock = SimulatedClock()
     with opened(name, tmp_path, 12 * PAGE_BYTES) as engine:
         faulty = FaultyStorage(engine, PLANS[plan], seed=1, clock=clock)
@@ -93,19 +84,19 @@ def test_a_breaker_turns_every_fault_into_misses(name: str, plan: str, tmp_path:
     assert expected <= {fault for fault, count in faulty.injected.items() if count}
 
 
-def test_a_corrupt_page_is_reported_as_a_hit() -> None:
+def test_a_corrupt_page_is_reported_as_a_hit():
     faulty = Faulty(corrupt_rate=0.3)
     with pytest.raises(AssertionError, match="wrong bytes"):
         use(faulty)
     assert faulty.injected[Fault.corrupt] == 1
 
 
-def test_equal_seeds_give_equal_faults() -> None:
+def test_equal_seeds_give_equal_faults():
     found = [use(Faulty(seed=seed, missing_rate=0.1, full_rate=0.1)) for seed in (5, 5, 6)]
     assert found[0] == found[1] != found[2]
 
 
-def test_a_failed_write_has_stored_its_pages_or_not() -> None:
+def test_a_failed_write_has_stored_its_pages_or_not():
     stored = set()
     for seed in range(20):
         faulty = Faulty(seed=seed, error_rate=1.0)
@@ -116,7 +107,7 @@ def test_a_failed_write_has_stored_its_pages_or_not() -> None:
 
 
 @pytest.mark.parametrize("name", RATES)
-def test_a_rate_must_be_between_0_and_1(name: str) -> None:
+def test_a_rate_must_be_between_0_and_1(name):
     for share in (-0.01, 1.5):
         with pytest.raises(ValueError, match=rf"{name} must be between 0 and 1, got {share}"):
             FaultsConfig(**{name: share})
@@ -125,14 +116,14 @@ def test_a_rate_must_be_between_0_and_1(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["delay_ms", "delay_sigma", "failure_ms"])
-def test_a_time_must_not_be_negative(name: str) -> None:
+def test_a_time_must_not_be_negative(name):
     with pytest.raises(ValueError, match=rf"{name} must be at least 0, got -0.1"):
         FaultsConfig(**{name: -0.1})
     assert FaultsConfig(**{name: 0.0}).is_harmless
     assert FaultsConfig(**{name: 1.0}).is_harmless == (name != "delay_ms")
 
 
-def test_delays_are_log_normal_around_their_median() -> None:
+def test_delays_are_log_normal_around_their_median():
     faulty = Faulty(delay_ms=250.0, delay_sigma=0.5)
     for _ in range(400):
         faulty.contains([])
@@ -142,7 +133,7 @@ def test_delays_are_log_normal_around_their_median() -> None:
     assert faulty.injected == {Fault.delay: 400}
 
 
-def test_a_call_that_would_take_too_long_fails_at_its_deadline() -> None:
+def test_a_call_that_would_take_too_long_fails_at_its_deadline():
     late = Faulty(delay_ms=250.0, deadline_s=0.2)
     with pytest.raises(StorageError, match=r"no answer within 0\.2 s"):
         late.contains([])
@@ -152,7 +143,7 @@ def test_a_call_that_would_take_too_long_fails_at_its_deadline() -> None:
     assert in_time.waited_ns == [to_ns(0.25)]
 
 
-def test_all_calls_fail_during_an_outage() -> None:
+def test_all_calls_fail_during_an_outage():
     faulty = Faulty(failure_ms=10.0, **OUTAGE)
     moments = (0, 0.999_999_999, 1.0, 1.999_999_999, 2.0, 3.5)
     assert [faulty.fails(at) for at in moments] == [False, False, True, True, False, False]
@@ -161,12 +152,12 @@ def test_all_calls_fail_during_an_outage() -> None:
     assert Faulty(gone_from_s=1.0).fails(1e6)  # an outage without an end
 
 
-def test_a_delayed_call_fails_if_the_outage_has_begun_when_it_reaches_the_engine() -> None:
+def test_a_delayed_call_fails_if_the_outage_has_begun_when_it_reaches_the_engine():
     faulty = Faulty(delay_ms=500.0, **OUTAGE)
     assert [faulty.fails(at) for at in (0.499, 0.5, 1.499, 1.5)] == [False, True, True, False]
 
 
-def test_a_delay_advances_the_clock_where_nothing_else_takes_it() -> None:
+def test_a_delay_advances_the_clock_where_nothing_else_takes_it():
     clock = SimulatedClock()
     storage = timed(FaultsConfig(delay_ms=500.0, **OUTAGE), clock)
     storage.contains([])
@@ -175,7 +166,7 @@ def test_a_delay_advances_the_clock_where_nothing_else_takes_it() -> None:
         storage.contains([])
 
 
-def test_a_clock_that_oversleeps_is_not_set_back() -> None:
+def test_a_clock_that_oversleeps_is_not_set_back():
     class Oversleeping(SimulatedClock):
         def wait_until(self, time_ns: int) -> None:
             super().wait_until(time_ns + to_ns(0.5))
@@ -185,13 +176,13 @@ def test_a_clock_that_oversleeps_is_not_set_back() -> None:
 
 
 @pytest.mark.parametrize(("failure_ms", "waited_ns"), [(300.0, [to_ns(0.3)]), (0.0, [])])
-def test_a_failure_takes_the_time_of_the_plan(failure_ms: float, waited_ns: list[int]) -> None:
+def test_a_failure_takes_the_time_of_the_plan(failure_ms, waited_ns):
     faulty = Faulty(error_rate=1.0, failure_ms=failure_ms)
     assert faulty.fails()
     assert faulty.waited_ns == waited_ns
 
 
-def test_a_stall_is_taken_once() -> None:
+def test_a_stall_is_taken_once():
     stall = Stall()
     assert stall.take() == 0
     stall.add(3)
@@ -201,7 +192,7 @@ def test_a_stall_is_taken_once() -> None:
 
 @pytest.mark.parametrize("num_bytes", [1, 7, PAGE_BYTES])
 @pytest.mark.parametrize("name", ["short", "missing"])
-def test_a_miss_leaves_foreign_bytes_in_the_buffer(name: str, num_bytes: int) -> None:
+def test_a_miss_leaves_foreign_bytes_in_the_buffer(name, num_bytes):
     faulty = Faulty(**{f"{name}_rate": 1.0})
     page = payload(keys(1)[0], num_bytes)
     faulty.memory.write(keys(1), [page])
@@ -212,7 +203,7 @@ def test_a_miss_leaves_foreign_bytes_in_the_buffer(name: str, num_bytes: int) ->
     assert faulty.injected[Fault[name]] == 1
 
 
-def test_a_corrupt_page_has_one_wrong_bit_anywhere() -> None:
+def test_a_corrupt_page_has_one_wrong_bit_anywhere():
     faulty = Faulty(corrupt_rate=1.0)
     faulty.memory.write(keys(1), [memoryview(bytes(4))])
     wrong = set()
@@ -223,20 +214,20 @@ def test_a_corrupt_page_has_one_wrong_bit_anywhere() -> None:
     assert wrong == {(1 << bit).to_bytes(4, "little") for bit in range(32)}
 
 
-def test_a_page_without_bytes_is_never_corrupt() -> None:
+def test_a_page_without_bytes_is_never_corrupt():
     faulty = Faulty(corrupt_rate=1.0)
     faulty.memory.write(keys(1), [memoryview(b"")])
     assert faulty.read(keys(1, 2), [memoryview(b""), poisoned()]) == [True, False]
     assert faulty.injected[Fault.corrupt] == 0
 
 
-def test_a_page_that_is_not_stored_meets_no_fault() -> None:
+def test_a_page_that_is_not_stored_meets_no_fault():
     faulty = Faulty(missing_rate=1.0, short_rate=1.0, corrupt_rate=1.0)
     assert read(faulty, keys(1)) == [None]
     assert not faulty.injected
 
 
-def test_a_full_engine_refuses_page_by_page() -> None:
+def test_a_full_engine_refuses_page_by_page():
     faulty = Faulty(full_rate=0.5)
     some = keys(*range(40))
     results = write(faulty, some)
@@ -247,7 +238,7 @@ def test_a_full_engine_refuses_page_by_page() -> None:
 
 
 @pytest.mark.parametrize("name", ["contains", "read", "write", "delete"])
-def test_every_call_can_fail_and_be_delayed(name: str) -> None:
+def test_every_call_can_fail_and_be_delayed(name):
     arguments = (keys(1), [poisoned()]) if name in ("read", "write") else (keys(1),)
     faulty = Faulty(error_rate=1.0, delay_ms=100.0)
     write(faulty.memory, keys(1))
@@ -258,7 +249,7 @@ def test_every_call_can_fail_and_be_delayed(name: str) -> None:
     assert faulty.memory.contains(keys(1)) == [True]
 
 
-def test_stats_and_close_reach_the_engine() -> None:
+def test_stats_and_close_reach_the_engine():
     faulty = Faulty(error_rate=1.0)
     write(faulty.memory, keys(1))
     assert faulty.stats() == faulty.memory.stats()

@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def set_age(root: Path, number: int, second: int) -> None:
     os.utime(path_of(root, number), (second, second))
 
 
-def test_a_page_lies_in_the_directory_of_the_first_byte_of_its_key(tmp_path: Path) -> None:
+def test_a_page_lies_in_the_directory_of_the_first_byte_of_its_key(tmp_path):
     every = [bytes([first]) + key(1)[1:] for first in (0, 9, 10, 255)]
     assert all(open_store(tmp_path).write(every, [payload(each, PAGE) for each in every]))
     (namespace,) = tmp_path.iterdir()
@@ -46,7 +45,7 @@ def test_a_page_lies_in_the_directory_of_the_first_byte_of_its_key(tmp_path: Pat
     }
 
 
-def test_the_file_modified_longest_ago_is_evicted_first(tmp_path: Path) -> None:
+def test_the_file_modified_longest_ago_is_evicted_first(tmp_path):
     put(open_store(tmp_path), 1, 2, 3)
     for number, second in ((1, 200), (2, 100), (3, 300)):
         set_age(tmp_path, number, second)
@@ -58,9 +57,7 @@ def test_the_file_modified_longest_ago_is_evicted_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use", [get, put])
-def test_a_use_makes_a_page_young_for_all_processes(
-    use: Callable[[FileStorage, int], list[bool]], tmp_path: Path
-) -> None:
+def test_a_use_makes_a_page_young_for_all_processes(use, tmp_path):
     put(open_store(tmp_path), 1, 2)
     set_age(tmp_path, 1, 100)
     set_age(tmp_path, 2, 200)
@@ -75,9 +72,7 @@ def test_a_use_makes_a_page_young_for_all_processes(
 
 
 @pytest.mark.parametrize("use", [get, put])
-def test_without_a_capacity_a_use_leaves_the_modification_time(
-    use: Callable[[FileStorage, int], list[bool]], tmp_path: Path
-) -> None:
+def test_without_a_capacity_a_use_leaves_the_modification_time(use, tmp_path):
     storage = open_store(tmp_path)
     put(storage, 1)
     set_age(tmp_path, 1, 100)
@@ -85,7 +80,7 @@ def test_without_a_capacity_a_use_leaves_the_modification_time(
     assert path_of(tmp_path, 1).stat().st_mtime == 100
 
 
-def test_pages_of_one_modification_time_are_evicted_in_the_order_of_use(tmp_path: Path) -> None:
+def test_pages_of_one_modification_time_are_evicted_in_the_order_of_use(tmp_path):
     storage = open_store(tmp_path, 3)
     put(storage, 3, 1, 2)
     get(storage, 3)
@@ -96,9 +91,7 @@ def test_pages_of_one_modification_time_are_evicted_in_the_order_of_use(tmp_path
     assert storage.contains(keys(1, 2, 3, 4)) == [False, True, True, True]
 
 
-def test_the_directory_is_scanned_after_writes_of_a_twentieth_of_the_capacity(
-    tmp_path: Path,
-) -> None:
+def test_the_directory_is_scanned_after_writes_of_a_twentieth_of_the_capacity(tmp_path):
     storage = open_store(tmp_path, 40)
     scan, scans, num_scans = storage._scan, [], []
     storage._scan = lambda: scans.append(1) or scan()
@@ -108,7 +101,7 @@ def test_the_directory_is_scanned_after_writes_of_a_twentieth_of_the_capacity(
     assert num_scans == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
-def test_two_processes_exceed_the_capacity_by_a_twentieth_each(tmp_path: Path) -> None:
+def test_two_processes_exceed_the_capacity_by_a_twentieth_each(tmp_path):
     one, other = open_store(tmp_path, 40), open_store(tmp_path, 40)
     for turn in range(45):
         put(one, 1000 + turn)
@@ -116,7 +109,7 @@ def test_two_processes_exceed_the_capacity_by_a_twentieth_each(tmp_path: Path) -
     assert 40 <= len(list(tmp_path.glob("*/*/*.page"))) <= 40 + 2 * 3
 
 
-def test_a_cut_page_counts_no_bytes_and_is_removed_when_it_is_read(tmp_path: Path) -> None:
+def test_a_cut_page_counts_no_bytes_and_is_removed_when_it_is_read(tmp_path):
     storage = open_store(tmp_path, 2)
     put(storage, 1)
     path_of(tmp_path, 1).write_bytes(b"abc")
@@ -127,7 +120,7 @@ def test_a_cut_page_counts_no_bytes_and_is_removed_when_it_is_read(tmp_path: Pat
     assert (stats.stored_pages, stats.stored_bytes, stats.damaged_pages) == (0, 0, 1)
 
 
-def test_a_page_without_bytes_is_read(tmp_path: Path) -> None:
+def test_a_page_without_bytes_is_read(tmp_path):
     storage = open_store(tmp_path)
     storage.write(keys(1), [memoryview(b"")])
     assert storage.read(keys(1), [poisoned(0)]) == [True]
@@ -135,7 +128,7 @@ def test_a_page_without_bytes_is_read(tmp_path: Path) -> None:
     assert storage.stats().damaged_pages == 0
 
 
-def test_deleting_missing_pages_makes_no_room(tmp_path: Path) -> None:
+def test_deleting_missing_pages_makes_no_room(tmp_path):
     storage = open_store(tmp_path, 2)
     put(storage, 1, 2)
     storage.delete(keys(*range(100, 100 + PAGE)))
@@ -144,9 +137,7 @@ def test_deleting_missing_pages_makes_no_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("error", "told"), [(errno.EIO, None), (errno.EACCES, "Permission deni")])
-def test_a_bad_sector_is_a_miss_and_other_faults_are_errors(
-    error: int, told: str | None, tmp_path: Path
-) -> None:
+def test_a_bad_sector_is_a_miss_and_other_faults_are_errors(error, told, tmp_path):
     storage = open_store(tmp_path)
     put(storage, 1)
     with failing("preadv", error):
@@ -160,9 +151,7 @@ def test_a_bad_sector_is_a_miss_and_other_faults_are_errors(
 
 
 @pytest.mark.parametrize(("number", "is_written"), [(1, True), (2, False)])
-def test_a_page_that_is_being_written_takes_room(
-    number: int, *, is_written: bool, tmp_path: Path
-) -> None:
+def test_a_page_that_is_being_written_takes_room(number, is_written, tmp_path):
     storage = open_store(tmp_path, 2 if is_written else 1)
     with before_each("pwritev", lambda *_: put(storage, number)):
         assert put(storage, 1) == [True]
@@ -171,7 +160,7 @@ def test_a_page_that_is_being_written_takes_room(
     assert put(storage, 3) == [True]
 
 
-def test_a_page_deleted_by_another_process_is_written_again(tmp_path: Path) -> None:
+def test_a_page_deleted_by_another_process_is_written_again(tmp_path):
     storage, other = open_store(tmp_path, 4), open_store(tmp_path, 4)
     put(storage, 1)
     other.delete(keys(1))
@@ -180,7 +169,7 @@ def test_a_page_deleted_by_another_process_is_written_again(tmp_path: Path) -> N
     assert get(other, 1) == [True]
 
 
-def test_no_call_leaves_a_file_open(tmp_path: Path) -> None:
+def test_no_call_leaves_a_file_open(tmp_path):
     before = sorted(Path("/proc/self/fd").iterdir())
     storage = open_store(tmp_path, 2)
     put(storage, 1, 2, 3)

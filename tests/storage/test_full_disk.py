@@ -3,7 +3,6 @@
 import errno
 import os
 from functools import partial
-from pathlib import Path
 
 import pytest
 from storage_engines import DISKS, failing, opened
@@ -22,9 +21,7 @@ from hicache.storage.base import StorageError
 
 
 @pytest.mark.parametrize(("kind", "file_kib"), [("slab", 64), ("file", 4)])
-def test_a_full_disk_declines_pages_and_keeps_earlier_ones(
-    kind: str, file_kib: int, tmp_path: Path
-) -> None:
+def test_a_full_disk_declines_pages_and_keeps_earlier_ones(kind, file_kib, tmp_path):
     every = keys(*range(100))
     with start_writer(kind, str(tmp_path), 0, 100, file_kib=file_kib) as writer:
         said = writer.stdout.read().split()
@@ -39,7 +36,7 @@ def test_a_full_disk_declines_pages_and_keeps_earlier_ones(
     assert list(tmp_path.glob("*/writing/*")) == []
 
 
-def test_a_file_store_on_a_full_disk_is_opened_and_read(tmp_path: Path) -> None:
+def test_a_file_store_on_a_full_disk_is_opened_and_read(tmp_path):
     few, many = keys(1, 2, 3), keys(*range(1, 9))
     with opened("file", tmp_path, 8 * PAGE_BYTES) as storage:
         assert write(storage, few) == [True] * 3
@@ -55,9 +52,7 @@ def test_a_file_store_on_a_full_disk_is_opened_and_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["open", "pwritev", "rename"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
-def test_a_failed_write_leaves_no_draft_and_frees_its_room(
-    name: str, error: int, tmp_path: Path
-) -> None:
+def test_a_failed_write_leaves_no_draft_and_frees_its_room(name, error, tmp_path):
     with opened("file", tmp_path, 2 * PAGE_BYTES) as storage:
         with failing(name, error):
             if error == errno.EIO:
@@ -84,9 +79,7 @@ def move_at_most(move, most: int, file: int, parts: list[memoryview], offset: in
     [(7, 100), (4096, PAGE_BYTES), (PAGE_BYTES - 1, PAGE_BYTES), (PAGE_BYTES + 15, PAGE_BYTES)],
 )
 @pytest.mark.parametrize("kind", DISKS)
-def test_a_short_transfer_is_continued(
-    kind: str, most: int, num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_transfer_is_continued(kind, most, num_bytes, tmp_path, monkeypatch):
     for name in ("preadv", "pwritev"):
         monkeypatch.setattr(os, name, partial(move_at_most, getattr(os, name), most))
     pages = [payload(each, num_bytes) for each in keys(1, 2)]

@@ -13,7 +13,7 @@ def write(storage: MemoryStorage, *keys: bytes) -> list[bool]:
     return storage.write(keys, [EMPTY] * len(keys))
 
 
-def test_lookups_do_not_make_a_page_young() -> None:
+def test_lookups_do_not_make_a_page_young():
     storage = MemoryStorage(capacity_bytes=20, page_bytes=NOMINAL)
     write(storage, key(1), key(2))
     storage.contains([key(1)])
@@ -21,14 +21,14 @@ def test_lookups_do_not_make_a_page_young() -> None:
     assert storage.contains([key(1), key(2), key(3)]) == [False, True, True]
 
 
-def test_a_large_page_evicts_as_many_pages_as_it_needs() -> None:
+def test_a_large_page_evicts_as_many_pages_as_it_needs():
     storage = MemoryStorage(capacity_bytes=40, page_bytes=NOMINAL)
     write(storage, *(key(number) for number in range(4)), key(9, 1))
     stats = storage.stats()
     assert (stats.stored_bytes, stats.stored_pages) == (35, 2)
 
 
-def test_a_placeholder_is_read_only_with_a_buffer_of_its_own_length() -> None:
+def test_a_placeholder_is_read_only_with_a_buffer_of_its_own_length():
     storage = MemoryStorage(capacity_bytes=None, page_bytes=NOMINAL)
     write(storage, key(1))
     assert storage.read([key(1), key(2)], [EMPTY, EMPTY]) == [True, False]
@@ -36,9 +36,7 @@ def test_a_placeholder_is_read_only_with_a_buffer_of_its_own_length() -> None:
 
 
 @pytest.mark.parametrize(("page_bytes", "size"), [(None, 3), ({0: 10}, 10)])
-def test_stored_bytes_are_those_of_the_pages_or_nominal(
-    page_bytes: dict[int, int] | None, size: int
-) -> None:
+def test_stored_bytes_are_those_of_the_pages_or_nominal(page_bytes, size):
     storage = MemoryStorage(capacity_bytes=None, page_bytes=page_bytes)
     storage.write([key(1), key(2), key(1)], [memoryview(b"abc")] * 3)
     assert storage.stats().stored_bytes == 2 * size
@@ -48,7 +46,7 @@ def test_stored_bytes_are_those_of_the_pages_or_nominal(
     assert (storage.stats().stored_bytes, storage.stats().stored_pages) == (0, 0)
 
 
-def test_a_page_is_a_copy_and_a_miss_leaves_the_buffer_unchanged() -> None:
+def test_a_page_is_a_copy_and_a_miss_leaves_the_buffer_unchanged():
     storage = MemoryStorage(capacity_bytes=None)
     buffer = bytearray(b"abc")
     storage.write([key(1)], [memoryview(buffer)])
@@ -59,7 +57,7 @@ def test_a_page_is_a_copy_and_a_miss_leaves_the_buffer_unchanged() -> None:
     assert buffer == b"abc"
 
 
-def test_a_capacity_may_be_zero_but_not_negative() -> None:
+def test_a_capacity_may_be_zero_but_not_negative():
     assert write(MemoryStorage(capacity_bytes=0, page_bytes=NOMINAL), key(1)) == [False]
     assert write(MemoryStorage(capacity_bytes=0), key(1)) == [True]
     with pytest.raises(ValueError, match="-1"):

@@ -26,7 +26,7 @@ def held(storage: MooncakeMaster) -> list[int]:
     return [number for number, flag in enumerate(flags) if flag]
 
 
-def test_a_full_store_evicts_five_percent_of_its_pages_mostly_old_ones() -> None:
+def test_a_full_store_evicts_five_percent_of_its_pages_mostly_old_ones():
     storage, used = filled(), filled(asked=range(1_000))
     assert len(held(storage)) == storage.stats().stored_pages == 9_500
     storage, other = filled(), filled()
@@ -42,13 +42,13 @@ def test_a_full_store_evicts_five_percent_of_its_pages_mostly_old_ones() -> None
     assert set(range(1_000)) <= set(held(used))
 
 
-def test_a_store_without_a_capacity_keeps_all_pages() -> None:
+def test_a_store_without_a_capacity_keeps_all_pages():
     endless = MooncakeMaster(capacity_bytes=None, page_bytes={0: 10})
     endless.write(keys(*range(NUM_PAGES)), [EMPTY] * NUM_PAGES)
     assert len(held(endless)) == NUM_PAGES
 
 
-def test_deleted_pages_make_room() -> None:
+def test_deleted_pages_make_room():
     storage = filled()
     storage.delete(keys(0, 0, 1))
     assert storage.stats().stored_bytes == 10 * 9_498

@@ -18,7 +18,7 @@ def owner_of(pid: int) -> str:
     return f"{BOOT}.{pid}.{stat[stat.rindex(')') + 2 :].split()[22 - 3]}"
 
 
-def test_the_current_process_is_alive_and_its_owner_holds_its_start() -> None:
+def test_the_current_process_is_alive_and_its_owner_holds_its_start():
     assert current_owner() == owner_of(PID)
     assert is_alive(current_owner())
     up_s = float(Path("/proc/uptime").read_text().split()[0])
@@ -32,11 +32,11 @@ def test_the_current_process_is_alive_and_its_owner_holds_its_start() -> None:
      f"{'0' * 32}.{PID}.{STARTED}"],  # the last one is of another boot
     ids=range(10),  # the texts differ between test processes, and pytest-xdist needs equal names
 )  # fmt: skip
-def test_any_other_text_names_no_living_process(text: str) -> None:
+def test_any_other_text_names_no_living_process(text):
     assert not is_alive(text)
 
 
-def test_a_process_is_alive_until_it_ends_whatever_its_name(tmp_path: Path) -> None:
+def test_a_process_is_alive_until_it_ends_whatever_its_name(tmp_path):
     odd = tmp_path / "a) R 1 (b"
     odd.symlink_to(which("cat"))
     with subprocess.Popen([odd], stdin=subprocess.PIPE) as child:

@@ -26,7 +26,7 @@ def stored(kind: str, root: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", DISKS)
-def test_only_the_owner_may_enter_directories_and_read_files(kind: str, tmp_path: Path) -> None:
+def test_only_the_owner_may_enter_directories_and_read_files(kind, tmp_path):
     old = os.umask(0)
     try:
         stored(kind, tmp_path / "root")
@@ -40,7 +40,7 @@ def test_only_the_owner_may_enter_directories_and_read_files(kind: str, tmp_path
 
 
 @pytest.mark.parametrize("kind", DISKS)
-def test_a_root_that_is_a_link_is_followed(kind: str, tmp_path: Path) -> None:
+def test_a_root_that_is_a_link_is_followed(kind, tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "root").symlink_to(tmp_path / "disk")
     stored(kind, tmp_path / "root")
@@ -49,7 +49,7 @@ def test_a_root_that_is_a_link_is_followed(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", DISKS)
-def test_a_link_in_place_of_a_page_is_not_followed(kind: str, tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_page_is_not_followed(kind, tmp_path):
     directory = stored(kind, tmp_path / "root")
     victim = tmp_path / "victim"
     victim.write_bytes(b"v" * 9000)
@@ -70,9 +70,7 @@ def test_a_link_in_place_of_a_page_is_not_followed(kind: str, tmp_path: Path) ->
         *[("file", name) for name in ("", "writing", "07")],
     ],
 )
-def test_a_link_in_place_of_a_table_or_directory_is_refused(
-    kind: str, name: str, tmp_path: Path
-) -> None:
+def test_a_link_in_place_of_a_table_or_directory_is_refused(kind, name, tmp_path):
     place = stored(kind, tmp_path / "root") / name
     if place.exists():
         place.rename(tmp_path / "victim")
@@ -90,9 +88,7 @@ def test_a_link_in_place_of_a_table_or_directory_is_refused(
         (f"{'0' * 32}.1.2.{DRAFT}", 3660, False, True),  # of an earlier version
     ],
 )
-def test_old_drafts_of_dead_writers_are_removed(
-    name: str, age_s: float, *, is_locked: bool, is_swept: bool, tmp_path: Path
-) -> None:
+def test_old_drafts_of_dead_writers_are_removed(name, age_s, is_locked, is_swept, tmp_path):
     draft = stored("file", tmp_path) / "writing" / name
     with draft.open("wb") as writer:
         if is_locked:
@@ -103,7 +99,7 @@ def test_old_drafts_of_dead_writers_are_removed(
         assert draft.exists() != is_swept
 
 
-def test_a_draft_is_locked_while_it_is_written(tmp_path: Path) -> None:
+def test_a_draft_is_locked_while_it_is_written(tmp_path):
     directory = stored("file", tmp_path)
     seen = []
 
@@ -118,7 +114,7 @@ def test_a_draft_is_locked_while_it_is_written(tmp_path: Path) -> None:
     assert seen
 
 
-def test_a_slab_on_a_read_only_disk_is_read(tmp_path: Path) -> None:
+def test_a_slab_on_a_read_only_disk_is_read(tmp_path):
     directory = stored("slab", tmp_path)
     before = {path: path.read_bytes() for path in directory.iterdir()}
     with failing("open", errno.EROFS), opened("slab", tmp_path) as storage:
@@ -129,7 +125,7 @@ def test_a_slab_on_a_read_only_disk_is_read(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in directory.iterdir()} == before
 
 
-def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_are_left_alone(tmp_path):
     root = stored("file", tmp_path)
     name = keys(1)[0].hex()
     foreign = [

@@ -4,7 +4,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from itertools import count
-from pathlib import Path
 
 import pytest
 from storage_pages import PAGE_BYTES, keys, payload, poisoned, read, write
@@ -38,7 +37,7 @@ def storage(connect, redis_url: str, namespace: str) -> RedisStorage:
     return connect(redis_url, namespace)
 
 
-def test_a_batch_of_many_messages_is_read_as_it_was_written(storage: RedisStorage) -> None:
+def test_a_batch_of_many_messages_is_read_as_it_was_written(storage):
     num_bytes = 5 * MIB  # three pages a message
     some = keys(*range(4))
     pages = [payload(page_key, num_bytes) for page_key in some]
@@ -60,37 +59,33 @@ def test_a_batch_of_many_messages_is_read_as_it_was_written(storage: RedisStorag
         ([1, 17 * MIB], [1, 1]),
     ],
 )
-def test_a_part_of_a_batch_has_16_mib_or_one_page(sizes: list[int], counts: list[int]) -> None:
+def test_a_part_of_a_batch_has_16_mib_or_one_page(sizes, counts):
     found = list(parts(sizes, 16 * MIB))
     assert [part.stop - part.start for part in found] == counts
     indices = [index for part in found for index in range(part.start, part.stop)]
     assert indices == list(range(len(sizes)))
 
 
-def test_a_batch_that_is_stored_in_part_is_completed(storage: RedisStorage) -> None:
+def test_a_batch_that_is_stored_in_part_is_completed(storage):
     write(storage, keys(2, 4))
     assert write(storage, keys(1, 2, 3, 4, 5)) == [True] * 5
     assert read(storage, keys(1, 2, 3, 4, 5)) == [payload(each) for each in keys(1, 2, 3, 4, 5)]
 
 
-def test_a_page_that_another_client_writes_first_stays(
-    storage: RedisStorage, connect, redis_url: str, namespace: str
-) -> None:
+def test_a_page_that_another_client_writes_first_stays(storage, connect, redis_url, namespace):
     write(connect(redis_url, namespace), keys(1))
     storage.contains = lambda page_keys: [False] * len(page_keys)
     assert storage.write(keys(1, 2), [payload(keys(3)[0]), payload(keys(2)[0])]) == [True, True]
     assert read(storage, keys(1)) == [payload(keys(1)[0])]
 
 
-def test_a_value_of_another_type_is_kept_and_is_a_miss(storage: RedisStorage) -> None:
+def test_a_value_of_another_type_is_kept_and_is_a_miss(storage):
     storage._client.lpush(storage._prefix + keys(1)[0], b"a list")
     assert write(storage, keys(1)) == [True]
     assert read(storage, keys(1)) == [None]
 
 
-def test_a_page_that_the_server_cannot_store_is_an_error(
-    storage: RedisStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_the_server_cannot_store_is_an_error(storage, monkeypatch):
     redis = pytest.importorskip("redis")
     storage.contains = lambda page_keys: [False] * len(page_keys)
     broken = [redis.ResponseError("broken")]
@@ -99,7 +94,7 @@ def test_a_page_that_the_server_cannot_store_is_an_error(
         write(storage, keys(1))
 
 
-def test_a_damaged_value_is_a_miss_and_can_be_written_again(storage: RedisStorage) -> None:
+def test_a_damaged_value_is_a_miss_and_can_be_written_again(storage):
     write(storage, keys(1))
     storage._client.setrange(storage._prefix + keys(1)[0], 100, b"??")
     assert read(storage, keys(1)) == [None]
@@ -108,7 +103,7 @@ def test_a_damaged_value_is_a_miss_and_can_be_written_again(storage: RedisStorag
     assert read(storage, keys(1)) == [payload(keys(1)[0])]
 
 
-def test_forget_all_deletes_one_namespace(connect, redis_url: str, namespace: str) -> None:
+def test_forget_all_deletes_one_namespace(connect, redis_url, namespace):
     # its name in Redis has a character that means something else in a pattern
     names = (f"{namespace}/{number}" for number in count())
     special = next(name for name in names if b"*" in bytes.fromhex(namespace_name(name)))
@@ -121,9 +116,7 @@ def test_forget_all_deletes_one_namespace(connect, redis_url: str, namespace: st
     assert other.contains(keys(1)) == [True]
 
 
-def test_the_password_comes_from_the_environment(
-    connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_password_comes_from_the_environment(connect, tmp_path, monkeypatch):
     with redis_server(tmp_path) as server:
         connect(server.url)._client.config_set("requirepass", "p@w/d")
         with pytest.raises(StorageError, match="authenticated"):
@@ -133,7 +126,7 @@ def test_the_password_comes_from_the_environment(
 
 
 @pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru"])
-def test_a_full_server_declines_or_evicts_pages(connect, policy: str, tmp_path: Path) -> None:
+def test_a_full_server_declines_or_evicts_pages(connect, policy, tmp_path):
     with redis_server(tmp_path, memory="3mb", policy=policy) as server:
         storage = connect(server.url)
         results = [write(storage, keys(number))[0] for number in range(400)]
@@ -146,14 +139,14 @@ def test_a_full_server_declines_or_evicts_pages(connect, policy: str, tmp_path: 
             assert storage.stats().stored_pages < 3 * MIB // PAGE_BYTES
 
 
-def test_a_missing_server_is_an_error_with_its_address() -> None:
+def test_a_missing_server_is_an_error_with_its_address():
     pytest.importorskip("redis", reason="redis-py is not installed")
     url = f"redis://127.0.0.1:{free_port()}/0"
     with pytest.raises(StorageError, match=f"cannot use Redis at {url}"):
         RedisStorage(url, namespace="test")
 
 
-def test_a_server_that_does_not_answer_is_an_error(connect, tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_an_error(connect, tmp_path):
     with redis_server(tmp_path) as server:
         storage = connect(server.url, deadline_s=0.05)
         server.running.send_signal(signal.SIGSTOP)  # sends no answer and keeps connections open
@@ -162,9 +155,7 @@ def test_a_server_that_does_not_answer_is_an_error(connect, tmp_path: Path) -> N
         server.running.send_signal(signal.SIGCONT)
 
 
-def test_a_server_that_dies_is_bypassed_and_used_again_when_it_returns(
-    connect, tmp_path: Path
-) -> None:
+def test_a_server_that_dies_is_bypassed_and_used_again_when_it_returns(connect, tmp_path):
     clock, port = SimulatedClock(), free_port()
     with redis_server(tmp_path, port=port) as server:
         storage = BreakerStorage(connect(server.url), clock=clock, max_failures=2, retry_s=5.0)

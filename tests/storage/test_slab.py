@@ -61,7 +61,7 @@ def disk_is_full() -> sqlite3.OperationalError:
     return error
 
 
-def test_close_ends_the_threads_that_move_pages(tmp_path: Path) -> None:
+def test_close_ends_the_threads_that_move_pages(tmp_path):
     before = set(threading.enumerate())
     with closing(open_slab(tmp_path, num_threads=3)) as storage:
         write(storage, keys(*range(8)))
@@ -69,9 +69,7 @@ def test_close_ends_the_threads_that_move_pages(tmp_path: Path) -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_a_read_makes_a_page_young_also_for_the_next_opening(
-    two: SlabStorage, tmp_path: Path
-) -> None:
+def test_a_read_makes_a_page_young_also_for_the_next_opening(two, tmp_path):
     write(two, keys(1, 2))
     read(two, keys(1))
     two.close()
@@ -80,7 +78,7 @@ def test_a_read_makes_a_page_young_also_for_the_next_opening(
         assert storage.contains(keys(1, 2, 3)) == [True, False, True]
 
 
-def test_a_large_page_evicts_small_ones_and_their_space_is_released(tmp_path: Path) -> None:
+def test_a_large_page_evicts_small_ones_and_their_space_is_released(tmp_path):
     with closing(open_slab(tmp_path, 8 * SMALL)) as storage:
         for number in range(8):
             write_sized(storage, key(number), SMALL)
@@ -89,7 +87,7 @@ def test_a_large_page_evicts_small_ones_and_their_space_is_released(tmp_path: Pa
         assert allocated_bytes(tmp_path) <= 8 * SMALL
 
 
-def test_a_smaller_capacity_holds_after_the_next_write(tmp_path: Path) -> None:
+def test_a_smaller_capacity_holds_after_the_next_write(tmp_path):
     with closing(open_slab(tmp_path, 8 * PAGE_BYTES)) as storage:
         write(storage, keys(*range(8)))
     with closing(open_slab(tmp_path, 3 * PAGE_BYTES)) as storage:
@@ -97,11 +95,11 @@ def test_a_smaller_capacity_holds_after_the_next_write(tmp_path: Path) -> None:
         assert storage.stats().stored_bytes == 3 * PAGE_BYTES
 
 
-def test_a_batch_larger_than_the_capacity_is_stored_in_part(two: SlabStorage) -> None:
+def test_a_batch_larger_than_the_capacity_is_stored_in_part(two):
     assert write(two, keys(*range(4))) == [True, True, False, False]
 
 
-def test_a_large_page_is_moved_in_parts(storage: SlabStorage) -> None:
+def test_a_large_page_is_moved_in_parts(storage):
     moved: list[tuple[int, int]] = []
 
     def watch(_: int, parts: tuple[memoryview], offset: int) -> None:
@@ -132,7 +130,7 @@ def test_a_large_page_is_moved_in_parts(storage: SlabStorage) -> None:
     assert storage.stats().damaged_pages == 0
 
 
-def test_a_bad_sector_is_a_miss_and_the_page_can_be_written_again(storage: SlabStorage) -> None:
+def test_a_bad_sector_is_a_miss_and_the_page_can_be_written_again(storage):
     write(storage, keys(1))
     with failing("preadv", errno.EIO):
         assert read(storage, keys(1)) == [None]
@@ -140,7 +138,7 @@ def test_a_bad_sector_is_a_miss_and_the_page_can_be_written_again(storage: SlabS
     assert read(storage, keys(1)) == [payload(key(1))]
 
 
-def test_two_threads_move_the_pages_of_a_call(storage: SlabStorage) -> None:
+def test_two_threads_move_the_pages_of_a_call(storage):
     both, threads = Barrier(2), set()
 
     def meet(*_: object) -> None:
@@ -153,9 +151,7 @@ def test_two_threads_move_the_pages_of_a_call(storage: SlabStorage) -> None:
     assert storage._threads._max_workers == 2
 
 
-def test_the_table_learns_of_reads_after_1024_pages_in_the_order_of_use(
-    storage: SlabStorage,
-) -> None:
+def test_the_table_learns_of_reads_after_1024_pages_in_the_order_of_use(storage):
     some = keys(*range(1025))
     assert all(storage.write(some, [memoryview(b"x")] * 1025))
     told: list[list[bytes]] = []
@@ -171,16 +167,14 @@ def test_the_table_learns_of_reads_after_1024_pages_in_the_order_of_use(
 @pytest.mark.parametrize(
     ("num_bytes", "slot_bytes"), [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192)]
 )
-def test_a_slot_is_as_large_as_its_page_and_aligned(
-    num_bytes: int, slot_bytes: int, storage: SlabStorage, tmp_path: Path
-) -> None:
+def test_a_slot_is_as_large_as_its_page_and_aligned(num_bytes, slot_bytes, storage, tmp_path):
     assert write_sized(storage, key(1), num_bytes)
     assert storage.read(keys(1), [poisoned(num_bytes)]) == [True]
     assert storage.stats().stored_bytes == slot_bytes
     assert (tmp_path / namespace_name("test") / f"pages-{slot_bytes}.slab").exists()
 
 
-def test_a_freed_slot_is_reused_before_the_file_grows(storage: SlabStorage, tmp_path: Path) -> None:
+def test_a_freed_slot_is_reused_before_the_file_grows(storage, tmp_path):
     write(storage, keys(*range(6)))
     storage.delete(keys(1, 3))
     write(storage, keys(10, 11))
@@ -191,7 +185,7 @@ def test_a_freed_slot_is_reused_before_the_file_grows(storage: SlabStorage, tmp_
     assert read(storage, keys(10, 11, 12)) == [payload(key(n)) for n in (10, 11, 12)]
 
 
-def test_the_work_of_a_call_does_not_grow_with_the_stored_pages(tmp_path: Path) -> None:
+def test_the_work_of_a_call_does_not_grow_with_the_stored_pages(tmp_path):
     steps: list[int] = []  # one entry for 20 instructions of SQLite's machine
     page, taken = memoryview(b"x"), []
     with closing(open_slab(tmp_path, 800 * SMALL)) as storage:
@@ -212,7 +206,7 @@ def test_the_work_of_a_call_does_not_grow_with_the_stored_pages(tmp_path: Path) 
         assert many <= 2 * few + 10, taken
 
 
-def test_space_of_deleted_pages_is_released(storage: SlabStorage, tmp_path: Path) -> None:
+def test_space_of_deleted_pages_is_released(storage, tmp_path):
     write(storage, keys(1, 2, 3))
     assert allocated_bytes(tmp_path) == 3 * PAGE_BYTES
     with closing(open_slab(tmp_path)) as other:  # which has not opened the file of pages yet
@@ -221,7 +215,7 @@ def test_space_of_deleted_pages_is_released(storage: SlabStorage, tmp_path: Path
         assert read(other, keys(2)) == [payload(key(2))]
 
 
-def test_a_full_slab_takes_the_slots_of_dead_writers(two: SlabStorage) -> None:
+def test_a_full_slab_takes_the_slots_of_dead_writers(two):
     write(two, keys(1, 2))
     for owner, results in ((current_owner(), [False, False]), (NO_WRITER, [True, True])):
         two._table._db.execute("UPDATE slots SET state = 1, key = NULL, owner = ?", (owner,))
@@ -230,7 +224,7 @@ def test_a_full_slab_takes_the_slots_of_dead_writers(two: SlabStorage) -> None:
     assert two.stats().stored_bytes == 2 * PAGE_BYTES
 
 
-def test_opening_a_slab_frees_the_slots_of_dead_writers(two: SlabStorage, tmp_path: Path) -> None:
+def test_opening_a_slab_frees_the_slots_of_dead_writers(two, tmp_path):
     write(two, keys(1, 2))
     two._table._db.execute(
         "UPDATE slots SET state = 1, key = NULL, owner = ? WHERE key = ?", (NO_WRITER, *keys(2))
@@ -243,14 +237,14 @@ def test_opening_a_slab_frees_the_slots_of_dead_writers(two: SlabStorage, tmp_pa
         assert storage._table._db.execute("PRAGMA synchronous").fetchone() == (1,)
 
 
-def test_a_slot_that_the_table_cannot_find_is_an_error(storage: SlabStorage) -> None:
+def test_a_slot_that_the_table_cannot_find_is_an_error(storage):
     write(storage, keys(1))
     with pytest.raises(sqlite3.DatabaseError, match=r"slot=7.* cannot be updated"):
         storage._table.free(Place(PAGE_BYTES, 7))
     assert storage.stats().stored_bytes == PAGE_BYTES
 
 
-def test_a_key_twice_in_a_batch_takes_one_slot(two: SlabStorage, tmp_path: Path) -> None:
+def test_a_key_twice_in_a_batch_takes_one_slot(two, tmp_path):
     assert write(two, keys(1, 1)) == [True, True]
     assert allocated_bytes(tmp_path) == PAGE_BYTES
     write(two, keys(2))
@@ -258,9 +252,7 @@ def test_a_key_twice_in_a_batch_takes_one_slot(two: SlabStorage, tmp_path: Path)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
-def test_a_failed_or_interrupted_write_loses_no_slot(
-    error: BaseException, two: SlabStorage
-) -> None:
+def test_a_failed_or_interrupted_write_loses_no_slot(error, two):
     def fail(*_: object) -> None:
         raise error
 
@@ -269,7 +261,7 @@ def test_a_failed_or_interrupted_write_loses_no_slot(
     assert write(two, keys(3, 4)) == [True, True]
 
 
-def test_a_slab_whose_table_cannot_grow_declines_pages(storage: SlabStorage) -> None:
+def test_a_slab_whose_table_cannot_grow_declines_pages(storage):
     storage._table._db.execute("PRAGMA max_page_count = 1")  # SQLite raises it to what it has
     results = [write(storage, keys(number))[0] for number in range(100)]
     storage._table._db.execute("PRAGMA max_page_count = 1000000")
@@ -277,9 +269,7 @@ def test_a_slab_whose_table_cannot_grow_declines_pages(storage: SlabStorage) -> 
     assert storage.contains(keys(*range(100))) == results
 
 
-def test_pages_whose_keys_do_not_fit_on_the_disk_are_withdrawn(
-    two: SlabStorage, tmp_path: Path
-) -> None:
+def test_pages_whose_keys_do_not_fit_on_the_disk_are_withdrawn(two, tmp_path):
     publish = two._table.publish
 
     def publish_unless_full(*arguments: object, **options: object) -> list[bool]:
@@ -294,7 +284,7 @@ def test_pages_whose_keys_do_not_fit_on_the_disk_are_withdrawn(
     assert write(two, keys(3, 4)) == [True, True]
 
 
-def test_a_write_succeeds_once_a_shorter_log_leaves_room(storage: SlabStorage) -> None:
+def test_a_write_succeeds_once_a_shorter_log_leaves_room(storage):
     table = storage._table
     reserve, shrink, shrunk = table.reserve, table.shrink_log, []
 
@@ -310,14 +300,14 @@ def test_a_write_succeeds_once_a_shorter_log_leaves_room(storage: SlabStorage) -
     assert shrunk == [1]
 
 
-def test_the_log_of_the_table_stays_short(storage: SlabStorage, tmp_path: Path) -> None:
+def test_the_log_of_the_table_stays_short(storage, tmp_path):
     for number in range(120):
         storage.write(keys(number), [memoryview(b"x")])
     (log,) = tmp_path.rglob("*-wal")
     assert log.stat().st_size < 1 << 19
 
 
-def test_the_space_of_a_slot_that_is_overwritten_is_not_released(two: SlabStorage) -> None:
+def test_the_space_of_a_slot_that_is_overwritten_is_not_released(two):
     write(two, keys(1, 2))
     freed: list[object] = []
     two._files.free_space = freed.append
@@ -328,7 +318,7 @@ def test_the_space_of_a_slot_that_is_overwritten_is_not_released(two: SlabStorag
     assert two.contains(keys(1, 2, 3, 4)) == [False, False, True, True]
 
 
-def test_a_slot_reused_during_a_read_is_a_miss_and_no_damage(tmp_path: Path) -> None:
+def test_a_slot_reused_during_a_read_is_a_miss_and_no_damage(tmp_path):
     with closing(open_slab(tmp_path, PAGE_BYTES)) as storage:
         write(storage, keys(1))
         with before_each("preadv", lambda *_: write(storage, keys(2))):
@@ -337,9 +327,7 @@ def test_a_slot_reused_during_a_read_is_a_miss_and_no_damage(tmp_path: Path) -> 
         assert storage.contains(keys(2)) == [True]
 
 
-def test_the_last_call_that_moves_pages_closes_the_files(
-    storage: SlabStorage, tmp_path: Path
-) -> None:
+def test_the_last_call_that_moves_pages_closes_the_files(storage, tmp_path):
     write(storage, keys(1))
     started, may_end = Event(), Event()
 
@@ -362,7 +350,7 @@ def test_the_last_call_that_moves_pages_closes_the_files(
         storage.close()
 
 
-def test_calls_beside_close_give_results_or_errors(tmp_path: Path) -> None:
+def test_calls_beside_close_give_results_or_errors(tmp_path):
     for number in range(10):
         storage = open_slab(tmp_path, 8 * PAGE_BYTES)
         started = Event()

@@ -12,7 +12,7 @@ from hicache.clock import SECOND_NS, to_ns
 from hicache.config import Arrivals, WorkloadConfig
 from hicache.request import Request
 from hicache.runs.schema import config_of
-from hicache.workload.feeder import Feeder, Releases
+from hicache.workload.feeder import Feeder
 from hicache.workload.rounds import RoundFeeder, StageFeeder, make_feeder, stages_of
 from hicache.workload.workload import load_workload
 from tests.workload.traces import ids, session_starts, shared_len, whole
@@ -41,7 +41,7 @@ def requests_of(config: WorkloadConfig = TALK, seed: int = 0, **changes: Any) ->
     return list(loaded.requests)
 
 
-def test_each_round_adds_to_the_whole_conversation() -> None:
+def test_each_round_adds_to_the_whole_conversation():
     requests = requests_of()
     assert Counter(session_starts(requests)) == dict.fromkeys(range(CLIENTS), ROUNDS)
     for request in requests:
@@ -53,7 +53,7 @@ def test_each_round_adds_to_the_whole_conversation() -> None:
     assert len({int(ids(r.prompt)[0]) for r in requests[:CLIENTS]}) == CLIENTS
 
 
-def test_the_first_round_may_be_longer() -> None:
+def test_the_first_round_may_be_longer():
     requests = requests_of(num_sessions=2, rounds=3, turn_tokens=2000, first_tokens=12000)
     assert [r.prompt_len for r in requests[::2]] == [12000, 14007, 16014]
 
@@ -78,9 +78,7 @@ def served(
 
 @pytest.mark.parametrize("parallel", [1, 3, None])
 @pytest.mark.parametrize("barrier", [False, True])
-def test_rounds_keep_the_limit_and_a_barrier_waits_for_the_last_client(
-    parallel: int | None, *, barrier: bool
-) -> None:
+def test_rounds_keep_the_limit_and_a_barrier_waits_for_the_last_client(parallel, barrier):
     log = served(requests_of(), lambda r: 0.1 + r.session_id, parallel=parallel, barrier=barrier)
     assert len(log) == CLIENTS * ROUNDS
     most = max(sum(s <= sent < end for s, end, _ in log) for sent, _, _ in log)
@@ -96,13 +94,13 @@ def test_rounds_keep_the_limit_and_a_barrier_waits_for_the_last_client(
             assert sent >= max((answered[n] for n in before), default=0)
 
 
-def test_rounds_are_sent_at_the_request_rate() -> None:
+def test_rounds_are_sent_at_the_request_rate():
     requests = requests_of(num_sessions=400, rounds=2, turn_tokens=2)
     log = served(requests, lambda _: 0.0, request_rate=8.0)
     assert log[-1][0] / SECOND_NS == pytest.approx(800 / 8, rel=0.1)
 
 
-def test_the_next_client_is_drawn_from_the_seed() -> None:
+def test_the_next_client_is_drawn_from_the_seed():
     def order(seed: int) -> tuple[int, ...]:
         log = served(requests_of(), lambda _: 0.1, seed, barrier=True, parallel=1)
         return tuple(request.id for _, _, request in log)
@@ -112,7 +110,7 @@ def test_the_next_client_is_drawn_from_the_seed() -> None:
     assert [order(seed) for seed in range(5)] == orders
 
 
-def test_a_dropped_client_asks_no_more_and_delays_no_other() -> None:
+def test_a_dropped_client_asks_no_more_and_delays_no_other():
     config = WorkloadConfig(request_rate=10.0, barrier=True, parallel=1)
     feeder = RoundFeeder(requests_of(), config, seed=0)
     ((_, first),) = feeder.initial()
@@ -125,7 +123,7 @@ def test_a_dropped_client_asks_no_more_and_delays_no_other() -> None:
         feeder.on_answered(gone.requests[0].id, 9)
 
 
-def test_rounds_and_rates_are_stages_unless_stages_end_in_time() -> None:
+def test_rounds_and_rates_are_stages_unless_stages_end_in_time():
     assert stages_of(requests_of(), TALK) == {n: n // CLIENTS for n in range(CLIENTS * ROUNDS)}
     closed = replace(PREFIXES, arrivals=Arrivals.closed)
     requests = requests_of(closed)
@@ -137,7 +135,7 @@ def test_rounds_and_rates_are_stages_unless_stages_end_in_time() -> None:
     assert stages_of(requests, WorkloadConfig(kind="chat", arrivals=Arrivals.closed)) == {}
 
 
-def test_prompts_of_a_group_share_a_prefix_and_repeat_after_all_others() -> None:
+def test_prompts_of_a_group_share_a_prefix_and_repeat_after_all_others():
     requests = requests_of(PREFIXES)
     assert {(r.prompt_len, r.output_len) for r in requests} == {(120, 5)}
     prompts = [r.prompt.to_bytes() for r in requests]
@@ -152,14 +150,14 @@ def test_prompts_of_a_group_share_a_prefix_and_repeat_after_all_others() -> None
     assert len(arrivals) - slow == pytest.approx(240, abs=50)
 
 
-def test_invalid_rates_of_stages_are_refused() -> None:
+def test_invalid_rates_of_stages_are_refused():
     with pytest.raises(ValueError, match="give no request"):
         requests_of(PREFIXES, stage_rates=(1e-6,))
     with pytest.raises(ValueError, match=r"workload\.stage_rates must be above 0, got -1"):
         replace(PREFIXES, stage_rates=(1.0, -1.0))
 
 
-def test_a_draining_stage_starts_when_the_last_request_of_the_stage_before_ended() -> None:
+def test_a_draining_stage_starts_when_the_last_request_of_the_stage_before_ended():
     requests = requests_of(STAGES)
     first = [r for r in requests if r.arrival_ns < 10 * SECOND_NS]
     feeder = StageFeeder(requests, STAGES)
@@ -171,7 +169,7 @@ def test_a_draining_stage_starts_when_the_last_request_of_the_stage_before_ended
     assert {due - r.arrival_ns for due, r in dropped.released} == {3 * SECOND_NS}
 
 
-def test_a_draining_stage_that_ends_in_time_delays_nothing() -> None:
+def test_a_draining_stage_that_ends_in_time_delays_nothing():
     requests = requests_of(STAGES)
     # a jitter may move the last request beyond the end of the last stage
     last = replace(requests[-1], arrival_ns=to_ns(STAGES.stage_ends_s[-1]))
@@ -190,7 +188,7 @@ def records_of(*overrides: str) -> list[Any]:
     return list(experiment.run(config_of(*overrides)).records)
 
 
-def test_records_name_the_stage_and_the_round() -> None:
+def test_records_name_the_stage_and_the_round():
     load = ("workload=shared_prefix", "workload.stage_rates=[1,2]", "workload.stage_s=5")
     for drain in ("true", "false"):
         drained = (*load, "workload.prefix_tokens=64", f"workload.drain={drain}")
@@ -204,7 +202,7 @@ def test_records_name_the_stage_and_the_round() -> None:
     assert [each.computed_len for each in records if each.round == 3] == [35 + 32] * 3
 
 
-def test_server_s_delays_each_request_and_begin_s_occupies_the_engine() -> None:
+def test_server_s_delays_each_request_and_begin_s_occupies_the_engine():
     load = (*ONE_ROUND, "workload.num_sessions=4", "workload.request_rate=0.5")
     plain, delayed = (records_of(*load, f"scheduler.server_s={seconds}") for seconds in (0, 0.25))
     for before, after in zip(plain, delayed, strict=True):
@@ -227,7 +225,5 @@ def test_server_s_delays_each_request_and_begin_s_occupies_the_engine() -> None:
         (WorkloadConfig(kind="chat"), Feeder),
     ],
 )
-def test_rounds_and_draining_stages_have_feeders_of_their_own(
-    config: WorkloadConfig, wanted: type[Releases]
-) -> None:
+def test_rounds_and_draining_stages_have_feeders_of_their_own(config, wanted):
     assert type(make_feeder(requests_of(), config, seed=0)) is wanted

@@ -54,7 +54,7 @@ def log(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "log.jsonl", LOG)
 
 
-def test_a_log_is_read_with_its_lengths_and_shared_prefixes(log: Path) -> None:
+def test_a_log_is_read_with_its_lengths_and_shared_prefixes(log):
     first, other, second = load(log, tokenizer=LETTERS)
     assert [r.arrival_ns for r in (first, other, second)] == [0, 3_500_000_000, 9_000_000_000]
     said = [len(str(message["content"])) for message in (SYSTEM, ASK, ANSWER, AGAIN, OTHER)]
@@ -70,7 +70,7 @@ def test_a_log_is_read_with_its_lengths_and_shared_prefixes(log: Path) -> None:
     assert shared_len(whole(first), ids(second.prompt)) == first.prompt_len + first.output_len
 
 
-def test_without_a_tokenizer_a_token_has_about_four_letters(log: Path) -> None:
+def test_without_a_tokenizer_a_token_has_about_four_letters(log):
     plain, again, lettered = load(log), load(log), load(log, tokenizer=LETTERS)
     for few, same, many in zip(plain, again, lettered, strict=True):
         assert 2.5 < many.prompt_len / few.prompt_len < 5
@@ -78,15 +78,13 @@ def test_without_a_tokenizer_a_token_has_about_four_letters(log: Path) -> None:
     assert plain[2].parent_id == 0
 
 
-def test_a_log_may_name_sessions(tmp_path: Path) -> None:
+def test_a_log_may_name_sessions(tmp_path):
     named = [line | {"session_id": name} for line, name in zip(LOG, "aba", strict=True)]
     found = load(write_lines(tmp_path / "log.jsonl", named))
     assert session_starts(found) == [0, 1, 0]
 
 
-def test_no_text_of_a_log_is_written_to_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_text_of_a_log_is_written_to_disk(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     monkeypatch.setattr(kept, "os_cache", lambda _: str(cache))
     named = [line | {"namespace": "Cholmondeley"} for line in LOG]
@@ -122,9 +120,7 @@ def test_no_text_of_a_log_is_written_to_disk(
         ({"messages": [{"role": "user", "content": 5}, ANSWER]}, "content must be text or a list"),
     ],
 )
-def test_an_invalid_line_is_refused_without_its_texts(
-    tmp_path: Path, line: dict[str, Any], told: str
-) -> None:
+def test_an_invalid_line_is_refused_without_its_texts(tmp_path, line, told):
     changed = {"created": 1, "messages": [ASK, ANSWER]} | line
     path = write_lines(tmp_path / "log.jsonl", [LOG[0], changed])
     with pytest.raises(TraceError, match=rf"log\.jsonl, line 2: .*{told}") as caught:
@@ -140,12 +136,12 @@ def test_an_invalid_line_is_refused_without_its_texts(
         (f"{__name__}:as_a_mapping", ":as_a_mapping must return a list of tokens, got a dict"),
     ],
 )
-def test_an_invalid_tokenizer_is_refused(log: Path, tokenizer: str, told: str) -> None:
+def test_an_invalid_tokenizer_is_refused(log, tokenizer, told):
     with pytest.raises(ValueError, match=told):
         load(log, tokenizer=tokenizer)
 
 
-def test_questions_about_shared_documents_are_no_turns(tmp_path: Path) -> None:
+def test_questions_about_shared_documents_are_no_turns(tmp_path):
     def ask(created: int, document: str, question: str, *more: dict[str, Any]) -> dict[str, Any]:
         asked = {"role": "user", "content": 99 * document + question}
         return {"created": created, "messages": [SYSTEM, asked, *more], "response": "So it is."}
@@ -158,7 +154,7 @@ def test_questions_about_shared_documents_are_no_turns(tmp_path: Path) -> None:
     assert [r.parent_id for r in load(path)] == [None] * 40 + [1, 1]
 
 
-def test_a_turn_continues_the_request_with_the_answer_that_it_repeats(tmp_path: Path) -> None:
+def test_a_turn_continues_the_request_with_the_answer_that_it_repeats(tmp_path):
     def ask(created: int, response: str, *more: dict[str, Any]) -> dict[str, Any]:
         return {"created": created, "messages": [SYSTEM, ASK, *more], "response": response}
 
@@ -173,7 +169,7 @@ SAID = "the cache keeps the prompt and the answer of every request that the engi
 TOKENIZER = Path(__file__).parent / "fixtures" / "tokenizer.json"
 
 
-def test_plain_prompts_are_read_with_their_answers(tmp_path: Path) -> None:
+def test_plain_prompts_are_read_with_their_answers(tmp_path):
     log = [
         {"timestamp": 0, "prompt": SAID, "response": "So it is."},
         {"timestamp": 5, "prompt": f"{SAID}So it is. {SAID}", "completion": "Yes."},
@@ -213,9 +209,7 @@ def prompt(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", [TOKENIZER, TOKENIZER.parent])
-def test_a_tokenizer_of_hugging_face_is_loaded_from_its_file_or_folder(
-    prompt: Path, monkeypatch: pytest.MonkeyPatch, name: Path
-) -> None:
+def test_a_tokenizer_of_hugging_face_is_loaded_from_its_file_or_folder(prompt, monkeypatch, name):
     monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=StandIn))
     (found,) = load(prompt, tokenizer=str(name))
     assert (found.prompt_len, found.output_len) == (15, 15)
@@ -223,14 +217,12 @@ def test_a_tokenizer_of_hugging_face_is_loaded_from_its_file_or_folder(
         load(prompt, tokenizer="nowhere")
 
 
-def test_tokens_are_counted_with_the_package_of_hugging_face(prompt: Path) -> None:
+def test_tokens_are_counted_with_the_package_of_hugging_face(prompt):
     (found,) = load(prompt, tokenizer=str(TOKENIZER))
     assert (found.prompt_len, found.output_len) == (15, 15)
 
 
-def test_a_missing_tokenizer_package_is_named(
-    prompt: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_tokenizer_package_is_named(prompt, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ValueError, match="is missing: pip install tokenizers"):
         load(prompt, tokenizer="Qwen/Qwen3-8B")

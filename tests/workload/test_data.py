@@ -51,8 +51,8 @@ def find(path: Path | None = None, data_dir: Path | str | None = None, **more: s
 
 
 def test_a_trace_is_looked_for_in_path_data_dir_environment_and_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_cache: Path
-) -> None:
+    tmp_path, monkeypatch, user_cache
+):
     monkeypatch.setenv("HICACHE_DATA", str(tmp_path / "environment"))
     directory = tmp_path / "directory"
     for folder, data_dir in (
@@ -70,15 +70,13 @@ def test_a_trace_is_looked_for_in_path_data_dir_environment_and_cache(
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_pipe_is_refused_before_it_blocks(tmp_path: Path, *, given: bool) -> None:
+def test_a_pipe_is_refused_before_it_blocks(tmp_path, given):
     os.mkfifo(tmp_path / "mine.jsonl")
     with pytest.raises(ValueError, match=r"mine\.jsonl is a pipe or a device, and a trace is read"):
         find(tmp_path / "mine.jsonl" if given else None, None if given else tmp_path)
 
 
-def test_a_missing_trace_is_an_error_that_says_where_it_was_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_trace_is_an_error_that_says_where_it_was_looked_for(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"a file of yours: set workload\.path to it$"):
         find_trace(TRACES["trace"], path=None, data_dir=None)
     with pytest.raises(FileNotFoundError, match=r"workload\.path: .*gone.* does not exist.*ask"):
@@ -91,14 +89,14 @@ def test_a_missing_trace_is_an_error_that_says_where_it_was_looked_for(
         find(data_dir=tmp_path)
 
 
-def test_a_published_trace_is_downloaded_once(url: str, tmp_path: Path) -> None:
+def test_a_published_trace_is_downloaded_once(url, tmp_path):
     for _ in range(2):
         found = find(url=url, sha256=hashlib.sha256(CONTENTS).hexdigest())
         assert found.read_bytes() == CONTENTS
         (tmp_path / "published" / "mine.jsonl").unlink(missing_ok=True)
 
 
-def test_a_download_that_fails_or_has_other_contents_is_refused(url: str) -> None:
+def test_a_download_that_fails_or_has_other_contents_is_refused(url):
     with pytest.raises(ValueError, match="hash"):
         find(url=url, sha256="0" * 64)
     nowhere = "http://127.0.0.1:9/mine.jsonl"  # the discard port, which has no server

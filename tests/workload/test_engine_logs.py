@@ -23,7 +23,7 @@ def lines(name: str) -> list[Any]:
     return [json.loads(line) for line in (FIXTURES / name).read_text().splitlines()]
 
 
-def test_sessions_of_dynamo_start_and_join_sub_agents_by_their_times() -> None:
+def test_sessions_of_dynamo_start_and_join_sub_agents_by_their_times():
     found = load(FIXTURES / "dynamo.jsonl")
     # main asks, spawns two helpers that ask three times and once, and asks twice more
     assert session_starts(found) == [0, 1, 2, 2, 2, 0, 6, 0]
@@ -33,20 +33,20 @@ def test_sessions_of_dynamo_start_and_join_sub_agents_by_their_times() -> None:
     assert [r.output_len for r in found] == [40, 24, 24, 24, 24, 32, 16, 8]
 
 
-def test_an_unlimited_cache_hits_as_much_as_the_worker_of_dynamo() -> None:
+def test_an_unlimited_cache_hits_as_much_as_the_worker_of_dynamo():
     requests = [line["event"]["request"] for line in lines("dynamo.jsonl")]
     assert sum(each["cached_tokens"] for each in requests) == 912
     hit_rate = 912 / sum(each["input_tokens"] for each in requests)
     assert token_hit_rate(load(FIXTURES / "dynamo.jsonl"), page=16) == pytest.approx(hit_rate)
 
 
-def test_records_of_dynamo_need_no_wrapper_and_others_are_left_out(tmp_path: Path) -> None:
+def test_records_of_dynamo_need_no_wrapper_and_others_are_left_out(tmp_path):
     bare = [line["event"] for line in lines("dynamo.jsonl")]
     path = write_lines(tmp_path / "bare.jsonl", [{"event_type": "request_payload"}, *bare])
     assert len(load(path)) == len(bare)
 
 
-def test_each_lookup_of_lmcache_is_read_once() -> None:
+def test_each_lookup_of_lmcache_is_read_once():
     found = load(FIXTURES / "lmcache.jsonl", answer_tokens=7)
     assert [r.prompt_len for r in found] == [600, 700, 990, 990, 1060]
     assert [r.output_len for r in found] == [7] * 5
@@ -56,7 +56,7 @@ def test_each_lookup_of_lmcache_is_read_once() -> None:
     assert token_hit_rate(found) == pytest.approx(64 * (200 // 64 + 600 // 64 + 990 // 64) / 4340)
 
 
-def test_events_of_sglang_become_prompts_and_answers() -> None:
+def test_events_of_sglang_become_prompts_and_answers():
     found = load(FIXTURES / "sglang_kv_events.jsonl")
     # a prompt of 264 tokens in two chunks and its answer of 90; one of 364 and 40; a next turn of
     # 454 and 64. Whole blocks of 16 are stored, and at the end of a prompt begins the answer's
@@ -77,7 +77,7 @@ FULL = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
 WINDOW = {"group_idx": 0, "kv_cache_spec_kind": "sliding_window"}
 
 
-def test_blocks_that_vllm_stores_while_it_decodes_are_the_answer(tmp_path: Path) -> None:
+def test_blocks_that_vllm_stores_while_it_decodes_are_the_answer(tmp_path):
     batches = [
         [0.0, [stored([1, 2, 3], None, **FULL)]],
         [0.3, [stored([4], 3, **FULL), stored([4], 3, **WINDOW), stored([4], 3, medium="CPU")]],
@@ -90,14 +90,14 @@ def test_blocks_that_vllm_stores_while_it_decodes_are_the_answer(tmp_path: Path)
     assert [(r.prompt_len, r.output_len) for r in found] == [(48, 32), (112, 1), (16, 1), (128, 1)]
 
 
-def test_blocks_of_latent_attention_are_read_like_full_attention(tmp_path: Path) -> None:
+def test_blocks_of_latent_attention_are_read_like_full_attention(tmp_path):
     latent = {"group_idx": 1, "kv_cache_spec_kind": "mla_attention"}
     batches = [[0.0, [stored([1, 2], None, **latent), stored([9], None, **WINDOW)]]]
     (found,) = load(write_lines(tmp_path / "events.jsonl", batches))
     assert found.prompt_len == 32
 
 
-def test_blocks_that_are_stored_again_are_another_request(tmp_path: Path) -> None:
+def test_blocks_that_are_stored_again_are_another_request(tmp_path):
     removed = {"type": "BlockRemoved", "block_hashes": [1, 2], "medium": "GPU"}
     batches = [{"ts": t, "events": [stored([1, 2], None), removed]} for t in (0.0, 7.0)]
     found = load(write_lines(tmp_path / "events.jsonl", batches))
@@ -130,9 +130,7 @@ def replay(**changes: object) -> dict[str, Any]:
         (BATCH, [1.0, [stored([2], None, block_size=0)]], "block_size"),
     ],
 )
-def test_an_invalid_line_is_refused_with_its_number(
-    tmp_path: Path, good: Any, bad: Any, told: str
-) -> None:
+def test_an_invalid_line_is_refused_with_its_number(tmp_path, good, bad, told):
     path = write_lines(tmp_path / "log.jsonl", [good, bad])
     with pytest.raises(TraceError, match=f"line 2: {told}"):
         load(path)

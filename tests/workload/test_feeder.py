@@ -59,9 +59,7 @@ def named(releases: list[Release]) -> list[tuple[int, int]]:
         (Arrivals.closed, {"concurrency": 2, "stagger_s": 7e-9}, [(0, 0), (7, 1)]),
     ],
 )
-def test_a_feeder_first_releases_what_waits_for_no_answer(
-    mode: Arrivals, settings: dict[str, float], released: list[tuple[int, int]]
-) -> None:
+def test_a_feeder_first_releases_what_waits_for_no_answer(mode, settings, released):
     assert feeder_of(mode, **settings)[1] == released
 
 
@@ -73,13 +71,11 @@ def test_a_feeder_first_releases_what_waits_for_no_answer(
         (Arrivals.closed, 1000, [(1002, 3), (1007, 2)]),  # after their think time
     ],
 )
-def test_an_answer_releases_the_next_turns(
-    mode: Arrivals, answered_ns: int, released: list[tuple[int, int]]
-) -> None:
+def test_an_answer_releases_the_next_turns(mode, answered_ns, released):
     assert named(feeder_of(mode)[0].on_answered(0, answered_ns)) == released
 
 
-def test_a_place_is_free_when_a_whole_tree_is_answered_or_dropped() -> None:
+def test_a_place_is_free_when_a_whole_tree_is_answered_or_dropped():
     feeder, _ = feeder_of(Arrivals.closed, concurrency=1)
     feeder.on_answered(0, 100)
     feeder.on_answered(2, 200)
@@ -88,7 +84,7 @@ def test_a_place_is_free_when_a_whole_tree_is_answered_or_dropped() -> None:
     assert named(feeder.on_dropped(1, 470).released) == [(470, 6)]
 
 
-def test_a_dropped_request_takes_its_descendants_along() -> None:
+def test_a_dropped_request_takes_its_descendants_along():
     feeder, _ = feeder_of(Arrivals.causal)
     assert [gone.id for gone in feeder.on_dropped(0, 11).requests] == [2, 3, 4]
     feeder, _ = feeder_of(Arrivals.causal)
@@ -101,7 +97,7 @@ def test_a_dropped_request_takes_its_descendants_along() -> None:
     assert len(feeder._unsettled) == 3
 
 
-def test_a_request_is_answered_or_dropped_once() -> None:
+def test_a_request_is_answered_or_dropped_once():
     feeder, _ = feeder_of(Arrivals.causal)
     feeder.on_answered(0, 20)
     feeder.on_dropped(2, 21)
@@ -112,7 +108,7 @@ def test_a_request_is_answered_or_dropped_once() -> None:
 
 
 @pytest.mark.parametrize("mode", list(Arrivals))
-def test_every_request_is_released_once_and_settled(mode: Arrivals) -> None:
+def test_every_request_is_released_once_and_settled(mode):
     feeder = Feeder(TREES, WorkloadConfig(arrivals=mode, concurrency=2))
     waiting, served, now_ns = feeder.initial(), [], 0
     while waiting:
@@ -125,13 +121,13 @@ def test_every_request_is_released_once_and_settled(mode: Arrivals) -> None:
     assert len(feeder._unsettled) == 0
 
 
-def test_a_request_must_come_after_its_parent() -> None:
+def test_a_request_must_come_after_its_parent():
     with pytest.raises(ValueError, match="request 4 follows request 2, which does not come before"):
         feeder_of(Arrivals.open, [TREES[0], TREES[4]])
 
 
 @pytest.mark.parametrize(("mode", "wanted"), [(Arrivals.causal, 70), (Arrivals.closed, 75)])
-def test_a_request_waits_for_all_sub_agents_that_it_joins(mode: Arrivals, wanted: int) -> None:
+def test_a_request_waits_for_all_sub_agents_that_it_joins(mode, wanted):
     feeder, _ = feeder_of(mode, JOINED)
     assert [each.id for _, each in feeder.on_answered(0, 15)] == [1, 2]
     assert feeder.on_answered(2, 60) == []
@@ -139,7 +135,7 @@ def test_a_request_waits_for_all_sub_agents_that_it_joins(mode: Arrivals, wanted
 
 
 @pytest.mark.parametrize("answered", [None, 1])
-def test_a_request_is_dropped_with_the_first_sub_agent_that_it_joins(answered: int | None) -> None:
+def test_a_request_is_dropped_with_the_first_sub_agent_that_it_joins(answered):
     feeder, _ = feeder_of(Arrivals.closed, JOINED)
     feeder.on_answered(0, 15)
     if answered:

@@ -221,14 +221,14 @@ DRAWN = ("aiperf_multi_turn.jsonl", *(name for name in WANTED if FORMS[WANTED[na
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_a_file_of_a_producer_has_the_totals_of_its_rows(name: str) -> None:
+def test_a_file_of_a_producer_has_the_totals_of_its_rows(name):
     form, wanted = WANTED[name]
     found = load(FIXTURES / name, time_unit=UNITS.get(name), think_cap_s=1e4)
     assert form_of(Trace(FIXTURES / name)) == form
     assert totals(found, is_drawn=name in DRAWN) == wanted
 
 
-def test_the_usage_of_chat_completions_counts_reasoning_and_images() -> None:
+def test_the_usage_of_chat_completions_counts_reasoning_and_images():
     found = load(FIXTURES / "chat_completions.jsonl")
     usage = [each["usage"] for each in records("chat_completions.jsonl")]
     assert [each.output_len for each in found.requests] == [48, 11, 3]
@@ -241,7 +241,7 @@ def test_the_usage_of_chat_completions_counts_reasoning_and_images() -> None:
     assert shared_len(whole(first), ids(second.prompt)) <= first.prompt_len
 
 
-def test_a_response_continues_the_one_that_it_names() -> None:
+def test_a_response_continues_the_one_that_it_names():
     found = load(FIXTURES / "responses.jsonl")
     assert [each.parent_id for each in found.requests] == [None, 0, None]
     assert [each.output_len for each in found.requests] == [90, 8, 4]
@@ -250,7 +250,7 @@ def test_a_response_continues_the_one_that_it_names() -> None:
     assert found.counts["trace/differing_usage"] >= 1
 
 
-def test_a_turn_with_a_delay_follows_the_one_before_after_that_time() -> None:
+def test_a_turn_with_a_delay_follows_the_one_before_after_that_time():
     found = load(FIXTURES / "aiperf_delta.jsonl").requests
     first, second, third = (each for each in found if each.session_name == "def-456")
     assert (second.think_ns, third.think_ns) == (500 * 10**6, 250_500_000)
@@ -258,7 +258,7 @@ def test_a_turn_with_a_delay_follows_the_one_before_after_that_time() -> None:
     assert shared_len(whole(second), ids(third.prompt)) == 1188 + 8
 
 
-def test_messages_with_a_delay_follow_the_answer_before_them() -> None:
+def test_messages_with_a_delay_follow_the_answer_before_them():
     found = load(FIXTURES / "aiperf_messages.jsonl").requests
     first, second = (each for each in found if each.session_name == "s1")
     assert (second.parent_id, second.think_ns) == (first.id, 1200 * 10**6)
@@ -268,13 +268,13 @@ def test_messages_with_a_delay_follow_the_answer_before_them() -> None:
     assert shared_len(whole(first), ids(second.prompt)) == first.prompt_len + 20
 
 
-def test_equal_hashes_under_other_salts_share_nothing() -> None:
+def test_equal_hashes_under_other_salts_share_nothing():
     first, second, other = load(FIXTURES / "vllm_kv_events.jsonl").requests
     assert first.namespace == second.namespace != other.namespace
     assert (second.parent_id, other.parent_id) == (0, None)
 
 
-def test_the_salt_of_an_sglang_event_is_its_namespace(tmp_path: Path) -> None:
+def test_the_salt_of_an_sglang_event_is_its_namespace(tmp_path):
     def stored(salt: str) -> list[Any]:
         salted = {"cache_salt": salt}
         return ["BlockStored", [1, 2], None, [0] * 32, 16, None, "GPU", salted]
@@ -286,9 +286,7 @@ def test_the_salt_of_an_sglang_event_is_its_namespace(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["table.gz", "table.jsonl", "table"])
 @pytest.mark.parametrize("container", ["csv", "tsv", "gzip", "zstd", "parquet"])
-def test_the_content_and_not_the_name_tells_the_format_of_a_file(
-    tmp_path: Path, name: str, container: str
-) -> None:
+def test_the_content_and_not_the_name_tells_the_format_of_a_file(tmp_path, name, container):
     plain, path = (FIXTURES / "vidur.csv").read_bytes(), tmp_path / name
     if container == "parquet":
         table = {key: [float(r[key]) for r in rows("vidur.csv")] for key in rows("vidur.csv")[0]}
@@ -302,7 +300,7 @@ def test_the_content_and_not_the_name_tells_the_format_of_a_file(
     assert totals(load(path)) == WANTED["vidur.csv"][1]
 
 
-def test_blocks_and_dates_are_read_from_parquet(tmp_path: Path) -> None:
+def test_blocks_and_dates_are_read_from_parquet(tmp_path):
     found = records("mooncake.jsonl")
     pq.write_table(pa.Table.from_pylist(found), tmp_path / "blocks.parquet")
     assert totals(load(tmp_path / "blocks.parquet")) == WANTED["mooncake.jsonl"][1]
@@ -314,13 +312,13 @@ def test_blocks_and_dates_are_read_from_parquet(tmp_path: Path) -> None:
     assert totals(load(tmp_path / "dates.parquet")) == WANTED["mooncake.jsonl"][1]
 
 
-def test_a_json_array_of_rows_is_read_like_lines(tmp_path: Path) -> None:
+def test_a_json_array_of_rows_is_read_like_lines(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(records("bailian.jsonl")))
     assert totals(load(path)) == WANTED["bailian.jsonl"][1]
 
 
-def test_a_file_of_an_unknown_form_is_refused_with_the_list_of_forms(tmp_path: Path) -> None:
+def test_a_file_of_an_unknown_form_is_refused_with_the_list_of_forms(tmp_path):
     path = tmp_path / "trace.bin"
     path.write_bytes(b"\x00\x01nothing\n")
     with pytest.raises(TraceError) as caught:
@@ -329,21 +327,19 @@ def test_a_file_of_an_unknown_form_is_refused_with_the_list_of_forms(tmp_path: P
     assert lines == [f"  {form.fields[0]}: {form.contents}" for form in FORMS.values()]
 
 
-def test_the_page_of_traces_names_every_form() -> None:
+def test_the_page_of_traces_names_every_form():
     page = (Path(__file__).parents[2] / "docs" / "traces.md").read_text()
     assert [form.fields[0] for form in FORMS.values() if f"`{form.fields[0]}" not in page] == []
 
 
-def test_records_have_the_session_names_of_the_trace(tmp_path: Path) -> None:
+def test_records_have_the_session_names_of_the_trace(tmp_path):
     load = (f"workload.path={FIXTURES / 'dynamo.jsonl'}", "workload=trace", "prefetch.threshold=1")
     write_requests(tmp_path, run(config_of(*load)).records)
     names = ["main", "helper-2", *["helper-1"] * 3, "main", "other", "main"]
     assert list(read_requests(tmp_path)["session_name"]) == names
 
 
-def test_a_missing_package_for_zstd_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_for_zstd_is_named(tmp_path, capsys, monkeypatch):
     path = tmp_path / "t.jsonl.zst"
     with pa.CompressedOutputStream(str(path), "zstd") as file:
         file.write((FIXTURES / "mooncake.jsonl").read_bytes())
@@ -355,7 +351,7 @@ def test_a_missing_package_for_zstd_is_named(
     assert "pyarrow is not installed: pip install" in capsys.readouterr().err
 
 
-def test_other_files_beside_the_shards_of_a_folder_are_left_out(tmp_path: Path) -> None:
+def test_other_files_beside_the_shards_of_a_folder_are_left_out(tmp_path):
     for name in ("LICENSE", "README.txt", ".hidden"):
         (tmp_path / name).write_text("no rows\n")
     (tmp_path / "trace.000.jsonl").write_text("")

@@ -1,7 +1,7 @@
 """Generated workloads: equal for equal seeds, and with the statistics of the traces."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -33,9 +33,7 @@ def fingerprint(requests: Sequence[Request]) -> list[object]:
 
 
 @pytest.mark.parametrize("generate", [chat, agents, builtin])
-def test_the_seed_decides_the_requests_and_the_rate_their_times(
-    generate: Callable[..., list[Request]],
-) -> None:
+def test_the_seed_decides_the_requests_and_the_rate_their_times(generate):
     requests, again, other = (generate(config(10), seed=seed) for seed in (5, 5, 6))
     assert fingerprint(requests) == fingerprint(again) != fingerprint(other)
     slow, fast = (generate(config(10, session_rate=rate), seed=5) for rate in (0.1, 10))
@@ -46,7 +44,7 @@ def test_the_seed_decides_the_requests_and_the_rate_their_times(
     assert all(r.parent_id is None or r.parent_id < r.id for r in requests)
 
 
-def test_chats_have_the_statistics_of_the_trace() -> None:
+def test_chats_have_the_statistics_of_the_trace():
     chats = chat(config(3000), seed=1)
     roots = [r for r in chats if r.parent_id is None]
     turns = [(chats[r.parent_id], r) for r in chats if r.parent_id is not None]
@@ -69,7 +67,7 @@ def test_chats_have_the_statistics_of_the_trace() -> None:
     assert token_hit_rate(chats) == pytest.approx(0.389, abs=0.04)
 
 
-def test_agents_have_the_statistics_of_the_trace() -> None:
+def test_agents_have_the_statistics_of_the_trace():
     requests = agents(config(150), seed=1)
     turns = [(requests[r.parent_id], r) for r in requests if r.parent_id is not None]
     assert len({ids(r.prompt)[:AGENT_SHARED_TOKENS].tobytes() for r in requests[::9]}) == 1
@@ -92,14 +90,14 @@ def test_agents_have_the_statistics_of_the_trace() -> None:
     assert token_hit_rate(agents(config(15), seed=1)) == pytest.approx(0.96, abs=0.03)
 
 
-def test_the_mix_has_one_agent_for_four_conversations() -> None:
+def test_the_mix_has_one_agent_for_four_conversations():
     requests = builtin(config(50), seed=0)
     of_agents = {r.session_id for r in requests if r.stop_reason == "tool_use"}
     assert len({r.session_id for r in requests}) == 50
     assert 7 <= len(of_agents) <= 10  # an agent may answer at once
 
 
-def test_drawn_values_have_the_given_quantiles() -> None:
+def test_drawn_values_have_the_given_quantiles():
     rng = np.random.default_rng(0)
     drawn = [Quantiles((0, 0.5, 1), (1, 10, 1000)).draw(rng) for _ in range(4000)]
     assert np.percentile(drawn, [25, 50, 75]) == pytest.approx([10**0.5, 10, 100], rel=0.1)

@@ -1,7 +1,5 @@
 """The measure of hit rates itself, on requests whose hits are known."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.workload.infinite_cache import token_hit_rates
@@ -20,8 +18,6 @@ BRANCHED: list[Row] = [(0, 600, 1, [0, 1]), (1, 1100, 1, [0, 2, 3])]
         (BRANCHED, 512 / 1700, 0),
     ],
 )
-def test_hit_rates_count_whole_pages(
-    tmp_path: Path, rows: list[Row], hit: float, at_ends: float
-) -> None:
+def test_hit_rates_count_whole_pages(tmp_path, rows, hit, at_ends):
     found = token_hit_rates(load_rows(tmp_path, rows))
     assert found == pytest.approx((hit, at_ends))

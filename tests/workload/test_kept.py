@@ -48,7 +48,7 @@ def file(folder: Path) -> Path:
     return file
 
 
-def test_what_was_made_for_the_same_parts_is_read(folder: Path) -> None:
+def test_what_was_made_for_the_same_parts_is_read(folder):
     make = Maker()
     for num_calls, parts in enumerate(([b"one"], [b"other"], [b"o", b"ne"], [b"one", b""]), 1):
         check(make, num_calls, *parts)
@@ -56,7 +56,7 @@ def test_what_was_made_for_the_same_parts_is_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 15, 16, 400, -1])
-def test_a_damaged_file_is_made_again(file: Path, place: int) -> None:
+def test_a_damaged_file_is_made_again(file, place):
     damaged = bytearray(file.read_bytes())
     damaged[place] ^= 1
     file.write_bytes(damaged)
@@ -66,19 +66,19 @@ def test_a_damaged_file_is_made_again(file: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 8, 16, 500])
-def test_a_file_that_was_cut_is_made_again(file: Path, length: int) -> None:
+def test_a_file_that_was_cut_is_made_again(file, length):
     os.truncate(file, length)
     check(Maker(), 1, b"one")
 
 
-def test_a_pipe_in_place_of_a_file_is_replaced(file: Path) -> None:
+def test_a_pipe_in_place_of_a_file_is_replaced(file):
     file.unlink()
     os.mkfifo(file)
     check(Maker(), 1, b"one")
     assert file.is_file()
 
 
-def test_without_a_writable_folder_everything_is_made_again(folder: Path) -> None:
+def test_without_a_writable_folder_everything_is_made_again(folder):
     folder.parent.mkdir(parents=True)
     folder.touch()
     make = Maker()
@@ -86,7 +86,7 @@ def test_without_a_writable_folder_everything_is_made_again(folder: Path) -> Non
     check(make, 2, b"one")
 
 
-def test_a_failed_write_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file(file, monkeypatch):
     before = file.read_bytes()[:-1]
     file.write_bytes(before)
 
@@ -98,7 +98,7 @@ def test_a_failed_write_leaves_the_old_file(file: Path, monkeypatch: pytest.Monk
     assert file.read_bytes() == before
 
 
-def test_a_full_disk_keeps_no_part_of_a_file(folder: Path) -> None:
+def test_a_full_disk_keeps_no_part_of_a_file(folder):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
@@ -121,7 +121,7 @@ for number in range(10):
 """
 
 
-def test_two_writers_leave_a_whole_file(folder: Path) -> None:
+def test_two_writers_leave_a_whole_file(folder):
     command = [sys.executable, "-c", WRITER, str(folder)]
     writers = [subprocess.Popen(command) for _ in range(2)]
     assert [writer.wait() for writer in writers] == [0, 0]
@@ -131,7 +131,7 @@ def test_two_writers_leave_a_whole_file(folder: Path) -> None:
     assert len(list(folder.iterdir())) == 1
 
 
-def test_the_file_unused_for_longest_is_forgotten(folder: Path) -> None:
+def test_the_file_unused_for_longest_is_forgotten(folder):
     make = Maker()
     for number in range(FILES_KEPT):
         check(make, number + 1, bytes([number]))

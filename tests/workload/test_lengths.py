@@ -20,7 +20,7 @@ def load(folder: Path, header: list[str], *rows: list[Any]) -> list[Request]:
     return load_requests(path)
 
 
-def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_table_is_read_as_it_was_written(tmp_path):
     rows = [[0, 100, 7, "a"], [1.25, 30, 1, "b"], [2.5, 150, 9, "a"], [4, 8000, 400, ""]]
     found = load(tmp_path, HEADER, *rows)
     assert [[r.arrival_ns / 1e9, r.prompt_len, r.output_len] for r in found] == [
@@ -30,14 +30,14 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [r.parent_id for r in found] == [None, None, 0, None]
 
 
-def test_a_turn_repeats_the_one_before_and_its_answer_as_far_as_it_is_long(tmp_path: Path) -> None:
+def test_a_turn_repeats_the_one_before_and_its_answer_as_far_as_it_is_long(tmp_path):
     rows = [0, 100, 7, "a"], [1, 150, 9, "a"], [2, 60, 9, "a"]
     first, second, third = load(tmp_path, HEADER, *rows)
     assert shared_len(whole(first), ids(second.prompt)) == 107
     assert shared_len(ids(second.prompt), ids(third.prompt)) == 60
 
 
-def test_requests_without_sessions_share_no_token(tmp_path: Path) -> None:
+def test_requests_without_sessions_share_no_token(tmp_path):
     found = load(tmp_path, HEADER[:3], *([n, 50, 5] for n in range(9)))
     tokens = [int(token) for request in found for token in whole(request)]
     assert len(set(tokens)) == len(tokens) == 9 * 55
@@ -53,9 +53,7 @@ def test_requests_without_sessions_share_no_token(tmp_path: Path) -> None:
         (["arrived_at", "num_prefill_tokens", "num_decode_tokens"], ["0", "4.314579"]),
     ],
 )  # fmt: skip
-def test_the_columns_of_public_tables_are_known(
-    tmp_path: Path, header: list[str], times: list[str]
-) -> None:
+def test_the_columns_of_public_tables_are_known(tmp_path, header, times):
     found = load(tmp_path, header, *([time, 4808, 10] for time in times))
     assert [(r.arrival_ns, r.prompt_len, r.output_len) for r in found] == [
         (0, 4808, 10),
@@ -75,7 +73,7 @@ def test_the_columns_of_public_tables_are_known(
         ([1, 1, 200, 5], "line 3: the row must be an object with the fields"),
     ],
 )
-def test_an_invalid_row_is_refused_with_its_line(tmp_path: Path, row: list[Any], told: str) -> None:
+def test_an_invalid_row_is_refused_with_its_line(tmp_path, row, told):
     with pytest.raises(TraceError, match=told):
         load(tmp_path, HEADER[:3], [0, 9, 5], row)
 
@@ -94,9 +92,7 @@ def test_an_invalid_row_is_refused_with_its_line(tmp_path: Path, row: list[Any],
     ],
     ids=range(5),
 )
-def test_an_invalid_table_is_refused_without_its_texts(
-    tmp_path: Path, contents: str, told: str
-) -> None:
+def test_an_invalid_table_is_refused_without_its_texts(tmp_path, contents, told):
     path = tmp_path / "trace.CSV"
     path.write_text(contents)
     with pytest.raises(TraceError, match=told) as caught:
@@ -104,13 +100,13 @@ def test_an_invalid_table_is_refused_without_its_texts(
     assert "Quince" not in str(caught.value)
 
 
-def test_session_names_may_have_another_encoding(tmp_path: Path) -> None:
+def test_session_names_may_have_another_encoding(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_bytes(",".join(HEADER).encode() + b"\n0,9,5,a\n1,9,5,caf\xe9\n2,9,5,a\n")
     assert session_starts(load_requests(path)) == [0, 1, 0]
 
 
-def test_the_session_column_of_burst_gpt_is_known(tmp_path: Path) -> None:
+def test_the_session_column_of_burst_gpt_is_known(tmp_path):
     header = ["Timestamp", "Session ID", "Request tokens", "Response tokens"]
     found = load(tmp_path, header, [5, "a", 100, 7], [9, "a", 150, 9])
     assert [each.parent_id for each in found] == [None, 0]

@@ -1,7 +1,5 @@
 """Traces with block hashes: the tokens of blocks, the turns that they imply, and refusals."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -21,7 +19,7 @@ from tests.workload.traces import (
 TWO_TURNS: list[Row] = [(0, 1030, 10, [0, 1, 2]), (5, 1300, 10, [0, 1, 3])]
 
 
-def test_a_prompt_has_the_tokens_of_its_blocks_cut_to_its_length(tmp_path: Path) -> None:
+def test_a_prompt_has_the_tokens_of_its_blocks_cut_to_its_length(tmp_path):
     (request,) = load_rows(tmp_path, [(0, 1100, 7, [4, 9, 2])])
     wanted = [*range(2048, 2560), *range(4608, 5120), *range(1024, 1100)]
     assert ids(request.prompt).tolist() == wanted
@@ -29,7 +27,7 @@ def test_a_prompt_has_the_tokens_of_its_blocks_cut_to_its_length(tmp_path: Path)
     assert request.prompt.starts.tolist() == [2048]  # adjacent blocks are one run
 
 
-def test_answers_without_a_next_turn_have_ids_of_their_own(tmp_path: Path) -> None:
+def test_answers_without_a_next_turn_have_ids_of_their_own(tmp_path):
     requests = load_rows(tmp_path, [(0, 600, 9, [0, 1]), (0, 600, 9, [0, 2])])
     answers = np.concatenate([ids(request.output) for request in requests])
     assert len(set(answers.tolist())) == 18
@@ -40,20 +38,20 @@ def test_answers_without_a_next_turn_have_ids_of_their_own(tmp_path: Path) -> No
     ("tokens", "shared"), [(TraceTokens.literal, 1024), (TraceTokens.reconstructed, 1040)]
 )
 def test_an_answer_takes_the_tokens_of_the_next_turn_if_tokens_are_reconstructed(
-    tmp_path: Path, tokens: TraceTokens, shared: int
-) -> None:
+    tmp_path, tokens, shared
+):
     first, second = load_rows(tmp_path, TWO_TURNS, tokens)
     assert shared_len(whole(first), ids(second.prompt)) == shared
     assert (first.parent_id, second.parent_id) == (None, 0)
 
 
-def test_a_short_next_turn_gives_the_answer_its_first_tokens_only(tmp_path: Path) -> None:
+def test_a_short_next_turn_gives_the_answer_its_first_tokens_only(tmp_path):
     rows: list[Row] = [(0, 1030, 100, [0, 1, 2]), (5, 1060, 10, [0, 1, 3])]
     first, second = load_rows(tmp_path, rows)
     assert shared_len(whole(first), whole(second)) == 1060
 
 
-def test_only_the_first_next_turn_continues_the_answer(tmp_path: Path) -> None:
+def test_only_the_first_next_turn_continues_the_answer(tmp_path):
     rows: list[Row] = [
         (0, 1030, 10, [0, 1, 2]),
         (5, 1600, 10, [0, 1, 3, 4]),
@@ -74,16 +72,14 @@ def test_only_the_first_next_turn_continues_the_answer(tmp_path: Path) -> None:
         ([[7, 8, 9], [0, 1, 2], [0, 1, 3, 4], [0, 1, 3, 5, 6]], [None, None, 1, 2], [0, 1, 1, 1]),
     ],
 )
-def test_parents_are_inferred_from_common_blocks(
-    tmp_path: Path, blocks: list[list[int]], parents: list[int | None], sessions: list[int]
-) -> None:
+def test_parents_are_inferred_from_common_blocks(tmp_path, blocks, parents, sessions):
     rows: list[Row] = [(at, 512 * len(each) - 400, 1, each) for at, each in enumerate(blocks)]
     requests = load_rows(tmp_path, rows)
     assert [request.parent_id for request in requests] == parents
     assert [request.session_id for request in requests] == sessions
 
 
-def test_requests_are_ordered_by_arrival_from_time_0(tmp_path: Path) -> None:
+def test_requests_are_ordered_by_arrival_from_time_0(tmp_path):
     since_1970 = 1_700_000_000_000
     for first in (0, since_1970):
         requests = load_rows(tmp_path, [(first + 30, 600, 1, [0, 1]), (first, 700, 1, [2, 3])])
@@ -92,7 +88,7 @@ def test_requests_are_ordered_by_arrival_from_time_0(tmp_path: Path) -> None:
         assert [r.prompt_len for r in requests] == [700, 600]
 
 
-def test_think_time_is_the_gap_between_arrivals_up_to_a_cap(tmp_path: Path) -> None:
+def test_think_time_is_the_gap_between_arrivals_up_to_a_cap(tmp_path):
     rows: list[Row] = [
         (0, 1030, 1, [0, 1, 2]),
         (7_000, 1600, 1, [0, 1, 3, 4]),
@@ -102,7 +98,7 @@ def test_think_time_is_the_gap_between_arrivals_up_to_a_cap(tmp_path: Path) -> N
     assert [request.think_ns for request in requests] == [0, 7 * 10**9, 600 * 10**9]
 
 
-def test_equal_blocks_of_two_namespaces_imply_no_parent(tmp_path: Path) -> None:
+def test_equal_blocks_of_two_namespaces_imply_no_parent(tmp_path):
     records = [
         mooncake_record(row) | {"namespace": name}
         for row, name in zip(TWO_TURNS, ("left", "right"), strict=True)
@@ -113,9 +109,7 @@ def test_equal_blocks_of_two_namespaces_imply_no_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_turns_of_random_conversations_share_all_tokens_of_the_turn_before(
-    tmp_path: Path, seed: int
-) -> None:
+def test_turns_of_random_conversations_share_all_tokens_of_the_turn_before(tmp_path, seed):
     rng = np.random.default_rng(seed)
     rows: list[Row] = []
     blocks: dict[tuple[int, ...], int] = {}
@@ -150,16 +144,14 @@ def test_turns_of_random_conversations_share_all_tokens_of_the_turn_before(
         ({"timestamp": 1.7e12}, "it arrives more than ten years after .*line 1: check the unit"),
     ],
 )
-def test_an_invalid_row_is_refused_with_its_line(
-    tmp_path: Path, changes: dict[str, object], told: str
-) -> None:
+def test_an_invalid_row_is_refused_with_its_line(tmp_path, changes, told):
     row = mooncake_record((0, 600, 5, [0, 1]))
     path = write_lines(tmp_path / "trace.jsonl", [row, row | changes])
     with pytest.raises(TraceError, match=rf"trace\.jsonl, line 2: {told}"):
         load_mooncake(Trace(path), WorkloadConfig())
 
 
-def test_an_empty_or_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_an_empty_or_damaged_file_is_refused(tmp_path):
     path = tmp_path / "trace.jsonl.gz"
     rows = [mooncake_record((at, 600, 5, [0, 1])) for at in range(50)]
     contents = write_lines(path, rows).read_bytes()

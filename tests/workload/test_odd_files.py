@@ -39,7 +39,7 @@ def lengths(found: Workload) -> list[tuple[int, int]]:
 # -- units -------------------------------------------------------------------------------------
 
 
-def test_times_of_bailian_are_seconds_because_of_its_fields(tmp_path: Path) -> None:
+def test_times_of_bailian_are_seconds_because_of_its_fields(tmp_path):
     named = {"parent_chat_id": -1, "turn": 1, "type": "text"}
     rows = [row | named | {"chat_id": n} for n, row in enumerate(block_rows(3, step=2.5))]
     assert span_s(load_rows(tmp_path, rows)) == 5
@@ -52,9 +52,7 @@ def test_times_of_bailian_are_seconds_because_of_its_fields(tmp_path: Path) -> N
         (1_700_000_000, 60, r"line 1: .*since 1970.* set workload\.time_unit", {"s": 120}),
     ],
 )
-def test_times_in_an_uncertain_unit_ask_for_the_unit(
-    tmp_path: Path, first: int, step: float, told: str, spans_s: dict[str, float]
-) -> None:
+def test_times_in_an_uncertain_unit_ask_for_the_unit(tmp_path, first, step, told, spans_s):
     rows = [row | {"timestamp": first + row["timestamp"]} for row in block_rows(3, step=step)]
     with pytest.raises(TraceError, match=told):
         load_rows(tmp_path, rows)
@@ -63,15 +61,13 @@ def test_times_in_an_uncertain_unit_ask_for_the_unit(
 
 
 @pytest.mark.parametrize(("step", "is_noted"), [(1, True), (1000, False), (10**6, True)])
-def test_an_implausible_time_span_is_noted_and_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int, *, is_noted: bool
-) -> None:
+def test_an_implausible_time_span_is_noted_and_printed(tmp_path, capsys, step, is_noted):
     found = load_rows(tmp_path, block_rows(20, step=step))
     assert ("set workload.time_unit" in capsys.readouterr().err) is is_noted
     assert any("set workload.time_unit" in note for note in found.notes) is is_noted
 
 
-def test_notes_name_the_unit_the_block_size_and_the_rule_of_sessions(tmp_path: Path) -> None:
+def test_notes_name_the_unit_the_block_size_and_the_rule_of_sessions(tmp_path):
     notes = load_rows(tmp_path, block_rows(3)).notes
     assert [note.partition(",")[0].partition(":")[0] for note in notes] == [
         "times read in ms",
@@ -81,7 +77,7 @@ def test_notes_name_the_unit_the_block_size_and_the_rule_of_sessions(tmp_path: P
 
 
 @pytest.mark.parametrize("fraction", ["", ".5", ".500000", ".5000000"])
-def test_the_zone_of_a_date_counts(tmp_path: Path, fraction: str) -> None:
+def test_the_zone_of_a_date_counts(tmp_path, fraction):
     path = tmp_path / "t.csv"
     path.write_text(
         "timestamp,input_length,output_length\n"
@@ -111,7 +107,7 @@ def test_the_zone_of_a_date_counts(tmp_path: Path, fraction: str) -> None:
     ],
     ids=range(12),
 )
-def test_an_odd_row_is_left_out_counted_and_noted(tmp_path: Path, odd: Row | str, why: str) -> None:
+def test_an_odd_row_is_left_out_counted_and_noted(tmp_path, odd, why):
     rows = block_rows(8)
     if isinstance(odd, dict):
         rows[5] = {key: value for key, value in (rows[5] | odd).items() if value is not ...}
@@ -130,7 +126,7 @@ def test_an_odd_row_is_left_out_counted_and_noted(tmp_path: Path, odd: Row | str
 
 
 @pytest.mark.parametrize("odd", [{"output_length": 0}, {"output_length": None}, {}])
-def test_a_request_without_an_answer_gets_one_token(tmp_path: Path, odd: Row) -> None:
+def test_a_request_without_an_answer_gets_one_token(tmp_path, odd):
     rows = block_rows(3)
     del rows[1]["output_length"]
     rows[1] |= odd
@@ -140,14 +136,14 @@ def test_a_request_without_an_answer_gets_one_token(tmp_path: Path, odd: Row) ->
     assert any("1 rows completed" in note and "line 2" in note for note in found.notes)
 
 
-def test_a_trace_without_answers_gets_the_configured_length(tmp_path: Path) -> None:
+def test_a_trace_without_answers_gets_the_configured_length(tmp_path):
     rows = [{k: v for k, v in row.items() if k != "output_length"} for row in block_rows(3)]
     found = load_rows(tmp_path, rows, answer_tokens=7)
     assert lengths(found) == [(1024, 7)] * 3
     assert found.counts == {}
 
 
-def test_notes_name_at_most_eight_reasons(tmp_path: Path) -> None:
+def test_notes_name_at_most_eight_reasons(tmp_path):
     rows = block_rows(200)
     for n, row in enumerate(rows[:20]):
         row["input_length"] = 2000 + 600 * n
@@ -160,9 +156,7 @@ def test_notes_name_at_most_eight_reasons(tmp_path: Path) -> None:
     ("parents", "counts"),
     [([90, 91, 92], {"trace/outside_parents": 3}), (["-1"] * 3, {}), ([-1] * 3, {})],
 )
-def test_parents_outside_the_file_are_counted_and_ignored(
-    tmp_path: Path, parents: list[Any], counts: dict[str, int]
-) -> None:
+def test_parents_outside_the_file_are_counted_and_ignored(tmp_path, parents, counts):
     pairs = zip(block_rows(3), enumerate(parents), strict=True)
     rows = [row | {"chat_id": str(n), "parent_chat_id": parent} for row, (n, parent) in pairs]
     found = load_rows(tmp_path, rows)
@@ -174,9 +168,7 @@ def test_parents_outside_the_file_are_counted_and_ignored(
     ("num_odd", "share", "is_read"),
     [(3, 0.1, True), (4, 0.1, False), (4, 0.2, True), (16, 1, True)],
 )
-def test_too_many_odd_rows_are_an_error(
-    tmp_path: Path, num_odd: int, share: float, *, is_read: bool
-) -> None:
+def test_too_many_odd_rows_are_an_error(tmp_path, num_odd, share, is_read):
     rows = block_rows(20)
     for row in rows[2 : 2 + num_odd]:
         row["input_length"] = -1
@@ -187,9 +179,7 @@ def test_too_many_odd_rows_are_an_error(
         load_rows(tmp_path, rows, odd_rows=share)
 
 
-def test_the_command_ends_with_code_2_if_too_many_rows_are_odd(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_ends_with_code_2_if_too_many_rows_are_odd(tmp_path, capsys, monkeypatch):
     rows = [row | {"input_length": None} if n % 2 else row for n, row in enumerate(block_rows(8))]
     path = write_lines(tmp_path / "t.jsonl", rows)
     monkeypatch.chdir(tmp_path)
@@ -201,7 +191,7 @@ def test_the_command_ends_with_code_2_if_too_many_rows_are_odd(
     assert "4 of 8 rows" in error
 
 
-def test_a_table_in_utf_16_is_read(tmp_path: Path) -> None:
+def test_a_table_in_utf_16_is_read(tmp_path):
     path = tmp_path / "t.txt"
     table = "timestamp\tinput_length\toutput_length\n0\t10\t2\n7\t10\t2\n"
     path.write_bytes(table.encode("utf-16"))
@@ -233,9 +223,7 @@ HIDDEN = {"completion_tokens": 505, "completion_tokens_details": {"reasoning_tok
         ({"response": {"choices": [{"message": {"content": "one two"}}]}}, 2, {}),
     ],
 )
-def test_the_answer_of_a_chat_is_found_with_its_reasoning(
-    tmp_path: Path, row: Row, answer_len: int, counts: dict[str, int]
-) -> None:
+def test_the_answer_of_a_chat_is_found_with_its_reasoning(tmp_path, row, answer_len, counts):
     found = load_rows(tmp_path, [chat(**row)])
     assert [each.output_len for each in found.requests] == [answer_len]
     assert found.counts == counts
@@ -254,7 +242,7 @@ DATA_URL = "data:image/png;base64," + "A" * 40_000
     ],
     ids=range(4),
 )
-def test_the_data_of_an_image_is_not_counted_as_text(tmp_path: Path, content: Any) -> None:
+def test_the_data_of_an_image_is_not_counted_as_text(tmp_path, content):
     row = chat(messages=[{"role": "user", "content": content}], response="ok")
     (found,) = load_rows(tmp_path, [row]).requests
     assert found.prompt_len < 2000
@@ -262,7 +250,7 @@ def test_the_data_of_an_image_is_not_counted_as_text(tmp_path: Path, content: An
     assert found.prompt_len == 1050
 
 
-def test_equal_images_of_two_turns_are_shared(tmp_path: Path) -> None:
+def test_equal_images_of_two_turns_are_shared(tmp_path):
     image = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
     first = {"role": "user", "content": image}
     answer, again = ({"role": role, "content": "a bear"} for role in ("assistant", "user"))
@@ -275,14 +263,14 @@ def test_equal_images_of_two_turns_are_shared(tmp_path: Path) -> None:
     assert first.prompt.starts[0] == second.prompt.starts[0]
 
 
-def test_chats_of_two_models_or_salts_have_different_namespaces(tmp_path: Path) -> None:
+def test_chats_of_two_models_or_salts_have_different_namespaces(tmp_path):
     fields: list[Row] = [{}, {"model": "b"}, {"cache_salt": "s"}, {}]
     rows = [chat(created=n, response="ok", **more) for n, more in enumerate(fields)]
     names = [each.namespace for each in load_rows(tmp_path, rows).requests]
     assert names == ["", "tenant-1", "tenant-2", ""]
 
 
-def test_a_log_without_its_text_has_the_lengths_of_its_usage(tmp_path: Path) -> None:
+def test_a_log_without_its_text_has_the_lengths_of_its_usage(tmp_path):
     usage = {"prompt_tokens": 500, "completion_tokens": 7}
     empty = [{"role": "user", "content": None}]
     rows = [{"created": 1, "usage": usage}, {"created": 2, "usage": usage, "messages": empty}]
@@ -291,7 +279,7 @@ def test_a_log_without_its_text_has_the_lengths_of_its_usage(tmp_path: Path) -> 
     assert found.counts == {}
 
 
-def test_messages_of_aiperf_have_times_in_ms(tmp_path: Path) -> None:
+def test_messages_of_aiperf_have_times_in_ms(tmp_path):
     rows = [{"timestamp": 1000 * n, "text_input": "hello", "output_length": 4} for n in (1, 3)]
     found = load_rows(tmp_path, rows)
     assert span_s(found) == 2
@@ -309,7 +297,7 @@ def event(time: float, first: int, last: int, parent: int | None = None, **more:
     return [time, [stored | blocks | more]]
 
 
-def test_the_kind_of_a_group_and_not_its_number_names_full_attention(tmp_path: Path) -> None:
+def test_the_kind_of_a_group_and_not_its_number_names_full_attention(tmp_path):
     states = {"group_idx": 0, "kv_cache_spec_kind": "mamba"}
     full = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
     rows = [event(1, 900, 901, **states), event(1, 0, 10, **full), event(9, 10, 20, 9, **full)]
@@ -318,18 +306,18 @@ def test_the_kind_of_a_group_and_not_its_number_names_full_attention(tmp_path: P
         load_rows(tmp_path, rows[:1])
 
 
-def test_the_device_may_be_in_lower_case(tmp_path: Path) -> None:
+def test_the_device_may_be_in_lower_case(tmp_path):
     rows = [event(1, 0, 4, medium="gpu", locality="local"), event(2, 5, 9, medium="cpu")]
     assert [each.prompt_len for each in load_rows(tmp_path, rows).requests] == [256]
 
 
-def test_a_cycle_of_blocks_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_cycle_of_blocks_is_refused_with_its_line(tmp_path):
     rows = [event(1, 1, 3), event(2, 1, 2, 2), event(99, 7, 8, 1)]
     with pytest.raises(TraceError, match="line 2: a block is stored below itself or its own child"):
         load_rows(tmp_path, rows)
 
 
-def test_children_of_a_block_are_in_its_namespace(tmp_path: Path) -> None:
+def test_children_of_a_block_are_in_its_namespace(tmp_path):
     rows = [event(1, 1, 5, lora_name="a"), event(2, 1, 5, lora_name="b")]
     found = load_rows(tmp_path, [*rows, event(3, 11, 15, 4, lora_name="a")])
     assert [each.namespace for each in found.requests] == ["a", "b"]
@@ -358,12 +346,12 @@ TURNS = [asked(7.5 * n, [*range(n + 2)]) for n in range(4)]
 
 
 @pytest.mark.parametrize("blocks", [[[0, 1]] * 5, [[n, n + 1] for n in range(5)]])
-def test_sessions_of_equal_lengths_are_different(tmp_path: Path, blocks: list[list[int]]) -> None:
+def test_sessions_of_equal_lengths_are_different(tmp_path, blocks):
     rows = [weka(f"s{n}", [asked(0, each)]) for n, each in enumerate(blocks)]
     assert len({each.session_id for each in load_rows(tmp_path, rows).requests}) == 5
 
 
-def test_a_second_recording_of_a_session_is_left_out_and_noted(tmp_path: Path) -> None:
+def test_a_second_recording_of_a_session_is_left_out_and_noted(tmp_path):
     found = load_rows(tmp_path, [weka("long", TURNS), weka("short", TURNS[:3])])
     assert len(found.requests) == 4
     assert any("1 of 2 sessions left out" in note for note in found.notes)
@@ -371,18 +359,18 @@ def test_a_second_recording_of_a_session_is_left_out_and_noted(tmp_path: Path) -
     assert len(load_rows(tmp_path, rows).requests) == 15
 
 
-def test_a_file_of_sessions_without_requests_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_sessions_without_requests_is_refused(tmp_path):
     with pytest.raises(TraceError, match=r"t\.jsonl: no requests"):
         load_rows(tmp_path, [weka("s", [])], max_context=None)
 
 
 @pytest.mark.parametrize("block", [2**63, 2**64 - 1, -5, "e3b0c442", 10**30])
-def test_blocks_of_sessions_may_have_any_id(tmp_path: Path, block: Any) -> None:
+def test_blocks_of_sessions_may_have_any_id(tmp_path, block):
     (found,) = load_rows(tmp_path, [weka("s", [asked(0, [1, block, 3])])]).requests
     assert found.prompt_len == 192
 
 
-def test_sessions_nested_too_deeply_are_left_out(tmp_path: Path) -> None:
+def test_sessions_nested_too_deeply_are_left_out(tmp_path):
     path = write_lines(tmp_path / "t.jsonl", [weka(n, [asked(0, [1])]) for n in "ac"])
     deep = '{"t": 0, "type": "subagent", "requests": [' * 3000 + "]}" * 3000
     path.write_text(path.read_text() + f'{{"id": "b", "requests": [{deep}]}}\n')
@@ -392,7 +380,7 @@ def test_sessions_nested_too_deeply_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [{"in": None}, {"in": 0}, {"in": "x"}, {"t": -1}, {"out": 1.5}])
-def test_an_odd_request_of_a_session_is_left_out(tmp_path: Path, odd: Row) -> None:
+def test_an_odd_request_of_a_session_is_left_out(tmp_path, odd):
     found = load_rows(tmp_path, [weka("a", [*TURNS[:2], TURNS[2] | odd, TURNS[3]])])
     assert [each.prompt_len for each in found.requests] == [128, 192, 320]
     assert [each.parent_id for each in found.requests] == [None, 0, 1]
@@ -404,9 +392,7 @@ def test_an_odd_request_of_a_session_is_left_out(tmp_path: Path, odd: Row) -> No
 
 
 @pytest.mark.parametrize("container", ["gzip", "zstd"])
-def test_a_small_file_that_unpacks_to_many_bytes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str
-) -> None:
+def test_a_small_file_that_unpacks_to_many_bytes_is_refused(tmp_path, monkeypatch, container):
     monkeypatch.setattr(trace, "RATIO_FROM", 1 << 20)
     path, rows = tmp_path / "t.jsonl", b" " * (3 << 20)
     if container == "gzip":
@@ -420,8 +406,8 @@ def test_a_small_file_that_unpacks_to_many_bytes_is_refused(
 
 @pytest.mark.parametrize("num_files", [3, 30])
 def test_the_limit_on_unpacked_bytes_holds_for_all_files_of_a_folder_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_files: int
-) -> None:
+    tmp_path, monkeypatch, num_files
+):
     monkeypatch.setattr(trace, "RATIO_FROM", 1 << 20)
     rows = "".join(f"{json.dumps(row)}\n" for row in block_rows(2)) + "\n" * (1 << 16)
     for number in range(num_files):
@@ -433,13 +419,13 @@ def test_the_limit_on_unpacked_bytes_holds_for_all_files_of_a_folder_together(
         load(tmp_path)
 
 
-def test_the_shards_of_a_folder_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_the_shards_of_a_folder_are_read_in_the_order_of_their_numbers(tmp_path):
     for n in range(12):
         write_lines(tmp_path / f"events.{n}.jsonl", [event(n, n, n + 1, n - 1 if n else None)])
     (found,) = load(tmp_path).requests
     assert found.prompt_len + found.output_len == 12 * 64
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(TraceError, match="the folder holds no files"):
         load(tmp_path)

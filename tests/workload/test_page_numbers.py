@@ -62,25 +62,25 @@ def drawn(rng: Random, number: int, known: list[list[int]]) -> Request:
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("seed", range(3))
-def test_pages_have_equal_numbers_where_prefixes_are_equal(seed: int, page_size: int) -> None:
+def test_pages_have_equal_numbers_where_prefixes_are_equal(seed, page_size):
     rng, known = Random(seed), []
     check([drawn(rng, number, known) for number in range(60)], page_size)
 
 
 @pytest.mark.parametrize("kind", ["chat", "agents"])
-def test_pages_of_generated_workloads_are_numbered(kind: str) -> None:
+def test_pages_of_generated_workloads_are_numbered(kind):
     workload = load_workload(WorkloadConfig(kind=kind, limit=6), data_dir=None, seed=0)
     assert check(workload.requests, 64) > 20
 
 
-def test_only_whole_pages_are_numbered_wherever_the_answer_begins() -> None:
+def test_only_whole_pages_are_numbered_wherever_the_answer_begins():
     early = request_of(0, spans_of((0, 5)), spans_of((5, 11)))
     late = request_of(1, spans_of((0, 13)), spans_of((13, 3)))
     assert check([early, late], 4) == 4
     assert check([request_of(0, spans_of((0, 2)), spans_of((9, 1)))], 4) == 0
 
 
-def test_kept_numbers_are_used_for_equal_requests_only() -> None:
+def test_kept_numbers_are_used_for_equal_requests_only():
     first = [request_of(7, spans_of((0, 8)), spans_of((50, 8)))]
     other = [request_of(7, spans_of((0, 8)), spans_of((51, 8)))]
     for requests in (first, other, [*first, *other], first):

@@ -44,7 +44,7 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return parsed
 
 
-def test_a_second_load_is_equal_and_parses_nothing(trace: Path, parses: list[Path]) -> None:
+def test_a_second_load_is_equal_and_parses_nothing(trace, parses):
     first = portrait(load_requests(trace))
     assert portrait(load_requests(trace)) == first
     assert parses == [trace]
@@ -52,19 +52,19 @@ def test_a_second_load_is_equal_and_parses_nothing(trace: Path, parses: list[Pat
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
-def test_a_limit_cuts_what_was_parsed_before(trace: Path, parses: list[Path], limit: int) -> None:
+def test_a_limit_cuts_what_was_parsed_before(trace, parses, limit):
     whole = portrait(load_requests(trace))
     assert portrait(load_requests(trace, limit=limit)) == whole[:limit]
     assert parses == [trace]
 
 
-def test_other_settings_parse_the_trace_again(trace: Path, parses: list[Path]) -> None:
+def test_other_settings_parse_the_trace_again(trace, parses):
     load_requests(trace)
     load_requests(trace, tokens=TraceTokens.literal)
     assert parses == [trace, trace]
 
 
-def test_other_contents_parse_the_trace_again(trace: Path, parses: list[Path]) -> None:
+def test_other_contents_parse_the_trace_again(trace, parses):
     load_requests(trace)
     trace.write_text(trace.read_text().replace("600", "601"))
     assert load_requests(trace)[2].prompt_len == 601

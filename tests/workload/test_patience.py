@@ -14,11 +14,11 @@ def patience(share: float = 0.5, mean_s: float = 10.0, seed: int = 0) -> dict[in
     return patience_of(REQUESTS, config, seed=seed)
 
 
-def test_by_default_no_request_is_aborted() -> None:
+def test_by_default_no_request_is_aborted():
     assert patience_of(REQUESTS, WorkloadConfig(kind="chat"), seed=0) == {}
 
 
-def test_a_share_of_the_requests_is_aborted_after_exponential_times() -> None:
+def test_a_share_of_the_requests_is_aborted_after_exponential_times():
     drawn = patience(0.3, 4.0)
     assert len(drawn) == pytest.approx(600, rel=0.1)
     assert sum(drawn.values()) / len(drawn) == pytest.approx(4e9, rel=0.1)
@@ -28,6 +28,6 @@ def test_a_share_of_the_requests_is_aborted_after_exponential_times() -> None:
     assert all(abs(drawn[number] - 2 * halved[number]) <= 2 for number in drawn)
 
 
-def test_a_smaller_share_is_a_part_of_a_larger_one() -> None:
+def test_a_smaller_share_is_a_part_of_a_larger_one():
     assert patience(0.1).items() < patience().items() == patience().items()
     assert patience() != patience(seed=1)

@@ -35,9 +35,7 @@ def load(kind: str, tokens: TraceTokens) -> Sequence[Request]:
     ("tokens", "hit_rate", "of_states"),
     [(TraceTokens.literal, 0.373, 0.087), (TraceTokens.reconstructed, 0.389, 0.334)],
 )
-def test_the_conversation_trace_has_its_published_size_and_hit_rates(
-    tokens: TraceTokens, hit_rate: float, of_states: float
-) -> None:
+def test_the_conversation_trace_has_its_published_size_and_hit_rates(tokens, hit_rate, of_states):
     requests = load("mooncake_conversation", tokens)
     assert len(requests) == 12_031
     assert sum(r.prompt_len for r in requests) == pytest.approx(144.8e6, rel=0.001)
@@ -45,7 +43,7 @@ def test_the_conversation_trace_has_its_published_size_and_hit_rates(
     assert token_hit_rates(requests) == pytest.approx((hit_rate, of_states), abs=0.003)
 
 
-def test_the_agentic_sessions_extend_their_prompts() -> None:
+def test_the_agentic_sessions_extend_their_prompts():
     requests = load("weka_agentic", TraceTokens.reconstructed)
     followed = [r for r in requests if r.parent_id is not None]
     extending = [
@@ -82,7 +80,7 @@ RECENT = {  # small pools, in which pages are evicted and loaded back
 @pytest.mark.soak
 @pytest.mark.parametrize("workload", ["mooncake_conversation", "weka_agentic"])
 @pytest.mark.parametrize("model", RECENT)
-def test_runs_of_recent_models_keep_all_invariants(model: str, workload: str) -> None:
+def test_runs_of_recent_models_keep_all_invariants(model, workload):
     told = (f"model={model}", f"workload={workload}", *RECENT[model])
     result = experiment.run(config_of(*told, "workload.limit=1000", "engine.check_invariants=true"))
     assert result.measures["evict/device_full_pages"] > 0
@@ -91,7 +89,7 @@ def test_runs_of_recent_models_keep_all_invariants(model: str, workload: str) ->
 
 @pytest.mark.soak
 @pytest.mark.parametrize("model", ["llama3_8b", "qwen3_next_80b", "gemma3_27b"])
-def test_the_shipped_agentic_sessions_neither_idle_nor_overload_the_machine(model: str) -> None:
+def test_the_shipped_agentic_sessions_neither_idle_nor_overload_the_machine(model):
     result = experiment.run(config_of("workload=weka_agentic", f"model={model}"))
     summary = summarize(result.records, result.measures)
     assert summary["cache/rejected_tokens"] <= 0.02 * summary["request/prompt_tokens"]

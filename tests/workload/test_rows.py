@@ -22,11 +22,7 @@ from tests.workload.traces import (
 )
 
 # two conversations of blocks of 16 tokens; the first has a second turn
-CHAINS: list[Row] = [
-    (0, 40, 5, [0, 1, 2]),
-    (10, 40, 5, [3, 4, 5]),
-    (20, 70, 5, [0, 1, 6, 7, 8]),
-]
+CHAINS: list[Row] = [(0, 40, 5, [0, 1, 2]), (10, 40, 5, [3, 4, 5]), (20, 70, 5, [0, 1, 6, 7, 8])]
 
 
 def written(folder: Path, rows: list[Any], **columns: list[Any]) -> Path:
@@ -51,9 +47,7 @@ def noted(path: Path, told: str, **settings: Any) -> list[int | None]:
 
 
 @pytest.mark.parametrize("block_tokens", [16, 24, 512, 4096])
-def test_a_trace_of_any_block_size_is_read_as_it_was_written(
-    tmp_path: Path, block_tokens: int
-) -> None:
+def test_a_trace_of_any_block_size_is_read_as_it_was_written(tmp_path, block_tokens):
     lengths = [2 * block_tokens + 1, 3 * block_tokens, 5 * block_tokens - block_tokens // 2]
     rows = [(row[0], length, *row[2:]) for row, length in zip(CHAINS, lengths, strict=True)]
     config = WorkloadConfig(tokens=TraceTokens.literal)
@@ -81,9 +75,7 @@ def test_a_trace_of_any_block_size_is_read_as_it_was_written(
         lambda blocks, _: [-n - 1 for n in blocks],
     ],
 )
-def test_block_size_and_turns_are_found_whatever_the_block_ids(
-    tmp_path: Path, blocks_of: Any
-) -> None:
+def test_block_size_and_turns_are_found_whatever_the_block_ids(tmp_path, blocks_of):
     rows = [(at, length, out, blocks_of(blocks, length)) for at, length, out, blocks in CHAINS]
     found = load(written(tmp_path, rows)).requests
     assert [(r.arrival_ns, r.prompt_len, r.output_len) for r in found] == [
@@ -102,9 +94,7 @@ def test_block_size_and_turns_are_found_whatever_the_block_ids(
         ({"chat_id": [7, 8, 9], "parent_chat_id": [None, 7, 8]}, [None, 0, 1], [0, 0, 0]),
     ],
 )
-def test_a_trace_may_name_sessions_or_parents(
-    tmp_path: Path, columns: dict[str, Any], parents: list[int | None], sessions: list[int]
-) -> None:
+def test_a_trace_may_name_sessions_or_parents(tmp_path, columns, parents, sessions):
     found = load(written(tmp_path, CHAINS, **columns)).requests
     assert [r.parent_id for r in found] == parents
     assert session_starts(found) == sessions
@@ -132,14 +122,12 @@ def test_a_trace_may_name_sessions_or_parents(
         ),
     ],
 )
-def test_a_row_with_an_odd_id_is_left_out_or_begins_a_session(
-    tmp_path: Path, columns: dict[str, Any], parents: list[int | None], told: str
-) -> None:
+def test_a_row_with_an_odd_id_is_left_out_or_begins_a_session(tmp_path, columns, parents, told):
     assert noted(written(tmp_path, CHAINS, **columns), told) == parents
 
 
 @pytest.mark.parametrize("num_left_out", [0, 1])
-def test_the_one_row_of_another_block_size_is_left_out(tmp_path: Path, num_left_out: int) -> None:
+def test_the_one_row_of_another_block_size_is_left_out(tmp_path, num_left_out):
     rows: list[Row] = [
         (line, 33 + line, 5, [100 * line, 100 * line + 1, 100 * line + 2][: 3 - num_left_out])
         for line in range(1, 15)
@@ -150,7 +138,7 @@ def test_the_one_row_of_another_block_size_is_left_out(tmp_path: Path, num_left_
     assert len(noted(written(tmp_path, rows), told)) == 14
 
 
-def test_rows_of_different_block_sizes_are_refused(tmp_path: Path) -> None:
+def test_rows_of_different_block_sizes_are_refused(tmp_path):
     path = written(tmp_path, CHAINS)
     refused(path, "line 1: 40 prompt tokens need 2 blocks of 32 tokens, got 3", block_tokens=32)
     rows = [*CHAINS, (30, 40, 5, [10]), (40, 70, 5, [11]), (50, 90, 5, [12])]
@@ -158,7 +146,7 @@ def test_rows_of_different_block_sizes_are_refused(tmp_path: Path) -> None:
     refused(written(tmp_path, rows), told)
 
 
-def test_the_one_row_with_another_unit_of_time_is_left_out(tmp_path: Path) -> None:
+def test_the_one_row_with_another_unit_of_time_is_left_out(tmp_path):
     rows: list[Row] = [(1_700_000_000_000 + line, 40, 5, [line]) for line in range(9)]
     rows[4] = (1_700_000_000, 40, 5, [4])
     told = "1 of 9 rows left out: it arrives more than ten years before .*: check the unit .*line 5"
@@ -166,9 +154,7 @@ def test_the_one_row_with_another_unit_of_time_is_left_out(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("chats", "num_sessions"), [(17, 1), (18, 18)])
-def test_a_prompt_that_many_requests_begin_with_is_no_earlier_turn(
-    tmp_path: Path, chats: int, num_sessions: int
-) -> None:
+def test_a_prompt_that_many_requests_begin_with_is_no_earlier_turn(tmp_path, chats, num_sessions):
     system = list(range(64))  # the first request asks hardly anything more
     rows: list[Row] = [(0, 1030, 5, [*system, 64])]
     for chat in range(1, chats):
@@ -178,7 +164,7 @@ def test_a_prompt_that_many_requests_begin_with_is_no_earlier_turn(
     assert shared_len(ids(found[3].prompt), ids(found[9].prompt)) == 1024
 
 
-def test_questions_about_one_document_are_no_conversation(tmp_path: Path) -> None:
+def test_questions_about_one_document_are_no_conversation(tmp_path):
     document = list(range(64))  # of 1,024 tokens; most questions fit into a part of a block
     rows: list[Row] = [
         (at, 1028 + at % 20, 200, [*document, *range(100 * at, 100 * at + 1 + (at % 20 > 12))])
@@ -187,7 +173,7 @@ def test_questions_about_one_document_are_no_conversation(tmp_path: Path) -> Non
     assert {r.parent_id for r in load(written(tmp_path, rows)).requests} == {None}
 
 
-def test_a_file_that_does_not_suit_the_named_trace_is_refused_with_a_hint(tmp_path: Path) -> None:
+def test_a_file_that_does_not_suit_the_named_trace_is_refused_with_a_hint(tmp_path):
     path = written(tmp_path, CHAINS)
     config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
     told = r"1 blocks of 512 tokens, got 3; .* workload=trace detects the format"

@@ -48,7 +48,7 @@ THREE_TURNS = session(
 )
 
 
-def test_a_turn_follows_the_one_before_after_its_think_time(tmp_path: Path) -> None:
+def test_a_turn_follows_the_one_before_after_its_think_time(tmp_path):
     requests = load(tmp_path, THREE_TURNS)
     assert [(r.parent_id, r.think_ns, r.stop_reason) for r in requests] == [
         (None, 0, "tool_use"),
@@ -61,27 +61,25 @@ def test_a_turn_follows_the_one_before_after_its_think_time(tmp_path: Path) -> N
     ("tokens", "shared"),
     [(TraceTokens.reconstructed, [240, 340]), (TraceTokens.literal, [192, 256])],
 )
-def test_a_turn_repeats_the_one_before_and_its_answer_or_full_blocks(
-    tmp_path: Path, tokens: TraceTokens, shared: list[int]
-) -> None:
+def test_a_turn_repeats_the_one_before_and_its_answer_or_full_blocks(tmp_path, tokens, shared):
     turns = load(tmp_path, THREE_TURNS, tokens=tokens)
     pairs = pairwise(turns)
     assert [shared_len(whole(one), ids(two.prompt)) for one, two in pairs] == shared
 
 
-def test_a_changed_context_does_not_repeat_the_answer(tmp_path: Path) -> None:
+def test_a_changed_context_does_not_repeat_the_answer(tmp_path):
     first, second = load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), ask(5.0, 300, [1, 2, 9, 10])))
     assert second.parent_id == first.id
     assert shared_len(whole(first), ids(second.prompt)) == 128
 
 
-def test_a_return_to_an_older_context_continues_it(tmp_path: Path) -> None:
+def test_a_return_to_an_older_context_continues_it(tmp_path):
     turns = ask(0.0, 200, [1, 2, 3]), ask(5.0, 150, [20, 21]), ask(10.0, 300, [1, 2, 3, 4])
     requests = load(tmp_path, session(*turns))
     assert shared_len(whole(requests[0]), ids(requests[2].prompt)) == 240
 
 
-def test_sessions_share_no_token(tmp_path: Path) -> None:
+def test_sessions_share_no_token(tmp_path):
     requests = load(tmp_path, THREE_TURNS, session(ask(0.0, 210, [1, 2, 3]), name="b"))
     left, right = {r.session_id: set(ids(r.prompt).tolist()) for r in requests}.values()
     assert not left & right
@@ -91,9 +89,7 @@ def subagent(t: float, *requests: Entry, **more: object) -> Entry:
     return {"t": t, "type": "subagent", "requests": list(requests), **more}
 
 
-def test_a_sub_agent_is_a_session_whose_first_request_follows_the_one_that_started_it(
-    tmp_path: Path,
-) -> None:
+def test_a_sub_agent_is_a_session_whose_first_request_follows_the_one_that_started_it(tmp_path):
     agent = subagent(1.5, ask(0.0, 130, [7, 8]), ask(4.0, 200, [7, 8, 9]))
     turns = ask(0.0, 200, [1, 2, 3]), agent, subagent(3.0), ask(9.0, 300, [1, 2, 3, 4])
     requests = load(tmp_path, session(*turns))
@@ -106,7 +102,7 @@ def test_a_sub_agent_is_a_session_whose_first_request_follows_the_one_that_start
     ]
 
 
-def test_a_capped_think_time_shortens_arrivals(tmp_path: Path) -> None:
+def test_a_capped_think_time_shortens_arrivals(tmp_path):
     first, second = load(
         tmp_path,
         session(ask(0.0, 200, [1, 2, 3]), ask(5002.0, 300, [1, 2, 3, 4], think_time=5000.0)),
@@ -115,17 +111,17 @@ def test_a_capped_think_time_shortens_arrivals(tmp_path: Path) -> None:
     assert second.arrival_ns - first.arrival_ns == 102 * 10**9
 
 
-def test_a_missing_think_time_follows_from_the_times(tmp_path: Path) -> None:
+def test_a_missing_think_time_follows_from_the_times(tmp_path):
     second = ask(9.0, 300, [1, 2, 3, 4])
     del second["think_time"]
     assert load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), second))[1].think_ns == 7 * 10**9
 
 
-def test_an_answer_without_tokens_gets_one(tmp_path: Path) -> None:
+def test_an_answer_without_tokens_gets_one(tmp_path):
     assert load(tmp_path, session(ask(0.0, 200, [1, 2, 3], out=0)))[0].output_len == 1
 
 
-def test_sessions_start_at_the_session_rate_from_the_seed(tmp_path: Path) -> None:
+def test_sessions_start_at_the_session_rate_from_the_seed(tmp_path):
     sessions = [session(ask(0.0, 200 + n, [1, 2, 3]), name=str(n)) for n in range(200)]
     drawn = [load(tmp_path, *sessions, seed=seed, rate=0.5) for seed in (3, 3, 4)]
     times = [[(r.arrival_ns, r.prompt_len) for r in each] for each in drawn]
@@ -133,7 +129,7 @@ def test_sessions_start_at_the_session_rate_from_the_seed(tmp_path: Path) -> Non
     assert drawn[0][-1].arrival_ns == pytest.approx(400e9, rel=0.2)
 
 
-def test_a_packed_file_gives_the_requests_of_its_raw_folder(tmp_path: Path) -> None:
+def test_a_packed_file_gives_the_requests_of_its_raw_folder(tmp_path):
     agent = subagent(1.5, ask(0.0, 130, [7, 8]))
     raw = load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), agent, ask(9.0, 300, [1, 2, 9, 4])))
     timed = {"out": 40, "api_time": 2.0}
@@ -149,7 +145,7 @@ def test_a_packed_file_gives_the_requests_of_its_raw_folder(tmp_path: Path) -> N
     ]
 
 
-def test_of_sessions_with_equal_beginnings_the_longest_is_kept(tmp_path: Path) -> None:
+def test_of_sessions_with_equal_beginnings_the_longest_is_kept(tmp_path):
     longer = session(*THREE_TURNS["requests"], ask(15.0, 500, [1, 2, 3, 4, 5, 6, 7]))
     assert len(load(tmp_path, THREE_TURNS, longer, THREE_TURNS)) == 4
 
@@ -173,7 +169,7 @@ def packed_request(**changes: object) -> Entry:
         ({"requests": [], "hash_id_scope": "global"}, "hash_id_scope must be local"),
     ],
 )
-def test_an_invalid_session_is_refused(tmp_path: Path, record: Entry, complaint: str) -> None:
+def test_an_invalid_session_is_refused(tmp_path, record, complaint):
     good = {"requests": [packed_request()]}
     path = write_lines(tmp_path / "sessions.jsonl", [good, record])
     with pytest.raises(TraceError, match=rf"sessions\.jsonl, line 2.*{complaint}"):
@@ -191,17 +187,17 @@ def load_agentx(tokens: TraceTokens = TraceTokens.literal) -> list[Request]:
     return requests
 
 
-def test_nested_times_of_agentx_count_from_the_start_of_the_session() -> None:
+def test_nested_times_of_agentx_count_from_the_start_of_the_session():
     requests = load_agentx()[:12]
     begin_ns = requests[0].arrival_ns
     # 600 of the 747 s between 53 and 800 are kept
     assert [round((r.arrival_ns - begin_ns) / 1e9, 3) for r in requests] == [
-        *(0, 9, 15.6, 15.8, 20, 25, 38, 41, 44.6, 50, 653, 753),
+        *(0, 9, 15.6, 15.8, 20, 25, 38, 41, 44.6, 50, 653, 753)
     ]
     assert [r.session_id for r in requests] == [0, 0, 2, 3, 2, 3, 2, 0, 8, 0, 0, 8]
 
 
-def test_a_turn_joins_the_sub_agents_that_end_before_it() -> None:
+def test_a_turn_joins_the_sub_agents_that_end_before_it():
     requests = load_agentx()
     assert [r.parent_id for r in requests] == [None, 0, 1, 1, 2, 3, 4, 1, 7, 7, 9, 8, None, 12]
     assert {r.id: r.joins for r in requests if r.joins} == {7: (6, 5)}
@@ -210,11 +206,11 @@ def test_a_turn_joins_the_sub_agents_that_end_before_it() -> None:
     assert (think_s[2], think_s[7], think_s[9]) == (0.6, 1, 6)
 
 
-def test_an_unlimited_cache_hits_the_repeated_blocks_of_agentx() -> None:
+def test_an_unlimited_cache_hits_the_repeated_blocks_of_agentx():
     assert token_hit_rate(load_agentx()) == pytest.approx(4928 / 8782)
 
 
-def test_a_later_turn_waits_for_a_sub_agent_until_its_duration_ends(tmp_path: Path) -> None:
+def test_a_later_turn_waits_for_a_sub_agent_until_its_duration_ends(tmp_path):
     asked = ask(0.0, 130, [7, 8]), ask(20.0, 200, [7, 8, 9])
     agent = subagent(30.0, *asked, duration_ms=25_000)
     requests = load(tmp_path, session(ask(1.0, 200, [1, 2, 3]), agent, ask(40.0, 300, [1, 2, 3])))
@@ -224,7 +220,7 @@ def test_a_later_turn_waits_for_a_sub_agent_until_its_duration_ends(tmp_path: Pa
     assert requests[3].think_ns == 13 * 10**9
 
 
-def test_sessions_of_other_block_sizes_are_read(tmp_path: Path) -> None:
+def test_sessions_of_other_block_sizes_are_read(tmp_path):
     first, second = load(
         tmp_path,
         session(ask(0.0, 40, [1, 2, 3]), ask(5.0, 60, [1, 2, 4, 5])) | {"block_size": 16},
@@ -233,6 +229,6 @@ def test_sessions_of_other_block_sizes_are_read(tmp_path: Path) -> None:
     assert shared_len(ids(first.prompt), ids(second.prompt)) == 32
 
 
-def test_max_context_of_the_shipped_sessions_is_that_of_the_model() -> None:
+def test_max_context_of_the_shipped_sessions_is_that_of_the_model():
     config = config_of("workload=weka_agentic", "model=qwen3_next_80b")
     assert config.workload.max_context == config.model.max_len == 262_144

@@ -38,7 +38,7 @@ def mooncake(folder: Path, times_ms: list[int], blocks: list[list[int]]) -> Work
     return WorkloadConfig(kind="mooncake_conversation", path=str(path))
 
 
-def test_windows_hold_each_request_after_the_warm_up_once_and_in_order() -> None:
+def test_windows_hold_each_request_after_the_warm_up_once_and_in_order():
     whole = loaded(CHAT)
     parts = [loaded(window(number)) for number in range(WINDOWS)]
     measured = [[r for r in part if r.arrival_ns >= WARM_UP_NS] for part in parts]
@@ -47,7 +47,7 @@ def test_windows_hold_each_request_after_the_warm_up_once_and_in_order() -> None
     assert all(measured)
 
 
-def test_a_window_starts_with_the_requests_of_its_warm_up_and_is_numbered_anew() -> None:
+def test_a_window_starts_with_the_requests_of_its_warm_up_and_is_numbered_anew():
     whole, orphans = loaded(CHAT), 0
     for number in range(WINDOWS):
         part = loaded(window(number))
@@ -64,7 +64,7 @@ def test_a_window_starts_with_the_requests_of_its_warm_up_and_is_numbered_anew()
     assert orphans > 0
 
 
-def test_a_session_has_one_name_under_every_seed_and_in_every_window(tmp_path: Path) -> None:
+def test_a_session_has_one_name_under_every_seed_and_in_every_window(tmp_path):
     turns = [(turn, chat) for turn in range(4) for chat in range(6)]
     blocks = [[10 * chat + n for n in range(turn + 2)] for turn, chat in turns]
     config = mooncake(tmp_path, [1000 * second for second in range(24)], blocks)
@@ -82,7 +82,7 @@ def test_a_session_has_one_name_under_every_seed_and_in_every_window(tmp_path: P
     assert len(set.union(*names.values())) == 6
 
 
-def test_other_prompts_and_copies_have_other_names() -> None:
+def test_other_prompts_and_copies_have_other_names():
     first, second = ({r.session_id for r in loaded(CHAT, seed)} for seed in (0, 1))
     assert len(first | second) == 80
     plain = load_workload(CHAT, data_dir=None, seed=0)
@@ -91,7 +91,7 @@ def test_other_prompts_and_copies_have_other_names() -> None:
     assert len(thrice) == 120
 
 
-def test_turns_whose_parent_came_before_the_window_are_one_session(tmp_path: Path) -> None:
+def test_turns_whose_parent_came_before_the_window_are_one_session(tmp_path):
     blocks = [[1, 2], [5, 6], [1, 2, 3], [1, 2, 4]]  # one chat branches
     config = mooncake(tmp_path, [0, 1000, 90_000, 91_000], blocks)
     config = replace(config, windows=2, window=1)
@@ -104,7 +104,7 @@ def test_turns_whose_parent_came_before_the_window_are_one_session(tmp_path: Pat
     assert len(sample_sessions(whole, 0.5, 0).requests) == 2
 
 
-def test_windows_of_closed_arrivals_share_no_session_under_any_seed(tmp_path: Path) -> None:
+def test_windows_of_closed_arrivals_share_no_session_under_any_seed(tmp_path):
     agent = {"t": 1.0, "type": "subagent", "requests": [ask(0.0, 130, [7, 8])]}
     sessions = [
         session(ask(0.0, 200 + number, [1, 2, 3]), agent, name=str(number)) for number in range(12)
@@ -121,7 +121,7 @@ def test_windows_of_closed_arrivals_share_no_session_under_any_seed(tmp_path: Pa
     assert len(set.union(*seen)) == 12
 
 
-def test_an_empty_window_is_refused(tmp_path: Path) -> None:
+def test_an_empty_window_is_refused(tmp_path):
     config = mooncake(tmp_path, [0, 1000, 90_000], [[1, 2], [3, 4], [5, 6]])
     wanted = r"workload\.window=2 of workload\.windows=5 is empty.*has 3 requests"
     with pytest.raises(ValueError, match=wanted):
@@ -129,6 +129,6 @@ def test_an_empty_window_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("windows", "number"), [(None, 1), (5, 5)])
-def test_a_window_must_be_less_than_the_number_of_windows(windows: int | None, number: int) -> None:
+def test_a_window_must_be_less_than_the_number_of_windows(windows, number):
     with pytest.raises(ValueError, match=r"workload\.window must be less than"):
         WorkloadConfig(windows=windows, window=number)

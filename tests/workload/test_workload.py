@@ -49,28 +49,28 @@ def check_order(workload: Workload) -> None:
             assert requests[request.parent_id].session_id == request.session_id
 
 
-def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_kind_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"workload\.kind must be one of builtin, chat.*'chta'"):
         load(WorkloadConfig(kind="chta"))
 
 
-def test_the_description_counts_requests_and_sessions() -> None:
+def test_the_description_counts_requests_and_sessions():
     workload = load()
     wanted = f"chat: {len(workload.requests)} requests in 40 sessions, "
     assert workload.description.startswith(wanted)
 
 
-def test_a_limit_keeps_the_first_requests() -> None:
+def test_a_limit_keeps_the_first_requests():
     assert shapes(load(limit=7)) == shapes(load())[:7]
 
 
-def test_a_time_scale_stretches_arrivals() -> None:
+def test_a_time_scale_stretches_arrivals():
     slow = load(time_scale=2.0).requests
     assert [r.arrival_ns for r in slow] == [2 * r.arrival_ns for r in load().requests]
 
 
 @pytest.mark.parametrize("stride", [2, 7, 128])
-def test_a_stride_keeps_every_nth_token(stride: int) -> None:
+def test_a_stride_keeps_every_nth_token(stride):
     for before, after in zip(load().requests, load(token_stride=stride).requests, strict=True):
         for part in ("prompt", "output"):
             ids = np.frombuffer(getattr(before, part).to_bytes(), "<i4")
@@ -80,7 +80,7 @@ def test_a_stride_keeps_every_nth_token(stride: int) -> None:
             assert np.array_equal(kept, wanted if len(wanted) else ids[:1] // stride)
 
 
-def test_jitter_delays_each_session_by_a_time_of_its_own() -> None:
+def test_jitter_delays_each_session_by_a_time_of_its_own():
     plain, moved = load(seed=3), load(seed=3, start_jitter_s=2.0)
     check_order(moved)
     begun = {request.prompt.to_bytes(): request.arrival_ns for request in plain.requests}
@@ -95,13 +95,13 @@ def test_jitter_delays_each_session_by_a_time_of_its_own() -> None:
     check_order(load(seed=3, start_jitter_s=30.0))
 
 
-def test_jitter_differs_between_seeds() -> None:
+def test_jitter_differs_between_seeds():
     requests = load().requests
     first, second = ([r.arrival_ns for r in jitter_starts(requests, 2.0, it)] for it in (0, 1))
     assert first != second
 
 
-def test_only_weka_sessions_have_drawn_starts(tmp_path: Path) -> None:
+def test_only_weka_sessions_have_drawn_starts(tmp_path):
     write_lines(tmp_path / "mooncake_conversation.jsonl.gz", [ROW])
     config = WorkloadConfig(kind="mooncake_conversation")
     found = load_workload(config, data_dir=str(tmp_path), seed=0)
@@ -113,7 +113,7 @@ def test_only_weka_sessions_have_drawn_starts(tmp_path: Path) -> None:
     assert found.description.endswith("session starts drawn")
 
 
-def test_a_sample_has_a_share_of_the_sessions() -> None:
+def test_a_sample_has_a_share_of_the_sessions():
     workload = load()
     quarter, one = (first_tokens(sample_sessions(workload, share, 3)) for share in (0.25, 1e-9))
     assert (len(quarter), len(one)) == (10, 1)
@@ -124,7 +124,7 @@ def test_a_sample_has_a_share_of_the_sessions() -> None:
     assert small < large != other
 
 
-def test_a_sample_keeps_whole_sessions() -> None:
+def test_a_sample_keeps_whole_sessions():
     workload = load()
     everything = {r.prompt.to_bytes(): r for r in workload.requests}
     sample = sample_sessions(workload, 0.5, 3)
@@ -138,7 +138,7 @@ def test_a_sample_keeps_whole_sessions() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
-def test_a_share_outside_0_to_1_is_refused(share: float) -> None:
+def test_a_share_outside_0_to_1_is_refused(share):
     with pytest.raises(ValueError, match=r"above 0 and at most 1.*repeat_sessions"):
         sample_sessions(load(), share, 3)
 
@@ -153,15 +153,13 @@ def subagent(t: float, start: float) -> dict[str, object]:
     return {"t": t, "type": "subagent", "requests": [ask(start, 130, [7, 8])]}
 
 
-def test_a_sample_keeps_sub_agents_with_their_session(tmp_path: Path) -> None:
+def test_a_sample_keeps_sub_agents_with_their_session(tmp_path):
     sessions = [session(ask(0.0, 200 + n, [1, 2, 3]), subagent(1.0, 0.0)) for n in range(6)]
     sample = sample_sessions(weka_folder(tmp_path, *sessions), 0.5, 1)
     assert sorted(r.prompt_len == 130 for r in sample.requests) == [False] * 3 + [True] * 3
 
 
-def test_a_changed_trace_is_read_again_and_a_limit_does_not_cut_what_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_a_changed_trace_is_read_again_and_a_limit_does_not_cut_what_is_kept(tmp_path):
     path = tmp_path / "mooncake_conversation.jsonl"
     config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
     for count in (1, 3):
@@ -171,7 +169,7 @@ def test_a_changed_trace_is_read_again_and_a_limit_does_not_cut_what_is_kept(
         assert len(load(config).requests) == count
 
 
-def test_copies_of_sessions_have_tokens_of_their_own_and_the_same_gaps() -> None:
+def test_copies_of_sessions_have_tokens_of_their_own_and_the_same_gaps():
     plain = load()
     more = repeat_sessions(plain, 2.5, 0)
     check_order(more)
@@ -196,12 +194,12 @@ def test_copies_of_sessions_have_tokens_of_their_own_and_the_same_gaps() -> None
     assert first <= min(arrivals) <= max(arrivals) <= last
 
 
-def test_more_copies_than_there_are_token_ids_are_refused() -> None:
+def test_more_copies_than_there_are_token_ids_are_refused():
     with pytest.raises(ValueError, match="can be repeated at most"):
         repeat_sessions(load(), 1e5, 0)
 
 
-def test_a_session_ends_before_its_first_request_beyond_the_context(tmp_path: Path) -> None:
+def test_a_session_ends_before_its_first_request_beyond_the_context(tmp_path):
     turns = [ask(10.0 * turn, 200 + 64 * turn, [*range(4 + turn)]) for turn in range(6)]
     agents = subagent(20.0, 20.0), subagent(40.0, 40.0)
     long = session(*turns[:3], agents[0], *turns[3:5], agents[1])
@@ -219,7 +217,7 @@ def test_a_session_ends_before_its_first_request_beyond_the_context(tmp_path: Pa
         weka_folder(tmp_path, long, short, max_context=9)
 
 
-def test_copies_join_their_own_sub_agents(tmp_path: Path) -> None:
+def test_copies_join_their_own_sub_agents(tmp_path):
     sessions = [
         session(ask(0.0, 200 + n, [1, 2, 3]), subagent(3.0, 3.0), ask(90.0, 300, [1, 2, 3, 4]))
         for n in range(2)

@@ -13,6 +13,7 @@ from hicache.models.cost import CostModel
 from hicache.models.own_table import read_table
 from hicache.results.metrics import Result
 from hicache.runs.schema import CONF, config_of
+from tests.models.test_shapes import load, model
 
 MACHINES = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
 
@@ -45,9 +46,9 @@ def test_there_are_six_machines():
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_figure_of_a_machine_has_a_source_and_an_8b_model_runs_on_it(name):
-    config = config_of(f"hardware={name}", "model=qwen3_8b", "parallel.tp=1")
-    assert config.hardware.name == name
-    figures = figures_of(config.hardware)
+    machine = config_of(f"hardware={name}").hardware
+    assert machine.name == name
+    figures = figures_of(machine)
     assert len(figures) == 39
     assert [key for key, figure in figures.items() if len(figure.source) < 8] == []
     assert {figure.status for figure in figures.values()} == {"measured", "modelled"}
@@ -55,7 +56,7 @@ def test_every_figure_of_a_machine_has_a_source_and_an_8b_model_runs_on_it(name)
     check_file(yaml.safe_load(text), name)
     plain = re.findall(r"^ *(?!value|size|rate|source)[a-z_]+: [0-9.].*$", text, re.MULTILINE)
     assert [line for line in plain if "#" not in line] == []
-    cost = CostModel(config.model, config.hardware, tp=1)
+    cost = CostModel(model("qwen3_8b"), machine, tp=1)
     assert 0.003 < cost.prefill_s(0, 1000) < 0.1
 
 
@@ -69,8 +70,7 @@ COMPUTED_MS = {
 
 
 def test_prefills_on_an_h100_are_nearly_as_slow_as_published():
-    config = config_of("hardware=h100", "model=llama3_8b")
-    cost = CostModel(config.model, config.hardware, tp=1)
+    cost = CostModel(model("llama3_8b"), load(HardwareConfig, "hardware", "h100"), tp=1)
     ratios = [cost.prefill_s(0, n * 1000) * 1000 / ms for n, ms in COMPUTED_MS.items()]
     assert min(ratios) > 0.87
     assert max(ratios) < 1.0

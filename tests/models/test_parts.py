@@ -198,8 +198,8 @@ def test_a_second_window_costs_the_pairs_within_it():
 
 
 def test_a_run_with_a_second_window_keeps_all_invariants():
-    pools = ("cache.device_gib=0.04", "cache.host_gib=0.4", "engine.check_invariants=true")
-    load = ("workload=agents", "workload.limit=40")
+    pools = ("cache.device_gib=0.03", "cache.host_gib=0.2", "engine.check_invariants=true")
+    load = ("workload=agents", "workload.limit=16")
     jumping, single_steps = (
         run(config_of(*SECOND, *pools, *load, f"engine.jump={it}")) for it in (True, False)
     )

@@ -60,7 +60,7 @@ def counted(storage: GuardedStorage) -> dict[str, int]:
 
 
 class Own(MemoryStorage):
-    """A user's engine. Lookups of the namespace `stuck` wait for `go`."""
+    """A user's engine. With the root `stuck`, lookups wait for `go`."""
 
     go = Event()
 

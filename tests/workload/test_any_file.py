@@ -27,7 +27,7 @@ ODD = [
 STARTS = [b"", b"PAR1", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b'{"', b"[["]
 ROWS = [path for path in SEEDS if path.suffix in (".jsonl", ".csv")]
 MANY = settings(
-    max_examples=int(os.environ.get("HICACHE_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("HICACHE_EXAMPLES", "60")),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -124,18 +124,6 @@ def test_any_bytes_are_read_or_refused(tmp_path, data, start):
     path = tmp_path / "trace"
     path.write_bytes(start + data)
     read(path)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", [path for path in ROWS if path.suffix == ".jsonl"], ids=str)
-def test_each_value_of_a_fixture_may_be_odd(tmp_path, seed):
-    lines, path = seed.read_text().splitlines(), tmp_path / "trace"
-    for number, line in list(enumerate(lines))[:4]:
-        for place in places(json.loads(line)):
-            for odd in ("", *ODD):
-                changed = [*lines[:number], replaced(line, place, odd), *lines[number + 1 :]]
-                path.write_bytes("\n".join(changed).encode(errors="surrogatepass"))
-                read(path)
 
 
 @pytest.mark.parametrize("name", [path.name for path in SEEDS])

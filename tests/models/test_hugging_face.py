@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from hicache.engine.deployment import deploy
-from hicache.models import LayerKind
 from hicache.models.cost import CostModel
 from hicache.models.hugging_face import derive_model, read_model
 from hicache.models.shapes import ModelConfig, describe
@@ -191,34 +190,32 @@ def test_compressed_layers_have_the_ratios_or_types_of_the_file():
     assert flash.parts[0].top == 512
 
 
-def test_layers_of_kimi_that_are_not_listed_as_full_have_states():
-    shape = derived("kimi-k3")
-    assert (shape.num_full_layers, shape.num_mamba_layers) == (24, 69)
-    assert shape.layer_words[3] == shape.layer_words[-1] == "F"
-    assert shape.recurrent_heads == shape.recurrent_key_heads == 96
+MIMO_HEADS = {"swa_num_key_value_heads": ..., "swa_num_attention_heads": 32}
+STEP_SHAPE = {"num_full_layers": 18, "num_swa_layers": 18, "num_moe_layers": 3, "num_experts": 16}
 
 
-def test_layers_that_read_the_kv_of_others_keep_none():
-    shape = derived("gemma-4-e2b")
-    assert "".join(shape.layer_words) == "SSSSF" * 3 + "ssssf" * 4
-    assert shape.full_token_bytes == 3 * 2 * 512 * 2
-
-
-def test_windows_may_have_heads_of_their_own():
-    step = derived("qwen3-8b", **STEP)
-    assert full_and_window(step) == (18, 18)
-    assert (step.swa_num_query_heads, step.swa_num_kv_heads) == (24, 4)
-    assert step.page_bytes(LayerKind.swa, 1) == 18 * 2 * 4 * 64 * 2
-    assert (step.num_moe_layers, step.num_experts) == (3, 16)
-    mimo = derived("mimo-v2.5", swa_num_key_value_heads=..., swa_num_attention_heads=32)
-    assert mimo.swa_num_query_heads == 32
-    assert mimo.page_bytes(LayerKind.swa, 1) == mimo.num_swa_layers * 4 * (192 + 128) * 2
-
-
-@pytest.mark.parametrize(("keys_are_values", "heads"), [(True, 4), (False, 16)])
-def test_full_layers_of_gemma_4_have_other_kv_heads_if_keys_are_values(heads, keys_are_values):
-    shape = derived("gemma-4-31b", attention_k_eq_v=keys_are_values)
-    assert shape.page_bytes(LayerKind.full, 1) == 10 * 2 * heads * 512 * 2
+@pytest.mark.parametrize(
+    ("name", "changes", "wanted"),
+    [
+        # layers that are not listed as full have states
+        ("kimi-k3", {}, {"num_full_layers": 24, "num_mamba_layers": 69}),
+        ("kimi-k3", {}, {"recurrent_heads": 96, "recurrent_key_heads": 96}),
+        # layers that read the KV of others keep none
+        ("gemma-4-e2b", {}, {"layer_words": tuple("SSSSF" * 3 + "ssssf" * 4)}),
+        ("gemma-4-e2b", {}, {"full_token_bytes": 3 * 2 * 512 * 2}),
+        # full layers have other KV heads if keys are values
+        ("gemma-4-31b", {}, {"full_token_bytes": 10 * 2 * 4 * 512 * 2}),
+        ("gemma-4-31b", {"attention_k_eq_v": False}, {"full_token_bytes": 10 * 2 * 16 * 512 * 2}),
+        # windows may have heads of their own
+        ("qwen3-8b", STEP, STEP_SHAPE | {"swa_num_query_heads": 24, "swa_num_kv_heads": 4}),
+        ("qwen3-8b", STEP, {"swa_token_bytes": 18 * 2 * 4 * 64 * 2}),
+        ("mimo-v2.5", MIMO_HEADS, {"swa_num_query_heads": 32}),
+        ("mimo-v2.5", MIMO_HEADS, {"swa_token_bytes": 39 * 4 * (192 + 128) * 2}),
+    ],
+)
+def test_layers_and_heads_follow_from_the_fields_of_each_family(name, changes, wanted):
+    shape = derived(name, **changes)
+    assert {key: getattr(shape, key) for key in wanted} == wanted
 
 
 @pytest.mark.parametrize(("name", "changes"), [("gemma-4-31b", {}), ("qwen3-8b", STEP)])

@@ -33,7 +33,7 @@ def test_the_models_of_this_project_are_within_the_limits(name):
         ("qwen3_next_80b", "recurrent_heads", 0, "recurrent_heads must be at least 1 .* got 0"),
     ],
 )
-def test_an_implausible_number_of_a_model_is_refused(name, field, value, told):
+def test_an_implausible_model_is_refused(name, field, value, told):
     with pytest.raises(ValueError, match=told):
         check_shape(replace(model(name), **{field: value}))
 

@@ -28,7 +28,7 @@ FOLDER = os.environ.get("HICACHE_CONFIGS")
 
 
 def value_of(arithmetic: str) -> float:
-    """The value of sums of products, with sums in brackets as factors."""
+    """Evaluate sums and products of the numbers of a file."""
     assert re.fullmatch(r"[\d +*/()]*", arithmetic), arithmetic
     return float(eval(arithmetic)) if arithmetic else 0.0
 

@@ -30,7 +30,7 @@ Open = Callable[..., Storage]
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """How to open one, and which parts of the suite apply."""
+    """How to open an engine, and which parts of the suite apply to it."""
 
     open: Callable[[str, str, int | None], Storage]  # root, namespace, capacity in bytes
     kind: str

@@ -1,5 +1,6 @@
 """Damaged files of a store: a miss or a `StorageError`, never a wrong byte, and never a hang."""
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -9,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from storage_engines import DISKS, opened
+from storage_engines import DISKS, failing, opened
 from storage_pages import PAGE_BYTES, assert_whole_or_absent, keys, payload, poisoned, read, write
 
 from hicache.storage.base import Storage, StorageError
@@ -70,6 +71,17 @@ def test_a_damaged_page_is_a_miss_and_can_be_written_again(kind, damage, tmp_pat
         assert storage.stats().damaged_pages == 1
         write(storage, keys(1))
         assert read(storage, keys(1)) == [payload(keys(1)[0])]
+
+
+@pytest.mark.parametrize("kind", DISKS)
+def test_a_page_on_a_bad_sector_is_a_miss_and_can_be_written_again(kind, tmp_path):
+    with opened(kind, tmp_path) as storage:
+        write(storage, keys(1))
+        with failing("preadv", errno.EIO):
+            assert read(storage, keys(1)) == [None]
+        write(storage, keys(1))
+        assert read(storage, keys(1)) == [payload(keys(1)[0])]
+        assert storage.stats().damaged_pages == (kind == "slab")
 
 
 def test_a_page_in_the_file_of_another_key_is_a_miss(tmp_path):

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 from storage_pages import PAGE_BYTES, keys, payload, poisoned, read, write
 
-from hicache.clock import SimulatedClock
 from hicache.storage.base import StorageError
 from hicache.storage.engines.memory import MemoryStorage
-from hicache.storage.guards.breaker import BreakerStorage
 from hicache.storage.guards.deadline import DeadlineStorage, DeadlineThreads
 
 NEVER_S = 60.0
@@ -182,10 +180,3 @@ def test_staging_memory_is_reused_and_a_miss_leaves_the_buffer_unchanged():
     write(storage, keys(*range(5, 10)))
     assert None not in read(storage, keys(*range(1, 10)))
     storage.close()
-
-
-def test_a_breaker_turns_timeouts_into_misses_and_then_bypasses_the_engine(blocking):
-    inner = DeadlineStorage(blocking, deadline_s=SOON_S)
-    storage = BreakerStorage(inner, clock=SimulatedClock(), max_failures=2)
-    assert [read(storage, keys(1)) for _ in range(4)] == [[None]] * 4
-    assert (storage.failed_calls, storage.bypassed_calls) == (2, 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Barrier, Event
 
 import pytest
-from storage_engines import before_each, failing
+from storage_engines import before_each
 from storage_pages import PAGE_BYTES, key, keys, payload, poisoned, read, write
 
 from hicache.storage.base import StorageError
@@ -128,14 +128,6 @@ def test_a_large_page_is_moved_in_parts(storage):
         assert [length for _, length in taken()] == [part]
     assert buffer == payload(key(1), num_bytes)
     assert storage.stats().damaged_pages == 0
-
-
-def test_a_bad_sector_is_a_miss_and_the_page_can_be_written_again(storage):
-    write(storage, keys(1))
-    with failing("preadv", errno.EIO):
-        assert read(storage, keys(1)) == [None]
-    assert write(storage, keys(1)) == [True]
-    assert read(storage, keys(1)) == [payload(key(1))]
 
 
 def test_two_threads_move_the_pages_of_a_call(storage):

@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(make: Maker, num_calls: int, *parts: bytes) -> None:
-    """What is kept for `parts` is right, and all calls so far made it `num_calls` times."""
+    """The result for `parts` is right, and was made anew in `num_calls` of all calls so far."""
     found = kept(make, *parts)
     assert {name: (a.dtype, a.tolist()) for name, a in found.items()} == {
         "ids": (np.int32, list(range(1000))),
@@ -42,13 +42,13 @@ def check(make: Maker, num_calls: int, *parts: bytes) -> None:
 
 @pytest.fixture
 def file(folder: Path) -> Path:
-    """The file that keeps what is made for `one`."""
+    """The file with the result for `one`."""
     check(Maker(), 1, b"one")
     (file,) = folder.iterdir()
     return file
 
 
-def test_what_was_made_for_the_same_parts_is_read(folder):
+def test_a_result_for_the_same_parts_is_read_and_not_made_again(folder):
     make = Maker()
     for num_calls, parts in enumerate(([b"one"], [b"other"], [b"o", b"ne"], [b"one", b""]), 1):
         check(make, num_calls, *parts)

@@ -6,10 +6,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from hicache.config import WorkloadConfig
 from hicache.request import Request, TokenSpans
 from hicache.workload.page_numbers import page_numbers
-from hicache.workload.workload import load_workload
 
 
 def spans_of(*runs: tuple[int, int]) -> TokenSpans:
@@ -65,12 +63,6 @@ def drawn(rng: Random, number: int, known: list[list[int]]) -> Request:
 def test_pages_have_equal_numbers_where_prefixes_are_equal(seed, page_size):
     rng, known = Random(seed), []
     check([drawn(rng, number, known) for number in range(60)], page_size)
-
-
-@pytest.mark.parametrize("kind", ["chat", "agents"])
-def test_pages_of_generated_workloads_are_numbered(kind):
-    workload = load_workload(WorkloadConfig(kind=kind, limit=6), data_dir=None, seed=0)
-    assert check(workload.requests, 64) > 20
 
 
 def test_only_whole_pages_are_numbered_wherever_the_answer_begins():

@@ -32,7 +32,7 @@ def portrait(requests: list[Request]) -> list[tuple[object, ...]]:
 
 @pytest.fixture
 def parses(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that were parsed and not read from the folder of what was kept."""
+    """The files that were parsed, and not read from the folder of kept results."""
     parsed: list[Path] = []
 
     def load_mooncake(trace: Trace, config: WorkloadConfig, **more: object) -> list[Request]:

@@ -89,7 +89,7 @@ def subagent(t: float, *requests: Entry, **more: object) -> Entry:
     return {"t": t, "type": "subagent", "requests": list(requests), **more}
 
 
-def test_a_sub_agent_is_a_session_whose_first_request_follows_the_one_that_started_it(tmp_path):
+def test_the_first_request_of_a_sub_agent_follows_the_request_that_started_it(tmp_path):
     agent = subagent(1.5, ask(0.0, 130, [7, 8]), ask(4.0, 200, [7, 8, 9]))
     turns = ask(0.0, 200, [1, 2, 3]), agent, subagent(3.0), ask(9.0, 300, [1, 2, 3, 4])
     requests = load(tmp_path, session(*turns))

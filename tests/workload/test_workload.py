@@ -159,7 +159,7 @@ def test_a_sample_keeps_sub_agents_with_their_session(tmp_path):
     assert sorted(r.prompt_len == 130 for r in sample.requests) == [False] * 3 + [True] * 3
 
 
-def test_a_changed_trace_is_read_again_and_a_limit_does_not_cut_what_is_kept(tmp_path):
+def test_a_changed_trace_is_read_again_and_a_limit_leaves_the_kept_trace_whole(tmp_path):
     path = tmp_path / "mooncake_conversation.jsonl"
     config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
     for count in (1, 3):

@@ -129,28 +129,6 @@ def test_turns_of_random_conversations_share_all_tokens_of_the_turn_before(tmp_p
         assert shared_len(parent, ids(request.prompt)) == len(parent)
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"hash_ids": [0]}, "600 prompt tokens need 2 blocks of 512 tokens, got 1"),
-        ({"hash_ids": [0, 1.5]}, r"hash_ids\[1\] must be an integer or text, got a number"),
-        ({"session_id": [1]}, "session_id must be an integer or text, got a list"),
-        ({"hash_ids": "0"}, "hash_ids must be a list or null, got text"),
-        ({"input_length": 0}, "input_length must be an integer of at least 1"),
-        ({"output_length": None}, "no answer tokens"),
-        ({"timestamp": "now"}, "timestamp must be a number or a date"),
-        ({"timestamp": float("inf")}, "not JSON"),
-        ({"timestamp": 1e30}, "its time is after the year 2106: check the unit"),
-        ({"timestamp": 1.7e12}, "it arrives more than ten years after .*line 1: check the unit"),
-    ],
-)
-def test_an_invalid_row_is_refused_with_its_line(tmp_path, changes, told):
-    row = mooncake_record((0, 600, 5, [0, 1]))
-    path = write_lines(tmp_path / "trace.jsonl", [row, row | changes])
-    with pytest.raises(TraceError, match=rf"trace\.jsonl, line 2: {told}"):
-        load_mooncake(Trace(path), WorkloadConfig())
-
-
 def test_an_empty_or_damaged_file_is_refused(tmp_path):
     path = tmp_path / "trace.jsonl.gz"
     rows = [mooncake_record((at, 600, 5, [0, 1])) for at in range(50)]

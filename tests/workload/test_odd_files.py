@@ -99,13 +99,21 @@ def test_the_zone_of_a_date_counts(tmp_path, fraction):
         ({"timestamp": -1}, "timestamp must be a number of at least 0"),
         ({"timestamp": 10**400}, "timestamp"),
         ({"timestamp": None}, "it has no time"),
+        ({"timestamp": "now"}, "timestamp must be a number or a date"),
+        ({"timestamp": float("inf")}, "not JSON"),
+        ({"timestamp": 1e30}, "its time is after the year 2106: check the unit"),
+        ({"timestamp": 1.7e12}, "it arrives more than ten years after"),
+        ({"session_id": [1]}, "session_id must be an integer or text, got a list"),
+        ({"input_length": 0}, "input_length must be an integer of at least 1"),
+        ({"hash_ids": "0"}, "hash_ids must be a list or null, got text"),
+        ({"hash_ids": [0, 1.5]}, "hash_ids[1] must be an integer or text, got a number"),
         ({"hash_ids": [1]}, "1024 prompt tokens need 2 blocks of 512"),
         ('{"timestamp": 5, "input_le', "not JSON"),
         ("[1, 2]", "the row must be an object"),
         ('{"hash_ids": ["\udcff"]}', "not JSON"),  # no UTF-8
         ("[" * 5000 + "]" * 5000, "too deeply nested"),
     ],
-    ids=range(12),
+    ids=range(20),
 )
 def test_an_odd_row_is_left_out_counted_and_noted(tmp_path, odd, why):
     rows = block_rows(8)

@@ -45,7 +45,7 @@ def bytes_of(model: ModelConfig, num_tokens: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_a_sequence_takes_the_bytes_that_the_catalog_says(name: str) -> None:
+def test_a_sequence_takes_the_bytes_of_the_catalog(name):
     model = model_of(name)
     held = [bytes_of(model, length) for length in (128, 1024, 131_072)]
     # the catalog leaves out the state of a compressor
@@ -53,14 +53,14 @@ def test_a_sequence_takes_the_bytes_that_the_catalog_says(name: str) -> None:
     assert [*totals, totals[-1] - held[-1].get("mamba", 0)] == CATALOG[name]
 
 
-def test_what_a_compressor_remembers_is_kept() -> None:
+def test_the_state_of_a_compressor_is_cached():
     held = bytes_of(model_of("deepseek-v4-flash"), 1024)
     assert held["compressor"] == 21 * 4 * 2 * (512 + 128) * 4  # 21 layers, fp32
     assert held["c4"] == 21 * 1024 // 4 * 512 * 2
     assert held["c128"] == 20 * 1024 // 128 * 512 * 2
 
 
-def test_every_entry_names_its_source() -> None:
+def test_every_entry_names_its_source():
     assert len(CATALOG) == 57
     assert CATALOG.keys() == ENTRIES.keys()
     assert all(entry["source"] for entry in ENTRIES.values())

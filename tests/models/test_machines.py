@@ -8,30 +8,18 @@ import pytest
 import yaml
 
 from hicache import experiment
-from hicache.config import ExperimentConfig
 from hicache.models import CopyKernelConfig, Figure, HardwareConfig, RateTable
 from hicache.models.cost import CostModel
 from hicache.models.own_table import read_table
 from hicache.results.metrics import Result
 from hicache.runs.schema import CONF, config_of
+from tests.models.test_shapes import load, model
 
 MACHINES = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
 
 
-def running_an_8b_model(name: str) -> ExperimentConfig:
-    return config_of(f"hardware={name}", "model=qwen3_8b", "parallel.tp=1")
-
-
-def machine(name: str) -> HardwareConfig:
-    return running_an_8b_model(name).hardware
-
-
-def text_of(name: str) -> str:
-    return (CONF / "hardware" / f"{name}.yaml").read_text()
-
-
 def figures_of(hardware: HardwareConfig | CopyKernelConfig) -> dict[str, Figure | RateTable]:
-    """All figures and tables, those of the copy kernel too."""
+    """All figures and tables, also those of the copy kernel."""
     found: dict[str, Figure | RateTable] = {}
     for item in fields(hardware):
         value = getattr(hardware, item.name)
@@ -42,48 +30,33 @@ def figures_of(hardware: HardwareConfig | CopyKernelConfig) -> dict[str, Figure 
     return found
 
 
-def test_there_are_six_machines() -> None:
+def check_file(node: dict[str, object], place: str) -> None:
+    """Each figure and table below `node` has a source, and says if it was measured."""
+    if {"value", "rate"} & node.keys():
+        assert {"source", "status"} <= node.keys(), place
+        return
+    for key, value in node.items():
+        if isinstance(value, dict):
+            check_file(value, f"{place}.{key}")
+
+
+def test_there_are_six_machines():
     assert MACHINES == ["a100_40gb", "a100_80gb", "b200", "h100", "h200", "h800"]
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_every_figure_of_a_machine_has_a_source(name: str) -> None:
-    figures = figures_of(machine(name))
+def test_every_figure_of_a_machine_has_a_source_and_an_8b_model_runs_on_it(name):
+    machine = config_of(f"hardware={name}").hardware
+    assert machine.name == name
+    figures = figures_of(machine)
     assert len(figures) == 39
     assert [key for key, figure in figures.items() if len(figure.source) < 8] == []
     assert {figure.status for figure in figures.values()} == {"measured", "modelled"}
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_every_figure_in_a_file_says_whether_it_was_measured(name: str) -> None:
-    def check(node: dict[str, object], place: str) -> None:
-        if {"value", "rate"} & node.keys():
-            assert {"source", "status"} <= node.keys(), place
-            return
-        for key, value in node.items():
-            if isinstance(value, dict):
-                check(value, f"{place}.{key}")
-
-    check(yaml.safe_load(text_of(name)), name)
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_every_other_number_in_a_file_has_a_comment(name: str) -> None:
-    plain = re.findall(
-        r"^ *(?!value|size|rate|source)[a-z_]+: [0-9.].*$", text_of(name), re.MULTILINE
-    )
+    text = (CONF / "hardware" / f"{name}.yaml").read_text()
+    check_file(yaml.safe_load(text), name)
+    plain = re.findall(r"^ *(?!value|size|rate|source)[a-z_]+: [0-9.].*$", text, re.MULTILINE)
     assert [line for line in plain if "#" not in line] == []
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_a_profile_is_named_after_its_machine(name: str) -> None:
-    assert machine(name).name == name
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_an_8b_model_runs_on_every_machine(name: str) -> None:
-    config = running_an_8b_model(name)
-    cost = CostModel(config.model, config.hardware, tp=1)
+    cost = CostModel(model("qwen3_8b"), machine, tp=1)
     assert 0.003 < cost.prefill_s(0, 1000) < 0.1
 
 
@@ -96,9 +69,8 @@ COMPUTED_MS = {
 }  # fmt: skip
 
 
-def test_an_h100_computes_prompts_as_fast_as_was_published() -> None:
-    config = config_of("hardware=h100", "model=llama3_8b")
-    cost = CostModel(config.model, config.hardware, tp=1)
+def test_prefills_on_an_h100_are_nearly_as_slow_as_published():
+    cost = CostModel(model("llama3_8b"), load(HardwareConfig, "hardware", "h100"), tp=1)
     ratios = [cost.prefill_s(0, n * 1000) * 1000 / ms for n, ms in COMPUTED_MS.items()]
     assert min(ratios) > 0.87
     assert max(ratios) < 1.0
@@ -109,14 +81,14 @@ def write(path: Path, *rows: str) -> str:
     return f"hardware.table={path}"
 
 
-def test_a_table_takes_the_place_of_curves_and_figures(tmp_path: Path) -> None:
+def test_a_table_of_the_user_replaces_curves_and_figures(tmp_path):
     table = write(
         tmp_path / "mine.csv",
         "kernel_to_device,65536,42e9,my bench",
         "kernel_to_device,4096,12.6e9,my bench",
         "pcie_bandwidth,,50e9,",
     )
-    plain, mine = machine("h100"), config_of("hardware=h100", table).hardware
+    plain, mine = (config_of("hardware=h100", *more).hardware for more in ((), (table,)))
     curve = mine.kernel_to_device
     assert (list(curve.size), list(curve.rate)) == ([4096, 65536], [12.6e9, 42e9])
     assert (curve.source, curve.status) == ("my bench", "measured")
@@ -125,9 +97,9 @@ def test_a_table_takes_the_place_of_curves_and_figures(tmp_path: Path) -> None:
     assert mine.gemm_bf16 == plain.gemm_bf16
 
 
-def test_a_table_may_say_that_directions_slow_each_other(tmp_path: Path) -> None:
+def test_a_table_can_say_that_both_directions_share_the_link(tmp_path):
     table = write(tmp_path / "mine.csv", "both_ways_bandwidth,,20e9,my bench")
-    knobs = ("workload=chat", "workload.num_sessions=60", "workload.limit=120", "storage=none")
+    knobs = ("workload=chat", "workload.num_sessions=30", "workload.limit=60", "storage=none")
     small = ("model=llama3_8b", "parallel.tp=1", "cache.device_gib=14", "workload.session_rate=20")
     plain, slowed = (
         experiment.run(config_of(*knobs, *small, "hardware=h100", *more)) for more in ((), (table,))
@@ -153,31 +125,29 @@ def test_a_table_may_say_that_directions_slow_each_other(tmp_path: Path) -> None
         ([], "has no row"),
     ],
 )
-def test_a_bad_row_of_a_table_is_named(tmp_path: Path, rows: list[str], told: str) -> None:
+def test_an_invalid_row_of_a_table_is_refused(tmp_path, rows, told):
     table = write(tmp_path / "mine.csv", *rows)
     with pytest.raises(ValueError, match=told):
         config_of(table)
 
 
-def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_text("bytes,gbps\n1,2\n")
-    with pytest.raises(ValueError, match="line 1: the columns must include curve, size, rate"):
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        (b"bytes,gbps\n1,2\n", "line 1: the columns must include curve, size, rate"),
+        (b"curve,size,rate,source\npcie_bandwidth,,5e9,caf\xe9\n", r"mine\.csv is not UTF-8"),
+        (
+            b"curve,size,rate\npcie_bandwidth,,1e9\nhost_bandwidth,," + b"9" * 200_000,
+            r"mine\.csv, line 3: field larger than field limit",
+        ),
+    ],
+)
+def test_a_file_that_is_no_table_of_rates_is_refused(tmp_path, contents, told):
+    (tmp_path / "mine.csv").write_bytes(contents)
+    with pytest.raises(ValueError, match=told):
         read_table(tmp_path / "mine.csv")
 
 
-def test_a_table_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_bytes(b"curve,size,rate,source\npcie_bandwidth,,5e9,caf\xe9\n")
-    with pytest.raises(ValueError, match=r"mine\.csv is not UTF-8"):
-        read_table(tmp_path / "mine.csv")
-
-
-def test_a_table_that_is_not_there_is_refused() -> None:
+def test_a_missing_table_is_refused():
     with pytest.raises(ValueError, match=r"hardware\.table: file nowhere\.csv"):
         config_of("hardware.table=nowhere.csv")
-
-
-def test_a_field_that_is_too_long_for_a_table_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "mine.csv"
-    file.write_text(f"curve,size,rate\npcie_bandwidth,,1e9\nhost_bandwidth,,{'9' * 200_000}\n")
-    with pytest.raises(ValueError, match=r"mine\.csv, line 3: field larger than field limit"):
-        read_table(file)

@@ -28,12 +28,12 @@ FOLDER = os.environ.get("HICACHE_CONFIGS")
 
 
 def value_of(arithmetic: str) -> float:
-    """The value of sums of products, with sums in brackets as factors."""
+    """Evaluate sums and products of the numbers of a file."""
     assert re.fullmatch(r"[\d +*/()]*", arithmetic), arithmetic
     return float(eval(arithmetic)) if arithmetic else 0.0
 
 
-def test_at_least_60_files_are_read_and_the_others_name_a_field() -> None:
+def test_at_least_60_files_are_read_and_the_others_name_a_field():
     assert len(READ) >= 60
     refused = [row for row in TABLE if row["outcome"] == "refused"]
     assert len(READ) + len(refused) == len(TABLE) >= 99
@@ -44,14 +44,14 @@ def test_at_least_60_files_are_read_and_the_others_name_a_field() -> None:
 
 
 @pytest.mark.parametrize("row", READ, ids=lambda row: Path(row["path"]).name)
-def test_the_bytes_are_those_of_the_arithmetic(row: dict[str, str]) -> None:
+def test_the_bytes_are_those_of_the_arithmetic(row):
     assert value_of(row["arithmetic"]) == float(row["token_bytes"])
     assert value_of(row["window_arithmetic"]) == float(row["window_bytes"] or 0)
 
 
 @pytest.mark.skipif(FOLDER is None, reason="HICACHE_CONFIGS names no folder with the repositories")
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row['repository']}/{row['path']}")
-def test_a_file_gives_the_bytes_of_the_table_or_the_refusal(row: dict[str, str]) -> None:
+def test_a_file_gives_the_bytes_of_the_table_or_the_refusal(row):
     path = Path(str(FOLDER)) / row["repository"] / row["path"]
     assert hashlib.sha256(path.read_bytes()).hexdigest() == row["sha256"]
     if row["outcome"] == "refused":

@@ -1,4 +1,4 @@
-"""Opened engines and running servers."""
+"""Fixtures: opened engines and running servers."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -18,20 +18,20 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture
 def root(engine: Engine, request: pytest.FixtureRequest) -> str:
-    """Where the engine's pages are: a directory, or the address of a server."""
+    """The directory of the engine's pages, or the address of its server."""
     servers = {"redis": "redis_url", "mooncake": "mooncake_master"}
     return str(request.getfixturevalue(servers.get(engine.kind, "tmp_path")))
 
 
 @pytest.fixture
 def namespace(tmp_path: Path) -> str:
-    """One for each test: servers outlive it."""
+    """A namespace for one test, because tests share a server."""
     return str(tmp_path)
 
 
 @pytest.fixture
 def open_engine(engine: Engine, root: str, namespace: str) -> Iterator[Open]:
-    """Opens the same store again and again; all are closed in the end."""
+    """Return a function that opens the same store; every opened engine is closed at the end."""
     with ExitStack() as stack:
 
         def open_again(*, suffix: str = "", capacity_bytes: int | None = None) -> Storage:

@@ -1,9 +1,9 @@
-"""A process that hands pages of SGLang's own host pools to our store, or takes them from it.
+"""A process that stores pages of SGLang's own host pools in HiCacheStore, or reads them back.
 
     python sglang_pools.py write|read|misfit|spoil KIND ROOT
 
 Both build the pools of a hybrid model (full KV, sliding-window KV, Mamba states) on the CPU with
-SGLang 0.5.23, and load our backend through SGLang's own factory. `write` fills pools from seeds
+SGLang 0.5.23, and load HiCacheStore through SGLang's own factory. `write` fills pools from seeds
 and stores them through the interfaces v1 and v2; `read` has another order of pages, and ends well
 only if every byte of every page is the writer's.
 """
@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 PAGE = 16
-NUM_PAGES = 40  # more than one batch of ours
+NUM_PAGES = 40  # more than one batch of HiCacheStore
 WINDOW_PAGES = 3
 SHAPES = {"kv": (3, 2, 8), "swa": (2, 4, 16)}  # layers, heads, head dim
 
@@ -62,7 +62,7 @@ def keys() -> list[str]:
 
 
 def expected(pool: Any, name: str, number: int) -> torch.Tensor:
-    """The bytes of one page, in any process."""
+    """The bytes of one page, equal in every process."""
     model = pool.get_dummy_flat_data_page()
     seed = torch.Generator().manual_seed(1000 * len(name) + number)
     return torch.randint(
@@ -71,7 +71,7 @@ def expected(pool: Any, name: str, number: int) -> torch.Tensor:
 
 
 def row(pool: Any, number: int, *, turned: bool) -> int:
-    """Where a page is; the reader keeps them in another order."""
+    """The first row of a page; the reader keeps pages in another order."""
     count = pool.size // pool.page_size
     return (count - 1 - number if turned else number) * pool.page_size
 
@@ -163,7 +163,7 @@ def read(pools: dict[str, Any], backend: Any) -> None:
 
 
 def spoil(pools: dict[str, Any], backend: Any) -> None:
-    """Read, change one bit, and look: fails."""
+    """Read a page and change one bit, so that the comparison fails."""
     backend.batch_get_v1(keys()[:1], rows(pools["kv"], range(1), turned=True))
     pools["kv"].kv_buffer.view(torch.uint8)[0, 0, row(pools["kv"], 0, turned=True), 0, 0] ^= 1
     assert_page(pools["kv"], "kv", 0, row(pools["kv"], 0, turned=True))

@@ -1,13 +1,18 @@
-"""One way to open each engine, so that one suite tests them all."""
+"""One way to open each engine, so that one suite tests them all, and to let its files fail."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import pytest
 
+from hicache.clock import SimulatedClock
+from hicache.config import FaultsConfig
 from hicache.storage.base import Storage
 from hicache.storage.engines.file import FileStorage
 from hicache.storage.engines.memory import MemoryStorage
@@ -15,13 +20,17 @@ from hicache.storage.engines.mooncake import MooncakeStorage
 from hicache.storage.engines.mooncake_master import MooncakeMaster
 from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.engines.slab import SlabStorage
+from hicache.storage.guards.breaker import BreakerStorage
+from hicache.storage.guards.deadline import DeadlineStorage
+from hicache.storage.guards.faults import FaultyStorage
+from hicache.storage.guards.own import OwnStorage
 
 Open = Callable[..., Storage]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """How to open one, and which parts of the suite apply."""
+    """How to open an engine, and which parts of the suite apply to it."""
 
     open: Callable[[str, str, int | None], Storage]  # root, namespace, capacity in bytes
     kind: str
@@ -33,11 +42,21 @@ def slab(root: str, namespace: str, capacity: int | None, **more: Any) -> Storag
     return SlabStorage(Path(root), namespace=namespace, capacity_bytes=capacity, **more)
 
 
+def guarded(capacity: int | None) -> Storage:
+    """An engine in memory behind all guards, none of which changes an answer."""
+    own = OwnStorage(MemoryStorage(capacity_bytes=capacity), "own")
+    faulty = FaultyStorage(own, FaultsConfig(delay_ms=1.0), seed=0, clock=SimulatedClock())
+    return BreakerStorage(DeadlineStorage(faulty, deadline_s=60.0), clock=SimulatedClock())
+
+
 ENGINES = {
     "memory": Engine(
         kind="memory",
         open=lambda root, namespace, capacity: MemoryStorage(capacity_bytes=capacity),
         durable=False,
+    ),
+    "guarded": Engine(
+        kind="memory", open=lambda root, namespace, capacity: guarded(capacity), durable=False
     ),
     "mooncake_master": Engine(
         kind="mooncake_master",
@@ -67,6 +86,14 @@ ENGINES = {
     ),
 }
 
+DISKS = ("slab", "file")  # the engines that keep pages below a directory of this machine
+
+
+def opened(kind: str, root: Path, capacity_bytes: int | None = None) -> closing[Any]:
+    """An engine of `ENGINES` in the namespace `test`, closed at the end of a `with` block."""
+    return closing(ENGINES[kind].open(str(root), "test", capacity_bytes))
+
+
 # the engines that a part of the suite applies to, instead of skips
 durable = pytest.mark.parametrize(
     "engine", [name for name, engine in ENGINES.items() if engine.durable], indirect=True
@@ -74,3 +101,35 @@ durable = pytest.mark.parametrize(
 bounded = pytest.mark.parametrize(
     "engine", [name for name, engine in ENGINES.items() if engine.bounded], indirect=True
 )
+
+
+@contextmanager
+def before_each(name: str, act: Callable[..., object]) -> Iterator[None]:
+    """Before each call of `os.NAME`, call `act` with its arguments; what it raises fails the call.
+
+    Calls that `act` itself makes in its thread are left alone.
+    """
+    real, acting = getattr(os, name), set()
+
+    def call(*arguments: object, **options: object) -> object:
+        if get_ident() not in acting:
+            acting.add(get_ident())
+            try:
+                act(*arguments)
+            finally:
+                acting.discard(get_ident())
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, name, call)
+        yield
+
+
+def failing(name: str, error: int) -> AbstractContextManager[None]:
+    """Let `os.NAME` fail. Of `os.open`, only the calls that create a file fail."""
+
+    def fail(*arguments: Any) -> None:
+        if name != "open" or arguments[1] & os.O_CREAT:
+            raise OSError(error, os.strerror(error))
+
+    return before_each(name, fail)

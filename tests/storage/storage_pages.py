@@ -1,11 +1,12 @@
-"""Keys, and payloads that follow from them, so that any process can tell a wrong byte."""
+"""Keys, and payloads computed from them, so that any process can detect a wrong byte."""
 
 import json
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import shake_128
 from pathlib import Path
 
@@ -38,24 +39,35 @@ def write(storage: Storage, page_keys: Sequence[bytes]) -> list[bool]:
 
 
 def read(storage: Storage, page_keys: Sequence[bytes]) -> list[memoryview | None]:
-    """The pages that could be read."""
+    """Read pages; return None for each miss."""
     buffers = [poisoned() for _ in page_keys]
     results = storage.read(page_keys, buffers)
     return [buffer if hit else None for buffer, hit in zip(buffers, results, strict=True)]
 
 
 def assert_whole_or_absent(storage: Storage, page_keys: Sequence[bytes]) -> int:
-    """Every page that is read is the right one; how many there were."""
+    """Assert that each page that is read has its own bytes; return the number of hits."""
     pages = read(storage, page_keys)
     for page_key, page in zip(page_keys, pages, strict=True):
         assert page is None or page == payload(page_key), f"wrong bytes under {page_key.hex()}"
     return sum(page is not None for page in pages)
 
 
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file that this process writes can become longer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def start_writer(
     kind: str, root: str, first: int, count: int, **more: object
 ) -> "subprocess.Popen[str]":
-    """Run `main` in a process of its own."""
+    """Start a process that runs `main`."""
     told = json.dumps({"kind": kind, "root": root, "first": first, "count": count, **more})
     return subprocess.Popen(
         [sys.executable, __file__, told],
@@ -76,8 +88,8 @@ def main(
 ) -> None:
     """Write pages [first, first + count) in batches of 4, and print each number once stored.
 
-    With `file_kib` no file grows longer than that once the store is open, as on a full disk; what
-    was not stored is said too.
+    With `file_kib`, no file grows longer than that once the store is open, as on a full disk, and
+    pages that were not stored are printed too.
     """
     capacity_gib = None if capacity_kib is None else capacity_kib / 2**20
     config = StorageConfig(kind=kind, root=root, capacity_gib=capacity_gib)

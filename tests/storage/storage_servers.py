@@ -96,10 +96,7 @@ def mooncake_cluster(directory: Path) -> Iterator[MooncakeCluster]:
     options = f"--rpc_address 127.0.0.1 --rpc_port {port} --metrics_host 127.0.0.1".split()
     options += ["--metrics_port", str(free_port()), "--logtostderr=true"]
     node_command = [sys.executable, "-c", NODE, master]
-    with (
-        (directory / "log").open("ab") as log,
-        process([binary, *options], log) as master_process,
-    ):
+    with (directory / "log").open("ab") as log, process([binary, *options], log) as master_process:
         wait_for_port(port, master_process)
         with process(node_command, log, subprocess.PIPE) as node_process:
             assert node_process.stdout is not None

@@ -1,50 +1,38 @@
-"""The breaker: what it counts, when it tries again, and what it lets through."""
-
-from collections.abc import Callable
+"""The circuit breaker: when it bypasses an engine, when it probes it, and what callers get."""
 
 import pytest
-from storage_pages import keys, payload, poisoned, read, write
+from storage_pages import keys, poisoned, write
 
 from hicache.clock import SimulatedClock, to_ns
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.engines.memory import MemoryStorage
+from hicache.storage.guards.base import GuardStorage
 from hicache.storage.guards.breaker import BreakerStorage
 
 COUNTED = StorageStats(stored_pages=1, stored_bytes=8192)
 
 
-class Failing(MemoryStorage):
-    """Memory that fails with `error` while there is one, and counts what it is asked."""
+class Failing(GuardStorage):
+    """Memory that raises `error` if it is set, and counts the calls that reach it."""
 
-    def __init__(self) -> None:
-        super().__init__(capacity_bytes=None)
-        self.error: Exception | None = None
-        self.num_calls = 0
-        self.meanwhile: Callable[[], object] | None = None
-
-    def _asked(self) -> None:
-        self.num_calls += 1
-        if self.meanwhile is not None:
-            meanwhile, self.meanwhile = self.meanwhile, None
-            meanwhile()
-        if self.error is not None:
-            raise self.error
-
-    def contains(self, page_keys):
-        self._asked()
-        return super().contains(page_keys)
-
-    def delete(self, page_keys):
-        self._asked()
-        super().delete(page_keys)
+    error: Exception | None = None
+    num_calls = 0
 
     def stats(self):
-        self._asked()
-        return super().stats()
+        return self._call(self._inner.stats, None)
 
     def close(self):
-        self._asked()
-        super().close()
+        self._call(self._inner.close, None)
+
+    def _call(self, call, otherwise):
+        self.num_calls += 1
+        self.before_answer()
+        if self.error is not None:
+            raise self.error
+        return call()
+
+    def before_answer(self):
+        """Tests replace this with what happens during a call."""
 
 
 @pytest.fixture
@@ -54,70 +42,68 @@ def clock() -> SimulatedClock:
 
 @pytest.fixture
 def inner() -> Failing:
-    return Failing()
+    inner = Failing(MemoryStorage(capacity_bytes=None))
+    write(inner, keys(1))
+    inner.num_calls = 0
+    return inner
 
 
 @pytest.fixture
 def storage(inner: Failing, clock: SimulatedClock) -> BreakerStorage:
-    storage = BreakerStorage(inner, clock=clock)
-    write(storage, keys(1))
-    return storage
+    return BreakerStorage(inner, clock=clock)
 
 
 def fail(storage: BreakerStorage, inner: Failing, times: int) -> None:
     inner.error = StorageError("gone")
-    for _ in range(times):
-        storage.contains(keys(1))
-
-
-def test_three_failures_in_a_row_are_enough_for_five_seconds(
-    storage: BreakerStorage, inner: Failing, clock: SimulatedClock
-) -> None:
-    fail(storage, inner, 2)
-    assert not storage.is_bypassed
-    fail(storage, inner, 1)
-    assert storage.is_bypassed
+    assert [storage.contains(keys(1)) for _ in range(times)] == [[False]] * times
     inner.error = None
+
+
+def test_three_consecutive_failures_bypass_the_engine_for_five_seconds(storage, inner, clock):
+    for _ in range(3):
+        fail(storage, inner, 2)
+        assert not storage.is_bypassed
+        assert storage.contains(keys(1)) == [True]  # the count begins anew
+    fail(storage, inner, 3)
+    assert storage.is_bypassed
+    assert inner.num_calls == 12
+    fail(storage, inner, 6)
     clock.wait_until(to_ns(5.0) - 1)
     assert storage.contains(keys(1)) == [False]
+    assert inner.num_calls == 12
     clock.wait_until(to_ns(5.0))
     assert storage.contains(keys(1)) == [True]
-    assert (storage.failed_calls, storage.bypassed_calls) == (3, 1)
+    assert not storage.is_bypassed
+    assert (storage.failed_calls, storage.bypassed_calls) == (9, 7)
 
 
-def test_a_probe_that_fails_makes_the_engine_rest_again(
-    storage: BreakerStorage, inner: Failing, clock: SimulatedClock
-) -> None:
+def test_a_failed_probe_bypasses_the_engine_for_another_five_seconds(storage, inner, clock):
     fail(storage, inner, 3)
     clock.wait_until(to_ns(7.0))
-    fail(storage, inner, 1)
-    inner.error = None
+    fail(storage, inner, 2)
+    assert inner.num_calls == 4
     clock.wait_until(to_ns(12.0) - 1)
     assert storage.contains(keys(1)) == [False]
     clock.wait_until(to_ns(12.0))
     assert storage.contains(keys(1)) == [True]
-    inner.error = StorageError("gone")
-    storage.contains(keys(1))
-    assert not storage.is_bypassed  # a success begins the count anew
 
 
-def test_nobody_else_is_let_through_during_a_probe(
-    storage: BreakerStorage, inner: Failing, clock: SimulatedClock
-) -> None:
+def test_a_call_during_a_probe_is_bypassed(storage, inner, clock):
     fail(storage, inner, 3)
-    inner.error = None
     clock.wait_until(to_ns(5.0))
-    answers: list[list[bool]] = []
-    inner.meanwhile = lambda: answers.append(storage.contains(keys(1)))
+    answers = []
+
+    def call_once() -> None:
+        del inner.before_answer
+        answers.append(storage.contains(keys(1)))
+
+    inner.before_answer = call_once
     assert storage.contains(keys(1)) == [True]
     assert answers == [[False]]
     assert inner.num_calls == 4
-    assert storage.contains(keys(1)) == [True]
 
 
-def test_a_fault_of_ours_counts_as_a_failure_and_is_raised(
-    storage: BreakerStorage, inner: Failing
-) -> None:
+def test_another_exception_counts_as_a_failure_and_is_raised(storage, inner):
     inner.error = ZeroDivisionError("a bug")
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
@@ -125,21 +111,8 @@ def test_a_fault_of_ours_counts_as_a_failure_and_is_raised(
     assert (storage.failed_calls, storage.is_bypassed) == (3, True)
 
 
-def test_every_call_passes_through_while_all_is_well(
-    storage: BreakerStorage, inner: Failing
-) -> None:
-    assert write(storage, keys(2)) == [True]
-    assert read(storage, keys(1, 3)) == [payload(keys(1)[0]), None]
-    storage.delete(keys(2))
-    assert inner.contains(keys(1, 2)) == [True, False]
-    assert (storage.failed_calls, storage.bypassed_calls) == (0, 0)
-
-
-def test_nothing_is_found_stored_or_forgotten_while_the_engine_is_left_alone(
-    storage: BreakerStorage, inner: Failing
-) -> None:
+def test_a_bypassed_engine_is_not_called(storage, inner):
     fail(storage, inner, 3)
-    inner.error = None
     assert storage.contains(keys(1, 2)) == [False, False]
     assert storage.read(keys(1, 2), [poisoned(), poisoned()]) == [False, False]
     assert write(storage, keys(2, 3)) == [False, False]
@@ -148,40 +121,38 @@ def test_nothing_is_found_stored_or_forgotten_while_the_engine_is_left_alone(
     assert storage.bypassed_calls == 4
 
 
-def test_the_last_counts_stand_while_the_engine_fails(
-    storage: BreakerStorage, inner: Failing
-) -> None:
+def test_stats_of_a_failing_engine_are_the_last_known(storage, inner):
     assert storage.last_stats == StorageStats()
     assert (storage.stats(), storage.last_stats) == (COUNTED, COUNTED)
-    inner.error = StorageError("gone")
     write(storage, keys(2))
+    inner.error = StorageError("gone")
     assert (storage.stats(), storage.last_stats) == (COUNTED, COUNTED)
 
 
-def test_closing_asks_for_the_counts_once_more(storage: BreakerStorage, inner: Failing) -> None:
+@pytest.mark.parametrize("num_failures", [0, 3])
+def test_close_reads_the_stats_and_closes_also_a_bypassed_engine(num_failures, storage, inner):
+    fail(storage, inner, num_failures)
     storage.close()
     assert storage.last_stats == COUNTED
     assert inner.stats().stored_bytes == 0
-    assert storage.failed_calls == 0
+    assert storage.failed_calls == num_failures
 
 
-def test_an_engine_that_cannot_be_closed_is_let_go(storage: BreakerStorage, inner: Failing) -> None:
+def test_an_engine_that_fails_to_close_raises_nothing(storage, inner):
     storage.stats()
     inner.error = StorageError("gone")
     storage.close()
     assert (storage.failed_calls, storage.last_stats) == (1, COUNTED)
 
 
-def test_at_least_one_failure_must_be_allowed(inner: Failing, clock: SimulatedClock) -> None:
+def test_max_failures_must_be_at_least_one(inner, clock):
     with pytest.raises(ValueError, match="max_failures must be at least 1, got 0"):
         BreakerStorage(inner, clock=clock, max_failures=0)
     assert not BreakerStorage(inner, clock=clock, max_failures=1).is_bypassed
 
 
 @pytest.mark.parametrize("answer", [None, [True], [True] * 3, (True, True)])
-def test_an_answer_that_is_not_one_truth_value_for_each_key_is_refused(
-    storage: BreakerStorage, inner: Failing, monkeypatch: pytest.MonkeyPatch, answer: object
-) -> None:
-    monkeypatch.setattr(inner, "contains", lambda _: answer)
+def test_an_answer_other_than_one_bool_for_each_key_is_refused(answer, storage, inner):
+    inner.contains = lambda _: answer
     with pytest.raises(ValueError, match=r"a list of 2 bools, one per key, got"):
         storage.contains(keys(0, 1))

@@ -1,7 +1,6 @@
-"""What only the Mooncake engine promises: nodes and masters that die cost a miss, and no hang."""
+"""The Mooncake engine: staging memory, namespaces, and servers that die."""
 
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from storage_pages import keys, payload, poisoned, read, write
@@ -15,10 +14,8 @@ from hicache.storage.guards.breaker import BreakerStorage
 pytestmark = pytest.mark.slow
 
 
-def test_a_batch_larger_than_staging_memory_comes_back(
-    mooncake_master: str, namespace: str
-) -> None:
-    num_bytes = 400_001  # two to a staging memory
+def test_a_batch_larger_than_staging_memory_is_read(mooncake_master, namespace):
+    num_bytes = 400_001  # two fit into staging memory
     some = keys(*range(5))
     storage = MooncakeStorage(
         mooncake_master, namespace=namespace, staging_bytes=2**20, deadline_s=20.0
@@ -30,7 +27,7 @@ def test_a_batch_larger_than_staging_memory_comes_back(
         assert buffers == [payload(page_key, num_bytes) for page_key in some]
 
 
-def test_a_namespace_is_forgotten_whole_and_alone(mooncake_master: str, namespace: str) -> None:
+def test_forget_all_deletes_one_namespace(mooncake_master, namespace):
     with (
         closing(MooncakeStorage(mooncake_master, namespace=namespace)) as storage,
         closing(MooncakeStorage(mooncake_master, namespace=f"{namespace}2")) as other,
@@ -42,13 +39,13 @@ def test_a_namespace_is_forgotten_whole_and_alone(mooncake_master: str, namespac
         assert other.contains(keys(1)) == [True]
 
 
-def test_a_page_larger_than_staging_memory_is_refused(mooncake_master: str, namespace: str) -> None:
+def test_a_page_larger_than_staging_memory_is_refused(mooncake_master, namespace):
     storage = MooncakeStorage(mooncake_master, namespace=namespace, staging_bytes=2**20)
     with closing(storage), pytest.raises(ValueError, match="do not fit the staging buffer"):
         storage.read(keys(1), [poisoned(2**20)])
 
 
-def test_pages_of_a_dead_node_are_misses(tmp_path: Path) -> None:
+def test_pages_of_a_dead_node_are_misses(tmp_path):
     with mooncake_cluster(tmp_path) as cluster:
         storage = MooncakeStorage(cluster.master, namespace="test", deadline_s=20.0)
         with closing(storage):
@@ -58,7 +55,7 @@ def test_pages_of_a_dead_node_are_misses(tmp_path: Path) -> None:
             assert read(storage, keys(1)) == [None]
 
 
-def test_a_dead_master_is_bypassed(tmp_path: Path) -> None:
+def test_a_dead_master_is_bypassed(tmp_path):
     with mooncake_cluster(tmp_path) as cluster:
         engine = MooncakeStorage(cluster.master, namespace="test", deadline_s=0.2)
         storage = BreakerStorage(engine, clock=SimulatedClock(), max_failures=2)
@@ -70,15 +67,14 @@ def test_a_dead_master_is_bypassed(tmp_path: Path) -> None:
         storage.close()
 
 
-def test_no_master_is_one_clear_error() -> None:
+@pytest.mark.parametrize(
+    ("address", "error", "told"),
+    [
+        ("127.0.0.1:9", StorageError, r"cannot connect to a Mooncake master at 127\.0\.0\.1:9"),
+        ("somewhere", ValueError, "HOST:PORT, got 'somewhere'"),
+    ],
+)
+def test_an_address_without_a_master_is_refused(address, error, told):
     pytest.importorskip("mooncake", reason="Mooncake is not installed")
-    with pytest.raises(
-        StorageError, match=r"cannot connect to a Mooncake master at 127\.0\.0\.1:9"
-    ):
-        MooncakeStorage("127.0.0.1:9", namespace="test")
-
-
-def test_an_address_without_a_port_is_refused() -> None:
-    pytest.importorskip("mooncake", reason="Mooncake is not installed")
-    with pytest.raises(ValueError, match="HOST:PORT, got 'somewhere'"):
-        MooncakeStorage("somewhere", namespace="test")
+    with pytest.raises(error, match=told):
+        MooncakeStorage(address, namespace="test")

@@ -1,4 +1,4 @@
-"""What leaves memory as from a Mooncake store, and when."""
+"""Eviction as in a Mooncake store: what leaves, and when."""
 
 from hashlib import sha256
 
@@ -8,60 +8,49 @@ EMPTY = memoryview(b"")
 NUM_PAGES = 10_000
 
 
-def key(number: int) -> bytes:
-    return sha256(number.to_bytes(4)).digest()[:16] + b"\0"
+def keys(*numbers: int) -> list[bytes]:
+    return [sha256(number.to_bytes(4)).digest()[:16] + b"\0" for number in numbers]
 
 
 def filled(*, asked: range = range(0)) -> MooncakeMaster:
-    # 9,500 pages fill the memory as far as it may be; `asked` of them are used again
+    """A store that is filled to its limit of 95 % with 9,500 pages, of which `asked` are used."""
     storage = MooncakeMaster(capacity_bytes=10 * NUM_PAGES, page_bytes={0: 10})
     for first in range(0, 9_500, 500):
-        storage.write([key(first + more) for more in range(500)], [EMPTY] * 500)
-    storage.contains([key(number) for number in asked])
+        storage.write(keys(*range(first, first + 500)), [EMPTY] * 500)
+    storage.contains(keys(*asked))
     return storage
 
 
 def held(storage: MooncakeMaster) -> list[int]:
-    flags = storage.contains([key(number) for number in range(NUM_PAGES)])
+    flags = storage.contains(keys(*range(NUM_PAGES)))
     return [number for number, flag in enumerate(flags) if flag]
 
 
-def test_a_pass_evicts_five_percent_when_95_percent_are_used() -> None:
-    storage = filled()
+def test_a_full_store_evicts_five_percent_of_its_pages_mostly_old_ones():
+    storage, used = filled(), filled(asked=range(1_000))
     assert len(held(storage)) == storage.stats().stored_pages == 9_500
-    storage.write([key(9_999)], [EMPTY])
+    storage, other = filled(), filled()
+    for each in (storage, other, used):
+        each.write(keys(9_999), [EMPTY])
     kept = held(storage)
     assert 9_501 * 0.94 < len(kept) < 9_501 * 0.951
     assert storage.stats().stored_bytes == 10 * len(kept)
-
-
-def test_pages_of_all_ages_leave_but_mostly_old_ones() -> None:
-    storage = filled()
-    storage.write([key(9_999)], [EMPTY])
-    lost = sorted(set(range(9_500)) - set(held(storage)))
+    lost = sorted(set(range(9_500)) - set(kept))
     assert sum(number < 2_000 for number in lost) > 0.6 * len(lost)
-    assert lost[-1] > 4_000  # an LRU list would have lost the first 500
+    assert lost[-1] > 4_000  # an LRU list would lose the first 500
+    assert held(other) == kept
+    assert set(range(1_000)) <= set(held(used))
 
 
-def test_asking_for_pages_keeps_them() -> None:
-    storage = filled(asked=range(1_000))
-    storage.write([key(9_999)], [EMPTY])
-    assert set(range(1_000)) <= set(held(storage))
-
-
-def test_a_store_that_is_never_full_keeps_all_and_equal_calls_lose_the_same() -> None:
+def test_a_store_without_a_capacity_keeps_all_pages():
     endless = MooncakeMaster(capacity_bytes=None, page_bytes={0: 10})
-    endless.write([key(number) for number in range(NUM_PAGES)], [EMPTY] * NUM_PAGES)
+    endless.write(keys(*range(NUM_PAGES)), [EMPTY] * NUM_PAGES)
     assert len(held(endless)) == NUM_PAGES
-    one, other = filled(), filled()
-    for storage in (one, other):
-        storage.write([key(number) for number in range(9_500, NUM_PAGES)], [EMPTY] * 500)
-    assert held(one) == held(other)
 
 
-def test_deleted_pages_make_room() -> None:
+def test_deleted_pages_make_room():
     storage = filled()
-    storage.delete([key(0), key(0), key(1)])
+    storage.delete(keys(0, 0, 1))
     assert storage.stats().stored_bytes == 10 * 9_498
-    storage.write([key(9_999)], [EMPTY])
+    storage.write(keys(9_999), [EMPTY])
     assert len(held(storage)) == 9_499

@@ -1,174 +1,152 @@
-"""Storage directories: private, without links, and on full or read-only disks."""
+"""Storage directories: private, without links, and without drafts of dead writers."""
 
 import errno
 import fcntl
 import os
-import sqlite3
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from storage_engines import DISKS, before_each, failing, opened
+from storage_pages import keys, payload, read, write
 
 from hicache.storage.base import StorageError
-from hicache.storage.engines import slab
-from hicache.storage.engines.file import FileStorage
-from hicache.storage.engines.slab import SlabStorage
-from hicache.storage.engines.slot_table import SlotTable
+from hicache.storage.digest import namespace_name
 
-KEY = b"\x07" * 17
-PAGE = memoryview(bytearray(b"p" * 4096))
-HOURS_S = 2 * 3600.0
+KEY = keys(7)
+PAGES = [payload(KEY[0])]
+DRAFT = "0123456789abcdef" * 2
 
 
-def opened(kind: type, root: Path) -> SlabStorage | FileStorage:
-    storage: SlabStorage | FileStorage = kind(root / "store", namespace="a", capacity_bytes=None)
-    return storage
-
-
-def stored(kind: type, root: Path) -> Path:
+def stored(kind: str, root: Path) -> Path:
     """The directory of a namespace that holds one page."""
-    with closing(opened(kind, root)) as storage:
-        assert storage.write([KEY], [PAGE]) == [True]
-    (directory,) = (root / "store").iterdir()
-    return directory
+    with opened(kind, root) as storage:
+        assert write(storage, KEY) == [True]
+    return root / namespace_name("test")
 
 
-def read_page(storage: SlabStorage | FileStorage) -> bool:
-    buffer = memoryview(bytearray(4096))
-    (is_hit,) = storage.read([KEY], [buffer])
-    assert not is_hit or buffer == PAGE
-    return is_hit
-
-
-@pytest.mark.parametrize("kind", [SlabStorage, FileStorage])
-def test_only_the_owner_can_read_what_is_stored(kind: type, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", DISKS)
+def test_only_the_owner_may_enter_directories_and_read_files(kind, tmp_path):
     old = os.umask(0)
     try:
-        with closing(opened(kind, tmp_path)) as storage:
-            storage.write([KEY], [PAGE])
-            paths = [tmp_path / "store", *(tmp_path / "store").rglob("*")]
-            modes = {path.is_dir(): set() for path in paths}
-            for path in paths:
-                modes[path.is_dir()].add(path.stat().st_mode & 0o777)
+        stored(kind, tmp_path / "root")
+        modes = {
+            (path.is_dir(), path.stat().st_mode & 0o777)
+            for path in [tmp_path / "root", *(tmp_path / "root").rglob("*")]
+        }
     finally:
         os.umask(old)
-    assert modes == {True: {0o700}, False: {0o600}}
+    assert modes == {(True, 0o700), (False, 0o600)}
 
 
-@pytest.mark.parametrize("kind", [SlabStorage, FileStorage])
-def test_a_link_in_the_place_of_pages_leads_nowhere(kind: type, tmp_path: Path) -> None:
-    directory = stored(kind, tmp_path)
+@pytest.mark.parametrize("kind", DISKS)
+def test_a_root_that_is_a_link_is_followed(kind, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "disk")
+    stored(kind, tmp_path / "root")
+    with opened(kind, tmp_path / "disk") as storage:
+        assert read(storage, KEY) == PAGES
+
+
+@pytest.mark.parametrize("kind", DISKS)
+def test_a_link_in_place_of_a_page_is_not_followed(kind, tmp_path):
+    directory = stored(kind, tmp_path / "root")
     victim = tmp_path / "victim"
     victim.write_bytes(b"v" * 9000)
     (page,) = [*directory.glob("*.slab"), *directory.glob("*/*.page")]
     page.unlink()
     page.symlink_to(victim)
-    with closing(opened(kind, tmp_path)) as storage:
-        assert not read_page(storage)
-        storage.write([KEY], [PAGE])
-        storage.delete([KEY])
+    with opened(kind, tmp_path / "root") as storage:
+        assert read(storage, KEY) == [None]
+        write(storage, KEY)
+        storage.delete(KEY)
     assert victim.read_bytes() == b"v" * 9000
 
 
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        (SlabStorage, "slots.sqlite"),
-        (SlabStorage, "slots.sqlite-wal"),
-        (SlabStorage, "opening"),
-        (SlabStorage, ""),
-        (FileStorage, ""),
-        (FileStorage, "writing"),
-        (FileStorage, "07"),
+        *[("slab", name) for name in ("slots.sqlite", "slots.sqlite-wal", "opening", "")],
+        *[("file", name) for name in ("", "writing", "07")],
     ],
 )
-def test_a_link_in_the_place_of_a_table_or_directory_is_refused(
-    kind: type, name: str, tmp_path: Path
-) -> None:
-    place = stored(kind, tmp_path) / name
+def test_a_link_in_place_of_a_table_or_directory_is_refused(kind, name, tmp_path):
+    place = stored(kind, tmp_path / "root") / name
     if place.exists():
         place.rename(tmp_path / "victim")
     place.symlink_to(tmp_path / "victim")
     with pytest.raises(StorageError, match=r"symbolic link"):
-        opened(kind, tmp_path)
+        opened(kind, tmp_path / "root")
 
 
-def test_a_draft_is_removed_only_after_its_writer_died(tmp_path: Path) -> None:
-    directory = stored(FileStorage, tmp_path)
-    draft = directory / "writing" / ("0" * 32)
+@pytest.mark.parametrize(
+    ("name", "age_s", "is_locked", "is_swept"),
+    [
+        (DRAFT, 3660, False, True),
+        (DRAFT, 3540, False, False),
+        (DRAFT, 2 * 3600, True, False),  # its writer lives, and its clock is behind
+        (f"{'0' * 32}.1.2.{DRAFT}", 3660, False, True),  # of an earlier version
+    ],
+)
+def test_old_drafts_of_dead_writers_are_removed(name, age_s, is_locked, is_swept, tmp_path):
+    draft = stored("file", tmp_path) / "writing" / name
     with draft.open("wb") as writer:
-        fcntl.flock(writer, fcntl.LOCK_EX)
-        ahead = time.time() - HOURS_S  # for a reader whose clock is two hours ahead
-        os.utime(draft, (ahead, ahead))
-        opened(FileStorage, tmp_path).close()
-        assert draft.exists()
-    opened(FileStorage, tmp_path).close()
-    assert not draft.exists()
+        if is_locked:
+            fcntl.flock(writer, fcntl.LOCK_EX)
+        os.utime(draft, (time.time() - age_s,) * 2)
+        with opened("file", tmp_path):
+            pass
+        assert draft.exists() != is_swept
 
 
-def test_a_draft_is_locked_while_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = stored(FileStorage, tmp_path)
-    write = os.pwritev
+def test_a_draft_is_locked_while_it_is_written(tmp_path):
+    directory = stored("file", tmp_path)
     seen = []
 
-    def watched(file: int, buffers: list[memoryview], place: int) -> int:
+    def try_to_lock(*_: object) -> None:
         (draft,) = (directory / "writing").iterdir()
         with draft.open("rb") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         seen.append(draft)
-        return write(file, buffers, place)
 
-    monkeypatch.setattr(os, "pwritev", watched)
-    with closing(opened(FileStorage, tmp_path)) as storage:
-        storage.write([b"\x08" * 17], [PAGE])
+    with before_each("pwritev", try_to_lock), opened("file", tmp_path) as storage:
+        write(storage, keys(8))
     assert seen
 
 
-def test_the_log_of_a_slab_stays_short(tmp_path: Path) -> None:
-    with closing(opened(SlabStorage, tmp_path)) as storage:
-        for number in range(300):
-            storage.write([number.to_bytes(17, "little")], [PAGE])
-        (log,) = tmp_path.rglob("*-wal")
-        assert log.stat().st_size < 1 << 20
-
-
-def test_a_slab_takes_pages_again_once_its_log_has_left_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reserve, shrink = SlotTable.reserve, SlotTable.shrink_log
-    shrunk = []
-
-    def full_until_shrunk(table: SlotTable, wanted: object) -> object:
-        if not shrunk:
-            error = sqlite3.OperationalError("database or disk is full")
-            error.sqlite_errorcode = sqlite3.SQLITE_FULL
-            raise error
-        return reserve(table, wanted)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SlotTable, "reserve", full_until_shrunk)
-    monkeypatch.setattr(SlotTable, "shrink_log", lambda self: (shrunk.append(1), shrink(self)))
-    with closing(opened(SlabStorage, tmp_path)) as storage:
-        assert storage.write([KEY], [PAGE]) == [True]
-        assert read_page(storage)
-    assert shrunk == [1]
-
-
-def test_a_slab_on_a_read_only_disk_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = stored(SlabStorage, tmp_path)
+def test_a_slab_on_a_read_only_disk_is_read(tmp_path):
+    directory = stored("slab", tmp_path)
     before = {path: path.read_bytes() for path in directory.iterdir()}
-
-    def refused(path: Path, flags: int) -> int:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    monkeypatch.setattr(slab, "open_file", refused)
-    with closing(opened(SlabStorage, tmp_path)) as storage:
-        assert storage.contains([KEY]) == [True]
-        assert read_page(storage)
+    with failing("open", errno.EROFS), opened("slab", tmp_path) as storage:
+        assert storage.contains(KEY) == [True]
+        assert read(storage, KEY) == PAGES
         with pytest.raises(StorageError, match="readonly database"):
-            storage.write([b"\x08" * 17], [PAGE])
+            write(storage, keys(8))
     assert {path: path.read_bytes() for path in directory.iterdir()} == before
+
+
+def test_foreign_files_are_left_alone(tmp_path):
+    root = stored("file", tmp_path)
+    name = keys(1)[0].hex()
+    foreign = [
+        root / each
+        for each in (
+            "writing/notes.txt",
+            "writing/notes.1.2.3",
+            f"writing/{'0' * 32}.².3.0",
+            "00/notes.page",
+            f"00/{name.replace('0', 'A')}.page",
+            f"01/{name}.page",
+            f"00/{name[:-2]}.page",
+            f"00/{name}",
+            "notes.txt",
+        )
+    ]
+    for path in foreign:
+        path.write_bytes(b"theirs")
+        os.utime(path, (1, 1))
+    with opened("file", tmp_path, 2 * len(PAGES[0])) as storage:
+        assert all(write(storage, keys(number)) == [True] for number in range(6))
+        assert storage.stats().stored_pages == 2
+    for path in foreign:
+        assert (path.read_bytes(), path.stat().st_mtime) == (b"theirs", 1), path

@@ -1,15 +1,13 @@
-"""What only the Redis engine promises: full servers, damaged values, servers that are gone."""
+"""The Redis engine: messages, damaged values, full servers, and servers that are gone."""
 
 import signal
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from itertools import count
-from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from storage_pages import PAGE_BYTES, keys, payload, poisoned, read, write
-from storage_servers import RedisServer, free_port, redis_server
+from storage_servers import free_port, redis_server
 
 from hicache.clock import SimulatedClock, to_ns
 from hicache.secret import PASSWORD
@@ -19,167 +17,148 @@ from hicache.storage.engines.parts import parts
 from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.guards.breaker import BreakerStorage
 
+MIB = 2**20
+
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with redis_server(tmp_path) as running:
-        yield running
+def connect() -> Iterator[Callable[..., RedisStorage]]:
+    """Opens stores of the namespace `test`, which are closed in the end."""
+    with ExitStack() as stack:
+
+        def connect_to(url: str, namespace: str = "test", **options: float) -> RedisStorage:
+            storage = RedisStorage(url, namespace=namespace, **options)
+            return stack.enter_context(closing(storage))
+
+        yield connect_to
 
 
-def test_a_batch_of_many_messages_comes_back(redis_url: str, namespace: str) -> None:
-    num_bytes = 5 * 2**20  # three to a message
-    some = keys(*range(7))
-    with closing(RedisStorage(redis_url, namespace=namespace)) as storage:
-        storage.write(some, [payload(page_key, num_bytes) for page_key in some])
-        buffers = [poisoned(num_bytes) for _ in some]
-        assert storage.read(some, buffers) == [True] * 7
-        assert buffers == [payload(page_key, num_bytes) for page_key in some]
+@pytest.fixture
+def storage(connect, redis_url: str, namespace: str) -> RedisStorage:
+    return connect(redis_url, namespace)
 
 
-def test_messages_hold_sixteen_mebibytes_or_one_page() -> None:
-    mib = 2**20
-    for sizes, wanted in (
+def test_a_batch_of_many_messages_is_read_as_it_was_written(storage):
+    num_bytes = 5 * MIB  # three pages a message
+    some = keys(*range(4))
+    pages = [payload(page_key, num_bytes) for page_key in some]
+    buffers = [poisoned(num_bytes) for _ in some]
+    storage.write(some, pages)
+    assert storage.read(some, buffers) == [True] * 4
+    assert buffers == pages
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
         ([], []),
         ([0], [1]),
-        ([mib], [1]),
-        ([8 * mib, 8 * mib, 1], [2, 1]),
-        ([8 * mib, 8 * mib - 1, 1, 1], [3, 1]),
-        ([8 * mib, 8 * mib + 1, 8 * mib - 1], [1, 2]),
-        ([17 * mib, 17 * mib, 1, 0], [1, 1, 2]),
-        ([1, 17 * mib], [1, 1]),
-        ([17 * mib, 8 * mib, 8 * mib, 1], [1, 2, 1]),
-    ):
-        found = list(parts(sizes, 16 * mib))
-        assert [part.stop - part.start for part in found] == wanted, sizes
-        assert [index for part in found for index in range(part.start, part.stop)] == list(
-            range(len(sizes))
-        )
+        ([8 * MIB, 8 * MIB, 1], [2, 1]),
+        ([8 * MIB, 8 * MIB - 1, 1, 1], [3, 1]),
+        ([8 * MIB, 8 * MIB + 1, 8 * MIB - 1], [1, 2]),
+        ([17 * MIB, 17 * MIB, 1, 0], [1, 1, 2]),
+        ([1, 17 * MIB], [1, 1]),
+    ],
+)
+def test_a_part_of_a_batch_has_16_mib_or_one_page(sizes, counts):
+    found = list(parts(sizes, 16 * MIB))
+    assert [part.stop - part.start for part in found] == counts
+    indices = [index for part in found for index in range(part.start, part.stop)]
+    assert indices == list(range(len(sizes)))
 
 
-def test_a_batch_that_is_stored_in_part_is_written_in_part(redis_url: str, namespace: str) -> None:
-    with closing(RedisStorage(redis_url, namespace=namespace)) as storage:
-        write(storage, keys(2, 4))
-        assert write(storage, keys(1, 2, 3, 4, 5)) == [True] * 5
-        assert read(storage, keys(1, 2, 3, 4, 5)) == [payload(each) for each in keys(1, 2, 3, 4, 5)]
-        storage.delete(keys(1, 3))
-        assert storage.contains(keys(1, 2, 3)) == [False, True, False]
+def test_a_batch_that_is_stored_in_part_is_completed(storage):
+    write(storage, keys(2, 4))
+    assert write(storage, keys(1, 2, 3, 4, 5)) == [True] * 5
+    assert read(storage, keys(1, 2, 3, 4, 5)) == [payload(each) for each in keys(1, 2, 3, 4, 5)]
 
 
-def test_a_page_that_another_client_wrote_first_stays(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        closing(RedisStorage(redis_url, namespace=namespace)) as storage,
-        closing(RedisStorage(redis_url, namespace=namespace)) as other,
-    ):
-        write(other, keys(1))
-        monkeypatch.setattr(storage, "contains", lambda page_keys: [False] * len(page_keys))
-        assert storage.write(keys(1, 2), [payload(keys(3)[0]), payload(keys(2)[0])]) == [True, True]
-        assert read(storage, keys(1)) == [payload(keys(1)[0])]
+def test_a_page_that_another_client_writes_first_stays(storage, connect, redis_url, namespace):
+    write(connect(redis_url, namespace), keys(1))
+    storage.contains = lambda page_keys: [False] * len(page_keys)
+    assert storage.write(keys(1, 2), [payload(keys(3)[0]), payload(keys(2)[0])]) == [True, True]
+    assert read(storage, keys(1)) == [payload(keys(1)[0])]
 
 
-def test_what_is_no_page_is_kept_and_missed(redis_url: str, namespace: str) -> None:
-    with closing(RedisStorage(redis_url, namespace=namespace)) as storage:
-        storage._client.lpush(storage._prefix + keys(1)[0], b"a list")  # type: ignore[attr-defined]
-        assert write(storage, keys(1)) == [True]
-        assert read(storage, keys(1)) == [None]
+def test_a_value_of_another_type_is_kept_and_is_a_miss(storage):
+    storage._client.lpush(storage._prefix + keys(1)[0], b"a list")
+    assert write(storage, keys(1)) == [True]
+    assert read(storage, keys(1)) == [None]
 
 
-def test_a_page_that_the_server_fails_to_store_is_an_error(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(RedisStorage(redis_url, namespace=namespace)) as storage:
-        broken = Mock()
-        broken.execute.return_value = [pytest.importorskip("redis").ResponseError("broken")]
-        monkeypatch.setattr(storage, "contains", lambda page_keys: [False] * len(page_keys))
-        monkeypatch.setattr(storage._client, "pipeline", Mock(return_value=broken))
-        with pytest.raises(StorageError, match=r"cannot use Redis at .*: broken"):
-            write(storage, keys(1))
-
-
-def test_a_damaged_value_is_a_miss_and_can_be_written_again(redis_url: str, namespace: str) -> None:
-    with closing(RedisStorage(redis_url, namespace=namespace)) as storage:
+def test_a_page_that_the_server_cannot_store_is_an_error(storage, monkeypatch):
+    redis = pytest.importorskip("redis")
+    storage.contains = lambda page_keys: [False] * len(page_keys)
+    broken = [redis.ResponseError("broken")]
+    monkeypatch.setattr(redis.client.Pipeline, "execute", lambda *_, **__: broken)
+    with pytest.raises(StorageError, match=r"cannot use Redis at .*: broken"):
         write(storage, keys(1))
-        storage._client.setrange(storage._prefix + keys(1)[0], 100, b"??")  # type: ignore[attr-defined]
-        assert read(storage, keys(1)) == [None]
-        assert storage.stats().damaged_pages == 1
-        write(storage, keys(1))
-        assert read(storage, keys(1)) == [payload(keys(1)[0])]
 
 
-def test_a_namespace_is_forgotten_whole_and_alone(redis_url: str, namespace: str) -> None:
-    # its name in Redis holds characters that a pattern would take for its own
+def test_a_damaged_value_is_a_miss_and_can_be_written_again(storage):
+    write(storage, keys(1))
+    storage._client.setrange(storage._prefix + keys(1)[0], 100, b"??")
+    assert read(storage, keys(1)) == [None]
+    assert storage.stats().damaged_pages == 1
+    write(storage, keys(1))
+    assert read(storage, keys(1)) == [payload(keys(1)[0])]
+
+
+def test_forget_all_deletes_one_namespace(connect, redis_url, namespace):
+    # its name in Redis has a character that means something else in a pattern
     names = (f"{namespace}/{number}" for number in count())
     special = next(name for name in names if b"*" in bytes.fromhex(namespace_name(name)))
-    with (
-        closing(RedisStorage(redis_url, namespace=special)) as storage,
-        closing(RedisStorage(redis_url, namespace=namespace)) as other,
-    ):
-        for number in range(0, 2_500, 500):
-            write(storage, keys(*range(number, number + 500)))
-        write(other, keys(1))
-        storage.forget_all()
-        assert not any(storage.contains(keys(*range(2_500))))
-        assert other.contains(keys(1)) == [True]
+    storage, other = connect(redis_url, special), connect(redis_url, namespace)
+    many = keys(*range(2_100))
+    storage.write(many, [memoryview(b"x")] * len(many))
+    write(other, keys(1))
+    storage.forget_all()
+    assert not any(storage.contains(many))
+    assert other.contains(keys(1)) == [True]
 
 
-def test_a_password_comes_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        redis_server(tmp_path) as server,
-        closing(RedisStorage(server.url, namespace="test")) as storage,
-    ):
-        storage._client.config_set("requirepass", "p@w/d")  # type: ignore[attr-defined]
+def test_the_password_comes_from_the_environment(connect, tmp_path, monkeypatch):
+    with redis_server(tmp_path) as server:
+        connect(server.url)._client.config_set("requirepass", "p@w/d")
         with pytest.raises(StorageError, match="authenticated"):
-            RedisStorage(server.url, namespace="test")
+            connect(server.url)
         monkeypatch.setenv(PASSWORD, "p@w/d")
-        with closing(RedisStorage(server.url, namespace="test")) as other:
-            assert write(other, keys(1)) == [True]
+        assert write(connect(server.url), keys(1)) == [True]
 
 
-def test_a_full_server_that_evicts_nothing_declines_pages(tmp_path: Path) -> None:
-    with (
-        redis_server(tmp_path, memory="4mb", policy="noeviction") as server,
-        closing(RedisStorage(server.url, namespace="test")) as storage,
-    ):
-        results = [write(storage, keys(number))[0] for number in range(600)]
-        assert True in results
-        assert results[-1] is False
-        assert storage.contains(keys(*range(600))) == results
+@pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru"])
+def test_a_full_server_declines_or_evicts_pages(connect, policy, tmp_path):
+    with redis_server(tmp_path, memory="3mb", policy=policy) as server:
+        storage = connect(server.url)
+        results = [write(storage, keys(number))[0] for number in range(400)]
+        if policy == "noeviction":
+            assert True in results
+            assert results[-1] is False
+            assert storage.contains(keys(*range(400))) == results
+        else:
+            assert all(results)
+            assert storage.stats().stored_pages < 3 * MIB // PAGE_BYTES
 
 
-def test_an_overfilled_server_evicts(tmp_path: Path) -> None:
-    with (
-        redis_server(tmp_path, memory="4mb") as server,
-        closing(RedisStorage(server.url, namespace="test")) as storage,
-    ):
-        assert all(write(storage, keys(number))[0] for number in range(600))
-        assert storage.stats().stored_pages < 4 * 2**20 // PAGE_BYTES
-
-
-def test_no_server_is_one_clear_error() -> None:
+def test_a_missing_server_is_an_error_with_its_address():
     pytest.importorskip("redis", reason="redis-py is not installed")
     url = f"redis://127.0.0.1:{free_port()}/0"
     with pytest.raises(StorageError, match=f"cannot use Redis at {url}"):
         RedisStorage(url, namespace="test")
 
 
-def test_a_server_that_does_not_answer_is_given_up(server: RedisServer) -> None:
-    with closing(RedisStorage(server.url, namespace="test", deadline_s=0.05)) as storage:
+def test_a_server_that_does_not_answer_is_an_error(connect, tmp_path):
+    with redis_server(tmp_path) as server:
+        storage = connect(server.url, deadline_s=0.05)
         server.running.send_signal(signal.SIGSTOP)  # sends no answer and keeps connections open
         with pytest.raises(StorageError, match="cannot use Redis"):
             read(storage, keys(1))
         server.running.send_signal(signal.SIGCONT)
 
 
-def test_a_server_that_dies_and_returns_is_bypassed_and_used_again(tmp_path: Path) -> None:
-    clock = SimulatedClock()
-    port = free_port()
+def test_a_server_that_dies_is_bypassed_and_used_again_when_it_returns(connect, tmp_path):
+    clock, port = SimulatedClock(), free_port()
     with redis_server(tmp_path, port=port) as server:
-        storage = BreakerStorage(
-            RedisStorage(server.url, namespace="test"), clock=clock, max_failures=2, retry_s=5.0
-        )
+        storage = BreakerStorage(connect(server.url), clock=clock, max_failures=2, retry_s=5.0)
         write(storage, keys(1))
     assert [read(storage, keys(1)) for _ in range(4)] == [[None]] * 4
     assert storage.is_bypassed
@@ -187,4 +166,3 @@ def test_a_server_that_dies_and_returns_is_bypassed_and_used_again(tmp_path: Pat
         clock.wait_until(to_ns(5.0))
         assert write(storage, keys(2)) == [True]
         assert read(storage, keys(1, 2)) == [None, payload(keys(2)[0])]
-        storage.close()

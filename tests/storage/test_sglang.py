@@ -1,7 +1,7 @@
-"""Our store inside SGLang: pages that one process stored are served to another's host pools.
+"""HiCacheStore inside SGLang: pages that one process stored are read into another's host pools.
 
-SGLang's pins clash with ours, so it has an environment of its own (`sglang_env.sh DIR` builds it);
-`HICACHE_SGLANG_PYTHON` names its interpreter.
+SGLang needs other versions of packages than this project, so it has an environment of its own
+(`sglang_env.sh DIR` builds it); `HICACHE_SGLANG_PYTHON` names its interpreter.
 """
 
 import importlib.util
@@ -48,12 +48,12 @@ def succeeds(what: str, kind: str, root: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["slab", "file"])
-def test_pages_of_every_pool_cross_processes_bit_for_bit(kind: str, tmp_path: Path) -> None:
+def test_a_second_process_reads_the_pages_of_every_pool(kind, tmp_path):
     succeeds("write", kind, str(tmp_path))
     succeeds("read", kind, str(tmp_path))
 
 
-def test_pages_cross_processes_through_redis(tmp_path: Path) -> None:
+def test_a_second_process_reads_pages_through_redis(tmp_path):
     if importlib.util.find_spec("redis") is None or shutil.which("redis-server") is None:
         pytest.skip("redis-server or redis-py is not installed")
     with redis_server(tmp_path) as server:
@@ -64,16 +64,16 @@ def test_pages_cross_processes_through_redis(tmp_path: Path) -> None:
         succeeds("read", "redis", server.url)
 
 
-def test_pages_of_another_layout_are_misses(tmp_path: Path) -> None:
+def test_pages_of_another_layout_are_misses(tmp_path):
     succeeds("write", "slab", str(tmp_path))
     succeeds("misfit", "slab", str(tmp_path))
 
 
-def test_a_reader_that_finds_nothing_would_be_noticed(tmp_path: Path) -> None:
+def test_the_suite_notices_missing_pages(tmp_path):
     assert process("read", "slab", str(tmp_path)).returncode != 0
 
 
-def test_a_wrong_byte_would_be_noticed(tmp_path: Path) -> None:
+def test_the_suite_notices_a_wrong_byte(tmp_path):
     succeeds("write", "slab", str(tmp_path))
     done = process("spoil", "slab", str(tmp_path))
     assert "page 0 of kv differs" in done.stderr

@@ -1,13 +1,9 @@
 import sys
 
-import pytest
-
 from hicache.storage import bench
 
 
-def test_each_engine_is_measured_with_the_pages_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_engine_is_measured_with_the_pages_asked_for(monkeypatch, capsys):
     measured, num_pages = bench._round, []
 
     def counted(storage, plain, source, target, turn):

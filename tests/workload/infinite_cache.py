@@ -1,4 +1,4 @@
-"""What a cache that never forgets would hit: the yardstick for loaders and generators."""
+"""The hit rate of a cache that evicts nothing: a measure of loaders and generators."""
 
 from collections.abc import Iterable, Iterator
 
@@ -16,31 +16,27 @@ def page_chain(tokens: bytes, namespace: str, page: int = PAGE) -> Iterator[int]
         yield chained
 
 
-def token_hit_rate(
-    requests: Iterable[Request], *, only_ends: bool = False, page: int = PAGE
-) -> float:
+def token_hit_rate(requests: Iterable[Request], *, page: int = PAGE) -> float:
+    return token_hit_rates(requests, page=page)[0]
+
+
+def token_hit_rates(requests: Iterable[Request], *, page: int = PAGE) -> tuple[float, float]:
     """Matched share of all prompt tokens, in whole pages, at most `prompt_len - 1` a request.
 
-    A prompt and its answer are in the cache as soon as the request has arrived. With `only_ends` a
-    match must stop where an earlier prompt or answer ended (floored to a page), as a Mamba state
-    kept there makes it.
+    A prompt and its answer are in the cache as soon as the request has arrived. The second share
+    counts only matches up to where an earlier prompt or answer ended (floored to a page), as with
+    Mamba states that are kept there.
     """
     usable: set[int] = set()
-    hit = total = 0
+    ends: set[int] = set()
+    hit = hit_at_ends = total = 0
     for request in requests:
         tokens = request.prompt.to_bytes() + request.output.to_bytes()
         chain = list(page_chain(tokens, request.namespace, page))
         reach = (request.prompt_len - 1) // page
         total += request.prompt_len
-        if only_ends:
-            hit += page * max((d for d in range(1, reach + 1) if chain[d - 1] in usable), default=0)
-            for end in (request.prompt_len // page, len(chain)):
-                if end:
-                    usable.add(chain[end - 1])
-        else:
-            for hashed in chain[:reach]:
-                if hashed not in usable:
-                    break
-                hit += page
-            usable.update(chain)
-    return hit / total
+        hit_at_ends += page * next((d for d in range(reach, 0, -1) if chain[d - 1] in ends), 0)
+        hit += page * next((d for d in range(reach) if chain[d] not in usable), reach)
+        usable.update(chain)
+        ends.update(chain[end - 1] for end in (request.prompt_len // page, len(chain)) if end)
+    return hit / total, hit_at_ends / total

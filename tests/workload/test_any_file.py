@@ -1,4 +1,4 @@
-"""Readers get any bytes and any odd values: they read them, or refuse them in a sentence."""
+"""Readers get any bytes and any odd values: they read the file, or refuse it with a sentence."""
 
 import gzip
 import importlib.util
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,18 +21,13 @@ from tests.workload.traces import write_lines
 ODD = [
     *("null", "true", "-1", "0", "0.5", "-0.0", "1e308", "1e400", "NaN", "[]", "{}", '""', '"x"'),
     *("9223372036854775807", "18446744073709551615", "1" + "0" * 400, "1" * 5000, "[[]]", "[null]"),
-    *(
-        '"2024-10-27T02:59:59.5+02:00"',
-        '"\\ud800"',
-        '"' + "9" * 30 + '"',
-        '{"type": "BlockStored"}',
-    ),
+    *('"2024-10-27T02:59:59.5+02:00"', '"\\ud800"', f'"{"9" * 30}"', '{"type": "BlockStored"}'),
 ]
 # first bytes of the containers
 STARTS = [b"", b"PAR1", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b'{"', b"[["]
 ROWS = [path for path in SEEDS if path.suffix in (".jsonl", ".csv")]
 MANY = settings(
-    max_examples=int(os.environ.get("HICACHE_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("HICACHE_EXAMPLES", "60")),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -105,7 +99,7 @@ def odd_files(draw: st.DrawFn) -> bytes:
 
 @MANY
 @given(data=odd_files())
-def test_a_file_with_odd_values_is_read_or_refused(tmp_path: Path, data: bytes) -> None:
+def test_a_file_with_odd_values_is_read_or_refused(tmp_path, data):
     path = tmp_path / "trace"
     path.write_bytes(data)
     read(path)
@@ -113,9 +107,7 @@ def test_a_file_with_odd_values_is_read_or_refused(tmp_path: Path, data: bytes) 
 
 @MANY
 @given(data=st.data(), seed=st.sampled_from(SEEDS))
-def test_a_file_with_other_bytes_is_read_or_refused(
-    tmp_path: Path, data: st.DataObject, seed: Path
-) -> None:
+def test_a_file_with_other_bytes_is_read_or_refused(tmp_path, data, seed):
     contents = bytearray(seed.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         begin = data.draw(st.integers(0, len(contents)))
@@ -128,26 +120,14 @@ def test_a_file_with_other_bytes_is_read_or_refused(
 
 @MANY
 @given(data=st.binary(max_size=200), start=st.sampled_from(STARTS))
-def test_any_bytes_are_read_or_refused(tmp_path: Path, data: bytes, start: bytes) -> None:
+def test_any_bytes_are_read_or_refused(tmp_path, data, start):
     path = tmp_path / "trace"
     path.write_bytes(start + data)
     read(path)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", [path for path in ROWS if path.suffix == ".jsonl"], ids=str)
-def test_each_value_of_a_fixture_may_be_odd(tmp_path: Path, seed: Path) -> None:
-    lines, path = seed.read_text().splitlines(), tmp_path / "trace"
-    for number, line in list(enumerate(lines))[:4]:
-        for place in places(json.loads(line)):
-            for odd in ("", *ODD):
-                changed = [*lines[:number], replaced(line, place, odd), *lines[number + 1 :]]
-                path.write_bytes("\n".join(changed).encode(errors="surrogatepass"))
-                read(path)
-
-
 @pytest.mark.parametrize("name", [path.name for path in SEEDS])
-def test_a_fixture_is_read(name: str) -> None:
+def test_a_fixture_is_read(name):
     assert read(next(path for path in SEEDS if path.name == name)) is not None
 
 
@@ -173,11 +153,11 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_work_and_memory_do_not_grow_without_bounds(tmp_path: Path, name: str) -> None:
+def test_work_and_memory_do_not_grow_without_bounds(tmp_path, name):
     assert read(write_lines(tmp_path / "trace", ENDLESS[name])) is None
 
 
-def test_a_gzip_file_of_a_bomb_inside_many_members_is_refused(tmp_path: Path) -> None:
+def test_a_gzip_file_of_a_bomb_inside_many_members_is_refused(tmp_path):
     path = tmp_path / "trace"
     path.write_bytes(gzip.compress(b" " * (1 << 19)) * 5)
     assert read(path) is None
@@ -185,7 +165,7 @@ def test_a_gzip_file_of_a_bomb_inside_many_members_is_refused(tmp_path: Path) ->
 
 @pytest.mark.soak
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")
-def test_ten_minutes_of_coverage_guided_fuzzing_find_nothing() -> None:
+def test_ten_minutes_of_coverage_guided_fuzzing_find_nothing():
     command = [sys.executable, "-m", "tests.fuzz.fuzz_readers", "600"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -1,4 +1,4 @@
-"""Workloads of public benches, and who may ask when."""
+"""Workloads of public benches, and the feeders that release them in rounds and stages."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,10 +9,10 @@ import pytest
 
 from hicache import experiment
 from hicache.clock import SECOND_NS, to_ns
-from hicache.config import Arrivals, ExperimentConfig, WorkloadConfig
+from hicache.config import Arrivals, WorkloadConfig
 from hicache.request import Request
 from hicache.runs.schema import config_of
-from hicache.workload.feeder import Feeder, Releases
+from hicache.workload.feeder import Feeder
 from hicache.workload.rounds import RoundFeeder, StageFeeder, make_feeder, stages_of
 from hicache.workload.workload import load_workload
 from tests.workload.traces import ids, session_starts, shared_len, whole
@@ -21,40 +21,49 @@ CLIENTS, ROUNDS = 5, 4
 TALK = WorkloadConfig(
     kind="multi_turn", num_sessions=CLIENTS, rounds=ROUNDS, turn_tokens=30, answer_tokens=7
 )
+PREFIXES = WorkloadConfig(
+    kind="shared_prefix",
+    groups=6,
+    group_prompts=3,
+    prefix_tokens=100,
+    own_tokens=20,
+    answer_tokens=5,
+    stage_rates=(2.0, 8.0),
+    stage_s=30.0,
+)
+STAGES = replace(
+    PREFIXES, groups=2, group_prompts=2, stage_rates=(2.0, 4.0), stage_s=10.0, drain=True
+)
 
 
-def requests_of(config: WorkloadConfig, seed: int = 0) -> list[Request]:
-    return list(load_workload(config, data_dir=None, seed=seed).requests)
+def requests_of(config: WorkloadConfig = TALK, seed: int = 0, **changes: Any) -> list[Request]:
+    loaded = load_workload(replace(config, **changes), data_dir=None, seed=seed)
+    return list(loaded.requests)
 
 
-def test_each_round_adds_to_the_whole_conversation() -> None:
-    requests = requests_of(TALK)
-    assert len(requests) == CLIENTS * ROUNDS
+def test_each_round_adds_to_the_whole_conversation():
+    requests = requests_of()
+    assert Counter(session_starts(requests)) == dict.fromkeys(range(CLIENTS), ROUNDS)
     for request in requests:
         number = request.id // CLIENTS
         assert request.prompt_len == 30 * (number + 1) + 7 * number
         if request.parent_id is not None:
             parent = requests[request.parent_id]
             assert shared_len(whole(parent), ids(request.prompt)) == len(whole(parent))
-    assert Counter(session_starts(requests)) == dict.fromkeys(range(CLIENTS), ROUNDS)
+    assert len({int(ids(r.prompt)[0]) for r in requests[:CLIENTS]}) == CLIENTS
 
 
-def test_clients_share_nothing() -> None:
-    first = [int(ids(r.prompt)[0]) for r in requests_of(TALK)[:CLIENTS]]
-    assert len(set(first)) == CLIENTS
-
-
-def test_the_first_round_may_be_longer() -> None:
-    config = WorkloadConfig(
-        kind="multi_turn", num_sessions=2, rounds=3, turn_tokens=2000, first_tokens=12000
-    )
-    assert [r.prompt_len for r in requests_of(config)[::2]] == [12000, 14001, 16002]
+def test_the_first_round_may_be_longer():
+    requests = requests_of(num_sessions=2, rounds=3, turn_tokens=2000, first_tokens=12000)
+    assert [r.prompt_len for r in requests[::2]] == [12000, 14007, 16014]
 
 
 def served(
-    feeder: RoundFeeder, seconds: Callable[[Request], float]
+    requests: list[Request], seconds: Callable[[Request], float], seed: int = 0, **settings: Any
 ) -> list[tuple[int, int, Request]]:
-    """(sent, answered, request) of each, with answers that take so long, in order of sending."""
+    """(sent, answered, request) in order of sending, with answers that take `seconds`."""
+    config = WorkloadConfig(**{"request_rate": 10.0} | settings)
+    feeder = RoundFeeder(requests, config, seed=seed)
     events: list[tuple[int, int, Request]] = []
     waiting = feeder.initial()
     done: list[tuple[int, int, Request]] = []
@@ -67,17 +76,10 @@ def served(
     return sorted(done, key=lambda each: (each[0], each[2].id))
 
 
-def feeder_of(
-    requests: list[Request], rate: float = 10.0, seed: int = 0, **settings: Any
-) -> RoundFeeder:
-    return RoundFeeder(requests, WorkloadConfig(request_rate=rate, **settings), seed=seed)
-
-
 @pytest.mark.parametrize("parallel", [1, 3, None])
 @pytest.mark.parametrize("barrier", [False, True])
-def test_no_more_are_asked_at_once_than_may_be(parallel: int | None, *, barrier: bool) -> None:
-    feeder = feeder_of(requests_of(TALK), parallel=parallel, barrier=barrier)
-    log = served(feeder, lambda r: 0.1 + r.session_id)
+def test_rounds_keep_the_limit_and_a_barrier_waits_for_the_last_client(parallel, barrier):
+    log = served(requests_of(), lambda r: 0.1 + r.session_id, parallel=parallel, barrier=barrier)
     assert len(log) == CLIENTS * ROUNDS
     most = max(sum(s <= sent < end for s, end, _ in log) for sent, _, _ in log)
     assert most <= (parallel or CLIENTS)
@@ -87,25 +89,30 @@ def test_no_more_are_asked_at_once_than_may_be(parallel: int | None, *, barrier:
     answered = {request.id: end for _, end, request in log}
     for sent, _, request in log:
         assert request.parent_id is None or sent >= answered[request.parent_id]
+        if barrier:
+            before = [n for n in answered if n // CLIENTS < request.id // CLIENTS]
+            assert sent >= max((answered[n] for n in before), default=0)
 
 
-def test_a_barrier_waits_for_the_last() -> None:
-    feeder = feeder_of(requests_of(TALK), barrier=True)
-    log = served(feeder, lambda r: 0.1 + r.session_id)
-    for number in range(1, ROUNDS):
-        ended = max(end for _, end, r in log if r.id // CLIENTS == number - 1)
-        assert min(sent for sent, _, r in log if r.id // CLIENTS == number) >= ended
-
-
-def test_the_rate_is_kept() -> None:
-    config = WorkloadConfig(kind="multi_turn", num_sessions=400, rounds=2, turn_tokens=2)
-    log = served(feeder_of(requests_of(config), rate=8.0), lambda _: 0.0)
+def test_rounds_are_sent_at_the_request_rate():
+    requests = requests_of(num_sessions=400, rounds=2, turn_tokens=2)
+    log = served(requests, lambda _: 0.0, request_rate=8.0)
     assert log[-1][0] / SECOND_NS == pytest.approx(800 / 8, rel=0.1)
 
 
-def test_who_is_dropped_asks_no_more_and_holds_nobody_up() -> None:
-    requests = requests_of(TALK)
-    feeder = feeder_of(requests, barrier=True, parallel=1)
+def test_the_next_client_is_drawn_from_the_seed():
+    def order(seed: int) -> tuple[int, ...]:
+        log = served(requests_of(), lambda _: 0.1, seed, barrier=True, parallel=1)
+        return tuple(request.id for _, _, request in log)
+
+    orders = [order(seed) for seed in range(5)]
+    assert len(set(orders)) == 5
+    assert [order(seed) for seed in range(5)] == orders
+
+
+def test_a_dropped_client_asks_no_more_and_delays_no_other():
+    config = WorkloadConfig(request_rate=10.0, barrier=True, parallel=1)
+    feeder = RoundFeeder(requests_of(), config, seed=0)
     ((_, first),) = feeder.initial()
     gone = feeder.on_dropped(first.id, 5)
     assert [r.id for r in gone.requests] == [first.id + n * CLIENTS for n in range(1, ROUNDS)]
@@ -116,173 +123,97 @@ def test_who_is_dropped_asks_no_more_and_holds_nobody_up() -> None:
         feeder.on_answered(gone.requests[0].id, 9)
 
 
-def test_a_round_is_a_stage_of_a_closed_loop() -> None:
-    requests = requests_of(TALK)
-    assert stages_of(requests, TALK) == {each.id: each.id // CLIENTS for each in requests}
-
-
-def test_the_stage_of_a_request_is_that_of_its_rate_unless_stages_end_in_time() -> None:
+def test_rounds_and_rates_are_stages_unless_stages_end_in_time():
+    assert stages_of(requests_of(), TALK) == {n: n // CLIENTS for n in range(CLIENTS * ROUNDS)}
     closed = replace(PREFIXES, arrivals=Arrivals.closed)
     requests = requests_of(closed)
-    end_ns = round(PREFIXES.stage_s * SECOND_NS)
     found = stages_of(requests, closed)
-    assert found == {each.id: int(each.arrival_ns >= end_ns) for each in requests}
+    assert found == {each.id: int(each.arrival_ns >= 30 * SECOND_NS) for each in requests}
     assert 0 < sum(found.values()) < len(found)
     assert stages_of(requests, PREFIXES) == {}
     assert stages_of(requests, replace(closed, windows=2)) == {}
     assert stages_of(requests, WorkloadConfig(kind="chat", arrivals=Arrivals.closed)) == {}
 
 
-def test_a_run_of_rounds_hits_what_it_asked_before() -> None:
-    config = config_of(
-        "workload=multi_turn", "workload.rounds=3", "workload.num_sessions=4", "storage=none"
-    )
-    records = experiment.run(config).records
-    assert len(records) == 12
-    last = [record for record in records if record.prompt_len == 3 * 4096 + 2]
-    # all but the last page of what was asked before, and the new turn
-    assert [record.computed_len for record in last] == [4096 + 2] * 4
-
-
-PREFIXES = WorkloadConfig(
-    kind="shared_prefix",
-    groups=6,
-    group_prompts=3,
-    prefix_tokens=100,
-    own_tokens=20,
-    answer_tokens=5,
-    stage_rates=(2.0, 8.0),
-    stage_s=30.0,
-)
-
-
-def test_prompts_of_a_group_begin_alike() -> None:
-    requests = requests_of(PREFIXES)[:18]
-    whole_prompts = {r.prompt.to_bytes() for r in requests}
-    assert len(whole_prompts) == 18
-    assert Counter(r.prompt.to_bytes()[:400] for r in requests).most_common()[-1][1] == 3
+def test_prompts_of_a_group_share_a_prefix_and_repeat_after_all_others():
+    requests = requests_of(PREFIXES)
     assert {(r.prompt_len, r.output_len) for r in requests} == {(120, 5)}
-
-
-def test_all_prompts_come_before_any_comes_again() -> None:
-    prompts = [r.prompt.to_bytes() for r in requests_of(PREFIXES)]
+    prompts = [r.prompt.to_bytes() for r in requests]
+    assert len(set(prompts[:18])) == 18
+    assert Counter(prompt[:400] for prompt in prompts[:18]).most_common()[-1][1] == 3
     assert prompts[18:36] == prompts[:18]
     assert prompts[:18] != [r.prompt.to_bytes() for r in requests_of(PREFIXES, seed=1)[:18]]
-
-
-def test_stages_have_their_rates() -> None:
-    arrivals = [r.arrival_ns / SECOND_NS for r in requests_of(PREFIXES)]
+    arrivals = [r.arrival_ns / SECOND_NS for r in requests]
     assert arrivals == sorted(arrivals)
     slow = sum(arrival < 30 for arrival in arrivals)
     assert slow == pytest.approx(60, abs=25)
     assert len(arrivals) - slow == pytest.approx(240, abs=50)
 
 
-def test_stages_without_requests_are_refused() -> None:
+def test_invalid_rates_of_stages_are_refused():
     with pytest.raises(ValueError, match="give no request"):
-        requests_of(WorkloadConfig(kind="shared_prefix", stage_rates=(1e-6,)))
-
-
-def test_a_rate_of_a_stage_has_limits() -> None:
+        requests_of(PREFIXES, stage_rates=(1e-6,))
     with pytest.raises(ValueError, match=r"workload\.stage_rates must be above 0, got -1"):
-        WorkloadConfig(kind="shared_prefix", stage_rates=(1.0, -1.0))
+        replace(PREFIXES, stage_rates=(1.0, -1.0))
 
 
-def test_who_is_next_is_drawn() -> None:
-    orders = set()
-    for seed in range(5):
-        log = served(
-            feeder_of(requests_of(TALK), barrier=True, parallel=1, seed=seed), lambda _: 0.1
-        )
-        orders.add(tuple(request.session_id for _, _, request in log))
-        again = served(
-            feeder_of(requests_of(TALK), barrier=True, parallel=1, seed=seed), lambda _: 0.1
-        )
-        assert [r.id for _, _, r in again] == [r.id for _, _, r in log]
-    assert len(orders) == 5
-
-
-STAGES = WorkloadConfig(
-    kind="shared_prefix",
-    groups=2,
-    group_prompts=2,
-    prefix_tokens=64,
-    own_tokens=16,
-    stage_rates=(2.0, 4.0),
-    stage_s=10.0,
-    drain=True,
-)
-
-
-def test_a_stage_that_drains_starts_when_the_last_request_before_it_has_ended() -> None:
+def test_a_draining_stage_starts_when_the_last_request_of_the_stage_before_ended():
     requests = requests_of(STAGES)
     first = [r for r in requests if r.arrival_ns < 10 * SECOND_NS]
     feeder = StageFeeder(requests, STAGES)
     assert feeder.initial() == [(r.arrival_ns, r) for r in first]
-    late_ns = 13 * SECOND_NS
     for request in first[:-1]:
-        assert feeder.on_answered(request.id, late_ns) == []
-    dropped = feeder.on_dropped(first[-1].id, late_ns)
-    delays = {due - r.arrival_ns for due, r in dropped.released}
+        assert feeder.on_answered(request.id, 13 * SECOND_NS) == []
+    dropped = feeder.on_dropped(first[-1].id, 13 * SECOND_NS)
     assert [r for _, r in dropped.released] == requests[len(first) :]
-    assert delays == {3 * SECOND_NS}
+    assert {due - r.arrival_ns for due, r in dropped.released} == {3 * SECOND_NS}
 
 
-def test_a_stage_whose_requests_have_ended_in_time_does_not_delay_the_next() -> None:
+def test_a_draining_stage_that_ends_in_time_delays_nothing():
     requests = requests_of(STAGES)
-    feeder = StageFeeder(requests, STAGES)
-    for _, request in feeder.initial():
-        released = feeder.on_answered(request.id, SECOND_NS)
-    assert all(due == request.arrival_ns for due, request in released)
-
-
-def test_a_request_that_a_jitter_moves_beyond_the_end_is_in_the_last_stage() -> None:
-    requests = requests_of(STAGES)
+    # a jitter may move the last request beyond the end of the last stage
     last = replace(requests[-1], arrival_ns=to_ns(STAGES.stage_ends_s[-1]))
     feeder = StageFeeder([*requests[:-1], last], STAGES)
-    released = feeder.initial()
-    while released and released[-1][1] is not last:
-        ended = [feeder.on_answered(request.id, 0) for _, request in released]
-        released = ended[-1]
-    assert released[-1][1] is last
+    first = feeder.initial()
+    second = [each for _, r in first for each in feeder.on_answered(r.id, SECOND_NS)]
+    assert [each for _, each in first + second] == [*requests[:-1], last]
+    assert all(due == request.arrival_ns for due, request in second)
 
 
-@pytest.mark.parametrize("drain", [True, False])
-def test_records_name_the_stage_and_the_round(*, drain: bool) -> None:
-    small = ("model=tiny_hybrid", "cache.device_gib=1", "cache.host_gib=1", "storage=none")
-    load = ("workload.stage_rates=[1,2]", "workload.stage_s=5", "workload.prefix_tokens=64")
-    config = config_of("workload=shared_prefix", *load, f"workload.drain={drain}", *small)
-    requests = requests_of(config.workload)
-    records = experiment.run(config).records
-    assert [each.stage for each in records] == [1 + (r.arrival_ns >= 5e9) for r in requests]
+SMALL = ("model=tiny_hybrid", "cache.device_gib=1", "cache.host_gib=1", "storage=none")
+ONE_ROUND = ("workload=multi_turn", "workload.rounds=1", "model=llama3_8b", "storage=none")
+
+
+def records_of(*overrides: str) -> list[Any]:
+    return list(experiment.run(config_of(*overrides)).records)
+
+
+def test_records_name_the_stage_and_the_round():
+    load = ("workload=shared_prefix", "workload.stage_rates=[1,2]", "workload.stage_s=5")
+    for drain in ("true", "false"):
+        drained = (*load, "workload.prefix_tokens=64", f"workload.drain={drain}")
+        requests = requests_of(config_of(*drained).workload)
+        stages = [1 + (r.arrival_ns >= 5e9) for r in requests]
+        assert [each.stage for each in records_of(*drained, *SMALL)] == stages
     talk = ("workload=multi_turn", "workload.num_sessions=3", "workload.rounds=4")
-    records = experiment.run(config_of(*talk, "workload.turn_tokens=32", *small)).records
-    assert [each.round for each in records] == [each.id // 3 for each in records]
-    assert {each.stage for each in records} == {0}
+    records = records_of(*talk, "workload.turn_tokens=32", *SMALL)
+    assert [(each.round, each.stage) for each in records] == [(each.id // 3, 0) for each in records]
+    # of the last round, all but the last page of the round before is in the cache
+    assert [each.computed_len for each in records if each.round == 3] == [35 + 32] * 3
 
 
-def test_the_server_delays_a_request_and_does_not_occupy_the_engine() -> None:
-    told = ("model=llama3_8b", "storage=none", "workload=multi_turn", "workload.rounds=1")
-    config = config_of(*told, "workload.num_sessions=6", "workload.request_rate=0.5")
-    times = [experiment.run(config).records, experiment.run(late(config, 0.25)).records]
-    for plain, delayed in zip(*times, strict=True):
-        assert delayed.arrival_ns == plain.arrival_ns
-        assert delayed.ttft_ns == plain.ttft_ns + SECOND_NS // 4
-
-
-def test_the_engine_begins_one_request_after_the_other() -> None:
-    told = ("model=llama3_8b", "storage=none", "workload=multi_turn", "workload.rounds=1")
-    config = config_of(*told, "workload.num_sessions=4", "workload.turn_tokens=64")
-    slow = replace(config, scheduler=replace(config.scheduler, begin_s=0.5))
-    spans = [
-        max(each.finish_ns for each in experiment.run(each_config).records)
-        for each_config in (config, slow)
+def test_server_s_delays_each_request_and_begin_s_occupies_the_engine():
+    load = (*ONE_ROUND, "workload.num_sessions=4", "workload.request_rate=0.5")
+    plain, delayed = (records_of(*load, f"scheduler.server_s={seconds}") for seconds in (0, 0.25))
+    for before, after in zip(plain, delayed, strict=True):
+        assert after.arrival_ns == before.arrival_ns
+        assert after.ttft_ns == before.ttft_ns + SECOND_NS // 4
+    at_once = (*ONE_ROUND, "workload.num_sessions=4", "workload.turn_tokens=64")
+    ends = [
+        max(each.finish_ns for each in records_of(*at_once, f"scheduler.begin_s={seconds}"))
+        for seconds in (0, 0.5)
     ]
-    assert spans[1] - spans[0] == pytest.approx(4 * SECOND_NS / 2, abs=SECOND_NS / 4)
-
-
-def late(config: ExperimentConfig, server_s: float) -> ExperimentConfig:
-    return replace(config, scheduler=replace(config.scheduler, server_s=server_s))
+    assert ends[1] - ends[0] == pytest.approx(4 * SECOND_NS / 2, abs=SECOND_NS / 4)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +225,5 @@ def late(config: ExperimentConfig, server_s: float) -> ExperimentConfig:
         (WorkloadConfig(kind="chat"), Feeder),
     ],
 )
-def test_rounds_and_stages_that_wait_for_their_end_have_feeders_of_their_own(
-    config: WorkloadConfig, wanted: type[Releases]
-) -> None:
-    assert type(make_feeder(requests_of(TALK), config, seed=0)) is wanted
+def test_rounds_and_draining_stages_have_feeders_of_their_own(config, wanted):
+    assert type(make_feeder(requests_of(), config, seed=0)) is wanted

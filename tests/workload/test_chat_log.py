@@ -1,4 +1,4 @@
-"""Logs of chats: what they share is kept, what they say is not."""
+"""Logs of chats: prompts keep their shared prefixes, and their texts are kept nowhere."""
 
 import sys
 from pathlib import Path
@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache.config import WorkloadConfig
-from hicache.request import Request
 from hicache.runs.job import run_job
 from hicache.runs.schema import config_of
 from hicache.workload import kept
 from hicache.workload.trace import TraceError
-from hicache.workload.workload import load_workload
 from tests.workload.traces import ids, session_starts, shared_len, whole, write_lines
+from tests.workload.traces import load_requests as load
 
 SYSTEM = {
     "role": "system",
@@ -40,18 +38,24 @@ LOG: list[dict[str, Any]] = [
 ]
 
 
-def load(path: Path, **settings: Any) -> list[Request]:
-    config = WorkloadConfig(kind="trace", path=str(path), **settings)
-    return list(load_workload(config, data_dir=None, seed=0).requests)
-
-
 def letters(text: str) -> list[int]:
     return list(text.encode())
 
 
-def test_a_log_comes_back_with_its_lengths_and_what_it_shares(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "log.jsonl", LOG)
-    first, other, second = load(path, tokenizer=f"{__name__}:letters")
+LETTERS = f"{__name__}:letters"
+
+
+def as_a_mapping(text: str) -> dict[str, list[int]]:
+    return {"input_ids": letters(text)}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "log.jsonl", LOG)
+
+
+def test_a_log_is_read_with_its_lengths_and_shared_prefixes(log):
+    first, other, second = load(log, tokenizer=LETTERS)
     assert [r.arrival_ns for r in (first, other, second)] == [0, 3_500_000_000, 9_000_000_000]
     said = [len(str(message["content"])) for message in (SYSTEM, ASK, ANSWER, AGAIN, OTHER)]
     marks = [len(f"<{role}>") for role in ("system", "user", "assistant")]
@@ -59,42 +63,32 @@ def test_a_log_comes_back_with_its_lengths_and_what_it_shares(tmp_path: Path) ->
     assert (first.output_len, other.output_len) == (said[2], 12)
     assert second.output_len == len("A dry cider would do.")
     assert second.prompt_len == first.prompt_len + said[2] + said[3] + marks[1] + marks[2]
-    # whole blocks of 16 tokens of the system prompt are everybody's
+    # all requests share whole blocks of 16 tokens of the system prompt
     common = (said[0] + sum(marks[:2])) // 16 * 16
     assert shared_len(ids(first.prompt), ids(other.prompt)) == common
     assert (second.parent_id, other.parent_id) == (0, None)
     assert shared_len(whole(first), ids(second.prompt)) == first.prompt_len + first.output_len
 
 
-def test_without_a_tokenizer_a_token_is_about_four_letters(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "log.jsonl", LOG)
-    plain = load(path)
-    lettered = load(path, tokenizer=f"{__name__}:letters")
-    for few, many in zip(plain, lettered, strict=True):
+def test_without_a_tokenizer_a_token_has_about_four_letters(log):
+    plain, again, lettered = load(log), load(log), load(log, tokenizer=LETTERS)
+    for few, same, many in zip(plain, again, lettered, strict=True):
         assert 2.5 < many.prompt_len / few.prompt_len < 5
+        assert np.array_equal(whole(few), whole(same))
     assert plain[2].parent_id == 0
 
 
-def test_the_same_log_gives_the_same_requests(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "log.jsonl", LOG)
-    once, again = load(path), load(path)
-    for left, right in zip(once, again, strict=True):
-        assert np.array_equal(whole(left), whole(right))
-
-
-def test_sessions_may_be_told(tmp_path: Path) -> None:
-    told = [line | {"session_id": name} for line, name in zip(LOG, "aba", strict=True)]
-    found = load(write_lines(tmp_path / "log.jsonl", told))
+def test_a_log_may_name_sessions(tmp_path):
+    named = [line | {"session_id": name} for line, name in zip(LOG, "aba", strict=True)]
+    found = load(write_lines(tmp_path / "log.jsonl", named))
     assert session_starts(found) == [0, 1, 0]
 
 
-def test_nothing_that_was_said_is_written_to_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_text_of_a_log_is_written_to_disk(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     monkeypatch.setattr(kept, "os_cache", lambda _: str(cache))
-    told = [line | {"namespace": "Cholmondeley"} for line in LOG]
-    path = write_lines(tmp_path / "log.jsonl", told)
+    named = [line | {"namespace": "Cholmondeley"} for line in LOG]
+    path = write_lines(tmp_path / "log.jsonl", named)
     out_dir = tmp_path / "run"
     config = config_of(
         f"workload.path={path}", "tracker.wandb_mode=disabled", "prefetch.threshold=1"
@@ -111,55 +105,43 @@ def test_nothing_that_was_said_is_written_to_disk(
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (
-            {"created": 1, "messages": []},
-            "messages must be a list that is not empty",
-        ),
-        ({"created": 1, "messages": "Quince"}, "messages must be a list or null, got text"),
-        ({"created": 1, "messages": ["Quince"]}, r"messages\[0\] must be an object, got text"),
-        ({"created": 1, "messages": [{"content": "Quince"}]}, "must be an object with a role"),
+        ({"messages": []}, "messages must be a list that is not empty"),
+        ({"messages": "Quince"}, "messages must be a list or null, got text"),
+        ({"messages": ["Quince"]}, r"messages\[0\] must be an object, got text"),
+        ({"messages": [{"content": "Quince"}]}, "must be an object with a role"),
         ({"created": 1_700_000_000, "messages": [ASK]}, "no answer tokens"),
         (
-            {"created": 1, "messages": [ASK], "choices": [{"message": "Quince"}]},
+            {"messages": [ASK], "choices": [{"message": "Quince"}]},
             r"choices\[0\].message must be an object or null, got text",
         ),
-        (
-            {"created": "Quince", "messages": [ASK, ANSWER]},
-            "created or timestamp must be a number or a date",
-        ),
-        ({"created": float("inf"), "messages": [ASK, ANSWER]}, "not JSON"),
-        ({"created": 1.7e12, "messages": [ASK, ANSWER]}, "its time is after the year 2106"),
-        (
-            {"created": 1, "messages": [{"role": "user", "content": 5}, ANSWER]},
-            "content must be text or a list",
-        ),
+        ({"created": "Quince"}, "created or timestamp must be a number or a date"),
+        ({"created": float("inf")}, "not JSON"),
+        ({"created": 1.7e12}, "its time is after the year 2106"),
+        ({"messages": [{"role": "user", "content": 5}, ANSWER]}, "content must be text or a list"),
     ],
 )
-def test_a_bad_line_is_named_and_not_shown(tmp_path: Path, line: dict[str, Any], told: str) -> None:
-    path = write_lines(tmp_path / "log.jsonl", [LOG[0], line])
+def test_an_invalid_line_is_refused_without_its_texts(tmp_path, line, told):
+    changed = {"created": 1, "messages": [ASK, ANSWER]} | line
+    path = write_lines(tmp_path / "log.jsonl", [LOG[0], changed])
     with pytest.raises(TraceError, match=rf"log\.jsonl, line 2: .*{told}") as caught:
         load(path)
     assert "Quince" not in str(caught.value)
 
 
-@pytest.mark.parametrize("tokenizer", ["nowhere:encode", "json:nothing"])
-def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path, tokenizer: str) -> None:
-    path = write_lines(tmp_path / "log.jsonl", LOG)
-    with pytest.raises(ValueError, match=rf"workload\.tokenizer={tokenizer} cannot be loaded"):
-        load(path, tokenizer=tokenizer)
+@pytest.mark.parametrize(
+    ("tokenizer", "told"),
+    [
+        ("nowhere:encode", r"workload\.tokenizer=nowhere:encode cannot be loaded"),
+        ("json:nothing", r"workload\.tokenizer=json:nothing cannot be loaded"),
+        (f"{__name__}:as_a_mapping", ":as_a_mapping must return a list of tokens, got a dict"),
+    ],
+)
+def test_an_invalid_tokenizer_is_refused(log, tokenizer, told):
+    with pytest.raises(ValueError, match=told):
+        load(log, tokenizer=tokenizer)
 
 
-def as_a_mapping(text: str) -> dict[str, list[int]]:
-    return {"input_ids": [ord(letter) for letter in text], "attention_mask": [1] * len(text)}
-
-
-def test_a_tokenizer_that_gives_no_list_is_refused(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "log.jsonl", LOG)
-    with pytest.raises(ValueError, match=r":as_a_mapping must return a list of tokens, got a dict"):
-        load(path, tokenizer=f"{__name__}:as_a_mapping")
-
-
-def test_questions_about_shared_documents_are_no_conversation(tmp_path: Path) -> None:
+def test_questions_about_shared_documents_are_no_turns(tmp_path):
     def ask(created: int, document: str, question: str, *more: dict[str, Any]) -> dict[str, Any]:
         asked = {"role": "user", "content": 99 * document + question}
         return {"created": created, "messages": [SYSTEM, asked, *more], "response": "So it is."}
@@ -172,7 +154,7 @@ def test_questions_about_shared_documents_are_no_conversation(tmp_path: Path) ->
     assert [r.parent_id for r in load(path)] == [None] * 40 + [1, 1]
 
 
-def test_a_turn_continues_the_request_with_the_answer_that_it_repeats(tmp_path: Path) -> None:
+def test_a_turn_continues_the_request_with_the_answer_that_it_repeats(tmp_path):
     def ask(created: int, response: str, *more: dict[str, Any]) -> dict[str, Any]:
         return {"created": created, "messages": [SYSTEM, ASK, *more], "response": response}
 
@@ -187,13 +169,13 @@ SAID = "the cache keeps the prompt and the answer of every request that the engi
 TOKENIZER = Path(__file__).parent / "fixtures" / "tokenizer.json"
 
 
-def test_plain_prompts_are_read_with_their_answers(tmp_path: Path) -> None:
+def test_plain_prompts_are_read_with_their_answers(tmp_path):
     log = [
         {"timestamp": 0, "prompt": SAID, "response": "So it is."},
         {"timestamp": 5, "prompt": f"{SAID}So it is. {SAID}", "completion": "Yes."},
         {"timestamp": 6, "input": SAID[::-1], "usage": {"completion_tokens": 4}},
     ]
-    found = load(write_lines(tmp_path / "log.jsonl", log), tokenizer=f"{__name__}:letters")
+    found = load(write_lines(tmp_path / "log.jsonl", log), tokenizer=LETTERS)
     said = len(SAID)
     assert [(r.prompt_len, r.output_len) for r in found] == [
         (said, 9),
@@ -205,7 +187,7 @@ def test_plain_prompts_are_read_with_their_answers(tmp_path: Path) -> None:
 
 
 class StandIn:
-    """What is used of `tokenizers.Tokenizer`: `from_file`, and `encode` without special tokens."""
+    """The methods of `tokenizers.Tokenizer` that the reader uses, without special tokens."""
 
     @classmethod
     def from_file(cls, path: str) -> "StandIn":
@@ -221,26 +203,26 @@ class StandIn:
         return SimpleNamespace(ids=text.split())
 
 
+@pytest.fixture
+def prompt(tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": SAID}])
+
+
 @pytest.mark.parametrize("name", [TOKENIZER, TOKENIZER.parent])
-def test_a_tokenizer_of_hugging_face_is_loaded_from_its_file_or_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Path
-) -> None:
+def test_a_tokenizer_of_hugging_face_is_loaded_from_its_file_or_folder(prompt, monkeypatch, name):
     monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=StandIn))
-    path = write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": "a b"}])
-    (found,) = load(path, tokenizer=str(name))
-    assert (found.prompt_len, found.output_len) == (len(SAID.split()), 2)
+    (found,) = load(prompt, tokenizer=str(name))
+    assert (found.prompt_len, found.output_len) == (15, 15)
     with pytest.raises(ValueError, match=r"workload\.tokenizer=nowhere .*: there is no nowhere"):
-        load(path, tokenizer="nowhere")
+        load(prompt, tokenizer="nowhere")
 
 
-def test_the_tokens_of_hugging_faces_package_are_counted(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": SAID}])
-    (found,) = load(path, tokenizer=str(TOKENIZER))
+def test_tokens_are_counted_with_the_package_of_hugging_face(prompt):
+    (found,) = load(prompt, tokenizer=str(TOKENIZER))
     assert (found.prompt_len, found.output_len) == (15, 15)
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tokenizer_package_is_named(prompt, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    path = write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": "a b"}])
     with pytest.raises(ValueError, match="is missing: pip install tokenizers"):
-        load(path, tokenizer="Qwen/Qwen3-8B")
+        load(prompt, tokenizer="Qwen/Qwen3-8B")

@@ -1,4 +1,4 @@
-"""Requests arrive in the order of their release, and clients give up in the order of timeouts."""
+"""Clients: requests arrive late, and are aborted in the order of their timeouts."""
 
 from hicache.clock import NEVER
 from hicache.config import Arrivals, WorkloadConfig
@@ -14,7 +14,7 @@ def clients_of(*, late_ns: int = 0, patience_ns: dict[int, int] | None = None) -
     return Clients(feeder, late_ns=late_ns, patience_ns=patience_ns)
 
 
-def test_who_gives_up_first_comes_first_and_those_who_ended_do_not_come() -> None:
+def test_waiting_requests_are_aborted_in_the_order_of_their_timeouts():
     clients = clients_of(patience_ns={0: 50, 1: 10, 2: 30, 4: 20})
     for released_ns, request in clients.arrivals(4):
         clients.wait(request.id, request.id % 2, released_ns)
@@ -28,7 +28,7 @@ def test_who_gives_up_first_comes_first_and_those_who_ended_do_not_come() -> Non
     assert clients.next_ns == NEVER
 
 
-def test_a_request_arrives_late_and_keeps_the_time_of_its_release() -> None:
+def test_a_request_arrives_late_and_keeps_the_time_of_its_release():
     clients = clients_of(late_ns=10)
     assert clients.next_ns == 10
     assert clients.arrivals(9) == []

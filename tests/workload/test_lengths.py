@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.trace import TraceError
-from hicache.workload.workload import load_workload
-from tests.workload.traces import ids, session_starts, shared_len, whole
+from tests.workload.traces import ids, load_requests, session_starts, shared_len, whole
 
 HEADER = ["timestamp", "input_length", "output_length", "session_id"]
 
@@ -19,11 +17,10 @@ def load(folder: Path, header: list[str], *rows: list[Any]) -> list[Request]:
     path = folder / "trace.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
-    config = WorkloadConfig(kind="trace", path=str(path))
-    return list(load_workload(config, data_dir=None, seed=0).requests)
+    return load_requests(path)
 
 
-def test_a_table_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_table_is_read_as_it_was_written(tmp_path):
     rows = [[0, 100, 7, "a"], [1.25, 30, 1, "b"], [2.5, 150, 9, "a"], [4, 8000, 400, ""]]
     found = load(tmp_path, HEADER, *rows)
     assert [[r.arrival_ns / 1e9, r.prompt_len, r.output_len] for r in found] == [
@@ -33,15 +30,14 @@ def test_a_table_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert [r.parent_id for r in found] == [None, None, 0, None]
 
 
-def test_a_turn_repeats_the_one_before_and_its_answer(tmp_path: Path) -> None:
-    first, second, third = load(
-        tmp_path, HEADER, [0, 100, 7, "a"], [1, 150, 9, "a"], [2, 60, 9, "a"]
-    )
+def test_a_turn_repeats_the_one_before_and_its_answer_as_far_as_it_is_long(tmp_path):
+    rows = [0, 100, 7, "a"], [1, 150, 9, "a"], [2, 60, 9, "a"]
+    first, second, third = load(tmp_path, HEADER, *rows)
     assert shared_len(whole(first), ids(second.prompt)) == 107
     assert shared_len(ids(second.prompt), ids(third.prompt)) == 60
 
 
-def test_without_sessions_nothing_is_shared(tmp_path: Path) -> None:
+def test_requests_without_sessions_share_no_token(tmp_path):
     found = load(tmp_path, HEADER[:3], *([n, 50, 5] for n in range(9)))
     tokens = [int(token) for request in found for token in whole(request)]
     assert len(set(tokens)) == len(tokens) == 9 * 55
@@ -57,9 +53,7 @@ def test_without_sessions_nothing_is_shared(tmp_path: Path) -> None:
         (["arrived_at", "num_prefill_tokens", "num_decode_tokens"], ["0", "4.314579"]),
     ],
 )  # fmt: skip
-def test_the_columns_of_public_tables_are_known(
-    tmp_path: Path, header: list[str], times: list[str]
-) -> None:
+def test_the_columns_of_public_tables_are_known(tmp_path, header, times):
     found = load(tmp_path, header, *([time, 4808, 10] for time in times))
     assert [(r.arrival_ns, r.prompt_len, r.output_len) for r in found] == [
         (0, 4808, 10),
@@ -79,51 +73,40 @@ def test_the_columns_of_public_tables_are_known(
         ([1, 1, 200, 5], "line 3: the row must be an object with the fields"),
     ],
 )
-def test_a_bad_row_is_named(tmp_path: Path, row: list[Any], told: str) -> None:
+def test_an_invalid_row_is_refused_with_its_line(tmp_path, row, told):
     with pytest.raises(TraceError, match=told):
         load(tmp_path, HEADER[:3], [0, 9, 5], row)
 
 
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"expected a column output_length or .*, got time, in"):
-        load(tmp_path, ["time", "in"], [0, 5])
-
-
-def test_an_empty_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no requests"):
-        load(tmp_path, HEADER)
-
-
-def test_what_is_no_table_is_not_shown(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="with the fields no names") as caught:
-        load(tmp_path, ['{"messages": [{"content": "Quince"}]}'], [0])
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        ("time,in\n0,5\n", r"expected a column output_length or .*, got time, in"),
+        ("timestamp,input_length,output_length\n", "no requests"),
+        ('"{""messages"": [{""content"": ""Quince""}]}"\n0\n', "with the fields no names"),
+        ('time,in,out,note\n0,9,5,"a\nb\nc"\n\n1,many,5,"a\nb"\n', "line 6: input_length must"),
+        (
+            'timestamp,input_length,output_length,session_id\n0,9,5,a\n1,9,5,"no end of a quote\n',
+            r"trace\.CSV, after line \d: not a CSV table",
+        ),
+    ],
+    ids=range(5),
+)
+def test_an_invalid_table_is_refused_without_its_texts(tmp_path, contents, told):
+    path = tmp_path / "trace.CSV"
+    path.write_text(contents)
+    with pytest.raises(TraceError, match=told) as caught:
+        load_requests(path)
     assert "Quince" not in str(caught.value)
 
 
-def with_session(folder: Path, session: bytes) -> list[Request]:
-    path = folder / "trace.CSV"
-    path.write_bytes(",".join(HEADER).encode() + b"\n0,9,5,a\n1,9,5," + session + b"\n2,9,5,a\n")
-    config = WorkloadConfig(kind="trace", path=str(path))
-    return list(load_workload(config, data_dir=None, seed=0).requests)
+def test_session_names_may_have_another_encoding(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(",".join(HEADER).encode() + b"\n0,9,5,a\n1,9,5,caf\xe9\n2,9,5,a\n")
+    assert session_starts(load_requests(path)) == [0, 1, 0]
 
 
-def test_a_quote_that_does_not_end_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"trace\.CSV, after line \d: not a CSV table"):
-        with_session(tmp_path, b'"a quote that does not end')
-
-
-def test_letters_of_another_encoding_may_stand_in_a_name(tmp_path: Path) -> None:
-    assert session_starts(with_session(tmp_path, b"caf\xe9")) == [0, 1, 0]
-
-
-def test_burst_gpt_tells_sessions_too(tmp_path: Path) -> None:
+def test_the_session_column_of_burst_gpt_is_known(tmp_path):
     header = ["Timestamp", "Session ID", "Request tokens", "Response tokens"]
     found = load(tmp_path, header, [5, "a", 100, 7], [9, "a", 150, 9])
     assert [each.parent_id for each in found] == [None, 0]
-
-
-def test_a_bad_row_after_fields_of_several_lines_is_named_by_its_first(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text('time,in,out,note\n0,9,5,"a\nb\nc"\n\n1,many,5,"a\nb"\n')
-    with pytest.raises(TraceError, match="line 6: input_length must be an integer"):
-        load_workload(WorkloadConfig(kind="trace", path=str(path)), data_dir=None, seed=0)

@@ -1,4 +1,4 @@
-"""Files as people have them: odd rows, other units, other sizes; read right, or refused by name."""
+"""Files as users have them: odd rows, other units and sizes; they are read right or refused."""
 
 import gzip
 import json
@@ -12,8 +12,7 @@ from hicache.cli.main import main
 from hicache.workload import trace
 from hicache.workload.trace import TraceError
 from hicache.workload.workload import Workload
-from tests.workload.test_forms import load
-from tests.workload.traces import write_lines
+from tests.workload.traces import load, write_lines
 
 Row = dict[str, Any]
 
@@ -33,41 +32,42 @@ def span_s(found: Workload) -> float:
     return (found.requests[-1].arrival_ns - found.requests[0].arrival_ns) / 1e9
 
 
-# units
+def lengths(found: Workload) -> list[tuple[int, int]]:
+    return [(each.prompt_len, each.output_len) for each in found.requests]
 
 
-def test_times_of_bailian_are_seconds_by_its_fields(tmp_path: Path) -> None:
-    named = {"chat_id": 1, "parent_chat_id": -1, "turn": 1, "type": "text"}
+# -- units -------------------------------------------------------------------------------------
+
+
+def test_times_of_bailian_are_seconds_because_of_its_fields(tmp_path):
+    named = {"parent_chat_id": -1, "turn": 1, "type": "text"}
     rows = [row | named | {"chat_id": n} for n, row in enumerate(block_rows(3, step=2.5))]
     assert span_s(load_rows(tmp_path, rows)) == 5
 
 
-def test_a_fraction_without_a_unit_asks_for_the_unit(tmp_path: Path) -> None:
-    rows = block_rows(3, step=2.5)
-    with pytest.raises(TraceError, match=r"line 2: .* set workload\.time_unit to s or ms"):
+@pytest.mark.parametrize(
+    ("first", "step", "told", "spans_s"),
+    [
+        (0, 2.5, r"line 2: .* set workload\.time_unit to s or ms", {"s": 5, "ms": 0.005}),
+        (1_700_000_000, 60, r"line 1: .*since 1970.* set workload\.time_unit", {"s": 120}),
+    ],
+)
+def test_times_in_an_uncertain_unit_ask_for_the_unit(tmp_path, first, step, told, spans_s):
+    rows = [row | {"timestamp": first + row["timestamp"]} for row in block_rows(3, step=step)]
+    with pytest.raises(TraceError, match=told):
         load_rows(tmp_path, rows)
-    assert span_s(load_rows(tmp_path, rows, time_unit="s")) == 5
-    assert span_s(load_rows(tmp_path, rows, time_unit="ms")) == 0.005
+    for unit, wanted in spans_s.items():
+        assert span_s(load_rows(tmp_path, rows, time_unit=unit)) == wanted
 
 
-def test_a_date_in_seconds_asks_for_the_unit(tmp_path: Path) -> None:
-    rows = [row | {"timestamp": 1_700_000_000 + 60 * n} for n, row in enumerate(block_rows(3))]
-    with pytest.raises(TraceError, match=r"line 1: .*since 1970.* set workload\.time_unit"):
-        load_rows(tmp_path, rows)
-    assert span_s(load_rows(tmp_path, rows, time_unit="s")) == 120
-
-
-@pytest.mark.parametrize(("step", "is_told"), [(1, True), (1000, False), (10**6, True)])
-def test_an_implausible_span_is_told_before_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int, *, is_told: bool
-) -> None:
+@pytest.mark.parametrize(("step", "is_noted"), [(1, True), (1000, False), (10**6, True)])
+def test_an_implausible_time_span_is_noted_and_printed(tmp_path, capsys, step, is_noted):
     found = load_rows(tmp_path, block_rows(20, step=step))
-    told = "20 requests arrive within .* set workload.time_unit"
-    assert ("set workload.time_unit" in capsys.readouterr().err) is is_told
-    assert any("set workload.time_unit" in note for note in found.notes) is is_told, told
+    assert ("set workload.time_unit" in capsys.readouterr().err) is is_noted
+    assert any("set workload.time_unit" in note for note in found.notes) is is_noted
 
 
-def test_the_unit_the_block_size_and_the_rule_of_sessions_are_printed(tmp_path: Path) -> None:
+def test_notes_name_the_unit_the_block_size_and_the_rule_of_sessions(tmp_path):
     notes = load_rows(tmp_path, block_rows(3)).notes
     assert [note.partition(",")[0].partition(":")[0] for note in notes] == [
         "times read in ms",
@@ -77,7 +77,7 @@ def test_the_unit_the_block_size_and_the_rule_of_sessions_are_printed(tmp_path: 
 
 
 @pytest.mark.parametrize("fraction", ["", ".5", ".500000", ".5000000"])
-def test_the_zone_of_a_date_counts(tmp_path: Path, fraction: str) -> None:
+def test_the_zone_of_a_date_counts(tmp_path, fraction):
     path = tmp_path / "t.csv"
     path.write_text(
         "timestamp,input_length,output_length\n"
@@ -86,28 +86,42 @@ def test_the_zone_of_a_date_counts(tmp_path: Path, fraction: str) -> None:
     assert span_s(load(path)) == 1
 
 
-# odd rows
-
-ODD: dict[str, tuple[Row | str, str]] = {
-    "null": ({"input_length": None}, "input_length must be an integer, got null"),
-    "text": ({"input_length": "many"}, "input_length must be an integer, got text"),
-    "negative": ({"timestamp": -1}, "timestamp must be a number of at least 0"),
-    "400 digits": ({"timestamp": 10**400}, "timestamp"),
-    "400 digits of tokens": ({"input_length": 10**400}, "input_length"),
-    "half a line": ('{"timestamp": 5, "input_le', "not JSON"),
-    "no object": ("[1, 2]", "the row must be an object"),
-    "no UTF-8": ('{"hash_ids": ["\udcff"]}', "not JSON"),
-    "deeply nested": ("[" * 5000 + "]" * 5000, "too deeply nested"),
-    "no time": ({"timestamp": None}, "it has no time"),
-    "blocks of another size": ({"hash_ids": [1]}, "1024 prompt tokens need 2 blocks of 512"),
-}
+# -- odd rows ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_an_odd_row_is_left_out_and_counted(tmp_path: Path, name: str) -> None:
-    odd, why = ODD[name]
-    lines = [json.dumps(row) for row in block_rows(8)]
-    lines[5] = odd if isinstance(odd, str) else json.dumps(block_rows(8)[5] | odd)
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        ({"input_length": None}, "input_length must be an integer, got null"),
+        ({"input_length": "many"}, "input_length must be an integer, got text"),
+        ({"input_length": ...}, "input_length is missing"),
+        ({"input_length": 10**400}, "input_length"),
+        ({"timestamp": -1}, "timestamp must be a number of at least 0"),
+        ({"timestamp": 10**400}, "timestamp"),
+        ({"timestamp": None}, "it has no time"),
+        ({"timestamp": "now"}, "timestamp must be a number or a date"),
+        ({"timestamp": float("inf")}, "not JSON"),
+        ({"timestamp": 1e30}, "its time is after the year 2106: check the unit"),
+        ({"timestamp": 1.7e12}, "it arrives more than ten years after"),
+        ({"session_id": [1]}, "session_id must be an integer or text, got a list"),
+        ({"input_length": 0}, "input_length must be an integer of at least 1"),
+        ({"hash_ids": "0"}, "hash_ids must be a list or null, got text"),
+        ({"hash_ids": [0, 1.5]}, "hash_ids[1] must be an integer or text, got a number"),
+        ({"hash_ids": [1]}, "1024 prompt tokens need 2 blocks of 512"),
+        ('{"timestamp": 5, "input_le', "not JSON"),
+        ("[1, 2]", "the row must be an object"),
+        ('{"hash_ids": ["\udcff"]}', "not JSON"),  # no UTF-8
+        ("[" * 5000 + "]" * 5000, "too deeply nested"),
+    ],
+    ids=range(20),
+)
+def test_an_odd_row_is_left_out_counted_and_noted(tmp_path, odd, why):
+    rows = block_rows(8)
+    if isinstance(odd, dict):
+        rows[5] = {key: value for key, value in (rows[5] | odd).items() if value is not ...}
+    lines = [json.dumps(row) for row in rows]
+    if isinstance(odd, str):
+        lines[5] = odd
     path = tmp_path / "t.jsonl"
     path.write_bytes("\n".join(lines).encode(errors="surrogateescape"))
     found = load(path)
@@ -120,24 +134,24 @@ def test_an_odd_row_is_left_out_and_counted(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("odd", [{"output_length": 0}, {"output_length": None}, {}])
-def test_a_request_without_an_answer_runs_with_one_token(tmp_path: Path, odd: Row) -> None:
+def test_a_request_without_an_answer_gets_one_token(tmp_path, odd):
     rows = block_rows(3)
     del rows[1]["output_length"]
     rows[1] |= odd
     found = load_rows(tmp_path, rows)
-    assert [each.output_len for each in found.requests] == [5, 1, 5]
+    assert lengths(found) == [(1024, 5), (1024, 1), (1024, 5)]
     assert found.counts == {"trace/completed_rows": 1}
     assert any("1 rows completed" in note and "line 2" in note for note in found.notes)
 
 
-def test_answers_that_no_row_has_get_the_length_that_is_set(tmp_path: Path) -> None:
+def test_a_trace_without_answers_gets_the_configured_length(tmp_path):
     rows = [{k: v for k, v in row.items() if k != "output_length"} for row in block_rows(3)]
     found = load_rows(tmp_path, rows, answer_tokens=7)
-    assert [each.output_len for each in found.requests] == [7] * 3
+    assert lengths(found) == [(1024, 7)] * 3
     assert found.counts == {}
 
 
-def test_notes_name_some_of_many_reasons(tmp_path: Path) -> None:
+def test_notes_name_at_most_eight_reasons(tmp_path):
     rows = block_rows(200)
     for n, row in enumerate(rows[:20]):
         row["input_length"] = 2000 + 600 * n
@@ -146,19 +160,23 @@ def test_notes_name_some_of_many_reasons(tmp_path: Path) -> None:
     assert notes[-1] == "12 other reasons why rows are odd"
 
 
-def test_a_parent_outside_the_file_is_none(tmp_path: Path) -> None:
-    rows = [row | {"chat_id": n, "parent_chat_id": 90 + n} for n, row in enumerate(block_rows(3))]
+@pytest.mark.parametrize(
+    ("parents", "counts"),
+    [([90, 91, 92], {"trace/outside_parents": 3}), (["-1"] * 3, {}), ([-1] * 3, {})],
+)
+def test_parents_outside_the_file_are_counted_and_ignored(tmp_path, parents, counts):
+    pairs = zip(block_rows(3), enumerate(parents), strict=True)
+    rows = [row | {"chat_id": str(n), "parent_chat_id": parent} for row, (n, parent) in pairs]
     found = load_rows(tmp_path, rows)
     assert [each.parent_id for each in found.requests] == [None] * 3
-    assert found.counts == {"trace/outside_parents": 3}
+    assert found.counts == counts
 
 
-@pytest.mark.parametrize(("num_odd", "share", "is_read"), [
-    (3, 0.1, True), (4, 0.1, False), (4, 0.2, True), (16, 1, True),
-])  # fmt: skip
-def test_too_many_odd_rows_are_an_error(
-    tmp_path: Path, num_odd: int, share: float, *, is_read: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("num_odd", "share", "is_read"),
+    [(3, 0.1, True), (4, 0.1, False), (4, 0.2, True), (16, 1, True)],
+)
+def test_too_many_odd_rows_are_an_error(tmp_path, num_odd, share, is_read):
     rows = block_rows(20)
     for row in rows[2 : 2 + num_odd]:
         row["input_length"] = -1
@@ -169,166 +187,159 @@ def test_too_many_odd_rows_are_an_error(
         load_rows(tmp_path, rows, odd_rows=share)
 
 
-def test_a_file_with_too_many_odd_rows_ends_with_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_ends_with_code_2_if_too_many_rows_are_odd(tmp_path, capsys, monkeypatch):
     rows = [row | {"input_length": None} if n % 2 else row for n, row in enumerate(block_rows(8))]
     path = write_lines(tmp_path / "t.jsonl", rows)
-    told = ["run", f"workload.path={path}", "tracker.wandb_mode=disabled"]
-    monkeypatch.setattr("sys.argv", ["hicache", *told, f"hydra.run.dir={tmp_path / 'out'}"])
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["hicache", "run", f"workload.path={path}"])
+    with pytest.raises(SystemExit, match="2"):
         main()
-    assert ended.value.code == 2
     error = capsys.readouterr().err
     assert "line 2: input_length" in error
     assert "4 of 8 rows" in error
 
 
-def test_a_parent_of_minus_one_is_none_as_text_too(tmp_path: Path) -> None:
-    rows = [
-        row | {"chat_id": f"{n}", "parent_chat_id": "-1"} for n, row in enumerate(block_rows(3))
-    ]
-    assert load_rows(tmp_path, rows).counts == {}
-
-
-def test_a_table_in_utf_16_is_read(tmp_path: Path) -> None:
+def test_a_table_in_utf_16_is_read(tmp_path):
     path = tmp_path / "t.txt"
-    path.write_bytes(
-        "timestamp\tinput_length\toutput_length\n0\t10\t2\n7\t10\t2\n".encode("utf-16")
-    )
+    table = "timestamp\tinput_length\toutput_length\n0\t10\t2\n7\t10\t2\n"
+    path.write_bytes(table.encode("utf-16"))
     assert span_s(load(path)) == 7
 
 
-def test_a_missing_field_is_named(tmp_path: Path) -> None:
-    rows: list[Row] = block_rows(8)
-    del rows[3]["input_length"]
-    assert any("input_length is missing" in note for note in load_rows(tmp_path, rows).notes)
-
-
-# what a file says beside what was read
+# -- texts -------------------------------------------------------------------------------------
 
 
 def chat(**more: Any) -> Row:
     return {"created": 1, "messages": [{"role": "user", "content": "hello"}]} | more
 
 
-def test_reasoning_is_part_of_the_answer(tmp_path: Path) -> None:
-    message = {"role": "assistant", "content": "ok", "reasoning_content": "think " * 400}
-    told = {"choices": [{"message": message}]}
-    (found,) = load_rows(tmp_path, [chat(**told)]).requests
-    assert 800 <= found.output_len <= 802  # a space, `thin` and `k`
-    (found,) = load_rows(tmp_path, [chat(**told, usage={"completion_tokens": 505})]).requests
-    assert found.output_len == 505
+THINKING = {"role": "assistant", "content": "ok", "reasoning_content": "think " * 400}
+HIDDEN = {"completion_tokens": 505, "completion_tokens_details": {"reasoning_tokens": 500}}
 
 
-def test_hidden_reasoning_is_counted_by_usage(tmp_path: Path) -> None:
-    usage = {"completion_tokens": 505, "completion_tokens_details": {"reasoning_tokens": 500}}
-    found = load_rows(tmp_path, [chat(response="ok", usage=usage)])
-    assert found.requests[0].output_len == 505
-    assert found.counts == {"trace/differing_usage": 1}
+@pytest.mark.parametrize(
+    ("row", "answer_len", "counts"),
+    [
+        ({"choices": [{"message": THINKING}]}, 802, {}),
+        (
+            {"choices": [{"message": THINKING}], "usage": {"completion_tokens": 505}},
+            505,
+            {"trace/differing_usage": 1},
+        ),
+        ({"response": "ok", "usage": HIDDEN}, 505, {"trace/differing_usage": 1}),
+        ({"choices": [{"delta": {"content": "one two three"}}]}, 4, {}),  # a part of a stream
+        ({"response": {"choices": [{"message": {"content": "one two"}}]}}, 2, {}),
+    ],
+)
+def test_the_answer_of_a_chat_is_found_with_its_reasoning(tmp_path, row, answer_len, counts):
+    found = load_rows(tmp_path, [chat(**row)])
+    assert [each.output_len for each in found.requests] == [answer_len]
+    assert found.counts == counts
 
 
-def test_an_image_counts_by_usage_or_by_the_number_that_is_set(tmp_path: Path) -> None:
-    url = {"url": "data:image/png;base64," + "A" * 40_000}
-    content = [{"type": "image_url", "image_url": url}, {"type": "text", "text": "hello"}]
+DATA_URL = "data:image/png;base64," + "A" * 40_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        DATA_URL,
+        [{"image": DATA_URL}],
+        [{"type": "text", "text": DATA_URL}],
+        [{"type": "image_url", "image_url": {"url": DATA_URL}}],
+    ],
+    ids=range(4),
+)
+def test_the_data_of_an_image_is_not_counted_as_text(tmp_path, content):
     row = chat(messages=[{"role": "user", "content": content}], response="ok")
-    counted = row | {"usage": {"prompt_tokens": 1050}}
-    assert load_rows(tmp_path, [counted]).requests[0].prompt_len == 1050
-    plain = load_rows(tmp_path, [chat(response="ok")]).requests[0].prompt_len
-    (found,) = load_rows(tmp_path, [row], image_tokens=600).requests
-    assert found.prompt_len == plain + 600
-
-
-@pytest.mark.parametrize("content", ["see {}", [{"image": "{}"}], [{"type": "text", "text": "{}"}]])
-def test_a_data_url_in_a_text_is_no_text(tmp_path: Path, content: Any) -> None:
-    url = "data:image/png;base64," + "A" * 40_000
-    message = json.loads(json.dumps({"role": "user", "content": content}).replace("{}", url))
-    (found,) = load_rows(tmp_path, [chat(messages=[message], response="ok")]).requests
+    (found,) = load_rows(tmp_path, [row]).requests
     assert found.prompt_len < 2000
+    (found,) = load_rows(tmp_path, [row | {"usage": {"prompt_tokens": 1050}}]).requests
+    assert found.prompt_len == 1050
 
 
-def test_the_chunk_of_a_stream_is_the_answer(tmp_path: Path) -> None:
-    row = chat(choices=[{"delta": {"content": "one two three"}}])
-    assert load_rows(tmp_path, [row]).requests[0].output_len == 4
-
-
-def test_equal_images_of_two_turns_are_shared(tmp_path: Path) -> None:
+def test_equal_images_of_two_turns_are_shared(tmp_path):
     image = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
     first = {"role": "user", "content": image}
-    turns = [
-        first,
-        {"role": "assistant", "content": "a bear"},
-        {"role": "user", "content": "sure?"},
-    ]
+    answer, again = ({"role": role, "content": "a bear"} for role in ("assistant", "user"))
     rows = [
         chat(messages=[first], response="a bear"),
-        chat(created=9, messages=turns, response="y"),
+        chat(created=9, messages=[first, answer, again], response="y"),
     ]
-    found = load_rows(tmp_path, rows, image_tokens=64)
-    assert found.requests[1].parent_id == 0
-    assert found.requests[0].prompt.starts[0] == found.requests[1].prompt.starts[0]
+    first, second = load_rows(tmp_path, rows).requests
+    assert second.parent_id == 0
+    assert first.prompt.starts[0] == second.prompt.starts[0]
 
 
-def events(*batches: tuple[float, Row]) -> list[Any]:
-    common = {"type": "BlockStored", "token_ids": [], "block_size": 64}
-    return [[time, [common | event]] for time, event in batches]
+def test_chats_of_two_models_or_salts_have_different_namespaces(tmp_path):
+    fields: list[Row] = [{}, {"model": "b"}, {"cache_salt": "s"}, {}]
+    rows = [chat(created=n, response="ok", **more) for n, more in enumerate(fields)]
+    names = [each.namespace for each in load_rows(tmp_path, rows).requests]
+    assert names == ["", "tenant-1", "tenant-2", ""]
 
 
-def stored(first: int, last: int, parent: int | None = None, **more: Any) -> Row:
-    return {"block_hashes": [*range(first, last)], "parent_block_hash": parent} | more
+def test_a_log_without_its_text_has_the_lengths_of_its_usage(tmp_path):
+    usage = {"prompt_tokens": 500, "completion_tokens": 7}
+    empty = [{"role": "user", "content": None}]
+    rows = [{"created": 1, "usage": usage}, {"created": 2, "usage": usage, "messages": empty}]
+    found = load_rows(tmp_path, rows)
+    assert lengths(found) == [(500, 7)] * 2
+    assert found.counts == {}
 
 
-def test_the_kind_of_a_group_and_not_its_number_says_full_attention(tmp_path: Path) -> None:
+def test_messages_of_aiperf_have_times_in_ms(tmp_path):
+    rows = [{"timestamp": 1000 * n, "text_input": "hello", "output_length": 4} for n in (1, 3)]
+    found = load_rows(tmp_path, rows)
+    assert span_s(found) == 2
+    assert [each.output_len for each in found.requests] == [4, 4]
+    assert "times read in ms, as the rows name no unit (workload.time_unit)" in found.notes
+
+
+# -- KV events ---------------------------------------------------------------------------------
+
+
+def event(time: float, first: int, last: int, parent: int | None = None, **more: Any) -> list[Any]:
+    """A batch with one event, which stores the blocks [first, last) of 64 tokens."""
+    stored = {"type": "BlockStored", "token_ids": [], "block_size": 64}
+    blocks = {"block_hashes": [*range(first, last)], "parent_block_hash": parent}
+    return [time, [stored | blocks | more]]
+
+
+def test_the_kind_of_a_group_and_not_its_number_names_full_attention(tmp_path):
     states = {"group_idx": 0, "kv_cache_spec_kind": "mamba"}
     full = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
-    rows = events(
-        (1.0, stored(900, 901, **states)),
-        (1.0, stored(0, 10, **full)),
-        (9.0, stored(10, 20, 9, **full)),
-    )
-    found = load_rows(tmp_path, rows)
-    assert [each.prompt_len for each in found.requests] == [640, 1280]
+    rows = [event(1, 900, 901, **states), event(1, 0, 10, **full), event(9, 10, 20, 9, **full)]
+    assert [each.prompt_len for each in load_rows(tmp_path, rows).requests] == [640, 1280]
     with pytest.raises(TraceError, match=r"no group .* full attention .*0: mamba"):
         load_rows(tmp_path, rows[:1])
 
 
-def test_the_device_may_be_in_lower_case(tmp_path: Path) -> None:
-    rows = events(
-        (1.0, stored(0, 4, medium="gpu", locality="local")), (2.0, stored(5, 9, medium="cpu"))
-    )
+def test_the_device_may_be_in_lower_case(tmp_path):
+    rows = [event(1, 0, 4, medium="gpu", locality="local"), event(2, 5, 9, medium="cpu")]
     assert [each.prompt_len for each in load_rows(tmp_path, rows).requests] == [256]
 
 
-def test_a_cycle_of_blocks_is_refused_by_its_line(tmp_path: Path) -> None:
-    rows = events((1, stored(1, 3)), (2, stored(1, 2, 2)), (99, stored(7, 8, 1)))
+def test_a_cycle_of_blocks_is_refused_with_its_line(tmp_path):
+    rows = [event(1, 1, 3), event(2, 1, 2, 2), event(99, 7, 8, 1)]
     with pytest.raises(TraceError, match="line 2: a block is stored below itself or its own child"):
         load_rows(tmp_path, rows)
 
 
-def test_children_of_an_adapters_block_stay_with_it(tmp_path: Path) -> None:
-    rows = events(
-        (1, stored(1, 5, lora_name="a")),
-        (2, stored(1, 5, lora_name="b")),
-        (3, stored(11, 15, 4, lora_name="a")),
-    )
-    found = load_rows(tmp_path, rows).requests
-    assert [(each.namespace, each.prompt_len) for each in found] == [("a", 256), ("b", 256)]
-    assert [each.output_len for each in found] == [256, 1]
+def test_children_of_a_block_are_in_its_namespace(tmp_path):
+    rows = [event(1, 1, 5, lora_name="a"), event(2, 1, 5, lora_name="b")]
+    found = load_rows(tmp_path, [*rows, event(3, 11, 15, 4, lora_name="a")])
+    assert [each.namespace for each in found.requests] == ["a", "b"]
+    assert lengths(found) == [(256, 256), (256, 1)]
+    rows = []
+    for time, salt in ((1, "a"), (100, "b")):
+        keys = [[salt], None, None, None]
+        rows += [event(time, 1, 5, extra_keys=keys), event(time + 1, 11, 15, 4)]
+    found = load_rows(tmp_path, rows)
+    assert [each.namespace for each in found.requests] == ["['a']", "['b']"]
+    assert len(set(lengths(found))) == 1
 
 
-def test_children_of_a_salted_block_stay_in_its_namespace(tmp_path: Path) -> None:
-    rows = events(
-        (1, stored(1, 5, extra_keys=[["a"], None, None, None])),
-        (2, stored(11, 15, 4)),
-        (100, stored(1, 5, extra_keys=[["b"], None, None, None])),
-        (101, stored(11, 15, 4)),
-    )
-    found = load_rows(tmp_path, rows).requests
-    assert [each.namespace for each in found] == ["['a']", "['b']"]
-    assert len({each.prompt_len for each in found}) == 1
-
-
-# sessions
+# -- sessions ----------------------------------------------------------------------------------
 
 
 def weka(name: str, requests: list[Row]) -> Row:
@@ -339,37 +350,35 @@ def asked(t: float, blocks: list[Any]) -> Row:
     return {"t": t, "in": 64 * len(blocks), "out": 5, "hash_ids": blocks, "api_time": 1.0}
 
 
+TURNS = [asked(7.5 * n, [*range(n + 2)]) for n in range(4)]
+
+
 @pytest.mark.parametrize("blocks", [[[0, 1]] * 5, [[n, n + 1] for n in range(5)]])
-def test_sessions_of_equal_lengths_are_different(tmp_path: Path, blocks: list[list[int]]) -> None:
+def test_sessions_of_equal_lengths_are_different(tmp_path, blocks):
     rows = [weka(f"s{n}", [asked(0, each)]) for n, each in enumerate(blocks)]
     assert len({each.session_id for each in load_rows(tmp_path, rows).requests}) == 5
 
 
-def test_a_second_recording_of_a_session_is_left_out_and_told(tmp_path: Path) -> None:
-    turns = [asked(7.5 * n, [*range(n + 2)]) for n in range(4)]
-    found = load_rows(tmp_path, [weka("long", turns), weka("short", turns[:3])])
+def test_a_second_recording_of_a_session_is_left_out_and_noted(tmp_path):
+    found = load_rows(tmp_path, [weka("long", TURNS), weka("short", TURNS[:3])])
     assert len(found.requests) == 4
     assert any("1 of 2 sessions left out" in note for note in found.notes)
-
-
-def test_sessions_that_differ_after_some_requests_are_both_kept(tmp_path: Path) -> None:
-    turns = [asked(7.5 * n, [*range(n + 2)]) for n in range(4)]
-    rows = [weka(f"s{n}", [*turns, asked(40, [0, n + 90])]) for n in range(3)]
+    rows = [weka(f"s{n}", [*TURNS, asked(40, [0, n + 90])]) for n in range(3)]
     assert len(load_rows(tmp_path, rows).requests) == 15
 
 
-def test_a_file_of_sessions_without_requests_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_sessions_without_requests_is_refused(tmp_path):
     with pytest.raises(TraceError, match=r"t\.jsonl: no requests"):
         load_rows(tmp_path, [weka("s", [])], max_context=None)
 
 
 @pytest.mark.parametrize("block", [2**63, 2**64 - 1, -5, "e3b0c442", 10**30])
-def test_blocks_of_sessions_may_have_any_id(tmp_path: Path, block: Any) -> None:
+def test_blocks_of_sessions_may_have_any_id(tmp_path, block):
     (found,) = load_rows(tmp_path, [weka("s", [asked(0, [1, block, 3])])]).requests
     assert found.prompt_len == 192
 
 
-def test_sessions_nested_too_deeply_are_left_out(tmp_path: Path) -> None:
+def test_sessions_nested_too_deeply_are_left_out(tmp_path):
     path = write_lines(tmp_path / "t.jsonl", [weka(n, [asked(0, [1])]) for n in "ac"])
     deep = '{"t": 0, "type": "subagent", "requests": [' * 3000 + "]}" * 3000
     path.write_text(path.read_text() + f'{{"id": "b", "requests": [{deep}]}}\n')
@@ -378,13 +387,20 @@ def test_sessions_nested_too_deeply_are_left_out(tmp_path: Path) -> None:
     assert found.counts == {"trace/left_out_rows": 1}
 
 
-# sizes
+@pytest.mark.parametrize("odd", [{"in": None}, {"in": 0}, {"in": "x"}, {"t": -1}, {"out": 1.5}])
+def test_an_odd_request_of_a_session_is_left_out(tmp_path, odd):
+    found = load_rows(tmp_path, [weka("a", [*TURNS[:2], TURNS[2] | odd, TURNS[3]])])
+    assert [each.prompt_len for each in found.requests] == [128, 192, 320]
+    assert [each.parent_id for each in found.requests] == [None, 0, 1]
+    assert found.counts == {"trace/left_out_rows": 1}
+    assert any("line 1, request 2)" in note for note in found.notes)
+
+
+# -- files and folders -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("container", ["gzip", "zstd"])
-def test_a_small_file_that_unpacks_to_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str
-) -> None:
+def test_a_small_file_that_unpacks_to_many_bytes_is_refused(tmp_path, monkeypatch, container):
     monkeypatch.setattr(trace, "RATIO_FROM", 1 << 20)
     path, rows = tmp_path / "t.jsonl", b" " * (3 << 20)
     if container == "gzip":
@@ -397,9 +413,9 @@ def test_a_small_file_that_unpacks_to_much_is_refused(
 
 
 @pytest.mark.parametrize("num_files", [3, 30])
-def test_the_limit_on_unpacked_bytes_holds_for_all_files_of_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_files: int
-) -> None:
+def test_the_limit_on_unpacked_bytes_holds_for_all_files_of_a_folder_together(
+    tmp_path, monkeypatch, num_files
+):
     monkeypatch.setattr(trace, "RATIO_FROM", 1 << 20)
     rows = "".join(f"{json.dumps(row)}\n" for row in block_rows(2)) + "\n" * (1 << 16)
     for number in range(num_files):
@@ -411,54 +427,13 @@ def test_the_limit_on_unpacked_bytes_holds_for_all_files_of_a_folder(
         load(tmp_path)
 
 
-def test_a_folder_of_shards_is_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    rows = events(*((n, stored(n, n + 1, n - 1 if n else None)) for n in range(12)))
-    for n, row in enumerate(rows):
-        write_lines(tmp_path / f"events.{n}.jsonl", [row])
+def test_the_shards_of_a_folder_are_read_in_the_order_of_their_numbers(tmp_path):
+    for n in range(12):
+        write_lines(tmp_path / f"events.{n}.jsonl", [event(n, n, n + 1, n - 1 if n else None)])
     (found,) = load(tmp_path).requests
     assert found.prompt_len + found.output_len == 12 * 64
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(TraceError, match="the folder holds no files"):
         load(tmp_path)
-
-
-@pytest.mark.parametrize("odd", [{"in": None}, {"in": 0}, {"in": "x"}, {"t": -1}, {"out": 1.5}])
-def test_an_odd_request_of_a_session_is_left_out(tmp_path: Path, odd: Row) -> None:
-    turns = [asked(7.5 * n, [*range(n + 2)]) for n in range(4)]
-    found = load_rows(tmp_path, [weka("a", [*turns[:2], turns[2] | odd, turns[3]])])
-    assert [each.prompt_len for each in found.requests] == [128, 192, 320]
-    assert [each.parent_id for each in found.requests] == [None, 0, 1]
-    assert found.counts == {"trace/left_out_rows": 1}
-    assert any("line 1, request 2)" in note for note in found.notes)
-
-
-def test_chats_of_two_models_or_salts_share_nothing(tmp_path: Path) -> None:
-    told: list[Row] = [{}, {"model": "b"}, {"cache_salt": "s"}, {}]
-    rows = [chat(created=n, response="ok", **more) for n, more in enumerate(told)]
-    names = [each.namespace for each in load_rows(tmp_path, rows).requests]
-    assert names == ["", "tenant-1", "tenant-2", ""]
-
-
-def test_the_object_that_an_api_returned_is_the_answer(tmp_path: Path) -> None:
-    returned = {"choices": [{"message": {"content": "one two"}}], "usage": {"prompt_tokens": 5}}
-    (found,) = load_rows(tmp_path, [chat(response=returned)]).requests
-    assert found.output_len == 2
-
-
-def test_a_log_without_its_text_has_the_lengths_of_its_usage(tmp_path: Path) -> None:
-    usage = {"prompt_tokens": 500, "completion_tokens": 7}
-    empty = [{"role": "user", "content": None}]
-    rows = [{"created": 1, "usage": usage}, {"created": 2, "usage": usage, "messages": empty}]
-    found = load_rows(tmp_path, rows)
-    assert [(each.prompt_len, each.output_len) for each in found.requests] == [(500, 7)] * 2
-    assert found.counts == {}
-
-
-def test_messages_of_aiperf_have_times_in_ms(tmp_path: Path) -> None:
-    rows = [{"timestamp": 1000 * n, "text_input": "hello", "output_length": 4} for n in (1, 3)]
-    found = load_rows(tmp_path, rows)
-    assert span_s(found) == 2
-    assert [each.output_len for each in found.requests] == [4, 4]
-    assert "times read in ms, as the rows name no unit (workload.time_unit)" in found.notes

@@ -8,8 +8,7 @@ from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
 from hicache.workload import workload
 from hicache.workload.trace import Trace
-from hicache.workload.workload import load_workload
-from tests.workload.traces import mooncake_record, write_lines
+from tests.workload.traces import load_requests, mooncake_record, write_lines
 
 FIELDS = (
     "id", "session_id", "arrival_ns", "parent_id", "joins", "think_ns", "stop_reason", "namespace",
@@ -24,11 +23,6 @@ def trace(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "trace.jsonl", records)  # no other test has it
 
 
-def requests_of(path: Path, **settings: object) -> list[Request]:
-    config = WorkloadConfig(kind="trace", path=str(path), **settings)  # type: ignore[arg-type]
-    return list(load_workload(config, data_dir=None, seed=0).requests)
-
-
 def portrait(requests: list[Request]) -> list[tuple[object, ...]]:
     return [
         (*(getattr(each, name) for name in FIELDS), each.prompt.to_bytes(), each.output.to_bytes())
@@ -38,40 +32,40 @@ def portrait(requests: list[Request]) -> list[tuple[object, ...]]:
 
 @pytest.fixture
 def parses(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that were parsed and not read from the folder of what was kept."""
+    """The files that were parsed, and not read from the folder of kept results."""
     parsed: list[Path] = []
 
     def load_mooncake(trace: Trace, config: WorkloadConfig, **more: object) -> list[Request]:
         parsed.append(trace.path)
-        return original(trace, config, **more)  # type: ignore[arg-type]
+        return original(trace, config, **more)
 
     original = workload.load_mooncake
     monkeypatch.setattr(workload, "load_mooncake", load_mooncake)
     return parsed
 
 
-def test_a_trace_that_is_read_again_is_the_same(trace: Path, parses: list[Path]) -> None:
-    first = portrait(requests_of(trace))
-    assert portrait(requests_of(trace)) == first
+def test_a_second_load_is_equal_and_parses_nothing(trace, parses):
+    first = portrait(load_requests(trace))
+    assert portrait(load_requests(trace)) == first
     assert parses == [trace]
     assert first[1][FIELDS.index("parent_id")] == 0
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
-def test_a_limit_leaves_the_rest(trace: Path, parses: list[Path], limit: int) -> None:
-    whole = portrait(requests_of(trace))
-    assert portrait(requests_of(trace, limit=limit)) == whole[:limit]
+def test_a_limit_cuts_what_was_parsed_before(trace, parses, limit):
+    whole = portrait(load_requests(trace))
+    assert portrait(load_requests(trace, limit=limit)) == whole[:limit]
     assert parses == [trace]
 
 
-def test_other_settings_parse_anew(trace: Path, parses: list[Path]) -> None:
-    requests_of(trace)
-    requests_of(trace, tokens=TraceTokens.literal)
+def test_other_settings_parse_the_trace_again(trace, parses):
+    load_requests(trace)
+    load_requests(trace, tokens=TraceTokens.literal)
     assert parses == [trace, trace]
 
 
-def test_other_contents_of_one_length_parse_anew(trace: Path, parses: list[Path]) -> None:
-    requests_of(trace)
+def test_other_contents_parse_the_trace_again(trace, parses):
+    load_requests(trace)
     trace.write_text(trace.read_text().replace("600", "601"))
-    assert requests_of(trace)[2].prompt_len == 601
+    assert load_requests(trace)[2].prompt_len == 601
     assert parses == [trace, trace]

@@ -1,4 +1,4 @@
-"""Who gives up, and when."""
+"""Which requests are aborted, and after what time."""
 
 import pytest
 
@@ -9,36 +9,25 @@ from tests.scheduler.world import request_of
 REQUESTS = [request_of(number, [1], [1]) for number in range(2000)]
 
 
-def patience(*, share: float, mean_s: float = 10.0, seed: int = 0) -> dict[int, int]:
+def patience(share: float = 0.5, mean_s: float = 10.0, seed: int = 0) -> dict[int, int]:
     config = WorkloadConfig(kind="chat", abort_share=share, patience_s=mean_s)
     return patience_of(REQUESTS, config, seed=seed)
 
 
-def test_nobody_gives_up_by_default() -> None:
+def test_by_default_no_request_is_aborted():
     assert patience_of(REQUESTS, WorkloadConfig(kind="chat"), seed=0) == {}
 
 
-def test_about_that_share_gives_up_after_about_that_time() -> None:
-    drawn = patience(share=0.3, mean_s=4.0)
+def test_a_share_of_the_requests_is_aborted_after_exponential_times():
+    drawn = patience(0.3, 4.0)
     assert len(drawn) == pytest.approx(600, rel=0.1)
     assert sum(drawn.values()) / len(drawn) == pytest.approx(4e9, rel=0.1)
     assert min(drawn.values()) >= 1
+    assert set(patience(1.0)) == set(range(2000))
+    halved = patience(0.3, 2.0)
+    assert all(abs(drawn[number] - 2 * halved[number]) <= 2 for number in drawn)
 
 
-def test_everybody_may() -> None:
-    assert set(patience(share=1.0)) == set(range(2000))
-
-
-def test_a_smaller_share_is_a_part_of_a_larger_one() -> None:
-    fewer, more = patience(share=0.1), patience(share=0.5)
-    assert fewer.items() < more.items()
-
-
-def test_seeds_differ_and_equal_ones_do_not() -> None:
-    assert patience(share=0.5) == patience(share=0.5)
-    assert patience(share=0.5) != patience(share=0.5, seed=1)
-
-
-def test_half_the_patience_is_half_the_time() -> None:
-    slow, fast = patience(share=0.5, mean_s=8.0), patience(share=0.5, mean_s=4.0)
-    assert all(abs(slow[number] - 2 * fast[number]) <= 2 for number in slow)
+def test_a_smaller_share_is_a_part_of_a_larger_one():
+    assert patience(0.1).items() < patience().items() == patience().items()
+    assert patience() != patience(seed=1)

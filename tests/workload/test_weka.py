@@ -1,4 +1,7 @@
+"""Agentic sessions of the Weka format: turns, sub-agents, think times, and refusals."""
+
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -31,7 +34,7 @@ def load(
     rate: float = 1.0,
     tokens: TraceTokens = TraceTokens.reconstructed,
 ) -> list[Request]:
-    """What is loaded from the sessions as a raw folder."""
+    """The requests of a folder with one file for each session."""
     for place, record in enumerate(sessions):
         (folder / f"trace_{place}.json").write_text(json.dumps(record))
     config = WorkloadConfig(tokens=tokens, think_cap_s=100, session_rate=rate)
@@ -45,7 +48,7 @@ THREE_TURNS = session(
 )
 
 
-def test_a_turn_waits_for_the_one_before_and_then_thinks(tmp_path: Path) -> None:
+def test_a_turn_follows_the_one_before_after_its_think_time(tmp_path):
     requests = load(tmp_path, THREE_TURNS)
     assert [(r.parent_id, r.think_ns, r.stop_reason) for r in requests] == [
         (None, 0, "tool_use"),
@@ -54,46 +57,42 @@ def test_a_turn_waits_for_the_one_before_and_then_thinks(tmp_path: Path) -> None
     ]
 
 
-def test_a_turn_repeats_the_one_before_and_its_answer(tmp_path: Path) -> None:
-    first, second, third = load(tmp_path, THREE_TURNS)
-    assert shared_len(whole(first), ids(second.prompt)) == 240
-    assert shared_len(whole(second), ids(third.prompt)) == 340
+@pytest.mark.parametrize(
+    ("tokens", "shared"),
+    [(TraceTokens.reconstructed, [240, 340]), (TraceTokens.literal, [192, 256])],
+)
+def test_a_turn_repeats_the_one_before_and_its_answer_or_full_blocks(tmp_path, tokens, shared):
+    turns = load(tmp_path, THREE_TURNS, tokens=tokens)
+    pairs = pairwise(turns)
+    assert [shared_len(whole(one), ids(two.prompt)) for one, two in pairs] == shared
 
 
-def test_literal_turns_share_full_blocks_only(tmp_path: Path) -> None:
-    first, second, _ = load(tmp_path, THREE_TURNS, tokens=TraceTokens.literal)
-    assert shared_len(whole(first), ids(second.prompt)) == 192
-
-
-def test_after_a_change_of_context_the_answer_is_not_repeated(tmp_path: Path) -> None:
+def test_a_changed_context_does_not_repeat_the_answer(tmp_path):
     first, second = load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), ask(5.0, 300, [1, 2, 9, 10])))
     assert second.parent_id == first.id
     assert shared_len(whole(first), ids(second.prompt)) == 128
 
 
-def test_a_return_to_an_older_context_continues_it(tmp_path: Path) -> None:
-    requests = load(
-        tmp_path,
-        session(ask(0.0, 200, [1, 2, 3]), ask(5.0, 150, [20, 21]), ask(10.0, 300, [1, 2, 3, 4])),
-    )
+def test_a_return_to_an_older_context_continues_it(tmp_path):
+    turns = ask(0.0, 200, [1, 2, 3]), ask(5.0, 150, [20, 21]), ask(10.0, 300, [1, 2, 3, 4])
+    requests = load(tmp_path, session(*turns))
     assert shared_len(whole(requests[0]), ids(requests[2].prompt)) == 240
 
 
-def test_sessions_share_no_token(tmp_path: Path) -> None:
-    other = session(ask(0.0, 210, [1, 2, 3]), name="b")
-    requests = load(tmp_path, THREE_TURNS, other)
-    mine = {r.session_id: set(ids(r.prompt).tolist()) for r in requests}
-    left, right = mine.values()
+def test_sessions_share_no_token(tmp_path):
+    requests = load(tmp_path, THREE_TURNS, session(ask(0.0, 210, [1, 2, 3]), name="b"))
+    left, right = {r.session_id: set(ids(r.prompt).tolist()) for r in requests}.values()
     assert not left & right
 
 
-def test_a_sub_agent_is_a_session_whose_parent_spawned_it(tmp_path: Path) -> None:
-    agent: Entry = {
-        "t": 1.5,
-        "type": "subagent",
-        "requests": [ask(0.0, 130, [7, 8]), ask(4.0, 200, [7, 8, 9])],
-    }
-    requests = load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), agent, ask(9.0, 300, [1, 2, 3, 4])))
+def subagent(t: float, *requests: Entry, **more: object) -> Entry:
+    return {"t": t, "type": "subagent", "requests": list(requests), **more}
+
+
+def test_the_first_request_of_a_sub_agent_follows_the_request_that_started_it(tmp_path):
+    agent = subagent(1.5, ask(0.0, 130, [7, 8]), ask(4.0, 200, [7, 8, 9]))
+    turns = ask(0.0, 200, [1, 2, 3]), agent, subagent(3.0), ask(9.0, 300, [1, 2, 3, 4])
+    requests = load(tmp_path, session(*turns))
     start = requests[0].arrival_ns
     assert [(r.prompt_len, r.session_id, r.parent_id, r.arrival_ns - start) for r in requests] == [
         (200, 0, None, 0),
@@ -103,7 +102,7 @@ def test_a_sub_agent_is_a_session_whose_parent_spawned_it(tmp_path: Path) -> Non
     ]
 
 
-def test_a_long_think_time_is_cut_in_arrivals_too(tmp_path: Path) -> None:
+def test_a_capped_think_time_shortens_arrivals(tmp_path):
     first, second = load(
         tmp_path,
         session(ask(0.0, 200, [1, 2, 3]), ask(5002.0, 300, [1, 2, 3, 4], think_time=5000.0)),
@@ -112,45 +111,32 @@ def test_a_long_think_time_is_cut_in_arrivals_too(tmp_path: Path) -> None:
     assert second.arrival_ns - first.arrival_ns == 102 * 10**9
 
 
-def test_a_missing_think_time_is_what_the_times_leave(tmp_path: Path) -> None:
+def test_a_missing_think_time_follows_from_the_times(tmp_path):
     second = ask(9.0, 300, [1, 2, 3, 4])
     del second["think_time"]
     assert load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), second))[1].think_ns == 7 * 10**9
 
 
-def test_an_answer_of_no_token_counts_as_one(tmp_path: Path) -> None:
+def test_an_answer_without_tokens_gets_one(tmp_path):
     assert load(tmp_path, session(ask(0.0, 200, [1, 2, 3], out=0)))[0].output_len == 1
 
 
-def test_starts_depend_on_the_seed_alone(tmp_path: Path) -> None:
-    sessions = [session(ask(0.0, 200 + n, [1, 2, 3]), name=str(n)) for n in range(20)]
-    drawn = [
-        [(r.arrival_ns, r.prompt_len) for r in load(tmp_path, *sessions, seed=seed)]
-        for seed in (3, 3, 4)
-    ]
-    assert drawn[0] == drawn[1]
-    assert drawn[0] != drawn[2]
-
-
-def test_sessions_start_at_the_rate_asked_for(tmp_path: Path) -> None:
+def test_sessions_start_at_the_session_rate_from_the_seed(tmp_path):
     sessions = [session(ask(0.0, 200 + n, [1, 2, 3]), name=str(n)) for n in range(200)]
-    assert load(tmp_path, *sessions, rate=0.5)[-1].arrival_ns == pytest.approx(400e9, rel=0.2)
+    drawn = [load(tmp_path, *sessions, seed=seed, rate=0.5) for seed in (3, 3, 4)]
+    times = [[(r.arrival_ns, r.prompt_len) for r in each] for each in drawn]
+    assert times[0] == times[1] != times[2]
+    assert drawn[0][-1].arrival_ns == pytest.approx(400e9, rel=0.2)
 
 
-def test_a_packed_file_loads_as_its_raw_folder(tmp_path: Path) -> None:
-    agent: Entry = {"t": 1.5, "type": "subagent", "requests": [ask(0.0, 130, [7, 8])]}
-    raw = load(
-        tmp_path,
-        session(ask(0.0, 200, [1, 2, 3]), agent, ask(9.0, 300, [1, 2, 9, 4])),
-    )
-    packed_agent = agent | {
-        "requests": [packed_request(t=0.0, out=40) | {"in": 130, "new": [7, 2]}]
-    }
-    timed = {"api_time": 2.0}
+def test_a_packed_file_gives_the_requests_of_its_raw_folder(tmp_path):
+    agent = subagent(1.5, ask(0.0, 130, [7, 8]))
+    raw = load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), agent, ask(9.0, 300, [1, 2, 9, 4])))
+    timed = {"out": 40, "api_time": 2.0}
     packed = session(
-        packed_request(out=40) | timed,
-        packed_agent | {"requests": [packed_agent["requests"][0] | timed]},  # type: ignore[index]
-        packed_request(t=9.0, out=40, keep=2, new=[9, 1, 4, 1]) | {"in": 300} | timed,
+        packed_request(**timed),
+        subagent(1.5, packed_request(**timed, new=[7, 2]) | {"in": 130}),
+        packed_request(**timed, t=9.0, keep=2, new=[9, 1, 4, 1]) | {"in": 300},
     )
     path = write_lines(tmp_path / "packed.jsonl.gz", [packed])
     loaded = load_weka(Trace(path), WorkloadConfig(think_cap_s=100), seed=0)
@@ -159,8 +145,8 @@ def test_a_packed_file_loads_as_its_raw_folder(tmp_path: Path) -> None:
     ]
 
 
-def test_the_longest_of_sessions_with_equal_beginnings_is_kept(tmp_path: Path) -> None:
-    longer = session(*THREE_TURNS["requests"], ask(15.0, 500, [1, 2, 3, 4, 5, 6, 7]))  # type: ignore[misc]
+def test_of_sessions_with_equal_beginnings_the_longest_is_kept(tmp_path):
+    longer = session(*THREE_TURNS["requests"], ask(15.0, 500, [1, 2, 3, 4, 5, 6, 7]))
     assert len(load(tmp_path, THREE_TURNS, longer, THREE_TURNS)) == 4
 
 
@@ -183,7 +169,7 @@ def packed_request(**changes: object) -> Entry:
         ({"requests": [], "hash_id_scope": "global"}, "hash_id_scope must be local"),
     ],
 )
-def test_a_bad_session_is_named(tmp_path: Path, record: Entry, complaint: str) -> None:
+def test_an_invalid_session_is_refused(tmp_path, record, complaint):
     good = {"requests": [packed_request()]}
     path = write_lines(tmp_path / "sessions.jsonl", [good, record])
     with pytest.raises(TraceError, match=rf"sessions\.jsonl, line 2.*{complaint}"):
@@ -201,17 +187,17 @@ def load_agentx(tokens: TraceTokens = TraceTokens.literal) -> list[Request]:
     return requests
 
 
-def test_nested_times_of_agentx_count_from_the_start_of_the_session() -> None:
+def test_nested_times_of_agentx_count_from_the_start_of_the_session():
     requests = load_agentx()[:12]
     begin_ns = requests[0].arrival_ns
     # 600 of the 747 s between 53 and 800 are kept
     assert [round((r.arrival_ns - begin_ns) / 1e9, 3) for r in requests] == [
-        *(0, 9, 15.6, 15.8, 20, 25, 38, 41, 44.6, 50, 653, 753),
+        *(0, 9, 15.6, 15.8, 20, 25, 38, 41, 44.6, 50, 653, 753)
     ]
     assert [r.session_id for r in requests] == [0, 0, 2, 3, 2, 3, 2, 0, 8, 0, 0, 8]
 
 
-def test_a_parent_waits_for_the_sub_agents_that_end_before_it_goes_on() -> None:
+def test_a_turn_joins_the_sub_agents_that_end_before_it():
     requests = load_agentx()
     assert [r.parent_id for r in requests] == [None, 0, 1, 1, 2, 3, 4, 1, 7, 7, 9, 8, None, 12]
     assert {r.id: r.joins for r in requests if r.joins} == {7: (6, 5)}
@@ -220,17 +206,13 @@ def test_a_parent_waits_for_the_sub_agents_that_end_before_it_goes_on() -> None:
     assert (think_s[2], think_s[7], think_s[9]) == (0.6, 1, 6)
 
 
-def test_an_unlimited_cache_hits_the_repeated_blocks_of_agentx() -> None:
+def test_an_unlimited_cache_hits_the_repeated_blocks_of_agentx():
     assert token_hit_rate(load_agentx()) == pytest.approx(4928 / 8782)
 
 
-def test_the_time_of_a_relative_sub_agent_is_its_end(tmp_path: Path) -> None:
-    agent: Entry = {
-        "t": 30.0,
-        "type": "subagent",
-        "duration_ms": 25_000,
-        "requests": [ask(0.0, 130, [7, 8]), ask(20.0, 200, [7, 8, 9])],
-    }
+def test_a_later_turn_waits_for_a_sub_agent_until_its_duration_ends(tmp_path):
+    asked = ask(0.0, 130, [7, 8]), ask(20.0, 200, [7, 8, 9])
+    agent = subagent(30.0, *asked, duration_ms=25_000)
     requests = load(tmp_path, session(ask(1.0, 200, [1, 2, 3]), agent, ask(40.0, 300, [1, 2, 3])))
     start_ns = requests[0].arrival_ns - 10**9
     assert [(r.arrival_ns - start_ns) // 10**9 for r in requests] == [1, 5, 25, 40]
@@ -238,7 +220,7 @@ def test_the_time_of_a_relative_sub_agent_is_its_end(tmp_path: Path) -> None:
     assert requests[3].think_ns == 13 * 10**9
 
 
-def test_sessions_of_other_block_sizes_are_read(tmp_path: Path) -> None:
+def test_sessions_of_other_block_sizes_are_read(tmp_path):
     first, second = load(
         tmp_path,
         session(ask(0.0, 40, [1, 2, 3]), ask(5.0, 60, [1, 2, 4, 5])) | {"block_size": 16},
@@ -247,11 +229,6 @@ def test_sessions_of_other_block_sizes_are_read(tmp_path: Path) -> None:
     assert shared_len(ids(first.prompt), ids(second.prompt)) == 32
 
 
-def test_a_sub_agent_without_requests_is_left_out(tmp_path: Path) -> None:
-    agent: Entry = {"t": 3.0, "type": "subagent", "requests": []}
-    assert len(load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), agent))) == 1
-
-
-def test_the_sessions_that_come_with_the_workload_end_at_the_models_context() -> None:
+def test_max_context_of_the_shipped_sessions_is_that_of_the_model():
     config = config_of("workload=weka_agentic", "model=qwen3_next_80b")
     assert config.workload.max_context == config.model.max_len == 262_144

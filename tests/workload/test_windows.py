@@ -1,4 +1,5 @@
-import json
+"""Windows of a workload: they share no measured request, and sessions keep their names."""
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,102 +14,87 @@ from tests.workload.traces import mooncake_record, write_lines
 
 CHAT = WorkloadConfig(kind="chat", num_sessions=40, start_jitter_s=3.0)
 WINDOWS = 5
-WARM_UP_S = 2.0
+WARM_UP_NS = 2 * 10**9
 
 
 def loaded(config: WorkloadConfig, seed: int = 0) -> list[Request]:
     return list(load_workload(config, data_dir=None, seed=seed).requests)
 
 
-def window(number: int, config: WorkloadConfig = CHAT, **changes: object) -> WorkloadConfig:
-    return replace(config, windows=WINDOWS, window=number, **({"warm_up_s": WARM_UP_S} | changes))
+def window(number: int, config: WorkloadConfig = CHAT) -> WorkloadConfig:
+    return replace(config, windows=WINDOWS, window=number, warm_up_s=WARM_UP_NS / 1e9)
 
 
 def prompts(requests: list[Request]) -> list[bytes]:
     return [request.prompt.to_bytes() for request in requests]
 
 
-def measured(requests: list[Request], warm_up_s: float = WARM_UP_S) -> list[Request]:
-    return [request for request in requests if request.arrival_ns >= warm_up_s * 1e9]
+def mooncake(folder: Path, times_ms: list[int], blocks: list[list[int]]) -> WorkloadConfig:
+    lines = [
+        mooncake_record((at, 512 * len(ids), 4, ids))
+        for at, ids in zip(times_ms, blocks, strict=True)
+    ]
+    path = write_lines(folder / "mooncake_conversation.jsonl", lines)
+    return WorkloadConfig(kind="mooncake_conversation", path=str(path))
 
 
-def test_windows_hold_what_comes_after_the_warm_up_once_and_in_order() -> None:
+def test_windows_hold_each_request_after_the_warm_up_once_and_in_order():
     whole = loaded(CHAT)
-    parts = [measured(loaded(window(number))) for number in range(WINDOWS)]
-    after = [r for r in whole if r.arrival_ns >= whole[0].arrival_ns + WARM_UP_S * 1e9]
-    assert prompts([request for part in parts for request in part]) == prompts(after)
-    assert all(parts)
+    parts = [loaded(window(number)) for number in range(WINDOWS)]
+    measured = [[r for r in part if r.arrival_ns >= WARM_UP_NS] for part in parts]
+    after = [r for r in whole if r.arrival_ns >= whole[0].arrival_ns + WARM_UP_NS]
+    assert prompts([request for part in measured for request in part]) == prompts(after)
+    assert all(measured)
 
 
-def test_a_window_is_preceded_by_what_came_before_it() -> None:
-    whole = loaded(CHAT)
+def test_a_window_starts_with_the_requests_of_its_warm_up_and_is_numbered_anew():
+    whole, orphans = loaded(CHAT), 0
     for number in range(WINDOWS):
         part = loaded(window(number))
+        assert [request.id for request in part] == list(range(len(part)))
         first = prompts(whole).index(part[0].prompt.to_bytes())
         assert prompts(part) == prompts(whole[first : first + len(part)])
-        shifts = {
-            before.arrival_ns - after.arrival_ns
-            for before, after in zip(whole[first:], part, strict=False)
-        }
-        assert len(shifts) == 1
-        before_ns = whole[first - 1].arrival_ns - min(shifts) if first else -1
+        pairs = list(zip(whole[first:], part, strict=False))
+        (shift,) = {before.arrival_ns - after.arrival_ns for before, after in pairs}
+        before_ns = whole[first - 1].arrival_ns - shift if first else -1
         assert before_ns < 0 <= part[0].arrival_ns
-
-
-def test_a_window_is_numbered_anew_and_who_follows_nobody_in_it_waits_for_nobody() -> None:
-    whole = {request.prompt.to_bytes(): request for request in loaded(CHAT)}
-    part = loaded(window(3))
-    assert [request.id for request in part] == list(range(len(part)))
-    orphans = 0
-    for request in part:
-        parent = whole[request.prompt.to_bytes()].parent_id
-        assert request.parent_id is None or request.parent_id < request.id
-        orphans += request.parent_id is None and parent is not None
+        for before, after in pairs:
+            assert after.parent_id is None or after.parent_id < after.id
+            orphans += after.parent_id is None and before.parent_id is not None
     assert orphans > 0
 
 
-def test_a_session_has_one_name_under_every_seed_and_in_every_window(tmp_path: Path) -> None:
-    lines = [
-        mooncake_record(
-            (1000 * second, 1024 + 512 * turn, 4, [10 * chat + n for n in range(turn + 2)])
-        )
-        for second, (turn, chat) in enumerate(
-            (turn, chat) for turn in range(4) for chat in range(6)
-        )
-    ]
-    path = write_lines(tmp_path / "mooncake_conversation.jsonl", lines)
-    config = WorkloadConfig(kind="mooncake_conversation", path=str(path), start_jitter_s=3.0)
+def test_a_session_has_one_name_under_every_seed_and_in_every_window(tmp_path):
+    turns = [(turn, chat) for turn in range(4) for chat in range(6)]
+    blocks = [[10 * chat + n for n in range(turn + 2)] for turn, chat in turns]
+    config = mooncake(tmp_path, [1000 * second for second in range(24)], blocks)
+    config = replace(config, start_jitter_s=3.0)
     names: dict[bytes, set[int]] = {}
     orders = set()
     for seed in range(4):
-        parts = [config, *(window(number, config) for number in range(WINDOWS))]
-        for requests in (loaded(part, seed) for part in parts):
+        for part in (config, *(window(number, config) for number in range(WINDOWS))):
+            requests = loaded(part, seed)
             orders.add(tuple(prompts(requests)))
             for request in requests:
                 names.setdefault(request.prompt.to_bytes(), set()).add(request.session_id)
-    assert len(orders) > 1 + WINDOWS  # a name that went by order would not have held
+    assert len(orders) > 1 + WINDOWS  # so names do not follow from the order
     assert [len(each) for each in names.values()] == [1] * 24
     assert len(set.union(*names.values())) == 6
 
 
-def test_other_prompts_have_other_names() -> None:
+def test_other_prompts_and_copies_have_other_names():
     first, second = ({r.session_id for r in loaded(CHAT, seed)} for seed in (0, 1))
     assert len(first | second) == 80
-
-
-def test_a_copy_of_a_session_is_another_session() -> None:
     plain = load_workload(CHAT, data_dir=None, seed=0)
-    mine = {request.session_id for request in plain.requests}
-    twice = {request.session_id for request in repeat_sessions(plain, 3, 0).requests}
-    assert mine < twice
-    assert len(twice) == 120
+    thrice = {request.session_id for request in repeat_sessions(plain, 3, 0).requests}
+    assert first < thrice
+    assert len(thrice) == 120
 
 
-def test_turns_whose_parent_came_before_the_window_belong_together(tmp_path: Path) -> None:
-    blocks = {0: [1, 2], 1000: [5, 6], 90_000: [1, 2, 3], 91_000: [1, 2, 4]}  # one chat, branched
-    lines = [mooncake_record((at, 512 * len(ids), 4, ids)) for at, ids in blocks.items()]
-    path = write_lines(tmp_path / "mooncake_conversation.jsonl", lines)
-    config = WorkloadConfig(kind="mooncake_conversation", path=str(path), windows=2, window=1)
+def test_turns_whose_parent_came_before_the_window_are_one_session(tmp_path):
+    blocks = [[1, 2], [5, 6], [1, 2, 3], [1, 2, 4]]  # one chat branches
+    config = mooncake(tmp_path, [0, 1000, 90_000, 91_000], blocks)
+    config = replace(config, windows=2, window=1)
     one, other = loaded(config)
     assert one.parent_id is other.parent_id is None
     assert one.session_id == other.session_id
@@ -118,36 +104,31 @@ def test_turns_whose_parent_came_before_the_window_belong_together(tmp_path: Pat
     assert len(sample_sessions(whole, 0.5, 0).requests) == 2
 
 
-def test_windows_of_closed_arrivals_share_no_session_whatever_the_seed(tmp_path: Path) -> None:
-    (tmp_path / "raw").mkdir()
+def test_windows_of_closed_arrivals_share_no_session_under_any_seed(tmp_path):
     agent = {"t": 1.0, "type": "subagent", "requests": [ask(0.0, 130, [7, 8])]}
-    for number in range(12):
-        record = session(ask(0.0, 200 + number, [1, 2, 3]), agent)
-        (tmp_path / "raw" / f"trace_{number}.json").write_text(json.dumps(record))
-    closed = WorkloadConfig(
-        kind="weka_agentic", path=str(tmp_path / "raw"), arrivals=Arrivals.closed
-    )
+    sessions = [
+        session(ask(0.0, 200 + number, [1, 2, 3]), agent, name=str(number)) for number in range(12)
+    ]
+    path = write_lines(tmp_path / "sessions.jsonl", sessions)
+    closed = WorkloadConfig(kind="weka_agentic", path=str(path), arrivals=Arrivals.closed)
     seen: list[set[int]] = []
     for number in range(WINDOWS):
         one, other = (loaded(window(number, closed), seed) for seed in (0, 1))
-        names = set(trees(one).values())
-        assert names == set(trees(other).values())
-        assert len(one) == 2 * len(names)  # with its sub-agent
-        seen.append(names)
+        seen.append(set(trees(one).values()))
+        assert seen[-1] == set(trees(other).values())
+        assert len(one) == 2 * len(seen[-1])  # with its sub-agent
     assert [len(each) for each in seen] == [2, 3, 2, 3, 2]
     assert len(set.union(*seen)) == 12
 
 
-def test_a_window_in_which_nothing_comes_is_refused(tmp_path: Path) -> None:
-    lines = [mooncake_record((at, 600, 4, [at, at + 1])) for at in (0, 1000, 90_000)]
-    path = write_lines(tmp_path / "mooncake_conversation.jsonl", lines)
-    config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
+def test_an_empty_window_is_refused(tmp_path):
+    config = mooncake(tmp_path, [0, 1000, 90_000], [[1, 2], [3, 4], [5, 6]])
     wanted = r"workload\.window=2 of workload\.windows=5 is empty.*has 3 requests"
     with pytest.raises(ValueError, match=wanted):
         loaded(window(2, config))
 
 
 @pytest.mark.parametrize(("windows", "number"), [(None, 1), (5, 5)])
-def test_a_window_that_there_is_not_is_refused(windows: int | None, number: int) -> None:
+def test_a_window_must_be_less_than_the_number_of_windows(windows, number):
     with pytest.raises(ValueError, match=r"workload\.window must be less than"):
         WorkloadConfig(windows=windows, window=number)

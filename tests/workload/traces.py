@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request, TokenSpans
 from hicache.workload.mooncake import load_mooncake
 from hicache.workload.trace import Trace
+from hicache.workload.workload import Workload, load_workload
 
 Row = tuple[int, int, int, list[int]]  # timestamp_ms, input_length, output_length, hash_ids
 
@@ -34,6 +36,16 @@ def load_rows(
     return load_mooncake(Trace(path), WorkloadConfig(tokens=tokens))
 
 
+def load(path: Path, **settings: Any) -> Workload:
+    """The workload of a trace whose form is detected."""
+    config = WorkloadConfig(kind="trace", path=str(path), **settings)
+    return load_workload(config, data_dir=None, seed=0)
+
+
+def load_requests(path: Path, **settings: Any) -> list[Request]:
+    return list(load(path, **settings).requests)
+
+
 def ids(spans: TokenSpans) -> NDArray[np.int32]:
     return np.frombuffer(spans.to_bytes(), "<i4")
 
@@ -50,6 +62,6 @@ def shared_len(left: NDArray[np.int32], right: NDArray[np.int32]) -> int:
 
 
 def session_starts(requests: Iterable[Request]) -> list[int]:
-    """Of each request the id of the first one of its session."""
+    """For each request, the id of the first one of its session."""
     starts: dict[int, int] = {}
     return [starts.setdefault(request.session_id, request.id) for request in requests]

@@ -9,7 +9,7 @@ from hicache.cli.tables.groups import load_run
 from hicache.results.tracking import write_json
 from hicache.runs.checks import refuse_other
 from hicache.runs.schema import config_of
-from tests.experiments.test_groups import write_run
+from tests.cli.test_groups import write_run
 
 DEEP = "[" * 100_000
 DAMAGED = [

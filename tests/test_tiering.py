@@ -1,4 +1,4 @@
-"""Tiering and write policies of storage: when the cache writes pages to storage, and deletes them."""
+"""Tiering and write policies: when the cache writes pages to storage and deletes them."""
 
 from functools import cache
 
@@ -44,7 +44,7 @@ class Watched:
             if isinstance(work, StorageWrite | StorageDelete):
                 (self.writes if isinstance(work, StorageWrite) else self.deletes).append(work)
                 self.last |= dict.fromkeys(work.keys, type(work))
-                self.store = executor._io.stores[0]
+                self.store = executor._io.storages[0]
             submit(executor, work, now_ns)
 
         with pytest.MonkeyPatch.context() as patch:

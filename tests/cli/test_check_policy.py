@@ -2,11 +2,7 @@ import re
 
 import pytest
 
-from hicache import experiment
-from hicache.cache.checked import PolicyError
 from hicache.cli import check_policy
-from hicache.runs.errors import report_error
-from hicache.runs.schema import config_of
 
 OWN = f"{__name__}:"
 
@@ -31,81 +27,6 @@ class Longest:
         return prefetch.is_complete
 
 
-class Boom:
-    """Fails when it is asked for the thirtieth time."""
-
-    def __init__(self, world):
-        self._asked = 0
-
-    def sort_key(self, req, match):
-        self._asked += 1
-        return 1 / (30 - self._asked)
-
-
-def test_a_good_class_is_told_what_was_tried(capsys, monkeypatch):
-    monkeypatch.setattr(check_policy, "TIGHT", (*check_policy.TIGHT, "workload.limit=10"))
-    check_policy.main([OWN + "Longest"])
-    printed = capsys.readouterr().out
-    assert "two ranks made equal decisions" in printed
-    assert "NO DIFFERENCE from" not in printed
-    assert "so hicache never calls them: admits\n" in printed
-    calls = re.findall(r"calls: admit ([\d,]+) \(True \1\), may_stop .*, rank [\d,]+\n", printed)
-    assert len(calls) == 2
-
-
-class ByTime:
-    """Stops at some times, and names no deadline."""
-
-    def may_stop(self, prefetch, now_ns):
-        return prefetch.is_complete or now_ns // 1_000_000 % 50 == 0
-
-
-def test_a_class_that_stops_by_the_time_is_told_to_name_its_deadline(capsys):
-    with pytest.raises(SystemExit):
-        check_policy.main([OWN + "ByTime"])
-    assert "needs deadline_ns" in capsys.readouterr().err
-
-
-class Eraser:
-    def on_hit(self, entry, request):
-        entry.hits = 0
-
-
-def test_what_a_policy_is_told_of_an_entry_cannot_be_set(capsys):
-    with pytest.raises(SystemExit):
-        check_policy.main([OWN + "Eraser"])
-    assert "property 'hits' of 'Entry' object has no setter" in capsys.readouterr().err
-
-
-def test_a_bad_class_ends_in_its_line_and_one_sentence(capsys):
-    with pytest.raises(SystemExit) as ended:
-        check_policy.main([OWN + "Boom"])
-    assert ended.value.code == 1
-    told = capsys.readouterr().err.splitlines()
-    assert any("return 1 / (30 - self._asked)" in line for line in told)
-    assert told[0].startswith(f"cache.policy={OWN}Boom: sort_key(")
-    assert told[0].endswith("raised ZeroDivisionError: division by zero")
-
-
-@pytest.mark.parametrize("name", ["OWN", "Missing", ""])
-def test_what_is_no_class_is_refused_in_one_sentence(name, capsys):
-    with pytest.raises(SystemExit) as ended:
-        check_policy.main([OWN + name])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_run_leaves_the_line_the_class_and_the_question_behind(tmp_path, capsys):
-    config = config_of("workload=agents", "workload.limit=40", f"cache.policy={OWN}Boom")
-    with pytest.raises(PolicyError) as broken:
-        experiment.run(config)
-    assert report_error(broken.value, tmp_path) == 1
-    told = (tmp_path / "error.txt").read_text()
-    assert "return 1 / (30 - self._asked)" in told
-    assert told.splitlines()[0].startswith(f"cache.policy={OWN}Boom: sort_key(")
-    assert capsys.readouterr().err == told
-
-
 class Alternate:
     """Sends every second request to the second engine."""
 
@@ -117,7 +38,65 @@ class Alternate:
         return self._next
 
 
-def test_a_router_is_checked_on_two_engines(capsys, monkeypatch):
+class Boom:
+    """Fails at the thirtieth call."""
+
+    def __init__(self, world):
+        self._asked = 0
+
+    def sort_key(self, req, match):
+        self._asked += 1
+        return 1 / (30 - self._asked)
+
+
+class ByTime:
+    """Stops at some times, and names no deadline."""
+
+    def may_stop(self, prefetch, now_ns):
+        return prefetch.is_complete or now_ns // 1_000_000 % 50 == 0
+
+
+class Eraser:
+    def on_hit(self, entry, request):
+        entry.hits = 0
+
+
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch):
     monkeypatch.setattr(check_policy, "TIGHT", (*check_policy.TIGHT, "workload.limit=10"))
-    check_policy.main([OWN + "Alternate"])
-    assert "two ranks made equal decisions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["Longest", "Alternate"])
+def test_a_good_class_passes_every_check(name, capsys):
+    check_policy.main([OWN + name])
+    printed = capsys.readouterr().out
+    assert "two ranks made equal decisions" in printed  # a router is checked on two engines
+    if name == "Longest":
+        assert "NO DIFFERENCE from" not in printed
+        assert "so hicache never calls them: admits\n" in printed
+        calls = r"calls: admit ([\d,]+) \(True \1\), may_stop .*, rank [\d,]+\n"
+        assert len(re.findall(calls, printed)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("ByTime", 2, "needs deadline_ns"),
+        ("Eraser", 1, "property 'hits' of 'Entry' object has no setter"),
+        ("Boom", 1, "raised ZeroDivisionError: division by zero\n"),
+        ("OWN", 2, f"cache.policy={OWN}OWN "),
+        ("Missing", 2, f"cache.policy={OWN}Missing "),
+        ("", 2, f"cache.policy={OWN} "),
+    ],
+)
+def test_a_class_that_fails_a_check_is_refused(name, code, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        check_policy.main([OWN + name])
+    printed = capsys.readouterr().err
+    assert ended.value.code == code
+    assert told in printed
+    if name == "Boom":
+        assert printed.startswith(f"cache.policy={OWN}Boom: sort_key(")
+        assert "return 1 / (30 - self._asked)" in printed
+    else:
+        assert code == 1 or printed.count("\n") == 1

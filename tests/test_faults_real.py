@@ -203,15 +203,3 @@ def test_a_page_that_is_corrupted_while_it_is_written_is_refused(kind, form, tmp
     result = run(replace(config, cache=tight), 40)
     assert result.measures["storage/injected_corrupt_count"] > 0
     assert result.measures["storage/changed_pages"] == num_faults(result)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("stop", STOP_POLICIES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_calls_beyond_their_deadline_damage_no_page(kind, stop, form, filled, tmp_path):
-    root = copytree(filled(kind, form), tmp_path / "store")
-    config = with_storage(kind, root, form, FaultsConfig(delay_ms=20.0, delay_sigma=1.0), stop)
-    hurried = replace(config.executor, storage_deadline_s=0.03)
-    assert run(replace(config, executor=hurried), REQUESTS).measures["storage/failed_count"] > 0
-    assert storage_hits(run(with_storage(kind, root, form), REQUESTS)) > 0

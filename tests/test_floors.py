@@ -138,11 +138,7 @@ def test_modules_import_only_from_layers_below_and_never_in_a_circle():
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("hicache.cache.tree.radix_tree", "from hicache.scheduler.admission import StepBudget"),
         ("hicache.cache.tree.radix_tree", "def late():\n    from hicache import experiment"),
-        ("hicache.storage.engines.slab", "from hicache.workload.trace import load"),
-        ("hicache.config", "from omegaconf import MISSING"),
-        ("hicache.engine.loop", "import wandb"),
         ("hicache.storage.factory", "import torch"),
         ("hicache.storage.factory", "from hicache.storage.integrations.sglang import HiCacheStore"),
         ("hicache.scheduler.scheduler", "from hicache.engine.ports import Executor"),

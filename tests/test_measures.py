@@ -128,33 +128,26 @@ def test_the_working_set_counts_tokens_of_each_namespace_apart():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "notes"),
+    ("overrides", "device", "host"),
     [
         (
             ("model=llama3_8b", "cache.device_gib=8", "cache.host_gib=0.999"),
-            [
-                "llama3_8b on 4 device(s), device: 8.0 GiB = 65,536 full tokens",
-                "llama3_8b on 4 device(s), host: 1023.0 MiB = 8,128 full tokens",
-            ],
+            "4 device(s), device: 8.0 GiB = 65,536 full tokens",
+            "4 device(s), host: 1023.0 MiB = 8,128 full tokens",
         ),
         (
             ("model=tiny_hybrid", "cache.device_gib=1", "cache.host_gib=0.5"),
-            [
-                "tiny_hybrid on 1 device(s), device: 1.0 GiB = 1,048,576 full tokens + "
-                "524,288 swa tokens + 10,485 states",
-                "tiny_hybrid on 1 device(s), host: 512.0 MiB = 629,120 full tokens + "
-                "209,664 swa tokens + 4,194 states",
-            ],
+            "1 device(s), device: 1.0 GiB = 1,048,576 full tokens + 524,288 swa tokens + 10,485 st",
+            "1 device(s), host: 512.0 MiB = 629,120 full tokens + 209,664 swa tokens + 4,194 st",
         ),
-        (
-            ("model=tiny_hybrid", "cache.unlimited=true"),
-            ["tiny_hybrid on 1 device(s): pools of unlimited size"],
-        ),
+        (("model=tiny_hybrid", "cache.unlimited=true"), "1 device(s): pools of unlimited size", ""),
     ],
 )
-def test_a_run_notes_what_its_pools_hold(overrides, notes):
-    made = runs.strangers([0], [64], [1])
-    assert [each for each in runs.run(made, *overrides).notes if " device(s)" in each] == notes
+def test_a_run_notes_what_its_pools_hold(overrides, device, host):
+    notes = runs.run(runs.strangers([0], [64], [1]), *overrides).notes
+    told = [each.partition(" on ")[2] for each in notes if " device(s)" in each]
+    assert told[0].startswith(device)
+    assert "".join(told[1:]).startswith(host)
 
 
 def offered(workload):

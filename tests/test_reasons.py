@@ -119,42 +119,29 @@ def test_a_state_in_storage_is_useless_if_only_the_device_has_its_pages():
     assert missing.spans(0) == wanted
 
 
-BRANCHED = [request(0, 0, (0, 8193)), request(1, 60, (0, 4096), (50_000, 1025))]
-OPEN = ("workload.arrivals=open", "storage=none")
+BRANCH = [request(0, 0, (0, 8193)), request(1, 60, (0, 4096), (50_000, 1025))]
+TWO = [request(number, 0, (0, LENGTH)) for number in range(2)]
+GEMMA = ("model=gemma3_27b", "workload.arrivals=open")
+QWEN = ("model=qwen3_next_80b", "workload.arrivals=open", "scheduler.chunk_tokens=8192")
 
 
 @pytest.mark.parametrize(
-    ("requests", "overrides", "computed_for"),
+    ("requests", "overrides", "missing", "first_seen"),
     [
-        ([request(0, 0, (0, 100))], SMALL, {"first_seen": PAGE, "page_rounding": 35}),
-        (
-            [request(number, 0, (0, LENGTH)) for number in range(2)],
-            SMALL,
-            {"being_computed": LENGTH - 1},
-        ),
-        (
-            BRANCHED,
-            ("model=gemma3_27b", "cache.window=replay", *OPEN),
-            {"window_not_kept": 1024, "first_seen": 1024},
-        ),
-        (
-            BRANCHED,
-            ("model=gemma3_27b", "scheduler.chunk_tokens=2048", *OPEN),
-            {"window_not_kept": 4096, "first_seen": 1024},
-        ),
-        (
-            BRANCHED,
-            ("model=qwen3_next_80b", "scheduler.chunk_tokens=8192", *OPEN),
-            {"state_not_kept": 4096, "first_seen": 1024},
-        ),
+        ([request(0, 0, (0, 100))], SMALL, {"page_rounding": 35}, PAGE),
+        (TWO, SMALL, {"being_computed": LENGTH - 1}, 0),
+        (BRANCH, (*GEMMA, "cache.window=replay"), {"window_not_kept": 1024}, 1024),
+        (BRANCH, (*GEMMA, "scheduler.chunk_tokens=2048"), {"window_not_kept": 4096}, 1024),
+        (BRANCH, QWEN, {"state_not_kept": 4096}, 1024),
     ],
 )
-def test_the_reasons_of_the_last_request(requests, overrides, computed_for):
+def test_the_reasons_of_the_last_request(requests, overrides, missing, first_seen):
     result = runs.run(runs.workload(requests), EXPLAIN, "storage=none", *overrides)
     record = result.records[-1]
-    assert record.computed_for == computed_for | {"last_token": 1}
-    assert record.state_missing_len == computed_for.get("state_not_kept", 0)
-    assert record.window_missing_len == computed_for.get("window_not_kept", 0)
+    new = {"first_seen": first_seen} if first_seen else {}
+    assert record.computed_for == missing | new | {"last_token": 1}
+    assert record.state_missing_len == missing.get("state_not_kept", 0)
+    assert record.window_missing_len == missing.get("window_not_kept", 0)
     assert record.device_hit_len == record.prompt_len - sum(record.computed_for.values())
 
 
@@ -213,11 +200,6 @@ def test_reasons_add_up_and_first_seen_tokens_are_those_of_a_cache_that_never_fo
     for record in records:
         assert sum(record.queue_for_ns.values()) == record.queue_ns
         assert sum(record.prefill_for_ns.values()) == record.prefill_ns
-
-
-def test_only_a_simulated_run_is_explained():
-    with pytest.raises(ValueError, match=r"engine\.explain=true needs executor\.kind=simulated"):
-        config_of(EXPLAIN, "executor=torch")
 
 
 def test_explaining_a_run_changes_nothing_else():

@@ -6,7 +6,6 @@ import pytest
 
 from hicache import experiment
 from hicache.cache.tiers.transfer import StorageDelete, StorageWrite
-from hicache.config import StorageConfig, Tiering
 from hicache.executor.simulated.executor import SimulatedExecutor
 from hicache.runs.schema import config_of
 
@@ -111,8 +110,3 @@ def test_selective_writes_are_made_once_and_are_fewer_for_more_hits():
     thrice = watched("selective", "llama3_8b", "storage.write_hits=3").written
     assert 0 < len(thrice) < len(once) < len(always)
     assert sum(len(work.keys) for work in watched("selective").writes) == len(once)
-
-
-def test_an_exclusive_store_refuses_early_writes():
-    with pytest.raises(ValueError, match=r"exclusive needs storage\.write=on_host_eviction"):
-        StorageConfig(tiering=Tiering.exclusive)

@@ -63,37 +63,12 @@ BROKEN = [
     ("window_charge", BODY, "return 10**30", "expected a whole number of tokens, got 1000000"),
     ("rank", BODY, "entry.used += 1", "property 'used' of 'Entry' object has no setter"),
     ("rank", FIELD, "demotes = 'sometimes'", "demotes: expected True or False, got 'sometimes'"),
-    (
-        "sort_key",
-        "(self, req, match)",
-        "(self, req)",
-        "raised TypeError: Mine.sort_key() takes 2 positional arguments but 3 were given",
-    ),
+    ("sort_key", "(self, req, match)", "(self, req)", "raised TypeError: Mine.sort_key() takes 2 "),
     ("sort_key", "pass", "sys.exit(0)", "cannot be built: SystemExit: 0"),
-    (
-        "sort_key",
-        "pass",
-        "self.limit = 1 + world",
-        "cannot be built: TypeError: unsupported operand type(s) for +: 'int' and 'World'",
-    ),
-    (
-        "rank",
-        FIELD,
-        "@property\n    def demotes(self): sys.exit(0)",
-        "raised SystemExit: 0",
-    ),
-    (
-        "rank",
-        "class Mine:",
-        "sys.exit(0)\nclass Mine:",
-        "the import of users_own raised SystemExit: 0",
-    ),
-    (
-        "sort_key",
-        FIELD,
-        "def may_stopp(self, prefetch, now_ns): return True",
-        "has a method may_stopp (did you mean may_stop?)",
-    ),
+    ("sort_key", "pass", "1 + world", "cannot be built: TypeError: unsupported operand type(s)"),
+    ("rank", FIELD, "demotes = property(lambda self: sys.exit(0))", "raised SystemExit: 0"),
+    ("rank", "class Mine:", "sys.exit(0)\nclass Mine:", "import of users_own raised SystemExit: 0"),
+    ("sort_key", FIELD, "def may_stopp(self): pass", "a method may_stopp (did you mean may_stop?)"),
 ]
 for method, (_, _, wanted) in METHODS.items():
     for given, shown in (

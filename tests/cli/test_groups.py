@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from itertools import product
 
 import pytest
@@ -352,33 +351,6 @@ def test_a_sweep_leaves_a_table_two_files_and_equal_figures(sweep, capsys):
     assert [(sweep / name).read_bytes() for name in names] == first
 
 
-def test_the_files_of_a_sweep_tell_its_windows_apart(tmp_path):
-    for job, (stop, window) in enumerate(product(STOPS, (0, 3))):
-        write_run(tmp_path / str(job), stop=stop, seed=7, ttft=1.0 + job, window=window)
-    lines, described = summed_up(tmp_path)
-    assert [line["workload.window"] for line in lines] == ["0", "3", "0", "3"]
-    assert [each["runs"] for each in described] == [2, 2]
-
-
-def test_a_sweep_and_a_comparison_print_the_same_median(sweep, printed, capsys):
-    shutil.rmtree(sweep / "2")
-    # so that mean and median lie far apart
-    write_run(sweep / "2", stop="best_effort", rate=0.5, seed=2, ttft=50.0)
-    summed_up(sweep)
-    lines = capsys.readouterr().out.splitlines() + printed(sweep).splitlines()
-    first, second = (line for line in lines if line.startswith("0.5") and "best_effort" in line)
-    assert first == second
-    assert "2.00 (1.00–50.0)" in first
-
-
-def test_one_seed_has_no_median(tmp_path, printed, capsys):
-    write_runs(tmp_path, *({"stop": stop, "ttft": len(stop)} for stop in STOPS))
-    summed_up(tmp_path)
-    text = capsys.readouterr().out + printed(tmp_path)
-    assert "median" not in text
-    assert "seeds" not in text
-
-
 @pytest.mark.parametrize("busy", STOPS)
 def test_no_latency_of_an_overloaded_run_is_compared(tmp_path, printed, busy):
     for job, stop in enumerate(STOPS):
@@ -430,11 +402,3 @@ def test_seeds_without_effect_are_reported(tmp_path, sweep, printed):
     assert "All seeds" not in printed(sweep)
     write_runs(tmp_path / "alike", *({"seed": seed} for seed in SEEDS))
     assert "All seeds gave the same run" in printed(tmp_path / "alike")
-
-
-def test_a_comparison_of_two_runs_prints_their_difference_and_the_ratio(sweep, printed):
-    text = printed(sweep / "1", sweep / "7", "--metric", "request/ttft_s_p95")
-    assert "prefetch.stop" in text
-    assert "storage.read_gbps" not in text
-    (line,) = [line.split() for line in text.splitlines() if "timeout" in line]
-    assert line == ["timeout", "1", "8.00", "2.00"]

@@ -125,15 +125,6 @@ def test_metrics_of_all_requests_are_those_of_the_summary(tmp_path, two_runs, la
     )
 
 
-def test_an_equal_delay_of_all_requests_has_an_interval_of_one_value(windows, pairs):
-    windows(np.full((8, 5), 2.0))
-    for found in pairs().differences([TTFT, "request/queue_s_p95"]).values():
-        assert found.middle == pytest.approx(2)
-        assert found.absolute.interval == pytest.approx((2, 2))
-        assert found.absolute.least == pytest.approx(0)
-        assert found.absolute.needed == 3
-
-
 def test_an_interval_is_that_of_a_paired_t_test_of_logarithms(windows, pairs):
     # all sessions of a window share their delay, so ten windows say as much as ten numbers
     delays = 5 + np.random.default_rng(1).normal(size=10)
@@ -167,29 +158,15 @@ def test_the_blocks_needed_for_five_percent_follow_from_the_spread():
     spread = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
     wanted = (spread * logs.std(ddof=1) / np.log(1.05)) ** 2
     assert ratio(np.ones(6), np.exp(logs)).needed == pytest.approx(wanted + 2, abs=1)
-    assert difference(np.ones(6), 1 + logs * 1e-9).needed == 3
+    alike = difference(np.ones(6), 1 + logs * 1e-9)
+    assert alike.needed == 3
+    assert (*alike.interval, alike.least) == pytest.approx((0, 0, 0), abs=1e-6)
 
 
-def test_a_slow_window_does_not_hide_a_ratio_that_all_windows_share():
-    # the policy saves 10 % of each window's time; one window is a hundred times slower
-    base = np.array([0.1, 0.2, 0.15, 0.3, 0.12, 0.25, 0.2, 12.0])
-    other = base * (0.9 + 0.01 * np.random.default_rng(5).normal(size=8))
-    assert ratio(base, other).interval[1] < -0.08
-    assert difference(base, other).interval[1] > 0
-
-
-@pytest.mark.parametrize(
-    ("num_windows", "lack"),
-    [
-        (2, "2 window(s) or seed(s) (workload.windows, seed), at least 3 are needed"),
-        (1, "1 window(s) or seed(s)"),
-    ],
-)
-def test_a_table_without_an_interval_gives_the_reason(windows, printed, num_windows, lack):
-    windows(np.full((num_windows, 3), 0.5))
+def test_a_table_without_an_interval_gives_the_reason(windows, printed):
+    windows(np.full((2, 3), 0.5))
     text = " ".join(printed("--metric", "request/ttft_s_p50").split())
-    assert "No interval: " in text
-    assert lack in text
+    assert "No interval: 2 window(s) or seed(s) (workload.windows, seed), at least 3 are n" in text
 
 
 @pytest.mark.parametrize(("kind", "is_one_trace"), [("trace", True), ("chat", False)])
@@ -250,8 +227,7 @@ def test_no_latency_of_overloaded_requests_is_compared(write_run, late, printed,
     lines = printed(*told).splitlines()
     rows = {line.split()[0]: line for line in lines if line.startswith(STOPS)}
     assert rows["timeout"].count("–") == 1  # its TTFT
-    # letters of objections; the loaded run has one more
-    assert [len(rows[stop].split()[2]) for stop in (busy, *{*STOPS} - {busy})] == [4, 3]
+    assert rows[busy].split()[2].isalpha()  # the letters of its objections
     first, row = json.loads(printed(*told, "--json"))
     ttft, hits = ([row[f"{key} {part}"] for part in ("difference", "low", "high")] for key in keys)
     assert first[f"{TTFT} of the first row"] > 0  # the latency itself stays
@@ -272,14 +248,6 @@ def test_measures_of_whole_runs_are_compared_window_by_window(write_run, late, p
     interval = [row[f"{key} low"], row[f"{key} high"]]
     assert interval == pytest.approx([13.5 - half, 13.5 + half], rel=0.05)
     assert row["windows"] == 8
-
-
-def test_tokens_of_the_requests_that_both_runs_finished_are_compared(two_runs, late, pairs):
-    first = [late(n, 0) for n in range(3)]
-    second = [late(n, 0, host_hit_len=0, computed_len=500) for n in range(2)]
-    two_runs(first, second)
-    found = pairs().differences(["cache/computed_tokens"])["cache/computed_tokens"]
-    assert (found.baseline, found.other) == (600, 1000)
 
 
 @pytest.mark.parametrize(

@@ -57,13 +57,11 @@ def test_the_page_holds_figures_numbers_and_the_config(run_dir, make_record):
 
 
 def test_the_page_names_the_settings_of_the_run(run_dir):
-    config = ExperimentConfig(
-        seed=3,
-        workload=WorkloadConfig(kind="chat"),
-        cache=CacheConfig(write_policy="write_back"),
-        prefetch=PrefetchConfig(stop="best_effort"),
+    workload, cache = WorkloadConfig(kind="chat"), CacheConfig(write_policy="write_back")
+    prefetch = PrefetchConfig(stop="best_effort")
+    page = page_of(
+        run_dir, ExperimentConfig(seed=3, workload=workload, cache=cache, prefetch=prefetch)
     )
-    page = page_of(run_dir, config)
     told = (
         "workload chat, model ???, hardware ???, replicas 1, executor simulated, storage none, "
         "host GiB 256.0, cache policy lru, write policy write_back, "

@@ -132,17 +132,6 @@ def test_the_rounds_of_a_closed_loop_are_busy_and_not_overloaded():
     assert is_overloaded({**busy, "load/closed_loop": 0})
 
 
-def test_the_stages_of_a_closed_loop_end_with_their_last_requests():
-    closed = ("workload.arrivals=closed", "workload.concurrency=8", "workload.groups=60")
-    summary = summary_of(*STAGED, "workload.stage_rates=[1,3,1]", *closed)
-    parts = stages(summary)
-    assert list(parts) == [1, 2, 3]
-    assert sum(part["request/count"] for part in parts.values()) == summary["request/count"]
-    assert min(part["load/rho_queue"] for part in parts.values()) > 0.9
-    assert not is_overloaded(summary)
-    assert "GPU overloaded" not in " ".join(stage_lines(summary))
-
-
 @pytest.mark.parametrize("jump", ["true", "false"])
 def test_a_load_with_stages_is_judged_by_its_busiest_stage(jump):
     rates = "workload.stage_rates=[0.1,7,0.1,0.1,0.1,0.1,0.1,0.1]"

@@ -1,11 +1,10 @@
-"""What a run says about what made it."""
+"""What a run records about what made it, and when a change of that makes it another run."""
 
 import gzip
 import hashlib
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,76 +12,77 @@ from hicache.config import CacheConfig, ExecutorConfig, ExperimentConfig, Worklo
 from hicache.runs import checks, job, provenance
 
 BUILTIN = ExperimentConfig(workload=WorkloadConfig(kind="builtin"))
+KNOBS = ("workload.tokenizer", "storage.kind", "cache.policy")
 
 
-def written(config, out_dir) -> dict:
+def written(config, out_dir):
     provenance.write_provenance(config, out_dir)
     return json.loads((out_dir / "provenance.json").read_text())
 
 
 @pytest.fixture
-def my_policies(tmp_path, monkeypatch) -> Path:
-    """The file of a module that can be imported."""
-    path = tmp_path / "provenance_policies.py"
-    path.write_text("class Mine:\n    pass\n")
+def my_policies(tmp_path, monkeypatch):
+    """Writes a module that can be imported, and returns its file."""
     monkeypatch.syspath_prepend(tmp_path)
-    provenance._source.cache_clear()  # as in another process
-    return path
+
+    def write(text, name="provenance_policies"):
+        provenance._source.cache_clear()  # as in another process
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    write("class Mine:\n    pass\n")
+    return write
 
 
-def test_versions_and_code_are_named(tmp_path):
-    found = written(BUILTIN, tmp_path)
-    versions = {"hicache", "numpy", "platform", "python", "rules"}
-    assert found.keys() == versions | {"directory", "policies"}
-    assert len(found["hicache"]["sha256"]) == 64
-
-
-def test_a_policy_of_the_users_own_has_its_file_and_digest(tmp_path, my_policies):
-    config = ExperimentConfig(cache=CacheConfig(policy="provenance_policies:Mine"))
-    assert written(config, tmp_path)["policies"] == {
-        "cache.policy": {
-            "class": "provenance_policies:Mine",
-            "file": str(my_policies),
-            "imports": {},
-            "sha256": provenance._digest({"provenance_policies": my_policies}),
-        }
-    }
-
-
-KNOBS = ("workload.tokenizer", "storage.kind", "cache.policy")
-
-
-def finished(config, out_dir) -> None:
-    """Leave a run behind that has just been made."""
+def finished(config, out_dir):
+    """Leave a finished run behind."""
     job.begin(config, out_dir)
     (out_dir / "summary.json").write_text("{}")
     assert checks.changes(config, out_dir) == []
 
 
-def with_own(knob) -> ExperimentConfig:
-    group, _, name = knob.partition(".")
-    part = replace(getattr(BUILTIN, group), **{name: "provenance_policies:Mine"})
+def with_own(knob, name="Mine"):
+    group, _, field = knob.partition(".")
+    part = replace(getattr(BUILTIN, group), **{field: f"provenance_policies:{name}"})
     return replace(BUILTIN, **{group: part})
 
 
-@pytest.mark.parametrize("knob", KNOBS)
-def test_a_run_is_another_one_when_any_class_of_the_users_own_has_changed(
-    tmp_path, my_policies, knob
-):
-    config = with_own(knob)
-    finished(config, tmp_path)
-    my_policies.write_text("class Mine:\n    changed = True\n")
-    provenance._source.cache_clear()  # as in another process
-    assert checks.changes(config, tmp_path) == [knob]
+def test_provenance_names_versions_code_and_torch_for_real_runs(tmp_path):
+    found = written(BUILTIN, tmp_path)
+    versions = {"hicache", "numpy", "platform", "python", "rules"}
+    assert found.keys() == versions | {"directory", "policies"}
+    assert len(found["hicache"]["sha256"]) == 64
+    assert "torch" in written(replace(BUILTIN, executor=ExecutorConfig(kind="torch")), tmp_path)
+    assert provenance._checkout(tmp_path) == {}  # no git, so no commit
+
+
+def test_provenance_names_the_file_and_digest_of_the_users_class(tmp_path, my_policies):
+    file = my_policies("import json, numpy, hicache.config\nclass Mine:\n    pass\n")
+    assert written(with_own("cache.policy"), tmp_path)["policies"] == {
+        "cache.policy": {
+            "class": "provenance_policies:Mine",
+            "file": str(file),
+            "imports": {},  # without installed modules
+            "sha256": provenance._digest({"provenance_policies": file}),
+        }
+    }
+    absent = ExperimentConfig(cache=CacheConfig(policy="nowhere_to_be_found:Mine"))
+    told = {"class": "nowhere_to_be_found:Mine"}
+    assert written(absent, tmp_path)["policies"]["cache.policy"] == told
 
 
 @pytest.mark.parametrize("knob", KNOBS)
-def test_another_class_is_not_taken_for_the_one_that_was_run(tmp_path, my_policies, knob):
+def test_a_change_of_the_users_class_makes_another_run(tmp_path, my_policies, knob):
     finished(with_own(knob), tmp_path)
-    group, _, name = knob.partition(".")
-    part = replace(getattr(BUILTIN, group), **{name: "provenance_policies:Other"})
     with pytest.raises(ValueError, match=f"{knob} was provenance_policies:Mine and is"):
-        checks.refuse_other(replace(BUILTIN, **{group: part}), tmp_path)
+        checks.refuse_other(with_own(knob, "Other"), tmp_path)
+    file = my_policies("class Mine:\n    changed = True\n")
+    assert checks.changes(with_own(knob), tmp_path) == [knob]
+    file.unlink()
+    provenance._source.cache_clear()
+    assert checks.changes(with_own(knob), tmp_path) == [knob]
 
 
 @pytest.mark.parametrize(
@@ -95,119 +95,67 @@ def test_another_class_is_not_taken_for_the_one_that_was_run(tmp_path, my_polici
         "class Mine:\n    def rank(self):\n        import far_helper",
     ],
 )
-def test_a_run_is_another_one_when_a_module_has_changed_that_a_class_imports(
+def test_a_change_of_a_module_that_the_class_imports_makes_another_run(
     tmp_path, my_policies, importing
 ):
-    package = tmp_path / "provenance_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("from .inner import weight\n")
-    (package / "inner.py").write_text("import far_helper\nweight = far_helper.weight\n")
-    helper = tmp_path / "far_helper.py"
-    helper.write_text("import json, numpy\nweight = 1\n")
-    my_policies.write_text(f"{importing}\n")
-    provenance._source.cache_clear()
+    my_policies("from .inner import weight\n", "provenance_package/__init__")
+    my_policies("import far_helper\nweight = far_helper.weight\n", "provenance_package/inner")
+    my_policies("import json, numpy\nweight = 1\n", "far_helper")
+    my_policies(f"{importing}\n")
     config, out_dir = with_own("cache.policy"), tmp_path / "out"
     finished(config, out_dir)
-    helper.write_text("import json, numpy\nweight = 2\n")
-    provenance._source.cache_clear()
+    my_policies("import json, numpy\nweight = 2\n", "far_helper")
     assert checks.changes(config, out_dir) == ["cache.policy"]
 
 
-def test_a_class_whose_module_has_gone_is_not_taken_for_the_one_that_was_run(tmp_path, my_policies):
-    config = with_own("cache.policy")
-    finished(config, tmp_path / "out")
-    my_policies.unlink()
-    provenance._source.cache_clear()
-    assert checks.changes(config, tmp_path / "out") == ["cache.policy"]
-
-
-def test_what_is_installed_is_no_part_of_a_class(my_policies):
-    my_policies.write_text("import json, numpy, hicache.config\n")
-    assert provenance._source("provenance_policies")["imports"] == {}
-
-
 @pytest.mark.parametrize("name", ["python", "numpy"])
-def test_a_run_is_another_one_under_another_version(tmp_path, name):
+def test_another_version_makes_another_run(tmp_path, name):
     finished(BUILTIN, tmp_path)
     made_of = json.loads((tmp_path / "provenance.json").read_text())
     (tmp_path / "provenance.json").write_text(json.dumps(made_of | {name: "0.1"}))
     assert checks.changes(BUILTIN, tmp_path) == [name]
 
 
-def test_only_a_real_run_depends_on_the_version_of_torch(tmp_path):
-    real = replace(BUILTIN, executor=ExecutorConfig(kind="torch"))
-    assert "torch" in written(real, tmp_path)
-    assert "torch" not in written(BUILTIN, tmp_path)
+def of_trace(path):
+    return ExperimentConfig(workload=WorkloadConfig(kind="mooncake_conversation", path=str(path)))
 
 
-@pytest.fixture
-def traced(tmp_path) -> ExperimentConfig:
-    trace = tmp_path / "trace.jsonl"
+@pytest.mark.parametrize("change", ["shorter", "equal size and time", "another file"])
+def test_another_content_of_the_trace_makes_another_run(tmp_path, change):
+    trace = tmp_path / "traces" / "trace.jsonl"
+    trace.parent.mkdir()
     trace.write_text("{}\n" * 9)
-    return ExperimentConfig(workload=WorkloadConfig(kind="mooncake_conversation", path=str(trace)))
-
-
-def test_a_run_is_another_one_when_its_trace_was_cut_short(tmp_path, traced):
-    finished(traced, tmp_path / "out")
-    with Path(traced.workload.path).open("r+") as trace:
-        trace.truncate(6)
-    assert checks.changes(traced, tmp_path / "out") == ["workload"]
-
-
-def test_a_trace_is_told_by_its_contents_not_by_size_and_time(tmp_path, traced):
-    path = Path(traced.workload.path)
-    finished(traced, tmp_path / "out")
-    before = path.stat()
-    path.write_text("[]\n" * 9)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
-    assert checks.changes(traced, tmp_path / "out") == ["workload"]
-
-
-def test_a_trace_that_is_a_folder_is_told_by_its_files(tmp_path, traced):
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    (folder / "a.json").write_text("{}")
-    config = replace(traced, workload=replace(traced.workload, path=str(folder)))
+    config = of_trace(trace.parent if change == "another file" else trace)
     finished(config, tmp_path / "out")
-    (folder / "b.json").write_text("{}")
+    before = trace.stat()
+    if change == "shorter":
+        os.truncate(trace, 6)
+    elif change == "another file":
+        trace.with_name("b.jsonl").write_text("{}")
+    else:
+        trace.write_text("[]\n" * 9)
+        os.utime(trace, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert checks.changes(config, tmp_path / "out") == ["workload"]
 
 
-def test_a_policy_that_is_nowhere_is_left_for_the_run_to_refuse(tmp_path):
-    config = ExperimentConfig(cache=CacheConfig(policy="nowhere_to_be_found:Mine"))
-    assert written(config, tmp_path)["policies"]["cache.policy"] == {
-        "class": "nowhere_to_be_found:Mine"
-    }
-
-
-def test_a_trace_has_its_file_and_digest(tmp_path):
+def test_provenance_names_the_file_and_digest_of_a_trace(tmp_path):
     trace = tmp_path / "trace.jsonl.gz"
     trace.write_bytes(gzip.compress(b"{}"))
-    config = ExperimentConfig(
-        workload=WorkloadConfig(kind="mooncake_conversation", path=str(trace))
-    )
-    assert written(config, tmp_path)["trace"] == {
-        "file": str(trace),
-        "sha256": hashlib.sha256(trace.read_bytes()).hexdigest(),
-    }
+    digest = hashlib.sha256(trace.read_bytes()).hexdigest()
+    assert written(of_trace(trace), tmp_path)["trace"] == {"file": str(trace), "sha256": digest}
 
 
-def test_outside_a_checkout_there_is_no_commit(tmp_path):
-    assert provenance._checkout(tmp_path) == {}
-
-
-def test_the_digest_of_a_package_is_of_its_sources_and_their_names(tmp_path):
-    digests = []
-    for name, text in (("a.py", "1"), ("a.py", "2"), ("b.py", "1")):
-        package = tmp_path / str(len(digests))
+def test_the_digest_of_a_package_covers_its_sources_and_their_names(tmp_path):
+    digests = set()
+    for number, (name, text) in enumerate((("a.py", "1"), ("a.py", "2"), ("b.py", "1"))):
+        package = tmp_path / str(number)
         package.mkdir()
         (package / name).write_text(text)
-        digests.append(provenance._digest_of_package(package))
-    assert len(set(digests)) == 3
+        digests.add(provenance._digest_of_package(package))
+    assert len(digests) == 3
 
 
-def test_sources_are_short_digests_by_what_they_are_of():
+def test_sources_are_the_first_letters_of_digests():
     made_of = {
         "hicache": {"sha256": "0123456789"},
         "trace": {"file": "t"},

@@ -1,13 +1,11 @@
-"""The program that sets published measurements beside ours."""
+"""Published measurements compared with simulated ones."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from experiments.studies import published
 from experiments.studies.published import CASES, Series, arms_of, knees, ranking, read_case
-from hicache import experiment
 from hicache.results.requests_file import columns_of
 from hicache.results.server_log import MEASURES
 from hicache.runs.schema import config_of
@@ -44,24 +42,23 @@ SMALL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # traces of batches are written below it
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_case_is_a_list_of_runs_with_a_value_for_each_published_point(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(published, "OUT", tmp_path)
+def test_every_case_has_runs_and_a_value_for_each_published_point(name):
     case = read_case(name)
     for run in (run for arm in arms_of(case) for run in arm.runs):
         config_of(*run)
     for result in case["results"]:
         assert result["measure"] in MEASURES
         assert {len(values) for values in result["theirs"].values()} == {len(result["x"])}
-    for fact in case["facts"]:
-        assert len(fact["choices"]) >= 1
+    assert all(fact["choices"] for fact in case["facts"])
 
 
-def test_a_case_is_run_once_and_compared_point_by_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_is_run_once_and_compared_point_by_point(tmp_path):
     small = {**SMALL, "settings": [*SMALL["settings"], "model=tiny_hybrid", "storage=none"]}
     found = published.compare({"S": small}, tmp_path, jobs=1)["S"]
     assert [(each.arm, each.x, each.theirs) for each in found] == [
@@ -75,80 +72,65 @@ def test_a_case_is_run_once_and_compared_point_by_point(
     page = published.page({"S": small}, {"S": found})
     assert "| simulated" in page
     assert "| two clients" not in page
-    monkeypatch.setattr(experiment, "run", None)  # what is there is not run again
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert published.compare({"S": small}, tmp_path, jobs=1)["S"] == found
+    assert {path: path.stat().st_mtime_ns for path in written} == written  # nothing ran again
 
 
-def test_a_case_that_needs_a_trace_runs_only_if_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[str]] = []
-
-    def compare(cases: dict[str, object], *_: object, **__: object) -> None:
-        seen.append(list(cases))
-        raise ValueError("far enough")
-
-    monkeypatch.setattr(published, "compare", compare)
-    for named in ([], ["H"]):
-        with pytest.raises(SystemExit):
-            published.main([*named, "--out", str(tmp_path)])
-    assert "G" in seen[0]
-    assert "H" not in seen[0]
-    assert seen[1] == ["H"]
+@pytest.mark.parametrize(("named", "wanted"), [([], "ABCDEFGIJ"), (["H"], "H")])
+def test_a_case_that_needs_a_trace_runs_only_if_it_is_named(named, wanted, monkeypatch):
+    seen = []
+    monkeypatch.setattr(published, "compare", lambda cases, *_, **__: seen.extend(cases) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        published.main(named)
+    assert ("G" in seen) == ("G" in wanted)
+    assert ("H" in seen) == (named == ["H"])
 
 
-def test_a_batch_repeats_a_share_of_what_came_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(published, "OUT", tmp_path)
+@pytest.mark.parametrize("share", [0, 30, 100])
+def test_a_batch_repeats_a_share_of_earlier_prompts(share):
     spec = {"prompts": 1000, "tokens": 512, "kept": 50, "begins_s": 9.0}
-    for share in (0, 30, 100):
-        path = published.batch_trace(hit_percent=share, **spec)
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        before = {tuple(line["hash_ids"]) for line in lines[:50]}
-        batch = [tuple(line["hash_ids"]) for line in lines[50:]]
-        assert [line["timestamp"] for line in lines] == [0] * 50 + [9000] * 1000
-        assert sum(each in before for each in batch) == 10 * share
-        assert len(set(batch) - before) == 1000 - 10 * share
+    path = published.batch_trace(hit_percent=share, **spec)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    before = {tuple(line["hash_ids"]) for line in lines[:50]}
+    batch = [tuple(line["hash_ids"]) for line in lines[50:]]
+    assert [line["timestamp"] for line in lines] == [0] * 50 + [9000] * 1000
+    assert sum(each in before for each in batch) == 10 * share
+    assert len(set(batch) - before) == 1000 - 10 * share
 
 
-def line(theirs: list[float], ours: list[float], measure: str = "ttft_s") -> Series:
-    return Series(
-        case="X",
-        result="r",
-        measure=measure,
-        arm="a",
-        axis="x",
-        x=list(range(len(theirs))),
-        theirs=theirs,
-        ours=ours,
-    )
+def line(theirs, ours, measure="ttft_s"):
+    names = {"case": "X", "result": "r", "arm": "a", "axis": "x"}
+    return Series(x=list(range(len(theirs))), theirs=theirs, ours=ours, measure=measure, **names)
 
 
-def test_errors_are_points_of_hits_and_percent_of_times() -> None:
+def test_errors_are_points_of_hits_and_percent_of_times():
     assert line([50, 60], [53, 59], "hits").error == pytest.approx(2)
     assert line([2, 4], [1, 5]).error == pytest.approx(37.5)
 
 
-def test_a_knee_is_where_a_curve_changes_most() -> None:
-    assert knees(line([10, 10, 5.5, 5], [1, 2, 9, 9])) == (1, 1)
-    assert knees(line([1, 1.1, 1.2, 9], [9, 1, 1.1, 1.2])) == (2, 0)
-    assert knees(line([10, 9.9, 5.9, 3.2, 3.1], [10, 9.9, 9.8, 3.2, 3.1])) == (2, 2)
+@pytest.mark.parametrize(
+    ("theirs", "ours", "found"),
+    [
+        ([10, 10, 5.5, 5], [1, 2, 9, 9], (1, 1)),
+        ([1, 1.1, 1.2, 9], [9, 1, 1.1, 1.2], (2, 0)),
+        ([10, 9.9, 5.9, 3.2, 3.1], [10, 9.9, 9.8, 3.2, 3.1], (2, 2)),
+        ([1, 2, 2.1, 2.2, 4], [1, 2, 3, 4, 5], None),  # two bends alike
+    ],
+)
+def test_a_knee_is_where_a_curve_changes_most(theirs, ours, found):
+    assert knees(line(theirs, ours)) == found
 
 
-def test_a_curve_that_bends_in_two_places_alike_has_no_knee() -> None:
-    assert knees(line([1, 2, 2.1, 2.2, 4], [1, 2, 3, 4, 5])) is None
-
-
-def test_pairs_that_differ_little_are_not_ranked() -> None:
+def test_pairs_that_differ_little_are_not_ranked():
     lines = [line([1.0, 10], [1, 10]), line([1.04, 20], [0.5, 15]), line([2.0, 5], [0.9, 6])]
     assert ranking(lines) == (4, 1)
 
 
-def test_gains_are_means_over_that_of_the_first_arm() -> None:
+def test_gains_are_means_over_the_mean_of_the_first_arm():
     lines = [line([1, 3], [2, 6]), line([2, 6], [2, 6])]
     assert published.gain_errors(lines) == pytest.approx([50])
 
 
-def test_measures_need_no_column_that_a_run_has_not() -> None:
+def test_a_run_has_the_columns_that_the_measures_need():
     assert set(columns_of([])) >= {"round", "stage", "arrival_ns", "first_token_ns", "finish_ns"}

@@ -1,29 +1,19 @@
 """Simulated runs under storage faults: they end, leak nothing, and take no real time."""
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import yaml
 
 from hicache import experiment
-from hicache.config import STOP_POLICIES, FaultsConfig, StartState
+from hicache.config import FaultsConfig, StartState
 from hicache.runs.schema import CONF, config_of
 
 # by preset: what it injects
-PRESETS = {
-    "corrupt": ["corrupt"],
-    "errors": ["error"],
-    "everything": ["delay", "error"],
-    "full": ["full"],
-    "gone": ["gone"],
-    "gone_for_good": ["gone"],
-    "missing": ["missing"],
-    "none": [],
-    "short": ["short"],
-    "slow": ["delay"],
-}
-HYBRIDS = ("gemma3_27b", "qwen3_next_80b", "tiny_hybrid")
+PRESETS = {name: [name] for name in ("corrupt", "full", "gone", "missing", "short")} | {
+    "errors": ["error"], "everything": ["delay", "error"], "gone_for_good": ["gone"],
+    "none": [], "slow": ["delay"],
+}  # fmt: skip
 CALM = FaultsConfig()
 # small enough to finish at once, large enough that tiers overflow and prefetches overlap faults
 SMALL = (
@@ -67,48 +57,19 @@ def fates(result):
     return [(record.id, record.status.name) for record in result.records]
 
 
-def answered_share(result):
-    return [status for _, status in fates(result)].count("finished") / len(result.records)
-
-
 @pytest.fixture(scope="module")
 def calm():
     return run()
 
 
-def with_every_stop_policy(names):
-    """Pairs of a name and a stop policy; each name has one pair in the short tests."""
-    quick = {(name, STOP_POLICIES[(n + 1) % len(STOP_POLICIES)]) for n, name in enumerate(names)}
-    return [
-        pytest.param(*pair, marks=() if pair in quick else pytest.mark.soak)
-        for pair in product(names, STOP_POLICIES)
-    ]
-
-
-def test_every_preset_is_tested():
-    assert list(PRESETS) == sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
-
-
-@pytest.mark.parametrize(("preset", "stop"), with_every_stop_policy(PRESETS))
-def test_a_run_under_faults_serves_every_request_and_leaks_nothing(preset, stop, calm):
+@pytest.mark.parametrize("preset", sorted(path.stem for path in (CONF / "faults").glob("*.yaml")))
+def test_a_run_with_the_faults_of_a_preset_serves_every_request(preset, calm):
     start = StartState.cold if preset == "full" else StartState.warm_storage
-    result = run(preset_of(preset), stop=stop, start=start)  # ends with check_drained
+    result = run(preset_of(preset), start=start)  # ends with check_drained
     assert fates(result) == fates(calm)
-    assert answered_share(result) > 0.9
     injected = {key for key, count in result.measures.items() if "injected" in key and count}
-    wanted = {f"storage/injected_{fault}_count" for fault in PRESETS[preset]}
-    if stop != "best_effort":  # which may begin before a page is read
-        assert injected >= wanted
-        assert bool(injected) == bool(wanted)
-
-
-@pytest.mark.parametrize(("model", "stop"), with_every_stop_policy(HYBRIDS))
-def test_hybrid_models_leak_nothing_under_all_faults(model, stop):
-    roomy = () if model == "tiny_hybrid" else ("cache.device_gib=24", "cache.host_gib=12")
-    overrides = (f"model={model}", *roomy, "workload.num_sessions=8")
-    result = run(preset_of("everything"), *overrides, stop=stop)
-    assert fates(result) == fates(run(CALM, *overrides, stop=stop))
-    assert answered_share(result) == 1
+    assert injected >= {f"storage/injected_{fault}_count" for fault in PRESETS[preset]}
+    assert bool(injected) == (preset != "none")
 
 
 def test_equal_faults_give_equal_runs_on_every_local_engine(tmp_path):

@@ -143,20 +143,11 @@ def test_the_spans_of_a_trace_are_consistent_and_add_up_to_the_summary(trace, ag
     assert busy_s == pytest.approx(again.summary["gpu/busy_s"])
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda event: event.pop("ts"),
-        lambda event: event.update(dur="long"),
-        lambda event: event.update(ph="?"),
-        lambda event: event.update(tid=-5),
-        lambda event: event.update(dur=event["dur"] + 1e9),
-    ],
-)
+@pytest.mark.parametrize("damage", [{"ts": None}, {"ph": "?"}, {"tid": -5}, {"dur": 1e18}])
 def test_a_damaged_trace_is_noticed(trace, damage):
     copy = json.loads(json.dumps(trace))
-    damage(next(each for each in copy["traceEvents"] if each.get("cat") == "prefill"))
-    with pytest.raises((AssertionError, KeyError, TypeError)):
+    next(each for each in copy["traceEvents"] if each.get("cat") == "prefill").update(damage)
+    with pytest.raises((AssertionError, TypeError)):
         check_trace(copy)
 
 

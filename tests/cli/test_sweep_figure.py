@@ -71,14 +71,6 @@ def test_names_on_the_axis_are_complete_and_do_not_overlap(names):
     assert max(box.x1 for box in boxes) <= figure.bbox.x1
 
 
-def test_numbers_on_the_axis_that_are_close_together_are_left_out():
-    sizes = [1000, 1001, 1002, 1100, 1200]
-    for axes in drawn([group({"size": size}) for size in sizes]).axes:
-        boxes = label_boxes(axes)
-        assert 2 <= len(boxes) < len(sizes)
-        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
-
-
 @pytest.mark.parametrize(("low", "high"), [(1.6, 61), (0.08, 3), (0.003, 300), (1e-4, 1e5)])
 def test_numbers_on_a_logarithmic_axis_are_plain_and_do_not_overlap(low, high):
     groups = [group({"size": size}, value) for size, value in enumerate((low, high))]

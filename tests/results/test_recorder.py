@@ -31,43 +31,35 @@ def request(number, parent=None):
     return Request(id=number, session_id=7, arrival_ns=0, parent_id=parent, **lengths)
 
 
-class FakeEngine:
-    """Counters and queues of an engine, and the times up to which it was asked to catch up."""
-
-    def __init__(self, *, waiting=0, running=0, used=0):
-        self.caught_up = []
-        pools = [[PageAllocator(10), PageAllocator(0), PageAllocator(0)] for _ in range(2)]
-        pools[0][FULL].allocate(used)
-        counters = Counter()
-        self.cache = SimpleNamespace(
-            counters=counters,
-            fates=PrefetchFates(counters),
-            tree=SimpleNamespace(kinds=named_kinds(64, window_len=64)),
-            pools=pools,
-        )
-        self.scheduler = SimpleNamespace(waiting=[None] * waiting, running=[None] * running)
-
-    def backlog_ns(self, now_ns):
-        return now_ns // 10
-
-    def catch_up(self, now_ns):
-        self.caught_up.append(now_ns)
+def engine(*, waiting=0, running=0, used=0):
+    """An engine with these queues and used device pages; it keeps when it was asked to catch up."""
+    pools = [[PageAllocator(10), PageAllocator(0), PageAllocator(0)] for _ in range(2)]
+    pools[0][FULL].allocate(used)
+    counters, caught_up = Counter(), []
+    tree = SimpleNamespace(kinds=named_kinds(64, window_len=64))
+    fates = PrefetchFates(counters)
+    return SimpleNamespace(
+        cache=SimpleNamespace(counters=counters, fates=fates, tree=tree, pools=pools),
+        scheduler=SimpleNamespace(waiting=[None] * waiting, running=[None] * running),
+        backlog_ns=lambda now_ns: now_ns // 10,
+        catch_up=caught_up.append,
+        caught_up=caught_up,
+    )
 
 
 class Score:
     """A recorder of fake engines, and the progress that it reported."""
 
     def __init__(self, *engines, warm_up_s=0.0, arrivals="closed", **extra):
-        self.engines = engines or (FakeEngine(),)
+        self.engines = engines or (engine(),)
         self.told = []
         self.requests = [request(number) for number in range(250)]
         self.requests += [request(250, parent=0), request(251, parent=250)]
         workload = config.WorkloadConfig(warm_up_s=warm_up_s, arrivals=config.Arrivals(arrivals))
+        tracker = config.TrackerConfig(interval_s=2.0)
         self.recorder = Recorder(
             self.engines,
-            config.ExperimentConfig(
-                tracker=config.TrackerConfig(interval_s=2.0), workload=workload
-            ),
+            config.ExperimentConfig(tracker=tracker, workload=workload),
             num_requests=252,
             progress=self.told.append,
             cases={3: Case(spans=([Span(90, 99, "first_seen"), Span(99, 100, "last_token")], []))},
@@ -91,7 +83,8 @@ class Score:
         self.recorder.aborted(self.req(number, **changes), followers, 1, at_ns)
 
     def req(self, number, submitted_ns=1000, **changes):
-        values = {
+        lengths = {"device_len": 40, "host_len": 30, "storage_len": 20, "computed_len": 10}
+        values = lengths | {
             "request": self.requests[number],
             "submitted_ns": submitted_ns,
             "admitted_ns": submitted_ns + 600,
@@ -102,16 +95,12 @@ class Score:
             "own_ns": 200,
             "shared_ns": 50,
             "fence_ns": 0,
-            "device_len": 40,
-            "host_len": 30,
-            "storage_len": 20,
-            "computed_len": 10,
             "recomputed_len": 3,
             "retractions": 2,
             "num_parts": 1,
             "decoded": 5,
         }
-        return SimpleNamespace(**{**values, **changes})
+        return SimpleNamespace(**(values | changes))
 
 
 PARTS = ("queue_ns", "storage_wait_ns", "load_back_ns", "prefill_ns")
@@ -153,57 +142,46 @@ def test_the_parts_of_an_aborted_request_end_with_it():
     ]
 
 
-def test_requests_that_follow_a_rejected_request_are_rejected():
-    score = Score()
-    req = SimpleNamespace(request=score.requests[0], submitted_ns=1000)
-    score.recorder.rejected(req, "too long", score.requests[250:], 0, 9000)
-    assert score.records("id", "status", "reason", "arrival_ns", "output_len") == [
+def test_requests_that_follow_a_rejected_or_aborted_request_share_its_fate():
+    rejecting, aborting, timed = Score(), Score(), Score(arrivals="open")
+    followers = rejecting.requests[250:]
+    rejecting.recorder.rejected(rejecting.req(0), "too long", followers, 0, 9000)
+    assert rejecting.records("id", "status", "reason", "arrival_ns", "output_len") == [
         (0, Status.rejected, "too long", 1000, 0),
         (250, Status.rejected, "follows rejected request 0", 9000, 0),
         (251, Status.rejected, "follows rejected request 0", 9000, 0),
     ]
-
-
-def test_requests_that_follow_an_aborted_request_are_aborted():
-    score = Score()
-    score.abort(0, followers=score.requests[250:], decoded=2)
-    assert score.records("id", "reason", "arrival_ns", "finish_ns") == [
+    aborting.abort(0, followers=followers, decoded=2)
+    assert aborting.records("id", "reason", "arrival_ns", "finish_ns") == [
         (0, "gave up", 1000, 9000),
         (250, "follows aborted request 0", 9000, 9000),
         (251, "follows aborted request 0", 9000, 9000),
     ]
-
-
-def test_a_follower_with_an_arrival_of_its_own_is_aborted_at_its_arrival():
-    score = Score(arrivals="open")
-    early, late = score.requests[250:]
-    score.abort(0, followers=[early, replace(late, arrival_ns=3125 * SECOND_NS)])
-    times = [(1000, 9000), (9000, 9000), (3125 * SECOND_NS, 3125 * SECOND_NS)]
-    assert score.records("arrival_ns", "finish_ns") == times
+    late_ns = 3125 * SECOND_NS  # a follower with a later arrival of its own
+    timed.abort(0, followers=[followers[0], replace(followers[1], arrival_ns=late_ns)])
+    times = [(1000, 9000), (9000, 9000), (late_ns, late_ns)]
+    assert timed.records("arrival_ns", "finish_ns") == times
 
 
 def test_a_stage_of_a_closed_loop_ends_with_its_last_request():
-    engine = FakeEngine()
+    served = engine()
     stage_of = {number: number // 2 for number in range(4)} | {250: 3, 251: 3}
-    score = Score(engine, stage_of=stage_of)
+    score = Score(served, stage_of=stage_of)
     for number, at_ns in ((0, 5000), (2, 6000), (3, 7000), (1, 8000)):
-        engine.cache.counters["pages"] += number
+        served.cache.counters["pages"] += number
         score.finish(number, at_ns=at_ns)
     # the third stage has no request, and the second was over before the first
     assert score.stages() == [(1, 0, 8000)]
     assert score.recorder.stages()[0].counters["pages"] == 0 + 2 + 3 + 1
-    engine.cache.counters["pages"] += 10
+    served.cache.counters["pages"] += 10
     score.abort(250, followers=[score.requests[251]], at_ns=9000)
     assert score.stages() == [(1, 0, 8000), (4, 8000, 9000)]
     assert score.recorder.stages()[1].counters == {"pages": 10, "engine/backlog_ns": 100}
-
-
-def test_stages_without_requests_take_no_time():
-    score = Score(stage_of={0: 1, 1: 1})
-    score.finish(0, at_ns=5000)
-    assert score.stages() == []
-    score.recorder.rejected(score.req(1), "too long", [], 0, 6000)
-    assert score.stages() == [(2, 0, 6000)]
+    rejecting = Score(stage_of={0: 1, 1: 1})
+    rejecting.finish(0, at_ns=5000)
+    assert rejecting.stages() == []
+    rejecting.recorder.rejected(rejecting.req(1), "too long", [], 0, 6000)
+    assert rejecting.stages() == [(2, 0, 6000)]
 
 
 def test_requests_of_the_warm_up_have_no_record():
@@ -216,25 +194,23 @@ def test_requests_of_the_warm_up_have_no_record():
     assert timed.recorder.records == []
 
 
-def test_counting_begins_when_the_warm_up_ends():
+@pytest.mark.parametrize(("warm_up_s", "counts"), [(3.0, (1, 4)), (0.0, (13, 6))])
+def test_counting_begins_when_the_warm_up_ends(warm_up_s, counts):
     others = Counter()
-    score = Score(FakeEngine(), FakeEngine(), warm_up_s=3.0, counters=[others])
-    without = Score(*score.engines)
-    one, other = (engine.cache.counters for engine in score.engines)
+    score = Score(engine(), engine(), warm_up_s=warm_up_s, counters=[others])
+    one, other = (each.cache.counters for each in score.engines)
     one["steps"], other["steps"], others["reads"] = 5, 7, 2
     score.recorder.at(3 * SECOND_NS)
     one["steps"] += 1
     others["reads"] += 4
     score.recorder.at(8 * SECOND_NS)
     totals = score.recorder.totals()
-    assert (totals["steps"], totals["reads"]) == (1, 4)
-    without.recorder.at(8 * SECOND_NS)
-    assert without.recorder.totals()["steps"] == 13
+    assert (totals["steps"], totals["reads"]) == counts
 
 
 def test_a_page_that_is_read_in_the_warm_up_counts_where_its_fate_is_decided():
-    score = Score(FakeEngine(), FakeEngine(), warm_up_s=3.0)
-    one, other = (engine.cache.fates for engine in score.engines)
+    score = Score(engine(), engine(), warm_up_s=3.0)
+    one, other = (each.cache.fates for each in score.engines)
     one.publish({1, 2, 3})
     other.publish({1, 2})
     one.close([1], "used")
@@ -244,50 +220,34 @@ def test_a_page_that_is_read_in_the_warm_up_counts_where_its_fate_is_decided():
     other.close([1], "evicted_unused")
     other.publish({3, 4, 5, 6})
     score.recorder.at(8 * SECOND_NS)
+    fates = {"read": 8, "used": 1, "evicted_unused": 1, "unused_at_end": 6}
     totals = {key: count for key, count in score.recorder.totals().items() if count}
-    assert totals == {
-        "prefetch/read_pages": 8,
-        "prefetch/used_pages": 1,
-        "prefetch/evicted_unused_pages": 1,
-        "prefetch/unused_at_end_pages": 6,
-    }
+    assert totals == {f"prefetch/{fate}_pages": count for fate, count in fates.items()}
 
 
-def test_a_row_counts_its_interval_and_holds_the_queues_at_its_end():
-    score = Score(FakeEngine(waiting=2, running=1), FakeEngine(waiting=1, running=3))
-    one, other = (engine.cache.counters for engine in score.engines)
+def test_a_row_counts_its_interval_and_holds_queues_and_used_shares_at_its_end():
+    score = Score(engine(waiting=2, running=1, used=5), engine(waiting=1, running=3, used=8))
+    one, other = (each.cache.counters for each in score.engines)
     for place, tier in enumerate(TIERS):
         one[f"cache/{tier}_tokens"] = 10 * place + 1
         other[f"cache/{tier}_tokens"] = 100
     score.finish(1)
-    score.recorder.at(2 * SECOND_NS)
-    one["cache/computed_tokens"] += 9
-    score.recorder.at(4 * SECOND_NS)
-    first, second = score.rows
-    assert [first[f"interval/{tier}_tokens"] for tier in TIERS] == [101, 111, 121, 131]
-    assert [second[f"interval/{tier}_tokens"] for tier in TIERS] == [0, 0, 0, 9]
-    assert [row["interval/finished_count"] for row in score.rows] == [1, 0]
-    assert (first["queue/waiting_count"], first["queue/running_count"]) == (3, 4)
-
-
-def test_rows_are_closed_in_order_as_time_passes():
-    score = Score()
     score.recorder.at(2 * SECOND_NS - 1)
     assert score.rows == []
+    score.recorder.at(2 * SECOND_NS)
+    one["cache/computed_tokens"] += 9
     score.recorder.at(7 * SECOND_NS)
+    first, second, *_ = score.rows
+    assert [first[f"interval/{tier}_tokens"] for tier in TIERS] == [101, 111, 121, 131]
+    assert [second[f"interval/{tier}_tokens"] for tier in TIERS] == [0, 0, 0, 9]
+    assert [row["interval/finished_count"] for row in score.rows] == [1, 0, 0]
+    assert (first["queue/waiting_count"], first["queue/running_count"]) == (3, 4)
+    shares = {key: share for key, share in first.items() if key.startswith("pool/")}
+    used = {"pool/full_device_used_share": 0.65, "pool/full_host_used_share": 0.0}
+    assert shares == pytest.approx(used)
     assert score.engines[0].caught_up == [2 * SECOND_NS, 4 * SECOND_NS, 6 * SECOND_NS]
     score.recorder.close()
     assert [row["time_s"] for row in score.rows] == [2.0, 4.0, 6.0, 7.0]
-
-
-def test_the_used_share_of_a_pool_is_over_all_engines_and_zero_if_it_is_empty():
-    score = Score(FakeEngine(used=5), FakeEngine(used=8))
-    score.recorder.close()
-    shares = {key: share for key, share in score.rows[0].items() if key.startswith("pool/")}
-    assert shares == {
-        "pool/full_device_used_share": pytest.approx(0.65),
-        "pool/full_host_used_share": 0.0,
-    }
 
 
 def test_progress_is_reported_every_hundred_requests():

@@ -116,17 +116,12 @@ def test_the_rounds_of_a_closed_loop_are_busy_and_not_overloaded():
     assert [part["request/count"] for part in parts.values()] == [8] * 4
     gpu = [part["load/rho_gpu"] for part in parts.values()]
     assert 0.7 < min(gpu) < 0.9 < max(gpu)
-    # each round prefills as much, and its times to first token grow with what it attends to
-    ttft = [part["request/ttft_s_mean"] for part in parts.values()]
-    assert ttft == sorted(ttft)
     for part in parts.values():
         assert names_of(part) == []
         named = names_of({**part, "load/closed_loop": 0})
         assert named == ["overloaded GPU"] * (part["load/rho_gpu"] >= 0.9)
-    assert [line.partition(",")[0] for line in stage_lines(summary)] == [
-        f"stage {number}: ρ gpu {rho:.2f}" for number, rho in enumerate(gpu, start=1)
-    ]
-    assert summary["load/closed_loop"] == 1
+    lines = [line.partition(",")[0] for line in stage_lines(summary)]
+    assert lines == [f"stage {number}: ρ gpu {rho:.2f}" for number, rho in enumerate(gpu, 1)]
     busy = {**summary, "load/rho_gpu": 0.95}
     assert not is_overloaded(busy)
     assert is_overloaded({**busy, "load/closed_loop": 0})
@@ -136,19 +131,18 @@ def test_the_rounds_of_a_closed_loop_are_busy_and_not_overloaded():
 def test_a_load_with_stages_is_judged_by_its_busiest_stage(jump):
     rates = "workload.stage_rates=[0.1,7,0.1,0.1,0.1,0.1,0.1,0.1]"
     summary = summary_of(*STAGED, rates, "workload.groups=60", f"engine.jump={jump}")
-    assert summary["load/rho_gpu"] < 0.2
-    parts = stages(summary)
-    gpu, queue = (
-        [part[f"load/rho_{name}"] for part in parts.values()] for name in ("gpu", "queue")
-    )
-    names = [names_of(part) for part in parts.values()]
+    parts = list(stages(summary).values())
+    assert len(parts) == 8
+    assert sum(part["request/count"] for part in parts) == summary["request/count"]
+    gpu, queue = ([part[f"load/rho_{name}"] for part in parts] for name in ("gpu", "queue"))
+    assert gpu[1] > 0.9 > gpu[2]
+    assert 1 >= max(queue) >= queue[2] > 0.1  # it catches up with what came before
+    names = [names_of(part) for part in parts]
     assert names[0] == names[-1] == ["idle"]
     assert "overloaded GPU" in names[1]
-    assert 1 >= max(queue) >= queue[2] > 0.1  # it catches up with what came before
-    assert "idle" not in names_of(summary)
+    assert summary["load/rho_gpu"] < 0.2
     assert is_overloaded(summary)
-    assert sum(part["request/count"] for part in parts.values()) == summary["request/count"]
-    assert gpu[1] > 0.9 > gpu[2]
+    assert "idle" not in names_of(summary)
     lines = stage_lines(summary)
     assert [line.partition(":")[0] for line in lines] == [f"stage {n}" for n in range(1, 9)]
     assert "GPU overloaded" in lines[1]

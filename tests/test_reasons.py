@@ -65,13 +65,6 @@ def test_a_prompt_that_comes_again_is_computed_for_the_reason_that_its_settings_
     assert record.computed_for == ({reason: LENGTH - 1} if reason else {}) | {"last_token": 1}
 
 
-def test_a_prompt_in_storage_at_the_start_counts_as_seen_before():
-    made = runs.workload([request(0, 0, (0, LENGTH))])
-    warm = (*STORED, "workload.start=warm_storage", "prefetch.threshold=4096")
-    record = runs.run(made, *SMALL, *warm).records[0]
-    assert record.computed_for == {"prefetch_declined_too_short": LENGTH - 1, "last_token": 1}
-
-
 def missing_pages(kinds, *, full_end=0, prefetch=None):
     """A prompt of four pages of one token, and the history of its pages."""
     history = PageHistory(PageRegistry({0: request(0, 0, (0, 4)).prompt}, kinds.size), kinds)
@@ -121,6 +114,7 @@ def test_a_state_in_storage_is_useless_if_only_the_device_has_its_pages():
 
 BRANCH = [request(0, 0, (0, 8193)), request(1, 60, (0, 4096), (50_000, 1025))]
 TWO = [request(number, 0, (0, LENGTH)) for number in range(2)]
+WARM = (*SMALL, *STORED, "workload.start=warm_storage", "prefetch.threshold=4096")
 GEMMA = ("model=gemma3_27b", "workload.arrivals=open")
 QWEN = ("model=qwen3_next_80b", "workload.arrivals=open", "scheduler.chunk_tokens=8192")
 
@@ -130,6 +124,8 @@ QWEN = ("model=qwen3_next_80b", "workload.arrivals=open", "scheduler.chunk_token
     [
         ([request(0, 0, (0, 100))], SMALL, {"page_rounding": 35}, PAGE),
         (TWO, SMALL, {"being_computed": LENGTH - 1}, 0),
+        # in storage from the start
+        (TWO[:1], WARM, {"prefetch_declined_too_short": LENGTH - 1}, 0),
         (BRANCH, (*GEMMA, "cache.window=replay"), {"window_not_kept": 1024}, 1024),
         (BRANCH, (*GEMMA, "scheduler.chunk_tokens=2048"), {"window_not_kept": 4096}, 1024),
         (BRANCH, QWEN, {"state_not_kept": 4096}, 1024),

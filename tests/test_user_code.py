@@ -132,18 +132,23 @@ def test_a_constructor_without_the_argument_world_is_refused_in_one_sentence(
     assert "cache.policy=users_own:Mine cannot be built: " in told
 
 
+EXITS = """
+import sys
+
+class Rank(float):
+    def __lt__(self, other): sys.exit(0)
+
+class Mine:
+    def rank(self, entry, tier, kind): return Rank(entry.used)
+"""
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
-    [
-        ("sys:exit", "sys:exit cannot be built: SystemExit"),
-        ("users_own:Mine", "SystemExit: 0"),  # in a property, in the middle of the run
-    ],
+    [("sys:exit", "sys:exit cannot be built: SystemExit"), ("users_own:Mine", "SystemExit: 0")],
 )
 def test_a_policy_that_exits_ends_the_run_with_an_error(policy, message, write_module):
-    write_module(
-        "import sys\nclass Rank(float):\n    def __lt__(self, other): sys.exit(0)\n"
-        "class Mine:\n    def rank(self, entry, tier, kind): return Rank(entry.used)\n"
-    )
+    write_module(EXITS)
     with pytest.raises(UserCodeError, match=message):
         experiment.run(config_of(*SMALL, f"cache.policy={policy}"))
 

@@ -153,44 +153,36 @@ def test_a_count_that_a_run_lacks_is_zero(tmp_path):
     assert [run.summary["request/cut_count"] for run in load_runs([tmp_path])] == [0, 7]
 
 
-def made_of(code="a", rules=None, policy=None):
-    digests = {} if policy is None else {"prefetch.stop": {"sha256": policy * 64}}
-    ours = {"hicache": {"sha256": code * 64}, "policies": digests}
-    return ours if rules is None else {"rules": rules}
+def code(letter):
+    return {"hicache": {"sha256": letter * 64}}
+
+
+def policy(letter):
+    return code("a") | {"policies": {"prefetch.stop": {"sha256": letter * 64}}}
+
+
+OF_SEEDS, OF_STOPS = ([{name: value} for value in (0, 1)] for name in ("seed", "stop"))
+RULES = {"rules": "01"}
 
 
 @pytest.mark.parametrize(
-    ("runs", "codes", "settings"),
+    ("runs", "made_of", "names", "values"),
     [
-        (
-            [{"seed": 0}, {"seed": 1}],
-            [made_of(policy="a"), made_of(policy="b")],
-            [{"prefetch.stop source": "aaaaaaaa"}, {"prefetch.stop source": "bbbbbbbb"}],
-        ),
-        ([{"seed": 0}, {"seed": 1}], [made_of(policy="b"), made_of(policy="b")], [{}]),
-        (
-            [{"seed": 0}, {"seed": 1}],
-            [made_of(), made_of("b")],
-            [{"hicache source": "aaaaaaaa"}, {"hicache source": "bbbbbbbb"}],
-        ),
-        (  # the settings tell these runs apart anyway
-            [{"stop": "a"}, {"stop": "b"}],
-            [made_of(), made_of("b")],
-            [{"prefetch.stop": "a"}, {"prefetch.stop": "b"}],
-        ),
-        ([{}, {}], [made_of(), made_of(rules="01")], [{"rules": "older"}, {"rules": "01"}]),
-        (
-            [{"stop": "a"}, {"stop": "b"}],
-            [made_of(), made_of(rules="01")],
-            [{"prefetch.stop": "a", "rules": "older"}, {"prefetch.stop": "b", "rules": "01"}],
-        ),
+        (OF_SEEDS, [policy("a"), policy("b")], ["prefetch.stop source"], ["a" * 8, "b" * 8]),
+        (OF_SEEDS, [policy("b"), policy("b")], [], []),
+        (OF_SEEDS, [code("a"), code("b")], ["hicache source"], ["a" * 8, "b" * 8]),
+        (OF_STOPS, [code("a"), code("b")], ["prefetch.stop"], [0, 1]),
+        ([{}, {}], [code("a"), RULES], ["rules"], ["older", "01"]),
+        (OF_STOPS, [code("a"), RULES], ["prefetch.stop", "rules"], ["older", "01"]),
     ],
 )
-def test_runs_by_different_code_are_different_settings(tmp_path, runs, codes, settings):
+def test_runs_by_different_code_are_different_settings(tmp_path, runs, made_of, names, values):
     write_runs(tmp_path, *runs)
-    for job, code in enumerate(codes):
-        write_json(tmp_path / str(job) / "provenance.json", code)
-    assert settings_of(groups_of(tmp_path)) == settings
+    for job, made in enumerate(made_of):
+        write_json(tmp_path / str(job) / "provenance.json", made)
+    settings = settings_of(groups_of(tmp_path))
+    assert all(list(each) == names for each in settings)
+    assert [each[names[-1]] for each in settings if names] == values
 
 
 def test_two_results_of_one_seed_are_two_settings(tmp_path):
@@ -271,12 +263,7 @@ def test_a_sweep_can_be_the_baseline_of_another_sweep(sweep, tmp_path, printed):
 
 
 @pytest.mark.parametrize(
-    ("where", "count"),
-    [
-        (["prefetch.stop=timeout"], 6),
-        (["prefetch.stop=timeout,best_effort", "seed=0,1"], 8),
-        (["storage.read_gbps=8", "prefetch.stop=timeout", "seed=2"], 1),
-    ],
+    ("where", "count"), [(["prefetch.stop=timeout,best_effort", "seed=0,1"], 8), (["seed=2"], 4)]
 )
 def test_only_runs_that_meet_every_condition_are_compared(sweep, where, count):
     assert sum(len(group.runs) for group in compared_groups([sweep], where=where)) == count

@@ -127,15 +127,12 @@ def test_the_grid_of_a_stored_sweep_is_bounded():
 def test_the_command_answers_without_a_run(words, told, code, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # no checkout, so there is no `hicache diff`
     monkeypatch.setattr(sys, "argv", ["hicache", *words])
-    ended = 0
-    try:
-        main()
-    except SystemExit as exit_:
-        ended = exit_.code
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main())
+    assert (ended.value.code or 0) == code
     said = capsys.readouterr()
     assert told in said.out + said.err
     assert "diff" not in said.out
-    assert ended == code
 
 
 def test_the_help_of_compare_needs_no_pandas(tmp_path):

@@ -4,6 +4,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections import ChainMap
 from pathlib import Path
 
 import pytest
@@ -64,13 +65,9 @@ def records(log, kind):
     return [record[kind] for record in log if record["type"] == kind]
 
 
-@pytest.fixture(scope="module")
-def offline_run(tmp_path_factory):
-    """The directory of a run of three rows and a file, and what W&B's reader finds in it.
-
-    The directory was moved when the run had ended.
-    """
-    out_dir = tmp_path_factory.mktemp("run")
+def test_wandb_offline_keeps_the_run_its_rows_summary_and_files(tmp_path):
+    out_dir = tmp_path / "run"
+    out_dir.mkdir()
     (out_dir / "table.bin").write_bytes(b"rows")
     with tracker(out_dir) as open_tracker:
         for index in range(3):
@@ -78,21 +75,15 @@ def offline_run(tmp_path_factory):
         open_tracker.attach([out_dir / "table.bin"])
         rejected = {"cache/rejected_tokens": 20, "request/prompt_tokens": 100}
         open_tracker.summarize({"cache/token_hit_rate": 0.25, **rejected})
-    moved = out_dir.rename(out_dir.with_name("moved"))
-    return moved, inspect(moved)
-
-
-def test_wandb_offline_records_the_names_the_config_the_rows_the_summary_and_the_files(offline_run):
-    moved, log = offline_run
+    moved = out_dir.rename(tmp_path / "moved")  # with all its files
+    log = inspect(moved)
     (run,) = records(log, "run")
     names = (run["project"], run["run_group"], run["display_name"])
     assert names == ("bench", "prefetch_stop", "job 4")
     assert CONFIG.items() <= run["config"]["update"].items()
     items = [entry["item"] for entry in records(log, "history")]
     assert [{key: item[key] for key in row_at(0.0)} for item in items] == lines_of(moved)
-    summary = {}
-    for update in records(log, "summary"):
-        summary |= update["update"]
+    summary = ChainMap(*(update["update"] for update in reversed(records(log, "summary"))))
     assert summary["cache/token_hit_rate"] == 0.25
     assert summary["verdict"] == "20% of the prompt tokens rejected"
     assert [entry.get("exit_code", 0) for entry in records(log, "exit")] == [0]
@@ -100,15 +91,11 @@ def test_wandb_offline_records_the_names_the_config_the_rows_the_summary_and_the
     assert "table.bin" in attached
     (kept,) = moved.glob("wandb/offline-run-*/files/table.bin")
     assert kept.read_bytes() == b"rows"
-
-
-def test_a_run_that_fails_is_recorded_as_failed_and_as_a_run_of_its_own(tmp_path, offline_run):
-    with pytest.raises(ZeroDivisionError), tracker(tmp_path):
+    with pytest.raises(ZeroDivisionError), tracker(tmp_path / "failed"):
         raise ZeroDivisionError
-    log = inspect(tmp_path)
-    assert records(log, "exit")[-1]["exit_code"] == 1
-    (first,), (second,) = records(offline_run[1], "run"), records(log, "run")
-    assert first["run_id"] != second["run_id"]
+    failed = inspect(tmp_path / "failed")
+    assert records(failed, "exit")[-1]["exit_code"] == 1
+    assert records(failed, "run")[0]["run_id"] != run["run_id"]
 
 
 def test_online_without_a_key_continues_offline_with_a_warning(tmp_path, monkeypatch, capsys):
@@ -123,6 +110,7 @@ def test_online_without_a_key_continues_offline_with_a_warning(tmp_path, monkeyp
 
 KILLED_RUN = """
 import os, signal, sys, time
+from collections import ChainMap
 from pathlib import Path
 from hicache.config import TrackerConfig
 from hicache.results.tracking import Tracker

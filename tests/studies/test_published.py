@@ -31,6 +31,7 @@ results:
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # traces of batches are written below it
+    (tmp_path / "experiments").symlink_to(CASES.parent)  # which a case names
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,7 +47,8 @@ def test_every_case_has_runs_and_a_value_for_each_published_point(name):
 
 def test_a_case_is_run_once_and_compared_point_by_point(tmp_path):
     small = yaml.safe_load(SMALL)
-    found = published.compare({"S": small}, tmp_path, jobs=1)["S"]
+    out = tmp_path / "out"
+    found = published.compare({"S": small}, out, jobs=1)["S"]
     assert [(each.arm, each.x, each.theirs) for each in found] == [
         ("off", [0, 1], [0, 50]),
         ("on", [0], [0]),
@@ -58,8 +60,8 @@ def test_a_case_is_run_once_and_compared_point_by_point(tmp_path):
     page = published.page({"S": small}, {"S": found})
     assert "| simulated" in page
     assert "| two clients" not in page
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert published.compare({"S": small}, tmp_path, jobs=1)["S"] == found
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert published.compare({"S": small}, out, jobs=1)["S"] == found
     assert {path: path.stat().st_mtime_ns for path in written} == written  # nothing ran again
 
 

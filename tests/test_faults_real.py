@@ -174,7 +174,7 @@ def test_a_killed_run_leaves_pages_that_the_next_run_can_use(form, tmp_path):
     ) as writer:
         assert [writer.stdout.readline() for _ in range(8)] == ["written\n"] * 8
         writer.kill()
-    assert storage_hits(run(with_storage("slab", tmp_path, form), FILL_REQUESTS // 2)) > 0
+    assert storage_hits(run(with_storage("slab", tmp_path, form), FILL_REQUESTS)) > 0
 
 
 @pytest.mark.soak

@@ -91,6 +91,7 @@ def test_wandb_offline_keeps_the_run_its_rows_summary_and_files(tmp_path):
     assert "table.bin" in attached
     (kept,) = moved.glob("wandb/offline-run-*/files/table.bin")
     assert kept.read_bytes() == b"rows"
+    (tmp_path / "failed").mkdir()
     with pytest.raises(ZeroDivisionError), tracker(tmp_path / "failed"):
         raise ZeroDivisionError
     failed = inspect(tmp_path / "failed")

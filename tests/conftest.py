@@ -22,14 +22,14 @@ if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is imported
 # read when torch is imported: tensors of tests are small, and its threads would only wait actively
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# what was imported is looked through at every full collection: a ninth of the time of whole runs
+# every full collection of garbage looks through all imported objects: a ninth of a run's time
 gc.set_threshold(50_000, 20, 100)
 DRAWN = ("builtin", "chat", "agents")
 DrawnFrom = namedtuple("DrawnFrom", "num_sessions session_rate think_cap_s")  # and a seed
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this machine cannot run, and long tests unless `-m` names them."""
+    """Leave out tests that need a GPU if there is none, and long tests unless `-m` names them."""
     asked = config.getoption("markexpr")
     unwanted = {mark for mark in ("soak",) if mark not in asked}
     if not HAS_GPU:
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is kept between runs is kept from the tests, which begin without."""
+    """Give the tests an empty cache directory of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -50,7 +50,7 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def drawn_once() -> Iterator[None]:
-    """Equal workloads are drawn once: a run cut to a few requests would spend its time on that."""
+    """Draw equal workloads once: a run of few requests would spend most of its time on that."""
 
     def once(generate: Callable[..., list[Request]]) -> Callable[..., list[Request]]:
         drawn = functools.lru_cache(maxsize=6)(generate)
@@ -65,7 +65,7 @@ def drawn_once() -> Iterator[None]:
 
 
 def finished_request(number: int, **changes: object) -> RequestRecord:
-    """A request whose tokens and times add up, unless `changes` spoil them."""
+    """A request whose tokens and times add up, unless `changes` break that."""
     arrival_ns = number * SECOND_NS
     values = {
         "id": number,
@@ -95,7 +95,7 @@ def make_record() -> Callable[..., RequestRecord]:
 
 @pytest.fixture
 def measures() -> dict[str, float]:
-    """All that an engine must count, each another number; the fates of pages add up."""
+    """Every required measure with a different value; the fates of pages add up."""
     numbers = {key: float(index) for index, key in enumerate(REQUIRED_MEASURES)}
     return numbers | {
         "prefetch/read_pages": sum(numbers[f"prefetch/{fate}_pages"] for fate in FATES)
@@ -103,7 +103,7 @@ def measures() -> dict[str, float]:
 
 
 def row_at(time_s: float, **tokens: float) -> dict[str, float]:
-    """An interval in which nothing happens but hits and computed tokens."""
+    """A row of an interval with hits and computed tokens only."""
     counts = dict.fromkeys(TIER_TOKENS, 0.0) | tokens
     return {
         "time_s": time_s,

@@ -1,4 +1,4 @@
-"""A pytest plugin that imitates a GPU, so that what only beside one would run does run.
+"""A pytest plugin that imitates a GPU, so that code for a GPU runs without one.
 
     python -m pytest -p tests.imitated_gpu -m "gpu and not soak" tests/kernels
 

@@ -1,4 +1,4 @@
-"""A sweep of 48 jobs on each launcher: equal tables, also where a worker dies on the way."""
+"""A sweep of 48 jobs on each launcher gives equal tables, even if a worker is killed."""
 
 import json
 import os
@@ -42,7 +42,7 @@ class Mortal:
 
 @pytest.fixture(scope="module")
 def hicache(tmp_path_factory):
-    """The command in an environment of its own: the packages of this one, Ray's and Slurm's."""
+    """The command in an environment with the packages of this one, and Ray's and Slurm's."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -78,7 +78,7 @@ def begun(folder: Path) -> Counter[int]:
 
 @pytest.fixture(scope="module")
 def expected(hicache, tmp_path_factory):
-    """The directory of a sweep by joblib of which no worker dies, and its table."""
+    """The directory of a sweep by joblib whose workers all live, and its table."""
     folder = tmp_path_factory.mktemp("joblib")
     (folder / "killed").touch()
     table = table_of(run(hicache, folder, "joblib"))
@@ -88,7 +88,7 @@ def expected(hicache, tmp_path_factory):
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_killed_worker_costs_no_job_and_no_job_is_made_twice(
+def test_a_sweep_finishes_every_job_once_after_a_worker_is_killed(
     hicache, expected, launcher, tmp_path
 ):
     done = run(hicache, tmp_path, launcher)

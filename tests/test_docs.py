@@ -41,18 +41,15 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-def test_words_and_numbers_are_counted():
-    assert num_words("| a word | 1.5 |\n|---|---:|\n") == 3
-
-
-def test_the_pages_stay_short():
+def test_the_pages_have_few_words():
     words = {page.name: num_words(page.read_text()) for page in DOCS if page.name != GENERATED}
     assert sum(words.values()) <= MOST_WORDS, words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_to_a_file_and_a_heading(page):
+def test_a_page_has_no_broken_link_and_names_the_subject_of_every_sentence(page):
     assert broken_links(page) == []
+    assert VAGUE.findall(without_code(page.read_text())) == []
 
 
 def test_the_architecture_names_modules_and_functions_that_exist():
@@ -74,12 +71,8 @@ def test_the_architecture_names_modules_and_functions_that_exist():
         assert any(str(path).endswith(f"/{name}") for path in [*sources, Path(__file__)]), name
 
 
-def test_a_broken_link_is_found(tmp_path):
+def test_words_are_counted_and_broken_links_are_found(tmp_path):
+    assert num_words("| a word | 1.5 |\n|---|---:|\n") == 3
     page = tmp_path / "page.md"
     page.write_text("# A heading: one\n[a](#a-heading-one) [b](#two) [c](none.md) [d](page.md)\n")
     assert broken_links(page) == ["#two", "none.md"]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_sentence_names_its_subject(page):
-    assert VAGUE.findall(without_code(page.read_text())) == []

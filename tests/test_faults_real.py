@@ -10,10 +10,8 @@ pages, so rates are higher and times shorter (`hasty`), or most faults would nev
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from random import Random
 from shutil import copytree
 
@@ -21,12 +19,12 @@ import pytest
 import yaml
 
 from hicache import experiment
-from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig
-from hicache.results.metrics import Result
+from hicache.config import STOP_POLICIES, FaultsConfig
 from hicache.runs.schema import CONF, config_of
 
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
 KINDS = ("slab", "file")
+NO_FAULTS = FaultsConfig()
 BASE = (
     "workload=agents",
     "workload.num_sessions=16",
@@ -74,14 +72,12 @@ TorchIo._store = storing
 experiment.run(config_of(*sys.argv[1:]))
 """
 
-Fill = Callable[[str, str], Path]
 
-
-def preset_of(name: str) -> FaultsConfig:
+def preset_of(name):
     return FaultsConfig(**yaml.safe_load((CONF / "faults" / f"{name}.yaml").read_text()))
 
 
-def hasty(faults: FaultsConfig) -> FaultsConfig:
+def hasty(faults):
     """The same faults for a short run. Corruption is not drawn: it is done to the disk."""
     for name in ("missing_rate", "short_rate"):
         faults = replace(faults, **{name: min(getattr(faults, name) * MORE_OFTEN, 1.0)})
@@ -91,7 +87,7 @@ def hasty(faults: FaultsConfig) -> FaultsConfig:
     return replace(faults, **(SOON if faults.gone_for_s is not None else SOON_FOR_GOOD))
 
 
-def run(config: ExperimentConfig, num_requests: int) -> Result:
+def run(config, num_requests):
     workload = replace(config.workload, limit=num_requests)
     result = experiment.run(replace(config, workload=workload))
     assert [record.status.name for record in result.records] == ["finished"] * num_requests
@@ -104,11 +100,11 @@ def run(config: ExperimentConfig, num_requests: int) -> Result:
     return result
 
 
-def storage_hits(result: Result) -> int:
+def storage_hits(result):
     return sum(record.storage_hit_len for record in result.records)
 
 
-def bites(result: Result) -> float:
+def num_faults(result):
     """Faults that were injected, and pages that the engine found damaged."""
     return sum(
         count
@@ -117,21 +113,15 @@ def bites(result: Result) -> float:
     )
 
 
-def with_storage(
-    kind: str, root: Path, faults: FaultsConfig | None = None, form: str = "plain"
-) -> ExperimentConfig:
-    config = config_of(*BASE, *FORMS[form])
-    storage = replace(config.storage, kind=kind, root=str(root), faults=faults or FaultsConfig())
-    prefetch = replace(config.prefetch, stop="wait_complete")
-    return replace(config, storage=storage, prefetch=prefetch)
+def with_storage(kind, root, form, faults=NO_FAULTS, stop="wait_complete"):
+    config = config_of(*BASE, *FORMS[form], f"prefetch.stop={stop}")
+    storage = replace(config.storage, kind=kind, root=str(root), faults=faults)
+    return replace(config, storage=storage)
 
 
-def stopping(config: ExperimentConfig, stop: str) -> ExperimentConfig:
-    return replace(config, prefetch=replace(config.prefetch, stop=stop))
-
-
-def flip_bits(root: Path, share: float, rng: Random) -> int:
-    """Flip a bit in this share of the stored pages, on the disk; how many there were."""
+def flip_bits(root, share):
+    """Flip a bit in this share of the stored pages, on the disk; return the number of pages."""
+    rng = Random(0)
     pages = [(path, 0) for path in sorted(root.glob("*/*/*.page"))]
     for path in sorted(root.glob("*/pages-*.slab")):
         slot_bytes = int(path.stem.removeprefix("pages-"))
@@ -148,62 +138,43 @@ def flip_bits(root: Path, share: float, rng: Random) -> int:
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Fill:
-    """A directory that a first run filled, by engine and format. Copy it: others need it too."""
+def filled(tmp_path_factory):
+    """Returns the directory that a first run filled, by engine and format; to be copied."""
 
     @cache
-    def fill(kind: str, form: str) -> Path:
+    def fill(kind, form):
         root = tmp_path_factory.mktemp(kind)
-        run(with_storage(kind, root, form=form), FILL_REQUESTS)
+        run(with_storage(kind, root, form), FILL_REQUESTS)
         return root
 
     return fill
 
 
-def survive(kind: str, root: Path, faults: FaultsConfig, stop: str, form: str) -> Result:
-    """The second run and the third; returns the second."""
-    flip_bits(root, faults.corrupt_rate * DAMAGED_MORE_OFTEN, Random(0))
-    failing = run(stopping(with_storage(kind, root, hasty(faults), form), stop), REQUESTS)
-    assert storage_hits(run(with_storage(kind, root, form=form), REQUESTS)) > 0
-    return failing
-
-
-def forms(*quick: str) -> pytest.MarkDecorator:
-    """All formats, the others than these in the soak."""
+def forms(*quick):
+    """All formats; those that are not quick are soaked."""
     soak = [pytest.param(each, marks=pytest.mark.soak) for each in FORMS if each not in quick]
     return pytest.mark.parametrize("form", [*quick, *soak])
 
 
 @forms("plain")
-def test_pages_go_missing_and_no_logit_is_wrong(form: str, filled: Fill, tmp_path: Path) -> None:
+def test_missing_and_damaged_pages_are_refused_and_no_logit_is_wrong(form, filled, tmp_path):
     root = copytree(filled("slab", form), tmp_path / "store")
-    faults = hasty(preset_of("missing"))
-    result = run(with_storage("slab", root, faults, form), REQUESTS)
-    assert storage_hits(result) > 0
-    assert bites(result) > 0
-
-
-@forms("plain")
-def test_a_page_that_rots_on_the_disk_is_refused_and_no_logit_is_wrong(
-    form: str, filled: Fill, tmp_path: Path
-) -> None:
-    root = copytree(filled("slab", form), tmp_path / "store")
-    assert flip_bits(root, 0.04, Random(0)) > 0
-    result = run(with_storage("slab", root, form=form), REQUESTS)
+    assert flip_bits(root, 0.04) > 0
+    result = run(with_storage("slab", root, form, hasty(preset_of("missing"))), FILL_REQUESTS)
     assert storage_hits(result) > 0
     assert result.measures["storage/damaged_pages"] > 0
+    assert result.measures["storage/injected_missing_count"] > 0
 
 
 @forms("int8")
-def test_a_killed_run_leaves_pages_that_the_next_one_can_use(form: str, tmp_path: Path) -> None:
+def test_a_killed_run_leaves_pages_that_the_next_run_can_use(form, tmp_path):
     overrides = [*BASE, "storage=slab", f"storage.root={tmp_path}", *FORMS[form]]
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, *overrides], stdout=subprocess.PIPE, text=True
     ) as writer:
-        assert writer.stdout is not None
         assert [writer.stdout.readline() for _ in range(8)] == ["written\n"] * 8
         writer.kill()
-    assert storage_hits(run(with_storage("slab", tmp_path, form=form), FILL_REQUESTS)) > 0
+    assert storage_hits(run(with_storage("slab", tmp_path, form), FILL_REQUESTS)) > 0
 
 
 @pytest.mark.soak
@@ -211,39 +182,24 @@ def test_a_killed_run_leaves_pages_that_the_next_one_can_use(form: str, tmp_path
 @pytest.mark.parametrize("stop", STOP_POLICIES)
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_fault_gives_a_wrong_logit_or_a_leak(
-    kind: str, preset: str, stop: str, form: str, filled: Fill, tmp_path: Path
-) -> None:
+def test_no_fault_gives_a_wrong_logit_or_a_leak(kind, preset, stop, form, filled, tmp_path):
     root = copytree(filled(kind, form), tmp_path / "store")
     faults = preset_of(preset)
-    result = survive(kind, root, faults, stop, form)
-    # best_effort may begin before it has read the page that is to be spoiled
+    flip_bits(root, faults.corrupt_rate * DAMAGED_MORE_OFTEN)
+    result = run(with_storage(kind, root, form, hasty(faults), stop), REQUESTS)
+    assert storage_hits(run(with_storage(kind, root, form), REQUESTS)) > 0
+    # best_effort may begin before it has read the damaged page
     if stop != "best_effort":
-        assert (bites(result) > 0) == (faults != FaultsConfig())
+        assert (num_faults(result) > 0) == (faults != NO_FAULTS)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_page_that_is_spoiled_on_the_way_is_refused(kind: str, form: str, tmp_path: Path) -> None:
+def test_a_page_that_is_corrupted_while_it_is_written_is_refused(kind, form, tmp_path):
     # memory for a part of the prompts: what this run has written it must read again
-    config = with_storage(kind, tmp_path, FaultsConfig(corrupt_rate=0.5), form)
+    config = with_storage(kind, tmp_path, form, FaultsConfig(corrupt_rate=0.5))
     tight = replace(config.cache, device_gib=0.002, host_gib=0.0012)
     result = run(replace(config, cache=tight), 40)
     assert result.measures["storage/injected_corrupt_count"] > 0
-    assert result.measures["storage/changed_pages"] == bites(result)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("stop", STOP_POLICIES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_calls_that_are_given_up_spoil_nothing(
-    kind: str, stop: str, form: str, filled: Fill, tmp_path: Path
-) -> None:
-    root = copytree(filled(kind, form), tmp_path / "store")
-    config = with_storage(kind, root, FaultsConfig(delay_ms=20.0, delay_sigma=1.0), form)
-    hurried = replace(config.executor, storage_deadline_s=0.03)
-    result = run(stopping(replace(config, executor=hurried), stop), REQUESTS)
-    assert result.measures["storage/failed_count"] > 0
-    assert storage_hits(run(with_storage(kind, root, form=form), REQUESTS)) > 0
+    assert result.measures["storage/changed_pages"] == num_faults(result)

@@ -111,19 +111,6 @@ runner.compute(batch)
 verdict = runner._verifier.verify()
 assert verdict.num_checked == 1 and verdict.num_equal == (sys.argv[1] == "wait"), verdict
 """
-MIX = """
-from tests import imitated_gpu
-from hicache.executor.real import reference_model
-from hicache.executor.real.plane import TRITON
-from tests.executor.kernels_only import kernels_only
-from tests.executor.mixes import run_mix
-reference_model.TOGETHER = 2  # the interpreter pays for each tile
-imitated_gpu.Stream.are_late = True
-with kernels_only() as mode:
-    mix = run_mix(188, device="cuda", plane=TRITON.wrapped(mode.paused()), most=5)
-assert all(mix.seen[each] for each in ("LoadBack", "fence", "CopyState")), mix.seen
-assert mix.verdict.num_equal == mix.verdict.num_checked > 0, mix.verdict
-"""
 BENCH = """
 import sys
 from itertools import product
@@ -165,7 +152,7 @@ def passes(*arguments):
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
 
 
-def test_it_refuses_what_a_gpu_would():
+def test_the_imitation_refuses_what_a_gpu_refuses():
     passes("-c", REFUSED)
 
 
@@ -173,26 +160,22 @@ def test_64_decodes_of_32_layers_launch_10_kernels_a_layer_at_most_and_wait_once
     passes("-c", STEP)
 
 
-@pytest.mark.soak
-def test_logits_are_equal_through_kernels_and_late_streams():
-    passes("-c", MIX)
-
-
 @pytest.mark.parametrize("waits", ["wait", "no wait"])
 def test_a_step_reads_what_a_late_stream_brings_only_if_its_layers_wait(waits):
     passes("-c", LOAD_BACK, waits)
 
 
-def test_the_tests_of_a_step_pass():
-    only = ("-m", "gpu", "-p", "tests.imitated_gpu", "-p", "no:xdist")
-    passes("-m", "pytest", "-q", *only, "tests/executor/test_step_on_gpu.py")
-
-
-def test_peers_move_the_bytes_and_what_runs_beside_copies_runs():
+def test_the_bench_of_copies_runs_its_peers_and_operations():
     passes("-c", BENCH)
 
 
-@pytest.mark.slow
-def test_the_tests_of_the_kernels_pass():
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ("tests/executor/test_step_on_gpu.py", "tests/kernels/test_on_gpu.py"),
+        pytest.param(("tests/kernels",), marks=pytest.mark.soak),
+    ],
+)
+def test_the_tests_for_a_gpu_pass_on_the_imitation(tests):
     only = ("-m", "gpu and not soak", "-p", "tests.imitated_gpu", "-p", "no:xdist")
-    passes("-m", "pytest", "-q", *only, "tests/kernels")
+    passes("-m", "pytest", "-q", *only, *tests)

@@ -1,6 +1,5 @@
-"""Why tokens are computed: by workloads where one can tell, and by a replay that never forgets."""
+"""Reasons of computed tokens: of workloads made by hand, and against a cache that never forgets."""
 
-from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +10,7 @@ from hicache.clock import SECOND_NS
 from hicache.observe.history import ON_DEVICE, WAS_HELD, PageHistory, PageRegistry, Stored
 from hicache.observe.missing_pages import MissingPages
 from hicache.observe.reasons import REASONS, Span
-from hicache.request import Request
-from hicache.results.metrics import RequestRecord, Result, Status, summarize
+from hicache.results.metrics import Status, summarize
 from hicache.workload.workload import load_workload
 from tests.cache.small import named_kinds
 from tests.scheduler.world import request_of
@@ -27,18 +25,10 @@ SMALL = (EXPLAIN, "model=llama3_8b", "parallel.tp=4", "cache.device_gib=1", "cac
 STORED = ("storage=memory", "prefetch.stop=wait_complete")
 
 
-def request(number: int, at_s: float, *parts: tuple[int, int]) -> Request:
+def request(number, at_s, *parts):
     """A prompt of spans (first token, count), and an answer of one token."""
     prompt = [token for first, count in parts for token in range(first, first + count)]
     return request_of(number, prompt, [900_000 + number], int(at_s * SECOND_NS))
-
-
-def again_after_others(*overrides: str) -> RequestRecord:
-    """A prompt, three that need all the room there is, and the first one once more."""
-    others = [request(number, 10 * number, (100_000 * number, 7_000)) for number in (1, 2, 3)]
-    requests = [request(0, 0, (0, LENGTH)), *others, request(4, 40, (0, LENGTH))]
-    result = runs.run(runs.workload(requests), *SMALL, "workload.arrivals=open", *overrides)
-    return result.records[4]
 
 
 @pytest.mark.parametrize(
@@ -62,24 +52,33 @@ def again_after_others(*overrides: str) -> RequestRecord:
              "storage.read_gbps=0.1"),
         ),
         ("prefetch_lost", (*STORED, "storage.faults.missing_rate=1")),
+        (None, STORED),
     ],
 )  # fmt: skip
-def test_a_prompt_that_was_here_before_is_computed_for_a_reason(
-    reason: str, overrides: Sequence[str]
-) -> None:
-    record = again_after_others(*overrides)
-    assert record.computed_for == {reason: LENGTH - 1, "last_token": 1}
+def test_a_prompt_that_comes_again_is_computed_for_the_reason_that_its_settings_make(
+    reason, overrides
+):
+    others = [request(number, 10 * number, (100_000 * number, 7_000)) for number in (1, 2, 3)]
+    requests = [request(0, 0, (0, LENGTH)), *others, request(4, 40, (0, LENGTH))]
+    made = runs.workload(requests)
+    record = runs.run(made, *SMALL, "workload.arrivals=open", *overrides).records[4]
+    assert record.computed_for == ({reason: LENGTH - 1} if reason else {}) | {"last_token": 1}
 
 
-def test_what_storage_brings_back_is_not_computed() -> None:
-    assert again_after_others(*STORED).computed_for == {"last_token": 1}
-
-
-def test_what_lies_in_storage_from_the_start_was_seen_before() -> None:
-    made = runs.workload([request(0, 0, (0, LENGTH))])
-    warm = (*STORED, "workload.start=warm_storage", "prefetch.threshold=4096")
-    record = runs.run(made, *SMALL, *warm).records[0]
-    assert record.computed_for == {"prefetch_declined_too_short": LENGTH - 1, "last_token": 1}
+def missing_pages(kinds, *, full_end=0, prefetch=None):
+    """A prompt of four pages of one token, and the history of its pages."""
+    history = PageHistory(PageRegistry({0: request(0, 0, (0, 4)).prompt}, kinds.size), kinds)
+    missing = MissingPages(
+        history=history,
+        config=config_of(),
+        names_evictions=False,
+        numbers=np.arange(4, dtype=np.int32),
+        full_end=full_end,
+        start=0,
+        prefetch=prefetch,
+        declined=None,
+    )
+    return missing, history
 
 
 @pytest.mark.parametrize(
@@ -93,87 +92,53 @@ def test_what_lies_in_storage_from_the_start_was_seen_before() -> None:
         (0, MAMBA, 2, "storage_lost"),  # before the state of the last boundary
     ],
 )
-def test_what_storage_had_not_yet_when_it_was_asked_was_on_its_way(
-    window_pages: int, kind: int, late_page: int, reason: str
-) -> None:
-    numbers = np.arange(4, dtype=np.int32)
+def test_pages_written_after_the_query_of_a_prefetch_were_pending(
+    window_pages, kind, late_page, reason
+):
     kinds = named_kinds(1, window_len=window_pages, has_states=kind == MAMBA)
-    history = PageHistory(PageRegistry({0: request(0, 0, (0, 4)).prompt}, kinds.size), kinds)
+    prefetch = SimpleNamespace(restorable=[], answered_ns=9, names=range(4))
+    missing, history = missing_pages(kinds, prefetch=prefetch)
     for each in kinds.numbers:
         history.registry.stored[each][:] = Stored.written
     history.registry.written_ns[kind][late_page] = 9
-    prefetch = SimpleNamespace(restorable=[], answered_ns=9, names=range(4))
-    missing = MissingPages(
-        history=history,
-        config=config_of(),
-        names_evictions=False,
-        numbers=numbers,
-        full_end=0,
-        start=0,
-        prefetch=prefetch,  # type: ignore[arg-type]
-        declined=None,
-    )
     assert missing.spans(0) == [Span(0, 4, reason)]
 
 
-def test_a_state_in_storage_is_of_no_use_without_the_pages_that_only_the_device_has() -> None:
-    kinds = named_kinds(1, has_states=True)
-    history = PageHistory(PageRegistry({0: request(0, 0, (0, 4)).prompt}, kinds.size), kinds)
+def test_a_state_in_storage_is_useless_if_only_the_device_has_its_pages():
+    missing, history = missing_pages(named_kinds(1, has_states=True), full_end=4)
     history.marks[FULL][:] = ON_DEVICE | WAS_HELD
     history.registry.stored[MAMBA][2] = Stored.written
-    missing = MissingPages(
-        history=history,
-        config=config_of(),
-        names_evictions=False,
-        numbers=np.arange(4, dtype=np.int32),
-        full_end=4,
-        start=0,
-        prefetch=None,
-        declined=None,
-    )
     wanted = [Span(0, 3, "never_written", FULL), Span(3, 4, "state_not_kept", MAMBA)]
     assert missing.spans(0) == wanted
 
 
-def test_of_two_that_come_at_once_the_second_one_finds_the_first_one_computing() -> None:
-    requests = [request(number, 0, (0, LENGTH)) for number in range(2)]
-    first, second = runs.run(runs.workload(requests), *SMALL, "storage=none").records
-    assert first.computed_for == {"first_seen": LENGTH - 1, "last_token": 1}
-    assert second.computed_for == {"being_computed": LENGTH - 1, "last_token": 1}
-
-
-def test_what_is_beside_the_last_token_on_its_page_is_rounding() -> None:
-    record = runs.run(runs.workload([request(0, 0, (0, 100))]), *SMALL, "storage=none").records[0]
-    assert record.computed_for == {"first_seen": PAGE, "page_rounding": 35, "last_token": 1}
-
-
-def test_a_hit_without_windows_computes_its_last_window_again() -> None:
-    requests = [request(0, 0, (0, 8193)), request(1, 60, (0, 4096), (50_000, 1025))]
-    told = ("model=gemma3_27b", "workload.arrivals=open", "storage=none", "cache.window=replay")
-    record = runs.run(runs.workload(requests), EXPLAIN, *told).records[1]
-    assert record.computed_for == {"window_not_kept": 1024, "first_seen": 1024, "last_token": 1}
-    assert (record.device_hit_len, record.window_missing_len) == (4096 - 1024, 1024)
+BRANCH = [request(0, 0, (0, 8193)), request(1, 60, (0, 4096), (50_000, 1025))]
+TWO = [request(number, 0, (0, LENGTH)) for number in range(2)]
+WARM = (*SMALL, *STORED, "workload.start=warm_storage", "prefetch.threshold=4096")
+GEMMA = ("model=gemma3_27b", "workload.arrivals=open")
+QWEN = ("model=qwen3_next_80b", "workload.arrivals=open", "scheduler.chunk_tokens=8192")
 
 
 @pytest.mark.parametrize(
-    ("model", "chunk_tokens", "reason"),
-    [("qwen3_next_80b", 8192, "state_not_kept"), ("gemma3_27b", 2048, "window_not_kept")],
+    ("requests", "overrides", "missing", "first_seen"),
+    [
+        ([request(0, 0, (0, 100))], SMALL, {"page_rounding": 35}, PAGE),
+        (TWO, SMALL, {"being_computed": LENGTH - 1}, 0),
+        # in storage from the start
+        (TWO[:1], WARM, {"prefetch_declined_too_short": LENGTH - 1}, 0),
+        (BRANCH, (*GEMMA, "cache.window=replay"), {"window_not_kept": 1024}, 1024),
+        (BRANCH, (*GEMMA, "scheduler.chunk_tokens=2048"), {"window_not_kept": 4096}, 1024),
+        (BRANCH, QWEN, {"state_not_kept": 4096}, 1024),
+    ],
 )
-def test_pages_are_of_no_use_where_no_state_or_window_was_kept(
-    model: str, chunk_tokens: int, reason: str
-) -> None:
-    requests = [request(0, 0, (0, 8193)), request(1, 60, (0, 4096), (50_000, 1025))]
-    record = runs.run(
-        runs.workload(requests),
-        EXPLAIN,
-        f"model={model}",
-        f"scheduler.chunk_tokens={chunk_tokens}",
-        "workload.arrivals=open",
-        "storage=none",
-    ).records[1]
-    assert record.computed_for == {reason: 4096, "first_seen": 1024, "last_token": 1}
-    missing = {"state_not_kept": record.state_missing_len, "window_not_kept": 0}
-    assert missing[reason] + record.window_missing_len == 4096
+def test_the_reasons_of_the_last_request(requests, overrides, missing, first_seen):
+    result = runs.run(runs.workload(requests), EXPLAIN, "storage=none", *overrides)
+    record = result.records[-1]
+    new = {"first_seen": first_seen} if first_seen else {}
+    assert record.computed_for == missing | new | {"last_token": 1}
+    assert record.state_missing_len == missing.get("state_not_kept", 0)
+    assert record.window_missing_len == missing.get("window_not_kept", 0)
+    assert record.device_hit_len == record.prompt_len - sum(record.computed_for.values())
 
 
 # -- whole runs ----------------------------------------------------------------------------------
@@ -181,16 +146,13 @@ def test_pages_are_of_no_use_where_no_state_or_window_was_kept(
 TIGHT = ("cache.device_gib=4", "cache.host_gib=4")
 
 
-def first_seen(
-    requests: Iterable[Request], records: Sequence[RequestRecord], page: int
-) -> dict[int, int]:
+def first_seen(requests, records, page):
     """What a cache that never forgets would compute, but for the last page: by request.
 
     It knows a request's prompt and answer from when that request is admitted.
     """
     by_id = {each.id: each for each in requests}
-    known: set[int] = set()
-    missing = {}
+    known, missing = set(), {}
     for record in sorted(records, key=lambda each: (admitted_ns(each), each.arrival_ns, each.id)):
         each = by_id[record.id]
         tokens = each.prompt.to_bytes() + each.output.to_bytes()
@@ -206,62 +168,41 @@ def first_seen(
     return missing
 
 
-def admitted_ns(record: RequestRecord) -> int:
+def admitted_ns(record):
     return record.arrival_ns + record.queue_ns + record.storage_wait_ns
 
 
-@pytest.fixture(scope="module", params=[*MODELS, "hymba_1b5"])
-def tight(request: pytest.FixtureRequest) -> tuple[Result, list[Request], int]:
-    """A run short of everything, its requests, and the tokens of a page."""
+@pytest.mark.parametrize("model", [*MODELS, "hymba_1b5"])
+def test_reasons_add_up_and_first_seen_tokens_are_those_of_a_cache_that_never_forgets(model):
     short = {
         "tiny_hybrid": ("cache.device_gib=0.05", "cache.host_gib=0.05"),
         "hymba_1b5": ("cache.device_gib=0.5", "cache.host_gib=0.5", "workload.token_stride=8"),
-    }.get(request.param, TIGHT)
-    config = config_of(EXPLAIN, f"model={request.param}", *short, "storage.write_queue_gib=0.2")
+    }.get(model, TIGHT)
+    config = config_of(EXPLAIN, f"model={model}", *short, "storage.write_queue_gib=0.2")
     workload = load_workload(config.workload, data_dir=None, seed=config.seed)
-    return run(config, workload=workload), list(workload.requests), config.cache.page_size
-
-
-def test_reasons_add_up_to_what_is_computed(tight: tuple[Result, list[Request], int]) -> None:
-    result, _, _ = tight
+    result = run(config, workload=workload)
     summary = summarize(result.records, result.measures)
     for area in ("computed", "recomputed"):
-        reasons = {
-            key: tokens
+        reasons = [
+            tokens
             for key, tokens in summary.items()
             if key.startswith(f"{area}/") and "_missing_" not in key
-        }
-        assert sum(reasons.values()) == summary[f"cache/{area}_tokens"]
-    assert sum(summary[f"computed/{name}_tokens"] for name in ("first_seen", "last_token"))
-
-
-def test_what_is_first_seen_is_what_a_cache_that_never_forgets_would_compute(
-    tight: tuple[Result, list[Request], int],
-) -> None:
-    result, requests, page = tight
+        ]
+        assert sum(reasons) == summary[f"cache/{area}_tokens"]
     records = [record for record in result.records if record.status is Status.finished]
-    wanted = first_seen(requests, records, page)
+    wanted = first_seen(workload.requests, records, config.cache.page_size)
     assert {each.id: each.computed_for.get("first_seen", 0) for each in records} == wanted
+    assert sum(wanted.values()) > 0
+    for record in records:
+        assert sum(record.queue_for_ns.values()) == record.queue_ns
+        assert sum(record.prefill_for_ns.values()) == record.prefill_ns
 
 
-def test_the_parts_of_a_wait_add_up_to_it(tight: tuple[Result, list[Request], int]) -> None:
-    result, _, _ = tight
-    for record in result.records:
-        if record.status is Status.finished:
-            assert sum(record.queue_for_ns.values()) == record.queue_ns
-            assert sum(record.prefill_for_ns.values()) == record.prefill_ns
-
-
-def test_only_a_simulated_run_is_explained() -> None:
-    with pytest.raises(ValueError, match=r"engine\.explain=true needs executor\.kind=simulated"):
-        config_of(EXPLAIN, "executor=torch")
-
-
-def test_nothing_else_depends_on_whether_reasons_are_found() -> None:
-    asked, unasked = (
+def test_explaining_a_run_changes_nothing_else():
+    explained, plain = (
         summarize(result.records, result.measures)
         for result in (run(config_of(*TIGHT, EXPLAIN)), run(config_of(*TIGHT)))
     )
-    is_reason = {key: key.partition("/")[0] in ("computed", "recomputed") for key in asked}
-    assert sum(is_reason.values()) == 2 * len(REASONS) + 2
-    assert {key: value for key, value in asked.items() if not is_reason[key]} == unasked
+    reasons = [key for key in explained if key.partition("/")[0] in ("computed", "recomputed")]
+    assert len(reasons) == 2 * len(REASONS) + 2
+    assert {key: value for key, value in explained.items() if key not in reasons} == plain

@@ -21,10 +21,24 @@ OTHERS = ["redis://host/s3cret", "me:s3cret@host:50051", "host:1?password=s3cret
 
 
 @pytest.mark.parametrize("root", URLS + OTHERS)
-def test_a_secret_in_a_root_is_refused_and_not_told(root: str) -> None:
+def test_a_secret_in_a_setting_is_refused_and_masked(root, monkeypatch):
     with pytest.raises(ValueError, match="may hold a password or another secret") as refused:
         refuse_secret("storage.root", root)
     assert "s3cret" not in str(refused.value)
+    if root in OTHERS:
+        return
+    with pytest.raises(ValueError, match=r"workload\.path=") as refused:
+        refuse_secret("workload.path", root)
+    assert "s3cret" not in str(refused.value)
+    told = masked(f"cannot reach {root}: connection refused")
+    assert "s3cret" not in told
+    assert told.startswith("cannot reach ")
+    assert masked(told) == told
+    monkeypatch.setenv("WANDB_BASE_URL", root)
+    monkeypatch.setenv("HICACHE_DATA", "/a/place")
+    found = describe_environment()  # for a bug report
+    assert "s3cret" not in str(found)
+    assert found["HICACHE_DATA"] == "/a/place"
 
 
 @pytest.mark.parametrize(
@@ -33,22 +47,11 @@ def test_a_secret_in_a_root_is_refused_and_not_told(root: str) -> None:
      "host:50051", "redis://h1:6379,redis://h2:6379", "s3://bucket/pages", "relative/path",
      "redis://${oc.env:HOST}:${oc.env:PORT}/0", "etcd://host:2379", '"redis://host"'],
 )  # fmt: skip
-def test_an_address_without_a_secret_stays(root: str) -> None:
+def test_an_address_without_a_secret_is_accepted(root):
     refuse_secret("storage.root", root)
 
 
-@pytest.mark.parametrize("url", URLS)
-def test_a_url_with_a_secret_is_refused_in_every_setting_and_masked_in_messages(url: str) -> None:
-    with pytest.raises(ValueError, match=r"workload\.path=") as refused:
-        refuse_secret("workload.path", url)
-    assert "s3cret" not in str(refused.value)
-    told = masked(f"cannot reach {url}: connection refused")
-    assert "s3cret" not in told
-    assert told.startswith("cannot reach ")
-    assert masked(told) == told
-
-
-def test_a_variable_that_a_job_sets_is_refused_if_it_holds_a_secret() -> None:
+def test_a_variable_of_a_job_that_holds_a_secret_is_refused():
     refuse_secret("hydra.job.env_set.HICACHE_DATA", "there")
     with pytest.raises(ValueError, match=f"env_set.{PASSWORD}=") as refused:
         refuse_secret(f"hydra.job.env_set.{PASSWORD}", "s3cret")
@@ -65,28 +68,15 @@ def test_a_variable_that_a_job_sets_is_refused_if_it_holds_a_secret() -> None:
         ("HOOK", "https://host/hook?key=s3cret"),
     ],
 )
-def test_a_secret_of_the_environment_is_masked_in_messages(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
-) -> None:
+def test_a_secret_of_the_environment_is_masked(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     assert masked("the password s3cret is wrong") == "the password *** is wrong"
 
 
-def test_ordinary_values_of_the_environment_are_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordinary_values_of_the_environment_are_not_masked(monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setenv("FOUR_TOKEN", "abcd")
     assert masked("abcd abc") == "*** abc"
     monkeypatch.setenv("SHORT_TOKEN", "on")
     monkeypatch.setenv("SERVER", "https://host:80/path")
     assert masked("false, on, host, 80, path") == "false, on, host, 80, path"
-
-
-@pytest.mark.parametrize("url", URLS)
-def test_the_environment_for_a_bug_report_shows_no_secret(
-    monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
-    monkeypatch.setenv("WANDB_BASE_URL", url)
-    monkeypatch.setenv("HICACHE_DATA", "/a/place")
-    found = describe_environment()
-    assert "s3cret" not in str(found)
-    assert found["HICACHE_DATA"] == "/a/place"

@@ -1,10 +1,8 @@
-"""Who keeps the score: a record of every request, a row of every interval."""
+"""The recorder: a record of every request, a row of every interval, totals after the warm-up."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,74 +15,51 @@ from hicache.clock import SECOND_NS
 from hicache.observe.explainer import Case
 from hicache.observe.reasons import Span
 from hicache.request import Request, TokenSpans
-from hicache.results.metrics import Progress, Status
+from hicache.results.metrics import Status
 from hicache.results.recorder import Recorder
 from tests.cache.small import named_kinds
 
 TIERS = ("device_hit", "host_hit", "storage_hit", "computed")
 
 
-def spans(count: int) -> TokenSpans:
+def spans(count):
     return TokenSpans(np.zeros(1, np.int32), np.array([count], np.int32))
 
 
-def request(number: int, parent: int | None = None) -> Request:
-    return Request(
-        id=number,
-        session_id=7,
-        arrival_ns=0,
-        prompt=spans(100),
-        output=spans(5),
-        parent_id=parent,
+def request(number, parent=None):
+    lengths = {"prompt": spans(100), "output": spans(5)}
+    return Request(id=number, session_id=7, arrival_ns=0, parent_id=parent, **lengths)
+
+
+def engine(*, waiting=0, running=0, used=0):
+    """An engine with these queues and used device pages; it keeps when it was asked to catch up."""
+    pools = [[PageAllocator(10), PageAllocator(0), PageAllocator(0)] for _ in range(2)]
+    pools[0][FULL].allocate(used)
+    counters, caught_up = Counter(), []
+    tree = SimpleNamespace(kinds=named_kinds(64, window_len=64))
+    fates = PrefetchFates(counters)
+    return SimpleNamespace(
+        cache=SimpleNamespace(counters=counters, fates=fates, tree=tree, pools=pools),
+        scheduler=SimpleNamespace(waiting=[None] * waiting, running=[None] * running),
+        backlog_ns=lambda now_ns: now_ns // 10,
+        catch_up=caught_up.append,
+        caught_up=caught_up,
     )
 
 
-class FakeEngine:
-    """Counters and queues to be set, and the moments up to which it was asked to catch up."""
-
-    def __init__(self, *, waiting: int = 0, running: int = 0, used: int = 0) -> None:
-        self.caught_up: list[int] = []
-        pools = [[PageAllocator(10), PageAllocator(0), PageAllocator(0)] for _ in range(2)]
-        pools[0][FULL].allocate(used)
-        counters: Counter[str] = Counter()
-        self.cache = SimpleNamespace(
-            counters=counters,
-            fates=PrefetchFates(counters),
-            tree=SimpleNamespace(kinds=named_kinds(64, window_len=64)),
-            pools=pools,
-        )
-        self.scheduler = SimpleNamespace(waiting=[None] * waiting, running=[None] * running)
-
-    def backlog_ns(self, now_ns: int) -> int:
-        return now_ns // 10
-
-    def catch_up(self, now_ns: int) -> None:
-        self.caught_up.append(now_ns)
-
-
 class Score:
-    """A recorder over fake engines, and what it told of its progress."""
+    """A recorder of fake engines, and the progress that it reported."""
 
-    def __init__(
-        self,
-        *engines: FakeEngine,
-        warm_up_s: float = 0.0,
-        is_timed: bool = False,
-        **extra: Any,
-    ) -> None:
-        self.engines = engines or (FakeEngine(),)
-        self.told: list[Progress] = []
+    def __init__(self, *engines, warm_up_s=0.0, arrivals="closed", **extra):
+        self.engines = engines or (engine(),)
+        self.told = []
         self.requests = [request(number) for number in range(250)]
         self.requests += [request(250, parent=0), request(251, parent=250)]
+        workload = config.WorkloadConfig(warm_up_s=warm_up_s, arrivals=config.Arrivals(arrivals))
+        tracker = config.TrackerConfig(interval_s=2.0)
         self.recorder = Recorder(
-            self.engines,  # type: ignore[arg-type]
-            config.ExperimentConfig(
-                tracker=config.TrackerConfig(interval_s=2.0),
-                workload=config.WorkloadConfig(
-                    warm_up_s=warm_up_s,
-                    arrivals=config.Arrivals.open if is_timed else config.Arrivals.closed,
-                ),
-            ),
+            self.engines,
+            config.ExperimentConfig(tracker=tracker, workload=workload),
             num_requests=252,
             progress=self.told.append,
             cases={3: Case(spans=([Span(90, 99, "first_seen"), Span(99, 100, "last_token")], []))},
@@ -92,50 +67,55 @@ class Score:
         )
 
     @property
-    def rows(self) -> list[Any]:
+    def rows(self):
         return [each.row for each in self.told if each.row is not None]
 
-    def finish(self, number: int, *, at_ns: int = 5000, **changes: Any) -> None:
-        """This request is answered."""
+    def records(self, *fields):
+        return [tuple(getattr(each, field) for field in fields) for each in self.recorder.records]
+
+    def stages(self):
+        return [stage[:3] for stage in self.recorder.stages()]
+
+    def finish(self, number, *, at_ns=5000, **changes):
         self.recorder.finished(self.req(number, **changes), 1, at_ns)
 
-    def give_up(
-        self, number: int, *, followers: Sequence[Request] = (), at_ns: int = 9000, **changes: Any
-    ) -> None:
-        """Somebody gives up on this request."""
+    def abort(self, number, *, followers=(), at_ns=9000, **changes):
         self.recorder.aborted(self.req(number, **changes), followers, 1, at_ns)
 
-    def req(self, number: int, **changes: Any) -> Any:
-        values = {
+    def req(self, number, submitted_ns=1000, **changes):
+        lengths = {"device_len": 40, "host_len": 30, "storage_len": 20, "computed_len": 10}
+        values = lengths | {
             "request": self.requests[number],
-            "submitted_ns": 1000,
-            "admitted_ns": 1600,
-            "first_token_ns": 2600,
+            "submitted_ns": submitted_ns,
+            "admitted_ns": submitted_ns + 600,
+            "first_token_ns": submitted_ns + 1600,
             "storage_wait_ns": 200,
             "load_back_ns": 50,
             "queue_ns": {"step": 150, "chunk": 250, "tokens": 0},
             "own_ns": 200,
             "shared_ns": 50,
             "fence_ns": 0,
-            "device_len": 40,
-            "host_len": 30,
-            "storage_len": 20,
-            "computed_len": 10,
             "recomputed_len": 3,
             "retractions": 2,
             "num_parts": 1,
             "decoded": 5,
         }
-        return SimpleNamespace(**{**values, **changes})
+        return SimpleNamespace(**(values | changes))
 
 
-def test_a_record_splits_the_time_to_the_first_token_without_a_gap() -> None:
+PARTS = ("queue_ns", "storage_wait_ns", "load_back_ns", "prefill_ns")
+
+
+def test_a_record_splits_the_time_to_the_first_token_and_its_parts():
     score = Score()
     score.finish(3)
+    assert score.records(*PARTS) == [(400, 200, 50, 950)]
     (record,) = score.recorder.records
-    parts = (record.queue_ns, record.storage_wait_ns, record.load_back_ns, record.prefill_ns)
-    assert parts == (400, 200, 50, 950)
-    assert sum(parts) == record.ttft_ns == 1600
+    assert record.ttft_ns == 1600 == 400 + 200 + 50 + 950
+    assert record.queue_for_ns == {"step": 150, "chunk": 250}
+    assert record.prefill_for_ns == {"own": 200, "shared": 50, "stalled": 700}
+    assert record.computed_for == {"first_seen": 9, "last_token": 1}
+    assert record.recomputed_for == {}
     assert (record.id, record.session_id, record.engine) == (3, 7, 1)
     assert (record.arrival_ns, record.finish_ns) == (1000, 5000)
     assert (record.status, record.output_len, record.prompt_len) == (Status.finished, 5, 100)
@@ -143,137 +123,94 @@ def test_a_record_splits_the_time_to_the_first_token_without_a_gap() -> None:
     assert [getattr(record, f"{tier}_len") for tier in TIERS] == [40, 30, 20, 10]
 
 
-def test_the_parts_of_a_record_have_parts_of_their_own() -> None:
-    score = Score()
-    score.finish(3)
-    (record,) = score.recorder.records
-    assert record.queue_for_ns == {"step": 150, "chunk": 250}
-    assert record.prefill_for_ns == {"own": 200, "shared": 50, "stalled": 700}
-    assert record.computed_for == {"first_seen": 9, "last_token": 1}
-    assert record.recomputed_for == {}
-
-
-def test_a_load_back_counts_no_longer_than_the_first_token_was_waited_for() -> None:
+def test_a_load_back_counts_until_the_first_token():
     score = Score()
     score.finish(3, load_back_ns=4000, own_ns=0, shared_ns=0)
-    (record,) = score.recorder.records
-    assert (record.load_back_ns, record.prefill_ns) == (1000, 0)
+    assert score.records("load_back_ns", "prefill_ns") == [(1000, 0)]
 
 
-def test_whoever_waits_for_a_rejected_request_is_rejected_with_it() -> None:
+def test_the_parts_of_an_aborted_request_end_with_it():
     score = Score()
-    req: Any = SimpleNamespace(request=score.requests[0], submitted_ns=1000)
-    score.recorder.rejected(req, "too long", score.requests[250:], 0, 9000)
-    records = score.recorder.records
-    assert [record.id for record in records] == [0, 250, 251]
-    assert {record.status for record in records} == {Status.rejected}
-    assert [record.reason for record in records] == [
-        "too long",
-        "follows rejected request 0",
-        "follows rejected request 0",
+    never = {"queue_ns": {"step": 800}, "own_ns": 0, "shared_ns": 0, "admitted_ns": None}
+    score.abort(3, at_ns=2000, first_token_ns=None, decoded=0)
+    score.abort(4, at_ns=2000, first_token_ns=None, decoded=0, **never)
+    score.abort(5, decoded=2)
+    assert score.records(*PARTS, "output_len", "status") == [
+        (400, 200, 50, 350, 0, Status.aborted),
+        (800, 200, 0, 0, 0, Status.aborted),
+        (400, 200, 50, 950, 2, Status.aborted),
     ]
-    assert [record.arrival_ns for record in records] == [1000, 9000, 9000]
-    assert [record.output_len for record in records] == [0, 0, 0]
 
 
-def test_of_a_request_that_was_given_up_the_parts_go_up_to_then() -> None:
-    score = Score()
-    never = {"queue_ns": {"step": 800}, "own_ns": 0, "shared_ns": 0}
-    score.give_up(3, at_ns=2000, first_token_ns=None, decoded=0)
-    score.give_up(4, at_ns=2000, first_token_ns=None, admitted_ns=None, decoded=0, **never)
-    score.give_up(5, decoded=2)
-    admitted, waiting, decoding = score.recorder.records
-    parts = [
-        (each.queue_ns, each.storage_wait_ns, each.load_back_ns, each.prefill_ns)
-        for each in (admitted, waiting, decoding)
+def test_requests_that_follow_a_rejected_or_aborted_request_share_its_fate():
+    rejecting, aborting, timed = Score(), Score(), Score(arrivals="open")
+    followers = rejecting.requests[250:]
+    rejecting.recorder.rejected(rejecting.req(0), "too long", followers, 0, 9000)
+    assert rejecting.records("id", "status", "reason", "arrival_ns", "output_len") == [
+        (0, Status.rejected, "too long", 1000, 0),
+        (250, Status.rejected, "follows rejected request 0", 9000, 0),
+        (251, Status.rejected, "follows rejected request 0", 9000, 0),
     ]
-    assert parts == [(400, 200, 50, 350), (800, 200, 0, 0), (400, 200, 50, 950)]
-    assert [each.output_len for each in (admitted, waiting, decoding)] == [0, 0, 2]
-    assert {each.status for each in score.recorder.records} == {Status.aborted}
+    aborting.abort(0, followers=followers, decoded=2)
+    assert aborting.records("id", "reason", "arrival_ns", "finish_ns") == [
+        (0, "gave up", 1000, 9000),
+        (250, "follows aborted request 0", 9000, 9000),
+        (251, "follows aborted request 0", 9000, 9000),
+    ]
+    late_ns = 3125 * SECOND_NS  # a follower with a later arrival of its own
+    timed.abort(0, followers=[followers[0], replace(followers[1], arrival_ns=late_ns)])
+    times = [(1000, 9000), (9000, 9000), (late_ns, late_ns)]
+    assert timed.records("arrival_ns", "finish_ns") == times
 
 
-def test_whoever_waits_for_a_request_that_was_given_up_is_given_up_with_it() -> None:
-    score = Score()
-    score.give_up(0, followers=score.requests[250:], decoded=2)
-    reasons = {record.id: record.reason for record in score.recorder.records}
-    assert reasons == {
-        0: "gave up",
-        250: "follows aborted request 0",
-        251: "follows aborted request 0",
-    }
-    assert [record.arrival_ns for record in score.recorder.records] == [1000, 9000, 9000]
-    assert [record.finish_ns for record in score.recorder.records] == [9000, 9000, 9000]
-
-
-def test_a_follower_with_a_time_of_its_own_is_dropped_when_it_would_have_come() -> None:
-    score = Score(is_timed=True)
-    early, late = score.requests[250:]
-    late = replace(late, arrival_ns=3125 * SECOND_NS)
-    score.give_up(0, followers=[early, late])
-    times = [(record.arrival_ns, record.finish_ns) for record in score.recorder.records]
-    assert times == [(1000, 9000), (9000, 9000), (3125 * SECOND_NS, 3125 * SECOND_NS)]
-
-
-def test_a_stage_of_a_closed_loop_ends_with_its_last_request() -> None:
-    engine = FakeEngine()
+def test_a_stage_of_a_closed_loop_ends_with_its_last_request():
+    served = engine()
     stage_of = {number: number // 2 for number in range(4)} | {250: 3, 251: 3}
-    score = Score(engine, stage_of=stage_of)
+    score = Score(served, stage_of=stage_of)
     for number, at_ns in ((0, 5000), (2, 6000), (3, 7000), (1, 8000)):
-        engine.cache.counters["pages"] += number
+        served.cache.counters["pages"] += number
         score.finish(number, at_ns=at_ns)
-    # of the third stage is no request, and the second was over before the first
-    assert [stage[:3] for stage in score.recorder.stages()] == [(1, 0, 8000)]
+    # the third stage has no request, and the second was over before the first
+    assert score.stages() == [(1, 0, 8000)]
     assert score.recorder.stages()[0].counters["pages"] == 0 + 2 + 3 + 1
-    engine.cache.counters["pages"] += 10
-    score.give_up(250, followers=[score.requests[251]], at_ns=9000)
-    assert [stage[:3] for stage in score.recorder.stages()] == [(1, 0, 8000), (4, 8000, 9000)]
+    served.cache.counters["pages"] += 10
+    score.abort(250, followers=[score.requests[251]], at_ns=9000)
+    assert score.stages() == [(1, 0, 8000), (4, 8000, 9000)]
     assert score.recorder.stages()[1].counters == {"pages": 10, "engine/backlog_ns": 100}
+    rejecting = Score(stage_of={0: 1, 1: 1})
+    rejecting.finish(0, at_ns=5000)
+    assert rejecting.stages() == []
+    rejecting.recorder.rejected(rejecting.req(1), "too long", [], 0, 6000)
+    assert rejecting.stages() == [(2, 0, 6000)]
 
 
-def test_stages_without_requests_take_no_time() -> None:
-    score = Score(stage_of={0: 1, 1: 1})
-    score.finish(0, at_ns=5000)
-    assert score.recorder.stages() == []
-    score.recorder.rejected(score.req(1), "too long", [], 0, 6000)
-    assert [stage[:3] for stage in score.recorder.stages()] == [(2, 0, 6000)]
-
-
-def test_requests_of_the_warm_up_have_no_record() -> None:
+def test_requests_of_the_warm_up_have_no_record():
     score = Score(warm_up_s=1.0)
     for number, submitted_ns in ((1, SECOND_NS - 1), (2, SECOND_NS)):
-        score.finish(
-            number,
-            at_ns=submitted_ns + 5000,
-            submitted_ns=submitted_ns,
-            admitted_ns=submitted_ns + 600,
-            first_token_ns=submitted_ns + 1600,
-        )
-    assert [record.arrival_ns for record in score.recorder.records] == [SECOND_NS]
+        score.finish(number, at_ns=submitted_ns + 5000, submitted_ns=submitted_ns)
+    assert score.records("arrival_ns") == [(SECOND_NS,)]
+    timed = Score(warm_up_s=1.0, arrivals="open")
+    timed.finish(1, at_ns=3 * SECOND_NS, submitted_ns=2 * SECOND_NS)  # it arrived at 0
+    assert timed.recorder.records == []
 
 
-def test_who_should_have_come_in_the_warm_up_is_of_it_however_late_it_is() -> None:
-    score = Score(warm_up_s=1.0, is_timed=True)
-    late = {"submitted_ns": 2 * SECOND_NS, "admitted_ns": 2 * SECOND_NS + 600}
-    score.finish(1, at_ns=3 * SECOND_NS, first_token_ns=2 * SECOND_NS + 1600, **late)
-    assert score.recorder.records == []
-
-
-def test_counting_begins_when_the_warm_up_ends() -> None:
-    others: Counter[str] = Counter()
-    score = Score(FakeEngine(), FakeEngine(), warm_up_s=3.0, counters=[others])
-    one, other = (engine.cache.counters for engine in score.engines)
+@pytest.mark.parametrize(("warm_up_s", "counts"), [(3.0, (1, 4)), (0.0, (13, 6))])
+def test_counting_begins_when_the_warm_up_ends(warm_up_s, counts):
+    others = Counter()
+    score = Score(engine(), engine(), warm_up_s=warm_up_s, counters=[others])
+    one, other = (each.cache.counters for each in score.engines)
     one["steps"], other["steps"], others["reads"] = 5, 7, 2
     score.recorder.at(3 * SECOND_NS)
     one["steps"] += 1
     others["reads"] += 4
     score.recorder.at(8 * SECOND_NS)
     totals = score.recorder.totals()
-    assert (totals["steps"], totals["reads"]) == (1, 4)
+    assert (totals["steps"], totals["reads"]) == counts
 
 
-def test_a_page_read_in_the_warm_up_counts_as_read_where_its_fate_falls() -> None:
-    score = Score(FakeEngine(), FakeEngine(), warm_up_s=3.0)
-    one, other = (engine.cache.fates for engine in score.engines)
+def test_a_page_that_is_read_in_the_warm_up_counts_where_its_fate_is_decided():
+    score = Score(engine(), engine(), warm_up_s=3.0)
+    one, other = (each.cache.fates for each in score.engines)
     one.publish({1, 2, 3})
     other.publish({1, 2})
     one.close([1], "used")
@@ -283,62 +220,37 @@ def test_a_page_read_in_the_warm_up_counts_as_read_where_its_fate_falls() -> Non
     other.close([1], "evicted_unused")
     other.publish({3, 4, 5, 6})
     score.recorder.at(8 * SECOND_NS)
+    fates = {"read": 8, "used": 1, "evicted_unused": 1, "unused_at_end": 6}
     totals = {key: count for key, count in score.recorder.totals().items() if count}
-    assert totals == {
-        "prefetch/read_pages": 8,
-        "prefetch/used_pages": 1,
-        "prefetch/evicted_unused_pages": 1,
-        "prefetch/unused_at_end_pages": 6,
-    }
+    assert totals == {f"prefetch/{fate}_pages": count for fate, count in fates.items()}
 
 
-def test_without_a_warm_up_everything_counts() -> None:
-    score = Score()
-    score.engines[0].cache.counters["steps"] = 5
-    score.recorder.at(3 * SECOND_NS)
-    assert score.recorder.totals()["steps"] == 5
-
-
-def test_a_row_says_what_happened_in_its_interval_and_how_things_stand() -> None:
-    score = Score(FakeEngine(waiting=2, running=1), FakeEngine(waiting=1, running=3))
-    one, other = (engine.cache.counters for engine in score.engines)
+def test_a_row_counts_its_interval_and_holds_queues_and_used_shares_at_its_end():
+    score = Score(engine(waiting=2, running=1, used=5), engine(waiting=1, running=3, used=8))
+    one, other = (each.cache.counters for each in score.engines)
     for place, tier in enumerate(TIERS):
         one[f"cache/{tier}_tokens"] = 10 * place + 1
         other[f"cache/{tier}_tokens"] = 100
     score.finish(1)
-    score.recorder.at(2 * SECOND_NS)
-    one["cache/computed_tokens"] += 9
-    score.recorder.at(4 * SECOND_NS)
-    first, second = score.rows
-    assert [first[f"interval/{tier}_tokens"] for tier in TIERS] == [101, 111, 121, 131]
-    assert [second[f"interval/{tier}_tokens"] for tier in TIERS] == [0, 0, 0, 9]
-    assert [row["time_s"] for row in score.rows] == [2.0, 4.0]
-    assert [row["interval/finished_count"] for row in score.rows] == [1, 0]
-    assert (first["queue/waiting_count"], first["queue/running_count"]) == (3, 4)
-
-
-def test_rows_are_closed_in_order_as_soon_as_time_has_come_so_far() -> None:
-    score = Score()
     score.recorder.at(2 * SECOND_NS - 1)
     assert score.rows == []
+    score.recorder.at(2 * SECOND_NS)
+    one["cache/computed_tokens"] += 9
     score.recorder.at(7 * SECOND_NS)
-    assert [row["time_s"] for row in score.rows] == [2.0, 4.0, 6.0]
+    first, second, *_ = score.rows
+    assert [first[f"interval/{tier}_tokens"] for tier in TIERS] == [101, 111, 121, 131]
+    assert [second[f"interval/{tier}_tokens"] for tier in TIERS] == [0, 0, 0, 9]
+    assert [row["interval/finished_count"] for row in score.rows] == [1, 0, 0]
+    assert (first["queue/waiting_count"], first["queue/running_count"]) == (3, 4)
+    shares = {key: share for key, share in first.items() if key.startswith("pool/")}
+    used = {"pool/full_device_used_share": 0.65, "pool/full_host_used_share": 0.0}
+    assert shares == pytest.approx(used)
     assert score.engines[0].caught_up == [2 * SECOND_NS, 4 * SECOND_NS, 6 * SECOND_NS]
     score.recorder.close()
-    assert score.rows[-1]["time_s"] == 7.0
+    assert [row["time_s"] for row in score.rows] == [2.0, 4.0, 6.0, 7.0]
 
 
-def test_the_share_of_a_pool_is_that_of_all_engines_and_an_empty_pool_has_none() -> None:
-    score = Score(FakeEngine(used=5), FakeEngine(used=8))
-    score.recorder.close()
-    shares = {key: share for key, share in score.rows[0].items() if key.startswith("pool/")}
-    assert shares == {
-        "pool/full_device_used_share": pytest.approx(0.65),
-        "pool/full_host_used_share": 0.0,
-    }
-
-
-def test_progress_is_told_every_hundred_requests() -> None:
+def test_progress_is_reported_every_hundred_requests():
     score = Score()
     for number in range(200):
         score.finish(number)

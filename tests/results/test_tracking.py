@@ -4,6 +4,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections import ChainMap
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def tracker(out_dir, config=OFFLINE):
     return Tracker(out_dir, config, config=CONFIG, group="prefetch_stop", name="job 4")
 
 
-def inspect(out_dir) -> list[dict]:
+def inspect(out_dir):
     """What W&B's own reader finds in the one offline run below `out_dir`."""
     (log,) = out_dir.glob("wandb/offline-run-*/run-*.wandb")
     command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", log]
@@ -30,32 +31,28 @@ def inspect(out_dir) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def lines_of(out_dir) -> list[dict]:
+def lines_of(out_dir):
     return [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_rows_are_on_disk_before_the_run_ends(tmp_path, rows):
+def test_without_wandb_a_run_leaves_rows_at_once_and_only_our_files(tmp_path, rows):
+    before = signal.getsignal(signal.SIGTERM)
     with tracker(tmp_path, FILES_ONLY) as open_tracker:
+        assert signal.getsignal(signal.SIGTERM) is not before
         open_tracker.log(rows[0])
         assert lines_of(tmp_path) == [rows[0]]
-
-
-def test_disabled_leaves_nothing_but_our_files(tmp_path, rows):
-    with tracker(tmp_path, FILES_ONLY) as open_tracker:
-        open_tracker.log(rows[0])
         open_tracker.summarize({"b/x_s": 0.1, "a/y_count": 2})
+    assert signal.getsignal(signal.SIGTERM) is before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json"]
 
 
-def test_equal_summaries_are_equal_bytes(tmp_path):
+def test_equal_files_are_equal_bytes_and_hold_no_nan(tmp_path):
     write_json(tmp_path / "one", {"b": 0.1, "a": 2})
     write_json(tmp_path / "two", {"a": 2, "b": 0.1})
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-
-
-def test_a_summary_holds_no_nan(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
-        write_json(tmp_path / "one", {"a": float("nan")})
+        write_json(tmp_path / "three", {"a": float("nan")})
+    assert not (tmp_path / "three").exists()
 
 
 def test_a_config_becomes_plain_values():
@@ -64,24 +61,13 @@ def test_a_config_becomes_plain_values():
     assert told["b"]["wandb_mode"] == "offline"
 
 
-def records(log: list[dict], kind: str) -> list[dict]:
+def records(log, kind):
     return [record[kind] for record in log if record["type"] == kind]
 
 
-def summary_of(log: list[dict]) -> dict:
-    merged: dict = {}
-    for update in records(log, "summary"):
-        merged |= update["update"]
-    return merged
-
-
-@pytest.fixture(scope="module")
-def offline_run(tmp_path_factory):
-    """The directory of a run of three rows and a file, and what W&B's reader finds in it.
-
-    The directory was moved when the run had ended.
-    """
-    out_dir = tmp_path_factory.mktemp("run")
+def test_wandb_offline_keeps_the_run_its_rows_summary_and_files(tmp_path):
+    out_dir = tmp_path / "run"
+    out_dir.mkdir()
     (out_dir / "table.bin").write_bytes(b"rows")
     with tracker(out_dir) as open_tracker:
         for index in range(3):
@@ -89,45 +75,31 @@ def offline_run(tmp_path_factory):
         open_tracker.attach([out_dir / "table.bin"])
         rejected = {"cache/rejected_tokens": 20, "request/prompt_tokens": 100}
         open_tracker.summarize({"cache/token_hit_rate": 0.25, **rejected})
-    moved = out_dir.rename(out_dir.with_name("moved"))
-    return moved, inspect(moved)
-
-
-def test_wandb_offline_names_the_group_the_run_and_its_config(offline_run):
-    (run,) = records(offline_run[1], "run")
+    moved = out_dir.rename(tmp_path / "moved")  # with all its files
+    log = inspect(moved)
+    (run,) = records(log, "run")
     names = (run["project"], run["run_group"], run["display_name"])
     assert names == ("bench", "prefetch_stop", "job 4")
     assert CONFIG.items() <= run["config"]["update"].items()
-
-
-def test_wandb_offline_mirrors_the_rows(offline_run):
-    out_dir, log = offline_run
     items = [entry["item"] for entry in records(log, "history")]
-    keys = row_at(0.0)
-    assert [{key: item[key] for key in keys} for item in items] == lines_of(out_dir)
-
-
-def test_wandb_offline_mirrors_the_summary_and_that_the_run_succeeded(offline_run):
-    _, log = offline_run
-    assert summary_of(log)["cache/token_hit_rate"] == 0.25
-    assert summary_of(log)["verdict"] == "20% of the prompt tokens rejected"
+    assert [{key: item[key] for key in row_at(0.0)} for item in items] == lines_of(moved)
+    summary = ChainMap(*(update["update"] for update in reversed(records(log, "summary"))))
+    assert summary["cache/token_hit_rate"] == 0.25
+    assert summary["verdict"] == "20% of the prompt tokens rejected"
     assert [entry.get("exit_code", 0) for entry in records(log, "exit")] == [0]
-
-
-def test_a_run_that_fails_is_recorded_as_failed(tmp_path):
-    with pytest.raises(ZeroDivisionError), tracker(tmp_path):
+    attached = {file["path"] for entry in records(log, "files") for file in entry["files"]}
+    assert "table.bin" in attached
+    (kept,) = moved.glob("wandb/offline-run-*/files/table.bin")
+    assert kept.read_bytes() == b"rows"
+    (tmp_path / "failed").mkdir()
+    with pytest.raises(ZeroDivisionError), tracker(tmp_path / "failed"):
         raise ZeroDivisionError
-    assert records(inspect(tmp_path), "exit")[-1]["exit_code"] == 1
+    failed = inspect(tmp_path / "failed")
+    assert records(failed, "exit")[-1]["exit_code"] == 1
+    assert records(failed, "run")[0]["run_id"] != run["run_id"]
 
 
-def test_two_runs_of_one_process_are_two(tmp_path, rows, offline_run):
-    with tracker(tmp_path) as open_tracker:
-        open_tracker.log(rows[0])
-    (first,), (second,) = records(offline_run[1], "run"), records(inspect(tmp_path), "run")
-    assert first["run_id"] != second["run_id"]
-
-
-def test_online_without_a_key_goes_offline_and_says_so(tmp_path, monkeypatch, capsys):
+def test_online_without_a_key_continues_offline_with_a_warning(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -137,15 +109,9 @@ def test_online_without_a_key_goes_offline_and_says_so(tmp_path, monkeypatch, ca
     assert records(inspect(tmp_path), "run")
 
 
-def test_the_handler_of_sigterm_is_put_back(tmp_path):
-    before = signal.getsignal(signal.SIGTERM)
-    with tracker(tmp_path, FILES_ONLY):
-        assert signal.getsignal(signal.SIGTERM) is not before
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 KILLED_RUN = """
 import os, signal, sys, time
+from collections import ChainMap
 from pathlib import Path
 from hicache.config import TrackerConfig
 from hicache.results.tracking import Tracker
@@ -175,24 +141,8 @@ def test_a_killed_run_keeps_its_rows_in_both_places(tmp_path, name, code):
     assert [entry["exit_code"] for entry in exits] == ([143] if code == 143 else [])
 
 
-def test_attached_files_stay_with_the_run_when_it_is_moved(offline_run):
-    moved, log = offline_run
-    assert "table.bin" in {
-        file["path"] for entry in records(log, "files") for file in entry["files"]
-    }
-    (kept,) = moved.glob("wandb/offline-run-*/files/table.bin")
-    assert kept.read_bytes() == b"rows"
-
-
-def test_a_summary_is_whole_or_not_there(tmp_path):
-    with pytest.raises(ValueError, match="JSON compliant"):
-        write_json(tmp_path / "one", {"a": float("nan")})
-    write_json(tmp_path / "two", {"a": 1})
-    assert [path.name for path in tmp_path.iterdir()] == ["two"]
-
-
 def log_on_a_full_disk(out_dir, num_bytes, row, summary):
-    """In a process of its own: log a row after `num_bytes` were written, then sum up."""
+    """Log a row and write a summary on a disk that has `num_bytes` left."""
     with tracker(out_dir, FILES_ONLY) as open_tracker:
         open_tracker.log(row)
         limit = (out_dir / "metrics.jsonl").stat().st_size + num_bytes
@@ -203,7 +153,7 @@ def log_on_a_full_disk(out_dir, num_bytes, row, summary):
             open_tracker.summarize(summary)
 
 
-def test_on_a_full_disk_a_row_and_a_summary_are_there_whole_or_not_at_all(tmp_path, rows):
+def test_a_full_disk_leaves_no_part_of_a_row_or_of_a_summary(tmp_path, rows):
     process = multiprocessing.get_context("fork").Process(
         target=log_on_a_full_disk, args=(tmp_path, 20, rows[0], {"a/x": 1.5, "b" * 9_000: 1})
     )

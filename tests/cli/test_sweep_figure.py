@@ -1,3 +1,5 @@
+"""The figure of a sweep: its labels, points, lines and title."""
+
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,21 +22,26 @@ def group(settings, *values, rho=0.5):
             config={"seed": seed},
             summary={**dict.fromkeys(METRICS, value), "load/rho_gpu": rho, **own},
         )
-        for seed, value in enumerate(values)
+        for seed, value in enumerate(values or (1.0,))
     )
     return Group(settings=settings, runs=runs)
 
 
-def label_boxes(figure):
-    """Where the names on the x-axis of each panel are, from left to right, in pixels."""
+def drawn(groups, metrics=METRICS, title="a sweep"):
+    figure = draw_sweep(groups, metrics, title=title)
     figure.draw_without_rendering()
-    return [
-        sorted(
-            (label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()),
-            key=lambda box: float(box.x0),
-        )
-        for axes in figure.axes
-    ]
+    return figure
+
+
+def label_boxes(axes):
+    """The places of the names on the x-axis, from left to right, in pixels."""
+    labels = [label for label in axes.get_xticklabels() if label.get_text()]
+    boxes = [label.get_window_extent() for label in labels]
+    return sorted(boxes, key=lambda box: float(box.x0))
+
+
+def names_on(axes):
+    return [label.get_text().replace("\n", "") for label in axes.get_xticklabels()]
 
 
 def hollow_points(axes):
@@ -51,47 +58,29 @@ def hollow_points(axes):
         [f"my_policies:SomeLongName{number}" for number in range(30)],
         ["a", "b"],
     ],
-    ids=["four", "five long", "thirty long", "two"],
+    ids=len,
 )
-def test_no_name_on_the_axis_touches_the_next_or_leaves_the_figure(names):
-    figure = draw_sweep([group({"arm": name}, 1.0) for name in names], METRICS, title="a sweep")
-    panels = label_boxes(figure)
+def test_names_on_the_axis_are_complete_and_do_not_overlap(names):
+    figure = drawn([group({"arm": name}) for name in names])
+    assert names_on(figure.axes[0]) == names
+    panels = [label_boxes(axes) for axes in figure.axes]
     assert [len(boxes) for boxes in panels] == [len(names)] * len(METRICS)
-    for left, right in pairwise([box for boxes in panels for box in boxes]):
-        assert left.x1 < right.x0
-    for box in (box for boxes in panels for box in boxes):
-        assert box.x0 >= 0
-        assert box.y0 >= 0
-        assert box.x1 <= figure.bbox.x1
-
-
-def test_numbers_close_together_are_not_all_named():
-    sizes = [1000, 1001, 1002, 1100, 1200]
-    figure = draw_sweep([group({"size": size}, 1.0) for size in sizes], METRICS, title="a sweep")
-    for boxes in label_boxes(figure):
-        assert 2 <= len(boxes) < len(sizes)
-        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    boxes = [box for panel in panels for box in panel]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    assert min(min(box.x0, box.y0) for box in boxes) >= 0
+    assert max(box.x1 for box in boxes) <= figure.bbox.x1
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.6, 61), (0.08, 3), (0.003, 300), (1e-4, 1e5)])
-def test_the_numbers_on_a_tall_axis_are_plain_and_fit(low, high):
+def test_numbers_on_a_logarithmic_axis_are_plain_and_do_not_overlap(low, high):
     groups = [group({"size": size}, value) for size, value in enumerate((low, high))]
-    figure = draw_sweep(groups, METRICS, title="a sweep")
-    figure.draw_without_rendering()
-    for axes in figure.axes:
+    for axes in drawn(groups).axes:
         labels = [each for each in axes.get_yticklabels(which="both") if each.get_text()]
         shown = [each for each in labels if low <= each.get_position()[1] <= high]
         assert len(shown) >= 3
         assert all(float(each.get_text()) == each.get_position()[1] for each in shown)
         boxes = [each.get_window_extent() for each in shown]
         assert all(below.y1 < above.y0 for below, above in pairwise(boxes))
-
-
-def test_names_keep_every_letter():
-    names = ["storage_inclusive", "storage_exclusive", "storage_selective", "storage_late"]
-    figure = draw_sweep([group({"arm": name}, 1.0) for name in names], METRICS, title="a sweep")
-    labels = [label.get_text().replace("\n", "") for label in figure.axes[0].get_xticklabels()]
-    assert labels == names
 
 
 @pytest.mark.parametrize(
@@ -110,33 +99,23 @@ def test_no_two_lines_look_alike(names):
     assert len({tuple(look.values()) for look in looks.values()}) == len(names)
 
 
-def test_overloaded_points_are_hollow_and_the_title_says_so():
-    groups = [group({"size": size}, 1.0, rho=size / 10) for size in (1, 4, 9, 12)]
-    figure = draw_sweep(groups, METRICS, title="a sweep")
+def test_points_are_medians_and_those_of_overloaded_runs_are_hollow():
+    rhos = {1: 0.1, 4: 0.4, 9: 0.9, 12: 1.2}
+    figure = drawn([group({"size": size}, 1.0, 2.0, 30.0, rho=rhos[size]) for size in rhos])
     for axes in figure.axes:
-        assert hollow_points(axes) == [(9, 1), (12, 1)]
+        assert hollow_points(axes) == [(9, 2), (12, 2)]
     assert "hollow: overloaded, no latency claim" in figure.get_suptitle()
-
-
-def test_no_point_is_hollow_where_nothing_is_overloaded():
-    figure = draw_sweep([group({"size": size}, 1.0) for size in (1, 2)], METRICS, title="a sweep")
-    assert hollow_points(figure.axes[0]) == []
-    assert "hollow" not in figure.get_suptitle()
-
-
-def test_points_are_medians():
-    figure = draw_sweep(
-        [group({"size": size}, 1.0, 2.0, 30.0) for size in (1, 2)], METRICS, title="a sweep"
-    )
-    assert list(figure.axes[0].lines[0].get_ydata()) == [2, 2]
+    calm = drawn([group({"size": size}, 1.0, 2.0, 30.0) for size in (1, 2)])
+    assert hollow_points(calm.axes[0]) == []
+    assert list(calm.axes[0].lines[0].get_ydata()) == [2, 2]
     told = "a sweep\nmedian (lowest–highest) over 3 seeds\nverdict: no objection"
-    assert figure.get_suptitle() == told
+    assert calm.get_suptitle() == told
 
 
-def test_lines_that_hide_each_other_are_named():
-    groups = [group({"size": size, "stop": stop}, 1.0) for size in (1, 2) for stop in ("a", "b")]
+def test_the_title_names_lines_that_coincide():
+    groups = [group({"size": size, "stop": stop}) for size in (1, 2) for stop in ("a", "b")]
     alike = [replace(each, runs=groups[i // 2].runs) for i, each in enumerate(groups)]
-    told = draw_sweep(alike, METRICS, title="a sweep").get_suptitle().splitlines()
+    told = drawn(alike).get_suptitle().splitlines()
     assert told[2] == "a = b (at 1, 2): identical runs, so these settings had no effect here"
 
 
@@ -147,8 +126,7 @@ def test_the_title_and_the_legend_stay_inside_the_figure():
         for i in range(9)
     ]
     groups[1] = replace(groups[1], runs=groups[0].runs)
-    figure = draw_sweep(groups, METRICS[:1], title="a sweep")
-    figure.draw_without_rendering()
+    figure = drawn(groups, METRICS[:1])
     [legend] = figure.legends
     for box in (legend.get_window_extent(), figure._suptitle.get_window_extent()):
         assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
@@ -156,12 +134,9 @@ def test_the_title_and_the_legend_stay_inside_the_figure():
 
 
 @pytest.mark.parametrize("name", ["a$x_{$b", "_mine:Policy", "x[/b]"])
-def test_a_setting_is_named_as_it_stands_on_the_axis_and_in_the_legend(name):
-    groups = [
-        group({"arm": arm, "line": line}, 1.0) for arm in (name, "lru") for line in (name, "fifo")
-    ]
-    figure = draw_sweep(groups, METRICS, title=name)
+def test_settings_that_look_like_markup_are_drawn_unchanged(name):
+    groups = [group({"arm": arm, "line": line}) for arm in (name, "lru") for line in (name, "fifo")]
+    figure = drawn(groups, title=name)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [name, "fifo"]
-    for axes in figure.axes:
-        assert axes.get_xticklabels()[0].get_text().replace("\n", "") == name
+    assert all(names_on(axes)[0] == name for axes in figure.axes)

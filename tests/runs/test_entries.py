@@ -1,9 +1,8 @@
-"""The same settings give the same run from the command line, from Python and from a file."""
+"""Equal settings give equal runs and refusals from the command, from Python and from a file."""
 
 import json
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,9 +14,7 @@ from hicache.runs.schema import CONF
 SMALL = ("model=llama3_8b", "workload.num_sessions=3", "tracker.wandb_mode=disabled")
 AGENTS = "workload=agents"
 RUNS = [
-    (AGENTS,),
     ("workload=chat", "goodput.num_rates=2"),
-    (AGENTS, "storage=none", "cache.host_gib=0"),
     (AGENTS, "compat=sglang_0_5_23", "metrics=[cache/token_hit_rate]"),
     (AGENTS, "storage.write_hits=2"),
 ]
@@ -30,14 +27,13 @@ REFUSED = [
 ]
 
 
-def by_command(overrides, folder, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["hicache run", *overrides, f"hydra.run.dir={folder}"])
-    with suppress(SystemExit):
+def by_command(overrides, folder):
+    with pytest.MonkeyPatch.context() as patch, suppress(SystemExit):
+        patch.setattr(sys, "argv", ["hicache run", *overrides, f"hydra.run.dir={folder}"])
         main()
-    return capsys.readouterr().err
 
 
-def by_file(overrides, folder, monkeypatch, capsys):
+def by_file(overrides, folder):
     settings, defaults = {}, []
     for override in overrides:
         key, _, value = override.partition("=")
@@ -53,44 +49,46 @@ def by_file(overrides, folder, monkeypatch, capsys):
     file.parent.mkdir(parents=True)
     text = yaml.safe_dump({"defaults": defaults, **settings}, sort_keys=False)
     file.write_text(f"# @package _global_\n{text}")
-    experiment = ["--config-dir", str(file.parents[1]), "experiment=mine"]
-    return by_command(experiment, folder, monkeypatch, capsys)
+    by_command(["--config-dir", str(file.parents[1]), "experiment=mine"], folder)
 
 
-def by_python(overrides, folder, monkeypatch, capsys):
+def by_python(overrides, folder):
     try:
         hicache.run(*overrides, out_dir=folder)
     except ValueError as error:
-        return f"{error}\n"
-    return capsys.readouterr().err
+        print(error, file=sys.stderr)
 
 
-ENTRIES = by_command, by_python, by_file
+@pytest.fixture
+def by_every_entry(tmp_path, capsys):
+    """Runs these settings by every entry; returns the errors printed, and all summaries."""
 
+    def call(overrides):
+        told = []
+        for entry in (by_command, by_python, by_file):
+            entry((*SMALL, *overrides), tmp_path / entry.__name__)
+            told.append(capsys.readouterr().err)
+        return told, [path.read_text() for path in tmp_path.glob("*/summary.json")]
 
-def summaries(folder: Path) -> list[str]:
-    return [path.read_text() for path in sorted(folder.glob("*/summary.json"))]
+    return call
 
 
 @pytest.mark.parametrize("overrides", RUNS, ids=" ".join)
-def test_every_entry_gives_the_same_summary(overrides, tmp_path, monkeypatch, capsys):
-    told = [
-        entry((*SMALL, *overrides), tmp_path / entry.__name__, monkeypatch, capsys)
-        for entry in ENTRIES
-    ]
-    first, *others = summaries(tmp_path)
-    assert len(others) == 2
-    assert all(each == first for each in others)
-    assert ("goodput/requests_per_s" in json.loads(first)) == ("goodput.num_rates=2" in overrides)
+def test_every_entry_gives_an_equal_summary(overrides, by_every_entry):
+    told, summaries = by_every_entry(overrides)
+    assert len(summaries) == 3
+    assert len(set(summaries)) == 1
+    has_goodput = "goodput/requests_per_s" in json.loads(summaries[0])
+    assert has_goodput == ("goodput.num_rates=2" in overrides)
     # a file of settings may serve several runs: only what is typed must have an effect
     assert told[0] == told[1]
-    assert ("has no effect" in told[0]) == (overrides[-1] == RUNS[-1][-1])
+    assert ("has no effect" in told[0]) == ("storage.write_hits=2" in overrides)
 
 
 @pytest.mark.parametrize(("overrides", "why"), REFUSED, ids=str)
-def test_every_entry_refuses_the_same(overrides, why, tmp_path, monkeypatch, capsys):
-    for entry in ENTRIES:
-        told = entry((*SMALL, *overrides), tmp_path / entry.__name__, monkeypatch, capsys)
-        assert why in told, entry.__name__
-        assert told.count("\n") == 1
-    assert not summaries(tmp_path)
+def test_every_entry_refuses_equal_settings(overrides, why, by_every_entry):
+    told, summaries = by_every_entry(overrides)
+    for each in told:
+        assert why in each
+        assert each.count("\n") == 1
+    assert not summaries

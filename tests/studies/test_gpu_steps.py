@@ -1,4 +1,4 @@
-"""The counts of a step come from its own time, and tell our kernels from those of torch."""
+"""Counts of kernels, copies and waits within a step, from a profile of torch."""
 
 from types import SimpleNamespace
 

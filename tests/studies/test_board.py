@@ -1,4 +1,4 @@
-"""The board of eviction policies."""
+"""The ranking of eviction policies."""
 
 from experiments.studies import board
 

@@ -1,4 +1,4 @@
-"""Every knob of what is studied is varied in conf/, or not_varied.yaml says why it is not."""
+"""Every setting that is studied is varied in conf/, or not_varied.yaml gives the reason."""
 
 import re
 from dataclasses import fields, is_dataclass

@@ -11,14 +11,14 @@ def draw_bars(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
 
 
-def test_a_title_that_looks_like_markup_is_shown_as_it_stands(monkeypatch, capsys):
+def test_a_title_that_looks_like_markup_is_shown_unchanged(monkeypatch, capsys):
     draw_bars(monkeypatch)
     with progress_bar("x[/b] [red]y") as show:
         show(Progress(done_count=1, total_count=2, time_s=3.0, row=None))
     assert "x[/b] [red]y" in capsys.readouterr().err
 
 
-def test_one_bar_counts_the_jobs_of_a_sweep_wherever_they_run(tmp_path, monkeypatch, capsys):
+def test_one_bar_counts_the_finished_jobs_of_a_sweep(tmp_path, monkeypatch, capsys):
     draw_bars(monkeypatch)
 
     def end(job: str, file: str = "summary.json") -> None:

@@ -1,4 +1,4 @@
-"""Claims of the pages about kernels, against the stored benches of two GPUs."""
+"""Claims of the pages about kernels, checked against the stored benches of two GPUs."""
 
 import json
 from pathlib import Path

@@ -1,0 +1,117 @@
+"""`hicache size`: its search against a search of every cell, and its table."""
+
+import json
+
+import pytest
+
+from hicache.cache.kinds import MAMBA, SWA
+from hicache.cli.size import Cell, knee_of, main, search, shared_kind, show
+from hicache.runs.schema import config_of
+
+SMALL = ("workload=chat", "workload.num_sessions=30", "cache.device_gib=4", "--workers=1")
+SHARES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+# by size of the host: the hit rate of each share
+HILLS = {
+    1.0: [0.0, 0.1, 0.15, 0.2, 0.1, 0.0, 0.0],
+    2.0: [0.1, 0.2, 0.3, 0.2, 0.1, 0.0, 0.0],
+    4.0: [0.0, 0.1, 0.2, 0.3, 0.48, 0.2, 0.0],
+    8.0: [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0],
+    16.0: [0.4, 0.45, 0.5, 0.4, 0.3, 0.0, 0.0],
+}
+
+
+def cell(size, hit_rate, share=None, ttft_s=1.0):
+    return Cell(host_gib=size, share=share, hit_rate=hit_rate, ttft_s=ttft_s)
+
+
+def searched(sizes, shares, rate_of, **options):
+    """The best cell of each size, and the places that the search has measured."""
+    measured = []
+
+    def measure(places):
+        measured.extend(places)
+        return [cell(size, rate_of(size, share), share) for size, share in places]
+
+    return search(sizes, shares, measure, **options), measured
+
+
+def on_hills(**options):
+    return searched(
+        list(HILLS), SHARES, lambda size, share: HILLS[size][int(share * 10)], **options
+    )
+
+
+def test_the_search_measures_few_cells_and_finds_the_knee():
+    best, every = on_hills(every_share=True)
+    assert [each.hit_rate for each in best] == [max(hill) for hill in HILLS.values()]
+    assert len(every) == len(HILLS) * len(SHARES)
+    found, measured = on_hills()
+    assert knee_of(found) == knee_of(best)
+    assert [each.share for each in best[1:]] == [0.2, 0.4, 0.0, 0.2]
+    assert found[1:] == best[1:]
+    # the best share is 0.3, but this size cannot be the knee: it tries 0.2 and the knee's share
+    assert found[0].share == 0.2
+    assert {share for size, share in measured if size == 1.0} == {0.0, 0.2}
+    assert len(measured) == len(set(measured)) < len(every)
+
+
+@pytest.mark.parametrize(("every_share", "share"), [(False, 0.4), (True, 0.1)])
+def test_an_empty_host_is_simulated_once(every_share, share):
+    shares = [0.1, 0.2, 0.4]  # all hit alike
+    cells, measured = searched([0.0, 1.0], shares, lambda size, _: size, every_share=every_share)
+    assert measured.count((0.0, None)) == 1
+    assert [each.share for each in cells] == [None, share]
+
+
+@pytest.mark.parametrize(
+    ("rates", "knee"), [([0.1, 0.5, 0.59, 0.6], 4.0), ([0.1, 0.2, 0.3, 0.4], 8.0), ([0.3] * 4, 1.0)]
+)
+def test_the_knee_has_95_percent_of_the_gain(rates, knee):
+    cells = [cell(size, rate) for size, rate in zip((1.0, 2.0, 4.0, 8.0), rates, strict=True)]
+    assert knee_of(cells).host_gib == knee
+
+
+def test_a_model_with_states_gets_a_share_for_each_size(capsys):
+    main([*SMALL, "model=qwen3_next_80b", "--gib=0,16,64", "--shares=.1,.4", "--all", "--json"])
+    cells = json.loads(capsys.readouterr().out)
+    assert [each["host_gib"] for each in cells] == [0, 16, 64]
+    assert cells[0]["share"] is None
+    assert cells[1]["share"] in (0.1, 0.4)
+    assert cells[0]["hit_rate"] < cells[-1]["hit_rate"]
+
+
+@pytest.mark.parametrize(
+    ("model", "pools", "kind"),
+    [
+        ("llama3_8b", "split", None),
+        ("gemma3_27b", "split", SWA),
+        ("qwen3_next_80b", "split", MAMBA),
+        ("qwen3_next_80b", "shared", None),
+    ],
+)
+def test_a_share_is_searched_where_the_host_is_divided(model, pools, kind):
+    assert shared_kind(config_of(f"model={model}", f"cache.pools={pools}")) == kind
+
+
+def test_the_table_marks_the_knee_unless_hits_still_rise_and_prices_the_memory(capsys):
+    main([*SMALL, "model=llama3_8b", "--gib=0,64,128", "--dollars-per-gib=4"])
+    told = capsys.readouterr().out
+    assert told.count("← knee") == 1
+    assert "512" in told  # dollars for 128 GiB
+    assert "for states" not in told
+    main([*SMALL, "model=llama3_8b", "--gib=16"])
+    told = capsys.readouterr().out
+    assert "← knee" not in told
+    assert "no knee: hits still rise at 16 GiB" in told
+    assert "`hicache run cache.unlimited=true`" in told
+    assert [line.split()[0] for line in told.splitlines()[3:5]] == ["0", "16"]
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "told"),
+    [(None, "at every size: set workload.load below 1"), (1.0, "overloaded at this size")],
+)
+def test_the_table_reports_overloaded_sizes(capsys, ttft_s, told):
+    cells = [cell(0, 0, ttft_s=None), cell(1, 1, ttft_s=ttft_s)]
+    show(config_of("model=llama3_8b"), cells, None)
+    assert told in capsys.readouterr().out

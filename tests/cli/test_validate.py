@@ -1,0 +1,101 @@
+"""`hicache validate` and `hicache calibrate`: a run compared with the log of a server."""
+
+import json
+import math
+
+import pytest
+
+from hicache import run
+from hicache.cli import calibrate, validate
+from hicache.results.requests_file import read_requests
+from hicache.results.server_log import compare_measured, read_measured
+
+TOLD = ("model=llama3_8b", "hardware=h100", "parallel.tp=1", "storage=none")
+LOAD = ("workload=multi_turn", "workload.num_sessions=3", "workload.rounds=2")
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    told = (*TOLD, *LOAD, "workload.request_rate=0.2", "workload.parallel=1")
+    return run(*told, out_dir=tmp_path_factory.mktemp("runs") / "run").path
+
+
+@pytest.fixture
+def log_of_server(run_dir, tmp_path):
+    """Writes the log of a server that is slower than the run; returns the log and the errors."""
+
+    def write(*, slower=1.0, later_s=0.0, has_hits=True):
+        lines = []
+        for row in read_requests(run_dir).to_dict("records"):
+            ttft_s, latency_s = (
+                (row[key] - row["arrival_ns"]) / 1e9 * slower + later_s
+                for key in ("first_token_ns", "finish_ns")
+            )
+            line = {"arrival": row["arrival_ns"] / 1e9, "ttft": ttft_s, "latency": latency_s}
+            line |= {"prompt": row["prompt_len"], "output": row["output_len"]}
+            tiers = ("device", "host", "storage") if has_hits else ()
+            line |= {f"{tier}_hit": row[f"{tier}_hit_len"] for tier in tiers}
+            lines.append(json.dumps(line))
+        (tmp_path / "log").write_text("\n".join(reversed(lines)))
+        table = compare_measured(read_requests(run_dir), read_measured(tmp_path / "log"))
+        return str(tmp_path / "log"), table.set_index("measure")
+
+    return write
+
+
+def test_errors_are_relative_to_the_measured_values(run_dir, log_of_server, capsys):
+    _, table = log_of_server()
+    assert table["error"].abs().max() < 1e-4
+    file, table = log_of_server(slower=2.0)
+    assert table.loc["hits", "error"] == 0
+    assert table.loc["hits", "measured"] > 20
+    assert table.loc["ttft_s", "error"] == pytest.approx(-50)
+    assert table.loc["ttft of each request", "error"] == pytest.approx(50)
+    validate.main([str(run_dir), file])
+    assert "ttft of each request" in capsys.readouterr().out
+
+
+def test_calibrate_finds_the_constant_time_of_a_server(log_of_server, capsys):
+    file, _ = log_of_server(later_s=0.125)
+    calibrate.main([file, *TOLD])
+    assert capsys.readouterr().out.startswith("scheduler.server_s=0.125 ")
+
+
+def test_requests_without_hit_fields_are_neither_hits_nor_misses(log_of_server, capsys):
+    file, table = log_of_server(has_hits=False)
+    assert table.loc[["hits", "hit_count"], "measured"].isna().all()
+    with pytest.raises(SystemExit):
+        calibrate.main([file, *TOLD])
+    assert "known to have hit nothing" in capsys.readouterr().err
+
+
+LINE = {"arrival": 0, "ttft": 1, "latency": 2, "prompt": 50, "output": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"arrival": 1}, "line 1: the row: ttft is missing"),
+        (None, "no requests"),
+        ("nonsense", "line 1: "),
+        ({**LINE, "device_hit": 51}, "51 tokens hit of a prompt of 50"),
+        ({**LINE, "ttft": 3}, "ttft must be above 0 and at most latency=2, got 3"),
+        ({**LINE, "ttft": 0}, "ttft must be above 0 and at most latency=2, got 0"),
+        ({**LINE, "arrival": -1}, "arrival must be a number of at least 0"),
+        ({**LINE, "arrival": math.inf}, "not JSON"),
+        ({**LINE, "latency": 1e300}, "latency must be a number of at most 315360000"),
+        ({**LINE, "prompt": 0}, "prompt must be an integer of at least 1"),
+        ({**LINE, "output": 1.5}, "output must be an integer, got a number"),
+        ({**LINE, "output": True}, "output must be an integer, got bool"),
+        ({**LINE, "host_hit": -3}, "host_hit must be an integer of at least 0"),
+        ({**LINE, "prompt": 10**30}, "prompt must be an integer of at most 100000000"),
+    ],
+)
+def test_a_log_that_cannot_be_used_is_refused_with_its_line(line, told, tmp_path):
+    (tmp_path / "log").write_text("" if line is None else json.dumps(line))
+    with pytest.raises(ValueError, match=told):
+        read_measured(tmp_path / "log")
+
+
+def test_a_run_that_was_not_explained_has_no_columns_of_reasons(run_dir):
+    assert not [name for name in read_requests(run_dir) if "computed_for" in name]

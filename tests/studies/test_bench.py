@@ -1,0 +1,76 @@
+"""The bench of replays against other commits, and the bench of one tree."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from experiments.bench import one_tree, replay
+
+TINY = ["workload=builtin", "workload.limit=5", "storage=memory"]
+
+
+@pytest.fixture
+def bench(monkeypatch, capsys):
+    """Runs the bench against a copy of this checkout; returns its exit code and its last lines."""
+
+    def check_out(commit, folder):
+        folder.mkdir()
+        for name in ("hicache", "experiments", "conf"):
+            (folder / name).symlink_to(replay.ROOT / name)
+
+    def run(*options):
+        monkeypatch.setattr(replay, "check_out", check_out)
+        monkeypatch.setattr(sys, "argv", ["replay", "--against=now", "--pairs=1", *options, *TINY])
+        return replay.main(), *capsys.readouterr().out.splitlines()[-2:]
+
+    return run
+
+
+def test_settings_of_one_version_do_not_reach_the_other(bench):
+    status, ratios, verdict = bench("--here=seed=1", "--there=seed=1")
+    assert (status, verdict) == (0, "equal summaries")
+    before, now, ratio, bound = map(float, re.findall(r"(\d+\.\d+)(?: s|,|;)", ratios)[:4])
+    assert ratio == bound == pytest.approx(now / before, rel=0.1)
+    status, _, verdict = bench("--here=scheduler.chunk_tokens=512")
+    assert status == 1
+    assert verdict.startswith("the summaries differ in ")
+
+
+def test_the_upper_bound_is_within_the_upper_half_of_the_ratios():
+    ratios = [1 + 0.01 * number for number in range(15)]
+    assert 1.07 < replay.upper_bound(ratios) <= 1.12
+    assert replay.upper_bound([1.25]) == 1.25
+
+
+@pytest.mark.parametrize(
+    ("against", "said"), [("HEAD", "/gone does not exist"), ("no_such_commit", "no_such_commit")]
+)
+def test_a_bench_that_fails_says_why_in_sentences(against, said):
+    program = [sys.executable, "-m", "experiments.bench.replay", f"--against={against}"]
+    knobs = ["workload=trace", "workload.path=/gone"]
+    done = subprocess.run([*program, *knobs], cwd=replay.ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    why, *_, which = done.stderr.splitlines()
+    assert said in why
+    assert which.startswith("command failed with exit status ")
+
+
+def test_only_keys_of_both_summaries_are_compared():
+    assert replay.differences({"a": 1, "b": 2.0, "c": 0}, {"a": 1, "b": 2, "d": 5}) == ["b"]
+
+
+@pytest.mark.parametrize("components", one_tree.MODELS)
+def test_every_row_of_the_bench_of_trees_takes_time(components):
+    program = f"""
+from experiments.bench import one_tree
+one_tree.NUM_PROMPTS, one_tree.DEPTH = 10, 16
+one_tree.main("ours", "{components}")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    took_us = json.loads(done.stdout)
+    rows = ["insert", "match", "match, 16 nodes", "lock", "lock, 16 nodes", "evict"]
+    assert list(took_us) == rows
+    assert min(took_us.values()) > 0

@@ -9,12 +9,7 @@ import pytest
 from hicache.cache.checked import PolicyError
 from hicache.cache.pages import PageAllocator
 from hicache.cache.tree.node import Node
-from hicache.config import (
-    CHECKPOINT_PLACEMENTS,
-    SERVICE_ORDERS,
-    STOP_POLICIES,
-    ExperimentConfig,
-)
+from hicache.config import CHECKPOINT_PLACEMENTS, SERVICE_ORDERS, STOP_POLICIES, ExperimentConfig
 from hicache.engine.build import queue_bytes
 from hicache.engine.deployment import deploy
 from hicache.engine.ranks.agreement import TracedAllocator

@@ -21,6 +21,7 @@ import yaml
 from hicache import experiment
 from hicache.config import STOP_POLICIES, FaultsConfig
 from hicache.runs.schema import CONF, config_of
+from hicache.storage import factory
 
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
 KINDS = ("slab", "file")
@@ -37,7 +38,6 @@ BASE = (
     "executor.device=cpu",
     "executor.verify=true",
     "engine.check_invariants=true",
-    "storage.breaker_retry_s=0.05",
     "tracker.wandb_mode=disabled",
 )
 FILL_REQUESTS, REQUESTS = 8, 16  # what comes after the fill is written while storage fails
@@ -71,6 +71,12 @@ def storing(*arguments):
 TorchIo._store = storing
 experiment.run(config_of(*sys.argv[1:]))
 """
+
+
+@pytest.fixture(autouse=True)
+def tried_again_soon(monkeypatch):
+    """Storage that failed is tried again within a short run."""
+    monkeypatch.setattr(factory, "BREAKER_RETRY_S", 0.05)
 
 
 def preset_of(name):

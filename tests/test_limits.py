@@ -6,8 +6,9 @@ from math import inf, nan
 
 import pytest
 
-from hicache.config import LEAST_FLOAT, MOST_FLOAT, MOST_INT, ExperimentConfig
+from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
+from hicache.knob import LEAST_FLOAT, MOST_FLOAT, MOST_INT
 from hicache.models.shapes import Part
 from hicache.runs.schema import config_of
 

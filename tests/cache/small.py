@@ -1,6 +1,7 @@
 """Builders of small caches, and the steps of a request in them."""
 
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from hicache.cache.tree.residency import by_last_use
 from hicache.cache.tree.sequence import Sequence
 from hicache.policies.policy import METHODS, Policy, presets, with_methods
 from hicache.policies.stock import STOCK
+from hicache.rules import Rules
 
 PAGE = 4
 RANKED = conf.STOCK_POLICIES[:5]  # they only rank entries, or leave them to LRU
@@ -66,6 +68,7 @@ def world_of(kinds: Kinds | None = None, **groups: Any) -> Any:
         scheduler=conf.SchedulerConfig(),
         storage=conf.StorageConfig(),
         parallel=conf.ParallelConfig(),
+        compat=conf.CompatConfig(rules=groups.pop("rules", Rules())),
     )
     rates, seed = groups.pop("rates", RateEstimator()), groups.pop("seed", 0)
     vars(config).update(groups)
@@ -98,7 +101,9 @@ def prefetcher_of(
 ) -> Prefetcher:
     """A prefetcher with the stop policy of `config`, if `policy` has no method for it."""
     rates = RateEstimator()
-    reads = policies_of(cache.tree.kinds, policy, prefetch=config, rates=rates).reads
+    reads = policies_of(
+        cache.tree.kinds, policy, prefetch=config, rates=rates, rules=cache.rules
+    ).reads
     return Prefetcher(cache, config, reads, host_tokens, rates)
 
 
@@ -161,23 +166,26 @@ def make_cache(
     kinds: Kinds | None = None,
     storage: conf.StorageConfig | None = None,
     storage_queue_bytes: int | None = None,
-    quirks: conf.QuirksConfig | None = None,
+    rules: Rules | None = None,
     **knobs: Any,
 ) -> SmallCache:
     """A cache with these pools, or with new ones; by default a page has one byte.
 
     `policy`: methods in place of those of the built-in policies. `eviction`: one of `RANKED`.
-    `knobs`: settings of the cache.
+    `knobs`: settings of the cache, and rules of engines.
     """
+    own = {each.name: knobs.pop(each.name) for each in fields(Rules) if each.name in knobs}
+    rules = replace(rules or Rules(), **own)
     kinds = kinds or named_kinds(
         page_size, window_len=window_len, has_states=has_states, page_bytes=page_bytes
     )
     config = conf.CacheConfig(**{"page_size": kinds.page_size, **knobs})
     if eviction != "lru" and policy is None:
         policy = ranked_by(eviction)
-    made = policies_of(kinds, policy, cache=config, storage=storage or conf.StorageConfig())
+    told = {"cache": config, "storage": storage or conf.StorageConfig(), "rules": rules}
+    made = policies_of(kinds, policy, **told)
     tree = RadixTree(
-        kinds=kinds, policy=made.entries, demotes=made.writes.demotes, knobs=config, quirks=quirks
+        kinds=kinds, policy=made.entries, demotes=made.writes.demotes, knobs=config, rules=rules
     )
     pools = pools or make_pools(device, host)
     return SmallCache(tree, pools, made.writes, storage, storage_queue_bytes=storage_queue_bytes)

@@ -12,15 +12,9 @@ from hicache.cache.tiers.transfer import FATES
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
-from hicache.config import (
-    CommitPolicy,
-    CutPolicy,
-    DeadlineFrom,
-    PrefetchConfig,
-    QuirksConfig,
-    StageAt,
-)
+from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
 from hicache.observe import invariants
+from hicache.rules import DeadlineFrom, Rules
 from tests.cache.small import PAGE, make_cache, prefetcher_of, tokens_of
 
 EARLY = PrefetchConfig(threshold=2 * PAGE, stage_at=StageAt.enqueue, stop="best_effort")
@@ -321,8 +315,8 @@ def test_a_prefetch_evicts_other_data_from_the_host_but_not_the_prefix_that_it_c
 
 @pytest.mark.parametrize(("evicts_whole", "left"), [(False, 3), (True, 0)])
 def test_a_prefetch_evicts_what_it_lacks_or_all_that_it_wants(*, evicts_whole, left):
-    quirks = QuirksConfig(evicts_whole=evicts_whole)
-    scenario = Scenario(EARLY, host=(8, 0, 0), quirks=quirks)
+    rules = Rules(evicts_whole=evicts_whole)
+    scenario = Scenario(EARLY, host=(8, 0, 0), rules=rules)
     for first in (100, 200):
         scenario.cache.serve(3 * PAGE, first)
         scenario.cache.complete_all()
@@ -350,7 +344,6 @@ def test_a_listener_learns_what_storage_has_with_its_kinds():
 # -- stopping -----------------------------------------------------------------------------------
 
 ALL_PAGES, BUT_ONE = {"completed_pages": 8}, {"completed_pages": 7}
-NOT_AWAITED = {**STATES, "quirks": QuirksConfig(await_sidecars=False)}
 
 
 @pytest.mark.parametrize(
@@ -369,7 +362,6 @@ NOT_AWAITED = {**STATES, "quirks": QuirksConfig(await_sidecars=False)}
         ("wait_complete", STATES, ALL_PAGES, LONG_AFTER, False),
         ("wait_complete", WINDOW, ALL_PAGES, LONG_AFTER, False),
         ("wait_complete", STATES, {**ALL_PAGES, "is_read": True}, 0, True),
-        ("wait_complete", NOT_AWAITED, ALL_PAGES, 0, True),
         ("wait_complete", {}, {**ALL_PAGES, "restorable": None}, LONG_AFTER, False),
     ],
 )
@@ -387,9 +379,16 @@ def test_a_stop_policy_lets_a_request_run_without_the_rest(stop, shape, progress
         assert not prefetcher.is_blocking(0, now_ns)
 
 
+def test_a_request_may_run_without_its_state():
+    config = PrefetchConfig(stop="wait_complete", await_sidecars=False)
+    scenario = Scenario(config, page_size=512, **STATES).begin(8, **ALL_PAGES)
+    assert scenario.prefetcher.can_terminate_prefetch(scenario.prefetches[0], 0)
+
+
 def test_a_time_limit_may_count_from_the_first_check():
-    config = PrefetchConfig(stop="timeout", deadline_from=DeadlineFrom.first_poll)
-    scenario = Scenario(config, page_size=512).begin(8).defer(10 * SECOND_NS)
+    config = PrefetchConfig(stop="timeout")
+    rules = Rules(deadline_from=DeadlineFrom.first_poll)
+    scenario = Scenario(config, page_size=512, rules=rules).begin(8).defer(10 * SECOND_NS)
     scenario.defer(12 * SECOND_NS).admit(now_ns=12 * SECOND_NS + 1)
 
 

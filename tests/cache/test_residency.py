@@ -6,8 +6,8 @@ from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tree.events import NO_DEMAND
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import QuirksConfig
 from hicache.observe.invariants import check
+from hicache.rules import Rules
 from tests.cache.small import PAGE, SmallCache, make_cache, run_request, tokens_of
 
 ROOMY = (40, 40, 9)
@@ -61,7 +61,7 @@ def load(cache: SmallCache, num_tokens: int, first: int = 0) -> None:
 def test_a_match_is_a_use_of_what_it_matched_and_a_split_of_no_more(
     num_tokens, split_refreshes, order
 ):
-    cache = cache_of(100, 200, quirks=QuirksConfig(split_refreshes=split_refreshes))
+    cache = cache_of(100, 200, rules=Rules(split_refreshes=split_refreshes))
     cache.tree.match(tokens_of(num_tokens, 100), num_tokens)
     assert victims(cache, FULL) == order
 
@@ -258,9 +258,9 @@ def test_publishing_splits_a_node_only_to_give_it_a_window_that_it_lacks(*, has_
 
 def left_the_device(kind: int, *, refreshes: bool, firsts: tuple[int, int] = (0, 100)):
     """Prompts 0 and 100, whose windows or states left the device in the order `firsts`."""
-    quirks = QuirksConfig(leaving_refreshes=refreshes)
+    rules = Rules(leaving_refreshes=refreshes)
     shape = {"window_len": 8} if kind == SWA else {"has_states": True}
-    cache = cache_of(0, 100, host=ROOMY, quirks=quirks, **shape)
+    cache = cache_of(0, 100, host=ROOMY, rules=rules, **shape)
     for first in firsts:
         cache.tree.residency.drop(node_of(cache, first), DEVICE, kind, [])
     return cache
@@ -305,13 +305,13 @@ def test_a_locked_window_is_as_recent_as_its_leaf_that_leaves_the_device_in_sgla
 
 
 def in_sglang(*firsts: int, **more: object) -> SmallCache:
-    how = {"host": (8, 8, 9), "quirks": QuirksConfig(evicts_whole=True), **more}
+    how = {"host": (8, 8, 9), "rules": Rules(evicts_whole=True), **more}
     return cache_of(*firsts, write_policy="write_back", **how)
 
 
 def test_a_window_that_write_back_held_before_is_as_recent_as_its_eviction_in_sglang():
-    quirks = QuirksConfig(leaving_refreshes=True, evicts_whole=True)
-    cache = in_sglang(0, 100, host=ROOMY, window_len=8, storage_queue_bytes=1000, quirks=quirks)
+    rules = Rules(leaving_refreshes=True, evicts_whole=True)
+    cache = in_sglang(0, 100, host=ROOMY, window_len=8, storage_queue_bytes=1000, rules=rules)
     node, whole = node_of(cache, 0), node_of(cache, 100)
     put_on_host(cache, node, SWA)
     put_on_host(cache, whole, FULL, SWA)
@@ -323,8 +323,8 @@ def test_a_window_that_write_back_held_before_is_as_recent_as_its_eviction_in_sg
 
 @pytest.mark.parametrize("evicts_whole", [True, False])
 def test_a_load_back_of_a_state_locks_the_full_pages_on_the_host_in_sglang(*, evicts_whole):
-    quirks = QuirksConfig(evicts_whole=evicts_whole)
-    cache = cache_of(0, host=ROOMY, has_states=True, quirks=quirks)
+    rules = Rules(evicts_whole=evicts_whole)
+    cache = cache_of(0, host=ROOMY, has_states=True, rules=rules)
     node = node_of(cache, 0)
     cache.tree.residency.drop(node, DEVICE, MAMBA, [])
     _, acquired = cache.begin(9)
@@ -336,8 +336,8 @@ def test_a_load_back_of_a_state_locks_the_full_pages_on_the_host_in_sglang(*, ev
 def test_a_copied_window_evicts_what_the_host_lacks_or_in_sglang_all_that_it_takes(
     left, *, evicts_whole
 ):
-    quirks = QuirksConfig(evicts_whole=evicts_whole)
-    cache = make_cache(device=(40, 40, 0), host=(40, 4, 0), window_len=8, quirks=quirks)
+    rules = Rules(evicts_whole=evicts_whole)
+    cache = make_cache(device=(40, 40, 0), host=(40, 4, 0), window_len=8, rules=rules)
     for first, num_tokens in ((100, 4), (200, 4), (300, 4), (400, 8)):
         cache.serve(num_tokens, first)
         cache.move_to_host()
@@ -346,8 +346,8 @@ def test_a_copied_window_evicts_what_the_host_lacks_or_in_sglang_all_that_it_tak
 
 @pytest.mark.parametrize("is_sglang", [True, False])
 def test_a_copy_that_the_device_holds_too_is_dropped_before_a_leaf_in_sglang(*, is_sglang):
-    quirks = QuirksConfig(evicts_whole=is_sglang)
-    cache = in_sglang(0, 100, num_tokens=16, device=(20, 0, 0), quirks=quirks)
+    rules = Rules(evicts_whole=is_sglang)
+    cache = in_sglang(0, 100, num_tokens=16, device=(20, 0, 0), rules=rules)
     cache.evict_all(DEVICE, FULL)
     load(cache, 16, 100)
     assert cache.host.allocate(FULL, 4) is not None
@@ -359,7 +359,7 @@ def test_a_copy_that_the_device_holds_too_is_dropped_before_a_leaf_in_sglang(*, 
 def test_write_back_copies_the_pages_of_a_state_that_is_evicted_in_sglang(
     host_pages, *, evicts_whole
 ):
-    cache = in_sglang(has_states=True, quirks=QuirksConfig(evicts_whole=evicts_whole))
+    cache = in_sglang(has_states=True, rules=Rules(evicts_whole=evicts_whole))
     upper, _ = cache.path_of(4, 8)
     assert cache.device.evict(MAMBA, 1)
     assert (upper.held[DEVICE][MAMBA], upper.held[HOST][MAMBA] is None) == (None, False)
@@ -400,8 +400,8 @@ def test_the_copy_of_the_lower_half_of_a_split_node_is_dropped_first_in_sglang()
 def test_under_write_back_the_host_keeps_no_read_page_that_the_device_holds_in_sglang(
     evicts_whole, window_len, num_pages, inserted
 ):
-    quirks = QuirksConfig(evicts_whole=evicts_whole)
-    cache = in_sglang(0, window_len=window_len, quirks=quirks)
+    rules = Rules(evicts_whole=evicts_whole)
+    cache = in_sglang(0, window_len=window_len, rules=rules)
     counts = (num_pages, 2 * (window_len > 0))
     page_ids = [cache.pools[HOST][kind].allocate(n) or [] for kind, n in enumerate(counts)]
     anchor, sequence = cache.tree.root(""), Sequence(tokens_of(num_pages * PAGE))

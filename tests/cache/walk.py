@@ -24,6 +24,7 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.executor.storage_script import Load, read_script
 from hicache.observe import invariants
+from hicache.rules import DeadlineFrom
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match
 from tests.cache.small import RANKED, make_cache, prefetcher_of
@@ -70,8 +71,8 @@ def random_setting(seed: int) -> Setting:
             cut=rng.choice(list(conf.CutPolicy)),
             stage_at=rng.choice(list(conf.StageAt)),
             commit=rng.choice(list(conf.CommitPolicy)),
-            deadline_from=rng.choice(list(conf.DeadlineFrom)),
             occupied_share=rng.choice([0.5, 1.0, 1.0]),
+            await_sidecars=rng.random() < 0.8,
         ),
         cache={
             "device": device,
@@ -90,7 +91,7 @@ def random_setting(seed: int) -> Setting:
             "evicts_mirrors": rng.random() < 0.5,
             "backs_up_answers": rng.random() < 0.7,
             "loads_last_page": rng.random() < 0.3,
-            "quirks": conf.QuirksConfig(await_sidecars=rng.random() < 0.8),
+            "deadline_from": rng.choice(list(DeadlineFrom)),
         },
     )
 

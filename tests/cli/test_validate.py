@@ -16,7 +16,7 @@ LOAD = ("workload=multi_turn", "workload.num_sessions=3", "workload.rounds=2")
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    told = (*TOLD, *LOAD, "workload.request_rate=0.2", "workload.parallel=1")
+    told = (*TOLD, *LOAD, "workload.request_rate=0.2", "workload.in_flight=1")
     return run(*told, out_dir=tmp_path_factory.mktemp("runs") / "run").path
 
 

@@ -116,7 +116,7 @@ def test_the_config_is_that_of_the_pools() -> None:
         assert (cache.device.states, cache.host.states) == (6, 15 + more)
         assert (cache.page_size, cache.device_gib, config.model.window_len) == (16, None, 32)
         assert (config.model.max_len, config.scheduler.chunk_tokens) == (320 + 16, 8192)
-        assert (config.scheduler.clip_new_tokens, config.scheduler.new_token_ratio) == (320, 0)
+        assert (config.compat.rules.clip_new_tokens, config.scheduler.new_token_ratio) == (320, 0)
         assert (config.prefetch.stop, config.storage.kind) == ("wait_complete", "memory")
     full = Pools(device_tokens=640, host_tokens=0, max_len=320, has_storage=False)
     config = config_for(full, {"eviction": "lfu", "write_policy": "write_back"})

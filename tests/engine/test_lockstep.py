@@ -10,7 +10,7 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, StorageWrite, Work
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.clock import NEVER
-from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, QuirksConfig, StorageConfig
+from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, StorageConfig
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RanksDivergedError
 from hicache.engine.ranks.lockstep import RankedEngine
@@ -70,7 +70,7 @@ class Ranks:
         plot = plot_of(
             kind,
             num_ranks=num_ranks,
-            quirks=QuirksConfig(hit_agreement=rule),
+            collective_s=COLLECTIVE_NS * 1e-9,
             prefetch=PrefetchConfig(
                 stop=stop,
                 threshold=16 if reads else 10**6,
@@ -80,9 +80,7 @@ class Ranks:
         )
         self.executors = [ManualExecutor() for _ in range(num_ranks)]
         ranks = [engine_of(plot, each, checks=False) for each in self.executors]
-        parallel = ParallelConfig(ranks=num_ranks, collective_s=COLLECTIVE_NS * 1e-9)
-        storage = StorageConfig(kind="memory", batch_pages=batch_pages)
-        self.engine = RankedEngine(ranks, parallel, storage)
+        self.engine = RankedEngine(ranks, rule, batch_pages)
         self.all: list[Any] = [self.engine, *self.engine.followers]
 
     def ask(self, *answers: list[int]) -> list[bool]:

@@ -212,7 +212,6 @@ def _draw_plot(
             chunk_tokens=page_size * rng.choice([1, 3, 100]),
             batching=_batching(rng, full),
             new_token_ratio=rng.choice([0.0, 0.7]),
-            new_token_ratio_floor=0.0,
         ),
     )
 

@@ -66,7 +66,7 @@ BARRED = [
 def _with_few_values() -> Iterator[Knob]:
     """The settings that have few values and are no part of a knob above, by their fields."""
     taken = {key for knob in WRITTEN for key in knob.keys} | UNDRAWN
-    for area in ("workload", "parallel", "cache", "prefetch", "scheduler", "compat.quirks"):
+    for area in ("workload", "parallel", "cache", "prefetch", "scheduler", "compat.rules"):
         for item in fields(attrgetter(area)(ExperimentConfig())):
             if isinstance(item.default, Enum):
                 values = [each.name for each in type(item.default)]

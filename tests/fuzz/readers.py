@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hicache.config import WorkloadConfig
+from hicache.config import TraceConfig
 from hicache.workload import workload
 from hicache.workload.trace import Trace
 
@@ -22,7 +22,7 @@ def read(path: Path) -> workload.Workload | None:
     Raises:
         AssertionError: the refusal does not name the file, or the requests contradict each other.
     """
-    config = WorkloadConfig(kind="trace", path=str(path), time_unit="ms")
+    config = TraceConfig(kind="trace", path=str(path), time_unit="ms")
     trace = Trace(path)
     try:
         form = workload.form_of(trace)

@@ -13,7 +13,7 @@ from hicache import experiment
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.keys import Numbers
 from hicache.clock import SimulatedClock
-from hicache.config import CacheConfig, StartState
+from hicache.config import ExperimentConfig, StartState
 from hicache.observe import invariants
 from hicache.request import TOKEN_BYTES, Request
 from hicache.results.metrics import TTFT_PARTS, Progress, RequestRecord, Row, Status, summarize
@@ -127,7 +127,7 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
         assert set(ids) == set(requests), f"{len(requests)} requests came, {len(ids)} are recorded"
     shared = None
     if plan.config.workload.start is StartState.cold:
-        shared = shared_lengths(plan.workload, plan.config.cache)
+        shared = shared_lengths(plan.workload, plan.config)
     for record in records:
         for part in TTFT_PARTS:
             time_ns = getattr(record, f"{part}_ns")
@@ -150,15 +150,15 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
         assert in_order, f"request {record.id} finished before its first token or arrival"
 
 
-def shared_lengths(workload: Workload, cache: CacheConfig) -> dict[int, int]:
+def shared_lengths(workload: Workload, config: ExperimentConfig) -> dict[int, int]:
     """For each request, the tokens of its prompt that an infinite cache could have had."""
-    page = cache.page_size
+    page, extra = config.cache.page_size, config.compat.rules.loads_last_page
     chains = {each.id: list(page_chain(*_kept(each), page)) for each in workload.requests}
     num_having = Counter(prefix for chain in chains.values() for prefix in chain)
     lengths = {}
     for each in workload.requests:
         longest = each.prompt_len - 1
-        chain = chains[each.id][: (longest + cache.loads_last_page) // page]
+        chain = chains[each.id][: (longest + extra) // page]
         lengths[each.id] = min(page * sum(num_having[prefix] > 1 for prefix in chain), longest)
     return lengths
 

@@ -110,7 +110,7 @@ def test_tinylfu_keeps_prompts_that_return_from_being_displaced_by_a_scan(tmp_pa
     (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
     pools = ("cache.device.tokens.full=384", "cache.host.tokens.full=512")
     trace = ("workload=trace", f"workload.path={tmp_path}/trace.jsonl", "workload.block_tokens=64")
-    more = (*pools, "cache.backs_up_answers=false", "storage=none")
+    more = (*pools, "compat.rules.backs_up_answers=false", "storage=none")
     late = {}
     for policy in ("lru", "tinylfu"):
         result = run(config_of(*trace, *more, f"cache.policy={policy}"))

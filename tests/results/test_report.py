@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from hicache.clock import SECOND_NS
-from hicache.config import CacheConfig, ExperimentConfig, PrefetchConfig, WorkloadConfig
+from hicache.config import CacheConfig, ExperimentConfig, GeneratedConfig, PrefetchConfig
 from hicache.results import report
 from hicache.results.metrics import QUEUE_CAUSES, Status, summarize
 from hicache.results.tracking import write_json
@@ -57,7 +57,7 @@ def test_the_page_holds_figures_numbers_and_the_config(run_dir, make_record):
 
 
 def test_the_page_names_the_settings_of_the_run(run_dir):
-    workload, cache = WorkloadConfig(kind="chat"), CacheConfig(write_policy="write_back")
+    workload, cache = GeneratedConfig(kind="chat"), CacheConfig(write_policy="write_back")
     prefetch = PrefetchConfig(stop="best_effort")
     page = page_of(
         run_dir, ExperimentConfig(seed=3, workload=workload, cache=cache, prefetch=prefetch)

@@ -7,10 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from hicache.config import CacheConfig, ExecutorConfig, ExperimentConfig, WorkloadConfig
+from hicache.config import (
+    CacheConfig,
+    ExecutorConfig,
+    ExperimentConfig,
+    GeneratedConfig,
+    TraceConfig,
+)
 from hicache.runs import checks, job, provenance
 
-BUILTIN = ExperimentConfig(workload=WorkloadConfig(kind="builtin"))
+BUILTIN = ExperimentConfig(workload=GeneratedConfig(kind="builtin"))
 KNOBS = ("workload.tokenizer", "storage.kind", "cache.policy")
 
 
@@ -121,7 +127,7 @@ def test_another_content_of_the_trace_makes_another_run(tmp_path, change):
     trace.parent.mkdir()
     trace.write_text("{}\n" * 9)
     path = str(trace.parent if change == "another file" else trace)
-    config = ExperimentConfig(workload=WorkloadConfig(kind="mooncake_conversation", path=path))
+    config = ExperimentConfig(workload=TraceConfig(kind="mooncake_conversation", path=path))
     if path == str(trace):
         digest = hashlib.sha256(trace.read_bytes()).hexdigest()
         assert written(config, tmp_path)["trace"] == {"file": path, "sha256": digest}

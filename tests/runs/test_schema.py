@@ -11,10 +11,12 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from hicache.cli.knobs import help_of
-from hicache.config import STOP_POLICIES, DeadlineFrom, ExperimentConfig, StageAt, inert_knobs
+from hicache.config import GROUPS, STOP_POLICIES, ExperimentConfig, StageAt
+from hicache.knob import inert_knobs
 from hicache.models import ModelConfig
 from hicache.policies.routing import ROUTERS
 from hicache.results.keys import KNOWN
+from hicache.rules import DeadlineFrom
 from hicache.runs import schema
 from hicache.runs.errors import meant, sentence
 from hicache.runs.schema import CONF, register
@@ -96,11 +98,11 @@ def test_every_group_of_the_config_is_in_conf_and_has_the_defaults_of_its_datacl
 def test_compat_sets_its_settings_together_and_an_override_beats_it():
     later = load("compat=sglang_0_5_23")
     assert later.prefetch.stage_at is StageAt.hit
-    assert later.prefetch.deadline_from is DeadlineFrom.first_poll
+    assert later.compat.rules.deadline_from is DeadlineFrom.first_poll
     assert later.scheduler.swa_budget == "sglang_0_5_23"
     config = load("prefetch.stage_at=enqueue", "compat=sglang_0_5_23")
     assert config.prefetch.stage_at is StageAt.enqueue
-    assert config.prefetch.deadline_from is DeadlineFrom.first_poll
+    assert config.compat.rules.deadline_from is DeadlineFrom.first_poll
 
 
 def test_the_wandb_mode_and_the_data_directory_come_from_the_environment(monkeypatch):
@@ -195,10 +197,10 @@ def test_a_model_uses_its_default_number_of_devices_or_all_of_the_machine():
 
 @pytest.mark.parametrize(
     ("overrides", "is_inert"),
-    [((), True), (("cache.checkpoints=every",), False), (("cache.windows=every",), False)],
+    [((), True), (("cache.checkpoints=every",), False)],
 )
 def test_a_setting_that_several_choices_use_has_an_effect_with_each(overrides, is_inert):
-    inert = inert_knobs(load("model=qwen3_next_80b", *overrides))
+    inert = inert_knobs(load("model=qwen3_next_80b", *overrides), GROUPS)
     assert ("cache.checkpoint_tokens" in inert) is is_inert
 
 

@@ -1,80 +1,53 @@
-"""Every setting that is studied is varied in conf/, or not_varied.yaml gives the reason."""
+"""A run has few settings, and something varies each of them."""
 
 import re
-from dataclasses import fields, is_dataclass
-from pathlib import Path
-from typing import Any, get_type_hints
+from itertools import chain
 
-import yaml
-
-from hicache.config import ExperimentConfig
+from hicache.cli.knobs import groups_of, parts_of
 from hicache.runs.schema import CONF
 
-STUDIED = (
-    "workload",
-    "parallel",
-    "cache",
-    "prefetch",
-    "scheduler",
-    "storage",
-    "executor",
-    "compat",
+MOST_SETTINGS = 110
+ROOT = CONF.resolve().parents[0]
+# shapes and speeds describe a model and a machine, and not a run
+GROUPS = {name: kind for name, kind in groups_of().items() if name not in ("model", "hardware")}
+# how a run is reported, watched and repeated; a log or class of the user's own
+OWN = (
+    *("tracker.project", "tracker.interval_s", "engine.jump", "engine.check_invariants"),
+    *("workload.block_tokens", "workload.odd_rows", "cache.policy_args"),
 )
-ALTERNATIVES = ("arm", "compat", "faults", "executor", "size", "workload", "storage")
-NOT_VARIED = yaml.safe_load(Path(__file__).with_name("not_varied.yaml").read_text())
 
 
-def knobs(cls: type, prefix: str = "") -> list[str]:
-    """Dotted names of all fields of a configuration."""
-    kinds: dict[str, Any] = get_type_hints(cls)
-    return [
+def settings_of(group: str) -> list[str]:
+    """The settings of a group, with those of the kind of workload that has most."""
+    (_, own), *others = parts_of(group, GROUPS[group])
+    kinds = [part for heading, part in others if heading.startswith("With ")]
+    return [each.name for each in (*own, *max(kinds, key=len, default=()))]
+
+
+def test_a_run_has_few_settings() -> None:
+    at_the_top = ["name", "metrics", "seed", "data_dir"]
+    settings = [*at_the_top, *chain.from_iterable(map(settings_of, GROUPS))]
+    assert len(settings) <= MOST_SETTINGS
+
+
+def test_an_experiment_a_preset_a_published_case_or_a_page_varies_each_setting() -> None:
+    places = ("conf/**/*.yaml", "experiments/**/*.yaml", "docs/**/*.md", "README.md")
+    files = [path for place in places for path in ROOT.glob(place) if path.name != "knobs.md"]
+    text = "\n".join(path.read_text() for path in files)
+    every = {
+        each.name
+        for group, kind in GROUPS.items()
+        for _, part in parts_of(group, kind)
+        for each in part
+        if not each.name.startswith("compat.")
+    }
+    lone = [
         name
-        for field in fields(cls)
-        for name in (
-            knobs(kinds[field.name], f"{prefix}{field.name}.")
-            if is_dataclass(kinds[field.name])
-            else [prefix + field.name]
+        for name in sorted(every - set(OWN))
+        if not re.search(
+            rf"\b{re.escape(name)}\b|^ +{name.rpartition('.')[2]}:|^{name.rpartition('.')[2]}:",
+            text,
+            re.M,
         )
     ]
-
-
-def settings(tree: object, prefix: str = "") -> set[str]:
-    """Dotted names of all that a file sets."""
-    if not isinstance(tree, dict):
-        return {prefix.removesuffix(".")}
-    return {name for key, value in tree.items() for name in settings(value, f"{prefix}{key}.")}
-
-
-def in_grids() -> set[str]:
-    """What the grids of experiments vary."""
-    found: set[str] = set()
-    for path in (CONF / "experiment").glob("*.yaml"):
-        sweeper = yaml.safe_load(path.read_text()).get("hydra", {}).get("sweeper", {})
-        found |= set(sweeper.get("params", {}))
-    return found
-
-
-def in_alternatives() -> set[str]:
-    """What files that are alternatives to each other set."""
-    found: set[str] = set()
-    for group in ALTERNATIVES:
-        for path in (CONF / group).glob("*.yaml"):
-            text = path.read_text()
-            package = re.match(r"# @package (\S+)", text)
-            place = group if package is None else package[1].removeprefix("_global_")
-            found |= settings(yaml.safe_load(text), f"{place}." if place else "")
-    return found
-
-
-def test_every_knob_is_varied_or_says_why_not() -> None:
-    studied = {name for name in knobs(ExperimentConfig) if name.split(".")[0] in STUDIED}
-    varied = in_grids() | in_alternatives()
-    varied |= {
-        name.rpartition(".")[0] for name in varied
-    }  # of one kind, as in cache.host.share.swa
-    assert studied - varied - set(NOT_VARIED) == set()
-
-
-def test_no_excuse_is_out_of_date() -> None:
-    assert set(NOT_VARIED) - set(knobs(ExperimentConfig)) == set()
-    assert set(NOT_VARIED) & in_grids() == set()
+    assert lone == []

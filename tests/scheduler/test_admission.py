@@ -1,5 +1,6 @@
 """Admission: the memory that a request is charged, and for how many decode steps it suffices."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from hicache.cache.pages import PageAllocator
 from hicache.config import SWA_BUDGETS, CacheConfig, SchedulerConfig
 from hicache.policies.policy import presets
 from hicache.policies.window_charge import swa_budget_for_req
+from hicache.rules import Rules
 from hicache.scheduler.admission import (
     Admission,
     NewTokenRatio,
@@ -40,7 +42,7 @@ def cache_of(
     return SimpleNamespace(
         page_size=page,
         knobs=CacheConfig(),
-        quirks=SimpleNamespace(states_per_request=2),
+        rules=Rules(),
         tree=SimpleNamespace(kinds=named_kinds(page, **has), demotes=demotes),
         rooms=rooms,
         room=lambda kind=FULL: rooms[kind],
@@ -53,6 +55,8 @@ def cache_of(
 
 
 def admission(cache: Any, window_charge: Any = None, **knobs: Any) -> Admission:
+    own = {each.name: knobs.pop(each.name) for each in fields(Rules) if each.name in knobs}
+    cache.rules = Rules(**own)
     config = SchedulerConfig(**knobs)
     policy = presets(world_of(scheduler=config)).requests
     return Admission(cache, config, window_charge or policy.window_charge)
@@ -238,11 +242,8 @@ def test_a_share_of_running_answers_and_the_rest_of_a_partial_prompt_are_reserve
 
 def ratio(first: float = 0.7, floor: float = 0.1, decay_steps: int = 600) -> NewTokenRatio:
     return NewTokenRatio(
-        SchedulerConfig(
-            new_token_ratio=first,
-            new_token_ratio_floor=floor,
-            new_token_ratio_decay_steps=decay_steps,
-        )
+        SchedulerConfig(new_token_ratio=first),
+        Rules(new_token_ratio_floor=floor, new_token_ratio_decay_steps=decay_steps),
     )
 
 

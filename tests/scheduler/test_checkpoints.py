@@ -10,8 +10,9 @@ import pytest
 from hicache.cache.kinds import FULL, SWA, Kinds
 from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import CacheConfig, QuirksConfig
+from hicache.config import CacheConfig
 from hicache.policies.policy import presets
+from hicache.rules import Rules
 from hicache.scheduler.checkpoints import CheckpointSaver
 from tests.cache.small import (
     complete_all,
@@ -129,7 +130,7 @@ def test_each_chunk_is_published_as_its_placement_says(
     name: str, branch: int | None, wanted: Published, kinds: Kinds
 ) -> None:
     grid = {"checkpoint_tokens": 64, "page_size": PAGE}
-    config = CacheConfig(checkpoints=name, windows=name, **grid)
+    config = CacheConfig(checkpoints=name, **grid)
     policy = presets(world_of(kinds, cache=config)).requests.placement
     if kinds is WINDOWED:  # the window before the last token, not before the last page
         wanted = [
@@ -142,7 +143,7 @@ def test_each_chunk_is_published_as_its_placement_says(
 def test_host_has_one_window_of_a_prompt_and_the_device_its_last_chunk(
     on_device: int, *, trims: bool
 ) -> None:
-    world = bare_world("full_swa", window_len=16, quirks=QuirksConfig(trims_windows=trims))
+    world = bare_world("full_swa", window_len=16, rules=Rules(trims_windows=trims))
     world.serve([fresh(0, 100, 1)])  # 64 + 36 tokens, in pages of 8
     device, host = world.cache.tree.residency.resident
     assert (device[SWA], host[SWA]) == (on_device, 2)

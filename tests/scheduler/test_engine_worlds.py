@@ -77,7 +77,6 @@ def test_last_running_request_is_retracted_where_its_window_finds_no_page(
         checkpoints="end",
         has_storage=has_storage,
         order=order,
-        aging=0,
     )
     world = World(plot)
     world.serve([fresh(number, 120, 150) for number in range(count)])

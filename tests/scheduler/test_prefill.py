@@ -9,8 +9,8 @@ from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefix_cache import Acquired
 from hicache.cache.tree.node import DEVICE, HOST
-from hicache.config import Refresh
 from hicache.observe.timeline import RecordedWaits, Turn
+from hicache.rules import Refresh
 from hicache.scheduler.admission import StepBudget
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Reason

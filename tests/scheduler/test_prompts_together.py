@@ -7,18 +7,17 @@ import pytest
 
 from hicache.cache.kinds import SWA
 from hicache.cache.tree.node import DEVICE
-from hicache.config import Batching, QuirksConfig
+from hicache.config import Batching
+from hicache.rules import Rules
 from hicache.scheduler.batch import Batch
 from tests.scheduler.world import EAGER, World, bare_world, chunks, fresh, ids, request_of
 
-SGLANG = replace(
-    EAGER, batching=Batching.prompts_together, chunk_tokens=64, max_running=8, clip_new_tokens=0
-)
+SGLANG = replace(EAGER, batching=Batching.prompts_together, chunk_tokens=64, max_running=8)
 
 
 def world_of(pages: int, kind: str = "full", **changes: Any) -> World:
     pools = {"device": (pages, pages, 0), "host": (0, 0, 0)}
-    return bare_world(kind, scheduler=SGLANG, **pools, **changes)
+    return bare_world(kind, scheduler=SGLANG, **pools, **{"clip_new_tokens": 0, **changes})
 
 
 def step(world: World) -> tuple[list[int], list[int]]:
@@ -142,7 +141,7 @@ def test_every_32nd_scan_of_a_server_refreshes_the_prefixes_of_the_queue(
 
 
 def test_answer_frees_windows_from_where_its_prompt_last_freed_some() -> None:
-    world = world_of(60, "full_swa", quirks=QuirksConfig(trims_windows=True))
+    world = world_of(60, "full_swa", rules=Rules(trims_windows=True))
     world.submit(fresh(1, 33, 1))
     step(world)
     # four pages are hit, from where the prompt frees windows; its last two pages are in the tree

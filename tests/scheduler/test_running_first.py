@@ -8,8 +8,9 @@ import pytest
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tree.events import NO_DEMAND, Purpose
 from hicache.cache.tree.node import DEVICE, HOST
-from hicache.config import Batching, QuirksConfig
+from hicache.config import Batching
 from hicache.request import Request
+from hicache.rules import Rules
 from hicache.scheduler.batch import Batch
 from tests.scheduler.world import SCHEDULER, World, bare_world, chunks, fresh, ids, request_of
 
@@ -23,8 +24,8 @@ def world_of(pages: int = 40, *, host: int = 0, chunk: int = 64, **more: Any) ->
 
 
 def states_world() -> World:
-    quirks = QuirksConfig(states_per_request=1)
-    return bare_world("full_mamba", scheduler=VLLM, quirks=quirks, **REPEATS)
+    rules = Rules(states_per_request=1)
+    return bare_world("full_mamba", scheduler=VLLM, rules=rules, **REPEATS)
 
 
 def windows_world(**more: Any) -> World:

@@ -14,7 +14,7 @@ from tests.scheduler.world import World, bare_world, fresh, ids, request_of
     ("order", "wanted"), [("fcfs", [0, 1, 2]), ("shortest_remaining", [1, 2, 0])]
 )
 def test_queue_is_in_the_order_of_service(order: str, wanted: list[int]) -> None:
-    world = bare_world(order=order, aging=0)
+    world = bare_world(order=order)
     for number, length in enumerate((90, 30, 60)):
         world.submit(fresh(number, length, 1))
     waiting = world.scheduler.waiting

@@ -41,9 +41,7 @@ STEP_NS = 10_000_000
 TOKEN_NS = 20_000
 SCHEDULER = SchedulerConfig(chunk_tokens=64, max_running=8)
 # nothing is reserved for answers, so that memory runs out
-EAGER = SchedulerConfig(
-    chunk_tokens=256, max_running=16, new_token_ratio=0.0, new_token_ratio_floor=0.0
-)
+EAGER = SchedulerConfig(chunk_tokens=256, max_running=16, new_token_ratio=0.0)
 PREFETCH = PrefetchConfig(threshold=16, occupied_share=1.0)
 STORAGE = StorageConfig(kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4)
 KINDS = {"full": (0, False), "full_swa": (20, False), "full_mamba": (0, True), "all": (20, True)}
@@ -234,7 +232,6 @@ def engine_of(
         pools or make_pools(plot.device, plot.host, TracedAllocator),
         page_size=plot.page_size,
         checkpoints=plot.checkpoints,
-        windows=plot.checkpoints,
         checkpoint_tokens=plot.checkpoint_pages * plot.page_size,
         page_bytes=plot.page_bytes,
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
@@ -244,7 +241,9 @@ def engine_of(
     host_tokens = plot.host[FULL] * plot.page_size
     own = plot.cache.get("policy")
     reads = prefetcher_of(cache, plot.prefetch, host_tokens, own) if plot.has_storage else None
-    policy = policies_of(cache.tree.kinds, own, cache=cache.knobs, scheduler=plot.scheduler)
+    policy = policies_of(
+        cache.tree.kinds, own, cache=cache.knobs, scheduler=plot.scheduler, rules=cache.rules
+    )
     scheduler = scheduler_of(plot.scheduler.batching)(
         cache,
         reads,

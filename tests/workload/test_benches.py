@@ -9,7 +9,7 @@ import pytest
 
 from hicache import experiment
 from hicache.clock import SECOND_NS, to_ns
-from hicache.config import Arrivals, WorkloadConfig
+from hicache.config import Arrivals, GeneratedConfig, PrefixesConfig, RoundsConfig, WorkloadConfig
 from hicache.request import Request
 from hicache.runs.schema import config_of
 from hicache.workload.feeder import Feeder
@@ -18,10 +18,10 @@ from hicache.workload.workload import load_workload
 from tests.workload.traces import ids, session_starts, shared_len, whole
 
 CLIENTS, ROUNDS = 5, 4
-TALK = WorkloadConfig(
+TALK = RoundsConfig(
     kind="multi_turn", num_sessions=CLIENTS, rounds=ROUNDS, turn_tokens=30, answer_tokens=7
 )
-PREFIXES = WorkloadConfig(
+PREFIXES = PrefixesConfig(
     kind="shared_prefix",
     groups=6,
     group_prompts=3,
@@ -102,7 +102,7 @@ def test_rounds_are_sent_at_the_request_rate():
 
 def test_the_next_client_is_drawn_from_the_seed():
     def order(seed: int) -> tuple[int, ...]:
-        log = served(requests_of(), lambda _: 0.1, seed, barrier=True, parallel=1)
+        log = served(requests_of(), lambda _: 0.1, seed, barrier=True, in_flight=1)
         return tuple(request.id for _, _, request in log)
 
     orders = [order(seed) for seed in range(5)]
@@ -111,7 +111,7 @@ def test_the_next_client_is_drawn_from_the_seed():
 
 
 def test_a_dropped_client_asks_no_more_and_delays_no_other():
-    config = WorkloadConfig(request_rate=10.0, barrier=True, parallel=1)
+    config = RoundsConfig(request_rate=10.0, barrier=True, in_flight=1)
     feeder = RoundFeeder(requests_of(), config, seed=0)
     ((_, first),) = feeder.initial()
     gone = feeder.on_dropped(first.id, 5)
@@ -131,8 +131,8 @@ def test_rounds_and_rates_are_stages_unless_stages_end_in_time():
     assert found == {each.id: int(each.arrival_ns >= 30 * SECOND_NS) for each in requests}
     assert 0 < sum(found.values()) < len(found)
     assert stages_of(requests, PREFIXES) == {}
-    assert stages_of(requests, replace(closed, windows=2)) == {}
-    assert stages_of(requests, WorkloadConfig(kind="chat", arrivals=Arrivals.closed)) == {}
+    assert stages_of(requests, replace(closed, slice="0/2")) == {}
+    assert stages_of(requests, GeneratedConfig(kind="chat", arrivals=Arrivals.closed)) == {}
 
 
 def test_prompts_of_a_group_share_a_prefix_and_repeat_after_all_others():
@@ -222,7 +222,7 @@ def test_server_s_delays_each_request_and_begin_s_occupies_the_engine():
         (TALK, RoundFeeder),
         (STAGES, StageFeeder),
         (replace(STAGES, drain=False), Feeder),
-        (WorkloadConfig(kind="chat"), Feeder),
+        (GeneratedConfig(kind="chat"), Feeder),
     ],
 )
 def test_rounds_and_draining_stages_have_feeders_of_their_own(config, wanted):

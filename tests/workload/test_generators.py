@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hicache.config import WorkloadConfig
+from hicache.config import GeneratedConfig, WorkloadConfig
 from hicache.request import Request
 from hicache.workload.generators import (
     AGENT_CONTEXT_TOKENS,
@@ -22,7 +22,7 @@ from tests.workload.traces import ids, shared_len, whole
 
 
 def config(num_sessions: int, **changes: float) -> WorkloadConfig:
-    return WorkloadConfig(kind="generated", num_sessions=num_sessions, **changes)
+    return GeneratedConfig(kind="generated", num_sessions=num_sessions, **changes)
 
 
 def fingerprint(requests: Sequence[Request]) -> list[object]:

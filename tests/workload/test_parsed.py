@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache.config import TraceTokens, WorkloadConfig
+from hicache.config import TraceConfig, TraceTokens
 from hicache.request import Request
 from hicache.workload import workload
 from hicache.workload.trace import Trace
@@ -35,7 +35,7 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were parsed, and not read from the folder of kept results."""
     parsed: list[Path] = []
 
-    def load_mooncake(trace: Trace, config: WorkloadConfig, **more: object) -> list[Request]:
+    def load_mooncake(trace: Trace, config: TraceConfig, **more: object) -> list[Request]:
         parsed.append(trace.path)
         return original(trace, config, **more)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache.config import WorkloadConfig
+from hicache.config import GeneratedConfig
 from hicache.workload.patience import patience_of
 from tests.scheduler.world import request_of
 
@@ -10,12 +10,12 @@ REQUESTS = [request_of(number, [1], [1]) for number in range(2000)]
 
 
 def patience(share: float = 0.5, mean_s: float = 10.0, seed: int = 0) -> dict[int, int]:
-    config = WorkloadConfig(kind="chat", abort_share=share, patience_s=mean_s)
+    config = GeneratedConfig(kind="chat", abort_share=share, patience_s=mean_s)
     return patience_of(REQUESTS, config, seed=seed)
 
 
 def test_by_default_no_request_is_aborted():
-    assert patience_of(REQUESTS, WorkloadConfig(kind="chat"), seed=0) == {}
+    assert patience_of(REQUESTS, GeneratedConfig(kind="chat"), seed=0) == {}
 
 
 def test_a_share_of_the_requests_is_aborted_after_exponential_times():

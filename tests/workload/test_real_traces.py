@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from hicache import experiment
-from hicache.config import TraceTokens, WorkloadConfig
+from hicache.config import TraceConfig, TraceTokens
 from hicache.request import Request
 from hicache.results.metrics import summarize
 from hicache.results.verdict import objections
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 def load(kind: str, tokens: TraceTokens) -> Sequence[Request]:
     try:
         return load_workload(
-            WorkloadConfig(kind=kind, tokens=tokens), data_dir=DATA_DIR, seed=0
+            TraceConfig(kind=kind, tokens=tokens), data_dir=DATA_DIR, seed=0
         ).requests
     except FileNotFoundError as error:
         pytest.skip(str(error))

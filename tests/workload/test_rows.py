@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hicache.config import TraceTokens, WorkloadConfig
+from hicache.config import TraceConfig, TraceTokens
 from hicache.workload.mooncake import load_mooncake
 from hicache.workload.trace import Trace, TraceError
 from hicache.workload.workload import load_workload
@@ -50,7 +50,7 @@ def noted(path: Path, told: str, **settings: Any) -> list[int | None]:
 def test_a_trace_of_any_block_size_is_read_as_it_was_written(tmp_path, block_tokens):
     lengths = [2 * block_tokens + 1, 3 * block_tokens, 5 * block_tokens - block_tokens // 2]
     rows = [(row[0], length, *row[2:]) for row, length in zip(CHAINS, lengths, strict=True)]
-    config = WorkloadConfig(tokens=TraceTokens.literal)
+    config = TraceConfig(tokens=TraceTokens.literal)
     path = written(tmp_path, rows)
     found = load_mooncake(Trace(path), config, block_tokens=block_tokens)
     assert rows == [
@@ -175,7 +175,7 @@ def test_questions_about_one_document_are_no_conversation(tmp_path):
 
 def test_a_file_that_does_not_suit_the_named_trace_is_refused_with_a_hint(tmp_path):
     path = written(tmp_path, CHAINS)
-    config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
+    config = TraceConfig(kind="mooncake_conversation", path=str(path))
     told = r"1 blocks of 512 tokens, got 3; .* workload=trace detects the format"
     with pytest.raises(TraceError, match=told):
         load_workload(config, data_dir=None, seed=0)

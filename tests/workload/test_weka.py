@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache.config import TraceTokens, WorkloadConfig
+from hicache.config import TraceConfig, TraceTokens, WorkloadConfig
 from hicache.request import Request
 from hicache.runs.schema import config_of
 from hicache.workload.trace import Trace, TraceError
@@ -37,7 +37,7 @@ def load(
     """The requests of a folder with one file for each session."""
     for place, record in enumerate(sessions):
         (folder / f"trace_{place}.json").write_text(json.dumps(record))
-    config = WorkloadConfig(tokens=tokens, think_cap_s=100, session_rate=rate)
+    config = TraceConfig(tokens=tokens, think_cap_s=100, session_rate=rate)
     return load_weka(Trace(folder), config, seed=seed)
 
 
@@ -181,7 +181,7 @@ AGENTX = Path(__file__).parent / "fixtures" / "agentx.jsonl"
 
 def load_agentx(tokens: TraceTokens = TraceTokens.literal) -> list[Request]:
     """The fixture's first session of 12 requests, and its second of 2 long after."""
-    config = WorkloadConfig(tokens=tokens, think_cap_s=600, session_rate=1e-6)
+    config = TraceConfig(tokens=tokens, think_cap_s=600, session_rate=1e-6)
     requests = load_weka(Trace(AGENTX), config, seed=4)
     assert [len({r.session_id for r in each}) for each in (requests[:12], requests[12:])] == [4, 1]
     return requests

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from hicache.config import Arrivals, WorkloadConfig
+from hicache.config import Arrivals, GeneratedConfig, TraceConfig, WorkloadConfig
 from hicache.request import Request
 from hicache.workload.windows import trees
 from hicache.workload.workload import jitter_starts, load_workload, repeat_sessions, sample_sessions
 from tests.workload.test_weka import ask, session
 from tests.workload.traces import mooncake_record, write_lines
 
-CHAT = WorkloadConfig(kind="chat", num_sessions=40, start_jitter_s=3.0)
+CHAT = GeneratedConfig(kind="chat", num_sessions=40, start_jitter_s=3.0)
 WINDOWS = 5
 WARM_UP_NS = 2 * 10**9
 
@@ -22,7 +22,7 @@ def loaded(config: WorkloadConfig, seed: int = 0) -> list[Request]:
 
 
 def window(number: int, config: WorkloadConfig = CHAT) -> WorkloadConfig:
-    return replace(config, windows=WINDOWS, window=number, warm_up_s=WARM_UP_NS / 1e9)
+    return replace(config, slice=f"{number}/{WINDOWS}", warm_up_s=WARM_UP_NS / 1e9)
 
 
 def prompts(requests: list[Request]) -> list[bytes]:
@@ -35,7 +35,7 @@ def mooncake(folder: Path, times_ms: list[int], blocks: list[list[int]]) -> Work
         for at, ids in zip(times_ms, blocks, strict=True)
     ]
     path = write_lines(folder / "mooncake_conversation.jsonl", lines)
-    return WorkloadConfig(kind="mooncake_conversation", path=str(path))
+    return TraceConfig(kind="mooncake_conversation", path=str(path))
 
 
 def test_windows_hold_each_request_after_the_warm_up_once_and_in_order():
@@ -94,7 +94,7 @@ def test_other_prompts_and_copies_have_other_names():
 def test_turns_whose_parent_came_before_the_window_are_one_session(tmp_path):
     blocks = [[1, 2], [5, 6], [1, 2, 3], [1, 2, 4]]  # one chat branches
     config = mooncake(tmp_path, [0, 1000, 90_000, 91_000], blocks)
-    config = replace(config, windows=2, window=1)
+    config = replace(config, slice="1/2")
     one, other = loaded(config)
     assert one.parent_id is other.parent_id is None
     assert one.session_id == other.session_id
@@ -110,7 +110,7 @@ def test_windows_of_closed_arrivals_share_no_session_under_any_seed(tmp_path):
         session(ask(0.0, 200 + number, [1, 2, 3]), agent, name=str(number)) for number in range(12)
     ]
     path = write_lines(tmp_path / "sessions.jsonl", sessions)
-    closed = WorkloadConfig(kind="weka_agentic", path=str(path), arrivals=Arrivals.closed)
+    closed = TraceConfig(kind="weka_agentic", path=str(path), arrivals=Arrivals.closed)
     seen: list[set[int]] = []
     for number in range(WINDOWS):
         one, other = (loaded(window(number, closed), seed) for seed in (0, 1))
@@ -123,12 +123,12 @@ def test_windows_of_closed_arrivals_share_no_session_under_any_seed(tmp_path):
 
 def test_an_empty_window_is_refused(tmp_path):
     config = mooncake(tmp_path, [0, 1000, 90_000], [[1, 2], [3, 4], [5, 6]])
-    wanted = r"workload\.window=2 of workload\.windows=5 is empty.*has 3 requests"
+    wanted = r"workload\.slice=2/5 is empty.*has 3 requests"
     with pytest.raises(ValueError, match=wanted):
         loaded(window(2, config))
 
 
-@pytest.mark.parametrize(("windows", "number"), [(None, 1), (5, 5)])
-def test_a_window_must_be_less_than_the_number_of_windows(windows, number):
-    with pytest.raises(ValueError, match=r"workload\.window must be less than"):
-        WorkloadConfig(windows=windows, window=number)
+@pytest.mark.parametrize("text", ["5/5", "0/0", "1", "-1/2", "a/b", "1/2/3", ""])
+def test_a_slice_must_be_one_of_the_parts(text):
+    with pytest.raises(ValueError, match=r"workload\.slice must be i/n with i from 0 to n - 1"):
+        WorkloadConfig(slice=text)

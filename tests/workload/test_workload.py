@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hicache.config import WorkloadConfig
+from hicache.config import GeneratedConfig, TraceConfig, WorkloadConfig
 from hicache.workload.workload import (
     Workload,
     jitter_starts,
@@ -19,7 +19,7 @@ from hicache.workload.workload import (
 from tests.workload.test_weka import ask, session
 from tests.workload.traces import mooncake_record, write_lines
 
-CHAT = WorkloadConfig(kind="chat", num_sessions=40)
+CHAT = GeneratedConfig(kind="chat", num_sessions=40)
 ROW = mooncake_record((5, 600, 4, [0, 1]))
 
 
@@ -103,13 +103,13 @@ def test_jitter_differs_between_seeds():
 
 def test_only_weka_sessions_have_drawn_starts(tmp_path):
     write_lines(tmp_path / "mooncake_conversation.jsonl.gz", [ROW])
-    config = WorkloadConfig(kind="mooncake_conversation")
+    config = TraceConfig(kind="mooncake_conversation")
     found = load_workload(config, data_dir=str(tmp_path), seed=0)
     assert [r.prompt_len for r in found.requests] == [600]
     assert not found.description.endswith("session starts drawn")
     packed = {"requests": [{"t": 0, "in": 200, "out": 4, "stop": "", "keep": 0, "new": [1, 3]}]}
     path = write_lines(tmp_path / "sessions.jsonl", [packed])
-    found = load(WorkloadConfig(kind="weka_agentic", path=str(path)))
+    found = load(TraceConfig(kind="weka_agentic", path=str(path)))
     assert found.description.endswith("session starts drawn")
 
 
@@ -146,7 +146,7 @@ def test_a_share_outside_0_to_1_is_refused(share):
 def weka_folder(folder: Path, *sessions: dict[str, object], **settings: object) -> Workload:
     for number, record in enumerate(sessions):
         (folder / f"{number}.json").write_text(json.dumps(record))
-    return load(WorkloadConfig(kind="weka_agentic", path=str(folder), **settings))
+    return load(TraceConfig(kind="weka_agentic", path=str(folder), **settings))
 
 
 def subagent(t: float, start: float) -> dict[str, object]:
@@ -161,7 +161,7 @@ def test_a_sample_keeps_sub_agents_with_their_session(tmp_path):
 
 def test_a_changed_trace_is_read_again_and_a_limit_leaves_the_kept_trace_whole(tmp_path):
     path = tmp_path / "mooncake_conversation.jsonl"
-    config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
+    config = TraceConfig(kind="mooncake_conversation", path=str(path))
     for count in (1, 3):
         write_lines(path, [ROW] * count)
         os.utime(path, ns=(count, count))

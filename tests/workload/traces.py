@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hicache.config import TraceTokens, WorkloadConfig
+from hicache.config import TraceConfig, TraceTokens
 from hicache.request import Request, TokenSpans
 from hicache.workload.mooncake import load_mooncake
 from hicache.workload.trace import Trace
@@ -33,12 +33,12 @@ def load_rows(
     folder: Path, rows: Iterable[Row], tokens: TraceTokens = TraceTokens.reconstructed
 ) -> list[Request]:
     path = write_lines(folder / "trace.jsonl", map(mooncake_record, rows))
-    return load_mooncake(Trace(path), WorkloadConfig(tokens=tokens))
+    return load_mooncake(Trace(path), TraceConfig(tokens=tokens))
 
 
 def load(path: Path, **settings: Any) -> Workload:
     """The workload of a trace whose form is detected."""
-    config = WorkloadConfig(kind="trace", path=str(path), **settings)
+    config = TraceConfig(kind="trace", path=str(path), **settings)
     return load_workload(config, data_dir=None, seed=0)
 
 

@@ -81,18 +81,18 @@ def test_claims_of_all_kinds_take_room_if_they_share_the_device(is_shared, taken
 
 
 @pytest.mark.parametrize(
-    ("model", "policy", "pools"),
+    ("model", "policy", "pools", "limit"),
     [
-        ("llama3_8b", "lru", "shared"),
-        ("gemma3_27b", "s3fifo", "shared"),
-        ("qwen3_next_80b", "marconi", "shared_both"),
+        ("llama3_8b", "lru", "shared", 12),
+        ("gemma3_27b", "s3fifo", "shared", 20),
+        ("qwen3_next_80b", "marconi", "shared_both", 12),
     ],
 )
 def test_runs_with_shared_pools_keep_the_invariants_and_one_kind_shares_nothing(
-    model, policy, pools
+    model, policy, pools, limit
 ):
     # shared pools end jumps earlier; marconi counts each lookup of a deferred request as a use
-    small = ("engine.jump=false", "workload.limit=20")
+    small = ("engine.jump=false", f"workload.limit={limit}")
     more = ("parallel.tp=8", "storage=memory", f"cache.policy={policy}", *small)
     shared = run_of(model, *more, f"cache.pools={pools}")
     assert shared.measures["evict/host_full_pages"]

@@ -53,7 +53,11 @@ class Newest:
 newest = partial(FromLMCache, Newest)
 ALL = tuple(STREAMS)
 OURS = {  # with the peers that must miss as often, and the streams
-    "none": (lambda: None, ["libcachesim LRU", "lmcache LRU", "sglang LRU", "vllm LRU"], ALL),
+    "none": (
+        lambda: None,
+        ["libcachesim LRU", "lmcache LRU", "sglang LRU", "vllm LRU"],
+        ["phases"],
+    ),
     "fifo": (Fifo, ["libcachesim FIFO", "lmcache FIFO", "sglang FIFO"], ["scans"]),
     "lfu": (Lfu, ["libcachesim LFU", "plugin our LFU", "lmcache LFU", "sglang LFU"], ["zipf"]),
     "slru of two segments": (UsedAgain, ["sglang SLRU"], ["scans"]),

@@ -46,7 +46,7 @@ def test_there_are_six_machines():
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_figure_of_a_machine_has_a_source_and_an_8b_model_runs_on_it(name):
-    machine = config_of(f"hardware={name}").hardware
+    machine = load(HardwareConfig, "hardware", name)
     assert machine.name == name
     figures = figures_of(machine)
     assert len(figures) == 39

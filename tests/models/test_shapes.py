@@ -26,10 +26,12 @@ def thaw(node: DictConfig) -> DictConfig:
 
 @cache
 def load(cls: type, group: str, name: str) -> Any:
-    node = OmegaConf.load(CONF / group / f"{name}.yaml")
-    assert isinstance(node, DictConfig)
-    assert list(node.pop("defaults")) == ["schema", "_self_"]
-    return OmegaConf.to_object(OmegaConf.merge(thaw(OmegaConf.structured(cls)), node))
+    schema, nodes = thaw(OmegaConf.structured(cls)), []
+    while name != "schema":  # a file may build on another one
+        nodes.append(OmegaConf.load(CONF / group / f"{name}.yaml"))
+        name, last = nodes[-1].pop("defaults")
+        assert last == "_self_"
+    return OmegaConf.to_object(OmegaConf.merge(schema, *reversed(nodes)))
 
 
 def model(name: str) -> ModelConfig:

@@ -147,6 +147,7 @@ def test_two_processes_share_one_store(engine, open_engine, root, namespace):
     one = start_writer(engine.kind, root, 0, 24, namespace=namespace)
     other = start_writer(engine.kind, root, 12, 24, namespace=namespace)
     with one, other:
+        assert one.stdout.readline() == other.stdout.readline() == "open\n"
         while one.poll() is None or other.poll() is None:
             assert_whole_or_absent(storage, keys(*range(36)))
     assert (one.returncode, other.returncode) == (0, 0)

@@ -186,6 +186,9 @@ def test_a_write_asks_and_stores_in_batches_what_storage_lacks_and_takes():
     assert storage.contains(write.keys) == [True, True, True, False]
     assert io.counters["transfer/storage_write_bytes"] == 3_500_000
     assert io.counters["storage/refused_write_pages"] == 1
+    again = write_of((FULL, 0), (FULL, 1))  # storage has both
+    io.enqueue("write", io.write(0, again, SIZES), 5 * MS)
+    assert events(io) == [(6 * MS, 0, again)]
 
 
 def test_a_write_from_pages_that_are_free_already_copies_them_to_a_buffer_first():

@@ -21,7 +21,7 @@ RUNS = [
 REFUSED = [
     ((AGENTS, "metrics=[cache/token_hit_ratee]"), "unknown metric cache/token_hit_ratee"),
     ((AGENTS, "cache.typo=1"), "'typo'"),
-    ((AGENTS, "workload.path=trace.jsonl"), "workload.path has no effect"),
+    ((AGENTS, "workload.path=trace.jsonl"), "workload.path is a setting of workload="),
     ((AGENTS, "cache.page_size=0"), "cache.page_size must be between"),
     ((AGENTS, "storage.kind=nowhere:Own"), "storage.kind=nowhere:Own cannot be loaded"),
 ]

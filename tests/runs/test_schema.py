@@ -213,11 +213,29 @@ def test_a_setting_selects_its_option_unless_one_is_typed():
 
 
 @pytest.mark.parametrize(
-    ("word", "suggested"), [("cache.foo", None), ("cache.pool", "cache.pools"), ("sed", "seed")]
+    ("word", "told"),
+    [
+        ("cache.foo", " (cache has pools, page_size)"),
+        ("cache.pool", " (did you mean cache.pools?)"),
+        ("sed", " (did you mean seed?)"),
+        ("nothing", ""),
+        ("cache.windows", " (cache.windows is now cache.checkpoints)"),
+        ("scheduler.refresh", " (scheduler.refresh is now compat.rules.refresh)"),
+    ],
 )
-def test_a_similar_setting_is_suggested(word, suggested):
-    told = f" (did you mean {suggested}?)" if suggested else ""
+def test_the_setting_that_is_meant_is_told(word, told):
     assert meant(word, ["cache.pools", "cache.page_size", "seed", "run"]) == told
+
+
+@pytest.mark.parametrize(
+    ("override", "kinds"),
+    [("workload.rounds=3", "multi_turn"), ("workload.groups=3", "shared_prefix")],
+)
+def test_a_setting_of_another_kind_of_workload_is_told_with_that_kind(override, kinds):
+    with pytest.raises(HydraException) as refused:
+        load("workload=chat", override)
+    told = sentence(refused.value)
+    assert told.endswith(f"({override[:-2]} is a setting of workload={kinds})")
 
 
 def test_the_help_lists_the_question_of_each_experiment():

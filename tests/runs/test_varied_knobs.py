@@ -10,10 +10,11 @@ MOST_SETTINGS = 110
 ROOT = CONF.resolve().parents[0]
 # shapes and speeds describe a model and a machine, and not a run
 GROUPS = {name: kind for name, kind in groups_of().items() if name not in ("model", "hardware")}
-# how a run is reported, watched and repeated; a log or class of the user's own
+# how a run is reported, watched and repeated; a log, class or deployment of the user's own
 OWN = (
     *("tracker.project", "tracker.interval_s", "engine.jump", "engine.check_invariants"),
-    *("workload.block_tokens", "workload.odd_rows", "cache.policy_args"),
+    *("workload.block_tokens", "workload.odd_rows", "cache.policy_args", "storage.format"),
+    *("cache.host.sglang_gib", "parallel.ep", "goodput.times"),
 )
 
 

@@ -151,6 +151,7 @@ def test_requests_that_follow_a_rejected_or_aborted_request_share_its_fate():
         (250, Status.rejected, "follows rejected request 0", 9000, 0),
         (251, Status.rejected, "follows rejected request 0", 9000, 0),
     ]
+    assert rejecting.records(*PARTS) == [(0, 0, 0, 0)] * 3
     aborting.abort(0, followers=followers, decoded=2)
     assert aborting.records("id", "reason", "arrival_ns", "finish_ns") == [
         (0, "gave up", 1000, 9000),

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     [f"hicache.{name}" for name in names.split()]
     for names in (
-        "config request clock secret user_code models env",
+        "config rules knob request clock secret user_code models env",
         "kernels storage workload",
         "cache",
         "memory",
@@ -31,6 +31,9 @@ FLOORS = [
 # imports within one layer that are allowed, in this direction only
 NEIGHBORS = {
     ("hicache.config", "hicache.models"),
+    ("hicache.config", "hicache.rules"),
+    ("hicache.config", "hicache.knob"),
+    ("hicache.rules", "hicache.knob"),
     ("hicache.executor", "hicache.scheduler"),
     ("hicache.env", "hicache.secret"),
 }

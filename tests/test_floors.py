@@ -46,8 +46,8 @@ ROOMS = {
     "hicache.results": "metrics keys verdict tracking report recorder measures",
     "hicache.runs": "stored grid schema errors provenance checks goodput job",
     "hicache.cli": (
-        "console progress tables command knobs terminal sweep resume run explain compare "
-        "check_policy main"
+        "console progress tables command knobs terminal sweep sweeper resume until run explain "
+        "compare report check_policy main"
     ),
 }
 ABOVE_RUNS = ("hicache.runs", "hicache.cli", "experiments")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.tiers.transfer import BackUp
 from hicache.cache.tree.events import NO_DEMAND, Purpose
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.config import Batching, QuirksConfig
@@ -70,6 +71,57 @@ def test_back_ups_start_when_the_step_ends() -> None:
     assert world.cache.outbox == []
     world.scheduler.commit(batch, 1, 0)
     assert len(world.cache.outbox) == 1
+
+
+def test_a_page_of_an_answer_is_hit_when_it_is_planned_and_copied_when_it_is_computed() -> None:
+    plot = plot_of("full", scheduler=VLLM, has_storage=False, answer_pages=1)
+    world = World(plot)
+    submit(world, 1, 15)
+    step(world)
+    (req,), num_copies = world.scheduler.running, len(world.cache.outbox)
+    batch = world.scheduler.plan(0)
+    assert batch is not None
+    assert (req.sequence.tree_pages, len(world.cache.outbox)) == (2, num_copies)
+    world.scheduler.commit(batch, 1, 0)
+    assert len(world.cache.outbox) == num_copies + 1
+
+
+def test_the_host_counts_the_first_use_of_a_request_and_its_end_after_two_more_plans() -> None:
+    knobs = {"trims_leaves": True, "evicts_mirrors": True, "answer_pages": 1}
+    world = World(
+        plot_of("full", scheduler=VLLM, has_storage=False, backs_up_answers=False, **knobs)
+    )
+
+    def oldest() -> int:
+        for back_up in [each for each in world.cache.in_flight if isinstance(each, BackUp)]:
+            world.cache.complete(back_up)
+        node = world.cache.tree.residency.queues[HOST][FULL].best()
+        assert node is not None
+        return int.from_bytes(node.edge[:4], "little") // 1000
+
+    submit(world, 1, 16, num_answers=11)
+    for _ in range(5):
+        step(world)
+    submit(world, 2, 16, num_answers=30)
+    found = []
+    for _ in range(8):  # a page of the first answer is published in the fourth, it ends in the sixth
+        step(world)
+        found.append(oldest())
+    assert [req.request.id for req in world.scheduler.running] == [2]
+    assert found == [1, 1, 1, 1, 1, 1, 1, 2]
+
+
+def test_a_request_that_goes_back_to_the_queue_keeps_its_first_use_of_the_host() -> None:
+    plot = plot_of("full", scheduler=VLLM, device=(8, 0, 0), has_storage=False, trims_leaves=True)
+    world = World(plot)
+    for number in (1, 2):
+        submit(world, number, 24, num_answers=30)
+    step(world)
+    ticks = [req.sequence.host_tick for req in world.scheduler.running]
+    for _ in range(9):
+        step(world)
+    (req,) = world.scheduler.waiting
+    assert 0 < ticks[0] < ticks[1] == req.sequence.host_tick
 
 
 def test_nothing_is_reserved_for_answers_and_the_whole_prompt_must_fit() -> None:

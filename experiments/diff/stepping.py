@@ -107,9 +107,10 @@ class Stepper:
         if not waiting or (cause is Cause.step and not self._spends):
             return []
         computed = sum(each.end - each.start for each in batch.extends) + len(batch.decodes)
-        is_vague = self._spends and cause in (Cause.step, Cause.chunk)
-        if is_vague and computed < scheduler.config.chunk_tokens:
-            cause = Cause.tokens  # vLLM's side also names a load under way so, or less than a page
+        if self._spends and cause in (Cause.step, Cause.chunk):
+            # vLLM's side names a load under way, or less than a page that is left, by the budget
+            is_spent = computed >= scheduler.config.chunk_tokens
+            cause = Cause.chunk if is_spent else Cause.tokens
         return [[waiting[0].request.id, str(cause)]]
 
     def settle(self) -> None:

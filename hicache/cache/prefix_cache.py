@@ -367,7 +367,7 @@ class PrefixCache:
             self.save(node, sequence, is_answer=is_answer)
 
     def save(self, node: Node, sequence: Sequence, *, is_answer: bool = False) -> None:
-        """Copy computed pages and states, which `publish` has inserted, to the host, up to `node`."""
+        """Copy computed pages and states to the host, which `publish` has inserted up to `node`."""
         is_repeated = node.end <= sequence.inserted_pages
         sequence.inserted_pages = max(node.end, sequence.inserted_pages)
         self.host.save_path(node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated)

@@ -246,8 +246,8 @@ class RunningFirstDecode(Decode):
     def use_ended(self) -> None:
         """Mark the host copies of requests as used that ended before the last plan.
 
-        Copies that this plan and the last one made did not count them yet (`offloading/scheduler.py`,
-        line 2182).
+        The copies that the last two steps asked for did not count them yet
+        (`offloading/scheduler.py`, line 2182).
         """
         for sequence, path in self.ended[0] if self.cache.windows is not None else ():
             left = [node for node in path if node.parent is not None]  # in the tree

@@ -104,7 +104,7 @@ def test_the_host_counts_the_first_use_of_a_request_and_its_end_after_two_more_p
         step(world)
     submit(world, 2, 16, num_answers=30)
     found = []
-    for _ in range(8):  # a page of the first answer is published in the fourth, it ends in the sixth
+    for _ in range(8):  # the fourth publishes a page of the first answer, which ends in the sixth
         step(world)
         found.append(oldest())
     assert [req.request.id for req in world.scheduler.running] == [2]

@@ -249,10 +249,11 @@ class RunningFirstDecode(Decode):
         The copies that the last two steps asked for did not count them yet
         (`offloading/scheduler.py`, line 2182).
         """
-        for sequence, path in self.ended[0] if self.cache.windows is not None else ():
+        windows = self.cache.windows
+        for sequence, path in self.ended[0]:
             left = [node for node in path if node.parent is not None]  # in the tree
-            if left:
-                self.cache.windows.use_on_host(sequence, left[0], is_end=True)
+            if left and windows is not None:
+                windows.use_on_host(sequence, left[0], is_end=True)
         self.ended = self.ended[1], ()
 
     def commit(self, reqs: list[RequestState], num_steps: int) -> None:

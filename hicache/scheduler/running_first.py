@@ -283,6 +283,11 @@ class RunningFirst(Scheduler):
         # a plan without requests waits for the step that is under way
         return batch, has_freed or (batch is None and was_late)
 
+    def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
+        super().commit(batch, num_steps, now_ns)
+        for _ in range(2 * self.is_idle):  # vLLM plans steps without requests until none has ended
+            self.decode.use_ended()
+
     def _compose(self, batch: Batch, now_ns: int) -> Shortage:
         decode = self.decode
         self.prefill.admission.new_states.clear()

@@ -111,6 +111,17 @@ def test_the_host_counts_the_first_use_of_a_request_and_its_end_after_two_more_p
     assert found == [1, 1, 1, 1, 1, 1, 1, 2]
 
 
+def test_the_host_counts_the_end_of_a_request_at_once_if_no_request_is_left() -> None:
+    world = World(plot_of("full", scheduler=VLLM, has_storage=False, trims_leaves=True))
+    submit(world, 1, 16, num_answers=2)
+    step(world)
+    (node,) = world.cache.tree.nodes()
+    first_use = node.host_ticks[FULL]
+    step(world)
+    assert world.scheduler.is_idle
+    assert node.host_ticks[FULL] > first_use > 0
+
+
 def test_a_request_that_goes_back_to_the_queue_keeps_its_first_use_of_the_host() -> None:
     plot = plot_of("full", scheduler=VLLM, device=(8, 0, 0), has_storage=False, trims_leaves=True)
     world = World(plot)

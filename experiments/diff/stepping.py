@@ -104,11 +104,13 @@ class Stepper:
     def _deferred(self, batch: Batch) -> list[list[object]]:
         scheduler = self._scheduler
         cause, waiting = scheduler.prefill.queue_waits.lacks.cause, scheduler.waiting
-        if cause is Cause.step or not waiting:
+        if not waiting or (cause is Cause.step and not self._spends):
             return []
         computed = sum(each.end - each.start for each in batch.extends) + len(batch.decodes)
-        if self._spends and cause is Cause.chunk and computed < scheduler.config.chunk_tokens:
-            cause = Cause.tokens  # as vLLM's side names a step with less than a page left
+        if self._spends and cause in (Cause.step, Cause.chunk):
+            # vLLM's side names a load under way, or less than a page that is left, by the budget
+            is_spent = computed >= scheduler.config.chunk_tokens
+            cause = Cause.chunk if is_spent else Cause.tokens
         return [[waiting[0].request.id, str(cause)]]
 
     def settle(self) -> None:

@@ -166,10 +166,7 @@ class PrefixCache:
     def touch(self, sequence: Sequence) -> None:
         """Mark the locked prefix of a request as just used."""
         assert sequence.lock is not None
-        node = sequence.lock.node
-        self.tree.touch(node)
-        if self.windows is not None:
-            self.windows.use_on_host(sequence, node)
+        self.tree.touch(sequence.lock.node)
 
     def acquire(
         self,
@@ -349,7 +346,7 @@ class PrefixCache:
             if state is not None:
                 is_found = self.rules.evicts_whole and not is_new
                 if copies and is_found and node.held[HOST][FULL] is None:
-                    self._save(node, sequence, is_answer=is_answer)  # without the new state
+                    self.save(node, sequence, is_answer=is_answer)  # without the new state
                 attach_state(tree, node, state, actions)
         tree.residency.touch_windows(node)
         free(actions, self.pools)
@@ -367,7 +364,15 @@ class PrefixCache:
         if tree.listener is not None:
             tree.listener.published(sequence, first, num_pages)
         if copies:
-            self._save(node, sequence, is_answer=is_answer)
+            self.save(node, sequence, is_answer=is_answer)
+
+    def save(self, node: Node, sequence: Sequence, *, is_answer: bool = False) -> None:
+        """Copy computed pages and states to the host, which `publish` has inserted up to `node`."""
+        is_repeated = node.end <= sequence.inserted_pages
+        sequence.inserted_pages = max(node.end, sequence.inserted_pages)
+        self.host.save_path(node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated)
+        if self.windows is not None and (self.rules.backs_up_answers or not is_answer):
+            self.windows.use_on_host(sequence, node)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         keeps = not (is_answer and self.rules.keeps_for_repeats)
@@ -471,11 +476,6 @@ class PrefixCache:
             storage_len=min(from_storage, max(cached - on_device - on_host, 0)) * size,
             load_back=load_back,
         )
-
-    def _save(self, node: Node, sequence: Sequence, *, is_answer: bool) -> None:
-        is_repeated = node.end <= sequence.inserted_pages
-        sequence.inserted_pages = max(node.end, sequence.inserted_pages)
-        self.host.save_path(node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated)
 
     def _take_slots(
         self,

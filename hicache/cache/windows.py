@@ -6,6 +6,7 @@ still reads.
 
 from collections.abc import Iterable
 
+from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds, Pools
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
@@ -63,6 +64,8 @@ class PageWindows:
             if kind in self._tree.kinds.window_lens:
                 sequence.pages[kind][first : first + len(page_ids)] = page_ids
                 sequence.leaving.append((kind, first, page_ids))
+        assert sequence.lock is not None
+        self.use_on_host(sequence, sequence.lock.node)
 
     def note_published(self, sequence: Sequence, num_pages: int, *, keeps_window: bool) -> None:
         """Note the windows and states that are about to enter the tree, up to page `num_pages`."""
@@ -102,23 +105,28 @@ class PageWindows:
         if node is not old.node:
             self._tree.residency.leave_state(old.node)
         self._tree.release(old)
-        self.use_on_host(sequence, node)
 
     def end(self, sequence: Sequence) -> None:
         """Free the pages that wait, and mark what the request holds of the tree as just used."""
         self._free_leaving(sequence)
         if sequence.lock is not None:
             self._tree.touch(sequence.lock.node)  # vLLM frees full pages first
-            self.use_on_host(sequence, sequence.lock.node)
             for kind, _ in self._tree.kinds.windows if sequence.num_pages else ():
                 self._use(sequence, kind, sequence.num_pages)
 
-    def use_on_host(self, sequence: Sequence, node: Node) -> None:
-        """Make host copies of what the request uses as old as its full KV, which ends at `node`."""
-        for kind, first, end in sequence.used:  # `kv_offload/cpu/policies/lru.py`, line 140
+    def use_on_host(self, sequence: Sequence, node: Node, *, is_end: bool = False) -> None:
+        """Mark host copies of what the request uses, of the prefix that ends at `node`, as used.
+
+        All count as used when the request first saved or loaded something, and again at its end.
+        """
+        if is_end or not sequence.host_tick:  # `kv_offload/cpu/policies/lru.py`, line 140
+            sequence.host_tick = self._tree.residency.next_tick()
+        if not is_end:
+            sequence.host_end = node.end
+        for kind, first, end in [(FULL, 0, sequence.host_end), *sequence.used]:
             for above in node.path(first):
                 if above.end <= end and above.held[HOST][kind] is not None:
-                    above.host_ticks[kind] = node.tick
+                    above.host_ticks[kind] = max(above.host_ticks[kind], sequence.host_tick)
 
     # -- inside --------------------------------------------------------------------------------
 

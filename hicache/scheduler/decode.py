@@ -155,24 +155,20 @@ class Decode:
             if not num_left:
                 finished.append(req)
             if answer_pages and self._steps_to_publish(req) <= 0:
-                self._publish_answer(req, self._known_len(req))
+                self._publish_answer(req, length)
         for req in finished:
             self.running.remove(req)
             self._end(req)
 
-    def _publish_answer(self, req: RequestState, length: int) -> None:
+    def _publish_answer(self, req: RequestState, length: int, *, copies: bool = True) -> None:
         keeps = not self.cache.rules.keeps_for_repeats  # else no window of an answer
         end = length // self._page
-        self.cache.publish(req.sequence, end, is_answer=True, keeps_window=keeps)
+        self.cache.publish(req.sequence, end, is_answer=True, keeps_window=keeps, copies=copies)
 
     def _steps_to_publish(self, req: RequestState) -> int:
         # decode steps until the complete answer pages reach the number to insert at once
         assert self._answer_pages is not None
-        return (req.sequence.tree_pages + self._answer_pages) * self._page - self._known_len(req)
-
-    def _known_len(self, req: RequestState) -> int:
-        # tokens of a request that decodes which may enter the tree
-        return req.kv_len
+        return (req.sequence.tree_pages + self._answer_pages) * self._page - req.kv_len
 
     def _end(self, req: RequestState) -> None:
         (self.ending.append if self.cache.rules.asynchronous else self.finish)(req)

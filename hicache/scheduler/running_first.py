@@ -12,6 +12,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import DEVICE, MatchResult, Node
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission, StepBudget, WindowCharge, ceil_page
 from hicache.scheduler.batch import Batch, Extend
@@ -196,21 +197,33 @@ class RunningFirstPrefill(Prefill):
             node = self.cache.tree.ancestor(
                 sequence.lock.node, sequence.tokens, length // self._page
             )
-            is_answer = length > req.request.prompt_len
-            self.cache.host.save_path(node, req.request.id, is_answer=is_answer)
+            self.cache.save(node, sequence, is_answer=length > req.request.prompt_len)
 
 
 class RunningFirstDecode(Decode):
     may_leave_at_plan = True
     # starts of the chunks and decodes of the step before, by request, as long as it has not ended
     late: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
-    known: set[int] = set()  # noqa: RUF012 - those of this step that the step before left out
+    published: tuple[RequestState, ...] = ()  # whose answers entered the tree in this plan
+    # those that ended before the last plan, and since then, with the paths of their prefixes
+    ended: tuple[tuple[tuple[Sequence, list[Node]], ...], ...] = ((), ())
 
     def free_windows(self, req: RequestState) -> None:
         # only what no step reads that is under way (`kv_cache_manager.py`, line 560)
         if self.cache.windows is not None:
             length = self.late.get(req.request.id, req.kv_len)
             self.cache.windows.free(req.sequence, length)
+
+    def publish_known(self, req: RequestState) -> None:
+        """Publish the answer of a request that this step decodes, as far as it is known.
+
+        Requests that start in this step hit it already (`kv_cache_manager.py`, line 625). Planned
+        early, a step does not know the token of the step before it (line 2412).
+        """
+        length, sequence = req.kv_len + (req.request.id not in self.late), req.sequence
+        if self._answer_pages and length // self._page >= sequence.tree_pages + self._answer_pages:
+            self._publish_answer(req, length, copies=False)
+            self.published = (*self.published, req)
 
     def publish_left_out(self, batch: Batch) -> None:
         """Publish the answers of requests that a step leaves out, as far as they are known.
@@ -226,12 +239,32 @@ class RunningFirstDecode(Decode):
         self.free_windows(req)
         assert req.sequence.lock is not None
         self.cache.tree.residency.leave_state(req.sequence.lock.node)
+        path = list(req.sequence.lock.node.path())
         super().keep(req)
+        self.ended = self.ended[0], (*self.ended[1], (req.sequence, path))
 
-    def _known_len(self, req: RequestState) -> int:
-        # planned early, a step does not know the token of the step before it (line 2412)
-        is_early = self.cache.rules.asynchronous and req.request.id not in self.known
-        return req.kv_len - (is_early and req.kv_len > req.target_len)
+    def use_ended(self) -> None:
+        """Mark the host copies of requests as used that ended before the last plan.
+
+        The copies that the last two steps asked for did not count them yet
+        (`offloading/scheduler.py`, line 2182).
+        """
+        windows = self.cache.windows
+        for sequence, path in self.ended[0]:
+            left = [node for node in path if node.parent is not None]  # in the tree
+            if left and windows is not None:
+                windows.use_on_host(sequence, left[0], is_end=True)
+        self.ended = self.ended[1], ()
+
+    def commit(self, reqs: list[RequestState], num_steps: int) -> None:
+        for req in self.published:
+            assert req.sequence.lock is not None
+            self.cache.save(req.sequence.lock.node, req.sequence, is_answer=True)
+        self.published = ()
+        super().commit(reqs, num_steps)
+
+    def _steps_to_publish(self, req: RequestState) -> int:
+        return 1  # a plan publishes what its step completes
 
 
 class RunningFirst(Scheduler):
@@ -244,10 +277,16 @@ class RunningFirst(Scheduler):
     _num_starts = 0
 
     def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
+        self.decode.use_ended()
         was_late = bool(self.decode.late)
         batch, has_freed = super().plan_once(now_ns)
         # a plan without requests waits for the step that is under way
         return batch, has_freed or (batch is None and was_late)
+
+    def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
+        super().commit(batch, num_steps, now_ns)
+        for _ in range(2 * self.is_idle):  # vLLM plans steps without requests until none has ended
+            self.decode.use_ended()
 
     def _compose(self, batch: Batch, now_ns: int) -> Shortage:
         decode = self.decode
@@ -256,7 +295,6 @@ class RunningFirst(Scheduler):
         if len(batch.decodes) < len(decode.decoding):
             decode.publish_left_out(batch)
         if self.cache.rules.asynchronous:
-            decode.known = {req.request.id for req in batch.decodes}.difference(decode.late)
             decode.late = {each.req.request.id: each.start for each in batch.extends}
             decode.late |= {req.request.id: req.kv_len for req in batch.decodes}
         return lacks
@@ -311,6 +349,7 @@ class RunningFirst(Scheduler):
             return self.prefill.extend(req, batch, budget)
         if not self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode):
             return False
+        self.decode.publish_known(req)
         batch.decodes.append(req)
         budget.chunk_tokens -= 1
         return True

@@ -1,4 +1,4 @@
-"""Steps of SGLang 0.5.23's own scheduler, recorded for `test_recorded_steps.py`.
+"""Steps of SGLang 0.5.23's and vLLM 0.33.0's own schedulers, for `test_recorded_steps.py`.
 
 `python -m tests.diff.recorded_steps` records them again, in the environment of `experiments.diff`.
 The requests are those of the `odd` workload, in small pools: both tiers evict, and the host lacks
@@ -29,6 +29,7 @@ POOLS = Pools(
 )
 WINDOW = {"window_len": 1_024, "swa_tokens": 14_336}
 STATES = {"num_states": 48}
+VLLM = {"compat": "vllm_0_33", "corrected": "yes"}
 # by name: further sizes, seed, and options of both sides
 CASES: dict[str, tuple[dict[str, int], int, dict[str, str]]] = {
     "full": ({}, 1, {}),
@@ -36,6 +37,7 @@ CASES: dict[str, tuple[dict[str, int], int, dict[str, str]]] = {
     "states": (STATES, 3, {}),
     "both": (WINDOW | STATES, 4, {}),
     "mixed": (WINDOW | STATES, 5, {"mixed": "yes"}),
+    "vllm": ({"host_tokens": 61_440}, 6, VLLM),
 }
 NUM_REQUESTS = 70
 
@@ -44,7 +46,10 @@ def case(name: str) -> tuple[Pools, list[Request], dict[str, str]]:
     sizes, seed, options = CASES[name]
     pools = replace(POOLS, **sizes)  # type: ignore[arg-type]
     both = {"write_policy": "write_through", "scheduling": "asynchronous"}
-    return pools, odd(NUM_REQUESTS, seed, pools.page_size), both | options
+    requests = odd(NUM_REQUESTS, seed, pools.page_size)
+    if "compat" in options:  # in vLLM, the last page of a prompt of whole pages waits for its copy
+        requests = [each for each in requests if each.prompt_len % pools.page_size]
+    return pools, requests, both | options
 
 
 def arrival(number: int, request: Request) -> Arrival:
@@ -52,7 +57,7 @@ def arrival(number: int, request: Request) -> Arrival:
 
 
 def read(name: str) -> list[tuple[int, StepRow]]:
-    """Return the steps of a case: the number of requests that arrive, and what SGLang did."""
+    """Return the steps of a case: the number of requests that arrive, and what the engine did."""
     steps = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
     for _, row in steps:
         row["hit"] = {int(number): hits for number, hits in row["hit"].items()}
@@ -62,7 +67,8 @@ def read(name: str) -> list[tuple[int, StepRow]]:
 def record(name: str) -> None:
     pools, requests, options = case(name)
     arrivals, num_come, num_ended = Arrivals(pools.in_flight, 0), 0, 0
-    launch = replace(prepare(ENGINES["sglang"], "0.5.23"), options=options)
+    engine, release = ("vllm", "0.33.0") if "compat" in options else ("sglang", "0.5.23")
+    launch = replace(prepare(ENGINES[engine], release), options=options)
     steps: list[tuple[int, StepRow]] = []
     with SideProcess(launch, pools, FOLDER / "log") as side:
         side.about()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.tiers.transfer import BackUp
 from hicache.cache.tree.events import NO_DEMAND, Purpose
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.config import Batching
@@ -83,6 +84,53 @@ def test_back_ups_start_when_the_step_ends() -> None:
     assert world.cache.outbox == []
     world.scheduler.commit(batch, 1, 0)
     assert len(world.cache.outbox) == 1
+
+
+def test_page_of_an_answer_is_hit_when_it_is_planned_and_copied_when_it_is_computed() -> None:
+    world = world_of(host=80, answer_pages=1)
+    submit(world, (1, 15))
+    world.step()
+    (req,), num_copies = world.scheduler.running, len(world.cache.outbox)
+    batch = world.scheduler.plan(0)
+    assert batch is not None
+    assert (req.sequence.tree_pages, len(world.cache.outbox)) == (2, num_copies)
+    world.scheduler.commit(batch, 1, 0)
+    assert len(world.cache.outbox) == num_copies + 1
+
+
+def test_host_counts_the_first_use_of_a_request_and_its_end_after_two_more_plans() -> None:
+    world = world_of(
+        host=80, trims_leaves=True, evicts_mirrors=True, answer_pages=1, backs_up_answers=False
+    )
+
+    def oldest() -> int:
+        for back_up in [each for each in world.cache.in_flight if isinstance(each, BackUp)]:
+            world.cache.complete(back_up)
+        node = world.cache.tree.residency.queues[HOST][FULL].best()
+        assert node is not None
+        return int.from_bytes(node.edge[:4], "little") // 1000
+
+    submit(world, (1, 16, 11))
+    for _ in range(5):
+        world.step()
+    submit(world, (2, 16, 30))
+    found = []
+    for _ in range(8):  # the fourth publishes a page of the first answer, which ends in the sixth
+        world.step()
+        found.append(oldest())
+    assert ids(world.scheduler.running) == [2]
+    assert found == [1, 1, 1, 1, 1, 1, 1, 2]
+
+
+def test_request_that_goes_back_to_the_queue_keeps_its_first_use_of_the_host() -> None:
+    world = world_of(8, host=80, trims_leaves=True)
+    submit(world, (1, 24, 30), (2, 24, 30))
+    world.step()
+    ticks = [req.sequence.host_tick for req in world.scheduler.running]
+    for _ in range(9):
+        world.step()
+    (req,) = world.scheduler.waiting
+    assert 0 < ticks[0] < ticks[1] == req.sequence.host_tick
 
 
 @pytest.mark.parametrize(("second_len", "fits"), [(32, True), (33, False)])  # four pages, or five

@@ -8,6 +8,17 @@ from vllm.v1.outputs import ModelRunnerOutput  # isort: skip
 from vllm.v1.request import RequestStatus  # isort: skip
 
 
+class InOrder(dict[str, None]):
+    """Ids of requests in the order of their end, for vLLM's set, whose order is that of hashes.
+
+    In that order the offloading connector makes their blocks the most recent ones on the CPU
+    (`offloading/scheduler.py`, line 2177).
+    """
+
+    def add(self, name: str) -> None:
+        self[name] = None
+
+
 class VllmSteps:
     """Calls `schedule` and `update_from_output` in turn.
 
@@ -35,6 +46,7 @@ class VllmSteps:
         scheduler, open_ = self._scheduler, self._open
         loading = self._loading()
         output = scheduler.schedule()
+        scheduler.finished_req_ids = InOrder()  # of the next step
         connected = copy(output.kv_connector_metadata)
         scheduled = output.num_scheduled_tokens
         ends = {name: open_[name].num_computed_tokens for name in scheduled}

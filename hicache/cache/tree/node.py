@@ -49,7 +49,8 @@ class Node:
         self.uses = 0  # requests that reused or inserted the node
         self.tick = 0  # last use
         self.aux_ticks = [0] * num_kinds  # by kind: when its window or state last ended a match
-        self.host_ticks = self.aux_ticks  # of the host's copy; a list of its own with `trims`
+        # with `trims`, a list of its own: last use of the host's copies; 0 means as full KV
+        self.host_ticks = self.aux_ticks
         self.created = 0  # number in the order of creation; both halves of a split keep it
         self.digests: list[bytes] | None = None  # one per page; None until storage needs them
         # by kind: True if storage has received it, or had it; None if its last write was dropped

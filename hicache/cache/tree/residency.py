@@ -29,9 +29,7 @@ def by_last_use(kind: int, *, is_tail_first: bool = False) -> Ranking:
 def by_position(kind: int) -> Ranking:
     # vLLM's order on the host: what a request used, of all kinds, from its last page on
     # (`kv_offload/cpu/policies/base.py`, line 10)
-    if kind == FULL:
-        return lambda node: (node.tick, -node.end)
-    return lambda node: (node.host_ticks[kind], -node.end)
+    return lambda node: (node.host_ticks[kind] or node.tick, -node.end)
 
 
 class Residency:
@@ -131,10 +129,10 @@ class Residency:
             self.protected[tier][kind] += len(page_ids)
         if kind != FULL and (tier == DEVICE or node.held[DEVICE][kind] is None):
             node.aux_ticks[kind] = self.next_tick()
-        if self._trims and tier == HOST and kind != FULL:
+        if self._trims and tier == HOST:
             if node.host_ticks is node.aux_ticks:
                 node.host_ticks = node.aux_ticks.copy()
-            node.host_ticks[kind] = node.tick
+            node.host_ticks[kind] = 0
         if self._entries is not None:
             self._entries.inserted(node, tier, kind)
         self._changed(node, tier, kind, 1)

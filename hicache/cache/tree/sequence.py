@@ -17,7 +17,8 @@ class Sequence:
     pages. With `compat.rules.trims_leaves`, the request reads the windows of the tree from page
     `reads_from` on, by kind. Those in `leaving`, as (kind, first page, ids), are not for the tree
     and wait until no step reads them; those in `used`, as (kind, first page, end), and states, are
-    read or published. `states` maps page boundaries to Mamba state slots that are
+    read or published; `host_tick` is when it first used the host, of which it has used `host_end`
+    pages. `states` maps page boundaries to Mamba state slots that are
     not in the tree yet. `digests` are hashes of pages from page `digests_start` on.
     """
 
@@ -35,6 +36,7 @@ class Sequence:
         self.reads_from: list[int] = []
         self.leaving: list[tuple[int, int, PageIds]] = []
         self.used: list[tuple[int, int, int]] = []
+        self.host_tick = self.host_end = 0
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None

@@ -238,7 +238,8 @@ def _charts_over_time(rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any
         return np.array([row[key] for row in merged], float)
 
     tokens = {name: column(f"interval/{name.replace(' ', '_')}_tokens") for name in TIER_COLORS}
-    total = np.maximum(sum(tokens.values()), 1)
+    total = np.sum(list(tokens.values()), axis=0)
+    total[total == 0] = np.nan  # an interval without tokens has no shares
     tiers = [series(name, TIER_COLORS[name], minutes, tokens[name] / total) for name in tokens]
     counts = [
         series(name, color, minutes, column(f"queue/{name}_count"))

@@ -85,7 +85,10 @@ def test_a_sentence_per_metric_has_an_interval_and_a_verdict(tmp_path, measures)
 def test_with_few_seeds_the_page_gives_medians_and_what_is_missing(tmp_path, measures):
     write_arms(tmp_path, measures, seeds=2, lru=1.0, slru=1.1)
     page = page_of(tmp_path)
-    assert re.search(r"<li>TTFT mean, s: medians lru [^;]+; slru [^;]+\.</li>", page)
+    assert re.search(
+        r"<li>TTFT mean, s: median [^()]+\([^()]+\) \(lru\) to [^()]+\([^()]+\) \(slru\)\.</li>",
+        page,
+    )
     assert "at least 3 are needed" in page
 
 

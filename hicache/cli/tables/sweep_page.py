@@ -86,8 +86,10 @@ def _findings(
     for metric in metrics:
         heading = TITLES.get(metric, metric)
         if sections is table.sections:
-            told = [f"{_arm(row, keys)} {row.texts[heading]}" for each in sections for row in each]
-            text = f"medians {_few(told)}"
+            rows = [row for section in sections for row in section]
+            rows.sort(key=lambda row: row.values[f"{metric} median"])
+            told = [f"{row.texts[heading]} ({_arm(row, keys)})" for row in rows]
+            text = f"median {told[0]}" + (f" to {told[-1]}" if len(told) > 1 else "")
         else:
             text = "; ".join(_against(rows, heading, metric, keys) for rows in sections)
         sentences.append(f"{_plain(heading)}: {text}.")
@@ -194,7 +196,7 @@ def _heats(groups: Sequence[Group], metrics: Sequence[str]) -> Iterator[dict[str
             value = found.get(place)  # noqa: B023
             if value is None:
                 return "", 0.0
-            return number(value), (value - low) / (span or 1)  # noqa: B023
+            return number(value), 0.7 * (value - low) / (span or 1)  # noqa: B023
 
         yield {
             "title": _plain(TITLES.get(metric, metric)),
@@ -216,7 +218,10 @@ def _links(group: Group, directory: Path) -> list[tuple[str, str]]:
 
 
 def _name(settings: Mapping[str, Any]) -> str:
-    told = (v if isinstance(v, str) else f"{k}={short(v)}" for k, v in settings.items())
+    told = (
+        value if isinstance(value, str) else f"{key.rpartition('.')[2]}={short(value)}"
+        for key, value in settings.items()
+    )
     return ", ".join(told) or "all runs"
 
 

@@ -5,9 +5,9 @@ other metrics and the configuration are folded.
 """
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from textwrap import wrap
 from typing import Any
 
@@ -19,7 +19,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 
 from hicache.clock import SECOND_NS
 from hicache.observe.reasons import REASONS
@@ -269,19 +268,22 @@ def _charts_of_requests(records: Sequence[RequestRecord]) -> list[dict[str, Any]
         among = np.flatnonzero((hits >= least) & (hits < most))[::step]
         if among.size:
             dots.append(series(name, color, lengths[among], ttfts[among], dots=4))
-    axes = [{"label": label, "log": True} for label in ("prompt tokens", "TTFT, s")]
+    x, y = ({"label": label, "log": True} for label in ("prompt tokens", "TTFT, s"))
     colors = {"TTFT": "#222222", **PART_COLORS}
     return [
         distribution("Requests with at most this time", "time, s", known, colors, float(low)),
-        chart("TTFT by prompt length" + (f", 1 of {step}" if step > 1 else ""), *axes, dots),
+        chart("TTFT by prompt length" + (f", 1 of {step}" if step > 1 else ""), x, y, dots),
     ]
 
 
 def _explaining(run_dir: Path) -> str:
     # the command that repeats a run and records why tokens are computed
     file = run_dir / ".hydra" / "overrides.yaml"
-    told = list(OmegaConf.load(file)) if file.is_file() else ["…"]
-    return shlex.join(["hicache", "run", *told, "engine.explain=true"])
+    lines = file.read_text().splitlines() if file.is_file() else ["- …"]
+    typed = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    # a scalar that YAML quotes is quoted for a shell as well
+    told = [each if each[0] in "'\"" else quote(each) for each in typed]
+    return " ".join(["hicache run", *told, "engine.explain=true"])
 
 
 def _merge(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from os.path import relpath
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -87,11 +87,11 @@ def _findings(
         heading = TITLES.get(metric, metric)
         if sections is table.sections:
             rows = [row for section in sections for row in section]
-            rows.sort(key=lambda row: row.values[f"{metric} median"])
+            rows.sort(key=lambda row: cast(float, row.values[f"{metric} median"]))
             told = [f"{row.texts[heading]} ({_arm(row, keys)})" for row in rows]
             text = f"median {told[0]}" + (f" to {told[-1]}" if len(told) > 1 else "")
         else:
-            text = "; ".join(_against(rows, heading, metric, keys) for rows in sections)
+            text = "; ".join(_against(each, heading, metric, keys) for each in sections)
         sentences.append(f"{_plain(heading)}: {text}.")
     return sentences, remarks
 
@@ -137,9 +137,9 @@ def _charts(
     for metric in metrics:
         lines = []
         for place, (name, group) in enumerate(arms.items(), 1):
-            values = group.values(metric)
-            aside = 0.5 * (np.arange(len(values)) + 0.5) / len(values) - 0.25
-            lines.append(series(name, colors[name], place + aside, values, dots=7))
+            seeds = group.values(metric)
+            aside = 0.5 * (np.arange(len(seeds)) + 0.5) / len(seeds) - 0.25
+            lines.append(series(name, colors[name], place + aside, seeds, dots=7))
         heading = _plain(TITLES.get(metric, metric))
         x = {"label": "arm", "whole": True, "hidden": True, "from": 0.5, "to": len(arms) + 0.5}
         yield chart(f"{heading}, a dot per run", x, {"label": heading}, lines)
@@ -174,13 +174,13 @@ def _ttfts(group: Group) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.concatenate([[], *parts])
 
 
-def _hit_rates(group: Group, num_arms: int) -> tuple[list[float], list[float | None]] | None:
+def _hit_rates(group: Group, num_arms: int) -> tuple[list[float], list[float]] | None:
     file = group.runs[0].path / "metrics.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     rows = rows[:: -(-len(rows) // num_places(num_arms)) or 1]
     if not rows:
         return None
-    return [row["time_s"] / 60 for row in rows], [row.get(HIT_RATE) for row in rows]
+    return [row["time_s"] / 60 for row in rows], [row.get(HIT_RATE, np.nan) for row in rows]
 
 
 def _heats(groups: Sequence[Group], metrics: Sequence[str]) -> Iterator[dict[str, Any]]:

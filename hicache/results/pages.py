@@ -13,6 +13,11 @@ from numpy.typing import ArrayLike
 
 FOLDER = Path(__file__).parent
 ALARM = "#B00020"
+UPLOT = {
+    "uplot_js": "uPlot.iife.min.js",
+    "uplot_css": "uPlot.min.css",
+    "uplot_license": "LICENSE",
+}
 SHARE = {"percent": True, "from": 0, "to": 1.02}  # of an axis
 NUM_PLACES = 160  # most points of a line
 
@@ -25,10 +30,7 @@ def write_page(path: Path, template: str, **values: Any) -> Path:
         trim_blocks=True,
     )
     environment.filters |= values.pop("filters", {})
-    scripts = {
-        name: (FOLDER / "uplot" / file).read_text()
-        for name, file in (("uplot_js", "uPlot.iife.min.js"), ("uplot_css", "uPlot.min.css"))
-    }
+    scripts = {name: (FOLDER / "uplot" / file).read_text() for name, file in UPLOT.items()}
     page = environment.get_template(template).render(alarm=ALARM, **scripts, **values)
     path.write_text(page, encoding="utf-8")
     return path

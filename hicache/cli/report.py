@@ -3,13 +3,15 @@
 hicache report RUN_OR_SWEEP ...
 
 Writes tokens.png, ttft.png and report.html into the directory of each run. `hicache run` draws them
-for a single run; the runs of a sweep get them here.
+for a single run; the runs of a sweep get them here. The table and the files of a sweep, such as
+sweep.html, are made anew.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from hicache.cli.command import in_one_sentence, parser_of
+from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import find_runs
 from hicache.results.report import write_report
 from hicache.results.requests_file import read_requests, records_of
@@ -30,3 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 records=records_of(read_requests(run)),
             )
             print(page)
+        for path in options.runs:
+            if not (path / "summary.json").is_file():
+                runs = find_runs(path)
+                sum_up(path, runs, title=str(read_yaml(runs[0] / CONFIG_FILE, dict).get("name")))
+                print(path / "sweep.html")

@@ -99,9 +99,9 @@ def _stop() -> tuple[JobWatch, list[Path]]:
 def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "ResultTable | None":
     """Print and return a table of the finished runs of a sweep, and write summary files.
 
-    The files are `sweep.csv`, `sweep.json`, `sweep.png` and `sweep.pdf` in `directory`. Figures are
-    written only if the runs differ in their settings. If pandas is missing, the function only
-    prints a note.
+    The files are `sweep.csv`, `sweep.json`, `sweep.html`, `sweep.png` and `sweep.pdf` in
+    `directory`. The last two are written only if the runs differ in their settings. If pandas is
+    missing, the function only prints a note.
 
     Args:
         directory: the directory of the sweep.
@@ -113,6 +113,7 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "ResultTable
         return None
     from hicache.cli.tables.comparison import over_runs, table_of
     from hicache.cli.tables.result_table import as_json, show_result  # pandas takes half a second
+    from hicache.cli.tables.sweep_page import write_sweep_page
 
     runs = load_runs(jobs)
     keys = differing_keys(runs)
@@ -127,6 +128,7 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "ResultTable
         show_result(table, ": ".join(filter(None, [title, over_runs(groups)])))
     _write_csv(directory / "sweep.csv", runs, keys)
     (directory / "sweep.json").write_text(as_json(table_of(groups, sorted(known))) + "\n")
+    write_sweep_page(directory, groups, metrics, table, title)
     if len(groups) > 1:
         from hicache.cli.tables.sweep_figure import draw_sweep  # matplotlib
         from hicache.results.report import save

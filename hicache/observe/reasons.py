@@ -28,6 +28,7 @@ REASONS = {
     "never_written": "storage.write did not select it for storage",
     "storage_lost": "storage refused to store it, or no longer had it",
     "prefetch_declined_too_short": "storage could supply fewer than prefetch.threshold tokens",
+    "prefetch_declined_no_host": "the host tier has no page to read it into (cache.host_gib)",
     "prefetch_declined_rate_limited": "other prefetches used up prefetch.occupied_share",
     "prefetch_declined_anchor_not_on_host": "the prefix before it was not on the host",
     "prefetch_no_room": "the host had no room for the prefetch",

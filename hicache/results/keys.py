@@ -9,7 +9,7 @@ from hicache.observe.reasons import REASONS
 from hicache.results.metrics import REQUIRED_MEASURES, summarize
 from hicache.scheduler.decision import Reason
 
-DECLINED = ("too_short", "rate_limited", "anchor_not_on_host")
+DECLINED = ("too_short", "no_host", "rate_limited", "anchor_not_on_host")
 ABANDONED = ("host_room", "sidecar_room")
 DISCARDED = ("miss", "no_room", "terminated", "unread", "short", "aborted")
 FAULTS = ("delay", "error", "missing", "short", "corrupt", "full", "gone")

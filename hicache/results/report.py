@@ -4,21 +4,21 @@ The page (`report.html.jinja`) shows the verdict, tables, figures and the slowes
 other metrics and the configuration are folded.
 """
 
-import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from textwrap import wrap
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
+from numpy.typing import NDArray
 
 from hicache.clock import SECOND_NS
 from hicache.observe.reasons import REASONS
@@ -30,6 +30,7 @@ from hicache.results.metrics import (
     RequestRecord,
     Status,
 )
+from hicache.results.pages import ALARM, SHARE, chart, distribution, series, write_page
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
 
 DPI = 150
@@ -47,9 +48,16 @@ PART_COLORS = {
     "load-back": "#56B4E9",
     "prefill": "#CC79A7",
 }
-ALARM = "#B00020"
+QUEUE_COLORS = {"waiting": "#D55E00", "running": "#0072B2"}
+# by the share of the prompt that hit, from the first number up to the second
+HIT_COLORS = (
+    ("hit below 10 %", "#D55E00", 0, 0.1),
+    ("10 to 50 %", "#E69F00", 0.1, 0.5),
+    ("50 % and more", "#0072B2", 0.5, 1.1),
+)
 VERDICT_LETTERS = 66  # letters per line of a figure
 MAX_BARS = 160  # most intervals drawn; neighbors are merged beyond that
+MAX_DOTS = 10_000
 NUM_SLOWEST = 10
 SECONDS, COUNTS = EngFormatter("s"), EngFormatter(sep="")
 # knobs named at the top of the page; None values are left out
@@ -99,37 +107,27 @@ def write_report(
     save(draw_tokens(rows, run=title, verdict=in_short(found)), paths[0])
     save(draw_ttft(records, run=title, verdict=in_short(found)), paths[1])
     knobs = {name: _value_of(config, key) for key, name in KNOBS.items()}
-    environment = Environment(
-        autoescape=True,
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        trim_blocks=True,
+    return write_page(
+        run_dir / "report.html",
+        "report.html.jinja",
+        filters={"time": _time, "number": _number},
+        title=title,
+        found=found,
+        clean=CLEAN,
+        knobs=", ".join(f"{name} {value}" for name, value in knobs.items() if value is not None),
+        summary=summary,
+        load=loads(summary),
+        stages=stage_lines(summary),
+        colors=TIER_COLORS,
+        times=dict(zip(("ttft", *TTFT_PARTS), ("TTFT", *PART_COLORS), strict=True)),
+        statistics=["mean", *(f"p{percent}" for percent in PERCENTILES)],
+        charts=[*_charts_over_time(rows), *_charts_of_requests(records)],
+        slowest=list(_slowest(records)),
+        reasons=_reasons(summary),
+        explaining=_explaining(run_dir),
+        metrics=[(key.partition("/")[0], key) for key, value in summary.items() if value],
+        config=(run_dir / "config.yaml").read_text(),
     )
-    environment.filters |= {"time": _time, "number": _number}
-    page = run_dir / "report.html"
-    page.write_text(
-        environment.get_template("report.html.jinja").render(
-            title=title,
-            alarm=ALARM,
-            found=found,
-            clean=CLEAN,
-            knobs=", ".join(
-                f"{name} {value}" for name, value in knobs.items() if value is not None
-            ),
-            summary=summary,
-            load=loads(summary),
-            stages=stage_lines(summary),
-            colors=TIER_COLORS,
-            times=dict(zip(("ttft", *TTFT_PARTS), ("TTFT", *PART_COLORS), strict=True)),
-            statistics=["mean", *(f"p{percent}" for percent in PERCENTILES)],
-            figures=[(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in paths],
-            slowest=list(_slowest(records)),
-            reasons=_reasons(summary),
-            metrics=[(key.partition("/")[0], key) for key, value in summary.items() if value],
-            config=(run_dir / "config.yaml").read_text(),
-        )
-    )
-    return page
 
 
 @literal
@@ -174,7 +172,7 @@ def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: 
     top.set_ylim(0, 1)
     top.yaxis.set_major_formatter(PercentFormatter(1))
     waiting = "waiting" if len(merged) == len(rows) else "waiting (most)"
-    for key, color, name in (("waiting", "#D55E00", waiting), ("running", "#0072B2", "running")):
+    for (key, color), name in zip(QUEUE_COLORS.items(), (waiting, "running"), strict=True):
         counts = [row[f"queue/{key}_count"] for row in merged]
         bottom.plot(ends, counts, color=color, label=name, lw=1.2)
     bottom.set_xlabel("time in the run (min)")
@@ -227,6 +225,65 @@ def draw_ttft(records: Sequence[RequestRecord], *, run: str = "", verdict: str =
     _legend_below(top, columns=3)
     _finish(top, bottom)
     return figure
+
+
+def _charts_over_time(rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    merged = _merge(rows)
+    if not merged:
+        return []
+    x, minutes = {"label": "time in the run, min"}, [row["time_s"] / 60 for row in merged]
+
+    def column(key: str) -> NDArray[np.float64]:
+        return np.array([row[key] for row in merged], float)
+
+    tokens = {name: column(f"interval/{name.replace(' ', '_')}_tokens") for name in TIER_COLORS}
+    total = np.sum(list(tokens.values()), axis=0)
+    total[total == 0] = np.nan  # an interval without tokens has no shares
+    tiers = [series(name, TIER_COLORS[name], minutes, tokens[name] / total) for name in tokens]
+    counts = [
+        series(name, color, minutes, column(f"queue/{name}_count"))
+        for name, color in QUEUE_COLORS.items()
+    ]
+    return [
+        chart("Prompt tokens over time, by tier", x, {"label": "share", **SHARE}, tiers),
+        chart("Requests over time", x, {"label": "requests", "whole": True, "from": 0}, counts),
+    ]
+
+
+def _charts_of_requests(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
+    finished = [record for record in records if record.status is Status.finished]
+    if not finished:
+        return []
+    samples = {
+        name: np.array([getattr(record, f"{part}_ns") for record in finished]) / SECOND_NS
+        for part, name in zip(("ttft", *TTFT_PARTS), ("TTFT", *PART_COLORS), strict=True)
+    }
+    ttfts, hits = samples["TTFT"], np.array([_hit_share(record) for record in finished])
+    known = {name: values for name, values in samples.items() if values.any()}
+    low = ttfts.min() / 100  # shorter parts do not matter
+    step = -(-len(finished) // MAX_DOTS)
+    lengths = np.array([record.prompt_len for record in finished])
+    dots = []
+    for name, color, least, most in HIT_COLORS:
+        among = np.flatnonzero((hits >= least) & (hits < most))[::step]
+        if among.size:
+            dots.append(series(name, color, lengths[among], ttfts[among], dots=4))
+    x, y = ({"label": label, "log": True} for label in ("prompt tokens", "TTFT, s"))
+    colors = {"TTFT": "#222222", **PART_COLORS}
+    return [
+        distribution("Requests with at most this time", "time, s", known, colors, float(low)),
+        chart("TTFT by prompt length" + (f", 1 of {step}" if step > 1 else ""), x, y, dots),
+    ]
+
+
+def _explaining(run_dir: Path) -> str:
+    # the command that repeats a run and records why tokens are computed
+    file = run_dir / ".hydra" / "overrides.yaml"
+    lines = file.read_text().splitlines() if file.is_file() else ["- …"]
+    typed = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    # a scalar that YAML quotes is quoted for a shell as well
+    told = [each if each[0] in "'\"" else quote(each) for each in typed]
+    return " ".join(["hicache run", *told, "engine.explain=true"])
 
 
 def _merge(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:

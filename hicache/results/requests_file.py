@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hicache.clock import SECOND_NS
 from hicache.observe.reasons import REASONS
-from hicache.results.metrics import PREFILL_CAUSES, QUEUE_CAUSES, RequestRecord
+from hicache.results.metrics import PREFILL_CAUSES, QUEUE_CAUSES, RequestRecord, Status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,6 +83,7 @@ def records_of(table: "pd.DataFrame") -> list[RequestRecord]:
         own: dict[str, Any] = {
             item.name: row[item.name] for item in fields(RequestRecord) if item.name in row
         }
+        own["status"] = Status(own["status"])
         records.append(RequestRecord(**own, **parts))
     return records
 

@@ -173,6 +173,19 @@ def _small_host(summary: Summary) -> float | None:
     return min(dropped, summary.get("cache/computed_tokens", 0)) * share / prompts
 
 
+def _unread_storage(summary: Summary, reason: str) -> float | None:
+    # the number of requests, if each was refused a prefetch, and most tokens for this reason
+    refused = {
+        key: tokens
+        for key, tokens in summary.items()
+        if key.startswith("prefetch/declined_") and key.endswith("_tokens")
+    }
+    if summary.get("prefetch/started_count") or not any(refused.values()):
+        return None
+    is_main = max(refused, key=lambda key: refused[key]) == f"prefetch/declined_{reason}_tokens"
+    return summary["prefetch/declined_count"] if is_main else None
+
+
 def _inert_host(summary: Summary) -> float | None:
     prompts = summary.get("request/prompt_tokens")
     if not prompts or not summary.get("transfer/back_up_bytes"):
@@ -279,6 +292,22 @@ CONDITIONS = (
         phrase="inert host tier: pages are backed up, but {} of the prompt tokens hit them",
         means="back-ups use the link and save nothing (prefixes come back while the device still "
         "holds them, or cache.host_gib is too small)",
+    ),
+    Condition(
+        name="storage without host",
+        threshold=1,
+        number=partial(_unread_storage, reason="no_host"),
+        phrase="inert storage tier: none of {} request(s) read it, because the host has no page",
+        means="data reaches storage and comes back through the host only (raise cache.host_gib)",
+        is_share=False,
+    ),
+    Condition(
+        name="unread storage",
+        threshold=1,
+        number=partial(_unread_storage, reason="too_short"),
+        phrase="inert storage tier: none of {} request(s) lacked prefetch.threshold tokens",
+        means="writes use storage and save nothing (lower prefetch.threshold)",
+        is_share=False,
     ),
     Condition(
         name="start-up",

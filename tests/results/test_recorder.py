@@ -99,6 +99,7 @@ class Score:
             "retractions": 2,
             "num_parts": 1,
             "decoded": 5,
+            "token_runs": [],
         }
         return SimpleNamespace(**(values | changes))
 

@@ -15,6 +15,7 @@ from hicache.cli import compare
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import differing_keys, find_runs, group_runs, load_runs
 from hicache.cli.tables.sweep_figure import draw_sweep
+from hicache.cli.report import main as draw
 from hicache.cli.terminal import line_of, show_run
 from hicache.config import METRICS
 from hicache.results.metrics import summarize
@@ -190,6 +191,7 @@ def test_the_verdict_of_a_run_is_printed_and_in_its_report(rejecting, capsys):
     found = objections([outcome.summary])
     show_run(outcome)
     printed = capsys.readouterr().out
+    draw([str(outcome.out_dir)])  # a run of a sweep gets its page on demand
     page = (outcome.out_dir / "report.html").read_text()
     for each in found:
         assert f"verdict    {each.sentence}\n" in printed

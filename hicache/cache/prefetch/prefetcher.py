@@ -78,6 +78,7 @@ class Prefetcher:
         self.policy = policy
         self._page = cache.page_size
         self._pools = cache.pools[HOST]
+        self._host_tokens = host_tokens
         self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
 
     # -- starting ------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ class Prefetcher:
             self._decline("too_short", asked)
             return None
         if self._occupied_limit is not None and self.occupied_tokens >= self._occupied_limit:
-            self._decline("rate_limited", asked)
+            self._decline("rate_limited" if self._host_tokens else "no_host", asked)
             return None
         anchor = match.best_node
         if not anchor.is_root and anchor.held[HOST][FULL] is None:

@@ -15,6 +15,7 @@ from hicache.scheduler.request_state import RequestState
 MOST_NAMED = 3  # at most this many other requests are named by their ids
 DECLINED = {
     "declined_too_short": "fewer than prefetch.threshold tokens were missing",
+    "declined_no_host": "the host tier has no page (cache.host_gib)",
     "declined_rate_limited": "other prefetches used up prefetch.occupied_share",
     "declined_anchor_not_on_host": "the matched prefix was on the device but not on the host",
     "no_room": "the host had no room for it",

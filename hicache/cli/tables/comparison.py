@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from textwrap import shorten
 
-from hicache.cli.tables.groups import Group, Spread, answer_sets, question_key, short
+from hicache.cli.tables.groups import (
+    Group,
+    Spread,
+    StoredRun,
+    answer_sets,
+    question_key,
+    short,
+)
 from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.verdicts import UNSERVED, Verdicts
 
@@ -29,6 +36,8 @@ TITLES = {
 }
 RATIO_OF = "request/ttft_s_mean"
 LATENCY = "request/*_s_*"
+# counters of what features tried; hits, times and bytes tell whether it had an effect
+TRIED = ("agreement/", "computed/", "prefetch/", "recomputed/", "scheduler/", "storage/")
 SPREAD_PARTS = ("median", "lowest", "highest")
 NO_CLAIM = "–"
 MAX_SAME = 300  # longest note on settings without effect, in characters
@@ -119,9 +128,10 @@ def warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def same_runs(groups: Sequence[Group]) -> list[str]:
+    """Name the groups with the same hits, times and bytes, whatever a feature tried in vain."""
     alike: dict[frozenset[object], list[Group]] = {}
     for group in groups:
-        results = frozenset((run.served, *sorted(run.summary.items())) for run in group.runs)
+        results = frozenset((run.served, *_outcomes(run)) for run in group.runs)
         alike.setdefault(results, []).append(group)
     # by equal settings, the values of the other settings at which they are equal
     places: dict[str, list[str]] = {}
@@ -137,6 +147,14 @@ def same_runs(groups: Sequence[Group]) -> list[str]:
     if not told:
         return []
     return [f"{shorten(told, MAX_SAME)}: identical runs, so these settings had no effect here"]
+
+
+def _outcomes(run: StoredRun) -> list[tuple[str, float]]:
+    return sorted(
+        (key, value)
+        for key, value in run.summary.items()
+        if key in run.metrics or not key.startswith(TRIED)
+    )
 
 
 def is_overloaded(group: Group) -> bool:

@@ -293,7 +293,7 @@ def _merge(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
         group = rows[first : first + step]
         row = dict(group[-1])  # gauges as of the last interval's end
         for key in row:
-            if key.startswith("interval/"):
+            if key.startswith("interval/") and key.endswith(("_tokens", "_count")):
                 row[key] = sum(each[key] for each in group)
         # the longest queue, since readers look for peaks in this figure
         row["queue/waiting_count"] = max(each["queue/waiting_count"] for each in group)

@@ -57,7 +57,7 @@ def is_whole(name):
 
 def test_every_numeric_setting_is_found():
     assert len(KNOBS) > 70
-    assert {"cache.page_size", "workload.stage_rates", "cache.device.share"} <= set(KNOBS)
+    assert {"cache.page_size", "cache.device.share"} <= set(KNOBS)
 
 
 @pytest.mark.parametrize("name", KNOBS)

@@ -7,7 +7,7 @@ from itertools import islice
 
 from experiments.diff import edges, odd
 from experiments.diff.protocol import Pools, SideError
-from hicache.config import TraceConfig
+from hicache.config import WORKLOADS, TraceConfig, WorkloadConfig
 from hicache.request import Request
 from hicache.runs.schema import CONF, config_of
 from hicache.workload.workload import load_workload
@@ -59,7 +59,9 @@ def chosen(
     elif kind == odd.NAME:
         every = odd.odd(count, seed, pools.page_size)
     else:
-        config = TraceConfig(kind=kind, path=path)
+        chosen = WORKLOADS.get(kind, WorkloadConfig)
+        is_trace = chosen is TraceConfig
+        config = TraceConfig(kind=kind, path=path) if is_trace else chosen(kind=kind)
         every = load_workload(config, data_dir=os.environ.get("HICACHE_DATA"), seed=0).requests
     fitting = (each for each in every if each.prompt_len + each.output_len <= max_len)
     requests = list(islice(fitting, count))

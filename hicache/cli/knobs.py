@@ -248,7 +248,7 @@ def _choices(item: Field[object]) -> str:
 
 @cache
 def comments_of(kind: type) -> dict[str, str]:
-    found = comments_of(kind.__base__) if is_dataclass(kind.__base__) else {}
+    found = {**comments_of(kind.__base__)} if is_dataclass(kind.__base__) else {}
     source = textwrap.dedent(inspect.getsource(kind))
     lines = source.splitlines()
     for node in ast.iter_child_nodes(ast.parse(source).body[0]):

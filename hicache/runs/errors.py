@@ -146,6 +146,9 @@ def sentence(error: BaseException) -> str:
     unknown = re.search(r"Could not (?:override|append to config)[^']*'([^']+)'", told)
     if unknown:
         told += _of_other_workload(unknown[1]) or meant(unknown[1].lstrip("+~"), known_keys())
+    in_file = re.search(r"composing config: Key '(\w+)' not in '(\w+)'", told)
+    if in_file:  # an experiment's file may set what its kind of workload does not have
+        told += _of_other_workload(f"workload.{in_file[1]}")
     launcher = re.search(r"hydra/launcher/(ray|submitit)", told)
     if launcher:
         return missing(launcher[1])

@@ -36,7 +36,7 @@ def write_run(
     config = {
         "name": "stops",
         "seed": seed,
-        "workload": {"window": window},
+        "workload": {"slice": f"{window}/10"},
         "prefetch": {"stop": stop, "threshold": threshold},
         "storage": {"read_gbps": rate, "root": None},
     }

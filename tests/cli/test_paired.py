@@ -47,7 +47,7 @@ def write_run(tmp_path, measures):
     def write(records, *, stop, seed=0, window=0, kind="trace", counted=None, **knobs):
         path = tmp_path / f"{len(list(tmp_path.iterdir())):02}"
         path.mkdir()
-        workload = {"window": window, "kind": kind}
+        workload = {"slice": f"{window}/10", "kind": kind}
         config = {"name": "stops", "seed": seed, "workload": workload}
         config["prefetch"] = {"stop": stop, **knobs}
         OmegaConf.save(OmegaConf.create(config), path / "config.yaml")
@@ -166,7 +166,7 @@ def test_the_blocks_needed_for_five_percent_follow_from_the_spread():
 def test_a_table_without_an_interval_gives_the_reason(windows, printed):
     windows(np.full((2, 3), 0.5))
     text = " ".join(printed("--metric", "request/ttft_s_p50").split())
-    assert "No interval: 2 window(s) or seed(s) (workload.windows, seed), at least 3 are n" in text
+    assert "No interval: 2 slice(s) or seed(s) (workload.slice, seed), at least 3 are n" in text
 
 
 @pytest.mark.parametrize(("kind", "is_one_trace"), [("trace", True), ("chat", False)])

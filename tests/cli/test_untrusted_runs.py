@@ -53,11 +53,15 @@ def change(directory, old, new):
     [
         ("cache.policy", "  policy: lru\n"),
         ("storage.kind", "storage:\n  kind: memory\n"),
-        ("workload.tokenizer", "  tokenizer: null\n"),
+        ("workload.tokenizer", "  num_sessions: 1000\n"),
     ],
 )
 def test_code_that_a_stored_run_names_runs_only_if_it_is_trusted(theirs, knob, old, monkeypatch):
-    change(theirs, old, f"{old.rpartition(' ')[0]} theirs:Mine\n")
+    if knob == "workload.tokenizer":  # of a trace
+        change(theirs, "  kind: chat\n", "  kind: trace\n")
+        change(theirs, old, "  tokenizer: theirs:Mine\n")
+    else:
+        change(theirs, old, f"{old.rpartition(' ')[0]} theirs:Mine\n")
     told = f"names code to run, {knob}=theirs:Mine: if you trust it, add --trust"
     with pytest.raises(ValueError, match=told):
         rerun(theirs)

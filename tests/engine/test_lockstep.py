@@ -10,7 +10,7 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, StorageWrite, Work
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.clock import NEVER
-from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, StorageConfig
+from hicache.config import HitAgreement, PrefetchConfig, StorageConfig
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RanksDivergedError
 from hicache.engine.ranks.lockstep import RankedEngine
@@ -391,5 +391,5 @@ def test_each_rank_has_a_check_of_its_own() -> None:
     first.check = lambda engine: checked.append("first")
     second.check = lambda engine: checked.append("second")
     storage = StorageConfig(kind="memory")
-    RankedEngine([first, second], ParallelConfig(ranks=2), storage).wake(0)
+    RankedEngine([first, second], RESTORABLE, storage.batch_pages).wake(0)
     assert checked == ["first", "second"]

@@ -12,10 +12,10 @@ import pytest
 
 from hicache import experiment
 from hicache.cli import compare
+from hicache.cli.report import main as draw
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import differing_keys, find_runs, group_runs, load_runs
 from hicache.cli.tables.sweep_figure import draw_sweep
-from hicache.cli.report import main as draw
 from hicache.cli.terminal import line_of, show_run
 from hicache.config import METRICS
 from hicache.results.metrics import summarize

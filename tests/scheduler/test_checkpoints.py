@@ -52,6 +52,7 @@ def saver_of(
     free, counters = list(range(slots)), Counter[str]()
     cache: Any = SimpleNamespace(
         knobs=CacheConfig(),
+        rules=Rules(),
         page_size=PAGE,
         tree=SimpleNamespace(kinds=kinds),
         counters=counters,

@@ -12,7 +12,7 @@ from hicache.cache.pages import Pools
 from hicache.clock import NEVER, SimulatedClock
 from hicache.config import (
     Arrivals,
-    ParallelConfig,
+    HitAgreement,
     PrefetchConfig,
     SchedulerConfig,
     StorageConfig,
@@ -165,7 +165,9 @@ class World:
         self.prefetcher, self.counters = self.engine.prefetcher, self.cache.counters
         self.executor = executors[0]
         if num_ranks > 1:
-            self.engine = RankedEngine(self.ranks, ParallelConfig(ranks=num_ranks), plot.storage)
+            self.engine = RankedEngine(
+                self.ranks, HitAgreement.restorable, plot.storage.batch_pages
+            )
             self.ranks[0] = self.engine
         watch = self._watch = Watch()
         self.finished, self.rejected = watch.all_finished, watch.all_rejected

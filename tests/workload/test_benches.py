@@ -62,7 +62,7 @@ def served(
     requests: list[Request], seconds: Callable[[Request], float], seed: int = 0, **settings: Any
 ) -> list[tuple[int, int, Request]]:
     """(sent, answered, request) in order of sending, with answers that take `seconds`."""
-    config = WorkloadConfig(**{"request_rate": 10.0} | settings)
+    config = RoundsConfig(**{"request_rate": 10.0} | settings)
     feeder = RoundFeeder(requests, config, seed=seed)
     events: list[tuple[int, int, Request]] = []
     waiting = feeder.initial()
@@ -76,10 +76,10 @@ def served(
     return sorted(done, key=lambda each: (each[0], each[2].id))
 
 
-@pytest.mark.parametrize("parallel", [1, 3, None])
+@pytest.mark.parametrize("in_flight", [1, 3, None])
 @pytest.mark.parametrize("barrier", [False, True])
 def test_rounds_keep_the_limit_and_a_barrier_waits_for_the_last_client(parallel, barrier):
-    log = served(requests_of(), lambda r: 0.1 + r.session_id, parallel=parallel, barrier=barrier)
+    log = served(requests_of(), lambda r: 0.1 + r.session_id, in_flight=parallel, barrier=barrier)
     assert len(log) == CLIENTS * ROUNDS
     most = max(sum(s <= sent < end for s, end, _ in log) for sent, _, _ in log)
     assert most <= (parallel or CLIENTS)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hicache.config import TraceTokens, WorkloadConfig
+from hicache.config import TraceConfig, TraceTokens
 from hicache.workload.mooncake import load_mooncake
 from hicache.workload.trace import Trace, TraceError
 from tests.workload.traces import (
@@ -104,7 +104,7 @@ def test_equal_blocks_of_two_namespaces_imply_no_parent(tmp_path):
         for row, name in zip(TWO_TURNS, ("left", "right"), strict=True)
     ]
     path = write_lines(tmp_path / "trace.jsonl", records)
-    requests = load_mooncake(Trace(path), WorkloadConfig())
+    requests = load_mooncake(Trace(path), TraceConfig())
     assert [(r.namespace, r.parent_id) for r in requests] == [("left", None), ("right", None)]
 
 
@@ -136,4 +136,4 @@ def test_an_empty_or_damaged_file_is_refused(tmp_path):
     for part, told in ((contents[:-12], "damaged gzip file"), (b"", "no requests")):
         path.write_bytes(part)
         with pytest.raises(TraceError, match=told):
-            load_mooncake(Trace(path), WorkloadConfig())
+            load_mooncake(Trace(path), TraceConfig())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache.config import TraceConfig, TraceTokens, WorkloadConfig
+from hicache.config import TraceConfig, TraceTokens
 from hicache.request import Request
 from hicache.runs.schema import config_of
 from hicache.workload.trace import Trace, TraceError
@@ -139,7 +139,7 @@ def test_a_packed_file_gives_the_requests_of_its_raw_folder(tmp_path):
         packed_request(**timed, t=9.0, keep=2, new=[9, 1, 4, 1]) | {"in": 300},
     )
     path = write_lines(tmp_path / "packed.jsonl.gz", [packed])
-    loaded = load_weka(Trace(path), WorkloadConfig(think_cap_s=100), seed=0)
+    loaded = load_weka(Trace(path), TraceConfig(think_cap_s=100), seed=0)
     assert [(r.arrival_ns, r.parent_id, whole(r).tolist()) for r in loaded] == [
         (r.arrival_ns, r.parent_id, whole(r).tolist()) for r in raw
     ]
@@ -173,7 +173,7 @@ def test_an_invalid_session_is_refused(tmp_path, record, complaint):
     good = {"requests": [packed_request()]}
     path = write_lines(tmp_path / "sessions.jsonl", [good, record])
     with pytest.raises(TraceError, match=rf"sessions\.jsonl, line 2.*{complaint}"):
-        load_weka(Trace(path), WorkloadConfig(), seed=0)
+        load_weka(Trace(path), TraceConfig(), seed=0)
 
 
 AGENTX = Path(__file__).parent / "fixtures" / "agentx.jsonl"

@@ -128,7 +128,7 @@ def test_an_empty_window_is_refused(tmp_path):
         loaded(window(2, config))
 
 
-@pytest.mark.parametrize("text", ["5/5", "0/0", "1", "-1/2", "a/b", "1/2/3", ""])
+@pytest.mark.parametrize("text", ["5/5", "0/0", "1", "-1/2", "a/b", "1/2/3"])
 def test_a_slice_must_be_one_of_the_parts(text):
     with pytest.raises(ValueError, match=r"workload\.slice must be i/n with i from 0 to n - 1"):
         WorkloadConfig(slice=text)

@@ -76,14 +76,16 @@ def served(
     return sorted(done, key=lambda each: (each[0], each[2].id))
 
 
-@pytest.mark.parametrize("in_flight", [1, 3, None])
+@pytest.mark.parametrize("most_in_flight", [1, 3, None])
 @pytest.mark.parametrize("barrier", [False, True])
-def test_rounds_keep_the_limit_and_a_barrier_waits_for_the_last_client(parallel, barrier):
-    log = served(requests_of(), lambda r: 0.1 + r.session_id, in_flight=parallel, barrier=barrier)
+def test_rounds_keep_the_limit_and_a_barrier_waits_for_the_last_client(most_in_flight, barrier):
+    log = served(
+        requests_of(), lambda r: 0.1 + r.session_id, in_flight=most_in_flight, barrier=barrier
+    )
     assert len(log) == CLIENTS * ROUNDS
     most = max(sum(s <= sent < end for s, end, _ in log) for sent, _, _ in log)
-    assert most <= (parallel or CLIENTS)
-    assert parallel is None or most == parallel
+    assert most <= (most_in_flight or CLIENTS)
+    assert most_in_flight is None or most == most_in_flight
     rounds = [request.id // CLIENTS for _, _, request in log]
     assert (rounds == sorted(rounds)) == barrier
     answered = {request.id: end for _, end, request in log}

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,9 +109,9 @@ class Recorder:
         self._num_in_rows = self._row_ns = self._busy_ns = 0  # at the end of the last row
         self._cases = {} if cases is None else cases
         self._timeline = timeline
-        self._gaps: dict[
-            int, list[Any]
-        ] = {}  # runs of token times with the requests that share one
+        # runs of token times by identity, and how many requests share each
+        self._token_runs: dict[int, list[int]] = {}
+        self._num_sharing: Counter[int] = Counter()
         self.now_ns = 0
         self._end_stages(0)  # ends leading stages without requests
 
@@ -171,19 +172,28 @@ class Recorder:
             self._count_gaps(req)
 
     def _count_gaps(self, req: RequestState) -> None:
-        # a step that was planned before the last token was known may have computed another one
-        num_left = req.decoded - 1
-        for run in req.token_runs:
-            if len(run) - 1 > num_left:
-                run = run[: num_left + 1]
-            self._gaps.setdefault(id(run), [run, 0])[1] += 1
-            num_left -= len(run) - 1
+        runs = req.token_runs
+        extra = sum(map(len, runs)) - len(runs) - (req.decoded - 1)
+        while extra > 0:  # steps that were planned before the last token was known computed more
+            last = runs.pop()
+            left = last[: max(len(last) - extra, 1)]
+            extra -= len(last) - len(left)
+            runs.append(left)
+            if len(left) == 1:
+                runs.pop()
+        self._num_sharing.update(map(id, runs))
+        self._token_runs.update(zip(map(id, runs), runs, strict=True))
 
     def inter_token_s(self) -> dict[str, float]:
         """Return the mean and percentiles of the times between two tokens of an answer, in s."""
-        gaps = [np.diff(run) for run, _ in self._gaps.values()]
-        counts = [np.full(len(run) - 1, number) for run, number in self._gaps.values()]
-        values, weights = (np.concatenate([[0], *each]).astype(np.int64) for each in (gaps, counts))
+        runs = [[0], *self._token_runs.values()]
+        lengths = np.array([len(run) for run in runs])
+        times = np.fromiter(chain.from_iterable(runs), np.int64, lengths.sum())
+        is_gap = np.ones(len(times), bool)  # between this time and the one before it
+        is_gap[lengths.cumsum() - lengths] = False
+        values = np.append(0, np.diff(times, prepend=0)[is_gap])
+        counts = np.array([0, *(self._num_sharing[id(run)] for run in runs[1:])])
+        weights = np.append(0, np.repeat(counts, lengths - 1))
         order = np.argsort(values)
         ranks = weights[order].cumsum()
         mean_ns = int(values @ weights) / max(ranks[-1], 1)

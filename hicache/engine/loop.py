@@ -17,6 +17,7 @@ from hicache.engine.decode_run import DecodeRun
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
+from hicache.scheduler.request_state import TokenRun
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.clients import Clients
 from hicache.workload.feeder import Releases
@@ -418,17 +419,17 @@ def serve(
 
 def note_tokens(batch: Batch, ends_ns: list[int]) -> None:
     """Note when the requests of a batch got tokens, whose steps ended at `ends_ns`."""
-    runs: dict[int, list[int]] = {}  # by the time of the last token before: most requests share one
+    runs: dict[int, TokenRun] = {}  # by the time of the last token before: most requests share one
     for req in batch.decodes:
         last_ns = req.token_runs[-1][-1]
         if last_ns not in runs:
-            runs[last_ns] = [last_ns, *ends_ns]
+            runs[last_ns] = TokenRun((last_ns, *ends_ns))
         req.token_runs.append(runs[last_ns])
     for extend in batch.extends:
         req = extend.req
         if extend.end == req.target_len:
             before = req.token_runs[-1][-1:] if req.token_runs else []
-            req.token_runs.append([*before, *ends_ns])
+            req.token_runs.append(TokenRun((*before, *ends_ns)))
 
 
 def _computes(batch: Batch, request_id: int) -> bool:

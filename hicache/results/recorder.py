@@ -26,7 +26,7 @@ from hicache.results.metrics import (
     check,
     percentile,
 )
-from hicache.scheduler.request_state import RequestState
+from hicache.scheduler.request_state import RequestState, TokenRun
 from hicache.workload.rounds import stage_at
 
 TIER_TOKENS = ("device_hit", "host_hit", "storage_hit", "computed")
@@ -109,9 +109,7 @@ class Recorder:
         self._num_in_rows = self._row_ns = self._busy_ns = 0  # at the end of the last row
         self._cases = {} if cases is None else cases
         self._timeline = timeline
-        # runs of token times by identity, and how many requests share each
-        self._token_runs: dict[int, list[int]] = {}
-        self._num_sharing: Counter[int] = Counter()
+        self._token_runs: list[TokenRun] = []  # of requests that are counted
         self.now_ns = 0
         self._end_stages(0)  # ends leading stages without requests
 
@@ -176,23 +174,25 @@ class Recorder:
         extra = sum(map(len, runs)) - len(runs) - (req.decoded - 1)
         while extra > 0:  # steps that were planned before the last token was known computed more
             last = runs.pop()
-            left = last[: max(len(last) - extra, 1)]
+            left = TokenRun(last[: max(len(last) - extra, 1)])
             extra -= len(last) - len(left)
             runs.append(left)
             if len(left) == 1:
                 runs.pop()
-        self._num_sharing.update(map(id, runs))
-        self._token_runs.update(zip(map(id, runs), runs, strict=True))
+        for run in runs:
+            if not run.num_counted:
+                self._token_runs.append(run)
+            run.num_counted += 1
 
     def inter_token_s(self) -> dict[str, float]:
         """Return the mean and percentiles of the times between two tokens of an answer, in s."""
-        runs = [[0], *self._token_runs.values()]
+        runs = [TokenRun([0]), *self._token_runs]
         lengths = np.array([len(run) for run in runs])
         times = np.fromiter(chain.from_iterable(runs), np.int64, lengths.sum())
         is_gap = np.ones(len(times), bool)  # between this time and the one before it
         is_gap[lengths.cumsum() - lengths] = False
         values = np.append(0, np.diff(times, prepend=0)[is_gap])
-        counts = np.array([0, *(self._num_sharing[id(run)] for run in runs[1:])])
+        counts = np.array([run.num_counted for run in runs])
         weights = np.append(0, np.repeat(counts, lengths - 1))
         order = np.argsort(values)
         ranks = weights[order].cumsum()

@@ -1,11 +1,23 @@
 """A request inside an engine: its progress, and where its time and tokens went."""
 
+from collections.abc import Iterable
+
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import LoadBack
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 from hicache.scheduler.decision import Reason
 from hicache.scheduler.queue_waits import Cause, Mark
+
+
+class TokenRun(list[int]):
+    """Successive times (ns) at which requests got tokens, with the number of requests counted."""
+
+    __slots__ = ("num_counted",)
+
+    def __init__(self, times_ns: Iterable[int]) -> None:
+        super().__init__(times_ns)
+        self.num_counted = 0
 
 
 class RequestState:
@@ -51,7 +63,7 @@ class RequestState:
         self.admitted_ns: int | None = None  # the first admission
         self.first_token_ns: int | None = None
         # when it got its tokens (ns): runs that begin with the last token of the run before
-        self.token_runs: list[list[int]] = []
+        self.token_runs: list[TokenRun] = []
         self.retractions = 0
         self.failed_prompts = 0  # times that pages ran out during its prompt
         self.num_parts = 0  # steps that computed only a part of its prompt

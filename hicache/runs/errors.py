@@ -147,7 +147,7 @@ def sentence(error: BaseException) -> str:
     if unknown:
         told += _of_other_workload(unknown[1]) or meant(unknown[1].lstrip("+~"), known_keys())
     in_file = re.search(r"composing config: Key '(\w+)' not in '(\w+)'", told)
-    if in_file:  # an experiment's file may set what its kind of workload does not have
+    if in_file and in_file[2] in {kind.__name__ for kind in WORKLOADS.values()}:
         told += _of_other_workload(f"workload.{in_file[1]}")
     launcher = re.search(r"hydra/launcher/(ray|submitit)", told)
     if launcher:

@@ -9,6 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import ConfigKeyError
 
 from hicache.cli.knobs import help_of
 from hicache.config import GROUPS, STOP_POLICIES, ExperimentConfig, StageAt
@@ -236,6 +237,11 @@ def test_a_setting_of_another_kind_of_workload_is_told_with_that_kind(override, 
         load("workload=chat", override)
     told = sentence(refused.value)
     assert told.endswith(f"({override[:-2]} is a setting of workload={kinds})")
+
+
+def test_a_setting_of_another_group_in_a_file_is_no_setting_of_a_workload():
+    error = ConfigKeyError("raised while composing config: Key 'path' not in 'CacheConfig'")
+    assert "workload" not in sentence(error)
 
 
 def test_the_help_lists_the_question_of_each_experiment():

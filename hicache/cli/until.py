@@ -68,7 +68,7 @@ def widest(directory: Path, metric: str) -> float:
     """Return half of the widest interval of a metric in a sweep over at least three seeds.
 
     Raises:
-        ValueError: a run has no such metric, or the seeds make no difference at all.
+        ValueError: a run has no such metric, or fewer than three seeds can be compared.
     """
     from hicache.cli.tables.groups import answer_sets, compared_groups
     from hicache.cli.tables.intervals import Estimate, difference, ratio

@@ -174,11 +174,10 @@ class Recorder:
         extra = sum(map(len, runs)) - len(runs) - (req.decoded - 1)
         while extra > 0:  # steps that were planned before the last token was known computed more
             last = runs.pop()
-            left = TokenRun(last[: max(len(last) - extra, 1)])
-            extra -= len(last) - len(left)
-            runs.append(left)
-            if len(left) == 1:
-                runs.pop()
+            num_gaps = len(last) - 1
+            if extra < num_gaps:
+                runs.append(TokenRun(last[:-extra]))
+            extra -= num_gaps
         for run in runs:
             if not run.num_counted:
                 self._token_runs.append(run)

@@ -159,7 +159,8 @@ def _show(run: "wandb.Run", paths: Sequence[Path]) -> None:
     import wandb
 
     kinds: dict[str, Any] = {".png": wandb.Image, ".html": wandb.Html}
-    panels = {path.stem: kinds[path.suffix](str(path)) for path in paths if path.suffix in kinds}
+    shown = [path for path in paths if path.suffix in kinds]
+    panels = {path.name.replace(".", "_"): kinds[path.suffix](str(path)) for path in shown}
     if panels:
         run.log(panels)
 

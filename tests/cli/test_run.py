@@ -477,6 +477,8 @@ def test_wandb_has_one_group_for_a_sweep_with_a_run_for_each_job_and_one_summary
     names = (summary["run_group"], summary["display_name"], summary["job_type"])
     assert names == ("adhoc/mine", "summary", "summary")
     assert {"sweep.csv", "sweep.json", "sweep.png", "sweep.pdf"} <= kept
+    media = (tmp_path / "mine").glob("wandb/offline-run-*/files/media/*/*")
+    assert {".png", ".html"} <= {path.suffix for path in media}
     (told,) = [line for line in done.stdout.splitlines() if "wandb sync" in line]
     command = told.partition(": ")[2].replace(
         "wandb sync", f"{Path(sys.executable).with_name('wandb')} sync --dry-run"

@@ -729,6 +729,14 @@ class ExecutorConfig:
     # How a prefill saves Mamba states at checkpoints: scan (the kernel writes them on its way), or
     # cut (computing stops at each checkpoint to copy the state, then reads the weights again).
     capture: str = knob("scan", one_of=("scan", "cut"), only=SIMULATED)
+    # The model that computes a step: reference (of this project, with random weights), or hf (that
+    # of transformers for the config.json at `model.from_hf`; weights from safetensors files beside
+    # it, or random).
+    model: str = knob("reference", one_of=("reference", "hf"), only=REAL)
+    # What one call of a transformers model computes: step (all new tokens of a request in a step),
+    # or page (those of one page, from its start on, so that logits have the same bits with any
+    # cache; slower).
+    call: str = knob("step", one_of=("step", "page"), only=REAL)
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
     # What moves pages in a real run: triton (the kernels; on a CPU in Triton's interpreter, which
@@ -902,6 +910,14 @@ class ExperimentConfig:
     def is_lossy(self) -> bool:
         """True if hits may change logits, by a number format or by kernels that round by chunk."""
         return self.storage_format != PLAIN or self.executor.kernels == "fla"
+
+    @property
+    def tolerance(self) -> float:
+        """The largest difference of a logit that rounding explains, in standard deviations."""
+        if self.is_lossy:
+            return inf
+        is_exact = self.executor.model == "reference" or self.executor.call == "page"
+        return 0.0 if is_exact else 1e-3
 
     @property
     def tp(self) -> int:

@@ -50,8 +50,7 @@ def compose_and_run(cfg: DictConfig) -> int:
     try:
         with locked(out_dir) if is_job else nullcontext():  # a single run is locked already
             summary = make(cfg, out_dir, is_job=is_job)
-        is_wrong = summary.get("verify/unequal_count") and not schema.to_config(cfg).is_lossy
-        code = UNEQUAL if is_wrong and not is_job else 0
+        code = UNEQUAL if summary.get("verify/wrong_count") and not is_job else 0
     except Exception as error:  # one failed job must not stop the other jobs of the sweep
         # do not write error.txt over a finished run, or over the run of another process
         is_used = is_finished(out_dir) or isinstance(error, BusyError)

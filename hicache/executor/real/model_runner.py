@@ -19,9 +19,8 @@ from hicache.cache.tree.node import TIERS
 from hicache.executor.real.copy_streams import CopyEvent, CopyStream, timed_event
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import Arrival, TorchPools
-from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.tables import Stretch
-from hicache.executor.real.verify import Verifier
+from hicache.executor.real.verify import Model, Verifier
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.request_state import RequestState
 
@@ -48,7 +47,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: ReferenceModel,
+        model: Model,
         pools: TorchPools,
         streams: CopyStreams,
         *,

@@ -29,14 +29,14 @@ class PagedKvView:
     def __init__(self, pools: TorchPools, stretches: Sequence[Stretch], together: int) -> None:
         self.stretches = stretches
         self.step = StepTables(pools, stretches, together)
-        self._pools = pools
+        self.pools = pools
 
     def write_tokens(self, layer: int, group: Group, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [tile, row, head, dim] of one layer into the pages."""
         tables = self._tables(layer, group)
-        for rank in self._pools.ranks:
+        for rank in self.pools.ranks:
             both = keys[:, :, rank.heads], values[:, :, rank.heads]
-            self._pools.plane.append(self._layer(rank, layer), *tables, *both)
+            self.pools.plane.append(self._layer(rank, layer), *tables, *both)
 
     def attend(self, layer: int, group: Group, queries: Tensor, sinks: Tensor) -> Tensor:
         """Compute attention from `queries` to the cached keys and values of a layer.
@@ -44,8 +44,8 @@ class PagedKvView:
         `queries` is [tile, row, head, dim]. The results of rows that are not computed in this step
         are undefined. `sinks` holds the score of an attention sink for each head.
         """
-        tables, plane = self._tables(layer, group), self._pools.plane
-        window_len = self._pools.windows[self._pools.kinds[layer]]
+        tables, plane = self._tables(layer, group), self.pools.plane
+        window_len = self.pools.windows[self.pools.kinds[layer]]
 
         def of_rank(rank: RankPools, its_queries: Tensor, its_sinks: Tensor) -> Tensor:
             pool, end = self._layer(rank, layer), group.end
@@ -70,17 +70,17 @@ class PagedKvView:
             queries: [tile, row, head, dim].
             sinks: score of an attention sink for each head.
         """
-        size, (tiles, rows, count) = self._pools.page_size, chosen.shape
+        size, (tiles, rows, count) = self.pools.page_size, chosen.shape
         page_ids, _ = self._tables(layer, group)
         page_ids = page_ids[:, None].expand(tiles, rows, -1).gather(2, chosen // size)
         table = (page_ids * size + chosen % size).int().flatten(0, 1)
         plane, choices = (
-            self._pools.plane,
+            self.pools.plane,
             self.step.choices[group.tiles.start * rows : group.tiles.stop * rows],
         )
 
         def of_rank(rank: RankPools, its_queries: Tensor, its_sinks: Tensor) -> Tensor:
-            pool = rank.token_layers[self._pools.holders[layer]]
+            pool = rank.token_layers[self.pools.holders[layer]]
             by_row = its_queries.flatten(0, 1).unsqueeze(1)
             mixed = plane.attend(pool, table, choices, by_row, end=count, sinks=its_sinks)
             return mixed.view_as(its_queries)
@@ -94,18 +94,18 @@ class PagedKvView:
         lie in the same place.
         """
         tables, keys = self._tables(layer, group), keys.unsqueeze(2)
-        for rank in self._pools.ranks:
-            self._pools.plane.append(rank.index_layers[layer], *tables, keys, keys)
+        for rank in self.pools.ranks:
+            self.pools.plane.append(rank.index_layers[layer], *tables, keys, keys)
 
     def read_index(self, layer: int, tile: int, num_pages: int) -> Tensor:
         """Return copies of the index keys [token, dim] of a tile's first pages, from the last rank.
 
         The result is valid until the next call.
         """
-        rank = self._pools.ranks[-1]
-        page_ids = self.step.tables[self._pools.kinds[layer]][tile, :num_pages]
+        rank = self.pools.ranks[-1]
+        page_ids = self.step.tables[self.pools.kinds[layer]][tile, :num_pages]
         reads = there(rank.index_reads[layer])
-        self._pools.plane.copy_items(reads, page_ids, self._pools.numbers[:num_pages])
+        self.pools.plane.copy_items(reads, page_ids, self.pools.numbers[:num_pages])
         return rank.index_read[:num_pages].flatten(0, 1)
 
     def scan(self, layer: int, inputs: Tensor, gates: Tensor, weights: ScanWeights) -> Tensor:
@@ -116,7 +116,7 @@ class PagedKvView:
         `kernels.scan.scan`, with the rows of all tiles and the heads of all ranks. Rows that are
         not computed in this step are 0.
         """
-        holder, plane, step = self._pools.holders[layer], self._pools.plane, self.step
+        holder, plane, step = self.pools.holders[layer], self.pools.plane, self.step
         outputs = [
             plane.scan(
                 rank.taps[holder],
@@ -126,18 +126,18 @@ class PagedKvView:
                 inputs[:, heads],
                 gates[:, :, heads],
                 weights.part(heads),
-                block=self._pools.page_size,
+                block=self.pools.page_size,
             )
-            for rank in self._pools.ranks
+            for rank in self.pools.ranks
             for heads in [rank.recurrent_heads]
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _layer(self, rank: RankPools, layer: int) -> Tensor:
-        return rank.layers[self._pools.kinds[layer]][self._pools.holders[layer]]
+        return rank.layers[self.pools.kinds[layer]][self.pools.holders[layer]]
 
     def _tables(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
-        kind, step = self._pools.kinds[layer], self.step
+        kind, step = self.pools.kinds[layer], self.step
         return step.tables[kind][group.tiles], step.tiles[kind][group.tiles]
 
     def _of_ranks(
@@ -148,10 +148,10 @@ class PagedKvView:
     ) -> Tensor:
         # A rank computes all query heads of its KV heads, also those that other ranks return: with
         # as many rows of a matrix on any number of ranks, the kernel adds in the same order.
-        share = queries.shape[2] // len(self._pools.ranks)
-        copies = queries.shape[2] // self._pools.model.num_kv_heads
+        share = queries.shape[2] // len(self.pools.ranks)
+        copies = queries.shape[2] // self.pools.model.num_kv_heads
         mixed = []
-        for number, rank in enumerate(self._pools.ranks):
+        for number, rank in enumerate(self.pools.ranks):
             heads = slice(rank.heads.start * copies, rank.heads.stop * copies)
             its = attend(rank, queries[:, :, heads].contiguous(), sinks[heads])
             first = number * share - heads.start

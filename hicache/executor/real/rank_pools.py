@@ -20,7 +20,7 @@ from hicache.executor.real.stored_pages import StoredPages, bytes_of, checksum_o
 from hicache.executor.real.transfers import Buffer, Transfer
 from hicache.kernels import CopyTable, copy_table, layer_first_buffers
 from hicache.kernels.load import LoadBuffer, LoadTable, load_table
-from hicache.models import PLAIN, ModelConfig
+from hicache.models import PLAIN, LayerKind, ModelConfig
 from hicache.models.shapes import Part
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
@@ -116,12 +116,16 @@ class RankPools:
     def _make_pages(self, kind: int, layers: Sequence[int]) -> list[Buffer]:
         spec = self._spec
         dtype = DTYPES[spec.model.kv_dtype_bytes]
-        num_heads = self.heads.stop - self.heads.start
-        page_shape = spec.page_size, num_heads, spec.model.head_dim
-        shape = (len(layers), 2, count_of(spec.device_counts, kind), *page_shape)
+        dims = spec.model.row_dims(LayerKind.swa if kind == SWA else LayerKind.full)
+        num_kv, num_heads = 2, len(dims) // 2 // min(spec.tp, len(dims) // 2 or 1)
+        if len(set(dims)) > 1 or len(dims) == 1:  # a row of a token, as one head of one tensor
+            num_kv, num_heads, dims = 1, 1, [sum(dims)]
+        page_shape = spec.page_size, num_heads, dims[0]
+        shape = (len(layers), num_kv, count_of(spec.device_counts, kind), *page_shape)
         self.kv[kind] = kv = torch.zeros(shape, dtype=dtype, device=spec.device)
         parts = [
-            (layers[place // 2], each, True) for place, each in enumerate(layer_first_buffers(kv))
+            (layers[place // num_kv], each, True)
+            for place, each in enumerate(layer_first_buffers(kv))
         ]
         part = index_part(spec.model)
         for layer in layers if kind == FULL else ():
@@ -137,9 +141,14 @@ class RankPools:
         num_slots = count_of(spec.device_counts, MAMBA)
         heads, dim = config.recurrent_heads // spec.tp, config.recurrent_head_dim
         state_dim = config.recurrent_state_dim
-        taps = num_slots, heads, config.conv_taps - 1, dim + 2 * state_dim
         state = num_slots, heads, state_dim, dim
-        for _ in layers:
+        for layer in layers:
+            is_mamba = "M" in config.layer_words[layer]
+            groups = config.recurrent_groups if is_mamba else config.recurrent_key_heads
+            taps = num_slots, heads, config.conv_taps - 1, dim + 2 * state_dim
+            if groups != config.recurrent_heads:  # channels of no head
+                channels = heads * dim + 2 * groups * state_dim
+                taps = num_slots, 1, config.conv_taps - 1, channels
             dtype = DTYPES[config.conv_dtype_bytes]
             self.taps.append(torch.zeros(taps, dtype=dtype, device=spec.device))
             dtype = DTYPES[config.state_dtype_bytes]

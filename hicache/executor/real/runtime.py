@@ -21,7 +21,7 @@ from hicache.executor.real.plane import REFERENCE, TRITON, Plane, interpreted
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import Counts, PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
-from hicache.executor.real.verify import Verifier
+from hicache.executor.real.verify import Model, Verifier
 from hicache.storage.factory import GuardedStorage, open_guarded_storage
 
 
@@ -42,13 +42,11 @@ class TorchRuntime:
         self._verifier: Verifier | None = None
         self._plane = _plane(config.executor.kernels, self._device)
         page_size = config.cache.page_size
-        self._model = ReferenceModel(
-            config.model, page_size=page_size, seed=config.seed, device=str(self._device)
-        )
+        self._model = _model(config, self._device, tp)
         if config.executor.verify:
             in_use = {"host": any(host_counts), "storage": config.storage.kind != "none"}
             tiers = ["device", *(tier for tier, is_used in in_use.items() if is_used)]
-            self._verifier = Verifier(self._model, self._plane, tiers)
+            self._verifier = Verifier(self._model, self._plane, tiers, tolerance=config.tolerance)
         self._spec = PoolSpec(
             model=config.model,
             page_size=page_size,
@@ -137,7 +135,7 @@ class TorchRuntime:
             page_size=self._config.cache.page_size,
             rank=rank,
             tp=self._spec.tp,
-            weights=f"exact, seed {self._config.seed}",
+            weights=self._model.origin,
             arithmetic=_arithmetic(self._device),
             layout=ours.layout,
         )
@@ -149,6 +147,20 @@ class TorchRuntime:
             clock=WallClock(),
             seed=self._config.seed * self._spec.tp + rank,
         )
+
+
+def _model(config: ExperimentConfig, device: torch.device, tp: int) -> Model:
+    sizes = {"page_size": config.cache.page_size, "seed": config.seed}
+    if config.executor.model == "reference":
+        return ReferenceModel(config.model, **sizes, device=str(device))
+    if tp > 1:
+        raise ValueError(f"executor.model=hf needs parallel.tp=1, got {tp}")
+    try:
+        from hicache.executor.real.hf_model import HfModel
+    except ImportError as error:
+        raise ValueError(f"executor.model=hf: pip install 'hicache[hf]' ({error})") from error
+    is_cut = config.executor.call == "page"
+    return HfModel(config.model, **sizes, device=str(device), is_cut=is_cut)
 
 
 def _device(wanted: str) -> torch.device:

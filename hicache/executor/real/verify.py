@@ -1,7 +1,7 @@
 """Compares logits with those of a cold start, which shows that no wrong byte was read."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,9 +12,29 @@ from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.plane import REFERENCE, Plane
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import PoolSpec
-from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.tables import Stretch
+from hicache.models import ModelConfig
 from hicache.scheduler.request_state import RequestState
+
+HUGE = 1e9  # standard deviations; stands for a logit that is no number
+
+
+class Model(Protocol):
+    """What computes a step: `ReferenceModel`, or a model of transformers.
+
+    `origin` names the weights and the arithmetic. `together` is the number of tiles that the model
+    computes together.
+    """
+
+    config: ModelConfig
+    page_size: int
+    device: torch.device
+    together: int
+    origin: str
+
+    def forward(
+        self, memory: PagedKvView, *, ready: Callable[[int], None] = ...
+    ) -> list[Tensor]: ...
 
 
 class Verdict(NamedTuple):
@@ -26,6 +46,7 @@ class Verdict(NamedTuple):
         num_tokens: tokens whose logits were compared.
         num_agree: tokens for which both runs have the same largest logit.
         error: largest difference of a logit, in standard deviations of the token's logits.
+        num_wrong: requests with a difference above the tolerance.
         untested: tiers in use from which no compared request hit a token, so that equal logits say
             nothing about their data.
     """
@@ -35,6 +56,7 @@ class Verdict(NamedTuple):
     num_tokens: int = 0
     num_agree: int = 0
     error: float = 0.0
+    num_wrong: int = 0
     untested: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -52,6 +74,7 @@ class Verdict(NamedTuple):
         return {
             "verify/checked_count": self.num_checked,
             "verify/unequal_count": self.num_checked - self.num_equal,
+            "verify/wrong_count": self.num_wrong,
             "verify/untested_count": len(self.untested),
             "verify/greedy_agreement": self.num_agree / max(self.num_tokens, 1),
             "verify/logit_error_max": self.error,
@@ -61,14 +84,21 @@ class Verdict(NamedTuple):
 class Verifier:
     """Records the logits of every answer, and recomputes them without a cache.
 
-    `tiers` are the tiers in use: device, host, storage. The recomputation processes each sequence
+    `tiers` are the tiers in use: device, host, storage. A request is wrong if a logit differs by
+    more than `tolerance`, in standard deviations of the token's logits. The recomputation processes each sequence
     in one chunk on one rank, in pages of its own.
     """
 
     def __init__(
-        self, model: ReferenceModel, plane: Plane = REFERENCE, tiers: Sequence[str] = ()
+        self,
+        model: Model,
+        plane: Plane = REFERENCE,
+        tiers: Sequence[str] = (),
+        *,
+        tolerance: float = 0.0,
     ) -> None:
         self._model = model
+        self._tolerance = tolerance
         self._untested = dict.fromkeys(tiers)  # until a request hits there
         self._plane = plane
         self._seen: dict[int, tuple[bytes, dict[int, Tensor]]] = {}
@@ -107,15 +137,19 @@ class Verifier:
             memory = PagedKvView(pools, [whole], self._model.together)
             (cold,) = self._model.forward(memory)
             warm = torch.stack([*answers.values()])
-            verdict = compared(verdict, warm, cold[[position - first for position in answers]])
+            cold = cold[[position - first for position in answers]]
+            verdict = compared(verdict, warm, cold, self._tolerance)
         return verdict
 
 
-def compared(verdict: Verdict, warm: Tensor, cold: Tensor) -> Verdict:
-    differences = ((warm - cold).abs() / cold.std(dim=-1, keepdim=True)).nan_to_num(torch.inf)
+def compared(verdict: Verdict, warm: Tensor, cold: Tensor, tolerance: float = 0.0) -> Verdict:
+    differences = (warm - cold).abs() / cold.std(dim=-1, keepdim=True)
+    differences = differences.nan_to_num(HUGE, HUGE)  # a summary holds no infinite numbers
+    error = float(differences.max())
     return verdict._replace(
         num_equal=verdict.num_equal + torch.equal(warm, cold),
         num_tokens=verdict.num_tokens + len(warm),
         num_agree=verdict.num_agree + int((warm.argmax(-1) == cold.argmax(-1)).sum()),
-        error=max(verdict.error, float(differences.max())),
+        error=max(verdict.error, error),
+        num_wrong=verdict.num_wrong + (error > tolerance),
     )

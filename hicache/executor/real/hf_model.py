@@ -1,0 +1,353 @@
+"""A decoder of Hugging Face's transformers, whose cache is the engine's pages and slots.
+
+`HfModel` takes the place of `ReferenceModel`. The code of the model runs unchanged: it gets a cache
+whose layers write new keys, values and states into the pools and read all earlier ones from there.
+A state exists only where a call of the model ends, so a call ends wherever a state is captured.
+
+Axes: token, head, dim, channel, tap.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicCache,
+    LinearAttentionLayer,
+)
+
+from hicache.executor.real.paged_kv import PagedKvView
+from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import DTYPES
+from hicache.executor.real.reference_model import FASTEST, SLOWEST
+from hicache.executor.real.tables import Stretch
+from hicache.models import ModelConfig
+
+GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")  # transformers calls them where it finds them
+Shape = tuple[int, ...]
+
+
+class Shapes(NamedTuple):
+    """What a layer of the model caches: shapes without the axes of sequences and tokens."""
+
+    keys: Shape = ()  # [head, dim]
+    values: Shape = ()
+    index: Shape = ()  # [dim]
+    taps: Shape = ()  # [channel]
+    state: Shape = ()
+
+
+class Call(NamedTuple):
+    """Consecutive tokens of one sequence, which one call of the model computes."""
+
+    memory: PagedKvView
+    stretch: Stretch
+    start: int
+    end: int
+    ready: Callable[[int], None]
+
+
+class PagedLayer(CacheLayerMixin):
+    """Keys and values of one layer in pages; of a window, only the pages that the call sees."""
+
+    def __init__(self, call: Call, layer: int, shapes: Shapes) -> None:
+        super().__init__()
+        pools = call.memory.pools
+        kind = pools.kinds[layer]
+        self._call, self._layer, self._shapes = call, layer, shapes
+        self._size, window_len = pools.page_size, pools.windows[kind]
+        self.is_initialized, self.is_sliding = True, window_len > 0
+        first = max(call.start - window_len + 1, 0) if window_len else 0
+        self._first_page = first // self._size
+        # [kv, page, token, head, dim]
+        self._pool = pools.ranks[0].kv[kind][pools.holders[layer]]
+        self._index = pools.ranks[0].index.get(layer)
+        ids = call.stretch.pages[kind][: -(-call.end // self._size)]
+        self._pages = torch.tensor(ids, device=self._pool.device)
+
+    def update(
+        self, keys: Tensor, values: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Add the keys and values [1, head, token, dim] of the new tokens; return all of them."""
+        self._call.ready(self._layer)
+        shapes, num_kv, *_, heads, dim = self._shapes, *self._pool.shape
+        rows = torch.cat([each[0].transpose(0, 1).flatten(1) for each in (keys, values)], 1)
+        pages, tokens = self._places()
+        self._pool[:, pages, tokens] = rows.view(-1, num_kv, heads, dim).transpose(0, 1)
+        length, _ = self.get_mask_sizes(0)
+        held = self._pool[:, self._pages[self._first_page :]].flatten(1, 2)[:, :length]
+        split = [heads * dim for heads, dim in (shapes.keys, shapes.values)]
+        first, second = held.transpose(0, 1).flatten(1).split(split, 1)
+        return (
+            first.unflatten(1, shapes.keys).transpose(0, 1)[None],
+            second.unflatten(1, shapes.values).transpose(0, 1)[None],
+        )
+
+    def update_indexer(self, keys: Tensor) -> Tensor:
+        """Add the index keys [1, token, dim] of the new tokens; return those of all tokens."""
+        self._call.ready(self._layer)
+        assert self._index is not None
+        self._index[self._places()] = keys[0]
+        return self._index[self._pages].flatten(0, 1)[None, : self._call.end]
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        position = torch.arange(self._call.start, self._call.end, device=self._pool.device)
+        return self._pages[position // self._size], position % self._size
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        before = self._first_page * self._size
+        return self._call.end - before, before
+
+    def get_seq_length(self) -> int:
+        return self._call.start
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def lazy_initialization(self, *_: object) -> None: ...
+
+
+class SlotLayer(LinearAttentionLayer):
+    """Convolution inputs (taps) and recurrent state of one layer, in the slot of the sequence."""
+
+    def __init__(self, call: Call, layer: int, shapes: Shapes) -> None:
+        super().__init__()
+        pools, slot = call.memory.pools, call.stretch.slot
+        place = sum("M" in word or "D" in word for word in pools.model.layer_words[:layer])
+        taps, states = pools.ranks[0].taps[place], pools.ranks[0].states[place]
+        self._call, self._layer = call, layer
+        self._taps = taps[slot].view(1, *shapes.taps, -1)
+        self.conv_states = {0: self._taps}
+        self.recurrent_states = {0: states[slot].view(1, *shapes.state)}
+        self.is_recurrent_states_initialized = {0: True}
+        self.has_previous_state = {0: call.start > 0}
+
+    def update_conv_state(self, new: Tensor, state_idx: int = 0, **_: object) -> Tensor:
+        """Add inputs [1, channel, token]; return them after those kept, 0 before the first."""
+        self._call.ready(self._layer)
+        line = torch.cat([self._taps, new], -1)
+        self._taps.copy_(line[..., -self._taps.shape[-1] :])
+        return line
+
+
+class SlotAndPagedLayer(SlotLayer, PagedLayer):
+    """A layer with attention and a recurrent state side by side."""
+
+    def __init__(self, call: Call, layer: int, shapes: Shapes) -> None:
+        PagedLayer.__init__(self, call, layer, shapes)
+        SlotLayer.__init__(self, call, layer, shapes)
+
+
+class PoolCache(Cache):
+    """The cache of one call, on the pools."""
+
+    def __init__(self, call: Call, layers: list[Shapes]) -> None:
+        super().__init__(layers=[_layer_of(call, *each) for each in enumerate(layers)])
+        self._ready = call.ready
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        self._ready(layer_idx)
+        return super().get_conv_state(layer_idx, state_idx)
+
+
+def _layer_of(call: Call, layer: int, shapes: Shapes) -> Any:
+    if shapes.taps:
+        return (SlotAndPagedLayer if shapes.keys else SlotLayer)(call, layer, shapes)
+    return PagedLayer(call, layer, shapes) if shapes.keys else DummyLayer()
+
+
+class HfModel:
+    """A causal language model of transformers that keeps its cache in the engine's pools.
+
+    Weights come from safetensors files beside the config.json, or are random if there are none.
+
+    Args:
+        config: the shape of the model, derived from the config.json that `from_hf` names.
+        page_size: tokens of a page.
+        seed: seed of random weights.
+        device: where the model computes.
+        is_cut: True if a call begins where a page begins, and ends in that page. It computes the
+            page's earlier tokens again, so logits have the same bits with any cache.
+
+    Raises:
+        ValueError: the engine's pools cannot hold what the model caches.
+    """
+
+    together = 1
+
+    def __init__(
+        self, config: ModelConfig, *, page_size: int, seed: int, device: str, is_cut: bool
+    ) -> None:
+        self.config = config
+        self.page_size = page_size
+        self.device = torch.device(device)
+        self._is_cut = is_cut
+        self._kept: dict[tuple[TorchPools, int], tuple[bytes, list[Tensor]]] = {}
+        if config.from_hf is None:
+            raise ValueError("executor.model=hf needs model.from_hf, the path of a config.json")
+        if config.window_restarts or config.kv_dtype_bytes not in DTYPES:
+            raise ValueError(
+                f"model {config.name}: executor.model=hf supports no chunked attention, and KV of "
+                f"2 or 4 bytes an element, got {config.kv_dtype_bytes}"
+            )
+        path, dtype = Path(config.from_hf), DTYPES[config.kv_dtype_bytes]
+        folder = path if path.is_dir() else path.parent
+        files = sorted(folder.glob("*.safetensors"))
+        transformers.utils.logging.set_verbosity_error()
+        with _hidden(GPU_KERNELS if self.device.type == "cpu" else ()):
+            if files:
+                model = AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=dtype, local_files_only=True
+                )
+            else:
+                read = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
+                model = _random_model(read, dtype, seed)
+        self._model = model.to(self.device).eval()
+        self.vocab_size = model.config.get_text_config().vocab_size
+        self._layers = self._probed()
+        weights = [(each.name, *each.stat()[6:9:2]) for each in files] or f"seed {seed}"
+        self.origin = f"transformers {transformers.__version__}, {weights}, cut {is_cut}"
+
+    @torch.no_grad()
+    def forward(
+        self, memory: PagedKvView, *, ready: Callable[[int], None] = lambda layer: None
+    ) -> list[Tensor]:
+        """Compute the tokens of a step, as `ReferenceModel.forward` does."""
+        return [self._logits(memory, each, ready) for each in memory.stretches]
+
+    def _logits(
+        self, memory: PagedKvView, stretch: Stretch, ready: Callable[[int], None]
+    ) -> Tensor:
+        start, end, captures = stretch.start, stretch.end, dict(stretch.captures)
+        first = end - 1 if stretch.logits_from is None else stretch.logits_from
+        tokens = np.frombuffer(stretch.tokens, "<i4", end).astype(np.int64) % self.vocab_size
+        ids = torch.from_numpy(tokens).to(self.device)[None]
+        stops, size = {*captures, end}, self.page_size
+        if self._is_cut:
+            stops.update(range(max(first, start) + 1, end))
+            stops.update(range((start // size + 1) * size, end, size))
+        found, begin = [], start
+        for layer in range(len(self._layers)) if self._is_cut else ():
+            ready(layer)
+        for stop in sorted(stops):
+            if self._is_cut:
+                held, begin = begin, (stop - 1) // size * size
+                self._at_page(memory.pools, stretch, held, begin)
+            call = Call(memory, stretch, begin, stop, ready)
+            num_wanted = 1 if self._is_cut else stop - max(begin, first)
+            output = self._model(
+                ids[:, begin:stop],
+                cache=PoolCache(call, self._layers),
+                use_cache=True,
+                logits_to_keep=max(num_wanted, 1),
+            )
+            if stop > first:
+                found.append(output.logits[0].float())
+            if stop in captures:
+                memory.pools.copy_states([stretch.slot], [captures[stop]])
+            begin = stop
+        return torch.cat(found)
+
+    def _at_page(self, pools: TorchPools, stretch: Stretch, held: int, begin: int) -> None:
+        """Bring the state in the sequence's slot from after `held` tokens to after `begin`.
+
+        The state at the last page's start is kept for this.
+        """
+        slot, prefix = stretch.slot, stretch.tokens[: 4 * begin]
+        parts = [part[slot] for rank in pools.ranks for part in (*rank.taps, *rank.states)]
+        if held == begin:
+            self._kept[pools, slot] = prefix, [part.clone() for part in parts]
+        elif parts:
+            its_prefix, kept = self._kept[pools, slot]
+            assert its_prefix == prefix, "the slot holds another sequence"
+            for part, value in zip(parts, kept, strict=True):
+                part.copy_(value)
+
+    @torch.no_grad()
+    def _probed(self) -> list[Shapes]:
+        """Return what each layer caches, as a call with transformers' own cache shows it.
+
+        Raises:
+            ValueError: the pools have other room for it.
+        """
+        config, num_taps = self.config, self.config.conv_taps - 1
+        cache = DynamicCache(config=self._model.config)
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        self._model(ids, cache=cache, use_cache=True)
+        bytes_of = {kind: config.layer_bytes(kind, 1) for kind in ("full", "swa", "mamba")}
+        layers = []
+        for layer, (word, held) in enumerate(zip(config.layer_words, cache.layers, strict=True)):
+            parts = [getattr(held, name, None) for name in ("keys", "values", "indexer_keys")]
+            parts += [
+                getattr(held, name, {0: None})[0] for name in ("conv_states", "recurrent_states")
+            ]
+            keys, values, index, taps, state = (
+                () if each is None else tuple(each.shape[1:]) for each in parts
+            )
+            shapes = Shapes(keys[::2], values[::2], index[1:], taps[:1], state)
+            layers.append(shapes)
+            counts = [math.prod(each) if each else 0 for each in shapes]
+            counts[3] *= num_taps
+            sizes = [
+                count * (0 if part is None else part.itemsize)
+                for count, part in zip(counts, parts, strict=True)
+            ]
+            kind = "swa" if "S" in word else "full"
+            wanted = bytes_of[kind][layer], bytes_of["mamba"][layer]
+            window_len = getattr(held, "sliding_window", 0)
+            if (sum(sizes[:3]), sum(sizes[3:])) != wanted or (
+                window_len != (config.window_len if "S" in word else 0)
+            ):
+                raise ValueError(
+                    f"model {config.name}: layer {layer} ({type(held).__name__}) caches "
+                    f"{sum(sizes[:3])} bytes a token in a window of {window_len} and {sum(sizes[3:])} bytes of state, but the "
+                    f"pools have room for {wanted[0]:.0f} and {wanted[1]:.0f} ({word!r} in "
+                    "model.pattern)"
+                )
+        return layers
+
+
+def _random_model(config: Any, dtype: torch.dtype, seed: int) -> Any:
+    """Return a model with random weights that keep the norm of what they multiply.
+
+    So a wrong page changes the logits. States remember 20 to 500 tokens, as in `ReferenceModel`.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        for name, weights in model.named_parameters():
+            if name.endswith("A_log"):
+                decay = torch.linspace(SLOWEST, FASTEST, weights.numel())
+                weights.data.copy_(decay.log().view_as(weights))
+            elif name.endswith("dt_bias"):
+                weights.data.zero_()
+            elif weights.ndim > 1 and "conv" not in name:
+                weights.data.normal_(0, weights.shape[-1] ** -0.5)
+    return model
+
+
+@contextmanager
+def _hidden(packages: tuple[str, ...]) -> Iterator[None]:
+    """Make imports of `packages` fail for a while."""
+    held = {name: sys.modules.get(name) for name in packages}
+    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name, module in held.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module

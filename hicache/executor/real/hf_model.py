@@ -9,9 +9,8 @@ Axes: token, head, dim, channel, tap.
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +43,7 @@ class Shapes(NamedTuple):
 
     keys: Shape = ()  # [head, dim]
     values: Shape = ()
-    index: Shape = ()  # [dim]
+    index_key: Shape = ()  # [dim]
     taps: Shape = ()  # [channel]
     state: Shape = ()
 
@@ -82,17 +81,16 @@ class PagedLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Add the keys and values [1, head, token, dim] of the new tokens; return all of them."""
         self._call.ready(self._layer)
-        shapes, num_kv, *_, heads, dim = self._shapes, *self._pool.shape
+        shapes, (num_kv, _, _, heads, dim) = self._shapes, tuple(self._pool.shape)
         rows = torch.cat([each[0].transpose(0, 1).flatten(1) for each in (keys, values)], 1)
         pages, tokens = self._places()
         self._pool[:, pages, tokens] = rows.view(-1, num_kv, heads, dim).transpose(0, 1)
         length, _ = self.get_mask_sizes(0)
         held = self._pool[:, self._pages[self._first_page :]].flatten(1, 2)[:, :length]
-        split = [heads * dim for heads, dim in (shapes.keys, shapes.values)]
-        first, second = held.transpose(0, 1).flatten(1).split(split, 1)
+        rows, width = held.transpose(0, 1).flatten(1), math.prod(shapes.keys)
         return (
-            first.unflatten(1, shapes.keys).transpose(0, 1)[None],
-            second.unflatten(1, shapes.values).transpose(0, 1)[None],
+            rows[:, :width].unflatten(1, shapes.keys).transpose(0, 1)[None],
+            rows[:, width:].unflatten(1, shapes.values).transpose(0, 1)[None],
         )
 
     def update_indexer(self, keys: Tensor) -> Tensor:
@@ -159,7 +157,8 @@ class PoolCache(Cache):
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         self._ready(layer_idx)
-        return super().get_conv_state(layer_idx, state_idx)
+        taps: Tensor | None = super().get_conv_state(layer_idx, state_idx)
+        return taps
 
 
 def _layer_of(call: Call, layer: int, shapes: Shapes) -> Any:
@@ -282,41 +281,41 @@ class HfModel:
         Raises:
             ValueError: the pools have other room for it.
         """
-        config, num_taps = self.config, self.config.conv_taps - 1
+        config = self.config
         cache = DynamicCache(config=self._model.config)
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         self._model(ids, cache=cache, use_cache=True)
-        bytes_of = {kind: config.layer_bytes(kind, 1) for kind in ("full", "swa", "mamba")}
+        room = {kind: config.layer_bytes(kind, 1) for kind in ("full", "swa", "mamba")}
         layers = []
         for layer, (word, held) in enumerate(zip(config.layer_words, cache.layers, strict=True)):
             parts = [getattr(held, name, None) for name in ("keys", "values", "indexer_keys")]
-            parts += [
-                getattr(held, name, {0: None})[0] for name in ("conv_states", "recurrent_states")
-            ]
-            keys, values, index, taps, state = (
-                () if each is None else tuple(each.shape[1:]) for each in parts
+            for name in ("conv_states", "recurrent_states"):
+                parts.append(getattr(held, name, {0: None})[0])
+            keys, values, index_key, taps, state = (
+                () if part is None else tuple(part.shape[1:]) for part in parts
             )
-            shapes = Shapes(keys[::2], values[::2], index[1:], taps[:1], state)
+            shapes = Shapes(keys[::2], values[::2], index_key[1:], taps[:1], state)
             layers.append(shapes)
-            counts = [math.prod(each) if each else 0 for each in shapes]
-            counts[3] *= num_taps
             sizes = [
-                count * (0 if part is None else part.itemsize)
-                for count, part in zip(counts, parts, strict=True)
+                math.prod(shape) * part.itemsize if shape and part is not None else 0
+                for shape, part in zip(shapes, parts, strict=True)
             ]
-            kind = "swa" if "S" in word else "full"
-            wanted = bytes_of[kind][layer], bytes_of["mamba"][layer]
             window_len = getattr(held, "sliding_window", 0)
-            if (sum(sizes[:3]), sum(sizes[3:])) != wanted or (
-                window_len != (config.window_len if "S" in word else 0)
-            ):
+            got = sum(sizes[:3]), window_len, sizes[3] * (config.conv_taps - 1) + sizes[4]
+            kind = "swa" if "S" in word else "full"
+            wanted = room[kind][layer], config.window_len * ("S" in word), room["mamba"][layer]
+            if got != wanted:
+                facts = "bytes a token", "tokens of a window", "bytes of a state"
                 raise ValueError(
-                    f"model {config.name}: layer {layer} ({type(held).__name__}) caches "
-                    f"{sum(sizes[:3])} bytes a token in a window of {window_len} and {sum(sizes[3:])} bytes of state, but the "
-                    f"pools have room for {wanted[0]:.0f} and {wanted[1]:.0f} ({word!r} in "
-                    "model.pattern)"
+                    f"model {config.name}: layer {layer}, a {type(held).__name__}, caches "
+                    f"{_listed(got, facts)}, but {word!r} in model.pattern stands for "
+                    f"{_listed(wanted, facts)}"
                 )
         return layers
+
+
+def _listed(numbers: Sequence[float], facts: Sequence[str]) -> str:
+    return ", ".join(f"{number:,.0f} {fact}" for number, fact in zip(numbers, facts, strict=True))
 
 
 def _random_model(config: Any, dtype: torch.dtype, seed: int) -> Any:

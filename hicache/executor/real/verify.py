@@ -85,8 +85,8 @@ class Verifier:
     """Records the logits of every answer, and recomputes them without a cache.
 
     `tiers` are the tiers in use: device, host, storage. A request is wrong if a logit differs by
-    more than `tolerance`, in standard deviations of the token's logits. The recomputation processes each sequence
-    in one chunk on one rank, in pages of its own.
+    more than `tolerance`, in standard deviations of the token's logits. The recomputation processes
+    each sequence in one chunk on one rank, in pages of its own.
     """
 
     def __init__(

@@ -381,6 +381,8 @@ def _moe_layers(file: ConfigFile, words: list[str]) -> int:
 def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
     plain = float(file.dtype_bytes("torch_dtype", "dtype", default="bfloat16"))
     found = {"dense_param_bytes": plain, "expert_param_bytes": plain}
+    if plain == 4:
+        found |= {"kv_dtype_bytes": 4, "conv_dtype_bytes": 4}
     if "quantization_config" not in file.values:
         return found
     quantised = file.values["quantization_config"]

@@ -77,20 +77,20 @@ class PagedLayer(CacheLayerMixin):
         self._pages = torch.tensor(ids, device=self._pool.device)
 
     def update(
-        self, keys: Tensor, values: Tensor, *_: object, **__: object
+        self, keys: Tensor, values: Tensor, *_others: object, **_named: object
     ) -> tuple[Tensor, Tensor]:
         """Add the keys and values [1, head, token, dim] of the new tokens; return all of them."""
         self._call.ready(self._layer)
-        shapes, (num_kv, _, _, heads, dim) = self._shapes, tuple(self._pool.shape)
+        shapes, shape = self._shapes, self._pool.shape
         rows = torch.cat([each[0].transpose(0, 1).flatten(1) for each in (keys, values)], 1)
         pages, tokens = self._places()
-        self._pool[:, pages, tokens] = rows.view(-1, num_kv, heads, dim).transpose(0, 1)
+        self._pool[:, pages, tokens] = rows.view(-1, shape[0], *shape[3:]).transpose(0, 1)
         length, _ = self.get_mask_sizes(0)
         held = self._pool[:, self._pages[self._first_page :]].flatten(1, 2)[:, :length]
         rows, width = held.transpose(0, 1).flatten(1), math.prod(shapes.keys)
         return (
-            rows[:, :width].unflatten(1, shapes.keys).transpose(0, 1)[None],
-            rows[:, width:].unflatten(1, shapes.values).transpose(0, 1)[None],
+            rows[:, :width].view(-1, *shapes.keys).transpose(0, 1)[None],
+            rows[:, width:].view(-1, *shapes.values).transpose(0, 1)[None],
         )
 
     def update_indexer(self, keys: Tensor) -> Tensor:

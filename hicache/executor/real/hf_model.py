@@ -332,7 +332,7 @@ def _random_model(config: Any, dtype: torch.dtype, seed: int) -> Any:
                 weights.data.copy_(decay.log().view_as(weights))
             elif name.endswith("dt_bias"):
                 weights.data.zero_()
-            elif weights.ndim > 1 and "conv" not in name:
+            elif weights.ndim > 1:
                 weights.data.normal_(0, weights.shape[-1] ** -0.5)
     return model
 

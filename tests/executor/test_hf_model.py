@@ -1,11 +1,18 @@
 """Models of transformers on three tiers: logits are those without a cache, mistakes are found."""
 
+import os
+import sys
 from unittest.mock import patch
 
-import pytest
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is imported
 
+import pytest
+import torch
+
+from hicache import experiment
 from hicache.cache.kinds import MAMBA, SWA
-from tests.executor.hf_runs import KINDS, arrivals, run
+from hicache.runs.schema import config_of
+from tests.executor.hf_runs import BASE, FOLDER, KINDS, PAGE, arrivals, config, run
 
 hf_model = pytest.importorskip(
     "hicache.executor.real.hf_model", reason="transformers is not installed", exc_type=ImportError
@@ -80,4 +87,48 @@ def test_a_planted_mistake_is_found(mistake, family):
     with mistake():
         measures = run(family, num_requests=12).measures
     assert measures["verify/wrong_count"] > 0
-    assert measures["verify/logit_error_max"] > 0.05
+    assert measures["verify/logit_error_max"] > 0.5
+
+
+@pytest.mark.soak
+def test_the_kernels_move_what_a_model_of_transformers_caches():
+    result = run("falcon_h1", "executor.kernels=triton", "executor.call=page")
+    assert result.measures["verify/unequal_count"] == result.measures["verify/untested_count"] == 0
+
+
+def test_weights_come_from_a_local_directory(tmp_path):
+    def model_of(folder):
+        shape = config("gemma3", f"model.from_hf={folder}").model
+        return hf_model.HfModel(shape, page_size=PAGE, seed=3, device="cpu", is_cut=True)
+
+    drawn = model_of(FOLDER / "gemma3")
+    drawn._model.save_pretrained(tmp_path)
+    read = model_of(tmp_path)
+    pairs = zip(drawn._model.parameters(), read._model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+    assert drawn.origin != read.origin  # pages of other weights are never taken
+    measures = run("gemma3", f"model.from_hf={tmp_path}", num_requests=12).measures
+    assert (measures["verify/checked_count"], measures["verify/wrong_count"]) == (12, 0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["parallel.tp=2"], "executor.model=hf needs parallel.tp=1, got 2"),
+        (["model.kv_dtype_bytes=1"], "KV of 2 or 4 bytes an element, got 1"),
+        (["model.head_dim=16"], "layer 0, .* caches 128 bytes a token, .* stands for 256 "),
+        (["model.window_len=32"], "20 tokens of a window, .* stands for .* 32 tokens"),
+    ],
+)
+def test_a_shape_that_is_not_the_models_is_refused(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        run("gemma3", *overrides, num_requests=1)
+
+
+def test_a_missing_config_or_package_is_named(monkeypatch):
+    with pytest.raises(ValueError, match=r"executor.model=hf needs model.from_hf"):
+        experiment.run(config_of(*BASE, "model=tiny_hybrid", "workload.limit=1"))
+    monkeypatch.delitem(sys.modules, hf_model.__name__)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"pip install 'hicache\[hf\]'"):
+        run("llama", num_requests=1)

@@ -745,7 +745,8 @@ class ExecutorConfig:
     kernels: str = knob("auto", one_of=("auto", "triton", "fla", "reference"), only=REAL)
     # Recompute every request without a cache and compare the logits bit by bit; a difference makes
     # the run fail. With a lossy `cache.host_format` or `storage.format`, or with
-    # `executor.kernels=fla`, report the difference.
+    # `executor.kernels=fla`, report the difference. With `executor.model=hf`, it may be what
+    # rounding explains, unless `executor.call=page`.
     verify: bool = knob(False, only=REAL)
 
     def __post_init__(self) -> None:
@@ -916,8 +917,10 @@ class ExperimentConfig:
         """The largest difference of a logit that rounding explains, in standard deviations."""
         if self.is_lossy:
             return inf
-        is_exact = self.executor.model == "reference" or self.executor.call == "page"
-        return 0.0 if is_exact else 1e-3
+        if self.executor.model == "reference" or self.executor.call == "page":
+            return 0.0
+        # seen: 1.3e-5 and 0.09; planted mistakes make 1 to 5
+        return 1e-3 if self.model.kv_dtype_bytes == 4 else 0.5
 
     @property
     def tp(self) -> int:

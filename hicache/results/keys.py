@@ -53,6 +53,7 @@ COUNTERS = (
     "verify/checked_count",
     "verify/unequal_count",
     "verify/untested_count",
+    "verify/wrong_count",
 )
 # computed at the end of a run
 SAID = (

@@ -8,7 +8,6 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is i
 
 import pytest
 import torch
-
 from hicache import experiment
 from hicache.cache.kinds import MAMBA, SWA
 from hicache.runs.schema import config_of
@@ -109,15 +108,21 @@ def test_weights_come_from_a_local_directory(tmp_path):
     assert drawn.origin != read.origin  # pages of other weights are never taken
     measures = run("gemma3", f"model.from_hf={tmp_path}", num_requests=12).measures
     assert (measures["verify/checked_count"], measures["verify/wrong_count"]) == (12, 0)
+    safetensors = pytest.importorskip("safetensors.torch")
+    weights = safetensors.load_file(tmp_path / "model.safetensors")
+    del weights["model.norm.weight"]
+    safetensors.save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"weights are missing: .*model\.norm\.weight"):
+        model_of(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["parallel.tp=2"], "executor.model=hf needs parallel.tp=1, got 2"),
-        (["model.kv_dtype_bytes=1"], "KV of 2 or 4 bytes an element, got 1"),
-        (["model.head_dim=16"], "layer 0, .* caches 128 bytes a token, .* stands for 256 "),
-        (["model.window_len=32"], "20 tokens of a window, .* stands for .* 32 tokens"),
+        (["model.kv_dtype_bytes=1"], "kv_dtype_bytes of 2 or 4, got 1 in gemma3"),
+        (["model.head_dim=16"], r"layer 0, .* caches \(128, 20, 0\) .* stands for \(256, 20, 0\)"),
+        (["model.window_len=32"], r"caches \(128, 20, 0\) .* stands for \(128, 32, 0\)"),
     ],
 )
 def test_a_shape_that_is_not_the_models_is_refused(overrides, message):

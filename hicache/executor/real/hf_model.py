@@ -9,7 +9,7 @@ Axes: token, head, dim, channel, tap.
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,20 +18,14 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DummyLayer,
-    DynamicCache,
-    LinearAttentionLayer,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, cache_utils
 
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import DTYPES
 from hicache.executor.real.reference_model import FASTEST, SLOWEST
 from hicache.executor.real.tables import Stretch
+from hicache.executor.real.verify import Ready
 from hicache.models import ModelConfig
 
 GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")  # transformers calls them where it finds them
@@ -55,10 +49,10 @@ class Call(NamedTuple):
     stretch: Stretch
     start: int
     end: int
-    ready: Callable[[int], None]
+    ready: Ready
 
 
-class PagedLayer(CacheLayerMixin):
+class PagedLayer(cache_utils.CacheLayerMixin):
     """Keys and values of one layer in pages; of a window, only the pages that the call sees."""
 
     def __init__(self, call: Call, layer: int, shapes: Shapes) -> None:
@@ -117,7 +111,7 @@ class PagedLayer(CacheLayerMixin):
     def lazy_initialization(self, *_: object) -> None: ...
 
 
-class SlotLayer(LinearAttentionLayer):
+class SlotLayer(cache_utils.LinearAttentionLayer):
     """Convolution inputs (taps) and recurrent state of one layer, in the slot of the sequence."""
 
     def __init__(self, call: Call, layer: int, shapes: Shapes) -> None:
@@ -148,23 +142,22 @@ class SlotAndPagedLayer(SlotLayer, PagedLayer):
         SlotLayer.__init__(self, call, layer, shapes)
 
 
-class PoolCache(Cache):
+class PoolCache(cache_utils.Cache):
     """The cache of one call, on the pools."""
 
     def __init__(self, call: Call, layers: list[Shapes]) -> None:
-        super().__init__(layers=[_layer_of(call, *each) for each in enumerate(layers)])
-        self._ready = call.ready
+        self._ready, made = call.ready, list[Any]()
+        for layer, shapes in enumerate(layers):
+            made.append(cache_utils.DummyLayer())
+            if shapes.keys or shapes.taps:
+                slot = SlotAndPagedLayer if shapes.keys else SlotLayer
+                made[-1] = (slot if shapes.taps else PagedLayer)(call, layer, shapes)
+        super().__init__(layers=made)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         self._ready(layer_idx)
         taps: Tensor | None = super().get_conv_state(layer_idx, state_idx)
         return taps
-
-
-def _layer_of(call: Call, layer: int, shapes: Shapes) -> Any:
-    if shapes.taps:
-        return (SlotAndPagedLayer if shapes.keys else SlotLayer)(call, layer, shapes)
-    return PagedLayer(call, layer, shapes) if shapes.keys else DummyLayer()
 
 
 class HfModel:
@@ -194,41 +187,37 @@ class HfModel:
         self.device = torch.device(device)
         self._is_cut = is_cut
         self._kept: dict[tuple[TorchPools, int], tuple[bytes, list[Tensor]]] = {}
-        if config.from_hf is None:
-            raise ValueError("executor.model=hf needs model.from_hf, the path of a config.json")
-        if config.window_restarts or config.kv_dtype_bytes not in DTYPES:
+        if not config.from_hf or config.window_restarts or config.kv_dtype_bytes not in DTYPES:
             raise ValueError(
-                f"model {config.name}: executor.model=hf supports no chunked attention, and KV of "
-                f"2 or 4 bytes an element, got {config.kv_dtype_bytes}"
+                "executor.model=hf needs model.from_hf, no chunked attention, and "
+                f"model.kv_dtype_bytes of 2 or 4, got {config.kv_dtype_bytes} in {config.name}"
             )
         path, dtype = Path(config.from_hf), DTYPES[config.kv_dtype_bytes]
         folder = path if path.is_dir() else path.parent
         files = sorted(folder.glob("*.safetensors"))
         transformers.utils.logging.set_verbosity_error()
-        with _hidden(GPU_KERNELS if self.device.type == "cpu" else ()):
+        with _hidden(GPU_KERNELS if device == "cpu" else ()):
             if files:
-                model = AutoModelForCausalLM.from_pretrained(
-                    folder, dtype=dtype, local_files_only=True
+                model, found = AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=dtype, local_files_only=True, output_loading_info=True
                 )
+                if found["missing_keys"]:
+                    raise ValueError(f"{folder}: weights are missing: {found['missing_keys']}")
             else:
                 read = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
                 model = _random_model(read, dtype, seed)
         self._model = model.to(self.device).eval()
         self.vocab_size = model.config.get_text_config().vocab_size
         self._layers = self._probed()
-        weights = [(each.name, *each.stat()[6:9:2]) for each in files] or f"seed {seed}"
+        weights = [(each.name, each.stat().st_mtime_ns) for each in files] or f"seed {seed}"
         self.origin = f"transformers {transformers.__version__}, {weights}, cut {is_cut}"
 
     @torch.no_grad()
-    def forward(
-        self, memory: PagedKvView, *, ready: Callable[[int], None] = lambda layer: None
-    ) -> list[Tensor]:
+    def forward(self, memory: PagedKvView, *, ready: Ready = lambda layer: None) -> list[Tensor]:
         """Compute the tokens of a step, as `ReferenceModel.forward` does."""
         return [self._logits(memory, each, ready) for each in memory.stretches]
 
-    def _logits(
-        self, memory: PagedKvView, stretch: Stretch, ready: Callable[[int], None]
-    ) -> Tensor:
+    def _logits(self, memory: PagedKvView, stretch: Stretch, ready: Ready) -> Tensor:
         start, end, captures = stretch.start, stretch.end, dict(stretch.captures)
         first = end - 1 if stretch.logits_from is None else stretch.logits_from
         tokens = np.frombuffer(stretch.tokens, "<i4", end).astype(np.int64) % self.vocab_size
@@ -237,20 +226,19 @@ class HfModel:
         if self._is_cut:
             stops.update(range(max(first, start) + 1, end))
             stops.update(range((start // size + 1) * size, end, size))
+            for layer in range(len(self._layers)):
+                ready(layer)
         found, begin = [], start
-        for layer in range(len(self._layers)) if self._is_cut else ():
-            ready(layer)
         for stop in sorted(stops):
             if self._is_cut:
                 held, begin = begin, (stop - 1) // size * size
                 self._at_page(memory.pools, stretch, held, begin)
             call = Call(memory, stretch, begin, stop, ready)
-            num_wanted = 1 if self._is_cut else stop - max(begin, first)
             output = self._model(
                 ids[:, begin:stop],
                 cache=PoolCache(call, self._layers),
                 use_cache=True,
-                logits_to_keep=max(num_wanted, 1),
+                logits_to_keep=1 if self._is_cut else max(stop - max(begin, first), 1),
             )
             if stop > first:
                 found.append(output.logits[0].float())
@@ -281,41 +269,35 @@ class HfModel:
         Raises:
             ValueError: the pools have other room for it.
         """
-        config = self.config
-        cache = DynamicCache(config=self._model.config)
+        config, layers = self.config, []
+        cache = cache_utils.DynamicCache(config=self._model.config)
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         self._model(ids, cache=cache, use_cache=True)
         room = {kind: config.layer_bytes(kind, 1) for kind in ("full", "swa", "mamba")}
-        layers = []
         for layer, (word, held) in enumerate(zip(config.layer_words, cache.layers, strict=True)):
             parts = [getattr(held, name, None) for name in ("keys", "values", "indexer_keys")]
             for name in ("conv_states", "recurrent_states"):
                 parts.append(getattr(held, name, {0: None})[0])
-            keys, values, index_key, taps, state = (
-                () if part is None else tuple(part.shape[1:]) for part in parts
-            )
-            shapes = Shapes(keys[::2], values[::2], index_key[1:], taps[:1], state)
+            axes = [() if part is None else tuple(part.shape[1:]) for part in parts]
+            shapes = Shapes(axes[0][::2], axes[1][::2], axes[2][1:], axes[3][:1], axes[4])
             layers.append(shapes)
             sizes = [
-                math.prod(shape) * part.itemsize if shape and part is not None else 0
+                0 if part is None else math.prod(shape) * part.itemsize
                 for shape, part in zip(shapes, parts, strict=True)
             ]
             window_len = getattr(held, "sliding_window", 0)
+            if window_len >= config.max_len:
+                window_len = 0
             got = sum(sizes[:3]), window_len, sizes[3] * (config.conv_taps - 1) + sizes[4]
-            kind = "swa" if "S" in word else "full"
-            wanted = room[kind][layer], config.window_len * ("S" in word), room["mamba"][layer]
+            tokens = room["swa" if "S" in word else "full"][layer]
+            wanted = int(tokens), config.window_len * ("S" in word), int(room["mamba"][layer])
             if got != wanted:
-                facts = "bytes a token", "tokens of a window", "bytes of a state"
                 raise ValueError(
-                    f"model {config.name}: layer {layer}, a {type(held).__name__}, caches "
-                    f"{_listed(got, facts)}, but {word!r} in model.pattern stands for "
-                    f"{_listed(wanted, facts)}"
+                    f"model {config.name}: layer {layer}, a {type(held).__name__}, caches {got} "
+                    "(bytes a token, tokens of a window, bytes of a state), but "
+                    f"{word!r} in model.pattern stands for {wanted}"
                 )
         return layers
-
-
-def _listed(numbers: Sequence[float], facts: Sequence[str]) -> str:
-    return ", ".join(f"{number:,.0f} {fact}" for number, fact in zip(numbers, facts, strict=True))
 
 
 def _random_model(config: Any, dtype: torch.dtype, seed: int) -> Any:

@@ -116,11 +116,11 @@ class RankPools:
     def _make_pages(self, kind: int, layers: Sequence[int]) -> list[Buffer]:
         spec = self._spec
         dtype = DTYPES[spec.model.kv_dtype_bytes]
+        num_kv, num_heads, dim = 2, self.heads.stop - self.heads.start, spec.model.head_dim
         dims = spec.model.row_dims(LayerKind.swa if kind == SWA else LayerKind.full)
-        num_kv, num_heads = 2, len(dims) // 2 // min(spec.tp, len(dims) // 2 or 1)
-        if len(set(dims)) > 1 or len(dims) == 1:  # a row of a token, as one head of one tensor
-            num_kv, num_heads, dims = 1, 1, [sum(dims)]
-        page_shape = spec.page_size, num_heads, dims[0]
+        if dims != [dim] * 2 * spec.model.num_kv_heads:  # a row of a token, as one head
+            num_kv, num_heads, dim = 1, 1, sum(dims)
+        page_shape = spec.page_size, num_heads, dim
         shape = (len(layers), num_kv, count_of(spec.device_counts, kind), *page_shape)
         self.kv[kind] = kv = torch.zeros(shape, dtype=dtype, device=spec.device)
         parts = [
@@ -145,10 +145,9 @@ class RankPools:
         for layer in layers:
             is_mamba = "M" in config.layer_words[layer]
             groups = config.recurrent_groups if is_mamba else config.recurrent_key_heads
-            taps = num_slots, heads, config.conv_taps - 1, dim + 2 * state_dim
-            if groups != config.recurrent_heads:  # channels of no head
-                channels = heads * dim + 2 * groups * state_dim
-                taps = num_slots, 1, config.conv_taps - 1, channels
+            split = heads if groups == config.recurrent_heads else 1  # or channels of no head
+            channels = heads * dim + 2 * (groups // spec.tp) * state_dim
+            taps = num_slots, split, config.conv_taps - 1, channels // split
             dtype = DTYPES[config.conv_dtype_bytes]
             self.taps.append(torch.zeros(taps, dtype=dtype, device=spec.device))
             dtype = DTYPES[config.state_dtype_bytes]

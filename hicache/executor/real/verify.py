@@ -16,6 +16,7 @@ from hicache.executor.real.tables import Stretch
 from hicache.models import ModelConfig
 from hicache.scheduler.request_state import RequestState
 
+Ready = Callable[[int], None]  # waits until what a layer caches may be read
 HUGE = 1e9  # standard deviations; stands for a logit that is no number
 
 
@@ -32,9 +33,7 @@ class Model(Protocol):
     together: int
     origin: str
 
-    def forward(
-        self, memory: PagedKvView, *, ready: Callable[[int], None] = ...
-    ) -> list[Tensor]: ...
+    def forward(self, memory: PagedKvView, *, ready: Ready = ...) -> list[Tensor]: ...
 
 
 class Verdict(NamedTuple):

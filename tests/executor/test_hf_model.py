@@ -8,6 +8,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is i
 
 import pytest
 import torch
+
 from hicache import experiment
 from hicache.cache.kinds import MAMBA, SWA
 from hicache.runs.schema import config_of

@@ -913,16 +913,6 @@ class ExperimentConfig:
         return self.storage_format != PLAIN or self.executor.kernels == "fla"
 
     @property
-    def tolerance(self) -> float:
-        """The largest difference of a logit that rounding explains, in standard deviations."""
-        if self.is_lossy:
-            return inf
-        if self.executor.model == "reference" or self.executor.call == "page":
-            return 0.0
-        # seen: 1.3e-5 and 0.09; planted mistakes make 1 to 5
-        return 1e-3 if self.model.kv_dtype_bytes == 4 else 0.5
-
-    @property
     def tp(self) -> int:
         """The tensor-parallel size: the number of devices per engine.
 

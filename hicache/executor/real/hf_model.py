@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -37,7 +36,6 @@ class Shapes(NamedTuple):
 
     keys: Shape = ()  # [head, dim]
     values: Shape = ()
-    index_key: Shape = ()  # [dim]
     taps: Shape = ()  # [channel]
     state: Shape = ()
 
@@ -66,37 +64,23 @@ class PagedLayer(cache_utils.CacheLayerMixin):
         self._first_page = first // self._size
         # [kv, page, token, head, dim]
         self._pool = pools.ranks[0].kv[kind][pools.holders[layer]]
-        self._index = pools.ranks[0].index.get(layer)
         ids = call.stretch.pages[kind][: -(-call.end // self._size)]
         self._pages = torch.tensor(ids, device=self._pool.device)
 
-    def update(
-        self, keys: Tensor, values: Tensor, *_others: object, **_named: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, ...]:
         """Add the keys and values [1, head, token, dim] of the new tokens; return all of them."""
         self._call.ready(self._layer)
-        shapes, shape = self._shapes, self._pool.shape
+        shape, length = self._pool.shape, self.get_mask_sizes(0)[0]
         rows = torch.cat([each[0].transpose(0, 1).flatten(1) for each in (keys, values)], 1)
-        pages, tokens = self._places()
-        self._pool[:, pages, tokens] = rows.view(-1, shape[0], *shape[3:]).transpose(0, 1)
-        length, _ = self.get_mask_sizes(0)
+        position = torch.arange(self._call.start, self._call.end, device=rows.device)
+        places = self._pages[position // self._size], position % self._size
+        self._pool[:, *places] = rows.view(-1, shape[0], *shape[3:]).transpose(0, 1)
         held = self._pool[:, self._pages[self._first_page :]].flatten(1, 2)[:, :length]
-        rows, width = held.transpose(0, 1).flatten(1), math.prod(shapes.keys)
-        return (
-            rows[:, :width].view(-1, *shapes.keys).transpose(0, 1)[None],
-            rows[:, width:].view(-1, *shapes.values).transpose(0, 1)[None],
+        parts = held.transpose(0, 1).flatten(1).tensor_split([math.prod(self._shapes.keys)], 1)
+        return tuple(
+            part.reshape(-1, *shape).transpose(0, 1)[None]
+            for part, shape in zip(parts, self._shapes[:2], strict=True)
         )
-
-    def update_indexer(self, keys: Tensor) -> Tensor:
-        """Add the index keys [1, token, dim] of the new tokens; return those of all tokens."""
-        self._call.ready(self._layer)
-        assert self._index is not None
-        self._index[self._places()] = keys[0]
-        return self._index[self._pages].flatten(0, 1)[None, : self._call.end]
-
-    def _places(self) -> tuple[Tensor, Tensor]:
-        position = torch.arange(self._call.start, self._call.end, device=self._pool.device)
-        return self._pages[position // self._size], position % self._size
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         before = self._first_page * self._size
@@ -119,16 +103,14 @@ class SlotLayer(cache_utils.LinearAttentionLayer):
         pools, slot = call.memory.pools, call.stretch.slot
         place = sum("M" in word or "D" in word for word in pools.model.layer_words[:layer])
         taps, states = pools.ranks[0].taps[place], pools.ranks[0].states[place]
-        self._call, self._layer = call, layer
         self._taps = taps[slot].view(1, *shapes.taps, -1)
         self.conv_states = {0: self._taps}
-        self.recurrent_states = {0: states[slot].view(1, *shapes.state)}
+        self.recurrent_states = {0: states[slot].view(1, *(shapes.state or [0]))}
         self.is_recurrent_states_initialized = {0: True}
         self.has_previous_state = {0: call.start > 0}
 
     def update_conv_state(self, new: Tensor, state_idx: int = 0, **_: object) -> Tensor:
         """Add inputs [1, channel, token]; return them after those kept, 0 before the first."""
-        self._call.ready(self._layer)
         line = torch.cat([self._taps, new], -1)
         self._taps.copy_(line[..., -self._taps.shape[-1] :])
         return line
@@ -154,10 +136,9 @@ class PoolCache(cache_utils.Cache):
                 made[-1] = (slot if shapes.taps else PagedLayer)(call, layer, shapes)
         super().__init__(layers=made)
 
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Any:
         self._ready(layer_idx)
-        taps: Tensor | None = super().get_conv_state(layer_idx, state_idx)
-        return taps
+        return super().get_conv_state(layer_idx, state_idx)
 
 
 class HfModel:
@@ -182,11 +163,11 @@ class HfModel:
     def __init__(
         self, config: ModelConfig, *, page_size: int, seed: int, device: str, is_cut: bool
     ) -> None:
-        self.config = config
-        self.page_size = page_size
-        self.device = torch.device(device)
+        self.config, self.page_size, self.device = config, page_size, torch.device(device)
+        # seen: 1.3e-5 with 4 bytes, 0.09 with 2; planted mistakes make 1 to 5
+        self.tolerance = 0.0 if is_cut else 1e-3 if config.kv_dtype_bytes == 4 else 0.5
         self._is_cut = is_cut
-        self._kept: dict[tuple[TorchPools, int], tuple[bytes, list[Tensor]]] = {}
+        self._kept: dict[tuple[TorchPools, int], list[Tensor]] = {}
         if not config.from_hf or config.window_restarts or config.kv_dtype_bytes not in DTYPES:
             raise ValueError(
                 "executor.model=hf needs model.from_hf, no chunked attention, and "
@@ -220,8 +201,7 @@ class HfModel:
     def _logits(self, memory: PagedKvView, stretch: Stretch, ready: Ready) -> Tensor:
         start, end, captures = stretch.start, stretch.end, dict(stretch.captures)
         first = end - 1 if stretch.logits_from is None else stretch.logits_from
-        tokens = np.frombuffer(stretch.tokens, "<i4", end).astype(np.int64) % self.vocab_size
-        ids = torch.from_numpy(tokens).to(self.device)[None]
+        tokens = torch.frombuffer(bytearray(stretch.tokens), dtype=torch.int32)[None, :end]
         stops, size = {*captures, end}, self.page_size
         if self._is_cut:
             stops.update(range(max(first, start) + 1, end))
@@ -232,11 +212,10 @@ class HfModel:
         for stop in sorted(stops):
             if self._is_cut:
                 held, begin = begin, (stop - 1) // size * size
-                self._at_page(memory.pools, stretch, held, begin)
-            call = Call(memory, stretch, begin, stop, ready)
+                self._at_page(memory.pools, stretch.slot, held, begin)
             output = self._model(
-                ids[:, begin:stop],
-                cache=PoolCache(call, self._layers),
+                tokens[:, begin:stop].long().to(self.device) % self.vocab_size,
+                cache=PoolCache(Call(memory, stretch, begin, stop, ready), self._layers),
                 use_cache=True,
                 logits_to_keep=1 if self._is_cut else max(stop - max(begin, first), 1),
             )
@@ -247,20 +226,16 @@ class HfModel:
             begin = stop
         return torch.cat(found)
 
-    def _at_page(self, pools: TorchPools, stretch: Stretch, held: int, begin: int) -> None:
-        """Bring the state in the sequence's slot from after `held` tokens to after `begin`.
+    def _at_page(self, pools: TorchPools, slot: int, held: int, begin: int) -> None:
+        """Bring the state in a sequence's slot from after `held` tokens to after `begin`.
 
         The state at the last page's start is kept for this.
         """
-        slot, prefix = stretch.slot, stretch.tokens[: 4 * begin]
         parts = [part[slot] for rank in pools.ranks for part in (*rank.taps, *rank.states)]
         if held == begin:
-            self._kept[pools, slot] = prefix, [part.clone() for part in parts]
-        elif parts:
-            its_prefix, kept = self._kept[pools, slot]
-            assert its_prefix == prefix, "the slot holds another sequence"
-            for part, value in zip(parts, kept, strict=True):
-                part.copy_(value)
+            self._kept[pools, slot] = [part.clone() for part in parts]
+        for part, kept in zip(parts, self._kept[pools, slot], strict=True):
+            part.copy_(kept)
 
     @torch.no_grad()
     def _probed(self) -> list[Shapes]:
@@ -275,20 +250,19 @@ class HfModel:
         self._model(ids, cache=cache, use_cache=True)
         room = {kind: config.layer_bytes(kind, 1) for kind in ("full", "swa", "mamba")}
         for layer, (word, held) in enumerate(zip(config.layer_words, cache.layers, strict=True)):
-            parts = [getattr(held, name, None) for name in ("keys", "values", "indexer_keys")]
+            parts = [getattr(held, name, None) for name in ("keys", "values")]
             for name in ("conv_states", "recurrent_states"):
                 parts.append(getattr(held, name, {0: None})[0])
             axes = [() if part is None else tuple(part.shape[1:]) for part in parts]
-            shapes = Shapes(axes[0][::2], axes[1][::2], axes[2][1:], axes[3][:1], axes[4])
+            shapes = Shapes(axes[0][::2], axes[1][::2], axes[2][:1], axes[3])
             layers.append(shapes)
             sizes = [
                 0 if part is None else math.prod(shape) * part.itemsize
                 for shape, part in zip(shapes, parts, strict=True)
             ]
             window_len = getattr(held, "sliding_window", 0)
-            if window_len >= config.max_len:
-                window_len = 0
-            got = sum(sizes[:3]), window_len, sizes[3] * (config.conv_taps - 1) + sizes[4]
+            window_len *= window_len < config.max_len  # a longer one sees all
+            got = sum(sizes[:2]), window_len, sizes[2] * (config.conv_taps - 1) + sizes[3]
             tokens = room["swa" if "S" in word else "full"][layer]
             wanted = int(tokens), config.window_len * ("S" in word), int(room["mamba"][layer])
             if got != wanted:
@@ -327,8 +301,6 @@ def _hidden(packages: tuple[str, ...]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, module in held.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
+        for name in packages:
+            del sys.modules[name]
+        sys.modules.update({name: module for name, module in held.items() if module})

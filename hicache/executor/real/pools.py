@@ -18,9 +18,8 @@ from hicache.executor.real.rank_pools import (
     PoolSpec,
     RankPools,
     count_of,
-    kv_letters,
+    paged_kinds,
     there,
-    window_lens,
 )
 from hicache.kernels import send, send_ids, warm_up
 from hicache.kernels.load import load_items, load_of, wait_for_layer
@@ -73,8 +72,8 @@ class TorchPools:
             if loads is not None:
                 load_items(loads, load_of(loads, {}), torch.zeros_like(self.landed))
                 wait_for_layer(self.landed, 0, 0)
-        every = window_lens(spec.model)
-        self.windows = {kind: every[kind] for kind in first.kv}  # tokens; 0 means no window
+        every = paged_kinds(spec.model)
+        self.windows = {kind: every[kind][1] for kind in first.kv}  # tokens; 0 means no window
         self.top_tokens = spec.model.top_tokens if first.index else 0
         # ids of slots and pages, on the device
         count = max(count_of(spec.device_counts, kind) for kind in (FULL, MAMBA))
@@ -138,12 +137,8 @@ def _int32(page_ids: PageIds) -> Tensor:
 
 
 def _kinds_and_holders(config: ModelConfig) -> tuple[list[int], list[int]]:
-    letters = kv_letters(config)
-    seen = dict.fromkeys((*letters, MAMBA), 0)
-    kinds, holders = [], []
+    kinds = []
     for word in config.layer_words:
-        kind = next((kind for kind, letter in letters.items() if letter in word), MAMBA)
-        kinds.append(kind)
-        holders.append(seen[kind])
-        seen[kind] += word != "-"
-    return kinds, holders
+        pages = (kind for kind, (letter, _) in paged_kinds(config).items() if letter in word)
+        kinds.append(next(pages, MAMBA if {*"MD"} & {*word} else -1))
+    return kinds, [kinds[:layer].count(kind) for layer, kind in enumerate(kinds)]

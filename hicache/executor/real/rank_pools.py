@@ -67,12 +67,11 @@ class RankPools:
         self.taps: list[Tensor] = []
         self.states: list[Tensor] = []
         self.host: dict[int, Tensor] = {}
-        self.letters = kv_letters(config)
         self.heads = _heads(config, rank, spec.tp)
         share = config.recurrent_heads // spec.tp
         self.recurrent_heads = slice(rank * share, (rank + 1) * share)
         self._buffers = buffers = dict[int, list[Buffer]]()
-        for kind, letter in self.letters.items():
+        for kind, (letter, _) in paged_kinds(config).items():
             layers = [layer for layer, word in enumerate(config.layer_words) if letter in word]
             if layers:
                 buffers[kind] = self._make_pages(kind, layers)
@@ -120,8 +119,14 @@ class RankPools:
         dims = spec.model.row_dims(LayerKind.swa if kind == SWA else LayerKind.full)
         if dims != [dim] * 2 * spec.model.num_kv_heads:  # a row of a token, as one head
             num_kv, num_heads, dim = 1, 1, sum(dims)
-        page_shape = spec.page_size, num_heads, dim
-        shape = (len(layers), num_kv, count_of(spec.device_counts, kind), *page_shape)
+        shape = (
+            len(layers),
+            num_kv,
+            count_of(spec.device_counts, kind),
+            spec.page_size,
+            num_heads,
+            dim,
+        )
         self.kv[kind] = kv = torch.zeros(shape, dtype=dtype, device=spec.device)
         parts = [
             (layers[place // num_kv], each, True)
@@ -260,26 +265,18 @@ def index_part(config: ModelConfig) -> Part | None:
     return next((part for part in config.parts if not part.window_len), None)
 
 
-def kv_letters(config: ModelConfig) -> dict[int, str]:
-    """Return for each kind of cached data that has pages the letter of its layers in the pattern.
+def paged_kinds(config: ModelConfig) -> dict[int, tuple[str, int]]:
+    """Return for each kind of cached data that has pages its letter and its window in tokens.
 
     `ModelConfig.pattern` has a letter for each layer, for example "F" for full attention. The
-    number of a kind is its place in `ModelConfig.kind_names`.
+    number of a kind is its place in `ModelConfig.kind_names`. A window of 0 means none.
     """
     windows = {
-        config.kind_names.index(part.name): part.letter for part in config.parts if part.window_len
-    }
-    return {FULL: "F", SWA: "S", **windows}
-
-
-def window_lens(config: ModelConfig) -> dict[int, int]:
-    """Return for each kind of cached data that has pages its window in tokens; 0 means none."""
-    windows = {
-        config.kind_names.index(part.name): part.window_len
+        config.kind_names.index(part.name): (part.letter, part.window_len)
         for part in config.parts
         if part.window_len
     }
-    return {FULL: 0, SWA: config.window_len, **windows}
+    return {FULL: ("F", 0), SWA: ("S", config.window_len), **windows}
 
 
 def there(table: Table | None) -> Table:

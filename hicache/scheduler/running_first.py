@@ -55,11 +55,6 @@ class WholePromptFits(Admission):
         # nothing is computed in the step of a load-back
         end = cached if loads else min(cached + budget.chunk_tokens, target)
         step = self._claims(end, local, cached)
-        if loads:  # what the device holds of it is not allocated, and no longer room when locked
-            there = self._claims(cached, local, cached)
-            there.subtract(dict(enumerate(match.host_hits)))
-            whole.subtract(there)
-            step.subtract(there)
         for each in self._begun() if loads else ():
             held = each.sequence.num_pages * self._page
             step.update(self._claims(each.target_len, held, held, is_whole=True))
@@ -93,21 +88,40 @@ class WholePromptFits(Admission):
 
 class RunningFirstPrefill(Prefill):
     admission: WholePromptFits
-    may_leave_at_plan = True
+    may_leave_at_plan = allocates_loads = True
 
     def _admission_of(self, window_charge: WindowCharge) -> WholePromptFits:
         return WholePromptFits(self.cache, self.config, window_charge, lambda: self.started)
 
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
-        # data that is being loaded cannot be hit yet, nor loaded again (`offloading/scheduler.py`,
-        # line 1020)
-        page, page_bytes = self._page, self.cache.tree.page_bytes
-        return super()._prefetch_lets_go(req, now_ns) and not any(
-            each.load_back is not None
-            and req.request.namespace == each.request.namespace
-            and req.tokens.startswith(each.tokens[: (each.ready_len // page + 1) * page_bytes])
-            for each in self.loading
-        )
+        if not super()._prefetch_lets_go(req, now_ns):
+            return False
+        loaders = [each for each in self.loading if each.load_back is not None]
+        loaders = [each for each in loaders if each.request.namespace == req.request.namespace]
+        if not loaders:
+            return True
+        match = self.cache.match(req.sequence, req.target_len, refreshes=False)
+        return not any(self._waits_for(each, req, match.usable_len // self._page) for each in loaders)
+
+    def _waits_for(self, loader: RequestState, req: RequestState, num_pages: int) -> bool:
+        # whether the hit of a request, of so many pages, has data that is being loaded for another:
+        # that cannot be hit yet, nor loaded again (`offloading/scheduler.py`, line 1022)
+        assert loader.load_back is not None
+        kinds, page_bytes = self.cache.tree.kinds, self.cache.tree.page_bytes
+        counts = Counter[int]()
+        for move in loader.load_back.moves:
+            counts[move.kind] += len(move.sources)
+        windows, end = dict(kinds.windows), loader.sequence.num_pages
+        for kind, count in counts.items():
+            first = end - (1 if kind in kinds.points else count)
+            if kind in windows:
+                first = max(first, windows[kind].first(num_pages))
+            elif kind in kinds.points:
+                first = max(first, num_pages - 1)
+            is_read = first < min(end, num_pages)
+            if is_read and req.tokens.startswith(loader.tokens[: (first + 1) * page_bytes]):
+                return True
+        return False
 
     def _num_active(self, batch: Batch, budget: StepBudget) -> int:
         begun = [each.req for each in batch.extends]

@@ -11,7 +11,7 @@ from operator import attrgetter
 from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
-from hicache.cache.tree.node import DEVICE, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, Lock, MatchResult, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission, StepBudget, WindowCharge, ceil_page
@@ -88,10 +88,17 @@ class WholePromptFits(Admission):
 
 class RunningFirstPrefill(Prefill):
     admission: WholePromptFits
-    may_leave_at_plan = allocates_loads = True
+    may_leave_at_plan = True
 
     def _admission_of(self, window_charge: WindowCharge) -> WholePromptFits:
         return WholePromptFits(self.cache, self.config, window_charge, lambda: self.started)
+
+    def _lock_hit(self, match: MatchResult) -> Lock:
+        # what the device holds after the hit's end there is allocated anew, as far as room counts
+        kinds, reads_from = self.cache.tree.kinds, [0] * self.cache.tree.kinds.size
+        for kind, window in kinds.windows:
+            reads_from[kind] = max(window.first(match.best_node.end), 0)
+        return self.cache.tree.lock(match.device_node, reads_from)
 
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
         if not super()._prefetch_lets_go(req, now_ns):

@@ -11,7 +11,7 @@ from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.entry import Entries, EntryPolicy
-from hicache.cache.tree.events import CacheListener, Demand
+from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.keys import Key, PageNames, keys
 from hicache.cache.tree.node import (
     DEVICE,
@@ -372,7 +372,7 @@ class RadixTree:
         is_leaf = node in self.residency.queues[tier][FULL]
         if is_leaf and not self.rules.trims_leaves:
             return self.kinds.lost_with[FULL]
-        if tier == DEVICE and kind == FULL and self.keeps_sidecars and node.held[HOST][FULL]:
+        if tier == DEVICE and kind == FULL and self.keeps_sidecars:
             return (FULL,)
         return (FULL,) if kind == FULL and not is_leaf else self.kinds.lost_with[kind]
 
@@ -385,7 +385,10 @@ class RadixTree:
         for other in self.lost(node, tier, kind):
             self.residency.drop(node, tier, other, actions, demand, is_victim=other == kind)
         if node.held[DEVICE][FULL] is None and node.held[HOST][FULL] is None:
-            self._remove(node, actions, demand)
+            if self.keeps_sidecars:
+                self._remove_empty(node)
+            else:
+                self._remove(node, actions, demand)
         return actions
 
     # -- inside -------------------------------------------------------------------------------
@@ -397,7 +400,7 @@ class RadixTree:
         while node.end < end:
             first = node.end * size
             child = node.children.get(tokens[first : first + size])
-            if child is None:
+            if child is None or not (child.held[DEVICE][FULL] or child.held[HOST][FULL]):
                 return node
             if child.end > end or not tokens.startswith(child.edge, first):
                 return self._split(child, self.num_shared(child, tokens, end))
@@ -473,6 +476,13 @@ class RadixTree:
         node.entries = NO_ENTRIES  # an entry refers to its node; the cycle would keep both alive
         self.num_nodes -= 1
         self.residency.refresh(parent)
+
+    def _remove_empty(self, node: Node) -> None:
+        # remove a node that holds nothing, and then those above it that hold nothing
+        while node.parent is not None and not (node.children or any(map(any, node.held))):
+            above = node.parent
+            self._remove(node, [], NO_DEMAND)
+            node = above
 
     def _host_hits(self, best: Node, on_device: Node) -> tuple[int, ...]:
         # by kind: the data needed for a hit after `best` that only the host has

@@ -56,20 +56,34 @@ class WholePromptFits(Admission):
         end = cached if loads else min(cached + budget.chunk_tokens, target)
         step = self._claims(end, local, cached)
         for each in self._begun() if loads else ():
-            held = each.sequence.num_pages * self._page
-            step.update(self._claims(each.target_len, held, held, is_whole=True))
+            step.update(self._rest(each))
         for claims in (whole, step):
-            for kind in kinds.paged:
-                needed, room = int(cache.taken(kind, claims)), cache.room(kind)
-                if needed > room and kind == FULL:
+            if (lack := self._lack(claims)) is not None:
+                kind, needed, room = lack
+                if kind == FULL:
                     return Defer(Reason.tokens, stands=stands, needed=needed, room=room)
-                if needed > room:
-                    return Defer(Reason.swa_tokens, stands=stands)
+                return Defer(Reason.swa_tokens, stands=stands)
         for kind in kinds.points:
             needed = cache.rules.states_per_request + match.host_hits[kind]
             if needed > cache.room(kind) - cache.taken(kind, {**whole, kind: 0}):
                 return Defer(Reason.slots, stands=stands)
         return Admit(budget.chunk_tokens)
+
+    def fits(self, req: RequestState) -> bool:
+        """Return whether there is room for the rest of a prompt that has begun."""
+        return self._lack(self._rest(req)) is None
+
+    def _rest(self, req: RequestState) -> Counter[int]:
+        held = req.sequence.num_pages * self._page
+        return self._claims(req.target_len, held, held, is_whole=True)
+
+    def _lack(self, claims: Counter[int]) -> tuple[int, int, int] | None:
+        # the first kind without room for its claims, with the tokens that it needs and has
+        for kind in self._cache.tree.kinds.paged:
+            needed, room = int(self._cache.taken(kind, claims)), self._cache.room(kind)
+            if needed > room:
+                return kind, needed, room
+        return None
 
     def _claims(self, end: int, held: int, cached: int, *, is_whole: bool = False) -> Counter[int]:
         # tokens up to `end` still to be allocated, by kind (`single_type_kv_cache_manager.py`,
@@ -148,8 +162,7 @@ class RunningFirstPrefill(Prefill):
                 yield Shortage(Cause.running, req.request.id)
                 return
             req.load_back = None
-            held = req.sequence.num_pages * self._page
-            if ceil_page(req.target_len, self._page) > held + self.cache.room():
+            if not self.admission.fits(req):
                 yield Shortage(Cause.tokens, req.request.id)
                 return
             if self._chunk_end(req, budget.chunk_tokens) == req.kv_len:

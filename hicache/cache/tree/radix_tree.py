@@ -372,8 +372,11 @@ class RadixTree:
         is_leaf = node in self.residency.queues[tier][FULL]
         if is_leaf and not self.rules.trims_leaves:
             return self.kinds.lost_with[FULL]
-        if tier == DEVICE and kind == FULL and self.keeps_sidecars:
-            return (FULL,)
+        if kind == FULL and self.keeps_sidecars:
+            if tier == DEVICE:
+                return (FULL,)
+            ranks = [queue.priority(node)[0] for queue in self.residency.queues[HOST]]
+            return tuple(each for each in self.kinds.lost_with[FULL] if ranks[each] <= ranks[FULL])
         return (FULL,) if kind == FULL and not is_leaf else self.kinds.lost_with[kind]
 
     def evict(self, node: Node, tier: int, kind: int, demand: Demand) -> list[FreePages]:

@@ -129,16 +129,12 @@ class RunningFirstPrefill(Prefill):
         # that cannot be hit yet, nor loaded again (`offloading/scheduler.py`, line 1022)
         assert loader.load_back is not None
         kinds, page_bytes = self.cache.tree.kinds, self.cache.tree.page_bytes
-        counts = Counter[int]()
-        for move in loader.load_back.moves:
-            counts[move.kind] += len(move.sources)
         windows, end = dict(kinds.windows), loader.sequence.num_pages
-        for kind, count in counts.items():
-            first = end - (1 if kind in kinds.points else count)
+        for kind, first in loader.load_back.starts.items():
             if kind in windows:
                 first = max(first, windows[kind].first(num_pages))
             elif kind in kinds.points:
-                first = max(first, num_pages - 1)
+                first = max(end, num_pages) - 1
             is_read = first < min(end, num_pages)
             if is_read and req.tokens.startswith(loader.tokens[: (first + 1) * page_bytes]):
                 return True

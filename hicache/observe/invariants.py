@@ -169,7 +169,9 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
         _break(2, f"{node} does not begin where its parent ends")
     device, host = node.held
     if device[FULL] is None and host[FULL] is None:
-        _break(2, f"{node} is on neither the device nor the host")
+        # windows and states may outlive their full-attention KV
+        if not tree.keeps_sidecars or not (node.children or any(map(any, node.held))):
+            _break(2, f"{node} is on neither the device nor the host")
     if tree.knobs.device_host == "exclusive":
         for kind in tree.kinds.numbers:
             if None not in (device[kind], host[kind]) and not node.locks[HOST][kind]:
@@ -179,8 +181,7 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
     for tier in (DEVICE, HOST) if strict_host else (DEVICE,):
         held = node.held[tier]
         if held[FULL] is None:
-            may_stay = tier == DEVICE and tree.keeps_sidecars
-            if not may_stay and any(held[kind] is not None for kind in tree.kinds.aux):
+            if not tree.keeps_sidecars and any(held[kind] is not None for kind in tree.kinds.aux):
                 _break(1, f"{node} holds sidecars without full on the {TIER_NAMES[tier]}")
         elif not parent.is_root and parent.held[tier][FULL] is None:
             _break(3, f"{node} is on the {TIER_NAMES[tier]} and its parent {parent} is not")

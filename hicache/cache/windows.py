@@ -22,9 +22,7 @@ class PageWindows:
 
     # -- the begin of a request ----------------------------------------------------------------
 
-    def own_loads(
-        self, sequence: Sequence, match: MatchResult
-    ) -> set[tuple[int, Node]]:
+    def own_loads(self, sequence: Sequence, match: MatchResult) -> set[tuple[int, Node]]:
         """Return the windows and states that a load-back brings for this request alone.
 
         With `compat.rules.keeps_for_repeats`, the tree keeps only those before a page where a

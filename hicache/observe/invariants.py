@@ -168,10 +168,10 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
     if node.start != parent.start + parent.num_pages:
         _break(2, f"{node} does not begin where its parent ends")
     device, host = node.held
-    if device[FULL] is None and host[FULL] is None:
-        # windows and states may outlive their full-attention KV
-        if not tree.keeps_sidecars or not (node.children or any(map(any, node.held))):
-            _break(2, f"{node} is on neither the device nor the host")
+    # with `keeps_sidecars`, windows and states may outlive their full-attention KV
+    is_used = tree.keeps_sidecars and (node.children or any(map(any, node.held)))
+    if device[FULL] is None and host[FULL] is None and not is_used:
+        _break(2, f"{node} is on neither the device nor the host")
     if tree.knobs.device_host == "exclusive":
         for kind in tree.kinds.numbers:
             if None not in (device[kind], host[kind]) and not node.locks[HOST][kind]:

@@ -114,30 +114,39 @@ class RunningFirstPrefill(Prefill):
             reads_from[kind] = max(window.first(match.best_node.end), 0)
         return self.cache.tree.lock(match.device_node, reads_from)
 
+    def _match(self, req: RequestState, *, refreshes: bool) -> MatchResult:
+        match, tree = super()._match(req, refreshes=refreshes), self.cache.tree
+        node = match.device_node
+        while match.needs_host_load_back and self._waits_for_load(req, node.end):
+            assert node.parent is not None
+            node = tree.boundary(node.parent, is_device=True)
+        return match._replace(device_node=node, device_prefix_len=node.end * self._page)
+
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
         if not super()._prefetch_lets_go(req, now_ns):
             return False
-        loaders = [each for each in self.loading if each.load_back is not None]
-        loaders = [each for each in loaders if each.request.namespace == req.request.namespace]
-        if not loaders:
+        if not self.loading:
             return True
         match = self.cache.match(req.sequence, req.target_len, refreshes=False)
-        return not any(self._waits_for(each, req, match.usable_len // self._page) for each in loaders)
+        return not self._waits_for_load(req, match.usable_len // self._page)
 
-    def _waits_for(self, loader: RequestState, req: RequestState, num_pages: int) -> bool:
-        # whether the hit of a request, of so many pages, has data that is being loaded for another:
-        # that cannot be hit yet, nor loaded again (`offloading/scheduler.py`, line 1022)
-        assert loader.load_back is not None
+    def _waits_for_load(self, req: RequestState, num_pages: int) -> bool:
+        # whether a prefix of so many pages has data that is being loaded for another request: that
+        # cannot be hit yet, nor loaded again (`offloading/scheduler.py`, line 1022)
         kinds, page_bytes = self.cache.tree.kinds, self.cache.tree.page_bytes
-        windows, end = dict(kinds.windows), loader.sequence.num_pages
-        for kind, first in loader.load_back.starts.items():
-            if kind in windows:
-                first = max(first, windows[kind].first(num_pages))
-            elif kind in kinds.points:
-                first = max(end, num_pages) - 1
-            is_read = first < min(end, num_pages)
-            if is_read and req.tokens.startswith(loader.tokens[: (first + 1) * page_bytes]):
-                return True
+        windows = dict(kinds.windows)
+        for each in self.loading:
+            if each.load_back is None or each.request.namespace != req.request.namespace:
+                continue
+            end = each.sequence.num_pages
+            for kind, first in each.load_back.starts.items():
+                if kind in windows:
+                    first = max(first, windows[kind].first(num_pages))
+                elif kind in kinds.points:
+                    first = max(end, num_pages) - 1
+                is_read = first < min(end, num_pages)
+                if is_read and req.tokens.startswith(each.tokens[: (first + 1) * page_bytes]):
+                    return True
         return False
 
     def _num_active(self, batch: Batch, budget: StepBudget) -> int:

@@ -105,8 +105,8 @@ class RadixTree:
         if refreshes:
             self.residency.next_tick()
         node = self._descend_all(tokens, max_len // size, namespace)
-        best = self._boundary(node, is_device=False)
-        on_device = self._boundary(best, is_device=True)
+        best = self.boundary(node, is_device=False)
+        on_device = self.boundary(best, is_device=True)
         full = node
         while self.rules.keeps_for_repeats and full.parent and full.held[DEVICE][FULL] is None:
             full = full.parent  # vLLM looks for branches on the device alone
@@ -121,6 +121,17 @@ class RadixTree:
             best_node=best,
             branch_end=full.end * size,
         )
+
+    def boundary(self, node: Node, *, is_device: bool) -> Node:
+        """Return the last node of a path after which a request can continue.
+
+        With `is_device`, the device holds what the request needs, else any tier does. O(nodes of
+        the windows) if nothing is missing.
+        """
+        while (missing := self._missing(node, is_device=is_device)) is not None:
+            assert missing.parent is not None
+            node = missing.parent
+        return node
 
     def touch(self, node: Node) -> None:
         """Mark the prefix that ends at `node`, its windows and its state as just used."""
@@ -415,14 +426,6 @@ class RadixTree:
             above.tick = self.residency.tick
         self.residency.touch_windows(node)
         self.residency.touch_states(node)
-
-    def _boundary(self, node: Node, *, is_device: bool) -> Node:
-        # the last node of a path after which a request can continue, on the device or on any tier;
-        # O(nodes of the windows) if nothing is missing
-        while (missing := self._missing(node, is_device=is_device)) is not None:
-            assert missing.parent is not None
-            node = missing.parent
-        return node
 
     def _missing(self, node: Node, *, is_device: bool) -> Node | None:
         # the lowest node whose missing data prevents a request from continuing after `node`

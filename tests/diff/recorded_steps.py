@@ -1,8 +1,8 @@
 """Steps of SGLang 0.5.23's and vLLM 0.33.0's own schedulers, for `test_recorded_steps.py`.
 
 `python -m tests.diff.recorded_steps [NAME ...]` records them again, in the environment of
-`experiments.diff`. The requests are those of the `odd` workload, in small pools: both tiers evict, and the host lacks
-room for copies.
+`experiments.diff`. The requests are those of the `odd` workload, in small pools: both tiers evict,
+and the host lacks room for copies.
 """
 
 import gzip

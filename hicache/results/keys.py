@@ -53,7 +53,6 @@ COUNTERS = (
     "verify/checked_count",
     "verify/unequal_count",
     "verify/untested_count",
-    "verify/wrong_count",
 )
 # computed at the end of a run
 SAID = (
@@ -73,6 +72,7 @@ SOMETIMES = (
     "goodput/tried_requests_per_s",
     "verify/greedy_agreement",
     "verify/logit_error_max",
+    "verify/wrong_count",
     "goodput/mended_share",
     "load/host_over_working_set",
     "load_back/copy_s",

@@ -87,7 +87,7 @@ def _run(
     notes: list[str] = []
     deployment = deploy(config)
     if workload is None:
-        workload = _workload(config, deployment.cost, notes)
+        workload = workload_of(config, deployment.cost, notes)
     notes += remarks(config, deployment, workload)
     runtime = make_runtime(config, deployment)
     cases: dict[int, Case] = {}
@@ -202,7 +202,8 @@ def _serve(
         runtime.close()
 
 
-def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:
+def workload_of(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:
+    """Load the workload of `config` at its load, and add what the user should know to `notes`."""
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     if config.workload.load is not None:
         workload, note = scaled_to_load(workload, config.workload.load, config, cost)

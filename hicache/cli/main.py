@@ -11,6 +11,7 @@ COMMANDS = {
     "compare": ("hicache.cli.compare", "compare stored runs or sweeps"),
     "report": ("hicache.cli.report", "draw the figures and the page of stored runs"),
     "size": ("hicache.cli.size", "find how much host memory a workload can use"),
+    "curve": ("hicache.cli.curve", "count the hits at every size of the cache in one pass"),
     "validate": ("hicache.cli.validate", "compare a run with the log of a server"),
     "calibrate": ("hicache.cli.calibrate", "find a server's constant from its log"),
     "explain": ("hicache.cli.explain.command", "explain the slowest requests of a run"),

@@ -70,6 +70,11 @@ class Reuse:
         # nothing is inserted or evicted for a request after it has begun
         return np.minimum(held, self._by_request(self.usable))
 
+    @property
+    def full_pages(self) -> int:
+        """The smallest capacity at which LRU evicts nothing that is used again."""
+        return int((self.newer + self.usable).max(initial=0))
+
     def _by_request(self, pages: Column) -> Column:
         totals = np.zeros(self.num_requests, np.int64)
         np.add.at(totals, self.request, pages)

@@ -1,6 +1,7 @@
 """Metrics of a whole run that do not follow from its requests, such as GPU load and counts."""
 
 from collections.abc import Mapping, Sequence
+from math import fsum
 
 import numpy as np
 
@@ -145,7 +146,7 @@ def _num_distinct(parts: Sequence[TokenSpans]) -> int:
 def _utilisation(
     cost: CostModel, requests: Sequence[Lengths], span_s: float, num_engines: int
 ) -> float:
-    offered = sum(cost.offered_s(*lengths, OFFERED_BATCH) for lengths in requests)
+    offered = fsum(cost.offered_s(*lengths, OFFERED_BATCH) for lengths in requests)
     return offered / span_s / num_engines
 
 

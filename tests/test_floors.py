@@ -22,6 +22,7 @@ FLOORS = [
         "results",
         "workbench",
         "experiment",
+        "fleet",
         "runs",
         "cli",
         "api",

@@ -198,6 +198,8 @@ class Recorder:
     def totals(self) -> Counter[str]:
         totals = self._all_counters()
         totals.update(self._fates_now())
+        if self._warm_ns is not None:  # the run ended within the warm-up
+            return Counter(dict.fromkeys(totals, 0))
         totals.subtract(self._uncounted)
         return totals
 

@@ -8,7 +8,7 @@ and `e2e_s` follow from them.
 import csv
 import gzip
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ from hicache.results.metrics import PREFILL_CAUSES, QUEUE_CAUSES, RequestRecord,
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 FILES = ("requests.parquet", "requests.csv.gz")
 PARTS: dict[str, Iterable[str]] = {
@@ -32,7 +33,68 @@ SECONDS = ("ttft", "tpot", "e2e")  # derived columns, in seconds
 TEXTS = ("session_name", "status", "reason")
 
 
+class TableRecords(Sequence[RequestRecord]):
+    """The records in a table of columns, which takes a fraction of the memory of objects."""
+
+    def __init__(self, table: "pa.Table") -> None:
+        self.table = table
+        self._columns: dict[str, Callable[[int], Any]] = {}
+
+    @classmethod
+    def read(cls, run_dirs: Sequence[Path]) -> "TableRecords":
+        """Read the records of several runs from their Parquet files, in order of their ids."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        tables = [pq.read_table(each / FILES[0]) for each in run_dirs]
+        return cls(pa.concat_tables(tables).sort_by("id"))
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        return _TableRecord(self, range(len(self))[place])
+
+    def value(self, name: str, row: int) -> Any:
+        get = self._columns.get(name)
+        if get is None:
+            get = self._columns[name] = self._column(name)
+        return get(row)
+
+    def _column(self, name: str) -> Callable[[int], Any]:
+        if name in PARTS:
+            names = [each for each in PARTS[name] if f"{name}_{each}" in self.table.column_names]
+            parts = {each: self._column(f"{name}_{each}") for each in names}
+            return lambda row: {each: n for each, get in parts.items() if (n := get(row))}
+        column = self.table.column(name)
+        if name in TEXTS:
+            values = column.dictionary_encode().combine_chunks()
+            texts, places = values.dictionary.to_pylist(), values.indices.to_numpy()
+            made = list(map(Status, texts)) if name == "status" else texts
+            return lambda row: made[places[row]]
+        is_null = column.is_null().to_numpy() if column.null_count else None
+        numbers = column.fill_null(0).to_numpy()
+        if is_null is None:
+            return lambda row: numbers[row].item()
+        return lambda row: None if is_null[row] else numbers[row].item()
+
+
+class _TableRecord(RequestRecord):
+    __slots__ = ("_row", "_table")
+
+    def __init__(self, table: TableRecords, row: int) -> None:
+        self._table, self._row = table, row
+
+    def __getattr__(self, name: str) -> Any:  # of all fields, as none has a value here
+        return self._table.value(name, self._row)
+
+
 def write_requests(out_dir: Path, records: Sequence[RequestRecord]) -> Path:
+    if isinstance(records, TableRecords):
+        import pyarrow.parquet as pq
+
+        pq.write_table(records.table, out_dir / FILES[0])
+        return out_dir / FILES[0]
     columns = columns_of(records)
     if find_spec("pyarrow") is None:
         return _write_csv(out_dir / FILES[1], columns)

@@ -1,0 +1,154 @@
+"""Runs the replicas of a fleet in several processes, with the results of one process.
+
+Replicas that share nothing but the router do not affect each other if the router knows nothing of
+their state. Each is then a run of its own. A worker process serves one replica after another and
+writes the rows of its requests to a file, so memory does not grow with the number of replicas. A
+trace that names its sessions is divided line by line, and is never in memory as a whole.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+from joblib import Parallel, delayed
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from hicache.config import Arrivals, ExperimentConfig, TraceConfig
+from hicache.engine.build import world_of
+from hicache.engine.deployment import Deployment, deploy
+from hicache.experiment import play, workload_of
+from hicache.policies.policy import policy_of
+from hicache.policies.routing import RoundRobin, Route, Sticky
+from hicache.request import Request
+from hicache.results.measures import run_measures, working_set
+from hicache.results.metrics import Progress, Result
+from hicache.results.recorder import Tally
+from hicache.results.remarks import remarks
+from hicache.results.requests_file import TableRecords, write_requests
+from hicache.user_code import user_code
+from hicache.workload.kept import no_collection
+from hicache.workload.parts import Part, divide
+from hicache.workload.workload import Workload
+
+Share = Part | list[Request]  # the requests of one replica
+
+
+def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
+    """Run the replicas of `config` in `parallel.workers` processes, and return their results.
+
+    The results equal those of one process, but there are no rows of time intervals. If the trace is
+    divided line by line, its distinct tokens are not counted, and sessions have other numbers.
+
+    Raises:
+        ValueError: replicas depend on each other with these settings, or a worker was killed.
+    """
+    started, deployment = time.perf_counter(), deploy(config)
+    route = _refuse_bonds(config, deployment)
+    with TemporaryDirectory(prefix="hicache-") as name:
+        folder = Path(name)
+        shares, notes, measures = _divided(config, deployment, route, folder)
+        tallies: list[Tally] = []
+        num_done, num_requests = 0, sum(map(len, shares))
+        jobs = (
+            delayed(_serve)(config, number, share, folder) for number, share in enumerate(shares)
+        )
+        try:
+            served = Parallel(config.parallel.workers, return_as="generator", batch_size=1)(jobs)
+            for share, tally in zip(shares, served, strict=True):
+                tallies.append(tally)
+                num_done += len(share)
+                if progress is not None:
+                    progress(
+                        Progress(done_count=num_done, total_count=num_requests, time_s=0.0)
+                    )
+        except TerminatedWorkerError as error:
+            raise ValueError(
+                "parallel.workers: a worker process was killed, perhaps for lack of memory: repeat "
+                f"the run with fewer than {config.parallel.workers} workers"
+            ) from error
+        records = TableRecords.read([_folder(folder, number) for number in range(len(shares))])
+    measures |= run_measures(config, deployment, records, reduce(Tally.merged, tallies))
+    wall_s = time.perf_counter() - started
+    return Result(records=records, measures=measures, wall_s=wall_s, notes=notes)
+
+
+def _refuse_bonds(config: ExperimentConfig, deployment: Deployment) -> Route:
+    # returns how requests are routed
+    workload, route = config.workload, policy_of(world_of(config, deployment, lambda: 0)).route
+    router = getattr(route, "__self__", None)
+    is_open = workload.arrivals is Arrivals.open
+    bonds = {
+        "executor.kind=torch": config.executor.kind != "simulated",
+        f"storage={config.storage.kind}, which all replicas share": config.storage.kind != "none",
+        "a router that looks at the replicas": not isinstance(router, Sticky | RoundRobin),
+        "round_robin, unless workload.arrivals=open": isinstance(router, RoundRobin) and not is_open,
+        "arrivals that wait for answers of other sessions": not workload.is_timed,
+        "stages of the load": bool(workload.stage_ends_s),
+        "engine.explain=true": config.engine.explain,
+        "cache.policy=oracle, which knows all requests": config.cache.policy == "oracle",
+        "goodput.num_rates": bool(config.goodput.num_rates),
+    }
+    for what, holds in bonds.items():
+        if holds:
+            raise ValueError(f"parallel.workers does not work with {what}")
+    return route
+
+
+def _divided(
+    config: ExperimentConfig, deployment: Deployment, route: Route, folder: Path
+) -> tuple[Sequence[Share], list[str], dict[str, float]]:
+    # the requests of each replica, notes, and measures of the workload
+    num_parts = config.parallel.replicas
+    if isinstance(config.workload, TraceConfig) and config.workload.kind == "trace":
+        is_sticky = isinstance(getattr(route, "__self__", None), Sticky)
+        parts = divide(config.workload, folder, num_parts) if is_sticky else None
+        if parts is not None:
+            return parts, [f"trace: {sum(map(len, parts)):,} requests, divided line by line"], {}
+    notes: list[str] = []
+    workload = workload_of(config, deployment.cost, notes)
+    notes += remarks(config, deployment, workload)
+    sessions = {each.id: each.session_id for each in workload.requests}
+    lists: list[list[Request]] = [[] for _ in range(num_parts)]
+    for each in sorted(workload.requests, key=lambda request: (request.arrival_ns, request.id)):
+        before = [] if each.parent_id is None else [each.parent_id, *each.joins]
+        if config.workload.arrivals is not Arrivals.open and any(
+            sessions[other] != each.session_id for other in before
+        ):
+            raise ValueError(
+                f"parallel.workers: request {each.id} waits for an answer in another session, "
+                "which another replica may give: set workload.arrivals=open"
+            )
+        lists[route(each, range(num_parts))].append(each)
+    measures = working_set(workload.requests, deployment, config.cache.page_size)
+    return lists, notes, {**measures, **workload.counts}
+
+
+def _serve(config: ExperimentConfig, number: int, share: Share, folder: Path) -> Tally:
+    # runs in a worker: serves the requests of one replica, and writes their rows
+    own = replace(config, parallel=replace(config.parallel, replicas=1, workers=None))
+    with (
+        user_code("a class of the user", Exception),
+        no_collection(),
+        # the kept results of a part would replace those of whole workloads
+        patch.dict(os.environ, XDG_CACHE_HOME=str(folder)),
+    ):
+        requests = share
+        if isinstance(share, Part):
+            assert isinstance(config.workload, TraceConfig)
+            requests = share.requests(config.workload, config.seed)
+        workload = Workload(name=config.workload.kind, requests=requests)
+        played = play(own, deploy(own), workload)
+    for record in played.records:
+        record.engine = number
+    _folder(folder, number).mkdir()
+    write_requests(_folder(folder, number), played.records)
+    return played.tally
+
+
+def _folder(folder: Path, number: int) -> Path:
+    return folder / f"replica_{number}"

@@ -213,7 +213,11 @@ def _serve(
     io: Io,
     recorder: Recorder,
 ) -> None:
-    replicas = [Replica(each.scheduler, each.num_requests) for each in engines]
+    now = runtime.clock.now
+    replicas = [
+        Replica(each.scheduler, each.num_requests, lambda each=each: each.catch_up(now()))
+        for each in engines
+    ]
     try:
         serve(
             engines,

@@ -1,7 +1,7 @@
 """Builds what a config describes, runs it, and returns the results."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from hicache.cache.tree.digests import Digests
@@ -121,8 +121,13 @@ def play(
     workload: Workload,
     progress: Callable[[Progress], None] | None = None,
     timeline: Timeline | None = None,
+    rounds: Mapping[int, int] | None = None,
 ) -> Played:
-    """Serve all requests of `workload`."""
+    """Serve all requests of `workload`.
+
+    `rounds` holds how many turns of its session precede each request, by request id; None means as
+    many as `workload` has.
+    """
     runtime = make_runtime(config, deployment)
     cases: dict[int, Case] = {}
     engines, route = _engines(config, deployment, runtime, workload, cases, timeline)
@@ -136,7 +141,7 @@ def play(
         counters=[runtime.counters],
         cases=cases,
         timeline=timeline,
-        rounds=rounds_of(workload.requests),
+        rounds=rounds_of(workload.requests) if rounds is None else rounds,
         stage_of=stages_of(workload.requests, config.workload),
     )
     io = runtime.io if timeline is None else timeline.watch_io(runtime.io)
@@ -204,6 +209,12 @@ def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:
     return invariants.check_laws if config.engine.check_invariants else None
 
 
+def _replica(engine: Engine, runtime: Runtime) -> Replica:
+    return Replica(
+        engine.scheduler, engine.num_requests, lambda: engine.catch_up(runtime.clock.now())
+    )
+
+
 def _serve(
     config: ExperimentConfig,
     workload: Workload,
@@ -213,11 +224,7 @@ def _serve(
     io: Io,
     recorder: Recorder,
 ) -> None:
-    now = runtime.clock.now
-    replicas = [
-        Replica(each.scheduler, each.num_requests, lambda each=each: each.catch_up(now()))
-        for each in engines
-    ]
+    replicas = [_replica(each, runtime) for each in engines]
     try:
         serve(
             engines,

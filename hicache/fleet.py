@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 from joblib import Parallel, delayed
@@ -33,9 +34,19 @@ from hicache.results.requests_file import TableRecords, write_requests
 from hicache.user_code import user_code
 from hicache.workload.kept import no_collection
 from hicache.workload.parts import Part, divide
+from hicache.workload.rounds import rounds_of
 from hicache.workload.workload import Workload
 
-Share = Part | list[Request]  # the requests of one replica
+
+class Listed(list[Request]):
+    """The requests of one replica, and the number of earlier turns of each by request id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: dict[int, int] = {}
+
+
+Share = Part | Listed  # the requests of one replica
 
 
 def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
@@ -63,9 +74,7 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
                 tallies.append(tally)
                 num_done += len(share)
                 if progress is not None:
-                    progress(
-                        Progress(done_count=num_done, total_count=num_requests, time_s=0.0)
-                    )
+                    progress(Progress(done_count=num_done, total_count=num_requests, time_s=0.0))
         except TerminatedWorkerError as error:
             raise ValueError(
                 "parallel.workers: a worker process was killed, perhaps for lack of memory: repeat "
@@ -86,7 +95,8 @@ def _refuse_bonds(config: ExperimentConfig, deployment: Deployment) -> Route:
         "executor.kind=torch": config.executor.kind != "simulated",
         f"storage={config.storage.kind}, which all replicas share": config.storage.kind != "none",
         "a router that looks at the replicas": not isinstance(router, Sticky | RoundRobin),
-        "round_robin, unless workload.arrivals=open": isinstance(router, RoundRobin) and not is_open,
+        "round_robin, unless workload.arrivals=open": isinstance(router, RoundRobin)
+        and not is_open,
         "arrivals that wait for answers of other sessions": not workload.is_timed,
         "stages of the load": bool(workload.stage_ends_s),
         "engine.explain=true": config.engine.explain,
@@ -112,18 +122,22 @@ def _divided(
     notes: list[str] = []
     workload = workload_of(config, deployment.cost, notes)
     notes += remarks(config, deployment, workload)
-    sessions = {each.id: each.session_id for each in workload.requests}
-    lists: list[list[Request]] = [[] for _ in range(num_parts)]
+    rounds = rounds_of(workload.requests)
+    lists = [Listed() for _ in range(num_parts)]
+    unseen: list[Any] = [None] * num_parts  # the router only counts the replicas
+    homes: dict[int, int] = {}  # by request
     for each in sorted(workload.requests, key=lambda request: (request.arrival_ns, request.id)):
+        home = homes[each.id] = route(each, unseen)
         before = [] if each.parent_id is None else [each.parent_id, *each.joins]
-        if config.workload.arrivals is not Arrivals.open and any(
-            sessions[other] != each.session_id for other in before
-        ):
-            raise ValueError(
-                f"parallel.workers: request {each.id} waits for an answer in another session, "
-                "which another replica may give: set workload.arrivals=open"
-            )
-        lists[route(each, range(num_parts))].append(each)
+        if any(homes[other] != home for other in before):
+            if config.workload.arrivals is not Arrivals.open:
+                raise ValueError(
+                    f"parallel.workers: request {each.id} waits for an answer of another replica: "
+                    "set workload.arrivals=open"
+                )
+            each = replace(each, parent_id=None, joins=())
+        lists[home].append(each)
+        lists[home].rounds[each.id] = rounds[each.id]
     measures = working_set(workload.requests, deployment, config.cache.page_size)
     return lists, notes, {**measures, **workload.counts}
 
@@ -137,12 +151,13 @@ def _serve(config: ExperimentConfig, number: int, share: Share, folder: Path) ->
         # the kept results of a part would replace those of whole workloads
         patch.dict(os.environ, XDG_CACHE_HOME=str(folder)),
     ):
-        requests = share
-        if isinstance(share, Part):
+        if isinstance(share, Listed):
+            requests, rounds = list(share), share.rounds
+        else:
             assert isinstance(config.workload, TraceConfig)
-            requests = share.requests(config.workload, config.seed)
+            requests, rounds = share.requests(config.workload, config.seed), None
         workload = Workload(name=config.workload.kind, requests=requests)
-        played = play(own, deploy(own), workload)
+        played = play(own, deploy(own), workload, rounds=rounds)
     for record in played.records:
         record.engine = number
     _folder(folder, number).mkdir()

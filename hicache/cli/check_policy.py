@@ -3,10 +3,10 @@
 hicache check-policy my_policies:Mine
 hicache check-policy my_policies:Mine --args weight=0.5
 
-The program checks every invariant of the cache after every step of a first run. Without these
-checks, a run must give the same result, and also when it takes one decode step at a time. Two ranks
-must make equal decisions. A class that routes requests runs on two engines. The program also prints how often each
-method was called.
+The program checks every invariant of the cache after every step of one run. It repeats the run
+without these checks, also with one decode step at a time: the result must be the same. Two ranks
+must make equal decisions. A class that routes requests runs on two engines. The program also prints
+how often each method was called.
 """
 
 import json

@@ -425,9 +425,7 @@ def serve(
     _refuse_stuck(engines)
 
 
-def _set_wake(
-    wakes: list[int], agenda: list[tuple[int, int]], number: int, wake_ns: int
-) -> None:
+def _set_wake(wakes: list[int], agenda: list[tuple[int, int]], number: int, wake_ns: int) -> None:
     if wake_ns != wakes[number]:
         wakes[number] = wake_ns
         if wake_ns < NEVER:

@@ -8,8 +8,9 @@ and `e2e_s` follow from them.
 import csv
 import gzip
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,38 +56,56 @@ class TableRecords(Sequence[RequestRecord]):
     def __getitem__(self, place: Any) -> Any:
         return _TableRecord(self, range(len(self))[place])
 
-    def value(self, name: str, row: int) -> Any:
-        get = self._columns.get(name)
-        if get is None:
-            get = self._columns[name] = self._column(name)
-        return get(row)
+    def column(self, name: str) -> Callable[[int], Any]:
+        """Return a function that returns the value of a field in a row."""
+        if name not in self._columns:
+            self._columns[name] = self._column(name)
+        return self._columns[name]
 
     def _column(self, name: str) -> Callable[[int], Any]:
         if name in PARTS:
-            names = [each for each in PARTS[name] if f"{name}_{each}" in self.table.column_names]
-            parts = {each: self._column(f"{name}_{each}") for each in names}
-            return lambda row: {each: n for each, get in parts.items() if (n := get(row))}
+            there = [each for each in PARTS[name] if f"{name}_{each}" in self.table.column_names]
+            return partial(_TableParts, {each: self._column(f"{name}_{each}") for each in there})
         column = self.table.column(name)
         if name in TEXTS:
-            values = column.dictionary_encode().combine_chunks()
+            values = column.combine_chunks().dictionary_encode()
             texts, places = values.dictionary.to_pylist(), values.indices.to_numpy()
-            made = list(map(Status, texts)) if name == "status" else texts
+            made = [Status(each) for each in texts] if name == "status" else texts
             return lambda row: made[places[row]]
-        is_null = column.is_null().to_numpy() if column.null_count else None
         numbers = column.fill_null(0).to_numpy()
-        if is_null is None:
+        if not column.null_count:
             return lambda row: numbers[row].item()
+        is_null = column.is_null().to_numpy()
         return lambda row: None if is_null[row] else numbers[row].item()
 
 
-class _TableRecord(RequestRecord):
+class _TableRecord:
     __slots__ = ("_row", "_table")
+    ttft_ns, e2e_ns, tpot_ns = RequestRecord.ttft_ns, RequestRecord.e2e_ns, RequestRecord.tpot_ns
 
     def __init__(self, table: TableRecords, row: int) -> None:
         self._table, self._row = table, row
 
-    def __getattr__(self, name: str) -> Any:  # of all fields, as none has a value here
-        return self._table.value(name, self._row)
+    def __getattr__(self, name: str) -> Any:
+        return self._table.column(name)(self._row)
+
+
+class _TableParts(Mapping[str, int]):
+    """The parts of a total of one record that are not zero."""
+
+    __slots__ = ("_columns", "_row")
+
+    def __init__(self, columns: Mapping[str, Callable[[int], int]], row: int) -> None:
+        self._columns, self._row = columns, row
+
+    def __getitem__(self, name: str) -> int:
+        return self._columns[name](self._row)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, value in self._columns.items() if value(self._row))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def write_requests(out_dir: Path, records: Sequence[RequestRecord]) -> Path:

@@ -1,7 +1,7 @@
 """Builds what a config describes, runs it, and returns the results."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hicache.cache.tree.digests import Digests
@@ -121,13 +121,8 @@ def play(
     workload: Workload,
     progress: Callable[[Progress], None] | None = None,
     timeline: Timeline | None = None,
-    rounds: Mapping[int, int] | None = None,
 ) -> Played:
-    """Serve all requests of `workload`.
-
-    `rounds` holds how many turns of its session precede each request, by request id; None means as
-    many as `workload` has.
-    """
+    """Serve all requests of `workload`."""
     runtime = make_runtime(config, deployment)
     cases: dict[int, Case] = {}
     engines, route = _engines(config, deployment, runtime, workload, cases, timeline)
@@ -141,7 +136,7 @@ def play(
         counters=[runtime.counters],
         cases=cases,
         timeline=timeline,
-        rounds=rounds_of(workload.requests) if rounds is None else rounds,
+        rounds=rounds_of(workload.requests),
         stage_of=stages_of(workload.requests, config.workload),
     )
     io = runtime.io if timeline is None else timeline.watch_io(runtime.io)

@@ -8,7 +8,7 @@ trace that names its sessions is divided line by line, and is never in memory as
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -37,16 +37,8 @@ from hicache.workload.parts import Part, divide
 from hicache.workload.rounds import rounds_of
 from hicache.workload.workload import Workload
 
-
-class Listed(list[Request]):
-    """The requests of one replica, and the number of earlier turns of each by request id."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rounds: dict[int, int] = {}
-
-
-Share = Part | Listed  # the requests of one replica
+# the requests of one replica: a part of a trace, or a list
+Share = Part | list[Request]
 
 
 def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
@@ -62,11 +54,12 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
     route = _refuse_bonds(config, deployment)
     with TemporaryDirectory(prefix="hicache-") as name:
         folder = Path(name)
-        shares, notes, measures = _divided(config, deployment, route, folder)
+        shares, notes, measures, rounds = _divided(config, deployment, route, folder)
         tallies: list[Tally] = []
         num_done, num_requests = 0, sum(map(len, shares))
         jobs = (
-            delayed(_serve)(config, number, share, folder) for number, share in enumerate(shares)
+            delayed(_serve)(config, number, share, folder, rounds)
+            for number, share in enumerate(shares)
         )
         try:
             served = Parallel(config.parallel.workers, return_as="generator", batch_size=1)(jobs)
@@ -111,19 +104,20 @@ def _refuse_bonds(config: ExperimentConfig, deployment: Deployment) -> Route:
 
 def _divided(
     config: ExperimentConfig, deployment: Deployment, route: Route, folder: Path
-) -> tuple[Sequence[Share], list[str], dict[str, float]]:
-    # the requests of each replica, notes, and measures of the workload
+) -> tuple[Sequence[Share], list[str], dict[str, float], dict[int, int]]:
+    # the requests of each replica, notes, measures of the workload, and the number of earlier turns
+    # of each request, if a replica may lack them
     num_parts = config.parallel.replicas
     if isinstance(config.workload, TraceConfig) and config.workload.kind == "trace":
         is_sticky = isinstance(getattr(route, "__self__", None), Sticky)
         parts = divide(config.workload, folder, num_parts) if is_sticky else None
         if parts is not None:
-            return parts, [f"trace: {sum(map(len, parts)):,} requests, divided line by line"], {}
+            num = sum(map(len, parts))
+            return parts, [f"trace: {num:,} requests, divided line by line"], {}, {}
     notes: list[str] = []
     workload = workload_of(config, deployment.cost, notes)
     notes += remarks(config, deployment, workload)
-    rounds = rounds_of(workload.requests)
-    lists = [Listed() for _ in range(num_parts)]
+    lists: list[list[Request]] = [[] for _ in range(num_parts)]
     unseen: list[Any] = [None] * num_parts  # the router only counts the replicas
     homes: dict[int, int] = {}  # by request
     for each in sorted(workload.requests, key=lambda request: (request.arrival_ns, request.id)):
@@ -137,12 +131,13 @@ def _divided(
                 )
             each = replace(each, parent_id=None, joins=())
         lists[home].append(each)
-        lists[home].rounds[each.id] = rounds[each.id]
     measures = working_set(workload.requests, deployment, config.cache.page_size)
-    return lists, notes, {**measures, **workload.counts}
+    return lists, notes, {**measures, **workload.counts}, rounds_of(workload.requests)
 
 
-def _serve(config: ExperimentConfig, number: int, share: Share, folder: Path) -> Tally:
+def _serve(
+    config: ExperimentConfig, number: int, share: Share, folder: Path, rounds: Mapping[int, int]
+) -> Tally:
     # runs in a worker: serves the requests of one replica, and writes their rows
     own = replace(config, parallel=replace(config.parallel, replicas=1, workers=None))
     with (
@@ -151,15 +146,12 @@ def _serve(config: ExperimentConfig, number: int, share: Share, folder: Path) ->
         # the kept results of a part would replace those of whole workloads
         patch.dict(os.environ, XDG_CACHE_HOME=str(folder)),
     ):
-        if isinstance(share, Listed):
-            requests, rounds = list(share), share.rounds
-        else:
+        if isinstance(share, Part):
             assert isinstance(config.workload, TraceConfig)
-            requests, rounds = share.requests(config.workload, config.seed), None
-        workload = Workload(name=config.workload.kind, requests=requests)
-        played = play(own, deploy(own), workload, rounds=rounds)
+            share = share.requests(config.workload, config.seed)
+        played = play(own, deploy(own), Workload(name=config.workload.kind, requests=share))
     for record in played.records:
-        record.engine = number
+        record.engine, record.round = number, rounds.get(record.id, record.round)
     _folder(folder, number).mkdir()
     write_requests(_folder(folder, number), played.records)
     return played.tally

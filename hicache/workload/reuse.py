@@ -15,6 +15,7 @@ from hicache.request import Request
 from hicache.workload.page_numbers import page_numbers
 
 Column = NDArray[np.int64]
+BLOCK = 1024  # of requests, whose sums are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,9 @@ def reuse(requests: Sequence[Request], page_size: int) -> Reuse:
     pages = page_numbers(requests, page_size)
     num_pages = max(int((each.starts + each.counts).max(initial=0)) for each in pages.values())
     used_by = np.full(num_pages, -1, np.int32)  # the last request that used a page
-    alive = _Counts(len(requests))  # pages by the last request that used them
+    # pages by the last request that used them, and their sums over blocks of requests
+    alive = np.zeros(len(requests), np.int64)
+    sums = np.zeros(len(requests) // BLOCK + 1, np.int64)
     groups: list[tuple[int, ...]] = []
     for place, request in enumerate(requests):
         usable = (request.prompt_len - 1) // page_size
@@ -101,12 +104,13 @@ def reuse(requests: Sequence[Request], page_size: int) -> Reuse:
             path[:] = place
         shared.pop(-1, None)  # pages that are new
         for before, count in shared.items():
-            num_usable = min(max(usable, 0), count)
-            groups.append((place, before, count, num_usable, alive.after(before)))
+            end = before // BLOCK + 1
+            newer = alive[before + 1 : end * BLOCK].sum() + sums[end:].sum()
+            groups.append((place, before, count, min(max(usable, 0), count), int(newer)))
             usable -= count
-        for before, count in shared.items():
-            alive.add(before, -count)
-        alive.add(place, num_kept)
+        for user, count in (*((user, -count) for user, count in shared.items()), (place, num_kept)):
+            alive[user] += count
+            sums[user // BLOCK] += count
     columns = np.array(groups, np.int64).reshape(-1, 5).T
     names = ("request", "before", "counts", "usable", "newer")
     return Reuse(num_requests=len(requests), **dict(zip(names, columns, strict=True)))
@@ -118,25 +122,3 @@ def _runs(values: NDArray[np.int32]) -> list[tuple[int, int]]:
         return [(int(values[0]), len(values))] if len(values) else []
     ends = np.append(np.flatnonzero(np.diff(values)) + 1, len(values))
     return list(zip(values[ends - 1].tolist(), np.diff(ends, prepend=0).tolist(), strict=True))
-
-
-class _Counts:
-    """Counts by place; the sum of those after a place takes logarithmic time (a Fenwick tree)."""
-
-    def __init__(self, num_places: int) -> None:
-        self._sums = [0] * (num_places + 1)
-        self._total = 0
-
-    def add(self, place: int, count: int) -> None:
-        self._total += count
-        place += 1
-        while place < len(self._sums):
-            self._sums[place] += count
-            place += place & -place
-
-    def after(self, place: int) -> int:
-        total, place = self._total, place + 1
-        while place:
-            total -= self._sums[place]
-            place &= place - 1
-        return total

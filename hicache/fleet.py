@@ -75,21 +75,19 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
             ) from error
         records = TableRecords.read([_folder(folder, number) for number in range(len(shares))])
     measures |= run_measures(config, deployment, records, reduce(Tally.merged, tallies))
-    wall_s = time.perf_counter() - started
-    return Result(records=records, measures=measures, wall_s=wall_s, notes=notes)
+    return Result(
+        records=records, measures=measures, wall_s=time.perf_counter() - started, notes=notes
+    )
 
 
 def _refuse_bonds(config: ExperimentConfig, deployment: Deployment) -> Route:
     # returns how requests are routed
     workload, route = config.workload, policy_of(world_of(config, deployment, lambda: 0)).route
     router = getattr(route, "__self__", None)
-    is_open = workload.arrivals is Arrivals.open
     bonds = {
         "executor.kind=torch": config.executor.kind != "simulated",
         f"storage={config.storage.kind}, which all replicas share": config.storage.kind != "none",
         "a router that looks at the replicas": not isinstance(router, Sticky | RoundRobin),
-        "round_robin, unless workload.arrivals=open": isinstance(router, RoundRobin)
-        and not is_open,
         "arrivals that wait for answers of other sessions": not workload.is_timed,
         "stages of the load": bool(workload.stage_ends_s),
         "engine.explain=true": config.engine.explain,

@@ -114,7 +114,7 @@ def test_other_traces_are_loaded_as_a_whole(change: dict[str, object], trace: Pa
     [
         ("storage=memory", "storage=memory, which all replicas share"),
         ("parallel.router=scored", "a router that looks at the replicas"),
-        ("parallel.router=round_robin", "round_robin, unless"),
+        ("parallel.router=round_robin", "waits for an answer of another replica"),
         ("workload.arrivals=closed", "answers of other sessions"),
         ("engine.explain=true", "engine.explain=true"),
         ("cache.policy=oracle", "which knows all requests"),

@@ -59,23 +59,20 @@ class TableRecords(Sequence[RequestRecord]):
     def column(self, name: str) -> Callable[[int], Any]:
         """Return a function that returns the value of a field in a row."""
         if name not in self._columns:
-            self._columns[name] = self._column(name)
+            self._columns[name] = self._made(name)
         return self._columns[name]
 
-    def _column(self, name: str) -> Callable[[int], Any]:
+    def _made(self, name: str) -> Callable[[int], Any]:
         if name in PARTS:
             there = [each for each in PARTS[name] if f"{name}_{each}" in self.table.column_names]
-            return partial(_TableParts, {each: self._column(f"{name}_{each}") for each in there})
+            return partial(_TableParts, {each: self.column(f"{name}_{each}") for each in there})
         column = self.table.column(name)
         if name in TEXTS:
             values = column.combine_chunks().dictionary_encode()
             texts, places = values.dictionary.to_pylist(), values.indices.to_numpy()
             made = [Status(each) for each in texts] if name == "status" else texts
             return lambda row: made[places[row]]
-        numbers = column.fill_null(0).to_numpy()
-        if not column.null_count:
-            return lambda row: numbers[row].item()
-        is_null = column.is_null().to_numpy()
+        numbers, is_null = column.fill_null(0).to_numpy(), column.is_null().to_numpy()
         return lambda row: None if is_null[row] else numbers[row].item()
 
 

@@ -61,8 +61,16 @@ def curve_of(config: ExperimentConfig) -> Curve:
     """Return the hit rates of full-attention KV in the workload of `config`.
 
     Requests that exceed the model's length limit do not count, nor does the warm-up.
+
+    Raises:
+        ValueError: the model also caches windows or states.
     """
     deployment = deploy(config)
+    if deployment.host_kinds.aux:
+        raise ValueError(
+            f"hicache curve counts full attention only, and {config.model.name} also caches "
+            "windows or states: use hicache size"
+        )
     page, most = config.cache.page_size, config.model.max_len
     workload = workload_of(config, deployment.cost, [])
     requests = [each for each in workload.requests if each.prompt_len + each.output_len <= most]
@@ -79,12 +87,12 @@ def curve_of(config: ExperimentConfig) -> Curve:
         return rate(used.lru(num_pages))
 
     full = used.full_pages
-    page_gib = deployment.host_kinds.page_bytes[0] / GIB
+    page_bytes = deployment.host_kinds.page_bytes[0]
     return Curve(
-        lru=lambda gib: lru(int(gib / page_gib)),
-        belady=lambda gib: rate(used.belady(int(gib / page_gib))),
-        full_gib=full * page_gib,
-        knee_gib=bisect_left(range(full), KNEE * lru(full), key=lru) * page_gib,
+        lru=lambda gib: lru(int(gib * GIB) // page_bytes),
+        belady=lambda gib: rate(used.belady(int(gib * GIB) // page_bytes)),
+        full_gib=full * page_bytes / GIB,
+        knee_gib=bisect_left(range(full), KNEE * lru(full), key=lru) * page_bytes / GIB,
         description=workload.description,
     )
 
@@ -119,12 +127,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_intermixed_args(arguments)
     with in_one_sentence():
         config = config_of(*options.overrides)
-        aux = deploy(config).host_kinds.aux
-        if aux:
-            raise ValueError(
-                f"hicache curve counts full attention only, and {config.model.name} also caches "
-                "windows or states: use hicache size"
-            )
         curve = curve_of(config)
         rows = [(gib, curve.lru(gib), curve.belady(gib)) for gib in options.gib]
         if options.json:
@@ -133,8 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(json.dumps({"sizes": sizes, **ends}, indent=2))
             return
         terminal = console()
-        title = f"{config.model.name}, {curve.description}"
-        terminal.print(title)
+        terminal.print(f"{config.model.name}, {curve.description}")
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for heading in ("cache, GiB", "LRU", "Belady"):
             table.add_column(heading, justify="right")

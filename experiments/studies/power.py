@@ -136,7 +136,9 @@ def rows_of(name: str, comparisons: Sequence[Mapping[str, Mapping[str, Any]]]) -
         }
         for metric, middle in ((METRICS[1], 1), (METRICS[2], 0)):
             key = f"{metric} ratio" if middle else metric
-            row[metric] = int(((found[f"{key} low"] > middle) | (found[f"{key} high"] < middle)).sum())
+            row[metric] = int(
+                ((found[f"{key} low"] > middle) | (found[f"{key} high"] < middle)).sum()
+            )
         rows.append(row)
     return rows
 

@@ -131,7 +131,7 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "ResultTable
     write_sweep_page(directory, groups, metrics, table, title)
     if len(groups) > 1:
         from hicache.cli.tables.sweep_figure import draw_sweep  # matplotlib
-        from hicache.results.report import save
+        from hicache.results.figures import save
 
         figure = draw_sweep(groups, metrics, title=title)
         for name in ("sweep.png", "sweep.pdf"):

@@ -184,6 +184,9 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb  # import only if needed: it takes half a second
 
+    # W&B imports its launcher of jobs for inputs that no run here has
+    wandb.Run._detect_and_apply_job_inputs = lambda _: None  # type: ignore[method-assign]
+
     def start(mode: WandbMode) -> "wandb.Run":
         return wandb.init(
             project=tracker.project,

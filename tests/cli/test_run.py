@@ -56,7 +56,7 @@ sys.modules["hicache.experiment"] = module
 from hicache.runs.schema import config_of
 from hicache.cli.run import main
 from hicache.cli.tables import result_table, sweep_figure, comparison
-from hicache.results import report
+from hicache.results import figures
 from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins
 
@@ -85,15 +85,15 @@ if call["max_file_bytes"] is not None:  # to a file that has grown too large a d
     resource.setrlimit(resource.RLIMIT_FSIZE, (call["max_file_bytes"],) * 2)
 sys.argv[1:] = call["arguments"]
 os.environ |= call["variables"]
-if "DRAW" not in os.environ:  # what half of a run is spent on
-    report.save = lambda figure, path: path.touch()
+if "DRAW" not in os.environ:  # what most of a sweep's end is spent on
+    figures.save = lambda figure, path: path.touch()
 if not any(word.startswith("experiment=") for word in sys.argv):
     Hydra.get_mode = lambda *told, **named: None  # composes all of it, for only they have a mode
 main()
 """
 RUN_FILES = {
     *("config.yaml", "metrics.jsonl", "provenance.json", "report.html", "requests.parquet"),
-    *("summary.json", "timing.json", "tokens.png", "ttft.png"),
+    *("summary.json", "timing.json"),
 }
 
 
@@ -127,7 +127,7 @@ def program(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ordinary(program):
-    return program("name=first", DRAW="1")
+    return program("name=first")
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ def test_a_password_of_the_environment_is_written_nowhere(program, tmp_path):
 def test_a_full_disk_is_reported_in_one_sentence_and_leaves_no_empty_file(
     program, tmp_path, max_file_bytes
 ):
-    done = program(f"hydra.run.dir={tmp_path}", max_file_bytes=max_file_bytes, DRAW="1")
+    done = program(f"hydra.run.dir={tmp_path}", max_file_bytes=max_file_bytes)
     assert done.returncode == 2
     told = done.stderr.splitlines()[-1]
     assert told.startswith(f"File too large: cannot write to {tmp_path}; ")

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from hicache.clock import SECOND_NS
 from hicache.config import CacheConfig, ExperimentConfig, GeneratedConfig, PrefetchConfig
-from hicache.results import report
+from hicache.results import figures, report
 from hicache.results.metrics import QUEUE_CAUSES, Status, summarize
 from hicache.results.tracking import plain, write_json
 from hicache.results.verdict import CONDITIONS
@@ -25,7 +25,6 @@ def run_dir(tmp_path, make_record, measures, rows):
 
 
 CONFIG = ExperimentConfig()
-FIGURES = ("tokens.png", "ttft.png")
 
 
 def summary_of(run_dir):
@@ -44,18 +43,26 @@ def test_the_page_holds_figures_numbers_and_the_config(run_dir, make_record):
         "Prompt tokens over time, by tier",
         "Requests over time",
     ]
-    for name in FIGURES:
-        is_drawn = matplotlib.image.imread(run_dir / name)[..., :3].min(axis=-1) < 0.99
-        assert is_drawn.mean() > 0.05
     assert "cache/token_hit_rate" in page
     assert "&lt;b&gt;bold" in page
     summary = summary_of(run_dir)
     shown = {key for key in summary if f"<td>{key}</td>" in page}
     assert shown == {key for key, value in summary.items() if value}
     assert "cache/token_hit_rate" in shown
-    drawn = [(run_dir / name).read_bytes() for name in FIGURES]
     assert page_of(run_dir, records=[make_record(0)]) == page
-    assert [(run_dir / name).read_bytes() for name in FIGURES] == drawn
+
+
+def test_figures_of_a_run_are_drawn_the_same_again(run_dir, make_record):
+    drawn = []
+    for _ in range(2):
+        figures.write_figures(
+            run_dir, title="a run", summary=summary_of(run_dir), records=[make_record(0)]
+        )
+        drawn.append([(run_dir / name).read_bytes() for name in ("tokens.png", "ttft.png")])
+    assert drawn[0] == drawn[1]
+    for name in ("tokens.png", "ttft.png"):
+        is_drawn = matplotlib.image.imread(run_dir / name)[..., :3].min(axis=-1) < 0.99
+        assert is_drawn.mean() > 0.05
 
 
 def test_the_page_names_the_settings_of_the_run(run_dir):
@@ -107,8 +114,8 @@ def test_the_title_of_a_figure_holds_its_run_and_any_verdict(make_record, rows, 
     name = "adhoc/2026-01-01_00-00-00-000000_abcdef"
     wanted = f"{name} verdict: {verdict}" if verdict else name
     for figure in (
-        report.draw_ttft([make_record(0)], run=name, verdict=verdict),
-        report.draw_tokens(rows, run=name, verdict=verdict),
+        figures.draw_ttft([make_record(0)], run=name, verdict=verdict),
+        figures.draw_tokens(rows, run=name, verdict=verdict),
     ):
         figure.draw_without_rendering()
         told = figure._suptitle
@@ -124,7 +131,7 @@ def test_the_ttft_is_drawn_as_a_distribution_and_over_the_prompt_length(make_rec
         for n in numbers
     ]
     rejected = make_record(9, status=Status.rejected, first_token_ns=None, finish_ns=None)
-    top, bottom, _ = report.draw_ttft([*records, rejected]).axes
+    top, bottom, _ = figures.draw_ttft([*records, rejected]).axes
     ttft = next(line for line in top.lines if line.get_label() == "TTFT")
     x, y = ttft.get_data()
     assert list(x[1:]) == pytest.approx([n * 423e-9 for n in numbers])
@@ -140,7 +147,7 @@ def test_the_ttft_is_drawn_as_a_distribution_and_over_the_prompt_length(make_rec
 def test_the_figure_shows_a_queue_of_one_interval_out_of_a_thousand():
     waiting = [7 if index == 401 else 0 for index in range(1000)]
     rows = [row_at(i + 1.0) | {"queue/waiting_count": n} for i, n in enumerate(waiting)]
-    _, bottom = report.draw_tokens(rows).axes
+    _, bottom = figures.draw_tokens(rows).axes
     line = next(line for line in bottom.lines if line.get_label() == "waiting (most)")
     assert max(line.get_ydata()) == 7
 
@@ -151,7 +158,7 @@ def test_a_run_without_an_interval_or_a_finished_request_has_a_report(run_dir):
 
 
 def test_the_areas_of_an_interval_add_up_to_its_hit_rate(rows):
-    top = report.draw_tokens(rows).axes[0]
+    top = figures.draw_tokens(rows).axes[0]
     tops = [stairs.get_data().values for stairs in top.patches]
     last = rows[-1]
     device = last["interval/device_hit_tokens"]
@@ -167,7 +174,7 @@ def test_merged_intervals_are_weighted_by_their_tokens():
         row_at(i + 1.0, computed=30, device_hit=850 if i % 5 == 0 else 0)
         for i in range(5 * report.MAX_BARS)
     ]
-    top = report.draw_tokens(rows).axes[0]
+    top = figures.draw_tokens(rows).axes[0]
     values, _, _ = top.patches[0].get_data()
     assert values.tolist() == pytest.approx([0.85] * report.MAX_BARS)
 
@@ -175,7 +182,7 @@ def test_merged_intervals_are_weighted_by_their_tokens():
 def test_text_that_looks_like_mathematics_is_drawn_unchanged(tmp_path):
     figure = Figure()
     texts = ("$mmmm$", "mmmm", "a$x_{$b")
-    names = report.literal(lambda: [figure.text(0, 0, text) for text in texts])()
-    report.save(figure, tmp_path / "figure.png")
+    names = figures.literal(lambda: [figure.text(0, 0, text) for text in texts])()
+    figures.save(figure, tmp_path / "figure.png")
     widths = [name.get_window_extent().width for name in names]
     assert widths[0] > 1.2 * widths[1]

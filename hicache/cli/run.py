@@ -66,8 +66,9 @@ def compose_and_run(cfg: DictConfig) -> int:
 def _run_single(overrides: list[str]) -> None:
     # Hydra's own main composes twice, to learn whether an experiment asks for a sweep
     with initialize_config_dir(str(schema.CONF), job_name="run", version_base="1.3"):
-        task = compose_and_run.__wrapped__
-        GlobalHydra.instance().hydra.run("config", task_function=task, overrides=overrides)
+        program, task = GlobalHydra.instance().hydra, compose_and_run.__wrapped__
+        assert program is not None
+        program.run("config", task_function=task, overrides=overrides)
 
 
 def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]:

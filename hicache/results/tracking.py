@@ -24,6 +24,7 @@ from urllib.parse import urlparse
 
 from hicache.config import TrackerConfig, WandbMode
 from hicache.results.metrics import Row
+from hicache.results.requests_file import read_requests
 from hicache.results.verdict import in_short, objections
 from hicache.secret import masked
 from hicache.user_code import Stopped
@@ -74,6 +75,14 @@ class Tracker:
             # without the zeros of what the run does not use
             shown = {key: each for key, each in summary.items() if each or key.startswith(ALWAYS)}
             self._wandb.summary.update({**shown, "verdict": in_short(objections([summary]))})
+            if self.tracker.wandb_requests:
+                self._log_requests()
+
+    def _log_requests(self) -> None:
+        import wandb
+
+        assert self._wandb is not None
+        self._wandb.log({"requests": wandb.Table(dataframe=read_requests(self.out_dir))})
 
     def __enter__(self) -> Self:
         self._metrics = (self.out_dir / "metrics.jsonl").open("wb", buffering=0)
@@ -116,11 +125,15 @@ def _terminate(*_: object) -> NoReturn:
 
 
 def track_sweep(
-    directory: Path, tracker: TrackerConfig, group: str, table: "pd.DataFrame", notes: Sequence[str]
+    directory: Path,
+    tracker: TrackerConfig,
+    group: str,
+    tables: Mapping[str, "pd.DataFrame"],
+    notes: Sequence[str],
 ) -> None:
     """Upload the results of a sweep to Weights & Biases (W&B) as one run.
 
-    The run has `table` and `notes` as the terminal shows them, and the figures and files of the
+    The run has `tables` and `notes` as the terminal shows them, and the figures and files of the
     sweep. It joins the W&B group `group`, as do the runs of the sweep. A second call for the same
     directory updates the first upload.
     """
@@ -137,8 +150,9 @@ def track_sweep(
         return
     import wandb
 
-    names = {str(name): str(name).replace("\n", " ") for name in table}
-    run.log({"arms": wandb.Table(dataframe=table.rename(columns=names))})
+    for name, table in tables.items():
+        told = table.rename(columns=lambda each: str(each).replace("\n", " "))
+        run.log({name: wandb.Table(dataframe=told)})
     run.summary.update({f"note_{number}": note for number, note in enumerate(notes)})
     paths = sorted(directory.glob("sweep.*"))
     _attach(run, paths)
@@ -185,7 +199,7 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
     import wandb  # import only if needed: it takes half a second
 
     # W&B imports its launcher of jobs for inputs that no run here has
-    wandb.Run._detect_and_apply_job_inputs = lambda _: None  # type: ignore[method-assign]
+    wandb.Run._detect_and_apply_job_inputs = lambda _: None  # type: ignore[method-assign,assignment]
 
     def start(mode: WandbMode) -> "wandb.Run":
         return wandb.init(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os.path import relpath
 from pathlib import Path
 from statistics import median
@@ -9,6 +10,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 import numpy as np
+import pandas as pd
 
 from hicache.cli.tables.comparison import NO_CLAIM, TITLES, number, over_runs
 from hicache.cli.tables.groups import Group, answer_sets, is_number, short
@@ -28,8 +30,29 @@ EQUAL = "no difference shown"
 LACKS = "No interval"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a sweep shows.
+
+    Attributes:
+        sentences: a sentence for each metric.
+        remarks: what holds for all of them.
+        comparisons: each arm with its baseline, by metric: the effect with its interval, and
+            whether it is higher or lower. Empty without intervals.
+    """
+
+    sentences: list[str]
+    remarks: list[str]
+    comparisons: pd.DataFrame
+
+
 def write_sweep_page(
-    directory: Path, groups: Sequence[Group], metrics: Sequence[str], table: ResultTable, title: str
+    directory: Path,
+    groups: Sequence[Group],
+    metrics: Sequence[str],
+    table: ResultTable,
+    findings: Findings,
+    title: str,
 ) -> Path:
     """Write `sweep.html` into the directory of a sweep, and return its path.
 
@@ -38,6 +61,7 @@ def write_sweep_page(
         groups: the runs of each configuration (arm).
         metrics: the metrics to compare, which all runs have.
         table: the table of these groups and metrics, as the terminal shows it.
+        findings: what they show.
         title: the heading of the page.
     """
     arms = {
@@ -45,14 +69,13 @@ def write_sweep_page(
         for place, group in enumerate((g for each in answer_sets(groups) for g in each), 1)
     }
     colors = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(arms)}
-    sentences, remarks = _findings(groups, metrics, table)
     texts, members = table.texts.itertuples(index=False), iter(arms.values())
     return write_page(
         directory / "sweep.html",
         "sweep.html.jinja",
         title=title,
-        sentences=sentences,
-        remarks=remarks,
+        sentences=findings.sentences,
+        remarks=findings.remarks,
         objected=not any(CLEAN in note for note in table.notes),
         over=over_runs(groups),
         table=table,
@@ -66,10 +89,7 @@ def write_sweep_page(
     )
 
 
-def _findings(
-    groups: Sequence[Group], metrics: Sequence[str], table: ResultTable
-) -> tuple[list[str], list[str]]:
-    # a sentence per metric, and what holds of all of them
+def findings_of(groups: Sequence[Group], metrics: Sequence[str], table: ResultTable) -> Findings:
     sections, remarks, keys = table.sections, list[str](), list(groups[0].settings)
     try:
         paired = table_of_pairs(groups, metrics)
@@ -82,7 +102,7 @@ def _findings(
             sections = paired.sections
         else:
             remarks = [note for note in remarks if note.startswith(LACKS)]
-    sentences = []
+    sentences, comparisons = [], list[dict[str, str]]()
     for metric in metrics:
         heading = TITLES.get(metric, metric)
         if sections is table.sections:
@@ -91,18 +111,34 @@ def _findings(
             told = [f"{row.texts[heading]} ({_arm(row, keys)})" for row in rows]
             text = f"median {told[0]}" + (f" to {told[-1]}" if len(told) > 1 else "")
         else:
-            text = "; ".join(_against(each, heading, metric, keys) for each in sections)
+            found = [_against(each, heading, metric, keys) for each in sections]
+            text = "; ".join(map(_told, found))
+            comparisons += [each for against in found for each in against]
         sentences.append(f"{_plain(heading)}: {text}.")
-    return sentences, remarks
+    table_of_all = pd.DataFrame(comparisons)
+    return Findings(sentences=sentences, remarks=remarks, comparisons=table_of_all)
 
 
-def _against(rows: Sequence[Row], heading: str, metric: str, keys: Sequence[str]) -> str:
+def _against(
+    rows: Sequence[Row], heading: str, metric: str, keys: Sequence[str]
+) -> list[dict[str, str]]:
     baseline, *others = rows
-    told = [
-        f"{_arm(row, keys)} {row.texts[heading]}, {_judged(row, heading, metric)}" for row in others
+    return [
+        {
+            "metric": metric,
+            "arm": _arm(row, keys),
+            "effect": row.texts[heading],
+            "verdict": _judged(row, heading, metric),
+            "against": f"{_arm(baseline, keys)} with {baseline.texts[heading]}",
+        }
+        for row in others
     ]
-    told.sort(key=lambda each: each.endswith(EQUAL))
-    return f"{_few(told)}, against {_arm(baseline, keys)} with {baseline.texts[heading]}"
+
+
+def _told(comparisons: Sequence[Mapping[str, str]]) -> str:
+    ordered = sorted(comparisons, key=lambda each: each["verdict"] == EQUAL)
+    told = [f"{each['arm']} {each['effect']}, {each['verdict']}" for each in ordered]
+    return f"{_few(told)}, against {comparisons[0]['against']}"
 
 
 def _judged(row: Row, heading: str, metric: str) -> str:

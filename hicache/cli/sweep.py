@@ -57,7 +57,7 @@ class SweepProgress(Callback):
                     table, found = told
                     tables = {"arms": table.texts, "intervals": found.comparisons}
                     tables = {name: each for name, each in tables.items() if len(each)}
-                    notes = [*found.sentences, *found.remarks, *table.notes]
+                    notes = "\n\n".join([*found.sentences, *found.remarks, *table.notes])
                     track_sweep(watch.directory, tracker, group, tables, notes)
         except (OSError, ValueError) as error:
             report_error(error)
@@ -122,6 +122,7 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "Told | None
         sys.stderr.write(f"no table of the sweep: {missing('pandas')}\n")
         return None
     from hicache.cli.tables.comparison import over_runs, table_of
+    from hicache.cli.tables.paired_table import PAIRED
     from hicache.cli.tables.result_table import as_json, show_result  # pandas takes half a second
     from hicache.cli.tables.sweep_page import findings_of, write_sweep_page
 
@@ -137,8 +138,8 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "Told | None
     found = findings_of(groups, metrics, table)
     if len(runs) > 1:
         show_result(table, ": ".join(filter(None, [title, over_runs(groups)])))
-    for line in (*found.sentences, *found.remarks) if len(found.comparisons) else ():
-        console().print(line, soft_wrap=not console().is_terminal)
+    if found.paired is not None:
+        show_result(found.paired, PAIRED)
     _write_csv(directory / "sweep.csv", runs, keys)
     (directory / "sweep.json").write_text(as_json(table_of(groups, sorted(known))) + "\n")
     write_sweep_page(directory, groups, metrics, table, found, title)

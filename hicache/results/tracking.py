@@ -129,7 +129,7 @@ def track_sweep(
     tracker: TrackerConfig,
     group: str,
     tables: Mapping[str, "pd.DataFrame"],
-    notes: Sequence[str],
+    notes: str,
 ) -> None:
     """Upload the results of a sweep to Weights & Biases (W&B) as one run.
 
@@ -142,6 +142,7 @@ def track_sweep(
         dir=directory,
         group=group,
         name="summary",
+        notes=notes,
         job_type="summary",
         id=sha256(str(directory.absolute()).encode()).hexdigest()[:16],
         resume="allow",
@@ -153,7 +154,6 @@ def track_sweep(
     for name, table in tables.items():
         told = table.rename(columns=lambda each: str(each).replace("\n", " "))
         run.log({name: wandb.Table(dataframe=told)})
-    run.summary.update({f"note_{number}": note for number, note in enumerate(notes)})
     paths = sorted(directory.glob("sweep.*"))
     _attach(run, paths)
     _show(run, paths)

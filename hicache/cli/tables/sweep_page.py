@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import relpath
 from pathlib import Path
 from statistics import median
@@ -14,7 +14,7 @@ import pandas as pd
 
 from hicache.cli.tables.comparison import NO_CLAIM, TITLES, number, over_runs
 from hicache.cli.tables.groups import Group, answer_sets, is_number, short
-from hicache.cli.tables.paired_table import table_of_pairs
+from hicache.cli.tables.paired_table import FOUND, table_of_pairs
 from hicache.cli.tables.request_metrics import times
 from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.sweep_figure import COLOURS
@@ -37,12 +37,14 @@ class Findings:
     Attributes:
         sentences: a sentence for each metric.
         remarks: what holds for all of them.
+        paired: the differences with their intervals; None if there are no intervals.
         comparisons: each arm with its baseline, by metric: the effect with its interval, and
             whether it is higher or lower. Empty without intervals.
     """
 
     sentences: list[str]
     remarks: list[str]
+    paired: ResultTable | None
     comparisons: pd.DataFrame
 
 
@@ -115,8 +117,12 @@ def findings_of(groups: Sequence[Group], metrics: Sequence[str], table: ResultTa
             text = "; ".join(map(_told, found))
             comparisons += [each for against in found for each in against]
         sentences.append(f"{_plain(heading)}: {text}.")
-    table_of_all = pd.DataFrame(comparisons)
-    return Findings(sentences=sentences, remarks=remarks, comparisons=table_of_all)
+    return Findings(
+        sentences=sentences,
+        remarks=remarks,
+        paired=None if sections is table.sections else replace(paired, notes=remarks),
+        comparisons=pd.DataFrame(comparisons),
+    )
 
 
 def _against(
@@ -127,7 +133,7 @@ def _against(
         {
             "metric": metric,
             "arm": _arm(row, keys),
-            "effect": row.texts[heading],
+            "effect": row.texts[heading].removesuffix(FOUND),
             "verdict": _judged(row, heading, metric),
             "against": f"{_arm(baseline, keys)} with {baseline.texts[heading]}",
         }

@@ -462,26 +462,35 @@ def wandb_run(out_dir):
     return run, {path.name for path in log.parent.glob("files/*")}
 
 
+REQUESTS = "media/table/requests_*.json"
+
+
 def test_wandb_has_one_group_for_a_sweep_with_a_run_for_each_job_and_one_summary(program, tmp_path):
-    place = f"hydra.sweep.dir={tmp_path / 'mine'}"
-    done = program(
-        "cache.host_gib=8,16", "storage.read_gbps=2", place, "-m", WANDB_MODE="offline", DRAW="1"
-    )
+    told = (f"hydra.sweep.dir={tmp_path / 'mine'}", "tracker.wandb_requests=true", "-m")
+    grid = ("seed=0,1,2", "cache.host_gib=8,16", "storage.read_gbps=2")
+    done = program(*grid, *told, WANDB_MODE="offline", DRAW="1")
     assert done.returncode == 0, done.stderr
-    run, kept = wandb_run(tmp_path / "mine" / "1_host_gib=16")
+    assert "Differences to the first row of each section" in done.stdout
+    run, kept = wandb_run(tmp_path / "mine" / "1_seed=0,host_gib=16")
     names = (run["run_group"], run["display_name"], run["tags"][1:])
-    assert names == ("adhoc/mine", "host_gib=16", ["builtin", "host_gib=16"])
+    assert names == ("adhoc/mine", "host_gib=16 seed=0", ["builtin", "seed=0", "host_gib=16"])
     assert run["job_type"] == "host_gib=16"
     assert "requests.parquet" in kept
     summary, kept = wandb_run(tmp_path / "mine")
     names = (summary["run_group"], summary["display_name"], summary["job_type"])
     assert names == ("adhoc/mine", "summary", "summary")
     assert {"sweep.csv", "sweep.json", "sweep.png", "sweep.pdf"} <= kept
-    media = (tmp_path / "mine").glob("wandb/offline-run-*/files/media/*/*")
-    assert {".png", ".html"} <= {path.suffix for path in media}
+    assert "token hit rate: host_gib=16 0 [0, 0], the same, against" in summary["notes"]
+    media = (tmp_path / "mine").glob("**/wandb/offline-run-*/files/media/*/*")
+    names = {re.sub(r"_\d+_\w+\.", ".", path.name): path for path in media}
+    assert {"sweep_png.png", "sweep_html.html", "arms.table.json"} <= names.keys()
+    num_metrics = len(run["config"]["update"]["metrics"])
+    assert len(json.loads(names["intervals.table.json"].read_text())["data"]) == num_metrics
+    rows = [json.loads(path.read_text())["data"] for path in (tmp_path / "mine").rglob(REQUESTS)]
+    assert sorted(map(len, rows)) == [3, 3, 4, 4, 5, 5]
     (told,) = [line for line in done.stdout.splitlines() if "wandb sync" in line]
     command = told.partition(": ")[2].replace(
         "wandb sync", f"{Path(sys.executable).with_name('wandb')} sync --dry-run"
     )
     listed = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
-    assert "Would sync 3 run(s)" in listed.stderr + listed.stdout
+    assert "Would sync 7 run(s)" in listed.stderr + listed.stdout

@@ -129,13 +129,16 @@ def _against(
     rows: Sequence[Row], heading: str, metric: str, keys: Sequence[str]
 ) -> list[dict[str, str]]:
     baseline, *others = rows
+    own = [key for key in keys if any(row.values[key] != baseline.values[key] for row in others)]
+    shared = [key for key in keys if key not in own]
     return [
         {
             "metric": metric,
-            "arm": _arm(row, keys),
+            "at": _arm(baseline, shared) if shared else "",
+            "arm": _arm(row, own),
             "effect": row.texts[heading].removesuffix(FOUND),
             "verdict": _judged(row, heading, metric),
-            "against": f"{_arm(baseline, keys)} with {baseline.texts[heading]}",
+            "against": f"{_arm(baseline, own)} with {baseline.texts[heading]}",
         }
         for row in others
     ]
@@ -144,7 +147,8 @@ def _against(
 def _told(comparisons: Sequence[Mapping[str, str]]) -> str:
     ordered = sorted(comparisons, key=lambda each: each["verdict"] == EQUAL)
     told = [f"{each['arm']} {each['effect']}, {each['verdict']}" for each in ordered]
-    return f"{_few(told)}, against {comparisons[0]['against']}"
+    at = f"at {ordered[0]['at']} " if ordered[0]["at"] else ""
+    return f"{at}{_few(told)}, against {ordered[0]['against']}"
 
 
 def _judged(row: Row, heading: str, metric: str) -> str:

@@ -1,17 +1,17 @@
 """What paired comparisons claim: of equal configurations, and of ones that differ by 5 %.
 
-python -m experiments.studies.power                 missing runs, then the table
-python -m experiments.studies.power chat --pairs 10 --jobs 2
+python -m experiments.studies.power                  missing runs, then the table
+python -m experiments.studies.power chat --pairs 10
 
 All arms evict pages in random order. Equal arms draw other random numbers, so any difference
 between them is chance. A third arm has less host memory. In a copy of the second arm, every TTFT is
 5 % longer. Each comparison has runs of its own, and is the one of `hicache compare --paired`.
 Finished runs are kept in `outputs/power`.
 
-For each workload and second arm, the table shows the median of the true ratio of the mean TTFT, in
-how many comparisons the interval is above 1 or below 1, and the smallest effect that the
-comparisons name (median). Beside it is the effect that 80 % of the comparisons find if all TTFTs of
-one arm are multiplied. The last columns are false claims on other metrics.
+For each workload and second arm, the table shows the ratio of the mean TTFT over all comparisons,
+in how many of them the interval is above or below 1, and the smallest effect that they name
+(median). Beside it is the effect that 80 % of them would find if all TTFTs of one arm were multiplied. The
+last columns count the intervals of two other metrics that leave out no effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from joblib import Parallel, delayed
 
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.tables.groups import compared_groups
@@ -37,29 +36,24 @@ from hicache.runs.stored import CONFIG_FILE, SUMMARY_FILE
 OUT = Path("outputs", "power")
 METRICS = ("request/ttft_s_mean", "request/ttft_s_p95", "cache/token_hit_rate")
 LONGER = 1.05
-Row = dict[str, Any]
+COLUMNS = (
+    *("workload", "second arm", "comparisons", "TTFT ratio", "longer", "shorter"),
+    *("effect named", "effect found by 80 %", "claims on p95", "claims on hits"),
+)
 NUM_WINDOWS, WINDOWS, SEEDS = 40, 8, 5  # of a trace, of a comparison; seeds of a generated workload
 FIRST, EQUAL, LESS, SCALED = "first", "equal", "less", "scaled"  # arms
 ALL = (
     *("model=llama3_8b", "storage=none", "tracker.wandb_mode=disabled"),
     "cache.policy=experiments.studies.drawn:Drawn",
 )
-# overrides of each workload, and the GiB of host memory of the third arm
-CASES = {
-    "chat": (
-        "workload.num_sessions=100 workload.session_rate=0.7 cache.device_gib=60 "
-        "cache.host_gib=100",
-        74,
-    ),
+CASES = {  # overrides, and GiB of the device, of the host, and of the host of the third arm
+    "chat": ("workload.num_sessions=100 workload.session_rate=0.7", (60, 100, 74)),
     "weka_agentic": (
-        "workload.limit=12000 workload.max_context=65536 workload.concurrency=16 parallel.tp=1 "
-        "workload.stagger_s=0 cache.device_gib=20 cache.host_gib=24",
-        21,
+        "workload.limit=12000 workload.max_context=65536 workload.concurrency=16 "
+        "workload.stagger_s=0 parallel.tp=1",
+        (20, 24, 21),
     ),
-    "mooncake_synthetic": (
-        "workload.time_scale=1.3 workload.warm_up_s=80 cache.device_gib=60 cache.host_gib=400",
-        350,
-    ),
+    "mooncake_synthetic": ("workload.time_scale=1.3 workload.warm_up_s=80", (60, 400, 350)),
 }
 
 
@@ -67,24 +61,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("python -m experiments.studies.power", __doc__)
     parser.add_argument("cases", nargs="*", default=list(CASES), help="workloads")
     parser.add_argument("--pairs", type=int, default=100, help="comparisons of each workload")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args(arguments)
     with in_one_sentence():
-        rows = []
-        for name in options.cases:
-            told = Parallel(options.jobs)(delayed(compared)(name, n) for n in range(options.pairs))
-            rows += rows_of(name, told)
+        found = {name: [compared(name, n) for n in range(options.pairs)] for name in options.cases}
+    rows = [row for name, comparisons in found.items() for row in rows_of(name, comparisons)]
     print(pd.DataFrame(rows).to_markdown(index=False))
 
 
 def compared(name: str, number: int) -> dict[str, Mapping[str, Any]]:
     """Run the arms of one comparison; return the differences of each second arm from the first."""
-    folder, (overrides, less_gib) = OUT / name / f"{number}", CASES[name]
-    own = {FIRST: (), EQUAL: (), LESS: (f"cache.host_gib={less_gib}",)}
-    for place, (arm, more) in enumerate(own.items()):
+    folder, (overrides, (device_gib, *host_gib)) = OUT / name / f"{number}", CASES[name]
+    own = {FIRST: host_gib[0], EQUAL: host_gib[0], LESS: host_gib[1]}
+    for place, (arm, gib) in enumerate(own.items()):
+        sizes = (f"cache.device_gib={device_gib}", f"cache.host_gib={gib}")
         draw = f"cache.policy_args.draw={len(own) * number + place}"
         for block, served in enumerate(blocks_of(name, number)):
-            told = (f"workload={name}", *ALL, *overrides.split(), *more, draw, served)
+            told = (f"workload={name}", *ALL, *overrides.split(), *sizes, draw, served)
             run_job(config_of(*told), folder / arm / f"{block}", is_job=True)
             if arm == EQUAL:
                 _scale(folder / arm / f"{block}", folder / SCALED / f"{block}")
@@ -114,32 +106,26 @@ def _scale(run: Path, copy: Path) -> None:
     rows.to_parquet(copy / FILES[0])
 
 
-def rows_of(name: str, comparisons: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[Row]:
+def rows_of(
+    name: str, comparisons: Sequence[Mapping[str, Mapping[str, Any]]]
+) -> list[dict[str, object]]:
     """Return the rows of one workload: what its comparisons found for each second arm."""
     rows = []
     for arm in (EQUAL, SCALED, LESS):
         found = pd.DataFrame([each[arm] for each in comparisons])
-        ttft = METRICS[0]
+        ttft, p95, hits = METRICS
         low, high, ratio = (found[f"{ttft} ratio{part}"] for part in (" low", " high", ""))
         truth = np.exp(np.log(ratio).mean())
         # if the effect were larger by some factor, so would be the lower ends
         found_by_most = np.quantile(truth / low.dropna(), POWER, method="higher")
-        row = {
-            "workload": name,
-            "second arm": arm,
-            "comparisons": low.count(),
-            "TTFT ratio": f"{truth:.3f}",
-            "longer": int((low > 1).sum()),
-            "shorter": int((high < 1).sum()),
-            "effect named": f"{found[f'{ttft} least effect'].median():.1%}",
-            "effect found by 80 %": f"{found_by_most - 1:.1%}",
-        }
-        for metric, middle in ((METRICS[1], 1), (METRICS[2], 0)):
-            key = f"{metric} ratio" if middle else metric
-            row[metric] = int(
-                ((found[f"{key} low"] > middle) | (found[f"{key} high"] < middle)).sum()
-            )
-        rows.append(row)
+        others = {f"{p95} ratio": 1, hits: 0}
+        claims = [
+            int(((found[f"{key} low"] > equal) | (found[f"{key} high"] < equal)).sum())
+            for key, equal in others.items()
+        ]
+        row = [name, arm, low.count(), f"{truth:.3f}", (low > 1).sum(), (high < 1).sum()]
+        row += [f"{found[f'{ttft} least effect'].median():.1%}", f"{found_by_most - 1:.1%}"]
+        rows.append(dict(zip(COLUMNS, row + claims, strict=True)))
     return rows
 
 

@@ -10,7 +10,7 @@ from hicache.env import version
 COMMANDS = {
     "run": ("hicache.cli.run", "run one experiment, or a sweep of them"),
     "compare": ("hicache.cli.compare", "compare stored runs or sweeps"),
-    "report": ("hicache.cli.report", "draw the figures and the page of stored runs"),
+    "report": ("hicache.cli.report", "make the pages of stored runs"),
     "size": ("hicache.cli.size", "find how much host memory a workload can use"),
     "validate": ("hicache.cli.validate", "compare a run with the log of a server"),
     "calibrate": ("hicache.cli.calibrate", "find a server's constant from its log"),
@@ -41,10 +41,8 @@ def main() -> None:
         sys.exit(f"hicache {name} needs the repository: run it at the root of a checkout")
     sys.argv[:2] = [f"hicache {name}"]
     try:
-        gc.disable()
         command = import_module(module)
         gc.freeze()  # modules stay, so a search for unused objects need not visit them
-        gc.enable()
         command.main()
     except ModuleNotFoundError as error:
         from hicache.runs.errors import report_error

@@ -1,10 +1,9 @@
-"""Draw the figures and the page of stored runs.
+"""Make the pages of stored runs.
 
 hicache report RUN_OR_SWEEP ...
 
-Writes tokens.png, ttft.png and report.html into the directory of each run. `hicache run` writes the
-page of a single run, but no figures; the runs of a sweep get both here. The table and the files of
-a sweep, such as sweep.html, are made anew.
+Writes report.html into the directory of each run. `hicache run` writes it for a single run; the
+runs of a sweep get it here. The table and the files of a sweep, such as sweep.html, are made anew.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import find_runs
-from hicache.results.figures import write_figures
 from hicache.results.report import write_report
 from hicache.results.requests_file import read_requests, records_of
 from hicache.runs.stored import CONFIG_FILE, read_summary, read_yaml
@@ -25,11 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with in_one_sentence():
         for run in [run for path in options.runs for run in find_runs(path)]:
-            summary, records = read_summary(run), records_of(read_requests(run))
-            write_figures(run, title=run.name, summary=summary, records=records)
-            config = read_yaml(run / CONFIG_FILE, dict)
             page = write_report(
-                run, title=run.name, summary=summary, config=config, records=records
+                run,
+                title=run.name,
+                summary=read_summary(run),
+                config=read_yaml(run / CONFIG_FILE, dict),
+                records=records_of(read_requests(run)),
             )
             print(page)
         for path in options.runs:

@@ -26,10 +26,7 @@ from hicache.runs.schema import stored_config
 from hicache.runs.stored import CONFIG_FILE, is_finished, read_yaml
 
 if TYPE_CHECKING:
-    from hicache.cli.tables.result_table import ResultTable
     from hicache.cli.tables.sweep_page import Findings
-
-    Told = tuple[ResultTable, Findings]
 
 _WATCHES: list[JobWatch] = []  # not an attribute: launchers pickle callbacks, but not threads
 
@@ -49,15 +46,13 @@ class SweepProgress(Callback):
         is_written = True
         try:
             if finished:
-                told = sum_up(watch.directory, finished, title=str(config.name))
+                found = sum_up(watch.directory, finished, title=str(config.name))
                 # that of the jobs, whose overrides the sweep itself does not have
                 tracker = stored_config(finished[0] / CONFIG_FILE).tracker
                 group = f"{config.name}/{watch.directory.name}"
-                if told is not None:
-                    table, found = told
-                    tables = {"arms": table.texts, "intervals": found.comparisons}
-                    tables = {name: each for name, each in tables.items() if len(each)}
-                    notes = "\n\n".join([*found.sentences, *found.remarks, *table.notes])
+                if found is not None:
+                    tables = {"arms": found.table.texts, "intervals": found.comparisons}
+                    notes = [*found.sentences, *found.remarks, *found.table.notes]
                     track_sweep(watch.directory, tracker, group, tables, notes)
         except (OSError, ValueError) as error:
             report_error(error)
@@ -103,7 +98,7 @@ def _stop() -> tuple[JobWatch, list[Path]]:
     return watch, [path for path in watch.jobs() if is_finished(path)]
 
 
-def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "Told | None":
+def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "Findings | None":
     """Print and return the results of the finished runs of a sweep, and write summary files.
 
     The results are a table, and what it shows, with intervals if there are at least three seeds or
@@ -134,15 +129,14 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "Told | None
     for metric in runs[0].metrics:
         if metric not in known:
             sys.stderr.write(f"some runs have no metric {metric}, so the table leaves it out\n")
-    table = table_of(groups, metrics)
-    found = findings_of(groups, metrics, table)
+    found = findings_of(groups, metrics, table_of(groups, metrics))
     if len(runs) > 1:
-        show_result(table, ": ".join(filter(None, [title, over_runs(groups)])))
+        show_result(found.table, ": ".join(filter(None, [title, over_runs(groups)])))
     if found.paired is not None:
         show_result(found.paired, PAIRED)
     _write_csv(directory / "sweep.csv", runs, keys)
     (directory / "sweep.json").write_text(as_json(table_of(groups, sorted(known))) + "\n")
-    write_sweep_page(directory, groups, metrics, table, found, title)
+    write_sweep_page(directory, groups, metrics, found, title)
     if len(groups) > 1:
         from hicache.cli.tables.sweep_figure import draw_sweep  # matplotlib
         from hicache.results.figures import save
@@ -150,7 +144,7 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "Told | None
         figure = draw_sweep(groups, metrics, title=title)
         for name in ("sweep.png", "sweep.pdf"):
             save(figure, directory / name)
-    return table, found
+    return found
 
 
 def _failure(job: Path) -> str:

@@ -144,7 +144,7 @@ def _charts_of_requests(records: Sequence[RequestRecord]) -> list[dict[str, Any]
         name: np.array([getattr(record, f"{part}_ns") for record in finished]) / SECOND_NS
         for part, name in zip(("ttft", *TTFT_PARTS), ("TTFT", *PART_COLORS), strict=True)
     }
-    ttfts, hits = samples["TTFT"], np.array([hit_share(record) for record in finished])
+    ttfts, hits = samples["TTFT"], np.array([_hit_share(record) for record in finished])
     known = {name: values for name, values in samples.items() if values.any()}
     low = ttfts.min() / 100  # shorter parts do not matter
     step = -(-len(finished) // MAX_DOTS)
@@ -210,7 +210,7 @@ def _slowest(records: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:
         yield {
             "id": record.id,
             "prompt_len": record.prompt_len,
-            "hit_share": hit_share(record),
+            "hit_share": _hit_share(record),
             "ttft_s": ttft_ns / SECOND_NS,
             "waits": [
                 f"{ns / ttft_ns:.0%} {what.partition(' (')[0]}"  # without the knob's name
@@ -220,7 +220,7 @@ def _slowest(records: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:
         }
 
 
-def hit_share(record: RequestRecord) -> float:
+def _hit_share(record: RequestRecord) -> float:
     return 1 - record.computed_len / record.prompt_len
 
 

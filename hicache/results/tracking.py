@@ -76,13 +76,10 @@ class Tracker:
             shown = {key: each for key, each in summary.items() if each or key.startswith(ALWAYS)}
             self._wandb.summary.update({**shown, "verdict": in_short(objections([summary]))})
             if self.tracker.wandb_requests:
-                self._log_requests()
+                import wandb
 
-    def _log_requests(self) -> None:
-        import wandb
-
-        assert self._wandb is not None
-        self._wandb.log({"requests": wandb.Table(dataframe=read_requests(self.out_dir))})
+                table = wandb.Table(dataframe=read_requests(self.out_dir))
+                self._wandb.log({"requests": table})
 
     def __enter__(self) -> Self:
         self._metrics = (self.out_dir / "metrics.jsonl").open("wb", buffering=0)
@@ -129,7 +126,7 @@ def track_sweep(
     tracker: TrackerConfig,
     group: str,
     tables: Mapping[str, "pd.DataFrame"],
-    notes: str,
+    notes: Sequence[str],
 ) -> None:
     """Upload the results of a sweep to Weights & Biases (W&B) as one run.
 
@@ -142,7 +139,7 @@ def track_sweep(
         dir=directory,
         group=group,
         name="summary",
-        notes=notes,
+        notes="\n\n".join(notes),
         job_type="summary",
         id=sha256(str(directory.absolute()).encode()).hexdigest()[:16],
         resume="allow",
@@ -152,6 +149,8 @@ def track_sweep(
     import wandb
 
     for name, table in tables.items():
+        if table.empty:
+            continue
         told = table.rename(columns=lambda each: str(each).replace("\n", " "))
         run.log({name: wandb.Table(dataframe=told)})
     paths = sorted(directory.glob("sweep.*"))

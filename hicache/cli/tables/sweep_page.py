@@ -35,6 +35,7 @@ class Findings:
     """What a sweep shows.
 
     Attributes:
+        table: medians of the arms, as the terminal shows them.
         sentences: a sentence for each metric.
         remarks: what holds for all of them.
         paired: the differences with their intervals; None if there are no intervals.
@@ -42,6 +43,7 @@ class Findings:
             whether it is higher or lower. Empty without intervals.
     """
 
+    table: ResultTable
     sentences: list[str]
     remarks: list[str]
     paired: ResultTable | None
@@ -49,12 +51,7 @@ class Findings:
 
 
 def write_sweep_page(
-    directory: Path,
-    groups: Sequence[Group],
-    metrics: Sequence[str],
-    table: ResultTable,
-    findings: Findings,
-    title: str,
+    directory: Path, groups: Sequence[Group], metrics: Sequence[str], found: Findings, title: str
 ) -> Path:
     """Write `sweep.html` into the directory of a sweep, and return its path.
 
@@ -62,8 +59,7 @@ def write_sweep_page(
         directory: the directory of the sweep.
         groups: the runs of each configuration (arm).
         metrics: the metrics to compare, which all runs have.
-        table: the table of these groups and metrics, as the terminal shows it.
-        findings: what they show.
+        found: what these groups and metrics show.
         title: the heading of the page.
     """
     arms = {
@@ -71,13 +67,14 @@ def write_sweep_page(
         for place, group in enumerate((g for each in answer_sets(groups) for g in each), 1)
     }
     colors = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(arms)}
+    table = found.table
     texts, members = table.texts.itertuples(index=False), iter(arms.values())
     return write_page(
         directory / "sweep.html",
         "sweep.html.jinja",
         title=title,
-        sentences=findings.sentences,
-        remarks=findings.remarks,
+        sentences=found.sentences,
+        remarks=found.remarks,
         objected=not any(CLEAN in note for note in table.notes),
         over=over_runs(groups),
         table=table,
@@ -118,6 +115,7 @@ def findings_of(groups: Sequence[Group], metrics: Sequence[str], table: ResultTa
             comparisons += [each for against in found for each in against]
         sentences.append(f"{_plain(heading)}: {text}.")
     return Findings(
+        table=table,
         sentences=sentences,
         remarks=remarks,
         paired=None if sections is table.sections else replace(paired, notes=remarks),

@@ -10,8 +10,8 @@ Finished runs are kept in `outputs/power`.
 
 For each workload and second arm, the table shows the ratio of the mean TTFT over all comparisons,
 in how many of them the interval is above or below 1, and the smallest effect that they name
-(median). Beside it is the effect that 80 % of them would find if all TTFTs of one arm were multiplied. The
-last columns count the intervals of two other metrics that leave out no effect.
+(median). Beside it is the effect that 80 % of them would find if all TTFTs of one arm were
+multiplied. The last columns count the intervals of two other metrics that leave out no effect.
 """
 
 from collections.abc import Mapping, Sequence

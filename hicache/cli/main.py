@@ -41,8 +41,10 @@ def main() -> None:
         sys.exit(f"hicache {name} needs the repository: run it at the root of a checkout")
     sys.argv[:2] = [f"hicache {name}"]
     try:
+        gc.disable()
         command = import_module(module)
         gc.freeze()  # modules stay, so a search for unused objects need not visit them
+        gc.enable()
         command.main()
     except ModuleNotFoundError as error:
         from hicache.runs.errors import report_error

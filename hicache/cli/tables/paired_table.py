@@ -14,7 +14,7 @@ PARTS = (
     *("ratio", "ratio low", "ratio high", "least effect", "blocks for 5 %"),
 )
 PAIRED = "Differences to the first row of each section"  # title
-FOUND = " *"  # behind an effect whose interval leaves out zero
+FOUND, STAR = " *", "*: the interval leaves out zero."
 
 
 def table_of_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> ResultTable:
@@ -131,8 +131,9 @@ def _notes(
         blocks = " and ".join(dict.fromkeys(f"{pairs.blocks}s" for pairs, _ in every))
         notes.append(
             f"In brackets: {CONFIDENCE:.0%} intervals over {blocks}; percentages are geometric "
-            f"means of their ratios. *: the interval leaves out zero."
+            f"means of their ratios."
         )
+        notes.append(STAR)
     if any(pairs.is_one_trace for pairs, _ in every):
         notes.append(
             "The seeds replay one part of one trace: intervals hold for this part only "

@@ -14,7 +14,7 @@ import pandas as pd
 
 from hicache.cli.tables.comparison import NO_CLAIM, TITLES, number, over_runs
 from hicache.cli.tables.groups import Group, answer_sets, is_number, short
-from hicache.cli.tables.paired_table import FOUND, table_of_pairs
+from hicache.cli.tables.paired_table import FOUND, STAR, table_of_pairs
 from hicache.cli.tables.request_metrics import times
 from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.sweep_figure import COLOURS
@@ -95,7 +95,8 @@ def findings_of(groups: Sequence[Group], metrics: Sequence[str], table: ResultTa
     except (ValueError, OSError) as error:
         remarks = [f"{LACKS}: {error}."]
     else:
-        remarks = [note for note in paired.notes if note not in table.notes]
+        notes = [note for note in paired.notes if note not in table.notes]
+        remarks = [note for note in notes if note != STAR]
         rows = [row for section in paired.sections for row in section]
         if any(row.values[f"{metric} low"] is not None for row in rows for metric in metrics):
             sections = paired.sections
@@ -118,7 +119,7 @@ def findings_of(groups: Sequence[Group], metrics: Sequence[str], table: ResultTa
         table=table,
         sentences=sentences,
         remarks=remarks,
-        paired=None if sections is table.sections else replace(paired, notes=remarks),
+        paired=None if sections is table.sections else replace(paired, notes=notes),
         comparisons=pd.DataFrame(comparisons),
     )
 

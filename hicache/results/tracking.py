@@ -161,8 +161,8 @@ def track_sweep(
 
 def sync_command(directory: Path) -> str | None:
     """Return the command that uploads the offline W&B runs of a sweep; None if there are none."""
-    folders = [directory, *directory.glob("*/")]
-    if not any(folder.glob("wandb/offline-run-*") for folder in folders if folder.is_dir()):
+    runs = "wandb/offline-run-*"
+    if not any(directory.glob(runs)) and not any(directory.glob(f"*/{runs}")):
         return None
     place = shlex.quote(str(directory))
     return f"wandb sync {place}/wandb/offline-run-* {place}/*/wandb/offline-run-*"

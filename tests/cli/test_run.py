@@ -337,6 +337,7 @@ def test_an_experiment_runs_its_whole_grid_and_draws_a_figure(program):
     assert len(list(last_line(done).glob("*/summary.json"))) >= 3
     assert (last_line(done) / "sweep.png").exists()
     assert "prefetch.stop" in done.stdout
+    assert "wandb sync" not in done.stdout  # W&B is off
 
 
 def test_a_finished_run_is_not_repeated(program, ordinary):

@@ -100,7 +100,7 @@ def curve_of(config: ExperimentConfig) -> Curve:
 def draw(curve: Curve, sizes: Sequence[float], title: str, path: Path) -> None:
     from matplotlib.figure import Figure  # takes half a second
 
-    from hicache.results.report import label_log_axis, save
+    from hicache.results.figures import label_log_axis, save
 
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axes = figure.subplots()

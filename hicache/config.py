@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from pathlib import PurePath
+from typing import Any
 
 from hicache.knob import check_limits, knob, share
 from hicache.models import FORMATS, PLAIN, HardwareConfig, LayerKind, ModelConfig
@@ -36,6 +37,7 @@ SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 TIMED = "prefetch.stop=timeout"
 GRID = "cache.checkpoints=every"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
+SEPARATE = "parallel.decode=1.."  # prefill and decode on separate engines
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
 MISSING = "???"  # OmegaConf's mark of a value that must be given
@@ -387,8 +389,39 @@ class ParallelConfig:
         "sticky", one_of=("sticky", "round_robin", "prefix_load", "scored", "scored_device")
     )
 
+    # Engines that only compute prompts. With 0, every engine computes prompts and decodes.
+    prefill: int = knob(0, least=0, most=1024)
+    # Engines that only decode, and get the KV of prompts from prefill engines over a link.
+    decode: int = knob(0, least=0, most=1024)
+    # Speed in GB/s with which an engine sends KV to others, and receives it. 50 is one NIC of 400
+    # Gb/s.
+    link_gbps: float = knob(50.0, above=0, only=SEPARATE)
+    # Latency in seconds of what one engine sends to another, also of messages without KV.
+    link_s: float = knob(0.0005, least=0, most=1e4, only=SEPARATE)
+    # What a decode engine caches: nothing (none), KV on the device (device), or also KV on the host
+    # and in storage (tiers).
+    decode_cache: str = knob("tiers", one_of=("none", "device", "tiers"), only=SEPARATE)
+    # Settings of decode engines that differ from those of prefill engines, such as
+    # {cache.host_gib: 64, parallel.tp: 8}.
+    decode_own: dict[str, Any] = field(default_factory=dict, metadata={"only": SEPARATE})
+
     def __post_init__(self) -> None:
         check_limits("parallel", self)
+        if bool(self.prefill) != bool(self.decode):
+            raise ValueError(
+                "parallel.prefill and parallel.decode must both be 0 or both be above 0, got "
+                f"{self.prefill} and {self.decode}"
+            )
+        if self.prefill and (self.replicas, self.ranks) != (1, 1):
+            raise ValueError(
+                "separate engines for prefill and decode need parallel.replicas=1 and "
+                f"parallel.ranks=1, got {self.replicas} and {self.ranks}"
+            )
+
+    @property
+    def num_engines(self) -> int:
+        """The number of engines of the run, with those of both roles."""
+        return self.prefill + self.decode or self.replicas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,10 +8,11 @@ from hicache.cache.tree.keys import Numbers
 from hicache.clock import to_ns
 from hicache.config import ExperimentConfig, StartState
 from hicache.engine.build import build_engine, world_of
-from hicache.engine.deployment import Deployment, deploy
+from hicache.engine.deployment import Place, deploy, places_of
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io, Runtime
 from hicache.engine.ranks.lockstep import RankedEngine
+from hicache.engine.roles import Pairs
 from hicache.engine.simulated_runtime import make_runtime
 from hicache.engine.warm import warm_storages
 from hicache.models.cost import CostModel
@@ -21,6 +22,7 @@ from hicache.observe.history import PageRegistry
 from hicache.observe.timeline import Timeline
 from hicache.policies.policy import policy_of
 from hicache.policies.routing import Replica, Route, router_of
+from hicache.request import Request
 from hicache.results.measures import run_measures, scaled_to_load, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
@@ -47,7 +49,8 @@ def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
     names = Digests(config.cache.page_size)
     world = world_of(config, deployment, runtime.clock.now)
     check = _check(config)
-    engine = build_engine(world, policy_of(world), deployment, runtime, names, check=check)
+    place = Place(role="both", config=config, deployment=deployment)
+    engine = build_engine(world, policy_of(world), place, runtime, names, check=check)
     return engine, runtime
 
 
@@ -89,9 +92,10 @@ def _run(
     if workload is None:
         workload = _workload(config, deployment.cost, notes)
     notes += remarks(config, deployment, workload)
-    runtime = make_runtime(config, deployment)
+    places = places_of(config, deployment)
+    runtime = make_runtime(config, deployment, places)
     cases: dict[int, Case] = {}
-    engines, route = _engines(config, deployment, runtime, workload, cases, timeline)
+    engines, route = _engines(config, places, runtime, workload, cases, timeline)
     if config.workload.start is StartState.warm_storage:
         warm_storages(config, runtime, workload.requests, engines[0].cache.tree)
     recorder = Recorder(
@@ -130,15 +134,15 @@ def _run(
 
 def _engines(
     config: ExperimentConfig,
-    deployment: Deployment,
+    places: Sequence[Place],
     runtime: Runtime,
     workload: Workload,
     cases: dict[int, Case],
     timeline: Timeline | None,
-) -> tuple[list[Engine], Route]:
-    # also how the policy of the first engine routes requests
+) -> tuple[list[Engine], Callable[[Request], int]]:
+    # also the function that returns the number of the engine for a request
     num_ranks, page_size = config.parallel.ranks, config.cache.page_size
-    requests, kinds = workload.requests, deployment.kinds
+    requests, kinds = workload.requests, places[0].deployment.kinds
     pages = page_numbers(requests, page_size)
     numbers = pages if config.cache.policy != "lru" else None
     # simulated pages do not outlive the run, so numbers suffice
@@ -148,20 +152,18 @@ def _engines(
         registry.warm(requests, names, kinds)
     engines: list[Engine] = []
     routes: list[Route] = []
-    for number in range(config.parallel.replicas):
+    for number, place in enumerate(places):
         listener = None
-        if registry is not None:
+        if registry is not None and place.role != "decode":
             is_named = timeline is not None
             listener = Explainer(registry, kinds, config, cases, names_evictions=is_named)
         # ranks decide alike, so a listener for the first one suffices
         ranks: list[Engine] = []
         for each in (listener, *[None] * (num_ranks - 1)):
-            world = world_of(config, deployment, runtime.clock.now, requests)
+            world = world_of(place.config, place.deployment, runtime.clock.now, requests)
             policy = policy_of(world)
             routes.append(policy.route)
-            ranks.append(
-                build_engine(world, policy, deployment, runtime, names, each, _check(config))
-            )
+            ranks.append(build_engine(world, policy, place, runtime, names, each, _check(config)))
         first, *others = ranks
         if timeline is not None:
             first.executor = timeline.watch(first, number, first.executor)
@@ -170,7 +172,10 @@ def _engines(
                 [first, *others], config.parallel.hit_agreement, config.storage.batch_pages
             )
         engines.append(first)
-    return engines, routes[0]
+    if config.parallel.prefill:
+        return engines, Pairs(engines, config.parallel.prefill, (routes[0], routes[-1])).route
+    replicas = [Replica(each.scheduler, each.num_requests) for each in engines]
+    return engines, router_of(routes[0], replicas)
 
 
 def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:
@@ -181,19 +186,18 @@ def _serve(
     config: ExperimentConfig,
     workload: Workload,
     engines: Sequence[Engine],
-    route: Route,
+    route: Callable[[Request], int],
     runtime: Runtime,
     io: Io,
     recorder: Recorder,
 ) -> None:
-    replicas = [Replica(each.scheduler, each.num_requests) for each in engines]
     try:
         serve(
             engines,
             make_feeder(workload.requests, config.workload, seed=config.seed),
             clock=runtime.clock,
             io=io,
-            route=router_of(route, replicas),
+            route=route,
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
             server_ns=to_ns(config.scheduler.server_s),

@@ -11,9 +11,15 @@ from hicache.scheduler.scheduler import Scheduler
 
 
 class Replica:
-    """Shows a router the load and the cached prefixes of one engine."""
+    """Shows a router the load and the cached prefixes of one engine.
 
-    def __init__(self, scheduler: Scheduler, count_requests: Callable[[], int]) -> None:
+    `role` is "prefill" or "decode" if the engine does one of them alone, else "both".
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, count_requests: Callable[[], int], role: str = "both"
+    ) -> None:
+        self.role = role
         self._scheduler = scheduler
         self._count_requests = count_requests
         self._cache = scheduler.cache
@@ -25,6 +31,11 @@ class Replica:
     @property
     def num_waiting(self) -> int:
         return len(self._scheduler.waiting)
+
+    @property
+    def num_transfers(self) -> int:
+        """Return how many requests wait for KV that this engine sends or receives."""
+        return 0 if self.role == "both" else len(self._scheduler.started)
 
     @property
     def free_share(self) -> float:

@@ -43,6 +43,8 @@ class Decode:
         self.running: list[RequestState] = []
         # answers that are complete, while the requests hold their memory for one more plan
         self.ending: list[RequestState] = []
+        # computed prompts, while their KV is sent to another engine
+        self.held: list[RequestState] = []
         # ids of the running requests that decode, while the others keep their pages; None means
         # all. A program that steps the engine by hand sets it
         self.only: Container[int] | None = None

@@ -133,7 +133,8 @@ class Scheduler:
     @property
     def started(self) -> list[RequestState]:
         """The requests that hold memory and do not decode."""
-        return [*self.prefill.started, *(req for half in self.decodes for req in half.ending)]
+        halves = [req for half in self.decodes for req in (*half.ending, *half.held)]
+        return [*self.prefill.started, *halves]
 
     @property
     def is_idle(self) -> bool:

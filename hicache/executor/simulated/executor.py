@@ -30,6 +30,7 @@ from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Load, read_script, write_script
 from hicache.models.cost import CostModel
 from hicache.scheduler.batch import Batch
+from hicache.scheduler.handover import Parcel
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes moved after it, links crossed)
 IoJob = Generator[Wait, None, None]
@@ -61,6 +62,7 @@ class SimulatedIo:
         *,
         stalls: Sequence[Stall] = (),
         seed: int,
+        link_s: float = 0.0,
     ) -> None:
         """Build the simulated copy links and storage of all engines.
 
@@ -72,8 +74,10 @@ class SimulatedIo:
                 empty list means no storage.
             copy_rates: for each engine, the bytes per second of its links: to_device, to_host and
                 host_memory. A link both_ways limits the sum of both directions; it may be missing.
+                With separate engines for prefill and decode, also sends and receives.
             stalls: for each storage, the extra time that its calls take; empty means none.
             seed: seed of the random storage delays.
+            link_s: latency in seconds of what one engine sends to another.
         """
         duplex = ("both_ways",) if any("both_ways" in rates for rates in copy_rates) else ()
         self._routes = {
@@ -88,7 +92,7 @@ class SimulatedIo:
         self._stalls = stalls or [Stall() for _ in storages]
         self.config = config
         self._query_ns, self._operation_ns = to_ns(config.query_s), to_ns(config.operation_s)
-        self._sidecar_ns = to_ns(config.sidecar_s)
+        self._sidecar_ns, self._link_ns = to_ns(config.sidecar_s), to_ns(link_s)
         self._num_ranks = max(len(storages), 1)
         self._seed = seed
         self._delays: dict[int, Random] = {}
@@ -238,6 +242,18 @@ class SimulatedIo:
         if waited_ns:  # storage holds all of it
             yield waited_ns, 0, ()
         self._done.append((engine, work))
+
+    def send(self, parcel: Parcel, now_ns: int) -> None:
+        """Send KV or a message from one engine to another."""
+        self.begin(self._send(parcel), now_ns)
+
+    def _send(self, parcel: Parcel) -> IoJob:
+        source, target = parcel.source, parcel.target
+        yield self._link_ns, parcel.num_bytes, (f"sends{source}", f"receives{target}")
+        self.counters["transfer/link_bytes"] += parcel.num_bytes
+        self._done += (
+            [(target, parcel), (source, parcel)] if parcel.num_bytes else [(target, parcel)]
+        )
 
     def delete(self, engine: int, work: StorageDelete) -> IoJob:
         self._storage_of(engine).delete(work.keys)

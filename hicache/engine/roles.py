@@ -1,0 +1,223 @@
+"""Engines that only compute prompts, and engines that only decode, with a link between them.
+
+A request first reaches a decode engine, which admits it and promises a prefill engine the tokens
+that it holds. The prefill engine computes the prompt, sends the pages after the promised ones in
+chunks, and keeps the prompt locked until they have arrived. The decode engine begins with the first
+token when all pages have arrived and the promised ones are restored.
+"""
+
+from collections.abc import Callable, Sequence
+
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tiers.transfer import Reported
+from hicache.engine.loop import Engine, Flight
+from hicache.engine.ports import Executor, Link
+from hicache.policies.routing import Replica, Route, router_of
+from hicache.request import Request
+from hicache.scheduler.batch import NOTHING, Extend, Outcome
+from hicache.scheduler.handover import Handover, Parcel, bytes_to_send
+from hicache.scheduler.intake import DecodeScheduler
+from hicache.scheduler.request_state import RequestState, TokenRun
+from hicache.scheduler.sender import PrefillScheduler
+
+
+class PrefillEngine(Engine):
+    """Computes prompts and sends their KV to decode engines.
+
+    `prompts` has the handovers at work by request id. A handover waits in `later` while an earlier
+    attempt for its request ends.
+    """
+
+    scheduler: PrefillScheduler
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        prefetcher: Prefetcher | None,
+        scheduler: PrefillScheduler,
+        executor: Executor,
+        link: Link,
+        page_bytes: list[int],
+        *,
+        check: Callable[[Engine], None] | None,
+    ) -> None:
+        super().__init__(cache, prefetcher, scheduler, executor, check=check)
+        self.prompts: dict[int, Handover] = {}
+        self.later: list[Handover] = []
+        self._link, self._page_bytes = link, page_bytes
+
+    def deliver(self, done: Reported | Prefetch | Parcel, now_ns: int) -> bool:
+        if isinstance(done, Parcel) and done.num_bytes:
+            handover = done.handover
+            if not (handover.is_settled and (handover.is_whole or handover.is_dead)):
+                return False
+        return super().deliver(done, now_ns)
+
+    def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
+        handover = parcel.handover
+        request_id = handover.req.request.id
+        if handover in self.later or self.prompts.get(request_id) is handover:
+            self._end(handover)
+        elif not (handover.is_dead or parcel.num_bytes):
+            self.later.append(handover)
+
+    def _end(self, handover: Handover) -> None:
+        request_id = handover.req.request.id
+        if handover in self.later:
+            self.later.remove(handover)
+        elif handover.is_settled and handover.is_whole:
+            self.scheduler.decode.release(handover.prompt)
+            del self.prompts[request_id]
+        elif handover.is_settled:  # else again when its KV has landed
+            self._aborted.append(request_id)
+
+    def take_in(self, now_ns: int) -> None:
+        super().take_in(now_ns)
+        outcome = self.scheduler.ended.outcome
+        for req in outcome.aborted:
+            del self.prompts[req.request.id]
+        outcome.aborted.clear()
+        for handover in list(self.later):
+            if handover.req.request.id not in self.prompts:
+                self.later.remove(handover)
+                self.prompts[handover.req.request.id] = handover
+                self._prefill.enter(handover.prompt, now_ns)
+
+    def wake(self, now_ns: int) -> Outcome:
+        outcome = super().wake(now_ns)
+        for req, reason in outcome.rejected:
+            handover = self.prompts.pop(req.request.id)
+            handover.is_dead = True
+            self._link.send(
+                Parcel(
+                    handover=handover,
+                    source=handover.prefill,
+                    target=handover.decode,
+                    reason=f"on the prefill engine: {reason}",
+                ),
+                now_ns,
+            )
+        return NOTHING
+
+    def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
+        super()._commit_steps(flight, num_steps, now_ns)
+        for extend in flight.batch.extends:
+            handover = self.prompts[extend.req.request.id]
+            if not handover.is_dead:
+                self._send(handover, extend, now_ns)
+
+    def _send(self, handover: Handover, extend: Extend, now_ns: int) -> None:
+        size, kinds = self.cache.page_size, self.cache.tree.kinds
+        start, end, promised = handover.sent_len, extend.end, handover.promised_len
+        target_len = extend.req.target_len
+        if extend.is_last:
+            handover.computed_ns, handover.is_whole = now_ns, True
+        elif end // size * size <= start:
+            return
+        handover.sent_len = end // size * size
+        handover.num_sent += 1
+        num_bytes = bytes_to_send(kinds, self._page_bytes, promised, start, end, target_len)
+        self._link.send(
+            Parcel(
+                handover=handover,
+                source=handover.prefill,
+                target=handover.decode,
+                num_bytes=num_bytes,
+            ),
+            now_ns,
+        )
+
+
+class DecodeEngine(Engine):
+    """Takes requests in, gets the KV of their prompts from prefill engines, and decodes."""
+
+    scheduler: DecodeScheduler
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        prefetcher: Prefetcher | None,
+        scheduler: DecodeScheduler,
+        executor: Executor,
+        link: Link,
+        *,
+        check: Callable[[Engine], None] | None,
+    ) -> None:
+        super().__init__(cache, prefetcher, scheduler, executor, check=check)
+        self._intake = scheduler.prefill
+        self._link = link
+        self._now_ns = 0
+
+    def connect(self, number: int, choose: Callable[[RequestState], int]) -> None:
+        """Begin to use prefill engines; `choose` returns the number of that for a request."""
+
+        def send(handover: Handover) -> None:
+            parcel = Parcel(handover=handover, source=number, target=handover.prefill)
+            self._link.send(parcel, self._now_ns)
+
+        self._intake.connect(number, self.scheduler.decode, choose, send)
+
+    def deliver(self, done: Reported | Prefetch | Parcel, now_ns: int) -> bool:
+        if isinstance(done, Parcel) and done.num_bytes:
+            handover = done.handover
+            handover.num_landed += 1
+            if not (handover.is_settled and (handover.is_whole or handover.is_dead)):
+                return False
+        return super().deliver(done, now_ns)
+
+    def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
+        handover, intake = parcel.handover, self._intake
+        if intake.handovers.get(handover.req.request.id) is not handover:
+            intake.drain()
+        elif handover.is_dead:
+            intake.fail(handover, now_ns, parcel.reason)
+        else:
+            handover.arrived_ns = now_ns
+
+    def take_in(self, now_ns: int) -> None:
+        super().take_in(now_ns)
+        for handover in self._intake.restore():
+            self._intake.fail(handover, now_ns)
+
+    def wake(self, now_ns: int) -> Outcome:
+        self._now_ns = now_ns
+        return super().wake(now_ns)
+
+    def _plan(self, now_ns: int) -> None:
+        decode = self.scheduler.decode
+        num_free = self.scheduler.config.max_running - len(decode.running)
+        for handover in self._intake.ready()[:num_free]:
+            req = self._intake.begin(handover, now_ns)
+            before = req.token_runs[-1][-1:] if req.token_runs else []
+            req.token_runs.append(TokenRun([*before, now_ns]))
+            decode.start(req, now_ns)
+        super()._plan(now_ns)
+
+
+class Pairs:
+    """Chooses a decode engine and a prefill engine for each request.
+
+    The prefill engines come first in `engines`. `routes` are the rules for both roles.
+    """
+
+    def __init__(self, engines: Sequence[Engine], num_prefill: int, routes: tuple[Route, Route]):
+        replicas = [
+            Replica(
+                each.scheduler, each.num_requests, "prefill" if number < num_prefill else "decode"
+            )
+            for number, each in enumerate(engines)
+        ]
+        self._num_prefill = num_prefill
+        self._prefill = router_of(routes[0], replicas[:num_prefill])
+        self._decode = router_of(routes[1], replicas[num_prefill:])
+        for number, engine in enumerate(engines):
+            if isinstance(engine, DecodeEngine):
+                engine.connect(number, self.prefill_of)
+
+    def route(self, request: Request) -> int:
+        return self._num_prefill + self._decode(request)
+
+    def prefill_of(self, req: RequestState) -> int:
+        return self._prefill(req.request)

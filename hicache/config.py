@@ -894,6 +894,8 @@ class ExperimentConfig:
                 f"cache.host_format={formats[0]} needs executor.copy_path=kernel, "
                 f"got {self.executor.copy_path}"
             )
+        if self.parallel.decode:
+            self._check_roles()
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         simulated = {
             "engine.explain=true": self.engine.explain,
@@ -922,6 +924,23 @@ class ExperimentConfig:
             raise ValueError(
                 f"parallel.ranks={ranks} needs a storage engine, got storage.kind=none"
             )
+
+    def _check_roles(self) -> None:
+        # what separate engines for prefill and decode do not support
+        rules, cache = self.compat.rules, self.cache
+        keeps_on_host = self.parallel.decode_cache == "tiers"
+        refused = {
+            "scheduler.batching=running_first": self.scheduler.batching is Batching.running_first,
+            "cache.window=replay": cache.window is WindowHit.replay,
+            "compat.rules.trims_leaves=true": rules.trims_leaves,
+            "executor.kind=torch": self.executor.kind != "simulated",
+            "parallel.decode_cache=tiers, a model with sliding windows and "
+            "compat.rules.decode_windows_on_host=false": keeps_on_host
+            and LayerKind.swa in self.model.kinds
+            and not rules.decode_windows_on_host,
+        }
+        for setting in (each for each, is_set in refused.items() if is_set):
+            raise ValueError(f"separate engines for prefill and decode do not support {setting}")
 
     @property
     def storage_format(self) -> str:

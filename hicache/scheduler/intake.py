@@ -93,6 +93,8 @@ class Intake(Prefill):
         return [*self.loading, *(req for _, req in self.draining)]
 
     def queue(self, req: RequestState) -> None:
+        if req.admitted_ns is not None:  # its first wait is over
+            req.queue_mark = None
         if req.retractions:  # retracted requests come first
             req.place = (-inf, req.number)
         super().queue(req)
@@ -130,7 +132,7 @@ class Intake(Prefill):
         if prefetch is None or prefetch.phase is not Phase.asking:
             self._end_wait(req, now_ns)
             return False
-        if req.blocked_since_ns is None:
+        if req.blocked_since_ns is None and req.admitted_ns is None:
             req.end_queue(self.queue_waits.mark(now_ns))
             req.blocked_since_ns = now_ns
         return True

@@ -361,6 +361,24 @@ WORKLOADS: dict[str, type[WorkloadConfig]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFaults:
+    """Faults of separate engines for prefill and decode, and of the link between them."""
+
+    # Fraction of the transfers of KV that are lost on the link.
+    lost_rate: float = knob(0.0, least=0, most=1, only=SEPARATE)
+    # Number of the engine that is lost for a while, with its caches; prefill engines come first.
+    # None means that none is lost.
+    gone_engine: int | None = knob(None, least=0, only=SEPARATE)
+    # Time in seconds from the start of the run at which the engine is lost.
+    gone_from_s: float = knob(60.0, least=0, only=SEPARATE)
+    # Time in seconds after which the engine is back, with empty caches.
+    gone_for_s: float = knob(60.0, least=0, only=SEPARATE)
+
+    def __post_init__(self) -> None:
+        check_limits("parallel.faults", self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
     """How one engine is spread over devices, and how many engines there are.
 
@@ -403,7 +421,8 @@ class ParallelConfig:
     decode_cache: str = knob("tiers", one_of=("none", "device", "tiers"), only=SEPARATE)
     # Settings of decode engines that differ from those of prefill engines, such as
     # {cache.host_gib: 64, parallel.tp: 8}.
-    decode_own: dict[str, Any] = field(default_factory=dict, metadata={"only": SEPARATE})
+    decode_own: dict[str, Any] = knob({}, only=SEPARATE)
+    faults: EngineFaults = field(default_factory=EngineFaults)
 
     def __post_init__(self) -> None:
         check_limits("parallel", self)
@@ -416,6 +435,11 @@ class ParallelConfig:
             raise ValueError(
                 "separate engines for prefill and decode need parallel.replicas=1 and "
                 f"parallel.ranks=1, got {self.replicas} and {self.ranks}"
+            )
+        gone = self.faults.gone_engine
+        if self.prefill and gone is not None and gone >= self.num_engines:
+            raise ValueError(
+                f"parallel.faults.gone_engine must be below {self.num_engines}, got {gone}"
             )
 
     @property

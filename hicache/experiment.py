@@ -121,7 +121,7 @@ def _run(
     records = sorted(recorder.records, key=lambda record: record.id)
     found, measures = runtime.report()
     measures = {
-        **run_measures(config, deployment, records, engines, recorder),
+        **run_measures(config, places, records, engines, recorder),
         **working_set(workload.requests, deployment, config.cache.page_size),
         **measures,
         **workload.counts,

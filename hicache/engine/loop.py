@@ -17,7 +17,7 @@ from hicache.engine.decode_run import DecodeRun
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
-from hicache.scheduler.handover import Parcel
+from hicache.scheduler.handover import News
 from hicache.scheduler.request_state import TokenRun
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.clients import Clients
@@ -68,7 +68,7 @@ class Engine:
         self.check = check
         self._arrived: list[tuple[int, Request]] = []  # (when, what)
         self._aborted: list[int] = []
-        self._delivered: list[Reported | Prefetch | Parcel] = []
+        self._delivered: list[Reported | Prefetch | News] = []
         self._flights: list[Flight] = []  # in the order of their plans
         self._runs: list[DecodeRun] = []  # of the flights that have begun
         self._num_batches = len(scheduler.decodes)
@@ -96,7 +96,7 @@ class Engine:
         self._aborted.append(request_id)
         self.interrupt(now_ns)
 
-    def deliver(self, done: Reported | Prefetch | Parcel, now_ns: int) -> bool:
+    def deliver(self, done: Reported | Prefetch | News, now_ns: int) -> bool:
         """Tell the engine that a copy or storage operation has finished or made progress.
 
         The report takes effect at the end of the current step. Return False if the engine need not
@@ -312,8 +312,8 @@ class Engine:
         """Apply what has arrived and what has finished since the last call."""
         delivered, self._delivered = self._delivered, []
         for done in delivered:
-            if isinstance(done, Parcel):
-                self.take_parcel(done, now_ns)
+            if isinstance(done, News):
+                self.take_news(done, now_ns)
                 continue
             if not isinstance(done, Prefetch):
                 self.cache.complete(done)
@@ -334,7 +334,7 @@ class Engine:
             else:
                 self.scheduler.abort(request_id, now_ns)
 
-    def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
+    def take_news(self, news: News, now_ns: int) -> None:
         """Apply what another engine has sent, or that it has received what this one sent."""
         raise NotImplementedError
 

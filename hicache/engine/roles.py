@@ -17,19 +17,59 @@ from hicache.engine.ports import Executor, Link
 from hicache.policies.routing import Replica, Route, router_of
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Extend, Outcome
-from hicache.scheduler.handover import Handover, Parcel, bytes_to_send
+from hicache.scheduler.handover import Handover, News, Parcel, bytes_to_send
 from hicache.scheduler.intake import DecodeScheduler
 from hicache.scheduler.request_state import RequestState, TokenRun
 from hicache.scheduler.sender import PrefillScheduler
 
 
-class PrefillEngine(Engine):
+class RoleEngine(Engine):
+    """An engine of one role, which counts its busy time and that of its queue on its own."""
+
+    role = ""
+    is_gone = is_losing = False
+
+    def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
+        counters = self.cache.counters
+        counters[f"{self.role}/busy_ns"] -= counters["engine/busy_ns"]
+        super()._commit_steps(flight, num_steps, now_ns)
+        counters[f"{self.role}/busy_ns"] += counters["engine/busy_ns"]
+
+    def take_news(self, news: News, now_ns: int) -> None:
+        if isinstance(news, Parcel):
+            self.take_parcel(news, now_ns)
+        elif news.is_over:
+            self.is_gone = False
+            self.cache.forget()
+        else:
+            self.is_gone = self.is_losing = True  # when no batch is in flight
+
+    def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
+        raise NotImplementedError
+
+    def _lose_requests(self, now_ns: int) -> None:
+        raise NotImplementedError
+
+    def _plan(self, now_ns: int) -> None:
+        if self.is_losing and not self._flights:
+            self.is_losing = False
+            self._lose_requests(now_ns)
+        super()._plan(now_ns)
+
+    def note_backlog(self, now_ns: int) -> None:
+        backlog_ns = self.backlog_ns(now_ns)
+        for area in ("engine", self.role):  # up to the last arrival
+            self.cache.counters[f"{area}/backlog_ns"] = backlog_ns
+
+
+class PrefillEngine(RoleEngine):
     """Computes prompts and sends their KV to decode engines.
 
     `prompts` has the handovers at work by request id. A handover waits in `later` while an earlier
     attempt for its request ends.
     """
 
+    role = "prefill"
     scheduler: PrefillScheduler
 
     def __init__(
@@ -48,7 +88,7 @@ class PrefillEngine(Engine):
         self.later: list[Handover] = []
         self._link, self._page_bytes = link, page_bytes
 
-    def deliver(self, done: Reported | Prefetch | Parcel, now_ns: int) -> bool:
+    def deliver(self, done: Reported | Prefetch | News, now_ns: int) -> bool:
         if isinstance(done, Parcel) and done.num_bytes:
             handover = done.handover
             if not (handover.is_settled and (handover.is_whole or handover.is_dead)):
@@ -61,13 +101,14 @@ class PrefillEngine(Engine):
         if handover in self.later or self.prompts.get(request_id) is handover:
             self._end(handover)
         elif not (handover.is_dead or parcel.num_bytes):
+            self.note_backlog(now_ns)
             self.later.append(handover)
 
     def _end(self, handover: Handover) -> None:
         request_id = handover.req.request.id
         if handover in self.later:
             self.later.remove(handover)
-        elif handover.is_settled and handover.is_whole:
+        elif handover.is_settled and handover.is_whole:  # even if the decode engine is lost
             self.scheduler.decode.release(handover.prompt)
             del self.prompts[request_id]
         elif handover.is_settled:  # else again when its KV has landed
@@ -79,7 +120,7 @@ class PrefillEngine(Engine):
         for req in outcome.aborted:
             del self.prompts[req.request.id]
         outcome.aborted.clear()
-        for handover in list(self.later):
+        for handover in () if self.is_gone else list(self.later):
             if handover.req.request.id not in self.prompts:
                 self.later.remove(handover)
                 self.prompts[handover.req.request.id] = handover
@@ -89,17 +130,21 @@ class PrefillEngine(Engine):
         outcome = super().wake(now_ns)
         for req, reason in outcome.rejected:
             handover = self.prompts.pop(req.request.id)
-            handover.is_dead = True
-            self._link.send(
-                Parcel(
-                    handover=handover,
-                    source=handover.prefill,
-                    target=handover.decode,
-                    reason=f"on the prefill engine: {reason}",
-                ),
-                now_ns,
-            )
+            self._send_back(handover, now_ns, f"on the prefill engine: {reason}")
         return NOTHING
+
+    def _lose_requests(self, now_ns: int) -> None:
+        for handover in [*self.prompts.values(), *self.later]:
+            if not handover.is_dead:
+                self._send_back(handover, now_ns)
+            self._end(handover)
+
+    def _send_back(self, handover: Handover, now_ns: int, reason: str | None = None) -> None:
+        handover.is_dead = True
+        parcel = Parcel(
+            handover=handover, source=handover.prefill, target=handover.decode, reason=reason
+        )
+        self._link.send(parcel, now_ns)
 
     def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
         super()._commit_steps(flight, num_steps, now_ns)
@@ -130,9 +175,10 @@ class PrefillEngine(Engine):
         )
 
 
-class DecodeEngine(Engine):
+class DecodeEngine(RoleEngine):
     """Takes requests in, gets the KV of their prompts from prefill engines, and decodes."""
 
+    role = "decode"
     scheduler: DecodeScheduler
 
     def __init__(
@@ -150,6 +196,10 @@ class DecodeEngine(Engine):
         self._link = link
         self._now_ns = 0
 
+    def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
+        super().submit(request, now_ns, came_ns=came_ns)
+        self.note_backlog(now_ns)
+
     def connect(self, number: int, choose: Callable[[RequestState], int]) -> None:
         """Begin to use prefill engines; `choose` returns the number of that for a request."""
 
@@ -159,7 +209,7 @@ class DecodeEngine(Engine):
 
         self._intake.connect(number, self.scheduler.decode, choose, send)
 
-    def deliver(self, done: Reported | Prefetch | Parcel, now_ns: int) -> bool:
+    def deliver(self, done: Reported | Prefetch | News, now_ns: int) -> bool:
         if isinstance(done, Parcel) and done.num_bytes:
             handover = done.handover
             handover.num_landed += 1
@@ -184,6 +234,14 @@ class DecodeEngine(Engine):
     def wake(self, now_ns: int) -> Outcome:
         self._now_ns = now_ns
         return super().wake(now_ns)
+
+    def _lose_requests(self, now_ns: int) -> None:
+        scheduler = self.scheduler
+        for req in [*scheduler.waiting, *scheduler.running, *self._intake.loading]:
+            scheduler.abort(req.request.id, now_ns)
+        outcome = scheduler.ended.outcome
+        outcome.rejected += [(req, "its decode engine was lost") for req in outcome.aborted]
+        outcome.aborted.clear()
 
     def _plan(self, now_ns: int) -> None:
         decode = self.scheduler.decode
@@ -215,9 +273,16 @@ class Pairs:
         for number, engine in enumerate(engines):
             if isinstance(engine, DecodeEngine):
                 engine.connect(number, self.prefill_of)
+        self._engines = engines
 
     def route(self, request: Request) -> int:
-        return self._num_prefill + self._decode(request)
+        chosen = self._num_prefill + self._decode(request)
+        return self._present(chosen, range(self._num_prefill, len(self._engines)))
 
     def prefill_of(self, req: RequestState) -> int:
-        return self._prefill(req.request)
+        return self._present(self._prefill(req.request), range(self._num_prefill))
+
+    def _present(self, chosen: int, numbers: range) -> int:
+        # the chosen engine, or the next one that is not lost, if there is any
+        later = [*numbers[numbers.index(chosen) :], *numbers]
+        return next((n for n in later if not getattr(self._engines[n], "is_gone", False)), chosen)

@@ -48,6 +48,7 @@ class SimulatedRuntime:
             stalls=[each.stall for each in self.storages],
             seed=config.seed,
             link_s=config.parallel.link_s,
+            faults=config.parallel.faults if config.parallel.prefill else None,
         )
         self.counters = self.io.counters
         self._executors = iter(

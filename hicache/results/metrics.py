@@ -311,7 +311,8 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
         "e2e": [record.e2e_ns or 0 for record in finished],
         "tpot": [record.tpot_ns for record in finished if record.tpot_ns is not None],
     }
-    for part in TTFT_PARTS:
+    is_handed = any(record.transfer_ns or record.restore_ns for record in records)
+    for part in TTFT_PARTS + (HANDOVER_PARTS if is_handed else ()):
         times[part] = [getattr(record, f"{part}_ns") for record in finished]
     for name, values_ns in times.items():
         # exact sums, so the order of requests cannot change them

@@ -90,6 +90,16 @@ class Parcel:
     reason: str | None = None
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Outage:
+    """The loss of an engine with its caches, or its return."""
+
+    is_over: bool
+
+
+News = Parcel | Outage  # what reaches an engine from outside, other than requests
+
+
 def bytes_to_send(
     kinds: Kinds, page_bytes: list[int], promised_len: int, start: int, end: int, target_len: int
 ) -> int:

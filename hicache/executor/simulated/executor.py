@@ -23,14 +23,14 @@ from hicache.cache.tiers.transfer import (
 )
 from hicache.cache.tree.keys import Key
 from hicache.clock import Clock, Stall, to_ns
-from hicache.config import StorageConfig
+from hicache.config import EngineFaults, StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
 from hicache.executor.simulated.links import Links
 from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Load, read_script, write_script
 from hicache.models.cost import CostModel
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.handover import Parcel
+from hicache.scheduler.handover import Outage, Parcel
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes moved after it, links crossed)
 IoJob = Generator[Wait, None, None]
@@ -63,6 +63,7 @@ class SimulatedIo:
         stalls: Sequence[Stall] = (),
         seed: int,
         link_s: float = 0.0,
+        faults: EngineFaults | None = None,
     ) -> None:
         """Build the simulated copy links and storage of all engines.
 
@@ -78,6 +79,7 @@ class SimulatedIo:
             stalls: for each storage, the extra time that its calls take; empty means none.
             seed: seed of the random storage delays.
             link_s: latency in seconds of what one engine sends to another.
+            faults: the losses of engines and of what they send; None means none.
         """
         duplex = ("both_ways",) if any("both_ways" in rates for rates in copy_rates) else ()
         self._routes = {
@@ -118,6 +120,9 @@ class SimulatedIo:
         self._copy_rates = copy_rates
         self.backing_up: Counter[int] = Counter()  # back-ups under way, by engine
         self.fences: Counter[int] = Counter()  # copies that the engine's next step waits for
+        self._faults = faults or EngineFaults()
+        if self._faults.gone_engine is not None:
+            self.begin(self._lose(self._faults.gone_engine), 0)
 
     def _next_ns(self) -> int:
         timers, finish_ns = self._timers, self.links.next_finish_ns
@@ -247,10 +252,21 @@ class SimulatedIo:
         """Send KV or a message from one engine to another."""
         self.begin(self._send(parcel), now_ns)
 
+    def _lose(self, engine: int) -> IoJob:
+        faults = self._faults
+        for time_s, is_over in ((faults.gone_from_s, False), (faults.gone_for_s, True)):
+            yield to_ns(time_s), 0, ()
+            self._done.append((engine, Outage(is_over=is_over)))
+
     def _send(self, parcel: Parcel) -> IoJob:
-        source, target = parcel.source, parcel.target
+        source, target, number = parcel.source, parcel.target, parcel.handover.num_sent
         yield self._link_ns, parcel.num_bytes, (f"sends{source}", f"receives{target}")
         self.counters["transfer/link_bytes"] += parcel.num_bytes
+        handover = parcel.handover
+        if parcel.num_bytes and self._faults.lost_rate:
+            name = f"{handover.req.request.id}/{handover.req.attempts}/{number}"
+            if Random(f"{self._seed}/{name}").random() < self._faults.lost_rate:
+                handover.is_dead = handover.is_lost = True
         self._done += (
             [(target, parcel), (source, parcel)] if parcel.num_bytes else [(target, parcel)]
         )

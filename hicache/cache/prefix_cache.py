@@ -27,7 +27,7 @@ from hicache.cache.tiers.transfer import (
     WritePolicy,
 )
 from hicache.cache.tiers.write_back import WriteBack
-from hicache.cache.tree.events import NO_DEMAND, Demand, Purpose
+from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
@@ -419,11 +419,12 @@ class PrefixCache:
 
     def forget(self) -> None:
         """Drop everything from device and host that no request and no copy uses."""
+        demand = Demand(Purpose.outage)
         for tier in (DEVICE, HOST):
             for kind in self.tree.kinds.numbers:
                 while found := self.tree.victim(tier, kind, self.tree.num_nodes):
                     victim, each = found
-                    self._bookings.free_evicted(self.tree.evict(victim, tier, each, NO_DEMAND))
+                    self._bookings.free_evicted(self.tree.evict(victim, tier, each, demand))
 
     # -- what prefetch has brought -----------------------------------------------------------------
 

@@ -260,7 +260,7 @@ class Engine:
             return False
         if self.cache.tree.demotes or not self._delivered:
             return False
-        return not any(isinstance(done, Prefetch) for done in self._delivered)
+        return not any(isinstance(done, Prefetch | News) for done in self._delivered)
 
     def _commit(
         self, flight: Flight, ended: Iterable[tuple[int, int, StorageWrite | None]]

@@ -419,6 +419,19 @@ class ParallelConfig:
     # What a decode engine caches: nothing (none), KV on the device (device), or also KV on the host
     # and in storage (tiers).
     decode_cache: str = knob("tiers", one_of=("none", "device", "tiers"), only=SEPARATE)
+    # What happens to the KV of a request that a decode engine retracts: it is computed and sent
+    # again (recompute), or copied to memory of its own on the host and back, as far as that has
+    # room (host_pool).
+    retraction: str = knob("recompute", one_of=("recompute", "host_pool"), only=SEPARATE)
+    # Decode engines write the KV of answers to storage, where prefill engines find it with the next
+    # turn, also if decode engines cache nothing in storage.
+    decode_offload: bool = knob(False, only=SEPARATE)
+    # With sparse attention, tokens of a request's KV that a decode engine holds on the device,
+    # while all of it is on the host. Nothing is cached then. None means all on the device.
+    sparse_tokens: int | None = knob(None, least=1, only=SEPARATE)
+    # Fraction of the tokens that a sparse decode step reads (compat.rules.sparse_top) that are not
+    # on the device and are loaded from the host.
+    sparse_miss: float = knob(0.1, least=0, most=1, only=SEPARATE)
     # Settings of decode engines that differ from those of prefill engines, such as
     # {cache.host_gib: 64, parallel.tp: 8}.
     decode_own: dict[str, Any] = knob({}, only=SEPARATE)
@@ -953,14 +966,23 @@ class ExperimentConfig:
         # what separate engines for prefill and decode do not support
         rules, cache = self.compat.rules, self.cache
         keeps_on_host = self.parallel.decode_cache == "tiers"
+        kinds, is_sparse = self.model.kinds, self.parallel.sparse_tokens is not None
+        has_states, has_windows = LayerKind.mamba in kinds, LayerKind.swa in kinds
+        has_aux = has_states or has_windows or bool(self.model.parts)
         refused = {
             "scheduler.batching=running_first": self.scheduler.batching is Batching.running_first,
             "cache.window=replay": cache.window is WindowHit.replay,
             "compat.rules.trims_leaves=true": rules.trims_leaves,
             "executor.kind=torch": self.executor.kind != "simulated",
+            "parallel.retraction=host_pool with Mamba states": has_states
+            and self.parallel.retraction == "host_pool",
+            "parallel.decode_offload=true with windows or Mamba states": has_aux
+            and self.parallel.decode_offload,
+            "parallel.sparse_tokens with windows, Mamba states or decode_offload": is_sparse
+            and (has_aux or self.parallel.decode_offload),
             "parallel.decode_cache=tiers, a model with sliding windows and "
             "compat.rules.decode_windows_on_host=false": keeps_on_host
-            and LayerKind.swa in self.model.kinds
+            and has_windows
             and not rules.decode_windows_on_host,
         }
         for setting in (each for each, is_set in refused.items() if is_set):

@@ -77,6 +77,9 @@ class Rules:
     # Tokens for which a decode engine keeps free memory, for each request that it has admitted. 512
     # is SGLang's value.
     decode_reserved_tokens: int = knob(512, least=0)
+    # Tokens whose KV each layer reads in a decode step with sparse attention
+    # (parallel.sparse_tokens). 2,048 is SGLang's value.
+    sparse_top: int = knob(2048, least=1)
     # A decode engine may keep sliding windows on its host. False refuses it, as SGLang does.
     decode_windows_on_host: bool = True
     # Lowest value to which `scheduler.new_token_ratio` decays.

@@ -91,7 +91,7 @@ def build_engine(
             cache, prefetcher, scheduler, executor, runtime.link, page_bytes, check=check
         )
     if isinstance(scheduler, DecodeScheduler):
-        scheduler.decode.has_cache = config.parallel.decode_cache != "none"
+        scheduler.decode.setup(config.parallel, deployment.kinds.page_bytes, config.model.max_len)
         return DecodeEngine(cache, prefetcher, scheduler, executor, runtime.link, check=check)
     return Engine(cache, prefetcher, scheduler, executor, check=check)
 

@@ -105,7 +105,13 @@ def places_of(config: ExperimentConfig, deployment: Deployment) -> list[Place]:
 
 def _of_decode(config: ExperimentConfig) -> ExperimentConfig:
     # the settings of decode engines
-    if config.parallel.decode_cache != "tiers":
+    if config.parallel.decode_offload and config.storage.kind == "none":
+        raise ValueError(
+            "parallel.decode_offload=true needs a storage engine, got storage.kind=none"
+        )
+    if config.parallel.sparse_tokens is not None:
+        config = replace(config, storage=replace(config.storage, kind="none"))
+    elif config.parallel.decode_cache != "tiers":
         cache = replace(config.cache, host_gib=0.0, host=HostSizes(), unlimited=False)
         storage = replace(config.storage, kind="none")
         config = replace(config, cache=cache, storage=storage)

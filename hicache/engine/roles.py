@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.transfer import Reported
+from hicache.cache.tiers.transfer import BackUp, Reported
 from hicache.engine.loop import Engine, Flight
 from hicache.engine.ports import Executor, Link
 from hicache.policies.routing import Replica, Route, router_of
@@ -27,7 +27,7 @@ class RoleEngine(Engine):
     """An engine of one role, which counts its busy time and that of its queue on its own."""
 
     role = ""
-    is_gone = is_losing = False
+    is_gone = is_losing = is_returning = False
 
     def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
         counters = self.cache.counters
@@ -39,8 +39,7 @@ class RoleEngine(Engine):
         if isinstance(news, Parcel):
             self.take_parcel(news, now_ns)
         elif news.is_over:
-            self.is_gone = False
-            self.cache.forget()
+            self.is_returning = True  # when its last copies have ended
         else:
             self.is_gone = self.is_losing = True  # when no batch is in flight
 
@@ -54,7 +53,14 @@ class RoleEngine(Engine):
         if self.is_losing and not self._flights:
             self.is_losing = False
             self._lose_requests(now_ns)
+        if self.is_returning and not (self.is_losing or self.cache.is_in_use):
+            self.is_returning = self.is_gone = False
+            self.cache.forget()
+            self.begin_later(now_ns)
         super()._plan(now_ns)
+
+    def begin_later(self, now_ns: int) -> None:
+        """Begin what has waited for the return of the engine."""
 
     def note_backlog(self, now_ns: int) -> None:
         backlog_ns = self.backlog_ns(now_ns)
@@ -120,6 +126,9 @@ class PrefillEngine(RoleEngine):
         for req in outcome.aborted:
             del self.prompts[req.request.id]
         outcome.aborted.clear()
+        self.begin_later(now_ns)
+
+    def begin_later(self, now_ns: int) -> None:
         for handover in () if self.is_gone else list(self.later):
             if handover.req.request.id not in self.prompts:
                 self.later.remove(handover)
@@ -227,6 +236,10 @@ class DecodeEngine(RoleEngine):
             handover.arrived_ns = now_ns
 
     def take_in(self, now_ns: int) -> None:
+        offloads = self.scheduler.decode.offloads
+        for done in self._delivered if offloads else ():
+            if isinstance(done, BackUp) and done in offloads:
+                self.cache.outbox.append(offloads.pop(done))
         super().take_in(now_ns)
         for handover in self._intake.restore():
             self._intake.fail(handover, now_ns)
@@ -246,6 +259,8 @@ class DecodeEngine(RoleEngine):
     def _plan(self, now_ns: int) -> None:
         decode = self.scheduler.decode
         num_free = self.scheduler.config.max_running - len(decode.running)
+        self._intake.is_closed = self.is_gone
+        decode.running += self._intake.resumed()
         for handover in self._intake.ready()[:num_free]:
             req = self._intake.begin(handover, now_ns)
             before = req.token_runs[-1][-1:] if req.token_runs else []

@@ -11,6 +11,7 @@ from hicache.engine.deployment import Deployment, Place, places_of
 from hicache.engine.ports import Runtime
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
+from hicache.executor.simulated.sparse import SparseExecutor
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
 from hicache.models.copy_rates import CopyPath, copy_rates, shared_load_rate
 from hicache.storage.factory import GuardedStorage, open_rank_storages
@@ -120,7 +121,9 @@ def _executor(
     config = place.config
     is_staged = CopyPath(config.executor.copy_path) is CopyPath.staged
     kind = CuttingExecutor if config.executor.capture == "cut" else SimulatedExecutor
-    return kind(
+    parallel = config.parallel
+    is_sparse = place.role == "decode" and parallel.sparse_tokens is not None
+    executor = (SparseExecutor if is_sparse else kind)(
         number,
         place.deployment.cost,
         io,
@@ -133,3 +136,8 @@ def _executor(
         slowdown=1.0 if is_staged else config.hardware.copy_slowdown.value,
         begin_ns=to_ns(config.scheduler.begin_s),
     )
+    if isinstance(executor, SparseExecutor):
+        token_bytes = place.deployment.kinds.page_bytes[FULL] / config.cache.page_size
+        executor.buffer_tokens, executor.miss = parallel.sparse_tokens or 0, parallel.sparse_miss
+        executor.top_bytes = int(config.compat.rules.sparse_top * token_bytes)
+    return executor

@@ -16,6 +16,7 @@ ROLES = ("prefill", "decode")
 COUNTERS = (
     *(f"decode/{tier}_reused_tokens" for tier in TIERS),
     "decode/failed_handovers_count",
+    "decode/offloaded_pages",
     "transfer/link_bytes",
 )
 MEASURES = (

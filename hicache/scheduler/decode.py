@@ -100,13 +100,17 @@ class Decode:
             return steps if self._take_pages(running, steps) else 0
         return steps
 
+    def victim(self) -> RequestState:
+        """Return the request that is retracted next."""
+        return min(self.running, key=lambda each: (each.decoded, -each.request.prompt_len))
+
     def retract(self) -> RequestState:
         """Take the memory of the request with the least computed answer, and return the request.
 
         It starts again where its answer ends, with a lock on that window alone, and has gained at
         least one token; so the retractions end.
         """
-        req = min(self.running, key=lambda each: (each.decoded, -each.request.prompt_len))
+        req = self.victim()
         self.running.remove(req)
         self.cache.abandon(req.sequence)
         req.restart()

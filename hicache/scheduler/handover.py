@@ -38,6 +38,7 @@ class Handover:
         self.arrived_ns: int | None = None
         # of the decode engine: whether the promised tokens are on the device, or on their way
         self.is_restored = False
+        self.to_host = False  # the KV goes to the host of the decode engine
 
     @property
     def is_settled(self) -> bool:

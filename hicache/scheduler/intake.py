@@ -10,12 +10,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from math import inf
 
+from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetch import Phase
+from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.events import Demand, Purpose
-from hicache.cache.tree.node import DEVICE, MatchResult
+from hicache.cache.tree.keys import keys
+from hicache.cache.tree.node import DEVICE, HOST, NO_END, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import NEVER
+from hicache.config import ParallelConfig
 from hicache.scheduler.admission import StepBudget, ceil_page
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.decision import Defer, Reason
@@ -66,10 +70,12 @@ class Intake(Prefill):
     failed, while KV may still arrive in them.
     """
 
+    is_closed = False  # while the engine is lost
+
     def connect(
         self,
         number: int,
-        decode: Decode,
+        decode: "Receiver",
         choose: Callable[[RequestState], int],
         send: Callable[[Handover], None],
     ) -> None:
@@ -105,6 +111,8 @@ class Intake(Prefill):
     # -- admission -----------------------------------------------------------------------------
 
     def plan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
+        if self.is_closed:
+            return NO_STEP
         for req in list(self.waiting):
             if budget.num_running + len(self.loading) >= self.config.max_running:
                 self.defer = Defer(Reason.running, stands=True)
@@ -125,6 +133,7 @@ class Intake(Prefill):
     def _drop(self, req: RequestState, why: str) -> None:
         if self.prefetcher is not None:
             self.prefetcher.abort(req.request.id)
+        self._decode.saved.pop(req.request.id, None)
         super()._drop(req, why)
 
     def _is_asking(self, req: RequestState, now_ns: int) -> bool:
@@ -138,6 +147,8 @@ class Intake(Prefill):
         return True
 
     def _admit(self, req: RequestState, budget: StepBudget, now_ns: int) -> Defer | None:
+        if req.request.id in self._decode.saved:
+            return self._resume(req)
         match = self._match(req, refreshes=True)
         # its own path no longer counts as evictable
         lock = self.cache.tree.lock(match.device_node)
@@ -160,6 +171,23 @@ class Intake(Prefill):
         self._send(handover)
         return None
 
+    def _resume(self, req: RequestState) -> Defer | None:
+        # gives a retracted request new pages, and copies its KV into them
+        match = self.cache.match(req.sequence, 0)
+        lacks = self._lacks(req, match, self._decode.running)
+        if lacks is not None:
+            return lacks
+        length = self._decode.saved[req.request.id]
+        if self.cache.acquire(req.sequence, match) is None:
+            return Defer(Reason.slots)
+        if not self._append(req.sequence, 0, length):
+            self.cache.abandon(req.sequence)
+            return Defer(Reason.tokens)
+        self.waiting.remove(req)
+        self.loading.append(req)
+        req.load_back = self._decode.resume(req)
+        return None
+
     def _lacks(
         self, req: RequestState, match: MatchResult, running: Items[RequestState]
     ) -> Defer | None:
@@ -167,6 +195,8 @@ class Intake(Prefill):
         reserved, clip = rules.decode_reserved_tokens, rules.clip_new_tokens
         retractable = sum(each.kv_len for each in running)
         held_len = match.device_prefix_len
+        if self._decode.buffer_pages:
+            return self._lacks_buffer(req, running)
         needed = needed_tokens(req, held_len, retractable, reserved=reserved, clip=clip, page=page)
         num_active = len(running) + len(self.loading)
         kept = promised_room(running, num_active, reserved=reserved, clip=clip)
@@ -182,6 +212,16 @@ class Intake(Prefill):
         for kind in cache.tree.kinds.points:
             if rules.states_per_request + match.host_hits[kind] > cache.room(kind):
                 return Defer(Reason.slots)
+        return None
+
+    def _lacks_buffer(self, req: RequestState, running: Items[RequestState]) -> Defer | None:
+        # with sparse attention, a request needs a buffer on the device, and host memory for its KV
+        num_pages, cache = self._decode.buffer_pages, self.cache
+        host = cache.pools[HOST][FULL].capacity
+        held = [each.request for each in (*running, *self.loading, req)]
+        on_host = sum(-(-(each.prompt_len + each.output_len) // self._page) for each in held)
+        if cache.available_size(FULL) < num_pages * self._page or (host or on_host) < on_host:
+            return Defer(Reason.tokens, stands=True)
         return None
 
     def _pending_restores(self) -> int:
@@ -215,6 +255,7 @@ class Intake(Prefill):
             return None
         handover = Handover(req, promised, self._choose(req), self._number)
         handover.is_restored = not is_read_later
+        handover.to_host = self._decode.buffer_pages > 0
         return handover
 
     def _acquired(self, req: RequestState, sequence: Sequence, match: MatchResult) -> int | None:
@@ -235,6 +276,11 @@ class Intake(Prefill):
         # that later tokens read
         cache, kinds, page = self.cache, self.cache.tree.kinds, self._page
         end = -(-target_len // page)
+        if self._decode.buffer_pages:
+            page_ids = cache.device.allocate(FULL, self._decode.buffer_pages)
+            sequence.pages[FULL] += page_ids or []
+            sequence.num_pages = NO_END  # the rest is on the host
+            return page_ids is not None
         taken: dict[int, tuple[int, PageIds]] = {}
         windows = dict(kinds.all_windows)
         for kind in kinds.paged:
@@ -297,6 +343,19 @@ class Intake(Prefill):
             if each.has_arrived and each.is_restored and each.req.load_back not in in_flight
         ]
 
+    def resumed(self) -> list[RequestState]:
+        """Take out the retracted requests whose KV is on the device again."""
+        in_flight, handovers = self.cache.in_flight, self.handovers
+        back = [
+            req
+            for req in self.loading
+            if req.request.id not in handovers and req.load_back not in in_flight
+        ]
+        for req in back:
+            self.loading.remove(req)
+            req.load_back = None
+        return back
+
     def begin(self, handover: Handover, now_ns: int) -> RequestState:
         """Take a request out whose KV is complete."""
         req = handover.req
@@ -356,14 +415,33 @@ class Intake(Prefill):
 
     def leave_queue(self, req: RequestState, now_ns: int) -> None:
         super().leave_queue(req, now_ns)
+        self._decode.saved.pop(req.request.id, None)
         if self._left is not None:
             self._left.account(now_ns)
 
 
 class Receiver(Decode):
-    """Decodes requests whose prompts other engines have computed."""
+    """Decodes requests whose prompts other engines have computed.
 
-    has_cache = True  # whether prompts and answers stay in a radix tree
+    With sparse attention, a request holds `buffer_pages` on the device.
+    `saved` has the KV lengths of retracted requests whose KV is on the host, by request id.
+    `offloads` has what is written to storage when its copy to the host has ended.
+    """
+
+    def setup(self, config: ParallelConfig, page_bytes: Items[int], max_len: int) -> None:
+        """Begin with these settings; `max_len` is that of prompt and answer in tokens."""
+        self.has_cache = config.decode_cache != "none" and config.sparse_tokens is None
+        self.offloads: dict[BackUp, StorageWrite] = {}
+        self.saved: dict[int, int] = {}
+        sparse, page = config.sparse_tokens, self._page
+        # SGLang adds a page to each buffer
+        self.buffer_pages = 0 if sparse is None else -(-sparse // page) + 1
+        self._offloads = config.decode_offload
+        self._page_bytes = page_bytes
+        device = self.cache.device_pages or 0
+        # SGLang's size of the pool for retracted requests
+        most = max(device // 5, -(-min(max_len - 1, device * page) // page))
+        self._pool_pages = most if config.retraction == "host_pool" else 0
 
     def start(self, req: RequestState, now_ns: int) -> None:
         if self.has_cache:
@@ -371,10 +449,50 @@ class Receiver(Decode):
         super().start(req, now_ns)
 
     def keep(self, req: RequestState) -> None:
+        if self._offloads:
+            self._offload(req)
         if self.has_cache:
             super().keep(req)
         else:
             self.cache.abandon(req.sequence)
+
+    def retract(self) -> RequestState:
+        req = self.victim()
+        num_pages, kv_len = -(-req.kv_len // self._page), req.kv_len
+        num_bytes = self._held_bytes(req)
+        super().retract()
+        held = sum(-(-length // self._page) for length in self.saved.values())
+        if held + num_pages <= self._pool_pages:
+            self.saved[req.request.id] = kv_len
+            self.cache.save_aside(num_bytes, is_fence=True)
+        return req
+
+    def resume(self, req: RequestState) -> LoadBack:
+        """Copy the KV of a retracted request back into its new pages."""
+        req.kv_len = req.target_len = self.saved.pop(req.request.id)
+        return self.cache.load_aside(self._held_bytes(req))
+
+    def _held_bytes(self, req: RequestState) -> int:
+        held = req.sequence.pages
+        return sum(
+            (len(held[kind]) - req.sequence.starts[kind]) * self._page_bytes[kind]
+            for kind in self.cache.tree.kinds.paged
+        )
+
+    def _offload(self, req: RequestState) -> None:
+        # the prefill engine stores the whole pages of the prompt
+        first, end = req.request.prompt_len // self._page, req.kv_len // self._page
+        if first >= end:
+            return
+        root = self.cache.tree.root(req.request.namespace)
+        names = self.cache.tree.names.of_span(root, req.sequence, end)[first:]
+        parts = [(FULL, req.sequence.pages[FULL][first:end])]
+        write = StorageWrite(
+            keys=list(keys(names, FULL)), parts=parts, num_bytes=0, is_given_away=True
+        )
+        num_bytes = len(names) * self._page_bytes[FULL]
+        self.offloads[self.cache.save_aside(num_bytes, is_fence=False)] = write
+        self.cache.counters["decode/offloaded_pages"] += len(names)
 
 
 class DecodeScheduler(Scheduler):

@@ -260,7 +260,10 @@ class SimulatedIo:
 
     def _send(self, parcel: Parcel) -> IoJob:
         source, target, number = parcel.source, parcel.target, parcel.handover.num_sent
-        yield self._link_ns, parcel.num_bytes, (f"sends{source}", f"receives{target}")
+        links: tuple[str, ...] = (f"sends{source}", f"receives{target}")
+        if parcel.handover.to_host:
+            links = (*links, f"host_memory{target}")
+        yield self._link_ns, parcel.num_bytes, links
         self.counters["transfer/link_bytes"] += parcel.num_bytes
         handover = parcel.handover
         if parcel.num_bytes and self._faults.lost_rate:

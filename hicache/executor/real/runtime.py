@@ -22,7 +22,13 @@ from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import Counts, PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verifier
+from hicache.scheduler.handover import Parcel
 from hicache.storage.factory import GuardedStorage, open_guarded_storage
+
+
+class _NoLink:
+    def send(self, parcel: Parcel, now_ns: int) -> None:
+        raise NotImplementedError("separate engines run in simulated time only")
 
 
 class TorchRuntime:
@@ -68,7 +74,7 @@ class TorchRuntime:
         self._storages = [each for each in opened if each is not None]
         self.has_storage = bool(self._storages)
         self.io = TorchIo(config.storage, [each.storage for each in self._storages])
-        self.clock = self.io
+        self.clock, self.link = self.io, _NoLink()
         self.counters: Counter[str] = self.io.counters
 
     def executor(self, cache: PrefixCache) -> TorchExecutor:

@@ -145,6 +145,7 @@ class PrefillEngine(RoleEngine):
     def _lose_requests(self, now_ns: int) -> None:
         for handover in [*self.prompts.values(), *self.later]:
             if not handover.is_dead:
+                handover.is_lost = True
                 self._send_back(handover, now_ns)
             self._end(handover)
 

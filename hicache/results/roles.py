@@ -23,7 +23,19 @@ MEASURES = (
     *(f"{role}/{key}" for role in ROLES for key in ("busy_s", "gpu_share", "backlog_share")),
     *(f"load/rho_{what}" for what in (*ROLES, "link")),
     "decode/reused_share",
+    "decode/sglang_cached_tokens",
 )
+
+
+def as_sglang_reports(record: RequestRecord) -> tuple[int, int, int, int]:
+    """Return the hits of a request as SGLang's decode engine adds them up.
+
+    They are tokens in total, on device, on host and in storage. Those that only the decode engine
+    held count as device hits.
+    """
+    hits = record.device_hit_len, record.host_hit_len, record.storage_hit_len
+    more = max(record.reused_len - sum(hits), 0)
+    return sum(hits) + more, hits[0] + more, hits[1], hits[2]
 
 
 def role_measures(
@@ -57,6 +69,7 @@ def role_measures(
     prompts = sum(record.prompt_len for record in answered)
     return measures | {
         "load/rho_link": counters["transfer/link_bytes"] / span_s / link_bytes_per_s,
+        "decode/sglang_cached_tokens": sum(as_sglang_reports(record)[0] for record in answered),
         "decode/reused_share": reused / prompts if prompts else 0.0,
         "gpu/busy_s": measures["prefill/busy_s"] + measures["decode/busy_s"],
         "gpu/prefill_s": measures["prefill/busy_s"],

@@ -377,10 +377,13 @@ class Intake(Prefill):
         self.counters["decode/failed_handovers_count"] += 1
         if reason is None and req.attempts >= MOST_ATTEMPTS:
             reason = f"its KV did not arrive in {MOST_ATTEMPTS} attempts"
-        if reason is None:
-            self.enter(req, now_ns)
-        else:
+        if reason is not None:
             self._ended.reject(req, reason)
+        elif handover.is_lost:
+            self.enter(req, now_ns)
+        else:  # storage did not deliver what it had found
+            req.prefetch = None
+            self.queue(req)
 
     def _take_back(self, handover: Handover) -> None:
         # ends an attempt; its pages stay with a stand-in for the request until no KV can arrive

@@ -249,8 +249,12 @@ class DecodeEngine(RoleEngine):
         self._now_ns = now_ns
         return super().wake(now_ns)
 
+    def begin_later(self, now_ns: int) -> None:
+        self._intake.is_closed = False
+
     def _lose_requests(self, now_ns: int) -> None:
         scheduler = self.scheduler
+        self._intake.is_closed = True
         for req in [*scheduler.waiting, *scheduler.running, *self._intake.loading]:
             scheduler.abort(req.request.id, now_ns)
         outcome = scheduler.ended.outcome
@@ -260,7 +264,6 @@ class DecodeEngine(RoleEngine):
     def _plan(self, now_ns: int) -> None:
         decode = self.scheduler.decode
         num_free = self.scheduler.config.max_running - len(decode.running)
-        self._intake.is_closed = self.is_gone
         decode.running += self._intake.resumed()
         for handover in self._intake.ready()[:num_free]:
             req = self._intake.begin(handover, now_ns)

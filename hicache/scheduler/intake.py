@@ -46,6 +46,11 @@ def needed_tokens(
     return max(ceil_page(missing, page) + reserved, missing + max_new - retractable)
 
 
+def retractable_tokens(running: Items[RequestState]) -> int:
+    """Return how many tokens the running requests would give back if they were retracted."""
+    return sum(req.request.prompt_len + req.decoded for req in running)
+
+
 def promised_room(
     running: Items[RequestState], num_active: int, *, reserved: int, clip: int
 ) -> int:
@@ -54,12 +59,9 @@ def promised_room(
     Each of the `num_active` requests gets `reserved` tokens. All together, they get as many as the
     largest running request needs if all others are retracted.
     """
-    held = sum(req.kv_len for req in running)
-    largest = max(
-        [min(req.request.output_len, clip) + req.request.prompt_len for req in running],
-        default=held,
-    )
-    return max(reserved * num_active, largest - held)
+    retractable = retractable_tokens(running)
+    ends = [min(req.request.output_len, clip) + req.request.prompt_len for req in running]
+    return max(reserved * num_active, max(ends, default=retractable) - retractable)
 
 
 class Intake(Prefill):
@@ -193,7 +195,7 @@ class Intake(Prefill):
     ) -> Defer | None:
         rules, page, cache = self.cache.rules, self._page, self.cache
         reserved, clip = rules.decode_reserved_tokens, rules.clip_new_tokens
-        retractable = sum(each.kv_len for each in running)
+        retractable = retractable_tokens(running)
         held_len = match.device_prefix_len
         if self._decode.buffer_pages:
             return self._lacks_buffer(req, running)

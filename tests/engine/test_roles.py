@@ -178,11 +178,11 @@ def test_shared_prefix_counts_once_in_each_role():
 def test_admission_reserves_tokens_for_each_request_or_room_for_the_largest():
     world = {"reserved": 512, "clip": 4096}
     req, other = (_state(fresh(n, 1000, answers)) for n, answers in ((0, 100), (1, 4000)))
-    # whole pages behind the prefix, and the reserve; or the whole answer, less what can be retracted
+    # whole pages behind the prefix, and the reserve; or the whole answer, less what is retractable
     assert needed_tokens(req, 256, 0, page=64, **world) == 768 + 512
     assert needed_tokens(other, 256, 0, page=64, **world) == 744 + 4000
     assert needed_tokens(other, 256, 4000, page=64, **world) == 768 + 512
-    other.kv_len = 1500
+    other.remaining_output -= 500
     assert promised_room([other], 3, **world) == 5000 - 1500
     assert promised_room([other], 8, **world) == 8 * 512
 
@@ -328,6 +328,6 @@ def test_decode_engines_have_settings_of_their_own():
     assert (prefill.role, prefill.deployment.tp) == ("prefill", 1)
     assert (decode.role, decode.deployment.tp) == ("decode", 2)
     assert decode.deployment.device.full_pages < prefill.deployment.device.full_pages
+    wrong = replace(config, parallel=replace(config.parallel, decode_own={"cache.gib": 1}))
     with pytest.raises(ValueError, match="unknown setting cache\\.gib"):
-        wrong = replace(config.parallel, decode_own={"cache.gib": 1})
-        places_of(replace(config, parallel=wrong), deploy(config))
+        places_of(wrong, deploy(config))

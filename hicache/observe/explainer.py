@@ -63,6 +63,8 @@ class Explainer(PageHistory):
             case = self.cases[req.request.id] = Case()
         if case.req is not req:  # another attempt may be made in another engine
             case.req, case.came_len = req, match.usable_len
+            if req.admitted_ns is None:  # an attempt that does not count may have been admitted
+                case.spans = ([], [])
         case.found_len, case.full_len = match.usable_len, match.full_len
 
     def starting(self, req: RequestState, match: MatchResult) -> None:

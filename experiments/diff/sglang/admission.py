@@ -7,6 +7,7 @@ The functions are those of `disaggregation/decode.py`; the objects that they rea
 import json
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 from experiments.diff.sglang import device as _device  # noqa: F401 - the stand-ins come first
 
@@ -14,10 +15,10 @@ from sglang.srt.disaggregation.decode import DecodePreallocQueue  # isort: skip
 from sglang.srt.disaggregation import decode as theirs  # isort: skip
 
 
-class Queue(DecodePreallocQueue):
+class Queue(DecodePreallocQueue):  # type: ignore[misc]
     """SGLang's queue without a constructor: only what its arithmetic reads."""
 
-    def __init__(self, state: dict) -> None:
+    def __init__(self, state: dict[str, Any]) -> None:
         reqs = [_req(*each) for each in state["running"]]
         self.num_reserved_decode_tokens = state["reserved"]
         self.token_to_kv_pool_allocator = SimpleNamespace(
@@ -33,7 +34,7 @@ class Queue(DecodePreallocQueue):
         )
         transfer = SimpleNamespace(host_staged=False)
         self.transfer_queue = SimpleNamespace(queue=[transfer] * state["num_transfers"])
-        self.retracted_queue = []
+        self.retracted_queue: list[Any] = []
 
     def _uses_swa_tail_prealloc(self) -> bool:
         return False

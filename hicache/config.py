@@ -456,6 +456,12 @@ class ParallelConfig:
             )
 
     @property
+    def needs_simulation(self) -> bool:
+        """True if a setting of separate engines has no real counterpart."""
+        is_saved = self.retraction == "host_pool"
+        return is_saved or self.decode_offload or self.faults != EngineFaults()
+
+    @property
     def num_engines(self) -> int:
         """The number of engines of the run, with those of both roles."""
         return self.prefill + self.decode or self.replicas
@@ -973,7 +979,9 @@ class ExperimentConfig:
             "scheduler.batching=running_first": self.scheduler.batching is Batching.running_first,
             "cache.window=replay": cache.window is WindowHit.replay,
             "compat.rules.trims_leaves=true": rules.trims_leaves,
-            "executor.kind=torch": self.executor.kind != "simulated",
+            "executor.kind=torch with parallel.decode_cache=tiers, host_pool, decode_offload, "
+            "sparse_tokens or losses": self.executor.kind != "simulated"
+            and (keeps_on_host or is_sparse or self.parallel.needs_simulation),
             "parallel.retraction=host_pool with Mamba states": has_states
             and self.parallel.retraction == "host_pool",
             "parallel.decode_offload=true with windows or Mamba states": has_aux

@@ -65,7 +65,10 @@ class Io(Protocol):
 
 
 class Link(Protocol):
-    """Carries KV and messages between engines."""
+    """Carries KV and messages between engines; a real link needs to know what to copy."""
+
+    @property
+    def is_real(self) -> bool: ...
 
     def send(self, parcel: Parcel, now_ns: int) -> None:
         """Send a parcel; the target learns of its arrival, and of that of KV also the source."""

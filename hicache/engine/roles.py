@@ -17,7 +17,7 @@ from hicache.engine.ports import Executor, Link
 from hicache.policies.routing import Replica, Route, router_of
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Extend, Outcome
-from hicache.scheduler.handover import Handover, News, Parcel, bytes_to_send
+from hicache.scheduler.handover import Handover, News, Parcel, bytes_to_send, moves_to_send
 from hicache.scheduler.intake import DecodeScheduler
 from hicache.scheduler.request_state import RequestState, TokenRun
 from hicache.scheduler.sender import PrefillScheduler
@@ -173,6 +173,9 @@ class PrefillEngine(RoleEngine):
             return
         handover.sent_len = end // size * size
         handover.num_sent += 1
+        moves = []
+        if self._link.is_real:
+            moves = moves_to_send(kinds, handover, start, is_last=extend.is_last)
         num_bytes = bytes_to_send(kinds, self._page_bytes, promised, start, end, target_len)
         self._link.send(
             Parcel(
@@ -180,6 +183,7 @@ class PrefillEngine(RoleEngine):
                 source=handover.prefill,
                 target=handover.decode,
                 num_bytes=num_bytes,
+                moves=moves,
             ),
             now_ns,
         )

@@ -4,9 +4,11 @@ The decode engine promises which first tokens it holds; the prefill engine compu
 sends the pages after them. One handover is one attempt; a request may need several.
 """
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from hicache.cache.kinds import FULL, Kinds
+from hicache.cache.tiers.transfer import Move
 from hicache.scheduler.queue_waits import Cause
 from hicache.scheduler.request_state import RequestState
 
@@ -88,6 +90,7 @@ class Parcel:
     source: int
     target: int
     num_bytes: int = 0
+    moves: Items[Move] = ()  # what a real link copies
     reason: str | None = None
 
 
@@ -99,6 +102,24 @@ class Outage:
 
 
 News = Parcel | Outage  # what reaches an engine from outside, other than requests
+
+
+def moves_to_send(kinds: Kinds, handover: Handover, start: int, *, is_last: bool) -> list[Move]:
+    """Return the copies between device pages of both engines of what `bytes_to_send` counts.
+
+    They begin at token `start`; the prompt is computed up to `kv_len` of the prefill engine.
+    """
+    size, source, target = kinds.page_size, handover.prompt.sequence, handover.req.sequence
+    length = handover.prompt.kv_len
+    first, end = start // size, -(-length // size) if is_last else length // size
+    moves = [Move(FULL, source.pages[FULL][first:end], target.pages[FULL][first:end])]
+    if is_last:
+        for kind, window in kinds.window_lens.items():
+            first = max(handover.promised_len, length - window) // size
+            moves.append(Move(kind, source.pages[kind][first:end], target.pages[kind][first:end]))
+        for kind in kinds.points:
+            moves.append(Move(kind, source.working_slot or [], target.working_slot or []))
+    return moves
 
 
 def bytes_to_send(

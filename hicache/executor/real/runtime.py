@@ -22,13 +22,7 @@ from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import Counts, PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verifier
-from hicache.scheduler.handover import Parcel
 from hicache.storage.factory import GuardedStorage, open_guarded_storage
-
-
-class _NoLink:
-    def send(self, parcel: Parcel, now_ns: int) -> None:
-        raise NotImplementedError("separate engines run in simulated time only")
 
 
 class TorchRuntime:
@@ -74,11 +68,13 @@ class TorchRuntime:
         self._storages = [each for each in opened if each is not None]
         self.has_storage = bool(self._storages)
         self.io = TorchIo(config.storage, [each.storage for each in self._storages])
-        self.clock, self.link = self.io, _NoLink()
+        self.clock = self.link = self.io
         self.counters: Counter[str] = self.io.counters
 
     def executor(self, cache: PrefixCache) -> TorchExecutor:
-        pools, self._spare = self._spare or TorchPools(self._spec), None
+        device, host = ([pool.capacity for pool in tier] for tier in cache.pools)
+        spec = replace(self._spec, device_counts=device, host_counts=host)  # decode has its own
+        pools, self._spare = self._spare or TorchPools(spec), None
         if self._device.type == "cuda":
             streams = CopyStreams(
                 CudaStream(self._device, is_urgent=True), CudaStream(self._device, is_urgent=False)

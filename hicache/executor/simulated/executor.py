@@ -248,6 +248,8 @@ class SimulatedIo:
             yield waited_ns, 0, ()
         self._done.append((engine, work))
 
+    is_real = False
+
     def send(self, parcel: Parcel, now_ns: int) -> None:
         """Send KV or a message from one engine to another."""
         self.begin(self._send(parcel), now_ns)

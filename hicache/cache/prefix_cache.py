@@ -486,7 +486,10 @@ class PrefixCache:
         demand = Demand(Purpose.load_back, sequence.request_id)
         for kind in self.tree.kinds.points:
             if self.rules.loads_states_twice and match.host_hits[kind]:
+                # the slot may evict data from the device, and its copy others from the host
+                lock = self.tree.lock_anchor(match.best_node)
                 sequence.working_slot = self.device.allocate(kind, 1, demand)
+                self.tree.release(lock)
         windows = self.windows
         own = () if windows is None else windows.own_loads(sequence, match, prompt_len)
         load_back = self.device.load(match, demand, own)

@@ -416,16 +416,14 @@ class ParallelConfig:
     link_gbps: float = knob(50.0, above=0, only=SEPARATE)
     # Latency in seconds of what one engine sends to another, also of messages without KV.
     link_s: float = knob(0.0005, least=0, most=1e4, only=SEPARATE)
-    # What a decode engine caches: nothing (none), KV on the device (device), or also KV on the host
-    # and in storage (tiers).
-    decode_cache: str = knob("tiers", one_of=("none", "device", "tiers"), only=SEPARATE)
+    # What a decode engine caches: nothing (none); KV on the device (device), or also on the host
+    # and in storage (tiers); or nothing, but it writes the KV of answers to storage, where prefill
+    # engines find it with the next turn (offload).
+    decode_cache: str = knob("tiers", one_of=("none", "device", "tiers", "offload"), only=SEPARATE)
     # What happens to the KV of a request that a decode engine retracts: it is computed and sent
     # again (recompute), or copied to memory of its own on the host and back, as far as that has
     # room (host_pool).
     retraction: str = knob("recompute", one_of=("recompute", "host_pool"), only=SEPARATE)
-    # Decode engines write the KV of answers to storage, where prefill engines find it with the next
-    # turn, also if decode engines cache nothing in storage.
-    decode_offload: bool = knob(False, only=SEPARATE)
     # With sparse attention, tokens of a request's KV that a decode engine holds on the device,
     # while all of it is on the host. Nothing is cached then. None means all on the device.
     sparse_tokens: int | None = knob(None, least=1, only=SEPARATE)
@@ -459,7 +457,12 @@ class ParallelConfig:
     def needs_simulation(self) -> bool:
         """True if a setting of separate engines has no real counterpart."""
         is_saved = self.retraction == "host_pool"
-        return is_saved or self.decode_offload or self.faults != EngineFaults()
+        return is_saved or self.is_offloading or self.faults != EngineFaults()
+
+    @property
+    def is_offloading(self) -> bool:
+        """True if decode engines write answers to storage and cache nothing else."""
+        return self.decode_cache == "offload"
 
     @property
     def num_engines(self) -> int:
@@ -979,15 +982,15 @@ class ExperimentConfig:
             "scheduler.batching=running_first": self.scheduler.batching is Batching.running_first,
             "cache.window=replay": cache.window is WindowHit.replay,
             "compat.rules.trims_leaves=true": rules.trims_leaves,
-            "executor.kind=torch with parallel.decode_cache=tiers, host_pool, decode_offload, "
+            "executor.kind=torch with parallel.decode_cache=tiers or offload, host_pool, "
             "sparse_tokens or losses": self.executor.kind != "simulated"
             and (keeps_on_host or is_sparse or self.parallel.needs_simulation),
             "parallel.retraction=host_pool with Mamba states": has_states
             and self.parallel.retraction == "host_pool",
-            "parallel.decode_offload=true with windows or Mamba states": has_aux
-            and self.parallel.decode_offload,
-            "parallel.sparse_tokens with windows, Mamba states or decode_offload": is_sparse
-            and (has_aux or self.parallel.decode_offload),
+            "parallel.decode_cache=offload with windows or Mamba states": has_aux
+            and self.parallel.is_offloading,
+            "parallel.sparse_tokens with windows, Mamba states or decode_cache=offload": is_sparse
+            and (has_aux or self.parallel.is_offloading),
             "parallel.decode_cache=tiers, a model with sliding windows and "
             "compat.rules.decode_windows_on_host=false": keeps_on_host
             and has_windows

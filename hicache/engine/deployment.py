@@ -105,9 +105,9 @@ def places_of(config: ExperimentConfig, deployment: Deployment) -> list[Place]:
 
 def _of_decode(config: ExperimentConfig) -> ExperimentConfig:
     # the settings of decode engines
-    if config.parallel.decode_offload and config.storage.kind == "none":
+    if config.parallel.is_offloading and config.storage.kind == "none":
         raise ValueError(
-            "parallel.decode_offload=true needs a storage engine, got storage.kind=none"
+            "parallel.decode_cache=offload needs a storage engine, got storage.kind=none"
         )
     if config.parallel.sparse_tokens is not None:
         config = replace(config, storage=replace(config.storage, kind="none"))

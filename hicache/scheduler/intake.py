@@ -435,13 +435,14 @@ class Receiver(Decode):
 
     def setup(self, config: ParallelConfig, page_bytes: Items[int], max_len: int) -> None:
         """Begin with these settings; `max_len` is that of prompt and answer in tokens."""
-        self.has_cache = config.decode_cache != "none" and config.sparse_tokens is None
+        keeps = config.decode_cache in ("device", "tiers")
+        self.has_cache = keeps and config.sparse_tokens is None
         self.offloads: dict[BackUp, StorageWrite] = {}
         self.saved: dict[int, int] = {}
         sparse, page = config.sparse_tokens, self._page
         # SGLang adds a page to each buffer
         self.buffer_pages = 0 if sparse is None else -(-sparse // page) + 1
-        self._offloads = config.decode_offload
+        self._offloads = config.is_offloading
         self._page_bytes = page_bytes
         device = self.cache.device_pages or 0
         # SGLang's size of the pool for retracted requests

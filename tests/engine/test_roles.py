@@ -239,18 +239,18 @@ def test_sparse_attention_admits_as_many_requests_as_there_are_buffers():
 
 def test_decode_engine_writes_the_whole_pages_of_the_answer_behind_those_of_the_prompt():
     # 100 and 30 tokens: the prefill engine stores one page, 64 of the other 65 tokens go in another
-    words = ("storage=memory", "cache.host_gib=8", "parallel.decode_cache=none")
-    for offload, num_pages in (("false", 0), ("true", 1)):
-        _, measures = run(chat([(100, 30)]), *words, f"parallel.decode_offload={offload}")
+    words = ("storage=memory", "cache.host_gib=8")
+    for cached, num_pages in (("none", 0), ("offload", 1)):
+        _, measures = run(chat([(100, 30)]), *words, f"parallel.decode_cache={cached}")
         assert measures["decode/offloaded_pages"] == num_pages
         assert measures["transfer/storage_write_bytes"] == (1 + num_pages) * PAGE_BYTES
 
 
 def test_next_turn_hits_prompt_and_answer_that_the_decode_engine_wrote():
-    words = ("storage=memory", "cache.host_gib=8", "parallel.decode_cache=none")
+    words = ("storage=memory", "cache.host_gib=8")
     turns = chat([(1000, 500), (100, 2)])
-    alone, _ = run(turns, *words)
-    written, _ = run(turns, *words, "parallel.decode_offload=true")
+    alone, _ = run(turns, *words, "parallel.decode_cache=none")
+    written, _ = run(turns, *words, "parallel.decode_cache=offload")
     hits = [each[1].prompt_len - each[1].computed_len for each in (alone, written)]
     assert hits == [960, 1472]
 

@@ -437,6 +437,8 @@ class Receiver(Decode):
         """Begin with these settings; `max_len` is that of prompt and answer in tokens."""
         keeps = config.decode_cache in ("device", "tiers")
         self.has_cache = keeps and config.sparse_tokens is None
+        if not self.has_cache:
+            self._answer_pages = None
         self.offloads: dict[BackUp, StorageWrite] = {}
         self.saved: dict[int, int] = {}
         sparse, page = config.sparse_tokens, self._page

@@ -17,7 +17,7 @@ from hicache.engine.decode_run import DecodeRun
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
-from hicache.scheduler.handover import News
+from hicache.scheduler.handover import NEWS, News
 from hicache.scheduler.request_state import TokenRun
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.clients import Clients
@@ -260,7 +260,7 @@ class Engine:
             return False
         if self.cache.tree.demotes or not self._delivered:
             return False
-        return not any(isinstance(done, Prefetch | News) for done in self._delivered)
+        return not any(isinstance(done, NEWS) for done in self._delivered)
 
     def _commit(
         self, flight: Flight, ended: Iterable[tuple[int, int, StorageWrite | None]]
@@ -312,11 +312,8 @@ class Engine:
         """Apply what has arrived and what has finished since the last call."""
         delivered, self._delivered = self._delivered, []
         for done in delivered:
-            if isinstance(done, News):
-                self.take_news(done, now_ns)
-                continue
             if not isinstance(done, Prefetch):
-                self.cache.complete(done)
+                self.complete(done, now_ns)
                 continue
             assert self.prefetcher is not None
             if done.is_read:
@@ -334,9 +331,10 @@ class Engine:
             else:
                 self.scheduler.abort(request_id, now_ns)
 
-    def take_news(self, news: News, now_ns: int) -> None:
-        """Apply what another engine has sent, or that it has received what this one sent."""
-        raise NotImplementedError
+    def complete(self, done: Reported | News, now_ns: int) -> None:
+        """Apply a copy that has ended; engines of one role also get news of others."""
+        assert not isinstance(done, News)
+        self.cache.complete(done)
 
     def hand_out(self, now_ns: int) -> None:
         """Pass new copies, queries and reads to the executor."""

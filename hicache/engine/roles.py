@@ -17,7 +17,7 @@ from hicache.engine.ports import Executor, Link
 from hicache.policies.routing import Replica, Route, router_of
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Extend, Outcome
-from hicache.scheduler.handover import Handover, News, Parcel, bytes_to_send, moves_to_send
+from hicache.scheduler.handover import Handover, News, Outage, Parcel, bytes_to_send, moves_to_send
 from hicache.scheduler.intake import DecodeScheduler
 from hicache.scheduler.request_state import RequestState, TokenRun
 from hicache.scheduler.sender import PrefillScheduler
@@ -35,10 +35,12 @@ class RoleEngine(Engine):
         super()._commit_steps(flight, num_steps, now_ns)
         counters[f"{self.role}/busy_ns"] += counters["engine/busy_ns"]
 
-    def take_news(self, news: News, now_ns: int) -> None:
-        if isinstance(news, Parcel):
-            self.take_parcel(news, now_ns)
-        elif news.is_over:
+    def complete(self, done: Reported | News, now_ns: int) -> None:
+        if isinstance(done, Parcel):
+            self.take_parcel(done, now_ns)
+        elif not isinstance(done, Outage):
+            super().complete(done, now_ns)
+        elif done.is_over:
             self.is_returning = True  # when its last copies have ended
         else:
             self.is_gone = self.is_losing = True  # when no batch is in flight
@@ -90,6 +92,7 @@ class PrefillEngine(RoleEngine):
         check: Callable[[Engine], None] | None,
     ) -> None:
         super().__init__(cache, prefetcher, scheduler, executor, check=check)
+        scheduler.decode.held = []
         self.prompts: dict[int, Handover] = {}
         self.later: list[Handover] = []
         self._link, self._page_bytes = link, page_bytes

@@ -36,7 +36,7 @@ PREFILL_CAUSES = {
     "stalled": "waiting between its steps, for lack of pages or after a retraction",
 }
 PERCENTILES = (50, 95, 99)
-TTFT_PARTS = ("queue", "storage_wait", "load_back", "prefill")
+TTFT_PARTS: tuple[str, ...] = ("queue", "storage_wait", "load_back", "prefill")
 HANDOVER_PARTS = ("transfer", "restore")  # after them, with separate engines
 
 # counted by the engine only; `Result.measures` holds all of these, and may hold more
@@ -284,8 +284,11 @@ def check(record: RequestRecord) -> None:
     if record.status is Status.finished:
         assert record.first_token_ns is not None, f"request {record.id} finished with no token"
         assert record.finish_ns is not None, f"request {record.id} finished at no time"
-    names = TTFT_PARTS + HANDOVER_PARTS
-    parts_ns = [getattr(record, f"{part}_ns") for part in names]
+    parts_ns = [record.queue_ns, record.storage_wait_ns, record.load_back_ns, record.prefill_ns]
+    names = TTFT_PARTS
+    if record.transfer_ns or record.restore_ns:
+        parts_ns += [record.transfer_ns, record.restore_ns]
+        names += HANDOVER_PARTS
     for part, part_ns in zip(names, parts_ns, strict=True):
         assert part_ns >= 0, f"request {record.id} spent {part_ns} ns in {part}"
     waited_ns = record.ttft_ns

@@ -43,8 +43,6 @@ class Decode:
         self.running: list[RequestState] = []
         # answers that are complete, while the requests hold their memory for one more plan
         self.ending: list[RequestState] = []
-        # computed prompts, while their KV is sent to another engine
-        self.held: list[RequestState] = []
         # ids of the running requests that decode, while the others keep their pages; None means
         # all. A program that steps the engine by hand sets it
         self.only: Container[int] | None = None
@@ -59,6 +57,11 @@ class Decode:
         self._leaves_at_plan = trims and self.may_leave_at_plan
         keeps_states = self._has_states and not cache.rules.keeps_for_repeats
         self._answer_pages = None if keeps_states else cache.knobs.answer_pages
+
+    @property
+    def num_ending(self) -> int:
+        """The number of requests that only hold their memory for a while."""
+        return len(self.ending)
 
     @property
     def decoding(self) -> list[RequestState]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from hicache.cache.kinds import FULL, Kinds
+from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Move
 from hicache.scheduler.queue_waits import Cause
 from hicache.scheduler.request_state import RequestState
@@ -102,6 +103,8 @@ class Outage:
 
 
 News = Parcel | Outage  # what reaches an engine from outside, other than requests
+# what changes more than the room in memory
+NEWS = (Prefetch, Parcel, Outage)
 
 
 def moves_to_send(kinds: Kinds, handover: Handover, start: int, *, is_last: bool) -> list[Move]:

@@ -133,8 +133,7 @@ class Scheduler:
     @property
     def started(self) -> list[RequestState]:
         """The requests that hold memory and do not decode."""
-        halves = [req for half in self.decodes for req in (*half.ending, *half.held)]
-        return [*self.prefill.started, *halves]
+        return [*self.prefill.started, *(req for half in self.decodes for req in half.ending)]
 
     @property
     def is_idle(self) -> bool:
@@ -193,7 +192,7 @@ class Scheduler:
                 chunk_tokens=self.config.chunk_tokens,
                 reserved_tokens=prefill.admission.reserved_tokens(running, prefill.partial),
                 num_running=len(running),
-                num_ending=len(self.decode.ending) + len(self.decode.held),
+                num_ending=self.decode.num_ending,
             )
             lacks = prefill.plan(batch, budget, now_ns)
         if not batch.extends or self.config.batching is Batching.mixed:

@@ -8,6 +8,12 @@ from hicache.scheduler.scheduler import Scheduler
 class Sender(Decode):
     """Holds computed prompts, with their memory, until another engine has received their KV."""
 
+    held: list[RequestState]
+
+    @property
+    def num_ending(self) -> int:
+        return len(self.ending) + len(self.held)
+
     def start(self, req: RequestState, now_ns: int) -> None:
         self.held.append(req)
 
@@ -29,3 +35,7 @@ class PrefillScheduler(Scheduler):
 
     decode: Sender
     _decode_kind = Sender
+
+    @property
+    def started(self) -> list[RequestState]:
+        return [*super().started, *self.decode.held]

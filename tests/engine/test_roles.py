@@ -255,6 +255,27 @@ def test_next_turn_hits_prompt_and_answer_that_the_decode_engine_wrote():
     assert hits == [960, 1472]
 
 
+@pytest.mark.parametrize(
+    ("cached", "hits"),
+    [
+        ("none", "0.000 0.250 0.571 0.700 0.769 0.812"),
+        ("tiers", "0.000 0.750 0.857 0.900 0.923 0.937"),
+    ],
+)
+def test_published_hit_rates_of_six_rounds_are_exact(cached, hits):
+    # SGLang issue 26227: prompts of 4K tokens more each round, and answers of 8K. Storage is fast,
+    # as a next turn must find what the last one wrote
+    words = (
+        *("workload=multi_turn", "workload.num_sessions=1", "workload.rounds=6", "storage=memory"),
+        *("workload.turn_tokens=4096", "workload.answer_tokens=8192", "cache.host_gib=100"),
+        *("cache.page_size=1", "cache.answer_pages=512", "prefetch.stop=wait_complete"),
+        *("storage.read_gbps=50", "storage.write_gbps=50", "engine.check_invariants=false"),
+    )
+    config = config_of("model=llama3_8b", *BASE[3:5], *words, f"parallel.decode_cache={cached}")
+    records = sorted(experiment.run(config).records, key=lambda record: record.round)
+    assert hits == " ".join(f"{1 - each.computed_len / each.prompt_len:.3f}" for each in records)
+
+
 # -- faults -------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py
 # before placement by chunk, eviction of mirrors, the engines' own orders of a step, several batches
 # in flight, and separate engines for prefill and decode came in)
 MOST_FILES = 34
-MOST_LINES = 5_166
+MOST_LINES = 5_186
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

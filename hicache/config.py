@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from pathlib import PurePath
+from typing import Any
 
 from hicache.knob import check_limits, knob, share
 from hicache.models import FORMATS, PLAIN, HardwareConfig, LayerKind, ModelConfig
@@ -36,6 +37,7 @@ SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 TIMED = "prefetch.stop=timeout"
 GRID = "cache.checkpoints=every"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
+SEPARATE = "parallel.decode=1.."  # prefill and decode on separate engines
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
 MISSING = "???"  # OmegaConf's mark of a value that must be given
@@ -359,6 +361,24 @@ WORKLOADS: dict[str, type[WorkloadConfig]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFaults:
+    """Faults of separate engines for prefill and decode, and of the link between them."""
+
+    # Fraction of the transfers of KV that are lost on the link.
+    lost_rate: float = knob(0.0, least=0, most=1, only=SEPARATE)
+    # Number of the engine that is lost for a while, with its caches; prefill engines come first.
+    # None means that none is lost.
+    gone_engine: int | None = knob(None, least=0, only=SEPARATE)
+    # Time in seconds from the start of the run at which the engine is lost.
+    gone_from_s: float = knob(60.0, least=0, only=SEPARATE)
+    # Time in seconds after which the engine is back, with empty caches.
+    gone_for_s: float = knob(60.0, least=0, only=SEPARATE)
+
+    def __post_init__(self) -> None:
+        check_limits("parallel.faults", self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
     """How one engine is spread over devices, and how many engines there are.
 
@@ -391,8 +411,67 @@ class ParallelConfig:
         "sticky", one_of=("sticky", "round_robin", "prefix_load", "scored", "scored_device")
     )
 
+    # Engines that only compute prompts. With 0, every engine computes prompts and decodes.
+    prefill: int = knob(0, least=0, most=1024)
+    # Engines that only decode, and get the KV of prompts from prefill engines over a link.
+    decode: int = knob(0, least=0, most=1024)
+    # Speed in GB/s with which an engine sends KV to others, and receives it. 50 is one NIC of 400
+    # Gb/s.
+    link_gbps: float = knob(50.0, above=0, only=SEPARATE)
+    # Latency in seconds of what one engine sends to another, also of messages without KV.
+    link_s: float = knob(0.0005, least=0, most=1e4, only=SEPARATE)
+    # What a decode engine caches: nothing (none); KV on the device (device), or also on the host
+    # and in storage (tiers); or nothing, but it writes the KV of answers to storage, where prefill
+    # engines find it with the next turn (offload).
+    decode_cache: str = knob("tiers", one_of=("none", "device", "tiers", "offload"), only=SEPARATE)
+    # What happens to the KV of a request that a decode engine retracts: it is computed and sent
+    # again (recompute), or copied to memory of its own on the host and back, as far as that has
+    # room (host_pool).
+    retraction: str = knob("recompute", one_of=("recompute", "host_pool"), only=SEPARATE)
+    # With sparse attention, tokens of a request's KV that a decode engine holds on the device,
+    # while all of it is on the host. Nothing is cached then. None means all on the device.
+    sparse_tokens: int | None = knob(None, least=1, only=SEPARATE)
+    # Fraction of the tokens that a sparse decode step reads (compat.rules.sparse_top) that are not
+    # on the device and are loaded from the host.
+    sparse_miss: float = knob(0.1, least=0, most=1, only=SEPARATE)
+    # Settings of decode engines that differ from those of prefill engines, such as
+    # {cache.host_gib: 64, parallel.tp: 8}.
+    decode_own: dict[str, Any] = knob({}, only=SEPARATE)
+    faults: EngineFaults = field(default_factory=EngineFaults)
+
     def __post_init__(self) -> None:
         check_limits("parallel", self)
+        if bool(self.prefill) != bool(self.decode):
+            raise ValueError(
+                "parallel.prefill and parallel.decode must both be 0 or both be above 0, got "
+                f"{self.prefill} and {self.decode}"
+            )
+        if self.prefill and (self.replicas, self.ranks) != (1, 1):
+            raise ValueError(
+                "separate engines for prefill and decode need parallel.replicas=1 and "
+                f"parallel.ranks=1, got {self.replicas} and {self.ranks}"
+            )
+        gone = self.faults.gone_engine
+        if self.prefill and gone is not None and gone >= self.num_engines:
+            raise ValueError(
+                f"parallel.faults.gone_engine must be below {self.num_engines}, got {gone}"
+            )
+
+    @property
+    def needs_simulation(self) -> bool:
+        """True if a setting of separate engines has no real counterpart."""
+        is_saved = self.retraction == "host_pool"
+        return is_saved or self.is_offloading or self.faults != EngineFaults()
+
+    @property
+    def is_offloading(self) -> bool:
+        """True if decode engines write answers to storage and cache nothing else."""
+        return self.decode_cache == "offload"
+
+    @property
+    def num_engines(self) -> int:
+        """The number of engines of the run, with those of both roles."""
+        return self.prefill + self.decode or self.replicas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -876,6 +955,8 @@ class ExperimentConfig:
                 f"cache.host_format={formats[0]} needs executor.copy_path=kernel, "
                 f"got {self.executor.copy_path}"
             )
+        if self.parallel.decode:
+            self._check_roles()
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         simulated = {
             "engine.explain=true": self.engine.explain,
@@ -904,6 +985,34 @@ class ExperimentConfig:
             raise ValueError(
                 f"parallel.ranks={ranks} needs a storage engine, got storage.kind=none"
             )
+
+    def _check_roles(self) -> None:
+        # what separate engines for prefill and decode do not support
+        rules, cache = self.compat.rules, self.cache
+        keeps_on_host = self.parallel.decode_cache == "tiers"
+        kinds, is_sparse = self.model.kinds, self.parallel.sparse_tokens is not None
+        has_states, has_windows = LayerKind.mamba in kinds, LayerKind.swa in kinds
+        has_aux = has_states or has_windows or bool(self.model.parts)
+        refused = {
+            "scheduler.batching=running_first": self.scheduler.batching is Batching.running_first,
+            "cache.window=replay": cache.window is WindowHit.replay,
+            "compat.rules.trims_leaves=true": rules.trims_leaves,
+            "executor.kind=torch with parallel.decode_cache=tiers or offload, host_pool, "
+            "sparse_tokens or losses": self.executor.kind != "simulated"
+            and (keeps_on_host or is_sparse or self.parallel.needs_simulation),
+            "parallel.retraction=host_pool with Mamba states": has_states
+            and self.parallel.retraction == "host_pool",
+            "parallel.decode_cache=offload with windows or Mamba states": has_aux
+            and self.parallel.is_offloading,
+            "parallel.sparse_tokens with windows, Mamba states or decode_cache=offload": is_sparse
+            and (has_aux or self.parallel.is_offloading),
+            "parallel.decode_cache=tiers, a model with sliding windows and "
+            "compat.rules.decode_windows_on_host=false": keeps_on_host
+            and has_windows
+            and not rules.decode_windows_on_host,
+        }
+        for setting in (each for each, is_set in refused.items() if is_set):
+            raise ValueError(f"separate engines for prefill and decode do not support {setting}")
 
     @property
     def storage_format(self) -> str:

@@ -9,10 +9,11 @@ from hicache.cache.tree.keys import Numbers
 from hicache.clock import to_ns
 from hicache.config import ExperimentConfig, StartState
 from hicache.engine.build import build_engine, world_of
-from hicache.engine.deployment import Deployment, deploy
+from hicache.engine.deployment import Deployment, Place, deploy, places_of
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io, Runtime
 from hicache.engine.ranks.lockstep import RankedEngine
+from hicache.engine.roles import Pairs, replica_of
 from hicache.engine.simulated_runtime import make_runtime
 from hicache.engine.warm import warm_storages
 from hicache.models.cost import CostModel
@@ -21,7 +22,8 @@ from hicache.observe.explainer import Case, Explainer
 from hicache.observe.history import PageRegistry
 from hicache.observe.timeline import Timeline
 from hicache.policies.policy import policy_of
-from hicache.policies.routing import Replica, Route, router_of
+from hicache.policies.routing import Route, router_of
+from hicache.request import Request
 from hicache.results.measures import run_measures, scaled_to_load, working_set
 from hicache.results.metrics import Progress, RequestRecord, Result
 from hicache.results.recorder import Recorder, Tally
@@ -48,7 +50,8 @@ def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
     names = Digests(config.cache.page_size)
     world = world_of(config, deployment, runtime.clock.now)
     check = _check(config)
-    engine = build_engine(world, policy_of(world), deployment, runtime, names, check=check)
+    place = Place(role="both", config=config, deployment=deployment)
+    engine = build_engine(world, policy_of(world), place, runtime, names, check=check)
     return engine, runtime
 
 
@@ -90,9 +93,10 @@ def _run(
     if workload is None:
         workload = workload_of(config, deployment.cost, notes)
     notes += remarks(config, deployment, workload)
-    played = play(config, deployment, workload, progress, timeline)
+    places = places_of(config, deployment)
+    played = play(config, deployment, places, workload, progress, timeline)
     measures = {
-        **run_measures(config, deployment, played.records, played.tally),
+        **run_measures(config, places, played.records, played.tally),
         **working_set(workload.requests, deployment, config.cache.page_size),
         **played.measures,
         **workload.counts,
@@ -118,14 +122,15 @@ class Played(NamedTuple):
 def play(
     config: ExperimentConfig,
     deployment: Deployment,
+    places: Sequence[Place],
     workload: Workload,
     progress: Callable[[Progress], None] | None = None,
     timeline: Timeline | None = None,
 ) -> Played:
-    """Serve all requests of `workload`."""
-    runtime = make_runtime(config, deployment)
+    """Serve all requests of `workload` with the engines of `places`."""
+    runtime = make_runtime(config, deployment, places)
     cases: dict[int, Case] = {}
-    engines, route = _engines(config, deployment, runtime, workload, cases, timeline)
+    engines, route = _engines(config, places, runtime, workload, cases, timeline)
     if config.workload.start is StartState.warm_storage:
         warm_storages(config, runtime, workload.requests, engines[0].cache.tree)
     recorder = Recorder(
@@ -157,15 +162,15 @@ def play(
 
 def _engines(
     config: ExperimentConfig,
-    deployment: Deployment,
+    places: Sequence[Place],
     runtime: Runtime,
     workload: Workload,
     cases: dict[int, Case],
     timeline: Timeline | None,
-) -> tuple[list[Engine], Route]:
-    # also how the policy of the first engine routes requests
+) -> tuple[list[Engine], Callable[[Request], int]]:
+    # also the function that returns the number of the engine for a request
     num_ranks, page_size = config.parallel.ranks, config.cache.page_size
-    requests, kinds = workload.requests, deployment.kinds
+    requests, kinds = workload.requests, places[0].deployment.kinds
     pages = page_numbers(requests, page_size)
     numbers = pages if config.cache.policy != "lru" else None
     # simulated pages do not outlive the run, so numbers suffice
@@ -175,20 +180,18 @@ def _engines(
         registry.warm(requests, names, kinds)
     engines: list[Engine] = []
     routes: list[Route] = []
-    for number in range(config.parallel.replicas):
+    for number, place in enumerate(places):
         listener = None
-        if registry is not None:
+        if registry is not None and place.role != "decode":
             is_named = timeline is not None
             listener = Explainer(registry, kinds, config, cases, names_evictions=is_named)
         # ranks decide alike, so a listener for the first one suffices
         ranks: list[Engine] = []
         for each in (listener, *[None] * (num_ranks - 1)):
-            world = world_of(config, deployment, runtime.clock.now, requests)
+            world = world_of(place.config, place.deployment, runtime.clock.now, requests)
             policy = policy_of(world)
             routes.append(policy.route)
-            ranks.append(
-                build_engine(world, policy, deployment, runtime, names, each, _check(config))
-            )
+            ranks.append(build_engine(world, policy, place, runtime, names, each, _check(config)))
         first, *others = ranks
         if timeline is not None:
             first.executor = timeline.watch(first, number, first.executor)
@@ -197,36 +200,33 @@ def _engines(
                 [first, *others], config.parallel.hit_agreement, config.storage.batch_pages
             )
         engines.append(first)
-    return engines, routes[0]
+    if config.parallel.prefill:
+        pairs = Pairs(engines, config.parallel.prefill, routes[0], routes[-1], runtime.clock.now)
+        return engines, pairs.route
+    replicas = [replica_of(each, runtime.clock.now) for each in engines]
+    return engines, router_of(routes[0], replicas)
 
 
 def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:
     return invariants.check_laws if config.engine.check_invariants else None
 
 
-def _replica(engine: Engine, runtime: Runtime) -> Replica:
-    return Replica(
-        engine.scheduler, engine.num_requests, lambda: engine.catch_up(runtime.clock.now())
-    )
-
-
 def _serve(
     config: ExperimentConfig,
     workload: Workload,
     engines: Sequence[Engine],
-    route: Route,
+    route: Callable[[Request], int],
     runtime: Runtime,
     io: Io,
     recorder: Recorder,
 ) -> None:
-    replicas = [_replica(each, runtime) for each in engines]
     try:
         serve(
             engines,
             make_feeder(workload.requests, config.workload, seed=config.seed),
             clock=runtime.clock,
             io=io,
-            route=router_of(route, replicas),
+            route=route,
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
             server_ns=to_ns(config.scheduler.server_s),

@@ -21,7 +21,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from hicache.config import Arrivals, ExperimentConfig, TraceConfig
 from hicache.engine.build import world_of
-from hicache.engine.deployment import Deployment, deploy
+from hicache.engine.deployment import Deployment, deploy, places_of
 from hicache.experiment import play, workload_of
 from hicache.policies.policy import policy_of
 from hicache.policies.routing import RoundRobin, Route, Sticky
@@ -74,7 +74,9 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
                 f"the run with fewer than {config.parallel.workers} workers"
             ) from error
         records = TableRecords.read([_folder(folder, number) for number in range(len(shares))])
-    measures |= run_measures(config, deployment, records, reduce(Tally.merged, tallies))
+    measures |= run_measures(
+        config, places_of(config, deployment), records, reduce(Tally.merged, tallies)
+    )
     return Result(
         records=records, measures=measures, wall_s=time.perf_counter() - started, notes=notes
     )
@@ -91,6 +93,7 @@ def _refuse_bonds(config: ExperimentConfig, deployment: Deployment) -> Route:
         "arrivals that wait for answers of other sessions": not workload.is_timed,
         "stages of the load": bool(workload.stage_ends_s),
         "engine.explain=true": config.engine.explain,
+        "parallel.prefill, whose engines share a link": bool(config.parallel.prefill),
         "cache.policy=oracle, which knows all requests": config.cache.policy == "oracle",
         "goodput.num_rates": bool(config.goodput.num_rates),
     }
@@ -147,7 +150,8 @@ def _serve(
         if isinstance(share, Part):
             assert isinstance(config.workload, TraceConfig)
             share = share.requests(config.workload, config.seed)
-        played = play(own, deploy(own), Workload(name=config.workload.kind, requests=share))
+        deployment, workload = deploy(own), Workload(name=config.workload.kind, requests=share)
+        played = play(own, deployment, places_of(own, deployment), workload)
     for record in played.records:
         record.engine, record.round = number, rounds.get(record.id, record.round)
     _folder(folder, number).mkdir()

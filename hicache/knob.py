@@ -29,7 +29,7 @@ def knob(
     built-in names; a user's class, written `module:Class`, is allowed as well. `one_of` lists the
     only allowed values. None is allowed if the type of the field allows it. `only` names the
     settings with which this setting has an effect. It is `group.setting=VALUE,VALUE`, or several of
-    these joined by ` or `.
+    these joined by ` or `; `1..` stands for 1 and all larger numbers.
     """
     limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
     metadata = {**limits, "only": only}
@@ -122,5 +122,7 @@ def inert_knobs(
 
 
 def _has_value(value: object, allowed: str) -> bool:
+    if isinstance(value, int) and allowed.endswith(".."):  # this number or a larger one
+        return value >= int(allowed[:-2])
     name = value.name if isinstance(value, Enum) else str(value)
     return name in allowed.split(",") or (":" in name and ":" in allowed)

@@ -74,6 +74,14 @@ class Rules:
     # Maximum number of answer tokens per request for which admission reserves memory, however long
     # the answer may become. 4,096 is SGLang's value.
     clip_new_tokens: int = knob(4096, least=0)
+    # Tokens for which a decode engine keeps free memory, for each request that it has admitted. 512
+    # is SGLang's value.
+    decode_reserved_tokens: int = knob(512, least=0)
+    # Tokens whose KV each layer reads in a decode step with sparse attention
+    # (parallel.sparse_tokens). 2,048 is SGLang's value.
+    sparse_top: int = knob(2048, least=1)
+    # A decode engine may keep sliding windows on its host. False refuses it, as SGLang does.
+    decode_windows_on_host: bool = True
     # Lowest value to which `scheduler.new_token_ratio` decays.
     new_token_ratio_floor: float = share(0.098)
     # Number of decode steps in which `scheduler.new_token_ratio` decays to its floor.

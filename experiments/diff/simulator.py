@@ -43,6 +43,7 @@ from hicache.executor.simulated.links import Links
 from hicache.experiment import build
 from hicache.request import TOKEN_BYTES, Request, TokenSpans
 from hicache.runs.schema import config_of
+from hicache.scheduler.handover import News
 from hicache.scheduler.request_state import RequestState
 from hicache.workload.feeder import Dropped, Release
 
@@ -345,6 +346,7 @@ class CountedIo:
                 continue
             if isinstance(done, LoadBack):
                 self.load_back = done
+            assert not isinstance(done, News), "one engine gets no news of others"
             self._count(done)
             if self._pools.copy_delay and isinstance(done, BackUp):
                 self._late.append((self.now + self._pools.copy_delay, done))

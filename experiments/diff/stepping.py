@@ -16,6 +16,7 @@ from hicache.engine.loop import Engine
 from hicache.engine.ports import Io, Runtime
 from hicache.request import Request
 from hicache.scheduler.batch import Batch
+from hicache.scheduler.handover import News
 from hicache.scheduler.queue_waits import Cause
 from hicache.scheduler.request_state import RequestState
 
@@ -127,6 +128,7 @@ class Stepper:
                 if isinstance(done, Prefetch) or not self._is_late:
                     engine.deliver(done, clock.now())
                     continue
+                assert not isinstance(done, News), "one engine gets no news of others"
                 self._late.append(done)
                 if isinstance(done, BackUp):  # its source may be taken at once
                     engine.deliver(done, clock.now())

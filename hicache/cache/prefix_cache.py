@@ -399,23 +399,57 @@ class PrefixCache:
             self.tree.release(sequence.lock)
             sequence.lock = None
 
+    def save_aside(self, num_bytes: int, *, is_fence: bool) -> BackUp:
+        """Queue a copy of a request's device pages to memory outside the host tier.
+
+        With `is_fence`, the pages are free already, and the next step waits for the copy.
+        """
+        root = self.tree.root("")
+        copy = BackUp(
+            moves=[], num_bytes=num_bytes, node=root, starts={}, points=[], is_fence=is_fence
+        )
+        self._bookings.book(copy)
+        self.counters["transfer/back_up_bytes"] += num_bytes
+        return copy
+
+    def load_aside(self, num_bytes: int) -> LoadBack:
+        """Queue a copy to a request's device pages from memory outside the host tier."""
+        copy = LoadBack(moves=[], num_bytes=num_bytes, node=self.tree.root(""))
+        self._bookings.book(copy)
+        self.counters["transfer/load_back_bytes"] += num_bytes
+        return copy
+
     # -- copies that are done ------------------------------------------------------------------
 
     def complete(self, transfer: Reported) -> None:
         self.in_flight.discard(transfer)
         if isinstance(transfer, StorageWrite):
-            assert self._writer is not None
-            self._writer.on_written(transfer)
+            if self._writer is not None:
+                self._writer.on_written(transfer)
         else:
             for lock in transfer.locks:
                 self.tree.release(lock)
-        if isinstance(transfer, BackUp) and self._writer is not None:
+        if isinstance(transfer, BackUp) and self._writer is not None and transfer.moves:
             self._writer.on_backed_up(transfer)
         for host_lock in transfer.host_locks:
             self.tree.release(host_lock)
         if self._is_exclusive:  # the device may hold what was locked by now
             for host_lock in transfer.host_locks:
                 self.host.leave(host_lock.node)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a request, a copy or a read locks any data."""
+        return bool(self.in_flight) or any(map(any, self.tree.residency.protected))
+
+    def forget(self) -> None:
+        """Drop everything from device and host. No data may be in use."""
+        demand = Demand(Purpose.outage)
+        for tier in (DEVICE, HOST):
+            for kind in self.tree.kinds.numbers:
+                while found := self.tree.victim(tier, kind, self.tree.num_nodes):
+                    victim, each = found
+                    self._bookings.free_evicted(self.tree.evict(victim, tier, each, demand))
 
     # -- what prefetch has brought -----------------------------------------------------------------
 
@@ -455,7 +489,10 @@ class PrefixCache:
         for kind in self.tree.kinds.points:
             is_twice = self.rules.loads_states_twice and (kind, match.best_node) not in own
             if is_twice and match.host_hits[kind]:
+                # the slot may evict data from the device, and its copy others from the host
+                lock = self.tree.lock_anchor(match.best_node)
                 sequence.working_slot = self.device.allocate(kind, 1, demand)
+                self.tree.release(lock)
         load_back = self.device.load(match, demand, own)
         if load_back is None:
             return nothing

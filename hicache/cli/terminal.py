@@ -10,7 +10,8 @@ from rich.text import Text
 from hicache.cache.tiers.transfer import FATES
 from hicache.cli.console import console, show_table
 from hicache.observe.reasons import REASONS
-from hicache.results.metrics import QUEUE_CAUSES, TTFT_PARTS
+from hicache.results.metrics import HANDOVER_PARTS, QUEUE_CAUSES, TTFT_PARTS
+from hicache.results.roles import TIERS as ROLE_TIERS
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
 from hicache.runs.job import Outcome
 from hicache.runs.stored import read_json, read_summary
@@ -24,7 +25,7 @@ OTHERS = (
     ("aborted", "cache/aborted_tokens"),
 )
 COLUMNS = ("mean", "p50", "p95", "p99")
-TIMES = ("TTFT", "  queue", "  storage wait", "  load-back", "  prefill")
+TIMES = ("TTFT", "  queue", "  storage wait", "  load-back", "  prefill", "  transfer", "  restore")
 
 
 def show_run(outcome: Outcome) -> None:
@@ -85,7 +86,10 @@ def _title(outcome: Outcome) -> Text:
     where = f"{config.tp} × {config.hardware.name}"
     if config.executor.kind != "simulated":
         where = "this machine (real execution)"
-    replicas = f" × {config.parallel.replicas}" if config.parallel.replicas > 1 else ""
+    parallel = config.parallel
+    replicas = f" × {parallel.replicas}" if parallel.replicas > 1 else ""
+    if parallel.prefill:
+        replicas = f", {parallel.prefill} prefill and {parallel.decode} decode engines"
     return Text.assemble(
         "\n",
         (config.name, "bold"),
@@ -124,7 +128,10 @@ def _times(summary: Mapping[str, float]) -> Table:
     table.add_column("")
     for heading in COLUMNS:
         table.add_column(heading, justify="right", min_width=9)
-    for title, name in zip(TIMES, ("ttft", *TTFT_PARTS), strict=True):
+    parts = TTFT_PARTS + HANDOVER_PARTS
+    for title, name in zip(TIMES, ("ttft", *parts), strict=True):
+        if f"request/{name}_s_mean" not in summary:  # of separate engines
+            continue
         cells = [seconds(summary[f"request/{name}_s_{k}"]) for k in COLUMNS]
         table.add_row(title, *cells)
     return table
@@ -159,6 +166,18 @@ def _lines(outcome: Outcome) -> Sequence[str]:
         f"scheduler  {summary['scheduler/deferred_count']:,} admissions deferred, "
         f"{summary['scheduler/retracted_count']:,} requests retracted, "
         f"{summary['scheduler/prefill_oom_count']:,} out of memory in prefill",
+        *_handover_lines(summary),
+    ]
+
+
+def _handover_lines(summary: Mapping[str, float]) -> list[str]:
+    if "decode/reused_share" not in summary:  # all engines do both
+        return []
+    return [
+        f"decode     {summary['decode/reused_share']:.1%} of the prompt tokens reused "
+        f"({_shares(summary, 'decode/{}_reused_tokens', ROLE_TIERS)}), "
+        f"{size(summary['transfer/link_bytes'])} over the link, "
+        f"{summary['decode/failed_handovers_count']:,} handovers failed"
     ]
 
 

@@ -13,10 +13,11 @@ from hicache.cache.tiers.transfer import WritePolicy
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import Batching, ExperimentConfig
-from hicache.engine.deployment import Deployment
+from hicache.engine.deployment import Deployment, Place
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Runtime
 from hicache.engine.ranks.agreement import TracedAllocator
+from hicache.engine.roles import DecodeEngine, PrefillEngine
 from hicache.memory import Capacity
 from hicache.models import GIB
 from hicache.policies.policy import Policy
@@ -24,15 +25,19 @@ from hicache.policies.world import World
 from hicache.request import Request
 from hicache.scheduler.admission import TOGETHER
 from hicache.scheduler.events import Listener
+from hicache.scheduler.intake import DecodeScheduler
 from hicache.scheduler.prompts_together import PromptsTogether
 from hicache.scheduler.running_first import RunningFirst
 from hicache.scheduler.scheduler import Scheduler
+from hicache.scheduler.sender import PrefillScheduler
+
+ROLES: dict[str, type[Scheduler]] = {"prefill": PrefillScheduler, "decode": DecodeScheduler}
 
 
 def build_engine(
     world: World,
     policy: Policy,
-    deployment: Deployment,
+    place: Place,
     runtime: Runtime,
     names: PageNames,
     listener: Listener | None = None,
@@ -43,13 +48,13 @@ def build_engine(
     Args:
         world: what the policy knows about the engine, with all settings of the run.
         policy: takes the decisions of the engine.
-        deployment: the step costs and the sizes of the memory pools.
+        place: what the engine is for, its step costs and the sizes of its memory pools.
         runtime: the clock, storage and executors that the engine uses.
         names: computes the names (hashes) of KV-cache pages from their tokens.
         listener: receives the events of the cache and of requests; None means no listener.
         check: a function that is called after each step; None means no calls.
     """
-    config = world.config
+    config, deployment = world.config, place.deployment
     tree = RadixTree(
         kinds=deployment.host_kinds,
         names=names,
@@ -59,14 +64,16 @@ def build_engine(
         rules=config.compat.rules,
         listener=listener,
     )
-    cache = _cache(config, deployment, tree, policy.writes, has_storage=runtime.has_storage)
+    has_storage = runtime.has_storage and config.storage.kind != "none"
+    cache = _cache(config, deployment, tree, policy.writes, has_storage=has_storage)
     prefetcher = None
-    if runtime.has_storage:
+    if has_storage:
         capacity = deployment.host.full_pages
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, policy.reads, tokens, world.rates)
     is_real = config.executor.kind != "simulated"
-    scheduler = scheduler_of(config.scheduler.batching)(
+    kind = ROLES.get(place.role) or scheduler_of(config.scheduler.batching)
+    scheduler = kind(
         cache,
         prefetcher,
         config.scheduler,
@@ -77,7 +84,16 @@ def build_engine(
         takes_decode_pages_first=is_real,
         listener=listener,
     )
-    return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
+    executor = runtime.executor(cache)
+    if isinstance(scheduler, PrefillScheduler):
+        page_bytes = deployment.kinds.page_bytes
+        return PrefillEngine(
+            cache, prefetcher, scheduler, executor, runtime.link, page_bytes, check=check
+        )
+    if isinstance(scheduler, DecodeScheduler):
+        scheduler.decode.setup(config.parallel, deployment.kinds.page_bytes, config.model.max_len)
+        return DecodeEngine(cache, prefetcher, scheduler, executor, runtime.link, check=check)
+    return Engine(cache, prefetcher, scheduler, executor, check=check)
 
 
 def scheduler_of(batching: Batching) -> type[Scheduler]:
@@ -113,7 +129,7 @@ def world_of(
         window_tokens={names[kind]: length for kind, length in kinds.window_lens.items()},
         flops=deployment.cost.flops,
         seconds=deployment.cost.prefill_s,
-        rates=RateEstimator(num_engines=config.parallel.replicas),
+        rates=RateEstimator(num_engines=config.parallel.num_engines),
         now_ns=now_ns,
         config=config,
         requests=requests,

@@ -1,9 +1,10 @@
 """A deployment: an engine's devices, the cost of a step, and the sizes of its pools."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hicache.cache.kinds import Kinds
-from hicache.config import ExperimentConfig, WindowHit
+from hicache.config import ExperimentConfig, HostSizes, WindowHit
 from hicache.memory import Capacity, capacities, engine_rule, model_kinds, shared_capacity
 from hicache.models import PLAIN
 from hicache.models.cost import CostModel
@@ -73,3 +74,52 @@ def deploy(config: ExperimentConfig) -> Deployment:
         device=device,
         host=host,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Place:
+    """What one engine is for, with its own settings: "prefill", "decode", or "both"."""
+
+    role: str
+    config: ExperimentConfig
+    deployment: Deployment
+
+
+def places_of(config: ExperimentConfig, deployment: Deployment) -> list[Place]:
+    """Return the places of all engines of a run, first those that compute prompts.
+
+    `deployment` is that of `config`, which holds for all engines but those that only decode.
+
+    Raises:
+        ValueError: a setting of decode engines is unknown, or their memory is too small.
+    """
+    parallel = config.parallel
+    role = "prefill" if parallel.prefill else "both"
+    places = [Place(role=role, config=config, deployment=deployment)]
+    if not parallel.prefill:
+        return places * parallel.replicas
+    own = _of_decode(config)
+    decode = Place(role="decode", config=own, deployment=deploy(own))
+    return places * parallel.prefill + [decode] * parallel.decode
+
+
+def _of_decode(config: ExperimentConfig) -> ExperimentConfig:
+    # the settings of decode engines
+    if config.parallel.is_offloading and config.storage.kind == "none":
+        raise ValueError(
+            "parallel.decode_cache=offload needs a storage engine, got storage.kind=none"
+        )
+    if config.parallel.sparse_tokens is not None:
+        config = replace(config, storage=replace(config.storage, kind="none"))
+    elif config.parallel.decode_cache != "tiers":
+        cache = replace(config.cache, host_gib=0.0, host=HostSizes(), unlimited=False)
+        storage = replace(config.storage, kind="none")
+        config = replace(config, cache=cache, storage=storage)
+    for key, value in config.parallel.decode_own.items():
+        group, _, name = str(key).partition(".")
+        part: Any = getattr(config, group, None)
+        if not hasattr(part, name):
+            raise ValueError(f"parallel.decode_own has an unknown setting {key}")
+        changed: Any = {group: replace(part, **{name: value})}
+        config = replace(config, **changed)
+    return config

@@ -18,6 +18,7 @@ from hicache.engine.decode_run import DecodeRun
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
+from hicache.scheduler.handover import NEWS, News
 from hicache.scheduler.request_state import TokenRun
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.clients import Clients
@@ -68,7 +69,7 @@ class Engine:
         self.check = check
         self._arrived: list[tuple[int, Request]] = []  # (when, what)
         self._aborted: list[int] = []
-        self._delivered: list[Reported | Prefetch] = []
+        self._delivered: list[Reported | Prefetch | News] = []
         self._flights: list[Flight] = []  # in the order of their plans
         self._runs: list[DecodeRun] = []  # of the flights that have begun
         self._num_batches = len(scheduler.decodes)
@@ -97,7 +98,7 @@ class Engine:
         self._aborted.append(request_id)
         self.interrupt(now_ns)
 
-    def deliver(self, done: Reported | Prefetch, now_ns: int) -> bool:
+    def deliver(self, done: Reported | Prefetch | News, now_ns: int) -> bool:
         """Tell the engine that a copy or storage operation has finished or made progress.
 
         The report takes effect at the end of the current step. Return False if the engine need not
@@ -261,7 +262,7 @@ class Engine:
             return False
         if self.cache.tree.demotes or not self._delivered:
             return False
-        return not any(isinstance(done, Prefetch) for done in self._delivered)
+        return not any(isinstance(done, NEWS) for done in self._delivered)
 
     def _commit(
         self, flight: Flight, ended: Iterable[tuple[int, int, StorageWrite | None]]
@@ -314,7 +315,7 @@ class Engine:
         delivered, self._delivered = self._delivered, []
         for done in delivered:
             if not isinstance(done, Prefetch):
-                self.cache.complete(done)
+                self.complete(done, now_ns)
                 continue
             assert self.prefetcher is not None
             if done.is_read:
@@ -331,6 +332,11 @@ class Engine:
                 self._aborted.append(request_id)  # when its batch has ended
             else:
                 self.scheduler.abort(request_id, now_ns)
+
+    def complete(self, done: Reported | News, now_ns: int) -> None:
+        """Apply a copy that has ended; engines of one role also get news of others."""
+        assert not isinstance(done, News)
+        self.cache.complete(done)
 
     def hand_out(self, now_ns: int) -> None:
         """Pass new copies, queries and reads to the executor."""

@@ -11,6 +11,7 @@ from hicache.clock import Clock
 from hicache.executor.completions import Delivery, StepRun
 from hicache.request import Request
 from hicache.scheduler.batch import Batch
+from hicache.scheduler.handover import Parcel
 from hicache.scheduler.request_state import RequestState
 
 
@@ -63,6 +64,16 @@ class Io(Protocol):
         """
 
 
+class Link(Protocol):
+    """Carries KV and messages between engines; a real link needs to know what to copy."""
+
+    @property
+    def is_real(self) -> bool: ...
+
+    def send(self, parcel: Parcel, now_ns: int) -> None:
+        """Send a parcel; the target learns of its arrival, and of that of KV also the source."""
+
+
 class Runtime(Protocol):
     """The clock, copies, storage and executors of a run; `counters` count what storage did."""
 
@@ -71,6 +82,9 @@ class Runtime(Protocol):
 
     @property
     def io(self) -> Io: ...
+
+    @property
+    def link(self) -> Link: ...
 
     counters: Counter[str]
     has_storage: bool

@@ -1,38 +1,32 @@
 """The runtime of a run: its clock, copies, storage and executors."""
 
 from collections import Counter
-from functools import partial
-from itertools import count
+from collections.abc import Sequence
 
 from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.clock import SimulatedClock, to_ns
 from hicache.config import ExperimentConfig
-from hicache.engine.deployment import Deployment
+from hicache.engine.deployment import Deployment, Place, places_of
 from hicache.engine.ports import Runtime
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
+from hicache.executor.simulated.sparse import SparseExecutor
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
 from hicache.models.copy_rates import CopyPath, copy_rates, shared_load_rate
 from hicache.storage.factory import GuardedStorage, open_rank_storages
 
 
 class SimulatedRuntime:
-    def __init__(self, config: ExperimentConfig, deployment: Deployment) -> None:
+    def __init__(
+        self, config: ExperimentConfig, deployment: Deployment, places: Sequence[Place] = ()
+    ) -> None:
+        """Build the runtime of engines at `places`; none means those that `config` describes."""
+        places = places or places_of(config, deployment)
         num_ranks = config.parallel.ranks
         # of one rank, by kind
         page_bytes = [-(-size // num_ranks) for size in deployment.storage_kinds.page_bytes]
-        path = CopyPath(config.executor.copy_path)
-        load_shares = _load_shares(deployment)
-        rates = copy_rates(
-            config.model,
-            config.hardware,
-            path,
-            tp=deployment.tp,
-            page_size=config.cache.page_size,
-            form=config.cache.host_format,
-            coded_share=load_shares[FULL],
-        )
+        rates = {each: _rates(each) for each in dict.fromkeys(places)}
         self.clock = SimulatedClock()
         self.storages: list[GuardedStorage] = []
         is_unbounded = config.storage.kind == "memory" and config.storage.capacity_gib is None
@@ -43,32 +37,30 @@ class SimulatedRuntime:
             self.storages = open_rank_storages(config, sizes, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
         self.has_storage = bool(self.stores)
-        parts = {link: rate / num_ranks for link, rate in rates.items()}
-        self.io = SimulatedIo(
+        parts = {
+            each: {link: rate / num_ranks for link, rate in own.items()}
+            for each, own in rates.items()
+        }
+        ranks = [each for each in places for _ in range(num_ranks)]
+        self.io = self.link = SimulatedIo(
             config.storage,
             self.stores,
-            [parts] * (config.parallel.replicas * num_ranks),
+            [parts[each] for each in ranks],
             stalls=[each.stall for each in self.storages],
             seed=config.seed,
+            link_s=config.parallel.link_s,
+            faults=config.parallel.faults if config.parallel.prefill else None,
         )
         self.counters = self.io.counters
-        self._numbers = count()
-        self._executor = partial(
-            CuttingExecutor if config.executor.capture == "cut" else SimulatedExecutor,
-            cost=deployment.cost,
-            io=self.io,
-            page_size=config.cache.page_size,
-            page_bytes=page_bytes,
-            load_shares=load_shares,
-            load_rate=rates["to_device"],
-            shared_load_rate=shared_load_rate(rates),
-            # a staged copy uses no SMs, so it does not slow computing
-            slowdown=1.0 if path is CopyPath.staged else config.hardware.copy_slowdown.value,
-            begin_ns=to_ns(config.scheduler.begin_s),
+        self._executors = iter(
+            [
+                _executor(number, each, self.io, page_bytes, rates[each])
+                for number, each in enumerate(ranks)
+            ]
         )
 
     def executor(self, cache: PrefixCache) -> SimulatedExecutor:
-        return self._executor(next(self._numbers))
+        return next(self._executors)
 
     def close(self) -> None:
         for each in self.storages:
@@ -81,8 +73,12 @@ class SimulatedRuntime:
         return [], dict(counts)
 
 
-def make_runtime(config: ExperimentConfig, deployment: Deployment) -> Runtime:
+def make_runtime(
+    config: ExperimentConfig, deployment: Deployment, places: Sequence[Place] = ()
+) -> Runtime:
     """Return the clock, copy links, storage and executors of a run.
+
+    `places` are those of its engines; none means those that `config` describes.
 
     The runtime is simulated, unless `config.executor.kind` is "torch".
 
@@ -94,9 +90,54 @@ def make_runtime(config: ExperimentConfig, deployment: Deployment) -> Runtime:
 
         counts = deployment.device.counts, deployment.host.counts
         return TorchRuntime(config, *counts, tp=deployment.tp)
-    return SimulatedRuntime(config, deployment)
+    return SimulatedRuntime(config, deployment, places)
 
 
 def _load_shares(deployment: Deployment) -> list[float]:
     sizes = zip(deployment.host_kinds.page_bytes, deployment.kinds.page_bytes, strict=True)
     return [on_host / on_device if on_device else 1.0 for on_host, on_device in sizes]
+
+
+def _rates(place: Place) -> dict[str, float]:
+    # bytes per second of the links of an engine
+    config = place.config
+    rates = copy_rates(
+        config.model,
+        config.hardware,
+        CopyPath(config.executor.copy_path),
+        tp=place.deployment.tp,
+        page_size=config.cache.page_size,
+        form=config.cache.host_format,
+        coded_share=_load_shares(place.deployment)[FULL],
+    )
+    if place.role != "both":
+        rates |= dict.fromkeys(("sends", "receives"), config.parallel.link_gbps * 1e9)
+    return rates
+
+
+def _executor(
+    number: int, place: Place, io: SimulatedIo, page_bytes: Sequence[int], rates: dict[str, float]
+) -> SimulatedExecutor:
+    config = place.config
+    is_staged = CopyPath(config.executor.copy_path) is CopyPath.staged
+    kind = CuttingExecutor if config.executor.capture == "cut" else SimulatedExecutor
+    parallel = config.parallel
+    is_sparse = place.role == "decode" and parallel.sparse_tokens is not None
+    executor = (SparseExecutor if is_sparse else kind)(
+        number,
+        place.deployment.cost,
+        io,
+        page_size=config.cache.page_size,
+        page_bytes=page_bytes,
+        load_shares=_load_shares(place.deployment),
+        load_rate=rates["to_device"],
+        shared_load_rate=shared_load_rate(rates),
+        # a staged copy uses no SMs, so it does not slow computing
+        slowdown=1.0 if is_staged else config.hardware.copy_slowdown.value,
+        begin_ns=to_ns(config.scheduler.begin_s),
+    )
+    if isinstance(executor, SparseExecutor):
+        token_bytes = place.deployment.kinds.page_bytes[FULL] / config.cache.page_size
+        executor.buffer_tokens, executor.miss = parallel.sparse_tokens or 0, parallel.sparse_miss
+        executor.top_bytes = int(config.compat.rules.sparse_top * token_bytes)
+    return executor

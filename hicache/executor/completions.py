@@ -6,8 +6,10 @@ from typing import NamedTuple
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Reported
 from hicache.clock import NEVER
+from hicache.scheduler.handover import News
 
-Delivery = tuple[int, Reported | Prefetch]  # the engine's number, and the completed work
+# the engine's number, and the completed work
+Delivery = tuple[int, Reported | Prefetch | News]
 
 
 class StepEnds:

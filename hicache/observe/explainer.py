@@ -18,6 +18,7 @@ class Case:
     Attributes:
         came_len: tokens in the cache that the request could use when it was submitted.
         found_len: tokens in the cache that it could use at the last lookup.
+        req: the request in the engine at which it arrived last.
         match: the result of the lookup for the current admission.
         missing: reasons why tokens after `found_len` were not in the cache.
         spans: two lists of token ranges with reasons. The first list is for the first admission.
@@ -27,6 +28,7 @@ class Case:
     came_len: int = 0  # usable tokens at submission
     found_len: int = 0  # usable tokens at the last match
     full_len: int = 0  # cached tokens then, whether or not they are usable
+    req: RequestState | None = None
     match: MatchResult | None = None  # the match that the current admission uses
     missing: list[Span] = field(default_factory=list)  # from `found_len` to the last page boundary
     spans: tuple[list[Span], list[Span]] = field(default_factory=lambda: ([], []))
@@ -58,12 +60,17 @@ class Explainer(PageHistory):
     def matched(self, req: RequestState, match: MatchResult) -> None:
         case = self.cases.get(req.request.id)
         if case is None:
-            case = self.cases[req.request.id] = Case(came_len=match.usable_len)
+            case = self.cases[req.request.id] = Case()
+        if case.req is not req:  # another attempt may be made in another engine
+            case.req, case.came_len = req, match.usable_len
+            if req.admitted_ns is None:  # an attempt that does not count may have been admitted
+                case.spans = ([], [])
         case.found_len, case.full_len = match.usable_len, match.full_len
 
     def starting(self, req: RequestState, match: MatchResult) -> None:
         case, page = self.cases[req.request.id], self._page
         is_again = req.admitted_ns is not None
+        has_run = is_again and req.retractions > 0  # in this engine
         first, reach = case.found_len // page, (req.target_len - 1) // page
         case.match, case.missing = match, []
         if first >= reach:
@@ -77,9 +84,9 @@ class Explainer(PageHistory):
                 names_evictions=self._names_evictions,
                 numbers=numbers[:seen],
                 full_end=case.full_len // page,  # an admission may use less
-                start=first if is_again else case.came_len // page,
-                prefetch=None if is_again else req.prefetch,
-                declined="retracted" if is_again else req.declined,
+                start=first if has_run else case.came_len // page,
+                prefetch=None if has_run else req.prefetch,
+                declined="retracted" if has_run else req.declined,
             )
             case.missing += missing.spans(first)
         seen = max(first, seen)

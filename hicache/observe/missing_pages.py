@@ -32,7 +32,8 @@ CODES = {name: code for code, name in enumerate(REASONS)}
 NAMES = tuple(REASONS)
 NONE = -1  # the page itself is not missing
 # by Purpose: the reasons are in its order
-LOST_FOR = np.array([NONE, *(CODES[name] for name in REASONS if name[:8] == "evicted_")], np.int8)
+EVICTED = [CODES[name] for name in REASONS if name[:8] == "evicted_"]
+LOST_FOR = np.array([NONE, *EVICTED, CODES["thrown_away"]], np.int8)
 # by Stored
 BY_STORED = np.array(
     [CODES["never_written"], CODES["write_dropped"], CODES["write_pending"], NONE], np.int8

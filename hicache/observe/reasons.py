@@ -14,7 +14,7 @@ REASONS = {
     "last_token": "the last prompt token is always computed: it yields the first output token",
     "page_rounding": "it is on the prompt's incomplete last page, and only whole pages are cached",
     "being_computed": "another request was still computing it",
-    "thrown_away": "the request that computed it was retracted or aborted, and it was dropped",
+    "thrown_away": "its engine was lost, or its request was aborted or retracted and dropped it",
     "retracted": "this request had computed or hit it before it was retracted",
     "evicted_device_for_prefill": "evicted from the device, with no host copy, for a prompt",
     "evicted_device_for_decode": "evicted from the device, with no host copy, for an answer",

@@ -15,6 +15,7 @@ from hicache.engine.ports import Executor, Io
 from hicache.executor.completions import Delivery, StepRun
 from hicache.observe.explainer import Case
 from hicache.scheduler.batch import Batch
+from hicache.scheduler.handover import News
 from hicache.scheduler.queue_waits import NO_STEP, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
@@ -162,8 +163,8 @@ class _WatchedIo:
     def advance(self, now_ns: int) -> list[Delivery]:
         deliveries = self._inner.advance(now_ns)
         for _, done in deliveries:
-            transfer = self._timeline.open.get(done)
-            if transfer is None:
+            transfer = None if isinstance(done, News) else self._timeline.open.get(done)
+            if transfer is None or isinstance(done, News):
                 continue
             is_batch = isinstance(done, Prefetch) and not done.is_read
             if transfer.kind != "storage read" or not is_batch:

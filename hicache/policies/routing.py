@@ -13,7 +13,8 @@ from hicache.scheduler.scheduler import Scheduler
 class Replica:
     """Shows a router the load and the cached prefixes of one engine.
 
-    `catch_up` is called before the router sees what the engine's memory holds.
+    `catch_up` is called before the router sees what the engine's memory holds. `role` is "prefill"
+    or "decode" if the engine does one of them alone, else "both".
     """
 
     def __init__(
@@ -21,7 +22,9 @@ class Replica:
         scheduler: Scheduler,
         count_requests: Callable[[], int],
         catch_up: Callable[[], None] = lambda: None,
+        role: str = "both",
     ) -> None:
+        self.role = role
         self._scheduler = scheduler
         self._count_requests = count_requests
         self._catch_up = catch_up
@@ -34,6 +37,11 @@ class Replica:
     @property
     def num_waiting(self) -> int:
         return len(self._scheduler.waiting)
+
+    @property
+    def num_transfers(self) -> int:
+        """Return how many requests wait for KV that this engine sends or receives."""
+        return 0 if self.role == "both" else len(self._scheduler.started)
 
     @property
     def free_share(self) -> float:

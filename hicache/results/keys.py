@@ -6,7 +6,8 @@ The keys do not depend on what happens in a run: an event that never happens has
 from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tree.node import TIER_NAMES, TIERS
 from hicache.observe.reasons import REASONS
-from hicache.results.metrics import REQUIRED_MEASURES, summarize
+from hicache.results import roles
+from hicache.results.metrics import HANDOVER_PARTS, PERCENTILES, REQUIRED_MEASURES, summarize
 from hicache.scheduler.decision import Reason
 
 DECLINED = ("too_short", "no_host", "rate_limited", "anchor_not_on_host")
@@ -62,9 +63,16 @@ SAID = (
     "tree/nodes_count",
     "workload/distinct_tokens",
 )
-# present only if they apply: reasons with engine.explain; a goodput search; pools with a capacity;
-# a real executor, hidden copies, and logits that were compared
+# present only if they apply: separate engines; reasons with engine.explain; a goodput search; pools
+# with a capacity; a real executor, hidden copies, and logits that were compared
 SOMETIMES = (
+    *roles.COUNTERS,
+    *roles.MEASURES,
+    *(
+        f"request/{part}_s_{each}"
+        for part in HANDOVER_PARTS
+        for each in ("mean", *(f"p{percent}" for percent in PERCENTILES))
+    ),
     *(f"{area}/{reason}_tokens" for area in ("computed", "recomputed") for reason in REASONS),
     "computed/window_missing_tokens",
     "computed/state_missing_tokens",

@@ -7,33 +7,34 @@ import numpy as np
 
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StorageConfig
-from hicache.engine.deployment import Deployment
+from hicache.engine.deployment import Deployment, Place
 from hicache.models.cost import CostModel
 from hicache.request import Request, TokenSpans
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, request_times
 from hicache.results.recorder import Tally
+from hicache.results.roles import OFFERED_BATCH, role_measures
 from hicache.workload.workload import Workload, repeat_sessions, sample_sessions
 
 ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")
 WORKER_TIMES = tuple(f"storage/{kind}_busy_ns" for kind in ("read", "write", "query"))
 # for the requests of one stage of the load
 STAGE_TIMES = ("request/count", "request/ttft_s_mean", "request/ttft_s_p95")
-OFFERED_BATCH = 32  # assumed decode batch size, to price the decode steps of an isolated request
 Lengths = tuple[int, int, int]  # tokens: cached, in the prompt, in the answer
 
 
 def run_measures(
     config: ExperimentConfig,
-    deployment: Deployment,
+    places: Sequence[Place],
     records: Sequence[RequestRecord],
     tally: Tally,
 ) -> dict[str, float]:
+    deployment = places[0].deployment
     counters, tp = tally.counters, deployment.tp
     measures: dict[str, float] = {
         name: count
         for name, count in counters.items()
-        if not name.startswith("cache/") and name not in (*ENGINE_TIMES, *WORKER_TIMES)
+        if not (name.startswith("cache/") or name.endswith("_ns"))
     }
     discarded = [
         count for name, count in counters.items() if name.startswith("prefetch/discarded_")
@@ -50,6 +51,7 @@ def run_measures(
         "engine/span_s": tally.now_ns / SECOND_NS,
         "tree/nodes_count": tally.num_nodes,
     }
+    measures |= role_measures(config.parallel, places, records, counters, span_s)
     for stage in tally.stages:
         part = [each for each in records if stage.start_ns <= each.arrival_ns < stage.end_ns]
         stage_s = (stage.end_ns - stage.start_ns) / SECOND_NS
@@ -94,7 +96,7 @@ def scaled_to_load(
 
     Return the workload, and what load it has as a sentence.
     """
-    num_engines = config.parallel.replicas
+    num_engines = config.parallel.num_engines
     share = target / _cold_load(workload.requests, cost, num_engines)
     change = sample_sessions if share <= 1 else repeat_sessions
     workload = change(workload, share, config.seed)

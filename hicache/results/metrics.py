@@ -36,7 +36,8 @@ PREFILL_CAUSES = {
     "stalled": "waiting between its steps, for lack of pages or after a retraction",
 }
 PERCENTILES = (50, 95, 99)
-TTFT_PARTS = ("queue", "storage_wait", "load_back", "prefill")
+TTFT_PARTS: tuple[str, ...] = ("queue", "storage_wait", "load_back", "prefill")
+HANDOVER_PARTS = ("transfer", "restore")  # after them, with separate engines
 
 # counted by the engine only; `Result.measures` holds all of these, and may hold more
 REQUIRED_MEASURES = (
@@ -93,8 +94,9 @@ class RequestRecord:
         computed_len: all other prompt tokens. The four lengths sum to `prompt_len`.
         recomputed_len: tokens computed again after the request was retracted, that is, preempted
             for lack of memory.
-        queue_ns, storage_wait_ns, load_back_ns, prefill_ns: the parts of the time to first token.
-            They sum to the time from arrival to first token, or to an earlier abort.
+        queue_ns, storage_wait_ns, load_back_ns, prefill_ns, transfer_ns, restore_ns: the parts of
+            the time to first token. They sum to the time from arrival to first token, or to an
+            earlier abort. Engines that do both prefill and decode have no transfer and restore.
     """
 
     id: int
@@ -128,6 +130,10 @@ class RequestRecord:
     prefill_for_ns: Mapping[str, int] = field(default_factory=dict)  # parts of the prefill time
     retractions: int = 0
     num_steps: int = 0
+    # with separate engines for prefill and decode
+    transfer_ns: int = 0
+    restore_ns: int = 0
+    reused_len: int = 0  # prompt tokens that the decode engine held
 
     @property
     def ttft_ns(self) -> int | None:
@@ -278,8 +284,12 @@ def check(record: RequestRecord) -> None:
     if record.status is Status.finished:
         assert record.first_token_ns is not None, f"request {record.id} finished with no token"
         assert record.finish_ns is not None, f"request {record.id} finished at no time"
-    parts_ns = (record.queue_ns, record.storage_wait_ns, record.load_back_ns, record.prefill_ns)
-    for part, part_ns in zip(TTFT_PARTS, parts_ns, strict=True):
+    parts_ns = [record.queue_ns, record.storage_wait_ns, record.load_back_ns, record.prefill_ns]
+    names = TTFT_PARTS
+    if record.transfer_ns or record.restore_ns:
+        parts_ns += [record.transfer_ns, record.restore_ns]
+        names += HANDOVER_PARTS
+    for part, part_ns in zip(names, parts_ns, strict=True):
         assert part_ns >= 0, f"request {record.id} spent {part_ns} ns in {part}"
     waited_ns = record.ttft_ns
     if waited_ns is None and record.finish_ns is not None:
@@ -287,7 +297,7 @@ def check(record: RequestRecord) -> None:
     if waited_ns is not None:
         assert sum(parts_ns) == waited_ns, (
             f"request {record.id} waited {waited_ns} ns for its first token, and the parts "
-            f"{dict(zip(TTFT_PARTS, parts_ns, strict=True))} = {sum(parts_ns)}"
+            f"{dict(zip(names, parts_ns, strict=True))} = {sum(parts_ns)}"
         )
 
 
@@ -304,7 +314,8 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
         "e2e": [record.e2e_ns or 0 for record in finished],
         "tpot": [record.tpot_ns for record in finished if record.tpot_ns is not None],
     }
-    for part in TTFT_PARTS:
+    is_handed = any(record.transfer_ns or record.restore_ns for record in records)
+    for part in TTFT_PARTS + (HANDOVER_PARTS if is_handed else ()):
         times[part] = [getattr(record, f"{part}_ns") for record in finished]
     for name, values_ns in times.items():
         # exact sums, so the order of requests cannot change them

@@ -316,8 +316,9 @@ class Recorder:
             self._timeline.ended(req, case)
         until_ns = now_ns if req.first_token_ns is None else req.first_token_ns
         admitted_ns = until_ns if req.admitted_ns is None else req.admitted_ns
-        load_back_ns = min(req.load_back_ns, until_ns - admitted_ns)
-        prefill_ns = until_ns - admitted_ns - load_back_ns
+        handed_ns = req.transfer_ns + req.restore_ns
+        load_back_ns = min(req.load_back_ns, until_ns - admitted_ns - handed_ns)
+        prefill_ns = until_ns - admitted_ns - handed_ns - load_back_ns
         known_ns = (req.own_ns, req.shared_ns, req.fence_ns)
         parts_ns = zip(PREFILL_CAUSES, (*known_ns, prefill_ns - sum(known_ns)), strict=True)
         self._record(
@@ -348,6 +349,9 @@ class Recorder:
             prefill_ns=prefill_ns,
             prefill_for_ns={cause: ns for cause, ns in parts_ns if ns},
             retractions=req.retractions,
+            transfer_ns=req.transfer_ns,
+            restore_ns=req.restore_ns,
+            reused_len=req.reused_len,
             num_steps=req.num_parts + req.decoded,
         )
 

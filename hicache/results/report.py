@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hicache.clock import SECOND_NS
 from hicache.observe.reasons import REASONS
 from hicache.results.metrics import (
+    HANDOVER_PARTS,
     PERCENTILES,
     PREFILL_CAUSES,
     QUEUE_CAUSES,
@@ -38,7 +39,10 @@ PART_COLORS = {
     "storage wait": "#E69F00",
     "load-back": "#56B4E9",
     "prefill": "#CC79A7",
+    "transfer": "#009E73",
+    "restore": "#F0E442",
 }
+TIMES = dict(zip(("ttft", *TTFT_PARTS, *HANDOVER_PARTS), ("TTFT", *PART_COLORS), strict=True))
 QUEUE_COLORS = {"waiting": "#D55E00", "running": "#0072B2"}
 # by the share of the prompt that hit, from the first number up to the second
 HIT_COLORS = (
@@ -102,7 +106,7 @@ def write_report(
         load=loads(summary),
         stages=stage_lines(summary),
         colors=TIER_COLORS,
-        times=dict(zip(("ttft", *TTFT_PARTS), ("TTFT", *PART_COLORS), strict=True)),
+        times={key: name for key, name in TIMES.items() if f"request/{key}_s_mean" in summary},
         statistics=["mean", *(f"p{percent}" for percent in PERCENTILES)],
         charts=[*_charts_over_time(rows), *_charts_of_requests(records)],
         slowest=list(_slowest(records)),
@@ -142,7 +146,7 @@ def _charts_of_requests(records: Sequence[RequestRecord]) -> list[dict[str, Any]
         return []
     samples = {
         name: np.array([getattr(record, f"{part}_ns") for record in finished]) / SECOND_NS
-        for part, name in zip(("ttft", *TTFT_PARTS), ("TTFT", *PART_COLORS), strict=True)
+        for part, name in TIMES.items()
     }
     ttfts, hits = samples["TTFT"], np.array([_hit_share(record) for record in finished])
     known = {name: values for name, values in samples.items() if values.any()}

@@ -15,7 +15,7 @@ Summary = Mapping[str, float]
 # of the requests
 MOST, MORE = 0.5, 0.1
 IDLE = 0.2  # lowest ρ of a busy resource
-RHOS = ("gpu", "queue", "read", "write", "workers")
+RHOS = ("gpu", "prefill", "decode", "link", "queue", "read", "write", "workers")
 # rate-limited prefetches are left out: they pile up because storage is slow
 FOR_HOST_ROOM = ("cut", "abandoned_host_room", "abandoned_sidecar_room")
 CLEAN = "no objection"
@@ -250,6 +250,9 @@ OVERLOADS = (
         means="they arrive faster than they are served, so do not compare latencies",
     ),
     _overloaded("storage", "read", "write", "workers"),
+    _overloaded("prefill engines", "prefill"),
+    _overloaded("decode engines", "decode"),
+    _overloaded("transfer link", "link"),
 )
 
 CONDITIONS = (

@@ -30,7 +30,7 @@ class StepBudget:
     `chunk_tokens`: prompt tokens that the step may still compute. `reserved_tokens`: full-attention
     KV tokens that are reserved, but not allocated yet. `reserved_windows`: the same for each kind
     of sliding window, in tokens. `num_running`: requests that decode. `num_ending`: requests whose
-    answers are complete, and that still hold their memory.
+    answers are complete, or whose KV is sent to another engine, and that still hold their memory.
     """
 
     chunk_tokens: int  # extend tokens left

@@ -59,6 +59,11 @@ class Decode:
         self._answer_pages = None if keeps_states else cache.knobs.answer_pages
 
     @property
+    def num_ending(self) -> int:
+        """The number of requests that only hold their memory for a while."""
+        return len(self.ending)
+
+    @property
     def decoding(self) -> list[RequestState]:
         if self.only is None:
             return self.running
@@ -98,13 +103,17 @@ class Decode:
             return steps if self._take_pages(running, steps) else 0
         return steps
 
+    def victim(self) -> RequestState:
+        """Return the request that is retracted next."""
+        return min(self.running, key=lambda each: (each.decoded, -each.request.prompt_len))
+
     def retract(self) -> RequestState:
         """Take the memory of the request with the least computed answer, and return the request.
 
         It starts again where its answer ends, with a lock on that window alone, and has gained at
         least one token; so the retractions end.
         """
-        req = min(self.running, key=lambda each: (each.decoded, -each.request.prompt_len))
+        req = self.victim()
         self.running.remove(req)
         self.cache.abandon(req.sequence)
         req.restart()

@@ -117,8 +117,15 @@ class Prefill:
         if reason is not None:
             self._ended.reject(req, reason)
             return req
+        req.queue_ns[Cause.step] = now_ns - came_ns
+        self.enter(req, now_ns)
+        return req
+
+    def enter(self, req: RequestState, now_ns: int) -> None:
+        """Queue a request, and start its prefetch from storage."""
+        request = req.request
         if self.prefetcher is None:
-            match = look(self.cache.tree, tokens, req.target_len - 1, request.namespace)
+            match = look(self.cache.tree, req.tokens, req.target_len - 1, request.namespace)
             self._note(req, match)
         else:  # the prefetch needs the node after which it inserts pages
             match = self._match(req, refreshes=self.cache.rules.refresh is Refresh.arrived)
@@ -131,10 +138,8 @@ class Prefill:
                 req.prefetched = (start, start + prefetch.num_pages * self._page)
         req.place = (self._sort_key(req, match), req.number)
         req.looked_ns = now_ns
-        req.queue_ns[Cause.step] = now_ns - came_ns
         req.queue_mark = self.queue_waits.mark(now_ns)
         self.queue(req)
-        return req
 
     def queue(self, req: RequestState) -> None:
         insort(self.waiting, req, key=_PLACE)
@@ -272,10 +277,13 @@ class Prefill:
             self._end_wait(req, now_ns)
             return True
         if req.blocked_since_ns is None:
-            req.end_queue(self.queue_waits.mark(now_ns))
-            req.blocked_since_ns = now_ns
-            self._blocked[req] = None
+            self._begin_wait(req, now_ns)
         return False
+
+    def _begin_wait(self, req: RequestState, now_ns: int) -> None:
+        req.end_queue(self.queue_waits.mark(now_ns))
+        req.blocked_since_ns = now_ns
+        self._blocked[req] = None
 
     def _end_wait(self, req: RequestState, now_ns: int) -> None:
         if req.blocked_since_ns is not None:

@@ -67,6 +67,9 @@ class RequestState:
         self.retractions = 0
         self.failed_prompts = 0  # times that pages ran out during its prompt
         self.num_parts = 0  # steps that computed only a part of its prompt
+        # with separate engines: the last parts of the time to the first token, tokens that the
+        # decode engine held, and attempts to compute the prompt
+        self.transfer_ns = self.restore_ns = self.reused_len = self.attempts = 0
 
     @property
     def extend_len(self) -> int:

@@ -192,7 +192,7 @@ class Scheduler:
                 chunk_tokens=self.config.chunk_tokens,
                 reserved_tokens=prefill.admission.reserved_tokens(running, prefill.partial),
                 num_running=len(running),
-                num_ending=len(self.decode.ending),
+                num_ending=self.decode.num_ending,
             )
             lacks = prefill.plan(batch, budget, now_ns)
         if not batch.extends or self.config.batching is Batching.mixed:

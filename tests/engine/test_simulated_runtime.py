@@ -67,7 +67,7 @@ def test_staged_copy_crosses_the_link_in_the_layers_that_it_moves_at_once(
 @pytest.mark.parametrize(("path", "slowdown"), [("kernel", 1.5), ("staged", 1.0)])
 def test_staged_copy_slows_no_step_down(path: str, slowdown: float) -> None:
     config = config_of("hardware.copy_slowdown.value=1.5", f"executor.copy_path={path}")
-    assert runtime_of(config)._executor.keywords["slowdown"] == slowdown
+    assert runtime_of(config).executor(None)._slowdown == slowdown
 
 
 @pytest.mark.parametrize(("model", "parts"), [("qwen3_next_80b", 2), ("kimi_linear_48b", 1)])
@@ -167,7 +167,7 @@ def test_step_waits_for_a_loaded_layer_by_its_coded_bytes() -> None:
     config = config_of(*SMALL, CODED)
     runtime = make_runtime(config, deploy(config))
     assert isinstance(runtime, SimulatedRuntime)
-    assert runtime._executor.keywords["load_shares"] == [SHARE, 1.0, 1.0]
+    assert runtime.executor(None)._load_shares == [SHARE, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("to_device", [True, False])

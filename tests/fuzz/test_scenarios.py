@@ -57,7 +57,7 @@ def test_every_setting_is_drawn_or_listed_as_undrawn() -> None:
         more = {"kinds": "all", "workload": workload, "pools.storage": "3.0"}
         drawn |= set(plan_of({**PLAIN, **more}).overrides)
     areas = ("workload", "parallel", "cache", "prefetch", "scheduler", "storage", "engine")
-    groups = {"storage.faults", "cache.device", "cache.host"}
+    groups = {"storage.faults", "parallel.faults", "cache.device", "cache.host"}
     drawn |= {key.rpartition(".")[0] for key in drawn if ".share." in key}
     knobs = {key for key in known_keys() if "." in key and key.split(".")[0] in areas} - groups
     assert knobs - drawn == UNDRAWN

@@ -97,6 +97,7 @@ class Score:
             "fence_ns": 0,
             "recomputed_len": 3,
             "retractions": 2,
+            **dict.fromkeys(("transfer_ns", "restore_ns", "reused_len"), 0),
             "num_parts": 1,
             "decoded": 5,
             "token_runs": [],

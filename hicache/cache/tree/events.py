@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     slot = 4  # a request's working states, or a checkpoint
     back_up = 5
     prefetch = 6
+    outage = 7
 
 
 class Demand(NamedTuple):

@@ -27,6 +27,7 @@ from hicache.engine.ranks.agreement import (
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Outcome
+from hicache.scheduler.handover import News
 
 WHOLE_DIGEST_EVERY = 1024  # steps; in between, only traffic digests are compared
 
@@ -143,7 +144,7 @@ class RankedEngine(Engine):
         for follower in self.followers:
             follower.abort(request_id, now_ns)
 
-    def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
+    def deliver(self, done: Work | Prefetch | News, now_ns: int) -> bool:
         """Tell the engine that one rank has finished a copy, or has news of a prefetch.
 
         The news is which pages storage has, or that more of them have been read.

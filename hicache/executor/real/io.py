@@ -25,9 +25,11 @@ from hicache.cache.tree.keys import Key, key_bytes, kinds_of
 from hicache.clock import NEVER, SECOND_NS, Clock
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
+from hicache.executor.real.copy_streams import CopyEvent
 from hicache.executor.real.model_runner import ModelRunner
 from hicache.executor.storage_script import Ask, Item, Store, read_script, write_script
 from hicache.scheduler.batch import Batch
+from hicache.scheduler.handover import Parcel
 from hicache.storage.guards.breaker import BreakerStorage
 
 POLL_NS = 200_000  # between two polls
@@ -56,6 +58,7 @@ class TorchIo:
         self.runners: list[ModelRunner] = []
         self._copies: list[tuple[int, LoadBack | BackUp]] = []
         self._num_calls = 0  # in threads
+        self._parcels: list[tuple[Parcel, CopyEvent | None]] = []  # between engines
         self._posts: SimpleQueue[Callable[[], Delivery | None]] = SimpleQueue()
         self._readers = ThreadPoolExecutor(config.read_workers, thread_name_prefix="read")
         self._writers = ThreadPoolExecutor(config.write_workers, thread_name_prefix="write")
@@ -86,7 +89,7 @@ class TorchIo:
 
     @property
     def is_idle(self) -> bool:
-        return not self._copies and not self._num_calls
+        return not (self._copies or self._num_calls or self._parcels)
 
     def pass_by(self, limit_ns: int, clock: Clock) -> int:
         return NEVER if self.is_idle else min(self.now() + POLL_NS, limit_ns)
@@ -94,7 +97,7 @@ class TorchIo:
     def advance(self, now_ns: int) -> list[Delivery]:
         for runner in self.runners:
             runner.launch()
-        done: list[Delivery] = []
+        done = self._arrived() if self._parcels else []
         still = []
         for engine, work in self._copies:
             if self.runners[engine].is_done(work):
@@ -107,6 +110,29 @@ class TorchIo:
             if delivery is not None:
                 self._num_calls -= 1
                 done.append(delivery)
+        return done
+
+    is_real = True
+
+    def send(self, parcel: Parcel, now_ns: int) -> None:
+        """Copy KV between the devices of two engines, or pass on a message."""
+        event = None
+        if parcel.moves:
+            source, target = self.runners[parcel.source], self.runners[parcel.target]
+            event = target.receive(source.pools, parcel.moves)
+        self.counters["transfer/link_bytes"] += parcel.num_bytes
+        self._parcels.append((parcel, event))
+
+    def _arrived(self) -> list[Delivery]:
+        parcels, self._parcels = self._parcels, []
+        done: list[Delivery] = []
+        for parcel, event in parcels:
+            if event is not None and not event.is_done():
+                self._parcels.append((parcel, event))
+                continue
+            done.append((parcel.target, parcel))
+            if parcel.num_bytes:
+                done.append((parcel.source, parcel))
         return done
 
     def track(self, engine: int, work: LoadBack | BackUp) -> None:

@@ -93,6 +93,11 @@ class ModelRunner:
         if work.is_fence:
             self._fences.append(event)
 
+    def receive(self, source: TorchPools, moves: Sequence[Move]) -> CopyEvent:
+        """Copy pages and states from another engine, after all copies that were submitted."""
+        self.launch()
+        return self._streams.load.run(partial(self.pools.receive, source, moves))
+
     def launch(self) -> None:
         if not self._pending:
             return

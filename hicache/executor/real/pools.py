@@ -101,6 +101,18 @@ class TorchPools:
             for rank in self.ranks:
                 rank.save(move.kind, sources, targets)
 
+    def receive(self, source: "TorchPools", moves: Sequence[Move]) -> None:
+        """Copy pages and states from the device memory of another engine.
+
+        The tables are built anew each time: engines exchange KV once for each chunk of a prompt.
+        """
+        ids = {each.kind: (_int32(each.sources), _int32(each.targets)) for each in moves}
+        for ours, theirs in zip(self.ranks, source.ranks, strict=True):
+            table = there(ours.from_peer(theirs))
+            self.plane.load_items(
+                table, load_of(table, ids), torch.zeros_like(self.landed), num_programs=None
+            )
+
     def copy_states(self, sources: PageIds, targets: PageIds) -> None:
         tables = [plain for rank in self.ranks if (plain := there(rank.copies).plain)]
         (ids,) = send_ids((tables[0], _int32(sources), _int32(targets)))

@@ -203,6 +203,20 @@ class RankPools:
         ]
         return load_table(chosen, len(self._spec.model.layer_words)) if chosen else None
 
+    def from_peer(self, peer: "RankPools") -> LoadTable | None:
+        """Return the table of copies from another engine's device memory to this one's."""
+        pairs = [
+            (kind, ours, theirs)
+            for kind, buffers in self._buffers.items()
+            for ours, theirs in zip(buffers, peer._buffers[kind], strict=True)
+        ]
+        chosen = [
+            LoadBuffer(ours.layer, kind, theirs.device, ours.device, None)
+            for kind, ours, theirs in pairs
+            if len(ours.device) and len(theirs.device)
+        ]
+        return load_table(chosen, len(self._spec.model.layer_words)) if chosen else None
+
     def save(self, kind: int, sources: Tensor, targets: Tensor) -> None:
         sums = there(self.saves[kind]).run_with_checksum((sources, targets))
         if sums is not None:

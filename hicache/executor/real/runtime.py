@@ -69,11 +69,13 @@ class TorchRuntime:
         self._storages = [each for each in opened if each is not None]
         self.has_storage = bool(self._storages)
         self.io = TorchIo(config.storage, [each.storage for each in self._storages])
-        self.clock = self.io
+        self.clock = self.link = self.io
         self.counters: Counter[str] = self.io.counters
 
     def executor(self, cache: PrefixCache) -> TorchExecutor:
-        pools, self._spare = self._spare or TorchPools(self._spec), None
+        device, host = ([pool.capacity for pool in tier] for tier in cache.pools)
+        spec = replace(self._spec, device_counts=device, host_counts=host)  # decode has its own
+        pools, self._spare = self._spare or TorchPools(spec), None
         if self._device.type == "cuda":
             streams = CopyStreams(
                 CudaStream(self._device, is_urgent=True), CudaStream(self._device, is_urgent=False)

@@ -23,13 +23,14 @@ from hicache.cache.tiers.transfer import (
 )
 from hicache.cache.tree.keys import Key
 from hicache.clock import Clock, Stall, to_ns
-from hicache.config import StorageConfig
+from hicache.config import EngineFaults, StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
 from hicache.executor.simulated.links import Links
 from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Load, read_script, write_script
 from hicache.models.cost import CostModel
 from hicache.scheduler.batch import Batch
+from hicache.scheduler.handover import Outage, Parcel
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes moved after it, links crossed)
 IoJob = Generator[Wait, None, None]
@@ -61,6 +62,8 @@ class SimulatedIo:
         *,
         stalls: Sequence[Stall] = (),
         seed: int,
+        link_s: float = 0.0,
+        faults: EngineFaults | None = None,
     ) -> None:
         """Build the simulated copy links and storage of all engines.
 
@@ -72,8 +75,11 @@ class SimulatedIo:
                 empty list means no storage.
             copy_rates: for each engine, the bytes per second of its links: to_device, to_host and
                 host_memory. A link both_ways limits the sum of both directions; it may be missing.
+                With separate engines for prefill and decode, also sends and receives.
             stalls: for each storage, the extra time that its calls take; empty means none.
             seed: seed of the random storage delays.
+            link_s: latency in seconds of what one engine sends to another.
+            faults: the losses of engines and of what they send; None means none.
         """
         duplex = ("both_ways",) if any("both_ways" in rates for rates in copy_rates) else ()
         self._routes = {
@@ -88,7 +94,7 @@ class SimulatedIo:
         self._stalls = stalls or [Stall() for _ in storages]
         self.config = config
         self._query_ns, self._operation_ns = to_ns(config.query_s), to_ns(config.operation_s)
-        self._sidecar_ns = to_ns(config.sidecar_s)
+        self._sidecar_ns, self._link_ns = to_ns(config.sidecar_s), to_ns(link_s)
         self._num_ranks = max(len(storages), 1)
         self._seed = seed
         self._delays: dict[int, Random] = {}
@@ -114,6 +120,9 @@ class SimulatedIo:
         self._copy_rates = copy_rates
         self.backing_up: Counter[int] = Counter()  # back-ups under way, by engine
         self.fences: Counter[int] = Counter()  # copies that the engine's next step waits for
+        self._faults = faults or EngineFaults()
+        if self._faults.gone_engine is not None:
+            self.begin(self._lose(self._faults.gone_engine), 0)
 
     def _next_ns(self) -> int:
         timers, finish_ns = self._timers, self.links.next_finish_ns
@@ -238,6 +247,34 @@ class SimulatedIo:
         if waited_ns:  # storage holds all of it
             yield waited_ns, 0, ()
         self._done.append((engine, work))
+
+    is_real = False
+
+    def send(self, parcel: Parcel, now_ns: int) -> None:
+        """Send KV or a message from one engine to another."""
+        self.begin(self._send(parcel), now_ns)
+
+    def _lose(self, engine: int) -> IoJob:
+        faults = self._faults
+        for time_s, is_over in ((faults.gone_from_s, False), (faults.gone_for_s, True)):
+            yield to_ns(time_s), 0, ()
+            self._done.append((engine, Outage(is_over=is_over)))
+
+    def _send(self, parcel: Parcel) -> IoJob:
+        source, target, number = parcel.source, parcel.target, parcel.handover.num_sent
+        links: tuple[str, ...] = (f"sends{source}", f"receives{target}")
+        if parcel.handover.to_host:
+            links = (*links, f"host_memory{target}")
+        yield self._link_ns, parcel.num_bytes, links
+        self.counters["transfer/link_bytes"] += parcel.num_bytes
+        handover = parcel.handover
+        if parcel.num_bytes and self._faults.lost_rate:
+            name = f"{handover.req.request.id}/{handover.req.attempts}/{number}"
+            if Random(f"{self._seed}/{name}").random() < self._faults.lost_rate:
+                handover.is_dead = handover.is_lost = True
+        self._done += (
+            [(target, parcel), (source, parcel)] if parcel.num_bytes else [(target, parcel)]
+        )
 
     def delete(self, engine: int, work: StorageDelete) -> IoJob:
         self._storage_of(engine).delete(work.keys)

@@ -1,0 +1,323 @@
+"""Engines that only compute prompts, and engines that only decode, with a link between them.
+
+A request first reaches a decode engine, which admits it and promises a prefill engine the tokens
+that it holds. The prefill engine computes the prompt, sends the pages after the promised ones in
+chunks, and keeps the prompt locked until they have arrived. The decode engine begins with the first
+token when all pages have arrived and the promised ones are restored.
+"""
+
+from collections.abc import Callable, Sequence
+
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tiers.transfer import BackUp, Reported
+from hicache.engine.loop import Engine, Flight
+from hicache.engine.ports import Executor, Link
+from hicache.policies.routing import Replica, Route, router_of
+from hicache.request import Request
+from hicache.scheduler.batch import NOTHING, Extend, Outcome
+from hicache.scheduler.handover import Handover, News, Outage, Parcel, bytes_to_send, moves_to_send
+from hicache.scheduler.intake import DecodeScheduler
+from hicache.scheduler.request_state import RequestState, TokenRun
+from hicache.scheduler.sender import PrefillScheduler
+
+
+class RoleEngine(Engine):
+    """An engine of one role, which counts its busy time and that of its queue on its own."""
+
+    role = ""
+    is_gone = is_losing = is_returning = False
+
+    def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
+        counters = self.cache.counters
+        counters[f"{self.role}/busy_ns"] -= counters["engine/busy_ns"]
+        super()._commit_steps(flight, num_steps, now_ns)
+        counters[f"{self.role}/busy_ns"] += counters["engine/busy_ns"]
+
+    def complete(self, done: Reported | News, now_ns: int) -> None:
+        if isinstance(done, Parcel):
+            self.take_parcel(done, now_ns)
+        elif not isinstance(done, Outage):
+            super().complete(done, now_ns)
+        elif done.is_over:
+            self.is_returning = True  # when its last copies have ended
+        else:
+            self.is_gone = self.is_losing = True  # when no batch is in flight
+
+    def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
+        raise NotImplementedError
+
+    def _lose_requests(self, now_ns: int) -> None:
+        raise NotImplementedError
+
+    def _plan(self, now_ns: int) -> None:
+        if self.is_losing and not self._flights:
+            self.is_losing = False
+            self._lose_requests(now_ns)
+        if self.is_returning and not (self.is_losing or self.cache.is_in_use):
+            self.is_returning = self.is_gone = False
+            self.cache.forget()
+            self.begin_later(now_ns)
+        super()._plan(now_ns)
+
+    def begin_later(self, now_ns: int) -> None:
+        """Begin what has waited for the return of the engine."""
+
+    def note_backlog(self, now_ns: int) -> None:
+        backlog_ns = self.backlog_ns(now_ns)
+        for area in ("engine", self.role):  # up to the last arrival
+            self.cache.counters[f"{area}/backlog_ns"] = backlog_ns
+
+
+class PrefillEngine(RoleEngine):
+    """Computes prompts and sends their KV to decode engines.
+
+    `prompts` has the handovers at work by request id. A handover waits in `later` while an earlier
+    attempt for its request ends.
+    """
+
+    role = "prefill"
+    scheduler: PrefillScheduler
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        prefetcher: Prefetcher | None,
+        scheduler: PrefillScheduler,
+        executor: Executor,
+        link: Link,
+        page_bytes: list[int],
+        *,
+        check: Callable[[Engine], None] | None,
+    ) -> None:
+        super().__init__(cache, prefetcher, scheduler, executor, check=check)
+        scheduler.decode.held = []
+        self.prompts: dict[int, Handover] = {}
+        self.later: list[Handover] = []
+        self._link, self._page_bytes = link, page_bytes
+
+    def deliver(self, done: Reported | Prefetch | News, now_ns: int) -> bool:
+        if isinstance(done, Parcel) and done.num_bytes:
+            handover = done.handover
+            if not (handover.is_settled and (handover.is_whole or handover.is_dead)):
+                return False
+        return super().deliver(done, now_ns)
+
+    def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
+        handover = parcel.handover
+        request_id = handover.req.request.id
+        if handover in self.later or self.prompts.get(request_id) is handover:
+            self._end(handover)
+        elif not (handover.is_dead or parcel.num_bytes):
+            self.note_backlog(now_ns)
+            self.later.append(handover)
+
+    def _end(self, handover: Handover) -> None:
+        request_id = handover.req.request.id
+        if handover in self.later:
+            self.later.remove(handover)
+        elif handover.is_settled and handover.is_whole:  # even if the decode engine is lost
+            self.scheduler.decode.release(handover.prompt)
+            del self.prompts[request_id]
+        elif handover.is_settled:  # else again when its KV has landed
+            self._aborted.append(request_id)
+
+    def take_in(self, now_ns: int) -> None:
+        super().take_in(now_ns)
+        outcome = self.scheduler.ended.outcome
+        for req in outcome.aborted:
+            del self.prompts[req.request.id]
+        outcome.aborted.clear()
+        self.begin_later(now_ns)
+
+    def begin_later(self, now_ns: int) -> None:
+        for handover in () if self.is_gone else list(self.later):
+            if handover.req.request.id not in self.prompts:
+                self.later.remove(handover)
+                self.prompts[handover.req.request.id] = handover
+                self._prefill.enter(handover.prompt, now_ns)
+
+    def wake(self, now_ns: int) -> Outcome:
+        outcome = super().wake(now_ns)
+        for req, reason in outcome.rejected:
+            handover = self.prompts.pop(req.request.id)
+            self._send_back(handover, now_ns, f"on the prefill engine: {reason}")
+        return NOTHING
+
+    def _lose_requests(self, now_ns: int) -> None:
+        for handover in [*self.prompts.values(), *self.later]:
+            if not handover.is_dead:
+                handover.is_lost = True
+                self._send_back(handover, now_ns)
+            self._end(handover)
+
+    def _send_back(self, handover: Handover, now_ns: int, reason: str | None = None) -> None:
+        handover.is_dead = True
+        parcel = Parcel(
+            handover=handover, source=handover.prefill, target=handover.decode, reason=reason
+        )
+        self._link.send(parcel, now_ns)
+
+    def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
+        super()._commit_steps(flight, num_steps, now_ns)
+        for extend in flight.batch.extends:
+            handover = self.prompts[extend.req.request.id]
+            if not handover.is_dead:
+                self._send(handover, extend, now_ns)
+
+    def _send(self, handover: Handover, extend: Extend, now_ns: int) -> None:
+        size, kinds = self.cache.page_size, self.cache.tree.kinds
+        start, end, promised = handover.sent_len, extend.end, handover.promised_len
+        target_len = extend.req.target_len
+        if extend.is_last:
+            handover.computed_ns, handover.is_whole = now_ns, True
+        elif end // size * size <= start:
+            return
+        handover.sent_len = end // size * size
+        handover.num_sent += 1
+        moves = []
+        if self._link.is_real:
+            moves = moves_to_send(kinds, handover, start, is_last=extend.is_last)
+        num_bytes = bytes_to_send(kinds, self._page_bytes, promised, start, end, target_len)
+        self._link.send(
+            Parcel(
+                handover=handover,
+                source=handover.prefill,
+                target=handover.decode,
+                num_bytes=num_bytes,
+                moves=moves,
+            ),
+            now_ns,
+        )
+
+
+class DecodeEngine(RoleEngine):
+    """Takes requests in, gets the KV of their prompts from prefill engines, and decodes."""
+
+    role = "decode"
+    scheduler: DecodeScheduler
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        prefetcher: Prefetcher | None,
+        scheduler: DecodeScheduler,
+        executor: Executor,
+        link: Link,
+        *,
+        check: Callable[[Engine], None] | None,
+    ) -> None:
+        super().__init__(cache, prefetcher, scheduler, executor, check=check)
+        self._intake = scheduler.prefill
+        self._link = link
+        self._now_ns = 0
+
+    def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
+        super().submit(request, now_ns, came_ns=came_ns)
+        self.note_backlog(now_ns)
+
+    def connect(self, number: int, choose: Callable[[RequestState], int]) -> None:
+        """Begin to use prefill engines; `choose` returns the number of that for a request."""
+
+        def send(handover: Handover) -> None:
+            parcel = Parcel(handover=handover, source=number, target=handover.prefill)
+            self._link.send(parcel, self._now_ns)
+
+        self._intake.connect(number, self.scheduler.decode, choose, send)
+
+    def deliver(self, done: Reported | Prefetch | News, now_ns: int) -> bool:
+        if isinstance(done, Parcel) and done.num_bytes:
+            handover = done.handover
+            handover.num_landed += 1
+            if not (handover.is_settled and (handover.is_whole or handover.is_dead)):
+                return False
+        return super().deliver(done, now_ns)
+
+    def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
+        handover, intake = parcel.handover, self._intake
+        if intake.handovers.get(handover.req.request.id) is not handover:
+            intake.drain()
+        elif handover.is_dead:
+            intake.fail(handover, now_ns, parcel.reason)
+        else:
+            handover.arrived_ns = now_ns
+
+    def take_in(self, now_ns: int) -> None:
+        offloads = self.scheduler.decode.offloads
+        for done in self._delivered if offloads else ():
+            if isinstance(done, BackUp) and done in offloads:
+                self.cache.outbox.append(offloads.pop(done))
+        super().take_in(now_ns)
+        for handover in self._intake.restore():
+            self._intake.fail(handover, now_ns)
+
+    def wake(self, now_ns: int) -> Outcome:
+        self._now_ns = now_ns
+        return super().wake(now_ns)
+
+    def begin_later(self, now_ns: int) -> None:
+        self._intake.is_closed = False
+
+    def _lose_requests(self, now_ns: int) -> None:
+        scheduler = self.scheduler
+        self._intake.is_closed = True
+        for req in [*scheduler.waiting, *scheduler.running, *self._intake.loading]:
+            scheduler.abort(req.request.id, now_ns)
+        outcome = scheduler.ended.outcome
+        outcome.rejected += [(req, "its decode engine was lost") for req in outcome.aborted]
+        outcome.aborted.clear()
+
+    def _plan(self, now_ns: int) -> None:
+        decode = self.scheduler.decode
+        num_free = self.scheduler.config.max_running - len(decode.running)
+        decode.running += self._intake.resumed()
+        for handover in self._intake.ready()[:num_free]:
+            req = self._intake.begin(handover, now_ns)
+            before = req.token_runs[-1][-1:] if req.token_runs else []
+            req.token_runs.append(TokenRun([*before, now_ns]))
+            decode.start(req, now_ns)
+        super()._plan(now_ns)
+
+
+def replica_of(engine: Engine, now_ns: Callable[[], int], role: str = "both") -> Replica:
+    return Replica(engine.scheduler, engine.num_requests, lambda: engine.catch_up(now_ns()), role)
+
+
+class Pairs:
+    """Chooses a decode engine and a prefill engine for each request.
+
+    The prefill engines come first in `engines`. `prefill` and `decode` are the rules of both roles.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        num_prefill: int,
+        prefill: Route,
+        decode: Route,
+        now_ns: Callable[[], int],
+    ) -> None:
+        replicas = [
+            replica_of(each, now_ns, "prefill" if number < num_prefill else "decode")
+            for number, each in enumerate(engines)
+        ]
+        self._num_prefill = num_prefill
+        self._prefill = router_of(prefill, replicas[:num_prefill])
+        self._decode = router_of(decode, replicas[num_prefill:])
+        for number, engine in enumerate(engines):
+            if isinstance(engine, DecodeEngine):
+                engine.connect(number, self.prefill_of)
+        self._engines = engines
+
+    def route(self, request: Request) -> int:
+        chosen = self._num_prefill + self._decode(request)
+        return self._present(chosen, range(self._num_prefill, len(self._engines)))
+
+    def prefill_of(self, req: RequestState) -> int:
+        return self._present(self._prefill(req.request), range(self._num_prefill))
+
+    def _present(self, chosen: int, numbers: range) -> int:
+        # the chosen engine, or the next one that is not lost, if there is any
+        later = [*numbers[numbers.index(chosen) :], *numbers]
+        return next((n for n in later if not getattr(self._engines[n], "is_gone", False)), chosen)

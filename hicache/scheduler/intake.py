@@ -1,0 +1,510 @@
+"""The two halves of an engine that only decodes: taking requests in, and decoding them.
+
+A request is matched when it is considered. If it fits, the engine promises the prefill engine the
+tokens that it holds on device and host or reads from storage, and takes pages for the rest. Then
+it restores the promised tokens while the rest is computed elsewhere and arrives over the link. The
+rules of admission are those of SGLang 0.5.23 (`disaggregation/decode.py`, `pop_preallocated`).
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from math import inf
+
+from hicache.cache.kinds import FULL
+from hicache.cache.pages import PageIds
+from hicache.cache.prefetch.prefetch import Phase
+from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
+from hicache.cache.tree.events import Demand, Purpose
+from hicache.cache.tree.keys import keys
+from hicache.cache.tree.node import DEVICE, HOST, NO_END, MatchResult
+from hicache.cache.tree.sequence import Sequence
+from hicache.clock import NEVER
+from hicache.config import ParallelConfig
+from hicache.scheduler.admission import StepBudget, ceil_page
+from hicache.scheduler.batch import Batch
+from hicache.scheduler.decision import Defer, Reason
+from hicache.scheduler.decode import Decode
+from hicache.scheduler.handover import Handover
+from hicache.scheduler.prefill import Prefill
+from hicache.scheduler.queue_waits import NO_STEP, Cause, Shortage
+from hicache.scheduler.request_state import RequestState
+from hicache.scheduler.scheduler import Scheduler
+
+MOST_ATTEMPTS = 3  # to compute a prompt and to send its KV, before the request is rejected
+
+
+def needed_tokens(
+    req: RequestState, held_len: int, retractable: int, *, reserved: int, clip: int, page: int
+) -> int:
+    """Return how many free tokens a request must find to be admitted on a decode engine.
+
+    `held_len` of its tokens are on the device; requests that could be retracted hold `retractable`
+    tokens.
+    """
+    missing = req.target_len - held_len
+    max_new = min(req.remaining_output, clip)
+    return max(ceil_page(missing, page) + reserved, missing + max_new - retractable)
+
+
+def retractable_tokens(running: Items[RequestState]) -> int:
+    """Return how many tokens the running requests would give back if they were retracted."""
+    return sum(req.request.prompt_len + req.decoded for req in running)
+
+
+def promised_room(
+    running: Items[RequestState], num_active: int, *, reserved: int, clip: int
+) -> int:
+    """Return how many free tokens are kept for requests that were admitted.
+
+    Each of the `num_active` requests gets `reserved` tokens. All together, they get as many as the
+    largest running request needs if all others are retracted.
+    """
+    retractable = retractable_tokens(running)
+    ends = [min(req.request.output_len, clip) + req.request.prompt_len for req in running]
+    return max(reserved * num_active, max(ends, default=retractable) - retractable)
+
+
+class Intake(Prefill):
+    """Takes requests in on a decode engine.
+
+    `loading` holds the requests that are admitted, while their KV is restored and arrives.
+    `handovers` has their current attempts by request id, and `draining` the pages of attempts that
+    failed, while KV may still arrive in them.
+    """
+
+    is_closed = False  # while the engine is lost
+
+    def connect(
+        self,
+        number: int,
+        decode: "Receiver",
+        choose: Callable[[RequestState], int],
+        send: Callable[[Handover], None],
+    ) -> None:
+        """Begin to take requests in.
+
+        `number` is that of this engine and `decode` its other half. `choose` returns the number of
+        the prefill engine for a request, and `send` tells that engine about a handover or its end.
+        """
+        self.handovers: dict[int, Handover] = {}
+        self.draining: list[tuple[Handover, RequestState]] = []
+        self._left: Handover | None = None  # of the request that was taken out last
+        self._number, self._decode, self._choose, self._send = number, decode, choose, send
+
+    # -- the queue -----------------------------------------------------------------------------
+
+    def next_deadline_ns(self, now_ns: int) -> int:
+        return NEVER  # a promise is kept, however long its read takes
+
+    @property
+    def started(self) -> list[RequestState]:
+        return [*self.loading, *(req for _, req in self.draining)]
+
+    def queue(self, req: RequestState) -> None:
+        if req.admitted_ns is not None:  # its first wait is over
+            req.queue_mark = None
+        if req.retractions:  # retracted requests come first
+            req.place = (-inf, req.number)
+        super().queue(req)
+
+    def steps_unchanged(self, running: Items[RequestState], wanted: int) -> int:
+        return wanted if self.defer is None or self.defer.stands else 1
+
+    # -- admission -----------------------------------------------------------------------------
+
+    def plan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
+        if self.is_closed:
+            return NO_STEP
+        for req in list(self.waiting):
+            if budget.num_running + len(self.loading) >= self.config.max_running:
+                self.defer = Defer(Reason.running, stands=True)
+                return Shortage(Cause.running, req.request.id)
+            if self._is_asking(req, now_ns):
+                continue
+            lacks = self._admit(req, budget, now_ns)
+            if lacks is None:
+                continue
+            if self._is_final(batch, budget):
+                self._drop(req, f"needs more {lacks.reason} than the pools have")
+                continue
+            self._count_deferral(req, lacks.reason)
+            self.defer = lacks
+            return Shortage(Cause(lacks.reason), req.request.id)
+        return NO_STEP
+
+    def _drop(self, req: RequestState, why: str) -> None:
+        if self.prefetcher is not None:
+            self.prefetcher.abort(req.request.id)
+        self._decode.saved.pop(req.request.id, None)
+        super()._drop(req, why)
+
+    def _is_asking(self, req: RequestState, now_ns: int) -> bool:
+        prefetch = req.prefetch
+        if prefetch is None or prefetch.phase is not Phase.asking:
+            self._end_wait(req, now_ns)
+            return False
+        if req.blocked_since_ns is None and req.admitted_ns is None:
+            self._begin_wait(req, now_ns)
+        return True
+
+    def _admit(self, req: RequestState, budget: StepBudget, now_ns: int) -> Defer | None:
+        if req.request.id in self._decode.saved:
+            return self._resume(req)
+        match = self._match(req, refreshes=True)
+        # its own path no longer counts as evictable
+        lock = self.cache.tree.lock(match.device_node)
+        try:
+            lacks = self._lacks(req, match, self._decode.running)
+            if lacks is not None:
+                return lacks
+            handover = self._take(req, match)
+        finally:
+            self.cache.tree.release(lock)
+        if handover is None:
+            return Defer(Reason.tokens)
+        self.waiting.remove(req)
+        self.loading.append(req)
+        self.handovers[req.request.id] = handover
+        req.defer_reason = None
+        req.end_queue(self.queue_waits.mark(now_ns))
+        req.attempts += 1
+        req.reused_len = handover.promised_len
+        self._send(handover)
+        return None
+
+    def _resume(self, req: RequestState) -> Defer | None:
+        # gives a retracted request new pages, and copies its KV into them
+        match = self.cache.match(req.sequence, 0)
+        lacks = self._lacks(req, match, self._decode.running)
+        if lacks is not None:
+            return lacks
+        length = self._decode.saved[req.request.id]
+        if self.cache.acquire(req.sequence, match) is None:
+            return Defer(Reason.slots)
+        if not self._append(req.sequence, 0, length):
+            self.cache.abandon(req.sequence)
+            return Defer(Reason.tokens)
+        self.waiting.remove(req)
+        self.loading.append(req)
+        req.load_back = self._decode.resume(req)
+        return None
+
+    def _lacks(
+        self, req: RequestState, match: MatchResult, running: Items[RequestState]
+    ) -> Defer | None:
+        rules, page, cache = self.cache.rules, self._page, self.cache
+        reserved, clip = rules.decode_reserved_tokens, rules.clip_new_tokens
+        retractable = retractable_tokens(running)
+        held_len = match.device_prefix_len
+        if self._decode.buffer_pages:
+            return self._lacks_buffer(req, running)
+        needed = needed_tokens(req, held_len, retractable, reserved=reserved, clip=clip, page=page)
+        num_active = len(running) + len(self.loading)
+        kept = promised_room(running, num_active, reserved=reserved, clip=clip)
+        if needed > cache.room() - kept - self._pending_restores():
+            # while requests decode, only the tokens that could be retracted grow
+            least = ceil_page(req.target_len - held_len, page) + reserved
+            stands = needed == least and kept == reserved * num_active
+            windows = bool(cache.tree.kinds.window_lens)
+            return Defer(Reason.tokens, stands=stands and not windows)
+        for kind, window in cache.tree.kinds.window_lens.items():
+            if ceil_page(window, page) + 2 * page > cache.room(kind):
+                return Defer(Reason.swa_tokens)
+        for kind in cache.tree.kinds.points:
+            if rules.states_per_request + match.host_hits[kind] > cache.room(kind):
+                return Defer(Reason.slots)
+        return None
+
+    def _lacks_buffer(self, req: RequestState, running: Items[RequestState]) -> Defer | None:
+        # with sparse attention, a request needs a buffer on the device, and host memory for its KV
+        num_pages, cache = self._decode.buffer_pages, self.cache
+        host = cache.pools[HOST][FULL].capacity
+        held = [each.request for each in (*running, *self.loading, req)]
+        on_host = sum(-(-(each.prompt_len + each.output_len) // self._page) for each in held)
+        if cache.available_size(FULL) < num_pages * self._page or (host or on_host) < on_host:
+            return Defer(Reason.tokens, stands=True)
+        return None
+
+    def _pending_restores(self) -> int:
+        # promised tokens that will take device pages when they have been read from storage
+        waiting = [each for each in self.handovers.values() if not each.is_restored]
+        return sum(each.promised_len - each.req.ready_len for each in waiting)
+
+    def _take(self, req: RequestState, match: MatchResult) -> Handover | None:
+        # takes the device pages of a request; None if some kind has too few
+        prefetch, page = req.prefetch, self._page
+        promised = match.usable_len
+        is_read_later = False
+        if prefetch is not None and prefetch.phase is Phase.reading and not prefetch.is_read:
+            stored = (prefetch.start_page + prefetch.num_pages) * page
+            is_read_later = prefetch.start_page * page <= promised < stored
+            promised = stored if is_read_later else promised
+        sequence = req.sequence
+        if is_read_later:
+            sequence.pages = [[] for _ in range(self.cache.tree.kinds.size)]
+            sequence.starts = [0] * self.cache.tree.kinds.size
+            sequence.passed = [0] * self.cache.tree.kinds.size
+            sequence.lock = self.cache.tree.lock(match.device_node)
+            req.ready_len = match.device_prefix_len
+        else:
+            acquired = self._acquired(req, sequence, match)
+            if acquired is None:
+                return None
+            promised = acquired
+        if not self._append(sequence, promised // page, req.target_len):
+            self.cache.abandon(sequence)
+            return None
+        handover = Handover(req, promised, self._choose(req), self._number)
+        handover.is_restored = not is_read_later
+        handover.to_host = self._decode.buffer_pages > 0
+        return handover
+
+    def _acquired(self, req: RequestState, sequence: Sequence, match: MatchResult) -> int | None:
+        # gives a request what the cache holds of it; the number of tokens, None without room
+        start, end = req.prefetched
+        acquired = self.cache.acquire(sequence, match, storage_start=start, storage_end=end)
+        if self.prefetcher is not None:
+            self.prefetcher.abort(req.request.id)
+        if acquired is None:
+            return None
+        req.load_back = acquired.load_back
+        for tier in ("device", "host", "storage"):
+            self.counters[f"decode/{tier}_reused_tokens"] += getattr(acquired, f"{tier}_len")
+        return acquired.cached_len
+
+    def _append(self, sequence: Sequence, first: int, target_len: int) -> bool:
+        # takes pages for the tokens that will arrive, from page `first` on; of windows only those
+        # that later tokens read
+        cache, kinds, page = self.cache, self.cache.tree.kinds, self._page
+        end = -(-target_len // page)
+        if self._decode.buffer_pages:
+            page_ids = cache.device.allocate(FULL, self._decode.buffer_pages)
+            sequence.pages[FULL] += page_ids or []
+            sequence.num_pages = NO_END  # the rest is on the host
+            return page_ids is not None
+        taken: dict[int, tuple[int, PageIds]] = {}
+        windows = dict(kinds.all_windows)
+        for kind in kinds.paged:
+            skipped = 0
+            if kind in windows:
+                skipped = max(min(windows[kind].first(target_len // page), end) - first, 0)
+            demand = Demand(Purpose.prefill, sequence.request_id)
+            page_ids = cache.device.allocate(kind, end - first - skipped, demand)
+            if page_ids is None:
+                for earlier, (_, ids) in taken.items():
+                    cache.pools[DEVICE][earlier].free(ids)
+                return False
+            taken[kind] = skipped, page_ids
+        for kind, (skipped, page_ids) in taken.items():
+            sequence.pages[kind] += [-1] * skipped + page_ids
+            if skipped:
+                sequence.starts[kind] = sequence.num_pages + skipped
+        sequence.num_pages += end - first
+        return True
+
+    # -- what arrives --------------------------------------------------------------------------
+
+    def restore(self) -> list[Handover]:
+        """Restore promised tokens whose read from storage has ended; return broken promises."""
+        broken = []
+        for handover in list(self.handovers.values()):
+            prefetch = handover.req.prefetch
+            if handover.is_restored or prefetch is None or not prefetch.is_settled:
+                continue
+            if not self._restore(handover):
+                broken.append(handover)
+        return broken
+
+    def _restore(self, handover: Handover) -> bool:
+        req, cache = handover.req, self.cache
+        suffix = req.sequence
+        whole = Sequence(req.tokens, req.request.namespace, req.request)
+        match = cache.match(whole, handover.promised_len + 1)
+        held_len = self._acquired(req, whole, match)
+        if held_len != handover.promised_len:
+            if held_len is not None:
+                cache.abandon(whole)
+            return False
+        for kind in cache.tree.kinds.paged:
+            if suffix.starts[kind]:
+                whole.starts[kind] = whole.num_pages + suffix.starts[kind]
+            whole.pages[kind] += suffix.pages[kind]
+        whole.num_pages += suffix.num_pages
+        suffix.num_pages = 0
+        cache.abandon(suffix)
+        req.sequence, handover.is_restored = whole, True
+        return True
+
+    def ready(self) -> list[Handover]:
+        """Return the requests that can decode: their KV has arrived and is restored."""
+        in_flight = self.cache.in_flight
+        return [
+            each
+            for each in self.handovers.values()
+            if each.has_arrived and each.is_restored and each.req.load_back not in in_flight
+        ]
+
+    def resumed(self) -> list[RequestState]:
+        """Take out the retracted requests whose KV is on the device again."""
+        in_flight, handovers = self.cache.in_flight, self.handovers
+        back = [
+            req
+            for req in self.loading
+            if req.request.id not in handovers and req.load_back not in in_flight
+        ]
+        for req in back:
+            self.loading.remove(req)
+            req.load_back = None
+        return back
+
+    def begin(self, handover: Handover, now_ns: int) -> RequestState:
+        """Take a request out whose KV is complete."""
+        req = handover.req
+        self.loading.remove(req)
+        del self.handovers[req.request.id]
+        handover.account(now_ns)
+        req.load_back = None
+        req.cached_len, req.kv_len = handover.promised_len, req.target_len
+        return req
+
+    def fail(self, handover: Handover, now_ns: int, reason: str | None = None) -> None:
+        """End an attempt that failed: queue the request again, or reject it after some attempts.
+
+        With a `reason` why the prompt can never be computed, the request is rejected at once.
+        """
+        self._take_back(handover)
+        handover.account(now_ns)
+        req = handover.req
+        self.counters["decode/failed_handovers_count"] += 1
+        if reason is None and req.attempts >= MOST_ATTEMPTS:
+            reason = f"its KV did not arrive in {MOST_ATTEMPTS} attempts"
+        if reason is not None:
+            self._ended.reject(req, reason)
+        elif handover.is_lost:
+            self.enter(req, now_ns)
+        else:  # storage did not deliver what it had found
+            req.prefetch = None
+            self.queue(req)
+
+    def _take_back(self, handover: Handover) -> None:
+        # ends an attempt; its pages stay with a stand-in for the request until no KV can arrive
+        req = handover.req
+        self.loading.remove(req)
+        del self.handovers[req.request.id]
+        if self.prefetcher is not None:
+            self.prefetcher.abort(req.request.id)
+        stand_in = RequestState(req.request, req.tokens, req.number, req.submitted_ns)
+        stand_in.sequence, req.sequence = req.sequence, stand_in.sequence
+        req.load_back = None
+        self.draining.append((handover, stand_in))
+        if not handover.is_dead:  # else the other engine knows
+            handover.is_dead = True
+            self._send(handover)
+        self.drain()
+
+    def drain(self) -> None:
+        """Free the memory of failed attempts in which no more KV can arrive."""
+        for each in list(self.draining):
+            handover, req = each
+            if handover.is_settled:
+                self.draining.remove(each)
+                self.cache.abandon(req.sequence)
+
+    def take_out(self, request_id: int) -> RequestState | None:
+        handover = self._left = self.handovers.get(request_id)
+        if handover is None:
+            return super().take_out(request_id)
+        self._take_back(handover)
+        return handover.req
+
+    def leave_queue(self, req: RequestState, now_ns: int) -> None:
+        super().leave_queue(req, now_ns)
+        self._decode.saved.pop(req.request.id, None)
+        if self._left is not None:
+            self._left.account(now_ns)
+
+
+class Receiver(Decode):
+    """Decodes requests whose prompts other engines have computed.
+
+    With sparse attention, a request holds `buffer_pages` on the device.
+    `saved` has the KV lengths of retracted requests whose KV is on the host, by request id.
+    `offloads` has what is written to storage when its copy to the host has ended.
+    """
+
+    def setup(self, config: ParallelConfig, page_bytes: Items[int], max_len: int) -> None:
+        """Begin with these settings; `max_len` is that of prompt and answer in tokens."""
+        keeps = config.decode_cache in ("device", "tiers")
+        self.has_cache = keeps and config.sparse_tokens is None
+        if not self.has_cache:
+            self._answer_pages = None
+        self.offloads: dict[BackUp, StorageWrite] = {}
+        self.saved: dict[int, int] = {}
+        sparse, page = config.sparse_tokens, self._page
+        # SGLang adds a page to each buffer
+        self.buffer_pages = 0 if sparse is None else -(-sparse // page) + 1
+        self._offloads = config.is_offloading
+        self._page_bytes = page_bytes
+        device = self.cache.device_pages or 0
+        # SGLang's size of the pool for retracted requests
+        most = max(device // 5, -(-min(max_len - 1, device * page) // page))
+        self._pool_pages = most if config.retraction == "host_pool" else 0
+
+    def start(self, req: RequestState, now_ns: int) -> None:
+        if self.has_cache:
+            self.cache.publish(req.sequence, req.target_len // self._page)
+        super().start(req, now_ns)
+
+    def keep(self, req: RequestState) -> None:
+        if self._offloads:
+            self._offload(req)
+        if self.has_cache:
+            super().keep(req)
+        else:
+            self.cache.abandon(req.sequence)
+
+    def retract(self) -> RequestState:
+        req = self.victim()
+        num_pages, kv_len = -(-req.kv_len // self._page), req.kv_len
+        num_bytes = self._held_bytes(req)
+        super().retract()
+        held = sum(-(-length // self._page) for length in self.saved.values())
+        if held + num_pages <= self._pool_pages:
+            self.saved[req.request.id] = kv_len
+            self.cache.save_aside(num_bytes, is_fence=True)
+        return req
+
+    def resume(self, req: RequestState) -> LoadBack:
+        """Copy the KV of a retracted request back into its new pages."""
+        req.kv_len = req.target_len = self.saved.pop(req.request.id)
+        return self.cache.load_aside(self._held_bytes(req))
+
+    def _held_bytes(self, req: RequestState) -> int:
+        held = req.sequence.pages
+        return sum(
+            (len(held[kind]) - req.sequence.starts[kind]) * self._page_bytes[kind]
+            for kind in self.cache.tree.kinds.paged
+        )
+
+    def _offload(self, req: RequestState) -> None:
+        # the prefill engine stores the whole pages of the prompt
+        first, end = req.request.prompt_len // self._page, req.kv_len // self._page
+        if first >= end:
+            return
+        root = self.cache.tree.root(req.request.namespace)
+        names = self.cache.tree.names.of_span(root, req.sequence, end)[first:]
+        parts = [(FULL, req.sequence.pages[FULL][first:end])]
+        write = StorageWrite(
+            keys=list(keys(names, FULL)), parts=parts, num_bytes=0, is_given_away=True
+        )
+        num_bytes = len(names) * self._page_bytes[FULL]
+        self.offloads[self.cache.save_aside(num_bytes, is_fence=False)] = write
+        self.cache.counters["decode/offloaded_pages"] += len(names)
+
+
+class DecodeScheduler(Scheduler):
+    """The scheduler of an engine that only decodes."""
+
+    prefill: Intake
+    decode: Receiver
+    _prefill_kind, _decode_kind = Intake, Receiver

@@ -1,0 +1,43 @@
+"""One prefill and one decode engine on real memory: pages and states move between their pools."""
+
+import pytest
+
+from hicache import experiment
+from hicache.executor.real.pools import TorchPools
+from hicache.runs.schema import config_of
+from hicache.workload.workload import Workload
+from tests.scheduler.world import request_of
+
+WORDS = (
+    *("executor=torch", "model=tiny_hybrid", "workload=chat", "workload.arrivals=open"),
+    *("executor.verify=true", "engine.check_invariants=true", "storage=none", "cache.page_size=16"),
+    *("cache.device.tokens.full=640", "cache.device.tokens.swa=640", "cache.device.states=16"),
+    *("cache.host_gib=0", "scheduler.chunk_tokens=64", "compat.rules.decode_reserved_tokens=16"),
+    *("parallel.prefill=1", "parallel.decode=1", "parallel.decode_cache=device"),
+)
+
+
+def measures_of(*words):
+    prompt = list(range(1, 101))
+    turns = [(prompt, list(range(101, 141))), ([*prompt, *range(101, 150)], [1, 2, 3])]
+    requests = [
+        request_of(number, *turn, number * 10**9, session_id=0) for number, turn in enumerate(turns)
+    ]
+    config = config_of(*WORDS, *words)
+    return experiment.run(config, workload=Workload(name="own", requests=requests)).measures
+
+
+FULL = ("model.pattern=F", "model.num_layers=2", "model.num_full_layers=2", "model.window_len=0")
+FULL += ("model.num_swa_layers=0", "model.num_mamba_layers=0")
+
+
+@pytest.mark.parametrize(("words", "reuses"), [((), False), (FULL, True)])
+def test_logits_equal_those_of_one_engine_without_a_cache(words, reuses):
+    measures = measures_of(*words)
+    assert (measures["verify/checked_count"], measures["verify/unequal_count"]) == (2, 0)
+    assert (measures["decode/device_reused_tokens"] > 0) == reuses
+
+
+def test_kv_that_does_not_arrive_is_noticed(monkeypatch):
+    monkeypatch.setattr(TorchPools, "receive", lambda self, source, moves: None)
+    assert measures_of()["verify/unequal_count"] == 2

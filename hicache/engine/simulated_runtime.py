@@ -49,6 +49,7 @@ class SimulatedRuntime:
             self.stores,
             [parts] * (config.parallel.replicas * num_ranks),
             stalls=[each.stall for each in self.storages],
+            overlaps_loads=config.compat.rules.overlaps_loads,
             seed=config.seed,
         )
         self.counters = self.io.counters

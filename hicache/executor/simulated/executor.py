@@ -60,6 +60,7 @@ class SimulatedIo:
         copy_rates: Sequence[dict[str, float]],
         *,
         stalls: Sequence[Stall] = (),
+        overlaps_loads: bool = True,
         seed: int,
     ) -> None:
         """Build the simulated copy links and storage of all engines.
@@ -73,6 +74,7 @@ class SimulatedIo:
             copy_rates: for each engine, the bytes per second of its links: to_device, to_host and
                 host_memory. A link both_ways limits the sum of both directions; it may be missing.
             stalls: for each storage, the extra time that its calls take; empty means none.
+            overlaps_loads: whether steps compute while pages are loaded from the host.
             seed: seed of the random storage delays.
         """
         duplex = ("both_ways",) if any("both_ways" in rates for rates in copy_rates) else ()
@@ -84,6 +86,7 @@ class SimulatedIo:
             for direction in ("to_host", "to_device")
         }
         self.links = Links(_capacities(config, copy_rates))
+        self.overlaps_loads = overlaps_loads
         self.storages = storages
         self._stalls = stalls or [Stall() for _ in storages]
         self.config = config
@@ -160,7 +163,7 @@ class SimulatedIo:
 
     def copy(self, engine: int, work: BackUp | LoadBack) -> IoJob:
         direction = "to_host" if isinstance(work, BackUp) else "to_device"
-        is_fence = isinstance(work, BackUp) and work.is_fence
+        is_fence = work.is_fence if isinstance(work, BackUp) else not self.overlaps_loads
         self.copying[engine] += 1
         self.fences[engine] += is_fence
         self.backing_up[engine] += direction == "to_host"
@@ -349,9 +352,10 @@ class SimulatedExecutor:
 
     @property
     def is_fenced(self) -> bool:
-        """True while a copy to the host still reads device pages that were already freed.
+        """True while the next step must wait for a copy.
 
-        The next step waits for the copy, because it may overwrite these pages.
+        That is one to the host which still reads device pages that were already freed, because the
+        step may overwrite them, and any load-back if loads do not overlap with computing.
         """
         return self._io.fences[self._engine] > 0
 
@@ -385,7 +389,7 @@ class SimulatedExecutor:
             ends = self._cost.decode_ends_ns(lens, batch.num_steps, now_ns, slowdown=slowdown)
             return StepRun(StepEnds(next(ends), ends), 0)
         load_layer_bytes = None
-        if batch.load_backs:
+        if batch.load_backs and self._io.overlaps_loads:
             counts = [0.0] * len(self._page_bytes)
             for load in batch.load_backs:
                 for move in load.moves:

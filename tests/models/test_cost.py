@@ -17,6 +17,7 @@ from hicache.executor.completions import StepEnds
 from hicache.memory import model_kinds
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
 from hicache.models.cost import EXPERT_KERNELS, IMBALANCE, LAYER_KERNELS, CostModel, Rates
+from hicache.models.plausible import CONSTANTS, FACTORS
 from tests.models.test_shapes import MODELS, load, model
 
 NO_CONTEXT = np.empty(0, dtype=np.int64)
@@ -56,8 +57,10 @@ def plain(*, tile_tokens: int = 1, **rates: float) -> HardwareConfig:
             fields[name] = RateTable(size=[1], rate=[flat[name]])
         elif field.type is Figure:
             fields[name] = Figure(value=flat[name])
-    for name in ("step_s", "extend_s", "kernel_s", "all_reduce_s", "activation_bytes"):
+    for name in (*CONSTANTS, "activation_bytes"):
         fields[name] = Figure(value=rates.get(name, 0.0))
+    for name in FACTORS:
+        fields[name] = Figure(value=rates.get(name, 1.0))
     return HardwareConfig(**fields, tile_tokens=tile_tokens)
 
 

@@ -22,17 +22,8 @@ class SimulatedRuntime:
         num_ranks = config.parallel.ranks
         # of one rank, by kind
         page_bytes = [-(-size // num_ranks) for size in deployment.storage_kinds.page_bytes]
-        path = CopyPath(config.executor.copy_path)
         load_shares = _load_shares(deployment)
-        rates = copy_rates(
-            config.model,
-            config.hardware,
-            path,
-            tp=deployment.tp,
-            page_size=config.cache.page_size,
-            form=config.cache.host_format,
-            coded_share=load_shares[FULL],
-        )
+        rates = link_rates(config, deployment)
         self.clock = SimulatedClock()
         self.storages: list[GuardedStorage] = []
         is_unbounded = config.storage.kind == "memory" and config.storage.capacity_gib is None
@@ -64,7 +55,8 @@ class SimulatedRuntime:
             load_rate=rates["to_device"],
             shared_load_rate=shared_load_rate(rates),
             # a staged copy uses no SMs, so it does not slow computing
-            slowdown=1.0 if path is CopyPath.staged else config.hardware.copy_slowdown.value,
+            slowdown=1.0 if config.executor.copy_path == "staged"
+            else config.hardware.copy_slowdown.value,
             begin_ns=to_ns(config.scheduler.begin_s),
         )
 
@@ -96,6 +88,19 @@ def make_runtime(config: ExperimentConfig, deployment: Deployment) -> Runtime:
         counts = deployment.device.counts, deployment.host.counts
         return TorchRuntime(config, *counts, tp=deployment.tp)
     return SimulatedRuntime(config, deployment)
+
+
+def link_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, float]:
+    """Return the bytes per second of the links of one engine, as `copy_rates` does."""
+    return copy_rates(
+        config.model,
+        config.hardware,
+        CopyPath(config.executor.copy_path),
+        tp=deployment.tp,
+        page_size=config.cache.page_size,
+        form=config.cache.host_format,
+        coded_share=_load_shares(deployment)[FULL],
+    )
 
 
 def _load_shares(deployment: Deployment) -> list[float]:

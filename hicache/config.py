@@ -30,9 +30,7 @@ WRITE_POLICIES = (
 )
 STORAGE_WRITES = ("on_back_up", "selective", "on_host_eviction")
 CHECKPOINT_PLACEMENTS = ("end", "end_branch", "chunk_branch", "branch_or_end", "every")
-ROUTERS = (
-    *("sticky", "round_robin", "prefix_load", "scored", "scored_device", "approximate"),
-)
+ROUTERS = (*("sticky", "round_robin", "prefix_load", "scored", "scored_device", "approximate"),)
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect

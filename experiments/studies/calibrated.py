@@ -2,10 +2,10 @@
 
 python -m experiments.studies.calibrated --draws 100
 
-The server is this simulator with hidden constants, which differ in each draw. Each measured time gets
-noise of 1 %. Its log has 200 requests of different lengths at a light load, of which half repeat the
-beginning of an earlier one. The study prints for each constant the share of draws that find it within
-5 %, and whether logs are refused that lack what a constant needs.
+The server is this simulator with hidden constants, which differ in each draw. Each measured time
+gets noise of 1 %. Its log has 200 requests of different lengths at a light load, of which half
+repeat the beginning of an earlier one. The study prints for each constant the share of draws that
+find it within 5 %, and whether logs are refused that lack what a constant needs.
 """
 
 import json
@@ -78,7 +78,8 @@ def rows(random: np.random.Generator, lacks: str) -> list[Mapping[str, object]]:
         prompt = [*range(number, number + length)]
         number += length
         if each % 2 and lacks != "hits":
-            prompt = [*prompts[each // 2 * 2 - 20 if each > 40 else 0], *prompt[: 2 + each % 9]]
+            new = prompt if lacks == "lengths" else prompt[: 2 + each % 9]
+            prompt = [*prompts[each // 2 * 2 - 20 if each > 40 else 0], *new]
         prompts.append(prompt)
         made.append({"timestamp": int(at_ms), "input_length": len(prompt) * BLOCK,
                      "output_length": 1, "hash_ids": prompt})  # fmt: skip

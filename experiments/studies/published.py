@@ -8,8 +8,8 @@ values. It also lists the facts that the publication leaves open, with the value
 each. Each case with times has two results: with nothing fitted, and with one constant fitted on its
 lightest stage (`fit`; the first value of the first TTFT unless the case says otherwise), which is
 judged on the other points. `--seeds 5` adds where throughput saturates and where knees lie, with a
-range over seeds; `--terms` adds the errors without each term of the cost of a step (`terms`). Runs are
-kept in `outputs/published/runs`, by configuration and code, and are not repeated.
+range over seeds; `--terms` adds the errors without each term of the cost of a step (`terms`). Runs
+are kept in `outputs/published/runs`, by configuration and code, and are not repeated.
 `outputs/published/` gets one figure and one page of tables (docs/published.md), and the traces of
 cases that are batches.
 """
@@ -229,7 +229,9 @@ def compare(
     """Run all cases, with further settings `told`, and return one series for each arm."""
     arms = {name: list(arms_of(case)) for name, case in cases.items()}
     more = (*told, f"seed={seed}") if seed else (*told,)
-    wanted = list(dict.fromkeys(each for some in arms.values() for arm in some for each in arm.runs))
+    wanted = list(
+        dict.fromkeys(each for some in arms.values() for arm in some for each in arm.runs)
+    )
     found = run([(*each, *more) for each in wanted])
     frames = dict(zip(wanted, found, strict=True))
     return {
@@ -321,8 +323,8 @@ def terms_table(
                     np.mean([each.error for each in lines if each.result == result])
                     for lines in (series[name], without)
                 ]
-                rows.append({"case": name, "result": result, "without": term,
-                             "error": f"{both[0]:.1f}", "error without it": f"{both[1]:.1f}"})  # fmt: skip
+                row = {"case": name, "result": result, "without": term}
+                rows.append(row | {"error": f"{both[0]:.1f}", "error without": f"{both[1]:.1f}"})
     return pd.DataFrame(rows).to_markdown(index=False)
 
 
@@ -385,8 +387,10 @@ def without_fitted(line: Series, fit: Mapping[str, Any] | None) -> Series:
     if fit is None or (line.result, line.arm) != (fit["result"], fit["arm"]):
         return line
     kept = [place for place, x in enumerate(line.x) if x not in fit["x"]]
-    parts = ([values[place] for place in kept] for values in (line.x, line.theirs, line.ours))
-    return replace(line, **dict(zip(("x", "theirs", "ours"), parts, strict=True)))
+    x, theirs, ours = (
+        [values[place] for place in kept] for values in (line.x, line.theirs, line.ours)
+    )
+    return replace(line, x=x, theirs=theirs, ours=ours)
 
 
 def errors_table(

@@ -3,9 +3,9 @@
 hicache calibrate measured.jsonl model=llama3_8b hardware=h100 parallel.tp=1 compat=vllm_0_33
 hicache run hardware=machine.yaml model=llama3_8b parallel.tp=1 compat=vllm_0_33 ...
 
-The log has the format of `hicache validate`, with hits; the settings name the model, the machine and
-the engine. At most 200 requests are used: those that are served alone, and those that come while
-exactly one other is computed. Four constants are fitted, each with its 95 % interval:
+The log has the format of `hicache validate`, with hits; the settings name the model, the machine
+and the engine. Of its first 200 requests, those are used that are computed alone, at once or after
+those before them. Four constants are fitted, each with its 95 % interval:
 
   scheduler.server_s        time of a request before the engine
   scheduler.begin_s         time of a request in the engine, besides its tokens

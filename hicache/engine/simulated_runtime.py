@@ -55,7 +55,8 @@ class SimulatedRuntime:
             load_rate=rates["to_device"],
             shared_load_rate=shared_load_rate(rates),
             # a staged copy uses no SMs, so it does not slow computing
-            slowdown=1.0 if config.executor.copy_path == "staged"
+            slowdown=1.0
+            if config.executor.copy_path == "staged"
             else config.hardware.copy_slowdown.value,
             begin_ns=to_ns(config.scheduler.begin_s),
         )

@@ -10,7 +10,7 @@ before it. All other requests are left out.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MOST_REQUESTS = 200
 # a constant is known if half of its 95 % interval is less than this share of it, or less than this
 # share of the median TTFT
-KNOWN_SHARE, KNOWN_TTFT = 0.2, 0.02
+KNOWN_SHARE, KNOWN_TTFT = 0.1, 0.02
 NOISE = 0.02  # of a time, to weigh it against the unknown rest of a step of decoding
 TIERS = ("device", "host", "storage")
 ALTERNATING = (Batching.prefill_first, Batching.prompts_together)  # no prompt beside a decode
@@ -117,32 +117,38 @@ def _fit(
 
     def residuals(x: NDArray[np.float64], use: NDArray[np.bool_]) -> NDArray[np.float64]:
         told = predicted_s(config, seen, dict(zip(names, x * scale, strict=True)))
-        return ((told - took_s) / noise_s)[use]
+        off: NDArray[np.float64] = (told - took_s) / noise_s
+        return off[use]
 
     use, lower = every, [0.0 if name in SECONDS else 0.01 for name in names]
     x = np.array([0.1 if name in SECONDS else 1.0 for name in names])
     for _ in range(3):
-        found = least_squares(residuals, x, bounds=(lower, np.inf), args=(use,))
+        # times are whole nanoseconds: a smaller step would see their rounding
+        found = least_squares(
+            residuals, x, bounds=(lower, np.inf), args=(use,), diff_step=[1e-3] * len(x)
+        )  # fmt: skip
         x, off = found.x, np.abs(residuals(found.x, every))
         spread = 1.4826 * float(np.median(off[use]))
         use = off <= max(OUTLIER * spread, 1e-6)
-    halves = _plus_minus(found.jac, spread) * scale
-    pairs = zip(names, (x * scale).tolist(), halves.tolist(), strict=True)
-    values, plus_minus = {}, {}
-    for name, value, half in pairs:
-        values[name], plus_minus[name] = value, half
+    halves = _plus_minus(np.asarray(found.jac, float), spread) * scale
+    values, plus_minus = (
+        dict(zip(names, each.tolist(), strict=True)) for each in (x * scale, halves)
+    )
     return values, plus_minus, int(use.sum())
 
 
 def with_constants(config: ExperimentConfig, constants: dict[str, float]) -> ExperimentConfig:
     """Return the settings of `config` with the given values of some of `CONSTANTS`."""
-    named = [(*name.split("."), value) for name, value in constants.items()]
-    told = {name: Figure(value=v, source="fitted") for g, name, v in named if g == "hardware"}
-    seconds = {name: value for group, name, value in named if group == "scheduler"}
+
+    def held(group: str) -> dict[str, Any]:
+        of_group = {name.partition("."): value for name, value in constants.items()}
+        return {name: value for (own, _, name), value in of_group.items() if own == group}
+
+    told = {name: Figure(value=v, source="fitted") for name, v in held("hardware").items()}
     return replace(
         config,
         hardware=replace(config.hardware, **told),
-        scheduler=replace(config.scheduler, **seconds),
+        scheduler=replace(config.scheduler, **held("scheduler")),
     )
 
 

@@ -1,7 +1,7 @@
 """Machine files: a profile of `conf/hardware` with measured or fitted values, as one file.
 
-A machine file is YAML with `base` (the profile below it), `hardware` and `scheduler` (the values that
-replace those of the profile). `hardware=FILE.yaml` uses it.
+A machine file is YAML with `base` (the profile below it), `hardware` and `scheduler` (the values
+that replace those of the profile). `hardware=FILE.yaml` uses it.
 """
 
 import json
@@ -29,7 +29,9 @@ def machine_overrides(path: Path) -> list[str]:
     if odd := [key for key in values if not key.startswith(ALLOWED)]:
         raise ValueError(f"hardware={path}: a machine file must not set {', '.join(sorted(odd))}")
     if not isinstance(base, str) or not base.isidentifier():
-        raise ValueError(f"hardware={path}: base must name a profile of conf/hardware, got {base!r}")
+        raise ValueError(
+            f"hardware={path}: base must name a profile of conf/hardware, got {base!r}"
+        )
     return [f"hardware={base}", *(f"{key}={value}" for key, value in values.items())]
 
 

@@ -106,7 +106,9 @@ def test_a_match_on_the_device_scores_above_one_on_the_host():
 def test_scored_counts_a_match_on_the_host_and_scored_device_does_not():
     engines = engines_that_served(range(900, 964), range(64))
     evict_all(engines[1].cache, DEVICE, FULL)
-    assert [choice(router, engines, range(64)) for router in (Scored(), ROUTERS["scored_device"]())] == [1, 0]
+    assert [
+        choice(router, engines, range(64)) for router in (Scored(), ROUTERS["scored_device"]())
+    ] == [1, 0]
 
 
 def test_a_score_weighs_the_memory_that_requests_hold():
@@ -159,7 +161,9 @@ def test_approximate_remembers_what_it_sent_and_not_what_engines_hold():
     assert choice(router, engines, range(80)) == 0
 
 
-@pytest.mark.parametrize(("sizes", "chosen"), [({}, 0), ({"blocks": 8}, 1), ({"most_blocks": 0}, 1)])
+@pytest.mark.parametrize(
+    ("sizes", "chosen"), [({}, 0), ({"blocks": 8}, 1), ({"most_blocks": 0}, 1)]
+)
 def test_the_index_of_approximate_is_capped(sizes, chosen):
     engines = engines_that_served(OTHER, OTHER)
     router = Approximate(block_tokens=4, device=0, **sizes)

@@ -296,7 +296,7 @@ def knees_table(
             if line.measure.endswith("per_s"):
                 row["what"], theirs = "saturation", max(line.theirs)
                 ours = [max(each.ours) for each in others]
-            elif (pair := knees(line)) is not None:
+            elif line.measure not in POINTS and (pair := knees(line)) is not None:
                 row["what"], theirs = f"knee, {line.axis}", line.x[pair[0] + 1]
                 ours = [each.x[(knees(each) or pair)[1] + 1] for each in others]
             else:

@@ -144,7 +144,9 @@ def with_constants(config: ExperimentConfig, constants: dict[str, float]) -> Exp
         of_group = {name.partition("."): value for name, value in constants.items()}
         return {name: value for (own, _, name), value in of_group.items() if own == group}
 
-    told = {name: Figure(value=v, source="fitted") for name, v in held("hardware").items()}
+    told: dict[str, Any] = {
+        name: Figure(value=value, source="fitted") for name, value in held("hardware").items()
+    }
     return replace(
         config,
         hardware=replace(config.hardware, **told),

@@ -78,16 +78,17 @@ def test_a_case_is_run_once_and_compared_point_by_point(tmp_path):
 def test_a_constant_is_fitted_on_one_point_and_judged_on_the_others(tmp_path, monkeypatch):
     small = yaml.safe_load(SMALL)
     run = partial(kept_runs, measure=published.frame_of, folder=tmp_path / "out", jobs=1)
-    slow = published.compare({"S": small}, run, told=["hardware.prefill_factor.value=3"])["S"]
+    slow = published.compare({"S": small}, run, told=["scheduler.server_s=0.05"])["S"]
     assert slow[2].arm == "alone"
     small["results"][1]["theirs"] = {"alone": slow[2].ours}
+    small["fit"] = {"setting": "scheduler.server_s"}
     monkeypatch.setattr(published, "read_case", lambda name: small)
     cases = dict(published.variants("S", run))
     assert [*cases] == ["S", "S calibrated"]
     (setting,) = cases["S calibrated"]["facts"][-1]["settings"]
     name, _, value = setting.partition("=")
-    assert name == "hardware.prefill_factor.value"
-    assert float(value) == pytest.approx(3, rel=0.05)
+    assert name == "scheduler.server_s"
+    assert float(value) == pytest.approx(0.05, rel=0.01)
     lines = published.compare(cases, run)["S calibrated"]
     judged = published.without_fitted(lines[2], published.fit_of(small))
     assert (judged.x, lines[2].x) == ([2000], [100, 2000])
@@ -109,6 +110,7 @@ def test_a_case_without_a_clock_is_not_fitted():
 @pytest.mark.parametrize(("named", "has_h"), [([], False), (["H"], True)])
 def test_a_case_that_needs_a_trace_runs_only_if_it_is_named(named, has_h, monkeypatch):
     seen = []
+    monkeypatch.setattr(published, "fitted", lambda *_: 1.0)
     monkeypatch.setattr(published, "compare", lambda cases, *_, **__: seen.extend(cases) or 1 / 0)
     with pytest.raises(SystemExit):
         published.main(named)

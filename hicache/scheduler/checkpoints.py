@@ -99,7 +99,9 @@ class CheckpointSaver:
         return saves
 
     def _end(self, req: RequestState) -> int:
-        return self._floor(req.target_len - self._cache.rules.keeps_for_repeats)
+        if self._cache.rules.keeps_for_repeats:  # an answer that is computed again does not count
+            return self._floor(req.request.prompt_len - 1)
+        return self._floor(req.target_len)
 
     def _floor(self, length: int) -> int:
         return length // self._page * self._page

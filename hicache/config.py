@@ -380,6 +380,10 @@ class ParallelConfig:
     hit_agreement: HitAgreement = HitAgreement.restorable
     # Number of engines; each has its own device and host tiers, and all share one storage.
     replicas: int = knob(1, least=1, most=1024)
+    # Number of processes that run the replicas, each a share of them, with the same results. Needs
+    # replicas without storage and with a router that does not look at them (sticky, or round_robin
+    # with workload.arrivals=open), and pyarrow. None means that this process runs all.
+    workers: int | None = knob(None, least=1, most=1024)
     # How requests are assigned to engines: sticky (a session stays on one engine), round_robin,
     # prefix_load (the engine with the longest cached prefix, unless it has over `slack` requests
     # more than the least busy one), scored (a weighted sum of queue, free memory and cached prefix,
@@ -767,6 +771,8 @@ class TrackerConfig:
 
     wandb_mode: WandbMode = WandbMode.offline
     project: str = "hicache"  # Name of the Weights & Biases project.
+    # Log a table with one row per request to Weights & Biases, beside the file of requests.
+    wandb_requests: bool = False
     interval_s: float = knob(10.0, least=0.001)  # Simulated seconds between lines of metrics.jsonl.
 
     def __post_init__(self) -> None:

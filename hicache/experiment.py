@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.keys import Numbers
@@ -22,8 +23,8 @@ from hicache.observe.timeline import Timeline
 from hicache.policies.policy import policy_of
 from hicache.policies.routing import Replica, Route, router_of
 from hicache.results.measures import run_measures, scaled_to_load, working_set
-from hicache.results.metrics import Progress, Result
-from hicache.results.recorder import Recorder
+from hicache.results.metrics import Progress, RequestRecord, Result
+from hicache.results.recorder import Recorder, Tally
 from hicache.results.remarks import remarks
 from hicache.user_code import user_code
 from hicache.workload.kept import no_collection
@@ -87,8 +88,41 @@ def _run(
     notes: list[str] = []
     deployment = deploy(config)
     if workload is None:
-        workload = _workload(config, deployment.cost, notes)
+        workload = workload_of(config, deployment.cost, notes)
     notes += remarks(config, deployment, workload)
+    played = play(config, deployment, workload, progress, timeline)
+    measures = {
+        **run_measures(config, deployment, played.records, played.tally),
+        **working_set(workload.requests, deployment, config.cache.page_size),
+        **played.measures,
+        **workload.counts,
+    }
+    wall_s = time.perf_counter() - started
+    return Result(
+        records=played.records, measures=measures, wall_s=wall_s, notes=notes + played.notes
+    )
+
+
+class Played(NamedTuple):
+    """What the engines have done with a workload: `records` by request id, and what they counted.
+
+    `notes` and `measures` are those of the runtime.
+    """
+
+    records: list[RequestRecord]
+    tally: Tally
+    notes: list[str]
+    measures: dict[str, float]
+
+
+def play(
+    config: ExperimentConfig,
+    deployment: Deployment,
+    workload: Workload,
+    progress: Callable[[Progress], None] | None = None,
+    timeline: Timeline | None = None,
+) -> Played:
+    """Serve all requests of `workload`."""
     runtime = make_runtime(config, deployment)
     cases: dict[int, Case] = {}
     engines, route = _engines(config, deployment, runtime, workload, cases, timeline)
@@ -115,17 +149,10 @@ def _run(
         if isinstance(engine, RankedEngine):
             engine.check_equal()
     records = sorted(recorder.records, key=lambda record: record.id)
-    found, measures = runtime.report()
-    measures = {
-        **run_measures(config, deployment, records, engines, recorder),
-        **working_set(workload.requests, deployment, config.cache.page_size),
-        **measures,
-        **workload.counts,
-    }
+    played = Played(records, recorder.tally(), *runtime.report())
     for rank in ranks:
         rank.cache.tree.take_apart()
-    wall_s = time.perf_counter() - started
-    return Result(records=records, measures=measures, wall_s=wall_s, notes=notes + found)
+    return played
 
 
 def _engines(
@@ -177,6 +204,12 @@ def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:
     return invariants.check_laws if config.engine.check_invariants else None
 
 
+def _replica(engine: Engine, runtime: Runtime) -> Replica:
+    return Replica(
+        engine.scheduler, engine.num_requests, lambda: engine.catch_up(runtime.clock.now())
+    )
+
+
 def _serve(
     config: ExperimentConfig,
     workload: Workload,
@@ -186,7 +219,7 @@ def _serve(
     io: Io,
     recorder: Recorder,
 ) -> None:
-    replicas = [Replica(each.scheduler, each.num_requests) for each in engines]
+    replicas = [_replica(each, runtime) for each in engines]
     try:
         serve(
             engines,
@@ -202,7 +235,8 @@ def _serve(
         runtime.close()
 
 
-def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:
+def workload_of(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:
+    """Load the workload of `config` at its load, and add what the user should know to `notes`."""
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     if config.workload.load is not None:
         workload, note = scaled_to_load(workload, config.workload.load, config, cost)

@@ -6,9 +6,10 @@ import pytest
 
 from hicache import experiment
 from hicache.clock import SECOND_NS
-from hicache.experiment import _workload
+from hicache.experiment import workload_of
 from hicache.models import LayerKind
 from hicache.models.cost import CostModel
+from hicache.results.measures import _utilisation
 from hicache.results.metrics import summarize
 from hicache.runs.schema import config_of
 from hicache.workload.workload import load_workload, repeat_sessions, sample_sessions
@@ -144,7 +145,7 @@ def test_a_target_load_samples_or_repeats_sessions(share):
     whole = load_workload(config.workload, data_dir=None, seed=config.seed)
     target = share * offered(whole)
     notes = []
-    found = _workload(
+    found = workload_of(
         replace(config, workload=replace(config.workload, load=target)),
         CostModel(config.model, config.hardware, tp=4),
         notes,
@@ -170,3 +171,15 @@ def test_pages_read_match_the_bytes_read(stop):
     assert read * page_bytes == summary["transfer/storage_read_bytes"] > 0
     assert summary["prefetch/useful_share"] == pytest.approx(used / read)
     assert 0 < used < read
+
+
+def test_the_load_of_the_gpu_does_not_depend_on_the_order_of_requests():
+    # its sum is exact, and so the same in each version of Python
+    config = config_of(*OPEN)
+    cost = CostModel(config.model, config.hardware, tp=4)
+    lengths = [(0, 100 + 37 * each, 1 + each) for each in range(60)]
+    loads = {
+        _utilisation(cost, sorted(lengths, key=lambda each: each[1] * step % 61), 7.0, 1)
+        for step in range(1, 60)
+    }
+    assert len(loads) == 1

@@ -31,6 +31,7 @@ from hicache import experiment
 from hicache.cache.kinds import KIND_NAMES, MAMBA, SWA
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.console import console, show_table
+from hicache.cli.curve import KNEE, SIZES_GIB, numbers
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
 from hicache.models.shapes import LayerKind
@@ -38,9 +39,7 @@ from hicache.results.metrics import summarize
 from hicache.results.verdict import is_overloaded
 from hicache.runs.schema import config_of
 
-SIZES_GIB = (0.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
 SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
-KNEE = 0.95
 LEAST_GAIN = 0.005  # smaller gains in hit rate do not count
 WORDS = {SWA: "windows", MAMBA: "states"}
 
@@ -260,7 +259,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(json.dumps([asdict(cell) for cell in cells], indent=2))
         else:
             show(config, cells, options.dollars_per_gib)
-
-
-def numbers(text: str) -> list[float]:
-    return [float(each) for each in text.split(",")]

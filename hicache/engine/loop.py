@@ -7,6 +7,7 @@ result is the same as with single steps.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -78,6 +79,7 @@ class Engine:
         # a partial read may let a waiting request run
         self._follows_reads = prefetcher is not None and prefetcher.policy.waits
         self._listener = cache.tree.listener
+        self.is_explained = self._listener is not None
 
     # -- what happens to it --------------------------------------------------------------------
 
@@ -378,9 +380,13 @@ def serve(
     """
     clients = Clients(feeder, late_ns=server_ns, patience_ns=patience_ns)
     wakes = [engine.next_wake_ns(clock.now()) for engine in engines]
+    # (time, engine) of each wake that is not NEVER; may hold others, which later ones have replaced
+    agenda = sorted((wake, number) for number, wake in enumerate(wakes) if wake < NEVER)
     look = observer.next_look_ns()
     while True:
-        soonest = min(wakes)
+        while agenda and wakes[agenda[0][1]] != agenda[0][0]:
+            heappop(agenda)
+        soonest, first = agenda[0] if agenda else (NEVER, 0)
         outside = clients.next_ns
         # no min(): this loop made half of all calls of min() in a replay
         until = outside if outside < look else look
@@ -390,9 +396,8 @@ def serve(
             if soonest == NEVER:
                 observer.at(clock.now())
                 break
-            first = wakes.index(soonest)
             if engines[first].look_on(others):
-                wakes[first] = engines[first].next_wake_ns(soonest)
+                _set_wake(wakes, agenda, first, engines[first].next_wake_ns(soonest))
                 continue
         clock.wait_until(soonest if soonest < others else others)
         now = clock.now()
@@ -400,8 +405,11 @@ def serve(
             observer.at(now)
             look = observer.next_look_ns()
         touched: list[int] = []
-        if soonest <= now:
-            touched += [number for number, wake in enumerate(wakes) if wake <= now]
+        while agenda and agenda[0][0] <= now:
+            wake, number = heappop(agenda)
+            if wakes[number] == wake:
+                touched.append(number)
+                wakes[number] = NEVER
         if event <= now:
             for number, done in io.advance(now):
                 if engines[number].deliver(done, now):
@@ -413,8 +421,15 @@ def serve(
             outcome = engine.wake(now)
             if outcome is not NOTHING:
                 _settle(outcome, number, now, clients, observer)
-            wakes[number] = engine.next_wake_ns(now)
+            _set_wake(wakes, agenda, number, engine.next_wake_ns(now))
     _refuse_stuck(engines)
+
+
+def _set_wake(wakes: list[int], agenda: list[tuple[int, int]], number: int, wake_ns: int) -> None:
+    if wake_ns != wakes[number]:
+        wakes[number] = wake_ns
+        if wake_ns < NEVER:
+            heappush(agenda, (wake_ns, number))
 
 
 def note_tokens(batch: Batch, ends_ns: list[int]) -> None:
@@ -451,8 +466,8 @@ def _hand_in(
 ) -> list[int]:
     touched: list[int] = []
     for released_ns, request in clients.arrivals(now_ns):
-        for engine in engines:
-            engine.catch_up(now_ns)  # a router or an explanation may read any engine's state
+        for engine in engines if engines[0].is_explained else ():
+            engine.catch_up(now_ns)  # an explanation may read any engine's state
         number = route(request)
         engines[number].submit(request, now_ns, came_ns=released_ns)
         clients.wait(request.id, number, released_ns)

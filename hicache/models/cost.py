@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import accumulate, pairwise
-from math import ceil, inf, sqrt
+from math import ceil, fsum, inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -199,7 +199,7 @@ class CostModel:
             others_s = [factor * each for each in others_s]
         # time that computing loses beside the copies, at most
         lost_s = copying_s * (1.0 - 1.0 / slowdown) if slowdown > 1.0 else 0.0
-        compute_s = fixed_s + full_s + sum(others_s)
+        compute_s = fixed_s + full_s + fsum(others_s)
         compute_s = max(compute_s, self._host_s(len(extends) + num_decodes))
         compute_s = min(compute_s * slowdown, compute_s + lost_s)
         compute_ns = int(compute_s * 1e9 + 0.5)
@@ -251,7 +251,7 @@ class CostModel:
             others_s = blocks[0].send(num_more) if blocks else [0.0] * num_more
             if len(blocks) > 1:
                 more = [block.send(num_more) for block in blocks[1:]]
-                others_s = [sum(each) for each in zip(others_s, *more, strict=True)]
+                others_s = [fsum(each) for each in zip(others_s, *more, strict=True)]
             ends, began_ns = [], now_ns
             for other_s in others_s:
                 read = num_keys * token_bytes
@@ -287,7 +287,7 @@ class CostModel:
         model = self.model
         experts = model.num_moe_layers * model.experts_per_token * model.expert_params
         dense = 2.0 * (end - start) * (model.dense_params + experts)
-        attention = sum([each.flops(start, end) for each in (self._full, *self._others)])
+        attention = fsum(each.flops(start, end) for each in (self._full, *self._others))
         return dense + self.tp * attention
 
     def offered_s(self, prompt_cached: int, prompt_len: int, output_len: int, batch: int) -> float:

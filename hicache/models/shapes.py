@@ -6,6 +6,7 @@ summed over all layers and all devices of one engine, with every KV head counted
 
 from dataclasses import dataclass
 from enum import Enum
+from math import fsum
 
 from hicache.models.machines import HardwareConfig
 
@@ -368,7 +369,7 @@ class ModelConfig:
     @property
     def full_token_bytes(self) -> int:
         riders = (part for part in self.parts if part.rides_on == "full" and not part.window_len)
-        more = sum(self.part_layers(each) * each.entry_bytes / each.tokens for each in riders)
+        more = fsum(self.part_layers(each) * each.entry_bytes / each.tokens for each in riders)
         return self.num_holders(LayerKind.full) * self.full_layer_token_bytes + round(more)
 
     def row_dims(self, kind: LayerKind) -> list[int]:
@@ -499,7 +500,7 @@ def tier_shares(model: ModelConfig) -> dict[str, float]:
 
     def shares(*counts: float) -> list[float]:
         parts = [count * size for count, size in zip(counts, bytes_each, strict=True)]
-        return [part / sum(parts) for part in parts[1:]]
+        return [part / fsum(parts) for part in parts[1:]]
 
     # new tokens, a window (half full if it restarts) and states of a cached request of that trace
     host = shares(7900, window, 0.85)

@@ -14,11 +14,20 @@ from hicache.scheduler.scheduler import Scheduler
 
 
 class Replica:
-    """Shows a router the load and the cached prefixes of one engine."""
+    """Shows a router the load and the cached prefixes of one engine.
 
-    def __init__(self, scheduler: Scheduler, count_requests: Callable[[], int]) -> None:
+    `catch_up` is called before the router sees what the engine's memory holds.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        count_requests: Callable[[], int],
+        catch_up: Callable[[], None] = lambda: None,
+    ) -> None:
         self._scheduler = scheduler
         self._count_requests = count_requests
+        self._catch_up = catch_up
         self._cache = scheduler.cache
 
     @property
@@ -40,6 +49,7 @@ class Replica:
 
         The fraction is 1 if the pool is unlimited.
         """
+        self._catch_up()
         cache, capacity = self._cache, self._cache.device_pages
         return 1.0 if capacity is None else cache.room() / (capacity * cache.page_size)
 
@@ -48,6 +58,7 @@ class Replica:
 
         Tokens on device and host count. With `on_device`, only tokens on the device count.
         """
+        self._catch_up()
         tree = self._cache.tree
         tokens, max_len = tree.names.tokens(request), request.prompt_len - 1
         return usable_len(tree, tokens, max_len, request.namespace, on_device=on_device)

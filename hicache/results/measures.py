@@ -1,18 +1,18 @@
 """Metrics of a whole run that do not follow from its requests, such as GPU load and counts."""
 
 from collections.abc import Mapping, Sequence
+from math import fsum
 
 import numpy as np
 
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
-from hicache.engine.loop import Engine
 from hicache.models.cost import CostModel
 from hicache.request import Request, TokenSpans
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, request_times
-from hicache.results.recorder import Recorder
+from hicache.results.recorder import Tally
 from hicache.workload.workload import Workload, repeat_sessions, sample_sessions
 
 ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")
@@ -27,10 +27,9 @@ def run_measures(
     config: ExperimentConfig,
     deployment: Deployment,
     records: Sequence[RequestRecord],
-    engines: Sequence[Engine],
-    recorder: Recorder,
+    tally: Tally,
 ) -> dict[str, float]:
-    counters, tp = recorder.totals(), deployment.tp
+    counters, tp = tally.counters, deployment.tp
     measures: dict[str, float] = {
         name: count
         for name, count in counters.items()
@@ -42,19 +41,19 @@ def run_measures(
     span_s = _span_s([record.arrival_ns for record in records])
     measures |= {
         "prefetch/discarded_pages": sum(discarded),
-        **recorder.inter_token_s(),
-        **_load(config.storage, deployment, records, counters, span_s, len(engines)),
+        **tally.gaps.seconds(),
+        **_load(config.storage, deployment, records, counters, span_s, tally.num_engines),
         "load/closed_loop": int(not config.workload.is_timed),
         "gpu/busy_s": counters["engine/busy_ns"] / SECOND_NS * tp,
         "gpu/prefill_s": counters["engine/prefill_ns"] / SECOND_NS * tp,
-        "engine/steps_count": sum(engine.num_steps for engine in engines),
-        "engine/span_s": recorder.now_ns / SECOND_NS,
-        "tree/nodes_count": sum(engine.cache.tree.num_nodes for engine in engines),
+        "engine/steps_count": tally.num_steps,
+        "engine/span_s": tally.now_ns / SECOND_NS,
+        "tree/nodes_count": tally.num_nodes,
     }
-    for stage in recorder.stages():
+    for stage in tally.stages:
         part = [each for each in records if stage.start_ns <= each.arrival_ns < stage.end_ns]
         stage_s = (stage.end_ns - stage.start_ns) / SECOND_NS
-        found = _load(config.storage, deployment, part, stage.counters, stage_s, len(engines))
+        found = _load(config.storage, deployment, part, stage.counters, stage_s, tally.num_engines)
         times = request_times(part)
         found |= {key: times[key] for key in STAGE_TIMES}
         measures |= {f"stage_{stage.number:02d}/{key}": value for key, value in found.items()}
@@ -145,7 +144,7 @@ def _num_distinct(parts: Sequence[TokenSpans]) -> int:
 def _utilisation(
     cost: CostModel, requests: Sequence[Lengths], span_s: float, num_engines: int
 ) -> float:
-    offered = sum(cost.offered_s(*lengths, OFFERED_BATCH) for lengths in requests)
+    offered = fsum(cost.offered_s(*lengths, OFFERED_BATCH) for lengths in requests)
     return offered / span_s / num_engines
 
 

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.tree.node import TIER_NAMES, TIERS
@@ -44,6 +46,62 @@ class Stage(NamedTuple):
     start_ns: int
     end_ns: int
     counters: Counter[str]
+
+
+class Gaps(NamedTuple):
+    """Times between two tokens of an answer, each with the number of requests that had it.
+
+    Attributes:
+        ns: [G] int64, in nanoseconds.
+        counts: [G] int64.
+    """
+
+    ns: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    def merged(self, other: "Gaps") -> "Gaps":
+        ns, places = np.unique(np.append(self.ns, other.ns), return_inverse=True)
+        counts = np.zeros(len(ns), np.int64)
+        np.add.at(counts, places, np.append(self.counts, other.counts))
+        return Gaps(ns, counts)
+
+    def seconds(self) -> dict[str, float]:
+        """Return the mean and the percentiles in seconds, by the names of their metrics."""
+        values, weights = np.append(0, self.ns), np.append(0, self.counts)
+        order = np.argsort(values)
+        ranks = weights[order].cumsum()
+        found = {"mean": int(values @ weights) / max(ranks[-1], 1)} | {
+            f"p{percent}": values[order][np.searchsorted(ranks, percent / 100 * ranks[-1])]
+            for percent in PERCENTILES
+        }
+        return {f"request/itl_s_{name}": float(ns) / SECOND_NS for name, ns in found.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What a run counted besides its requests. The warm-up does not count."""
+
+    counters: Counter[str]
+    gaps: Gaps
+    now_ns: int  # the end of the run
+    num_engines: int
+    num_steps: int
+    num_nodes: int  # in the radix trees, at the end
+    stages: Sequence[Stage]
+
+    def merged(self, other: "Tally") -> "Tally":
+        """Return the tally of two runs of different engines without stages of the load."""
+        counters = Counter(self.counters)
+        counters.update(other.counters)
+        return Tally(
+            counters=counters,
+            gaps=self.gaps.merged(other.gaps),
+            now_ns=max(self.now_ns, other.now_ns),
+            num_engines=self.num_engines + other.num_engines,
+            num_steps=self.num_steps + other.num_steps,
+            num_nodes=self.num_nodes + other.num_nodes,
+            stages=(),
+        )
 
 
 class Recorder:
@@ -140,8 +198,21 @@ class Recorder:
     def totals(self) -> Counter[str]:
         totals = self._all_counters()
         totals.update(self._fates_now())
+        if self._warm_ns is not None:  # the run ended within the warm-up
+            return Counter(dict.fromkeys(totals, 0))
         totals.subtract(self._uncounted)
         return totals
+
+    def tally(self) -> Tally:
+        return Tally(
+            counters=self.totals(),
+            gaps=self._gaps(),
+            now_ns=self.now_ns,
+            num_engines=len(self._engines),
+            num_steps=sum(engine.num_steps for engine in self._engines),
+            num_nodes=sum(engine.cache.tree.num_nodes for engine in self._engines),
+            stages=self.stages(),
+        )
 
     def stages(self) -> list[Stage]:
         """Return the stages of the workload, each with how much the run's counters rose in it.
@@ -183,24 +254,14 @@ class Recorder:
                 self._token_runs.append(run)
             run.num_counted += 1
 
-    def inter_token_s(self) -> dict[str, float]:
-        """Return the mean and percentiles of the times between two tokens of an answer, in s."""
+    def _gaps(self) -> Gaps:
         runs = [TokenRun([0]), *self._token_runs]
         lengths = np.array([len(run) for run in runs])
         times = np.fromiter(chain.from_iterable(runs), np.int64, lengths.sum())
         is_gap = np.ones(len(times), bool)  # between this time and the one before it
         is_gap[lengths.cumsum() - lengths] = False
-        values = np.append(0, np.diff(times, prepend=0)[is_gap])
         counts = np.array([run.num_counted for run in runs])
-        weights = np.append(0, np.repeat(counts, lengths - 1))
-        order = np.argsort(values)
-        ranks = weights[order].cumsum()
-        mean_ns = int(values @ weights) / max(ranks[-1], 1)
-        found = {"mean": mean_ns} | {
-            f"p{percent}": values[order][np.searchsorted(ranks, percent / 100 * ranks[-1])]
-            for percent in PERCENTILES
-        }
-        return {f"request/itl_s_{name}": float(ns) / SECOND_NS for name, ns in found.items()}
+        return Gaps(np.diff(times, prepend=0)[is_gap], np.repeat(counts, lengths - 1))
 
     def rejected(
         self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int

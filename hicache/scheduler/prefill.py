@@ -79,6 +79,7 @@ class Prefill:
         self.config = config
         self.counters: Counter[str] = cache.counters
         self.waiting: list[RequestState] = []  # by `place`
+        self._blocked: dict[RequestState, None] = {}  # of these, those that wait for storage
         self.partial: RequestState | None = None
         self.stalled: list[RequestState] = []  # other partial requests, which found no pages
         self.loading: list[RequestState] = []  # they compute when their load-back is done
@@ -159,16 +160,13 @@ class Prefill:
             self.prefetcher.abort(req.request.id)
 
     def next_deadline_ns(self, now_ns: int) -> int:
-        if self.prefetcher is None or not self.waiting:
+        if self.prefetcher is None or not self._blocked:
             return NEVER
-        return self.prefetcher.next_deadline_ns(now_ns)
+        return self.prefetcher.next_deadline_ns([req.request.id for req in self._blocked], now_ns)
 
     @property
     def has_backlog(self) -> bool:
-        for req in self.waiting:  # noqa: SIM110
-            if req.blocked_since_ns is None:
-                return True
-        return False
+        return len(self.waiting) > len(self._blocked)
 
     @property
     def partials(self) -> list[RequestState]:
@@ -207,9 +205,8 @@ class Prefill:
         self.defer = None
         if self.prefetcher is not None:
             self.prefetcher.rates.num_waiting = len(self.waiting)
-            for req in self.waiting:  # also those that the scan will not reach
-                is_waiting = req.blocked_since_ns is not None
-                if is_waiting and not self.prefetcher.is_blocking(req.request.id, now_ns):
+            for req in list(self._blocked):  # also those that the scan will not reach
+                if not self.prefetcher.is_blocking(req.request.id, now_ns):
                     self._end_wait(req, now_ns)
 
     def plan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
@@ -234,8 +231,9 @@ class Prefill:
     def scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
         # considers the waiting requests in order until one of them does not fit; returns what the
         # rest lack, except those that wait for storage
-        num_blocked = 0
-        for req in list(self.waiting):
+        num_blocked = 0  # they stay in the queue, and the others leave it
+        while num_blocked < len(self.waiting):
+            req = self.waiting[num_blocked]
             if self.partial is not None and not batch.extends:
                 # it found no pages for its next chunk
                 return Shortage(Cause.tokens, self.partial.request.id)
@@ -252,7 +250,7 @@ class Prefill:
                 continue
             match decision:
                 case Admit():
-                    self.waiting.remove(req)
+                    del self.waiting[num_blocked]
                 case Reject(why):
                     self._drop(req, why)
                 case Defer(reason):
@@ -276,6 +274,7 @@ class Prefill:
         if req.blocked_since_ns is None:
             req.end_queue(self.queue_waits.mark(now_ns))
             req.blocked_since_ns = now_ns
+            self._blocked[req] = None
         return False
 
     def _end_wait(self, req: RequestState, now_ns: int) -> None:
@@ -283,6 +282,7 @@ class Prefill:
             req.storage_wait_ns += now_ns - req.blocked_since_ns
             req.storage_waits.append((req.blocked_since_ns, now_ns))
             req.blocked_since_ns = None
+            del self._blocked[req]
             req.queue_mark = self.queue_waits.mark(now_ns)
 
     # -- admission -----------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from hicache.workload.kept import kept
 
 
 def page_numbers(requests: Sequence[Request], page_size: int) -> dict[int, TokenSpans]:
+    if not requests:
+        return {}
     spans = [part for each in requests for part in (each.prompt, each.output)]
     made_of = repr(
         (page_size, [len(part.starts) for part in spans], [each.namespace for each in requests])

@@ -216,6 +216,8 @@ def test_engine_wakes_at_the_next_step_end_or_deadline() -> None:
     assert engine.next_wake_ns(0) == NEVER
     alone.submit(0, 0)
     engine.take_in(0)
+    assert engine.next_wake_ns(0) == NEVER  # the scheduler has not considered it
+    assert engine.scheduler.plan(0) is None
     deadline_ns = engine.next_wake_ns(0)
     assert SECOND_NS < deadline_ns < 5 * SECOND_NS
     for end_ns, first_ns in ((700, 700), (5 * SECOND_NS, deadline_ns)):

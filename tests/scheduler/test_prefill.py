@@ -239,7 +239,9 @@ def test_backlog_is_of_requests_that_do_not_wait_for_storage() -> None:
 def test_waits_for_storage_end_also_behind_the_end_of_a_scan() -> None:
     _, world = scanned({3}, chunk_tokens=10)  # the first takes all tokens of the step
     reqs = list(world.scheduler.waiting)
-    reqs[1].blocked_since_ns = reqs[2].blocked_since_ns = 5
+    for req in reqs[1:]:
+        req.blocked_since_ns = 5
+        world.scheduler.prefill._blocked[req] = None
     world.scheduler.plan(100)
     assert [(req.storage_wait_ns, req.blocked_since_ns) for req in reqs[1:]] == [(95, None), (0, 5)]
 

@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from hicache import experiment
+from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.clock import SECOND_NS
 from hicache.config import PrefetchConfig, StorageConfig
 from hicache.request import Request
+from hicache.runs.schema import config_of
 from hicache.scheduler.request_state import RequestState
 from tests.scheduler.world import PAGE_BYTES, STEP_NS, TOKEN_NS, Plot, World, fresh, plot_of
 
@@ -73,3 +76,37 @@ def test_read_that_ends_while_a_request_waits_for_memory_is_no_wait_for_storage(
     _, req = served(replace(plot(), scheduler=alone), fresh(0, 10, 9), fresh(1, 104, 1))
     assert req.admitted_ns == STEP_NS + 10 * TOKEN_NS + 8 * STEP_NS
     assert req.storage_wait_ns == 0
+
+
+class Asked:
+    """Waits for all pages, at most 5 ms, and counts how often it is asked."""
+
+    count = 0
+
+    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
+        Asked.count += 1
+        return prefetch.is_complete
+
+    def deadline_ns(self, prefetch: Prefetch) -> int:
+        Asked.count += 1
+        return prefetch.enqueued_ns + 5_000_000
+
+
+def test_a_request_that_no_scan_has_reached_costs_no_step_anything() -> None:
+    def num_asked(num_requests: int) -> int:
+        Asked.count = 0
+        # each reads from storage, all at once, and one runs at a time
+        experiment.run(
+            config_of(
+                "model=llama3_8b", "workload=chat", "workload.time_scale=1e-6",
+                f"workload.num_sessions={num_requests}", f"workload.limit={num_requests}",
+                "storage=memory", "workload.start=warm_storage", "prefetch.threshold=64",
+                "workload.arrivals=open", "scheduler.max_running=1", "compat.rules.scan_limit=1",
+                f"cache.policy={__name__}:Asked",
+            )
+        )  # fmt: skip
+        return Asked.count
+
+    few = num_asked(20)
+    assert few > 20
+    assert num_asked(60) < 4 * few

@@ -7,7 +7,7 @@ has finished.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hicache.cache.kinds import FULL
@@ -67,7 +67,6 @@ class Prefetcher:
         self.occupied_tokens = 0
         self.rates = rates
         self.active = self.rates.active
-        self._unsettled: dict[int, Prefetch] = {}
         self.declined: str | None = None  # reason why the last request got no prefetch
         self.outbox: list[Prefetch] = []  # to be queried
         self.reads: list[Prefetch] = []  # to be read
@@ -125,7 +124,7 @@ class Prefetcher:
             return None
         prefetch.names = tree.names.of_span(anchor, sequence, prefetch.num_pages)
         self.occupied_tokens += asked * page
-        self.active[request_id] = self._unsettled[request_id] = prefetch
+        self.active[request_id] = prefetch
         self.outbox.append(prefetch)
         self.counters["prefetch/started_count"] += 1
         return prefetch
@@ -170,15 +169,16 @@ class Prefetcher:
             return False
         return not self._lets_go(prefetch, now_ns)
 
-    def next_deadline_ns(self, now_ns: int) -> int:
-        """Return the time in nanoseconds at which the next prefetch exceeds its deadline.
+    def next_deadline_ns(self, request_ids: Iterable[int], now_ns: int) -> int:
+        """Return when the next prefetch of these waiting requests exceeds its deadline, in ns.
 
         Deadlines before `now_ns` do not count. Return `NEVER` if no deadline is left.
         """
         earliest = NEVER
         if self.policy.deadline_ns is not None:
-            for prefetch in self._unsettled.values():
-                deadline = self.policy.deadline_ns(prefetch)
+            waited_for = [self.active[request_id] for request_id in request_ids]
+            for prefetch in waited_for:
+                deadline = None if prefetch.is_settled else self.policy.deadline_ns(prefetch)
                 if deadline is not None and now_ns <= deadline < earliest:
                     earliest = deadline + 1  # the first moment after it
         return earliest
@@ -370,7 +370,6 @@ class Prefetcher:
         self._settle(prefetch)
 
     def _settle(self, prefetch: Prefetch) -> None:
-        del self._unsettled[prefetch.request_id]
         self.cache.tree.release(prefetch.anchor_lock)
         self.occupied_tokens -= prefetch.asked_pages * self._page
 

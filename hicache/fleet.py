@@ -1,0 +1,159 @@
+"""Runs the replicas of a fleet in several processes, with the results of one process.
+
+Replicas that share nothing but the router do not affect each other if the router knows nothing of
+their state. Each is then a run of its own. A worker process serves one replica after another and
+writes the rows of its requests to a file, so memory does not grow with the number of replicas. A
+trace that names its sessions is divided line by line, and is never in memory as a whole.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+from joblib import Parallel, delayed
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from hicache.config import Arrivals, ExperimentConfig, TraceConfig
+from hicache.engine.build import world_of
+from hicache.engine.deployment import Deployment, deploy
+from hicache.experiment import play, workload_of
+from hicache.policies.policy import policy_of
+from hicache.policies.routing import RoundRobin, Route, Sticky
+from hicache.request import Request
+from hicache.results.measures import run_measures, working_set
+from hicache.results.metrics import Progress, Result
+from hicache.results.recorder import Tally
+from hicache.results.remarks import remarks
+from hicache.results.requests_file import TableRecords, write_requests
+from hicache.user_code import user_code
+from hicache.workload.kept import no_collection
+from hicache.workload.parts import Part, divide
+from hicache.workload.rounds import rounds_of
+from hicache.workload.workload import Workload
+
+# the requests of one replica: a part of a trace, or a list
+Share = Part | list[Request]
+
+
+def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
+    """Run the replicas of `config` in `parallel.workers` processes, and return their results.
+
+    The results equal those of one process, but there are no rows of time intervals. If the trace is
+    divided line by line, its distinct tokens are not counted, and sessions have other numbers.
+
+    Raises:
+        ValueError: replicas depend on each other with these settings, or a worker was killed.
+    """
+    started, deployment = time.perf_counter(), deploy(config)
+    route = _refuse_bonds(config, deployment)
+    with TemporaryDirectory(prefix="hicache-") as name:
+        folder = Path(name)
+        shares, notes, measures, rounds = _divided(config, deployment, route, folder)
+        tallies: list[Tally] = []
+        num_done, num_requests = 0, sum(map(len, shares))
+        jobs = (
+            delayed(_serve)(config, number, share, folder, rounds)
+            for number, share in enumerate(shares)
+        )
+        try:
+            served = Parallel(config.parallel.workers, return_as="generator", batch_size=1)(jobs)
+            for share, tally in zip(shares, served, strict=True):
+                tallies.append(tally)
+                num_done += len(share)
+                if progress is not None:
+                    progress(Progress(done_count=num_done, total_count=num_requests, time_s=0.0))
+        except TerminatedWorkerError as error:
+            raise ValueError(
+                "parallel.workers: a worker process was killed, perhaps for lack of memory: repeat "
+                f"the run with fewer than {config.parallel.workers} workers"
+            ) from error
+        records = TableRecords.read([_folder(folder, number) for number in range(len(shares))])
+    measures |= run_measures(config, deployment, records, reduce(Tally.merged, tallies))
+    return Result(
+        records=records, measures=measures, wall_s=time.perf_counter() - started, notes=notes
+    )
+
+
+def _refuse_bonds(config: ExperimentConfig, deployment: Deployment) -> Route:
+    # returns how requests are routed
+    workload, route = config.workload, policy_of(world_of(config, deployment, lambda: 0)).route
+    router = getattr(route, "__self__", None)
+    bonds = {
+        "executor.kind=torch": config.executor.kind != "simulated",
+        f"storage={config.storage.kind}, which all replicas share": config.storage.kind != "none",
+        "a router that looks at the replicas": not isinstance(router, Sticky | RoundRobin),
+        "arrivals that wait for answers of other sessions": not workload.is_timed,
+        "stages of the load": bool(workload.stage_ends_s),
+        "engine.explain=true": config.engine.explain,
+        "cache.policy=oracle, which knows all requests": config.cache.policy == "oracle",
+        "goodput.num_rates": bool(config.goodput.num_rates),
+    }
+    for what, holds in bonds.items():
+        if holds:
+            raise ValueError(f"parallel.workers does not work with {what}")
+    return route
+
+
+def _divided(
+    config: ExperimentConfig, deployment: Deployment, route: Route, folder: Path
+) -> tuple[Sequence[Share], list[str], dict[str, float], dict[int, int]]:
+    # the requests of each replica, notes, measures of the workload, and the number of earlier turns
+    # of each request, if a replica may lack them
+    num_parts = config.parallel.replicas
+    if isinstance(config.workload, TraceConfig) and config.workload.kind == "trace":
+        is_sticky = isinstance(getattr(route, "__self__", None), Sticky)
+        parts = divide(config.workload, folder, num_parts) if is_sticky else None
+        if parts is not None:
+            num = sum(map(len, parts))
+            return parts, [f"trace: {num:,} requests, divided line by line"], {}, {}
+    notes: list[str] = []
+    workload = workload_of(config, deployment.cost, notes)
+    notes += remarks(config, deployment, workload)
+    lists: list[list[Request]] = [[] for _ in range(num_parts)]
+    unseen: list[Any] = [None] * num_parts  # the router only counts the replicas
+    homes: dict[int, int] = {}  # by request
+    for each in sorted(workload.requests, key=lambda request: (request.arrival_ns, request.id)):
+        home = homes[each.id] = route(each, unseen)
+        before = [] if each.parent_id is None else [each.parent_id, *each.joins]
+        if any(homes[other] != home for other in before):
+            if config.workload.arrivals is not Arrivals.open:
+                raise ValueError(
+                    f"parallel.workers: request {each.id} waits for an answer of another replica: "
+                    "set workload.arrivals=open"
+                )
+            each = replace(each, parent_id=None, joins=())
+        lists[home].append(each)
+    measures = working_set(workload.requests, deployment, config.cache.page_size)
+    return lists, notes, {**measures, **workload.counts}, rounds_of(workload.requests)
+
+
+def _serve(
+    config: ExperimentConfig, number: int, share: Share, folder: Path, rounds: Mapping[int, int]
+) -> Tally:
+    # runs in a worker: serves the requests of one replica, and writes their rows
+    own = replace(config, parallel=replace(config.parallel, replicas=1, workers=None))
+    with (
+        user_code("a class of the user", Exception),
+        no_collection(),
+        # the kept results of a part would replace those of whole workloads
+        patch.dict(os.environ, XDG_CACHE_HOME=str(folder)),
+    ):
+        if isinstance(share, Part):
+            assert isinstance(config.workload, TraceConfig)
+            share = share.requests(config.workload, config.seed)
+        played = play(own, deploy(own), Workload(name=config.workload.kind, requests=share))
+    for record in played.records:
+        record.engine, record.round = number, rounds.get(record.id, record.round)
+    _folder(folder, number).mkdir()
+    write_requests(_folder(folder, number), played.records)
+    return played.tally
+
+
+def _folder(folder: Path, number: int) -> Path:
+    return folder / f"replica_{number}"

@@ -1,0 +1,124 @@
+"""Counts the hits of a prefix cache of any size in one pass over a workload, without time.
+
+The requests come one after another. Each uses all pages of its prompt and its answer, the last page
+first, so a page is never evicted before the pages that follow it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hicache.request import Request
+from hicache.workload.page_numbers import page_numbers
+
+Column = NDArray[np.int64]
+BLOCK = 1024  # of requests, whose sums are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """The pages of N requests that are used again, as G groups of pages that follow one another.
+
+    Attributes:
+        num_requests: N.
+        request: [G] place of the request that uses a group again, in rising order.
+        before: [G] place of the request that has used the group before.
+        counts: [G] pages in the group.
+        usable: [G] pages in the group that may hit: those before the last token of a prompt.
+        newer: [G] distinct pages used since the last use of the group.
+    """
+
+    num_requests: int
+    request: Column
+    before: Column
+    counts: Column
+    usable: Column
+    newer: Column
+
+    def lru(self, capacity: int) -> Column:
+        """Return the pages that each request finds in an LRU cache of `capacity` pages: [N].
+
+        A page hits if all pages used since its last use fit (Mattson et al., "Evaluation techniques
+        for storage hierarchies", 1970).
+        """
+        return self._by_request(np.clip(capacity - self.newer, 0, self.usable))
+
+    def belady(self, capacity: int) -> Column:
+        """Return the pages found if the cache keeps the pages that are used again soonest: [N]."""
+        order = np.argsort(self.before, kind="stable")
+        firsts = self.before[order].searchsorted(np.arange(self.num_requests + 1)).tolist()
+        nexts, counts = self.request[order].tolist(), self.counts[order].tolist()
+        held = [0] * self.num_requests  # pages in the cache, by the request that uses them next
+        latest: list[int] = []  # these requests, negative, as a heap; may hold finished ones
+        room = capacity
+        for place in range(self.num_requests):
+            room += held[place]
+            for group in range(firsts[place], firsts[place + 1]):
+                if not held[nexts[group]]:
+                    heappush(latest, -nexts[group])
+                held[nexts[group]] += counts[group]
+                room -= counts[group]
+            while room < 0:
+                last = -latest[0]
+                num_evicted = min(held[last], -room)
+                held[last] -= num_evicted
+                room += num_evicted
+                if not held[last]:
+                    heappop(latest)
+        # nothing is inserted or evicted for a request after it has begun
+        return np.minimum(held, self._by_request(self.usable))
+
+    @property
+    def full_pages(self) -> int:
+        """The smallest capacity at which LRU evicts nothing that is used again."""
+        return int((self.newer + self.usable).max(initial=0))
+
+    def _by_request(self, pages: Column) -> Column:
+        totals = np.zeros(self.num_requests, np.int64)
+        np.add.at(totals, self.request, pages)
+        return totals
+
+
+def reuse(requests: Sequence[Request], page_size: int) -> Reuse:
+    """Find the pages that `requests` use again. The requests come in this order."""
+    pages = page_numbers(requests, page_size)
+    num_pages = max(int((each.starts + each.counts).max(initial=0)) for each in pages.values())
+    used_by = np.full(num_pages, -1, np.int32)  # the last request that used a page
+    # pages by the last request that used them, and their sums over blocks of requests
+    alive = np.zeros(len(requests), np.int64)
+    sums = np.zeros(len(requests) // BLOCK + 1, np.int64)
+    groups: list[tuple[int, ...]] = []
+    for place, request in enumerate(requests):
+        usable = (request.prompt_len - 1) // page_size
+        num_kept = (request.prompt_len + request.output_len - 1) // page_size
+        shared: dict[int, int] = {}  # pages by the last request that used them, from the root on
+        left, spans = num_kept, pages[request.id]
+        for start, count in zip(spans.starts.tolist(), spans.counts.tolist(), strict=True):
+            path = used_by[start : start + min(count, left)]
+            left -= len(path)
+            for before, count in _runs(path):
+                shared[before] = shared.get(before, 0) + count
+            path[:] = place
+        shared.pop(-1, None)  # pages that are new
+        for before, count in shared.items():
+            end = before // BLOCK + 1
+            newer = alive[before + 1 : end * BLOCK].sum() + sums[end:].sum()
+            groups.append((place, before, count, min(max(usable, 0), count), int(newer)))
+            usable -= count
+        for user, count in (*((user, -count) for user, count in shared.items()), (place, num_kept)):
+            alive[user] += count
+            sums[user // BLOCK] += count
+    columns = np.array(groups, np.int64).reshape(-1, 5).T
+    names = ("request", "before", "counts", "usable", "newer")
+    return Reuse(num_requests=len(requests), **dict(zip(names, columns, strict=True)))
+
+
+def _runs(values: NDArray[np.int32]) -> list[tuple[int, int]]:
+    # (value, length) of each run of equal values, where values never rise
+    if not len(values) or values[0] == values[-1]:
+        return [(int(values[0]), len(values))] if len(values) else []
+    ends = np.append(np.flatnonzero(np.diff(values)) + 1, len(values))
+    return list(zip(values[ends - 1].tolist(), np.diff(ends, prepend=0).tolist(), strict=True))

@@ -11,9 +11,10 @@ from pathlib import Path
 CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py")
 # what a replay reaches today; the numbers may only fall (the limits were 35 files and 4,300 lines,
 # before placement by chunk, eviction of mirrors, the engines' own orders of a step, and several
-# batches in flight, what vLLM keeps of windows, and the event queue of engines came in)
+# batches in flight, what vLLM keeps of windows, the event queue of engines, and loads that no step
+# overlaps came in)
 MOST_FILES = 34
-MOST_LINES = 5_065
+MOST_LINES = 5_072
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -31,6 +31,7 @@ WRITE_POLICIES = (
 )
 STORAGE_WRITES = ("on_back_up", "selective", "on_host_eviction")
 CHECKPOINT_PLACEMENTS = ("end", "end_branch", "chunk_branch", "branch_or_end", "every")
+ROUTERS = (*("sticky", "round_robin", "prefix_load", "scored", "scored_device", "approximate"),)
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
@@ -404,12 +405,15 @@ class ParallelConfig:
     # with workload.arrivals=open), and pyarrow. None means that this process runs all.
     workers: int | None = knob(None, least=1, most=1024)
     # How requests are assigned to engines: sticky (a session stays on one engine), round_robin,
-    # prefix_load (the engine with the longest cached prefix, unless it has over 8 requests more
-    # than the least busy one), scored (a weighted sum of queue, free memory and cached prefix, as
-    # in llm-d), or scored_device (the same, but of the prefix on the device only).
-    router: str = knob(
-        "sticky", one_of=("sticky", "round_robin", "prefix_load", "scored", "scored_device")
-    )
+    # prefix_load (the engine with the longest cached prefix, unless it has over `slack` requests
+    # more than the least busy one), scored (a weighted sum of queue, free memory and cached prefix,
+    # as in llm-d), scored_device (the same, but of the prefix on the device only), or approximate
+    # (as scored, with an index of what it sent to each engine, as in llm-d).
+    router: str = knob("sticky", one_of=ROUTERS)
+    # Numbers of the router: slack (of prefix_load, default 8 requests); the weights queue, memory,
+    # device and cache (of scored, scored_device and approximate); blocks, block_tokens and
+    # most_blocks of the index (of approximate: 41000, 16, 256).
+    router_args: dict[str, float] = knob({}, least=0)
 
     # Engines that only compute prompts. With 0, every engine computes prompts and decodes.
     prefill: int = knob(0, least=0, most=1024)

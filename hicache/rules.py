@@ -115,6 +115,10 @@ class Rules:
     # and into that of the request, as SGLang does. False copies it once over the link, then from
     # slot to slot on the device.
     loads_states_twice: bool = False
+    # Compute while pages are loaded from the host: other requests, and the layers whose pages are
+    # loaded, as SGLang does (layer by layer). False begins no step before all loads have ended: the
+    # published times of vLLM's offloading are the sum of both (docs/published.md, case D).
+    overlaps_loads: bool = True
     # In a step with several chunks, compute attention to the tokens before each chunk as if all
     # chunks were as long as the longest, as SGLang's Triton attention does (extend_attention.py).
     pads_chunks: bool = False

@@ -1,12 +1,12 @@
-"""Print the entries of a hardware profile that the kernel benchmark measured on a machine.
+"""Print what the kernel benchmark measured on a machine, as a machine file.
 
 python -m hicache.workbench.bench --json bench.json          (on the machine)
-python -m experiments.gpu.profile bench.json               (anywhere)
+python -m experiments.gpu.profile bench.json > mine.yaml   (anywhere)
+hicache run hardware=mine.yaml
 
 The entries are the bandwidth of the link, the speed of our copy kernels by size of a contiguous
 piece, the speed of one Triton program, and the slowdown of a matrix product by a concurrent copy.
-The kernels count only with the number of programs that the profile launches. Paste the entries over
-those of the profile.
+The kernels count only with the number of programs that the profile launches.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
     profile = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(profile, dict), f"{path} is no mapping"
     measured = entries(json.loads(options.bench.read_text()), profile["copy_kernel"])
-    print(OmegaConf.to_yaml(measured), end="")
+    print(OmegaConf.to_yaml({"base": options.hardware, "hardware": measured}), end="")
 
 
 def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:

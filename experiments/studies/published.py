@@ -5,14 +5,19 @@ python -m experiments.studies.published A E       two of them
 
 A case is a file of `experiments/published/`. It has the settings of its runs and the published
 values. It also lists the facts that the publication leaves open, with the values considered for
-each. Runs are kept in `outputs/published/runs`, by configuration and code, and are not repeated.
+each. Each case with times has two results: with nothing fitted, and with one constant fitted on its
+lightest stage (`fit`; the first value of the first TTFT unless the case says otherwise), which is
+judged on the other points. `--seeds 5` adds where throughput saturates and where knees lie, with a
+range over seeds; `--terms` adds the errors without each term of the cost of a step (`terms`). Runs
+are kept in `outputs/published/runs`, by configuration and code, and are not repeated.
 `outputs/published/` gets one figure and one page of tables (docs/published.md), and the traces of
 cases that are batches.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from itertools import combinations, cycle, pairwise
 from math import log
@@ -32,6 +37,8 @@ from hicache.results.server_log import measure
 
 CASES = Path(__file__).parents[1] / "published"
 OUT = Path("outputs", "published")
+CLOSE = 0.005  # how close a fitted point must come
+Runs = Callable[[Sequence[Sequence[str]]], list[pd.DataFrame]]
 DIFFERS = 0.05  # variants with closer published values are not ranked
 # measures whose errors are differences, with the unit of each
 POINTS = {"hits": "points", "hit_count": "requests"}
@@ -44,6 +51,7 @@ class Series:
     measure: str
     arm: str
     axis: str
+    seed: int
     x: Sequence[float]
     theirs: Sequence[float]
     ours: Sequence[float]
@@ -75,28 +83,99 @@ def main(arguments: Sequence[str] | None = None) -> None:
     told = f"cases to run, of {', '.join(known)}; default: {', '.join(usual)}"
     parser.add_argument("cases", nargs="*", help=told)
     parser.add_argument("--jobs", type=int, default=2, help="number of runs at a time")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds of cases with stages")
+    parser.add_argument("--terms", action="store_true", help="also leave out each term in turn")
     parser.add_argument("--out", type=Path, default=OUT, help="directory of runs, page and figure")
     options = parser.parse_args(arguments)
     with in_one_sentence():
         names = options.cases or usual
         if unknown := set(names) - set(known):
             raise ValueError(f"no such case: {', '.join(sorted(unknown))}; there are {known}")
-        cases = {each: case for name in names for each, case in variants(name)}
-        series = compare(cases, options.out / "runs", jobs=options.jobs)
+        folder = options.out / "runs"
+        run = partial(kept_runs, measure=frame_of, folder=folder, jobs=options.jobs)
+        cases = {each: case for name in names for each, case in variants(name, run)}
+        series = compare(cases, run)
         text = page(cases, series)
+        if options.terms:
+            text = f"{terms_table(cases, series, run)}\n\n{text}"
+        if options.seeds > 1:
+            text = f"{knees_table(cases, range(options.seeds), run)}\n\n{text}"
         (options.out / "page.md").write_text(text)
         draw(cases, series, options.out / "published.png")
     print(text)
     print(options.out)
 
 
-def variants(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def variants(name: str, run: Runs) -> Iterator[tuple[str, dict[str, Any]]]:
     case = read_case(name)
     yield name, case
-    for variant, fact in case.get("variants", {}).items():
-        others = [each for each in case["facts"] if each["what"] != fact["what"]]
-        title = f"{case['title']}, {variant}"
-        yield f"{name} {variant}", {**case, "title": title, "facts": [*others, fact]}
+    if (fit := fit_of(case)) is not None:
+        value = fitted(case, fit, run)
+        fact = {
+            "what": fit["setting"],
+            "choices": ["one number"],
+            "chosen": f"{value:.4g}",
+            "why": f"fitted on {fit['result']}, {fit['arm']}, {case_axis(case, fit)} {fit['x'][0]}",
+            "settings": [f"{fit['setting']}={value!r}"],
+        }
+        title = f"{case['title']}, calibrated on its lightest stage"
+        facts = [*case.get("facts", []), fact]
+        yield f"{name} calibrated", {**case, "title": title, "facts": facts}
+
+
+def fit_of(case: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what is fitted in a case: a setting, and the points of an arm of a result.
+
+    The result is None if the case has no times, or says `fit: false`.
+    """
+    timed = [each for each in case["results"] if each["measure"] not in POINTS]
+    if not timed or case.get("fit") is False:
+        return None
+    first = next((each for each in timed if each["measure"] == "ttft_s"), timed[0])
+    usual = {"setting": "hardware.prefill_factor.value", "result": first["name"],
+             "arm": next(iter(first["theirs"])), "x": first["x"][:1]}  # fmt: skip
+    return {**usual, **case.get("fit", {})}
+
+
+def case_axis(case: Mapping[str, Any], fit: Mapping[str, Any]) -> str:
+    return str(next(each["axis"] for each in case["results"] if each["name"] == fit["result"]))
+
+
+def fitted(case: Mapping[str, Any], fit: Mapping[str, Any], run: Runs) -> float:
+    """Return the value of a constant with which the fitted points have the published mean.
+
+    A constant in seconds is at least 0, even if the simulation is too slow without it.
+    """
+    arm = next(
+        each for each in arms_of(case)
+        if (each.result["name"], each.name) == (fit["result"], fit["arm"])
+    )  # fmt: skip
+    result = {**arm.result, "x": fit["x"]}
+    places = [arm.result["x"].index(x) for x in fit["x"]]
+    theirs = [arm.result["theirs"][arm.name][place] for place in places]
+    runs = [arm.runs[place] for place in places] if len(arm.runs) > 1 else arm.runs
+
+    def ratio(value: float) -> float:
+        told = [f"{fit['setting']}={value!r}", *fit.get("settings", [])]
+        frames = run([(*each, *told) for each in runs])
+        part = Arm(name=arm.name, result={**result, "theirs": {arm.name: theirs}}, runs=runs)
+        ours = series_of("", part, frames).ours
+        is_rate = result["measure"].endswith("per_s")
+        return float(np.mean([a / b for a, b in zip(ours, theirs, strict=True)])) ** (
+            -1 if is_rate else 1
+        )
+
+    is_factor = "factor" in fit["setting"]
+    value, other = (1.0, 1.1) if is_factor else (0.0, 0.01)
+    found, next_found = ratio(value), ratio(other)
+    for _ in range(4):
+        if abs(next_found - 1) < CLOSE or next_found == found:
+            break
+        slope = (next_found - found) / (other - value)
+        value, found = other, next_found
+        other = max(other + (1 - next_found) / slope, 0.05 if is_factor else 0.0)
+        next_found = ratio(other)
+    return other
 
 
 def read_case(name: str) -> dict[str, Any]:
@@ -145,13 +224,18 @@ def batch_trace(*, prompts: int, tokens: int, kept: int, begins_s: float, hit_pe
 
 
 def compare(
-    cases: Mapping[str, Mapping[str, Any]], folder: Path, *, jobs: int
+    cases: Mapping[str, Mapping[str, Any]], run: Runs, *, told: Sequence[str] = (), seed: int = 0
 ) -> dict[str, list[Series]]:
+    """Run all cases, with further settings `told`, and return one series for each arm."""
     arms = {name: list(arms_of(case)) for name, case in cases.items()}
-    wanted = list(dict.fromkeys(run for some in arms.values() for arm in some for run in arm.runs))
-    frames = dict(zip(wanted, kept_runs(wanted, frame_of, folder, jobs=jobs), strict=True))
+    more = (*told, f"seed={seed}") if seed else (*told,)
+    wanted = list(
+        dict.fromkeys(each for some in arms.values() for arm in some for each in arm.runs)
+    )
+    found = run([(*each, *more) for each in wanted])
+    frames = dict(zip(wanted, found, strict=True))
     return {
-        name: [series_of(name, arm, [frames[run] for run in arm.runs]) for arm in some]
+        name: [series_of(name, arm, [frames[run] for run in arm.runs], seed) for arm in some]
         for name, some in arms.items()
     }
 
@@ -160,7 +244,7 @@ def frame_of(result: Result) -> pd.DataFrame:
     return pd.DataFrame(columns_of(result.records))
 
 
-def series_of(case: str, arm: Arm, frames: Sequence[pd.DataFrame]) -> Series:
+def series_of(case: str, arm: Arm, frames: Sequence[pd.DataFrame], seed: int = 0) -> Series:
     result, theirs = arm.result, arm.result["theirs"][arm.name]
     values = []
     for frame in frames:
@@ -174,6 +258,7 @@ def series_of(case: str, arm: Arm, frames: Sequence[pd.DataFrame]) -> Series:
         measure=result["measure"],
         arm=arm.name,
         axis=result["axis"],
+        seed=seed,
         x=[result["x"][place] for place in kept],
         theirs=[theirs[place] for place in kept],
         ours=[values[place] for place in kept],
@@ -195,6 +280,52 @@ def knees(line: Series) -> tuple[int, int] | None:
     if theirs[steepest] < 1.5 * max(others, default=0.0):
         return None
     return steepest, int(np.argmax(ours))
+
+
+def knees_table(
+    cases: Mapping[str, Mapping[str, Any]], seeds: Sequence[int], run: Runs
+) -> str:  # fmt: skip
+    """Return a table of saturation throughput and knees of the cases with stages, over seeds."""
+    staged = {name: case for name, case in cases.items() if case.get("stages")}
+    rows = []
+    by_seed = [compare(staged, run, seed=seed) for seed in seeds]
+    for name, lines in compare(staged, run).items():
+        for place, line in enumerate(lines):
+            others = [each[name][place] for each in by_seed]
+            row = {"case": name, "result": line.result, "arm": line.arm}
+            if line.measure.endswith("per_s"):
+                row["what"], theirs = "saturation", max(line.theirs)
+                ours = [max(each.ours) for each in others]
+            elif line.measure not in POINTS and (pair := knees(line)) is not None:
+                row["what"], theirs = f"knee, {line.axis}", line.x[pair[0] + 1]
+                ours = [each.x[(knees(each) or pair)[1] + 1] for each in others]
+            else:
+                continue
+            middle, least, most = np.median(ours), min(ours), max(ours)
+            row |= {"published": f"{theirs:,.4g}", "simulated": f"{middle:,.4g}",
+                    f"range over {len(seeds)} seeds": f"{least:,.4g} to {most:,.4g}"}  # fmt: skip
+            rows.append(row)
+    return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
+
+
+def terms_table(
+    cases: Mapping[str, Mapping[str, Any]], series: Mapping[str, Sequence[Series]], run: Runs
+) -> str:
+    """Return a table of the errors of each result with all terms, and without each of them."""
+    rows = []
+    for name, case in cases.items():
+        if name.endswith("calibrated"):
+            continue
+        for term, told in case.get("terms", {}).items():
+            without = compare({name: case}, run, told=told)[name]
+            for result in dict.fromkeys(each.result for each in series[name]):
+                both = [
+                    np.mean([each.error for each in lines if each.result == result])
+                    for lines in (series[name], without)
+                ]
+                row = {"case": name, "result": result, "without": term}
+                rows.append(row | {"error": f"{both[0]:.1f}", "error without": f"{both[1]:.1f}"})
+    return pd.DataFrame(rows).to_markdown(index=False)
 
 
 def ranking(lines: Sequence[Series]) -> tuple[int, int]:
@@ -240,7 +371,7 @@ def gain_errors(lines: Sequence[Series]) -> list[float]:
 
 
 def page(cases: Mapping[str, Mapping[str, Any]], series: Mapping[str, Sequence[Series]]) -> str:
-    parts = [errors_table(series)]
+    parts = [errors_table(cases, series)]
     for name, case in cases.items():
         parts.append(f"## {name}: {case['title']}\n\nSource: {case['source']}.")
         if case.get("facts"):
@@ -251,9 +382,24 @@ def page(cases: Mapping[str, Mapping[str, Any]], series: Mapping[str, Sequence[S
     return "\n\n".join(parts) + "\n"
 
 
-def errors_table(series: Mapping[str, Sequence[Series]]) -> str:
+def without_fitted(line: Series, fit: Mapping[str, Any] | None) -> Series:
+    """Return a series without the points on which a constant was fitted."""
+    if fit is None or (line.result, line.arm) != (fit["result"], fit["arm"]):
+        return line
+    kept = [place for place, x in enumerate(line.x) if x not in fit["x"]]
+    x, theirs, ours = (
+        [values[place] for place in kept] for values in (line.x, line.theirs, line.ours)
+    )
+    return replace(line, x=x, theirs=theirs, ours=ours)
+
+
+def errors_table(
+    cases: Mapping[str, Mapping[str, Any]], series: Mapping[str, Sequence[Series]]
+) -> str:
     rows = []
     for name, lines in series.items():
+        fit = fit_of(cases[name]) if name.endswith("calibrated") else None
+        lines = [without_fitted(each, fit) for each in lines]
         for result in dict.fromkeys(each.result for each in lines):
             some = [each for each in lines if each.result == result]
             is_points = some[0].measure in POINTS

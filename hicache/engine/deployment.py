@@ -48,6 +48,7 @@ def deploy(config: ExperimentConfig) -> Deployment:
         tp=config.tp,
         ep=config.parallel.ep,
         pads_chunks=config.compat.rules.pads_chunks,
+        is_asynchronous=config.compat.rules.asynchronous,
     )
     replays = config.cache.window is WindowHit.replay
     kinds, host_kinds, storage_kinds = (

@@ -47,6 +47,7 @@ class SimulatedRuntime:
             self.stores,
             [parts[each] for each in ranks],
             stalls=[each.stall for each in self.storages],
+            overlaps_loads=config.compat.rules.overlaps_loads,
             seed=config.seed,
             link_s=config.parallel.link_s,
             faults=config.parallel.faults if config.parallel.prefill else None,
@@ -93,6 +94,19 @@ def make_runtime(
     return SimulatedRuntime(config, deployment, places)
 
 
+def link_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, float]:
+    """Return the bytes per second of the links of one engine, as `copy_rates` does."""
+    return copy_rates(
+        config.model,
+        config.hardware,
+        CopyPath(config.executor.copy_path),
+        tp=deployment.tp,
+        page_size=config.cache.page_size,
+        form=config.cache.host_format,
+        coded_share=_load_shares(deployment)[FULL],
+    )
+
+
 def _load_shares(deployment: Deployment) -> list[float]:
     sizes = zip(deployment.host_kinds.page_bytes, deployment.kinds.page_bytes, strict=True)
     return [on_host / on_device if on_device else 1.0 for on_host, on_device in sizes]
@@ -101,15 +115,7 @@ def _load_shares(deployment: Deployment) -> list[float]:
 def _rates(place: Place) -> dict[str, float]:
     # bytes per second of the links of an engine
     config = place.config
-    rates = copy_rates(
-        config.model,
-        config.hardware,
-        CopyPath(config.executor.copy_path),
-        tp=place.deployment.tp,
-        page_size=config.cache.page_size,
-        form=config.cache.host_format,
-        coded_share=_load_shares(place.deployment)[FULL],
-    )
+    rates = link_rates(config, place.deployment)
     if place.role != "both":
         rates |= dict.fromkeys(("sends", "receives"), config.parallel.link_gbps * 1e9)
     return rates

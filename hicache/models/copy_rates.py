@@ -105,4 +105,4 @@ def pcie_rate(
     curve = Rates(table, name)
     # the rate of a piece below the smallest size grows with the piece
     rate = min(piece_bytes / table.size[0], 1.0) * curve.at(piece_bytes)
-    return min(rate, limit)
+    return min(rate, limit) * hardware.link_factor.value

@@ -1,7 +1,8 @@
 """Duration of a forward step, from the shapes of a model and the rate tables of a machine.
 
 A step costs a constant, some short kernels per layer, and the sum over its operations of max(flops
-/ rate, bytes / bandwidth). Weights are read once per step. Tensor parallelism divides weights and
+/ rate, bytes / bandwidth). A step that only decodes replays a captured graph, whose kernels start
+sooner. Weights are read once per step. Tensor parallelism divides weights and
 heads and adds all-reduces. Between the matrices of a layer, short kernels (norms, rotary embedding,
 activation) read and write activations at memory bandwidth.
 
@@ -83,7 +84,8 @@ class CostModel:
 
     `tp` devices share the model by tensor parallelism, and `ep` is the expert-parallel size. With
     `pads_chunks`, full attention to the tokens before a chunk takes as long as for the longest
-    chunk of the step.
+    chunk of the step. With `is_asynchronous`, the processor's time for requests passes beside that
+    of the device; else it is added.
 
     Raises:
         ValueError: the machine has fewer than `tp` devices, or their memory is too small for the
@@ -98,6 +100,7 @@ class CostModel:
         tp: int,
         ep: int = 1,
         pads_chunks: bool = False,
+        is_asynchronous: bool = False,
     ) -> None:
         if not 1 <= tp <= hardware.num_devices:
             raise ValueError(
@@ -119,7 +122,12 @@ class CostModel:
         self._num_layers = len(model.layer_words)
         kernels_s = self._num_layers * LAYER_KERNELS * hardware.kernel_s.value
         self._step_s = hardware.step_s.value + kernels_s
+        graph_s = hardware.graph_kernel_s.value or hardware.kernel_s.value
+        self._graph_step_s = hardware.step_s.value + self._num_layers * LAYER_KERNELS * graph_s
         self._extend_s = hardware.extend_s.value
+        self._request_s = hardware.request_s.value
+        self._is_asynchronous = is_asynchronous
+        self._prefill_factor = hardware.prefill_factor.value
         self._tile = hardware.tile_tokens
         weights = _Weights(model, hardware, tp=tp, ep=ep)
         self._shared_s = cache(weights.layers_s)  # by tokens of the step, tiles filled up
@@ -184,9 +192,15 @@ class CostModel:
             full_s += self._full.decode_s(sum(context_lens))
             for i, other in enumerate(self._others):
                 others_s[i] += other.decode_s(other.num_keys(context_lens))
+        if extends and self._prefill_factor != 1.0:
+            factor = self._prefill_factor
+            fixed_s = self._step_s + factor * (fixed_s - self._step_s)
+            full_s, scan_s = factor * full_s, factor * scan_s
+            others_s = [factor * each for each in others_s]
         # time that computing loses beside the copies, at most
         lost_s = copying_s * (1.0 - 1.0 / slowdown) if slowdown > 1.0 else 0.0
         compute_s = fixed_s + full_s + fsum(others_s)
+        compute_s = max(compute_s, self._host_s(len(extends) + num_decodes))
         compute_s = min(compute_s * slowdown, compute_s + lost_s)
         compute_ns = int(compute_s * 1e9 + 0.5)
         if load_layer_bytes is None or not self._num_layers:
@@ -220,7 +234,7 @@ class CostModel:
         which it needs end times. The next list reaches about as far.
         """
         num_decodes = len(context_lens)
-        fixed_s = self._decode_s(num_decodes)
+        fixed_s, host_s = self._decode_s(num_decodes), self._host_s(num_decodes)
         num_keys, more_keys = float(sum(context_lens)), float(num_decodes)
         blocks = [other.decode_blocks_s(context_lens) for other in self._others]
         for block in blocks:
@@ -242,7 +256,8 @@ class CostModel:
             for other_s in others_s:
                 read = num_keys * token_bytes
                 full = read / (rate + (read - size) * slope) * num_layers
-                now_ns += int((fixed_s + full + other_s) * slowdown * 1e9 + 0.5)
+                step_s = fixed_s + full + other_s
+                now_ns += int((step_s if step_s > host_s else host_s) * slowdown * 1e9 + 0.5)
                 ends.append(now_ns)
                 num_keys += more_keys
             num_steps -= num_more
@@ -312,13 +327,22 @@ class CostModel:
     ) -> tuple[float, float]:
         extend_s = self._extend_s * num_sequences
         num_tokens = (num_tiles + num_decodes) * self._tile
-        shared_s = self._shared_s(num_tokens)
+        step_s = self._step_s if num_sequences else self._graph_step_s
+        shared_s = self._shared_s(num_tokens, num_sequences > 0)
+        if not self._is_asynchronous:
+            extend_s += self._request_s * (num_sequences + num_decodes)
         head_s = self._head_s(num_sequences + num_decodes)
         scan_s = self._scan_s * num_extends + self._state_s * num_decodes
         return (
-            self._step_s + extend_s + shared_s + head_s + scan_s + self._save_s * saved_states,
+            step_s + extend_s + shared_s + head_s + scan_s + self._save_s * saved_states,
             scan_s,
         )
+
+    def _host_s(self, num_requests: int) -> float:
+        # what the processor takes for a step beside the device, at least
+        if not (self._request_s and self._is_asynchronous):
+            return 0.0
+        return self.hardware.step_s.value + self._request_s * num_requests
 
     def _decoding_s(self, num_decodes: int) -> float:
         return self._fixed_s(0, 0, 0, num_decodes, 0)[0]
@@ -344,6 +368,13 @@ class _Weights:
             model.expert_width
         )
         self._least_s = EXPERT_KERNELS * hardware.kernel_s.value
+        # the tables' times of a single token are mostly launches, for which a graph does not wait
+        self._launch_s = 0.0
+        graph_s = EXPERT_KERNELS * hardware.graph_kernel_s.value
+        if model.num_moe_layers and graph_s:
+            first_s = model.experts_per_token * model.expert_params * model.expert_param_bytes
+            first_s = first_s / tp / self._bandwidth + graph_s
+            self._launch_s = max(self._experts_s(1) - first_s, 0.0)
         # bf16 elements that short kernels read and write per token: inputs and outputs of matrices,
         # and the hidden state four times per block
         hidden = 4 * model.blocks_per_layer * self._num_layers * model.hidden_size
@@ -353,7 +384,7 @@ class _Weights:
         name = "all_reduce_2" if tp <= 2 else "all_reduce_4" if tp <= 4 else "all_reduce_8"
         self._reduce = Rates(getattr(hardware, name), name)
 
-    def layers_s(self, num_tokens: int) -> float:
+    def layers_s(self, num_tokens: int, has_prompts: bool) -> float:  # noqa: FBT001 - cached
         if not num_tokens:
             return 0.0
         model, tp = self._model, self._tp
@@ -364,7 +395,8 @@ class _Weights:
         )
         seconds += num_tokens * self._short_s
         if model.num_moe_layers:
-            seconds += model.num_moe_layers * self._experts_s(num_tokens)
+            saved_s = 0.0 if has_prompts else self._launch_s
+            seconds += model.num_moe_layers * self._experts_s(num_tokens, saved_s)
         if tp > 1:
             size = num_tokens * model.hidden_size * 2
             num_reduces = self._num_layers * model.blocks_per_layer
@@ -380,7 +412,7 @@ class _Weights:
             2 * params / self._bandwidth,
         )
 
-    def _experts_s(self, num_tokens: int) -> float:
+    def _experts_s(self, num_tokens: int, saved_s: float = 0.0) -> float:
         # seconds of one layer's experts on the device with most work. Tensor parallelism divides
         # all of them but the launches of kernels, which the tables' times include
         model, tp = self._model, self._tp
@@ -392,7 +424,7 @@ class _Weights:
         touched = model.num_experts * (1 - missed)
         read = touched * model.expert_params * model.expert_param_bytes / tp
         computing_s = self._least_s + (whole_s - self._least_s + flops * self._slice_s) / tp
-        return self._uneven * max(computing_s, read / self._bandwidth)
+        return self._uneven * max(computing_s, read / self._bandwidth) - saved_s
 
 
 def _experts_table(model: ModelConfig) -> str:

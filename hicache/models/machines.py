@@ -109,6 +109,18 @@ class HardwareConfig:
     extend_s: Figure = field(default_factory=Figure)
     # Time in seconds of a kernel that has next to nothing to do; each layer takes some ten of them.
     kernel_s: Figure = field(default_factory=Figure)
+    # Time in seconds of such a kernel in a captured graph, as decoding replays it. 0 means that
+    # decoding launches kernels one by one.
+    graph_kernel_s: Figure = field(default_factory=Figure)
+    # Time in seconds that the processor spends on each running request in a step. With
+    # `compat.rules.asynchronous` it passes beside the device's time, which hides the shorter one.
+    request_s: Figure = field(default_factory=Figure)
+    # Factor on the time of steps with prompts, besides their constant part and loads; `hicache
+    # calibrate` fits it. 1 means what the curves say.
+    prefill_factor: Figure = Figure(value=1.0, source="not fitted: the curves as they are")
+    # Factor on the rates of copies between host and device; `hicache calibrate` fits it. 1 means
+    # what the curves say.
+    link_factor: Figure = Figure(value=1.0, source="not fitted: the curves as they are")
     # Tokens per tile of a matrix multiplication; the prompt tokens of each sequence are rounded up
     # to whole tiles. 1 means no rounding.
     tile_tokens: int = 1

@@ -17,14 +17,17 @@ MLP_WIDTH = 16  # in hidden sizes: largest intermediate size; gpt-oss has 1, Gem
 
 LEAST_RATE = 1e6  # per second; no link or device is so slow, but a rate typed in GB/s would be
 MOST_RATE = 1e17  # ten times the fastest machine in fp4
+CONSTANTS = ("step_s", "extend_s", "kernel_s", "graph_kernel_s", "request_s", "all_reduce_s")
+FACTORS = ("prefill_factor", "link_factor")
 LEAST = {
-    **dict.fromkeys(("step_s", "extend_s", "kernel_s", "all_reduce_s", "activation_bytes"), 0),
+    **dict.fromkeys((*CONSTANTS, "activation_bytes"), 0),
+    **dict.fromkeys(FACTORS, 0.001),
     "copy_slowdown": 1,
 }
 MOST_STEP_S = 1000.0  # of one step's constant parts
 MOST = {
-    **dict.fromkeys(("step_s", "extend_s", "kernel_s", "all_reduce_s"), MOST_STEP_S),
-    "copy_slowdown": 1000.0,
+    **dict.fromkeys(CONSTANTS, MOST_STEP_S),
+    **dict.fromkeys((*FACTORS, "copy_slowdown"), 1000.0),
 }
 MOST_WHOLE = 1 << 20  # of devices, and tokens of a tile
 # rates of which 0 means that they are not known, or do not matter

@@ -21,7 +21,7 @@ from hicache.cache.tiers.transfer import EVICTED, MOMENTS, WritePolicy
 from hicache.cache.tree.entry import EntryPolicy
 from hicache.policies.checkpoints import PLACEMENTS
 from hicache.policies.order import ORDERS
-from hicache.policies.routing import ROUTERS, Route
+from hicache.policies.routing import Route, router_named
 from hicache.policies.stock import STOCK
 from hicache.policies.stop import STOPS
 from hicache.policies.window_charge import swa_budget_for_req
@@ -130,7 +130,7 @@ def presets(world: World) -> Policy:
             window_charge=partial(swa_budget_for_req, config.scheduler.swa_budget),
             placement=place(world),
         ),
-        route=ROUTERS[config.parallel.router]().route,
+        route=router_named(config.parallel.router, config.parallel.router_args).route,
     )
 
 

@@ -19,6 +19,7 @@ RHOS = ("gpu", "prefill", "decode", "link", "queue", "read", "write", "workers")
 # rate-limited prefetches are left out: they pile up because storage is slow
 FOR_HOST_ROOM = ("cut", "abandoned_host_room", "abandoned_sidecar_room")
 CLEAN = "no objection"
+TIMES = ("queue", "prefill")
 CLOSED = "load/closed_loop"
 STAGE = "stage_"  # prefix of the keys of one stage of a load
 
@@ -239,6 +240,13 @@ def _growing_queue(summary: Summary) -> float | None:
     return waits_s / span_s
 
 
+def _near_knee(summary: Summary) -> float | None:
+    waits_s, prefill_s = (summary.get(f"request/{part}_s_mean", 0.0) for part in TIMES)
+    if summary.get(CLOSED) or not prefill_s or waits_s >= 9 * prefill_s:
+        return None
+    return waits_s / prefill_s
+
+
 OVERLOADS = (
     _overloaded("GPU", "gpu"),
     _overloaded("queue", "queue"),
@@ -331,6 +339,15 @@ CONDITIONS = (
         is_share=False,
     ),
     *OVERLOADS,
+    Condition(
+        name="near a knee",
+        threshold=1,
+        number=_near_knee,
+        phrase="requests queue {} times as long as they are computed",
+        means="the load is near saturation, where TTFT differs several times between seeds: quote "
+        "the throughput at saturation over five seeds or more, not TTFT",
+        is_share=False,
+    ),
     Condition(
         name="few sessions",
         threshold=20,

@@ -27,6 +27,7 @@ from hicache.models.own_table import read_table
 from hicache.models.shapes import least_tp
 from hicache.results.tracking import plain
 from hicache.runs.grid import subdir
+from hicache.runs.machine_file import machine_overrides
 from hicache.runs.stored import flat, read_yaml
 from hicache.secret import refuse_secrets
 
@@ -94,6 +95,10 @@ def is_value(override: Override) -> bool:
 def with_implied(overrides: Sequence[str]) -> list[str]:
     typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     refuse_secrets(typed)  # Hydra would write them down
+    if (machine := typed.get("hardware", "")).endswith(".yaml"):
+        at = [*overrides].index(f"hardware={machine}")
+        told = machine_overrides(Path(machine))
+        overrides = [*overrides[:at], *told, *overrides[at + 1 :]]
     implied = [
         option
         for knob, option in IMPLIED.items()

@@ -9,6 +9,7 @@ from hicache import run
 from hicache.cli import calibrate, validate
 from hicache.results.requests_file import read_requests
 from hicache.results.server_log import compare_measured, read_measured
+from hicache.runs.schema import config_of
 
 TOLD = ("model=llama3_8b", "hardware=h100", "parallel.tp=1", "storage=none")
 LOAD = ("workload=multi_turn", "workload.num_sessions=3", "workload.rounds=2")
@@ -55,10 +56,41 @@ def test_errors_are_relative_to_the_measured_values(run_dir, log_of_server, caps
     assert "ttft of each request" in capsys.readouterr().out
 
 
-def test_calibrate_finds_the_constant_time_of_a_server(log_of_server, capsys):
+def test_calibrate_writes_a_machine_file_that_a_run_takes(log_of_server, capsys, tmp_path):
     file, _ = log_of_server(later_s=0.125)
-    calibrate.main([file, *TOLD])
+    machine = tmp_path / "mine.yaml"
+    own = "hardware.pcie_bandwidth.value=40e9"
+    calibrate.main([file, *TOLD, own, "--fit", "scheduler.server_s", "--out", str(machine)])
     assert capsys.readouterr().out.startswith("scheduler.server_s=0.125 ")
+    config = config_of(f"hardware={machine}", "model=llama3_8b")
+    assert config.scheduler.server_s == pytest.approx(0.125, rel=0.01)
+    assert (config.hardware.name, config.hardware.pcie_bandwidth.value) == ("h100", 40e9)
+    assert config_of(f"hardware={machine}", "scheduler.server_s=1").scheduler.server_s == 1
+
+
+def test_calibrate_refuses_a_log_without_overlapping_requests(log_of_server, capsys, tmp_path):
+    file, _ = log_of_server()
+    with pytest.raises(SystemExit):
+        calibrate.main([file, *TOLD, "--out", str(tmp_path / "mine.yaml")])
+    assert "scheduler.begin_s needs requests that come while" in capsys.readouterr().err
+    assert not (tmp_path / "mine.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{base: h100, cache: {policy: 'mine:Class'}}", "must not set cache.policy"),
+        ("{base: mine.yaml}", "base must name a profile"),
+        ("{hardware: {name: x}}", "base must name a profile"),
+        (None, "does not exist"),
+    ],
+)
+def test_a_machine_file_sets_a_machine_and_nothing_else(text, told, tmp_path):
+    path = tmp_path / "mine.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=told):
+        config_of(f"hardware={path}")
 
 
 def test_requests_without_hit_fields_are_neither_hits_nor_misses(log_of_server, capsys):
@@ -66,7 +98,7 @@ def test_requests_without_hit_fields_are_neither_hits_nor_misses(log_of_server, 
     assert table.loc[["hits", "hit_count"], "measured"].isna().all()
     with pytest.raises(SystemExit):
         calibrate.main([file, *TOLD])
-    assert "known to have hit nothing" in capsys.readouterr().err
+    assert "the log has 0 requests" in capsys.readouterr().err
 
 
 LINE = {"arrival": 0, "ttft": 1, "latency": 2, "prompt": 50, "output": 1}

@@ -8,11 +8,12 @@ import torch
 
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
-from hicache.engine.simulated_runtime import SimulatedRuntime, make_runtime
+from hicache.engine.simulated_runtime import SimulatedRuntime, link_rates, make_runtime
 from hicache.experiment import run
 from hicache.kernels.transcode import Format, coded_bytes
 from hicache.models import FORMATS, LayerKind, coded_page_bytes
 from hicache.models.copy_rates import CopyPath, pcie_rate
+from hicache.results.metrics import summarize
 from hicache.results.remarks import pool_remarks
 from hicache.runs.schema import config_of
 from tests.cache.small import named_kinds
@@ -220,3 +221,26 @@ def test_tier_that_cannot_be_coded_is_an_error(overrides: tuple[str, ...], messa
     with pytest.raises(ValueError, match=message):  # noqa: PT012 - the last one in the runtime
         config = config_of(*SMALL, *overrides)
         make_runtime(config, deploy(config))
+
+
+def test_without_overlap_no_step_computes_while_pages_are_loaded():
+    told = (
+        *("model=llama3_8b", "hardware=h100", "parallel.tp=1", "storage=none", "seed=0"),
+        *("workload=multi_turn", "workload.num_sessions=6", "workload.rounds=2"),
+        *("workload.first_tokens=8000", "workload.turn_tokens=1000", "workload.in_flight=3"),
+        *("workload.ready_queue=fifo", "workload.request_rate=1000"),
+        *("cache.device.tokens.full=40000", "hardware.copy_slowdown.value=1"),
+    )
+    found = {}
+    for overlaps in ("true", "false"):
+        config = config_of(*told, f"compat.rules.overlaps_loads={overlaps}")
+        result = run(config)
+        found[overlaps] = summarize(result.records, result.measures)
+    beside, after = found["true"], found["false"]
+    loaded = beside["transfer/load_back_bytes"]
+    assert loaded == after["transfer/load_back_bytes"] > 6e9
+    rate = link_rates(config, deploy(config))["to_device"]
+    # beside computing, nearly all of the loads is hidden
+    more_s = after["engine/span_s"] - beside["engine/span_s"]
+    assert more_s == pytest.approx(loaded / rate, rel=0.1)
+    assert beside["request/prefill_fence_s_mean"] == 0 < after["request/prefill_fence_s_mean"]

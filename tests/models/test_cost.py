@@ -17,6 +17,7 @@ from hicache.executor.completions import StepEnds
 from hicache.memory import model_kinds
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
 from hicache.models.cost import EXPERT_KERNELS, IMBALANCE, LAYER_KERNELS, CostModel, Rates
+from hicache.models.plausible import CONSTANTS, FACTORS
 from tests.models.test_shapes import MODELS, load, model
 
 NO_CONTEXT = np.empty(0, dtype=np.int64)
@@ -56,8 +57,10 @@ def plain(*, tile_tokens: int = 1, **rates: float) -> HardwareConfig:
             fields[name] = RateTable(size=[1], rate=[flat[name]])
         elif field.type is Figure:
             fields[name] = Figure(value=flat[name])
-    for name in ("step_s", "extend_s", "kernel_s", "all_reduce_s", "activation_bytes"):
+    for name in (*CONSTANTS, "activation_bytes"):
         fields[name] = Figure(value=rates.get(name, 0.0))
+    for name in FACTORS:
+        fields[name] = Figure(value=rates.get(name, 1.0))
     return HardwareConfig(**fields, tile_tokens=tile_tokens)
 
 
@@ -499,3 +502,45 @@ def test_a_rate_is_linear_between_points_and_constant_outside(size):
     table = RateTable(size=[1, 2, 8], rate=[10, 30, 60])
     wanted = 10 + 20 * (size - 1) if size < 2 else 30 + 5 * (size - 2)
     assert Rates(table, "some").at(size) == min(60.0, max(10.0, wanted))
+
+
+def test_decoding_replays_a_graph_whose_kernels_start_sooner_and_prompts_do_not():
+    kernels = {"kernel_s": 4e-6}
+    graph = {**kernels, "graph_kernel_s": 1e-6}
+    layers = small().num_layers * LAYER_KERNELS
+    assert step_ns(lens=[9], **kernels) == layers * 4000
+    assert step_ns(lens=[9], **graph) == layers * 1000
+    assert step_ns((0, 9), lens=[9], **graph) == layers * 4000
+
+
+def test_in_a_graph_the_experts_of_one_token_take_the_time_to_read_them():
+    slow = {"moe_wide": 1e12, "weight_bandwidth": 1e12, "kernel_s": 4e-6}
+    shape = small(num_moe_layers=4, num_experts=8, experts_per_token=1, expert_params=10**7,
+                  expert_width=768, dense_params=0)  # fmt: skip
+    of_layer = EXPERT_KERNELS * 1000 + 20_000  # 20 MB at 1 TB/s, which the table's time exceeds
+    many = [
+        step_ns(lens=[9] * count, shape=shape, **{**slow, "moe_wide": 1e11}) for count in (1, 2)
+    ]
+    in_graph = [
+        step_ns(lens=[9] * count, shape=shape, graph_kernel_s=1e-6, **{**slow, "moe_wide": 1e11})
+        for count in (1, 2)
+    ]
+    kernels = shape.num_layers * LAYER_KERNELS * 1000
+    assert in_graph[0] == pytest.approx(4 * of_layer + kernels, rel=1e-6)
+    # the second token costs what it does in the table
+    assert in_graph[1] - in_graph[0] == pytest.approx(many[1] - many[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(("is_asynchronous", "wanted"), [(False, 50_000), (True, 31_000)])
+def test_the_processor_works_beside_the_device_if_steps_are_asynchronous(is_asynchronous, wanted):
+    rates = {"step_s": 1e-6, "kernel_s": 0.475e-6, "request_s": 10e-6}
+    cost = CostModel(small(), plain(**rates), tp=1, is_asynchronous=is_asynchronous)
+    assert cost.forward_ns([], contexts(9, 9, 9)).total_ns == wanted
+    assert step_ends(cost, [9, 9, 9], 2) == [wanted, 2 * wanted]
+
+
+def test_the_factor_of_prefill_leaves_constants_and_decodes():
+    rates = {"step_s": 1e-3, "gemm_bf16": 1e12}
+    once, twice = (step_ns((0, 1000), prefill_factor=f, **rates) for f in (1.0, 2.0))
+    assert twice - once == once - 1_000_000
+    assert step_ns(lens=[9], **rates) == step_ns(lens=[9], prefill_factor=2.0, **rates)

@@ -49,7 +49,7 @@ def test_every_figure_of_a_machine_has_a_source_and_an_8b_model_runs_on_it(name)
     machine = load(HardwareConfig, "hardware", name)
     assert machine.name == name
     figures = figures_of(machine)
-    assert len(figures) == 39
+    assert len(figures) == 43
     assert [key for key, figure in figures.items() if len(figure.source) < 8] == []
     assert {figure.status for figure in figures.values()} == {"measured", "modelled"}
     text = (CONF / "hardware" / f"{name}.yaml").read_text()

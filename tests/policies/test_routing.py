@@ -9,7 +9,16 @@ from hicache.cache.kinds import FULL
 from hicache.cache.tree.lookup import usable_len
 from hicache.cache.tree.node import DEVICE
 from hicache.engine.loop import Engine
-from hicache.policies.routing import PrefixLoad, Replica, RoundRobin, Scored, ScoredDevice, Sticky
+from hicache.policies.routing import (
+    ROUTERS,
+    Approximate,
+    PrefixLoad,
+    Replica,
+    RoundRobin,
+    Scored,
+    Sticky,
+    router_named,
+)
 from tests.cache.small import evict_all
 from tests.scheduler.world import World, plot_of, request_of
 
@@ -29,8 +38,11 @@ def choice(
     router: Router, engines: Sequence[Engine], prompt: Sequence[int], number: int = 9
 ) -> int:
     """The engine that a router chooses for a request with this prompt."""
-    replicas = [Replica(each.scheduler, each.num_requests) for each in engines]
-    return router.route(request_of(number, prompt, [1]), replicas)
+    return router.route(request_of(number, prompt, [1]), replicas_of(engines))
+
+
+def replicas_of(engines: Sequence[Engine]) -> list[Replica]:
+    return [Replica(each.scheduler, each.num_requests) for each in engines]
 
 
 def load(engine: Engine, count: int) -> None:
@@ -94,7 +106,9 @@ def test_a_match_on_the_device_scores_above_one_on_the_host():
 def test_scored_counts_a_match_on_the_host_and_scored_device_does_not():
     engines = engines_that_served(range(900, 964), range(64))
     evict_all(engines[1].cache, DEVICE, FULL)
-    assert [choice(router, engines, range(64)) for router in (Scored(), ScoredDevice())] == [1, 0]
+    assert [
+        choice(router, engines, range(64)) for router in (Scored(), ROUTERS["scored_device"]())
+    ] == [1, 0]
 
 
 def test_a_score_weighs_the_memory_that_requests_hold():
@@ -114,3 +128,47 @@ def test_a_score_weighs_the_memory_that_requests_hold():
 def test_routers_take_turns_between_equal_engines_or_by_session(make, numbers, chosen):
     router, engines = make(), engines_that_served(range(9), range(9), range(9))
     assert [choice(router, engines, range(700, 740), number) for number in numbers] == chosen
+
+
+@pytest.mark.parametrize(("slack", "chosen"), [(8, 0), (16, 1)])
+def test_the_slack_of_prefix_load_is_a_setting(slack, chosen):
+    engines = engines_that_served(OTHER, range(64))
+    load(engines[1], 9)
+    assert choice(router_named("prefix_load", {"slack": slack}), engines, range(64)) == chosen
+
+
+def test_the_weights_of_a_score_are_settings():
+    engines = engines_that_served(OTHER, range(64))
+    load(engines[1], 1)
+    heavy = router_named("scored", {"device": 3.0})
+    assert [choice(router, engines, range(64)) for router in (Scored(), heavy)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("sticky", "none"), ("prefix_load", "slack"), ("scored", "queue, memory")]
+)
+def test_an_argument_that_a_router_does_not_take_is_refused(name, known):
+    with pytest.raises(ValueError, match=f"{name} takes {known}.*got patience"):
+        router_named(name, {"patience": 1.0})
+
+
+def test_approximate_remembers_what_it_sent_and_not_what_engines_hold():
+    engines = engines_that_served(OTHER, range(64))  # without the router
+    router = Approximate(block_tokens=4)
+    chosen = [choice(router, engines, prompt) for prompt in (range(64), range(80))]
+    assert chosen == [0, 0]
+    evict_all(engines[0].cache, DEVICE, FULL)
+    assert choice(router, engines, range(80)) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chosen"), [({}, 0), ({"blocks": 8}, 1), ({"most_blocks": 0}, 1)]
+)
+def test_the_index_of_approximate_is_capped(sizes, chosen):
+    engines = engines_that_served(OTHER, OTHER)
+    router = Approximate(block_tokens=4, device=0, **sizes)
+    router.route(request_of(9, range(40), [1]), replicas := replicas_of(engines))
+    # in turn to engine 1, then to 0, whose index of 8 blocks has lost the first prompt
+    router.route(request_of(10, range(100, 140), [1]), replicas)
+    router.route(request_of(11, range(200, 240), [1]), replicas)
+    assert router.route(request_of(12, range(40), [1]), replicas) == chosen

@@ -88,12 +88,12 @@ def test_the_run_on_the_page_triggers_its_condition(condition, tmp_path, monkeyp
     assert re.search(r"\d", objection.short)
 
 
-def test_the_default_run_uses_every_tier_and_has_no_objection():
+def test_the_default_run_at_a_lower_rate_uses_every_tier_and_has_no_objection():
     summary = summary_of(*overrides_of(CLEAN_RUN))
     assert in_short(objections([summary])) == CLEAN
-    assert 0.6 < summary["load/rho_gpu"] < 0.85
-    assert summary["load/rho_read"] > 0.4
-    assert summary["load/rho_write"] > 0.4
+    assert 0.4 < summary["load/rho_gpu"] < 0.6
+    assert summary["load/rho_read"] > 0.3
+    assert summary["load/rho_write"] > 0.3
     assert summary["request/storage_wait_s_mean"] > summary["request/prefill_s_mean"]
     hits = [summary[f"cache/{tier}_hit_tokens"] for tier in ("device", "host", "storage")]
     assert min(hits) > 0.1 * summary["request/prompt_tokens"]

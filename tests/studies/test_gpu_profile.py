@@ -1,8 +1,11 @@
 """Measurements of a bench as entries of a hardware profile."""
 
+import json
+
 import pytest
 
 from experiments.gpu import profile
+from hicache.runs.schema import config_of
 
 
 def sweep(case, page_size, row_bytes, programs, rate):
@@ -50,6 +53,19 @@ def test_a_profile_has_the_measured_rates_of_the_launched_programs():
     assert all("a GPU (torch 2)" in entry["source"] for entry in found.values())
     some = [each for each in RECORDS if each["case"] != "to_host"]
     assert set(entries(some, goals=[])) == {"pcie_bandwidth", "kernel_to_device"}
+
+
+def test_what_was_measured_is_a_machine_file(tmp_path, monkeypatch, capsys):
+    bench = {"machine": "a GPU", "ceilings_gb_per_s": {"engine_to_device": 53.5}}
+    records = [*RECORDS, alone("to_device", 30.0), alone("to_host", 40.0)]
+    (tmp_path / "bench.json").write_text(json.dumps(bench | {"records": records, "goals": GOALS}))
+    monkeypatch.setattr("sys.argv", ["profile", str(tmp_path / "bench.json")])
+    profile.main()
+    (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+    machine = config_of(f"hardware={tmp_path / 'mine.yaml'}").hardware
+    assert (machine.name, machine.pcie_bandwidth.value) == ("h200", 53.5e9)
+    assert machine.kernel_to_device.rate == (12e9, 50e9)
+    assert machine.copy_kernel.to_host.value == 40e9
 
 
 @pytest.mark.parametrize(

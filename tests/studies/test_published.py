@@ -1,12 +1,21 @@
 """Published measurements compared with simulated ones."""
 
 import json
+from functools import partial
 
 import pytest
 import yaml
 
 from experiments.studies import published
-from experiments.studies.published import CASES, Series, arms_of, knees, ranking, read_case
+from experiments.studies.kept_runs import kept_runs
+from experiments.studies.published import (
+    CASES,
+    Series,
+    arms_of,
+    knees,
+    ranking,
+    read_case,
+)
 from hicache.results.requests_file import columns_of
 from hicache.results.server_log import MEASURES
 from hicache.runs.schema import config_of
@@ -48,7 +57,8 @@ def test_every_case_has_runs_and_a_value_for_each_published_point(name):
 def test_a_case_is_run_once_and_compared_point_by_point(tmp_path):
     small = yaml.safe_load(SMALL)
     out = tmp_path / "out"
-    found = published.compare({"S": small}, out, jobs=1)["S"]
+    run = partial(kept_runs, measure=published.frame_of, folder=out, jobs=1)
+    found = published.compare({"S": small}, run)["S"]
     assert [(each.arm, each.x, each.theirs) for each in found] == [
         ("off", [0, 1], [0, 50]),
         ("on", [0], [0]),
@@ -61,13 +71,46 @@ def test_a_case_is_run_once_and_compared_point_by_point(tmp_path):
     assert "| simulated" in page
     assert "| two clients" not in page
     written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    assert published.compare({"S": small}, out, jobs=1)["S"] == found
+    assert published.compare({"S": small}, run)["S"] == found
     assert {path: path.stat().st_mtime_ns for path in written} == written  # nothing ran again
+
+
+def test_a_constant_is_fitted_on_one_point_and_judged_on_the_others(tmp_path, monkeypatch):
+    small = yaml.safe_load(SMALL)
+    run = partial(kept_runs, measure=published.frame_of, folder=tmp_path / "out", jobs=1)
+    slow = published.compare({"S": small}, run, told=["scheduler.server_s=0.05"])["S"]
+    assert slow[2].arm == "alone"
+    small["results"][1]["theirs"] = {"alone": slow[2].ours}
+    small["fit"] = {"setting": "scheduler.server_s"}
+    monkeypatch.setattr(published, "read_case", lambda name: small)
+    cases = dict(published.variants("S", run))
+    assert [*cases] == ["S", "S calibrated"]
+    (setting,) = cases["S calibrated"]["facts"][-1]["settings"]
+    name, _, value = setting.partition("=")
+    assert name == "scheduler.server_s"
+    assert float(value) == pytest.approx(0.05, rel=0.01)
+    lines = published.compare(cases, run)["S calibrated"]
+    judged = published.without_fitted(lines[2], published.fit_of(small))
+    assert (judged.x, lines[2].x) == ([2000], [100, 2000])
+
+
+def test_saturation_and_knees_have_a_range_over_seeds(tmp_path):
+    small = yaml.safe_load(SMALL) | {"stages": True}
+    small["results"][1] |= {"measure": "requests_per_s", "theirs": {"alone": [9, 5]}}
+    run = partial(kept_runs, measure=published.frame_of, folder=tmp_path / "out", jobs=1)
+    table = published.knees_table({"S": small}, range(2), run)
+    assert "saturation" in table
+    assert "range over 2 seeds" in table
+
+
+def test_a_case_without_a_clock_is_not_fitted():
+    assert [name for name in NAMES if published.fit_of(read_case(name)) is None] == ["G", "I", "O"]
 
 
 @pytest.mark.parametrize(("named", "has_h"), [([], False), (["H"], True)])
 def test_a_case_that_needs_a_trace_runs_only_if_it_is_named(named, has_h, monkeypatch):
     seen = []
+    monkeypatch.setattr(published, "fitted", lambda *_: 1.0)
     monkeypatch.setattr(published, "compare", lambda cases, *_, **__: seen.extend(cases) or 1 / 0)
     with pytest.raises(SystemExit):
         published.main(named)
@@ -88,7 +131,9 @@ def test_a_batch_repeats_a_share_of_earlier_prompts(share):
 
 def line(theirs, ours, measure="ttft_s"):
     names = {"case": "X", "result": "r", "arm": "a", "axis": "x"}
-    return Series(x=list(range(len(theirs))), theirs=theirs, ours=ours, measure=measure, **names)
+    return Series(
+        seed=0, x=list(range(len(theirs))), theirs=theirs, ours=ours, measure=measure, **names
+    )
 
 
 def test_errors_are_points_of_hits_and_percent_of_times():

@@ -61,6 +61,7 @@ class SimulatedIo:
         copy_rates: Sequence[dict[str, float]],
         *,
         stalls: Sequence[Stall] = (),
+        overlaps_loads: bool = True,
         seed: int,
         link_s: float = 0.0,
         faults: EngineFaults | None = None,
@@ -77,6 +78,7 @@ class SimulatedIo:
                 host_memory. A link both_ways limits the sum of both directions; it may be missing.
                 With separate engines for prefill and decode, also sends and receives.
             stalls: for each storage, the extra time that its calls take; empty means none.
+            overlaps_loads: whether steps compute while pages are loaded from the host.
             seed: seed of the random storage delays.
             link_s: latency in seconds of what one engine sends to another.
             faults: the losses of engines and of what they send; None means none.
@@ -90,6 +92,7 @@ class SimulatedIo:
             for direction in ("to_host", "to_device")
         }
         self.links = Links(_capacities(config, copy_rates))
+        self.overlaps_loads = overlaps_loads
         self.storages = storages
         self._stalls = stalls or [Stall() for _ in storages]
         self.config = config
@@ -169,7 +172,7 @@ class SimulatedIo:
 
     def copy(self, engine: int, work: BackUp | LoadBack) -> IoJob:
         direction = "to_host" if isinstance(work, BackUp) else "to_device"
-        is_fence = isinstance(work, BackUp) and work.is_fence
+        is_fence = work.is_fence if isinstance(work, BackUp) else not self.overlaps_loads
         self.copying[engine] += 1
         self.fences[engine] += is_fence
         self.backing_up[engine] += direction == "to_host"
@@ -386,9 +389,10 @@ class SimulatedExecutor:
 
     @property
     def is_fenced(self) -> bool:
-        """True while a copy to the host still reads device pages that were already freed.
+        """True while the next step must wait for a copy.
 
-        The next step waits for the copy, because it may overwrite these pages.
+        That is one to the host which still reads device pages that were already freed, because the
+        step may overwrite them, and any load-back if loads do not overlap with computing.
         """
         return self._io.fences[self._engine] > 0
 
@@ -422,7 +426,7 @@ class SimulatedExecutor:
             ends = self._cost.decode_ends_ns(lens, batch.num_steps, now_ns, slowdown=slowdown)
             return StepRun(StepEnds(next(ends), ends), 0)
         load_layer_bytes = None
-        if batch.load_backs:
+        if batch.load_backs and self._io.overlaps_loads:
             counts = [0.0] * len(self._page_bytes)
             for load in batch.load_backs:
                 for move in load.moves:

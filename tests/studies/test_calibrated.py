@@ -1,0 +1,22 @@
+"""`hicache calibrate` on servers whose constants are known."""
+
+import pytest
+
+from experiments.studies import calibrated
+
+
+def test_the_constants_of_a_drawn_server_are_found_within_five_percent():
+    assert calibrated.draw(2) == pytest.approx(dict.fromkeys(calibrated.CONSTANTS, 1), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "unknown"),
+    [
+        ("pairs", "scheduler.begin_s"),
+        ("hits", "hardware.link_factor"),
+        ("lengths", "hardware.prefill_factor"),
+    ],
+)
+def test_a_log_that_lacks_information_is_refused(lacks, unknown):
+    with pytest.raises(ValueError, match=f"does not identify .*{unknown}"):
+        calibrated.draw(2, lacks=lacks)

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from hicache.knob import check_limits, knob, share
 from hicache.models import FORMATS, PLAIN, HardwareConfig, LayerKind, ModelConfig
 from hicache.models.plausible import check_machine, check_shape
-from hicache.rules import Rules
+from hicache.rules import DRAFT_KEYS, Rules
 
 # storages and policies of ours, by the knob that names them
 STORAGES = ("memory", "mooncake_master", "slab", "file", "redis", "mooncake")
@@ -35,6 +35,7 @@ SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
 TIMED = "prefetch.stop=timeout"
 GRID = "cache.checkpoints=every"
+SPECULATES = "speculation.drafts=" + ",".join(map(str, range(1, 65)))
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
@@ -570,6 +571,37 @@ class CompatConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculationConfig:
+    """Speculative decoding: a draft model proposes tokens, and the model verifies them in one step.
+
+    The draft has KV of its own for each token.
+    """
+
+    # Number of tokens that the draft proposes for each request and decode step. 0 means no
+    # speculation; the other settings then have no effect.
+    drafts: int = knob(0, least=0, most=64)
+    # How a hit leaves the draft the hidden state from which it continues: token (not at all),
+    # bigram (a page is named by its tokens and the one after them, as in SGLang) or drop_block (the
+    # last page of a hit is computed again, as in vLLM). None means the first of
+    # `compat.rules.draft_keys`.
+    key: str | None = knob(None, one_of=DRAFT_KEYS, only=SPECULATES)
+    # Where the draft's KV lies below the device: packed (in the host's pages, as further layers),
+    # sidecar (in pages of its own, which storage must have as well) or none (nowhere: hits on the
+    # host have no KV for the draft, and are counted as draft cold).
+    draft_kv: str = knob("packed", one_of=("packed", "sidecar", "none"), only=SPECULATES)
+    # Number of layers of the draft, each with the shape of a full-attention layer of the model.
+    layers: int = knob(1, least=1, only=SPECULATES)
+    # Probability that a draft token is accepted if those before it are.
+    acceptance: float = knob(0.7, least=0, most=1, only=SPECULATES)
+    # The same where the draft has no KV of the request's tokens. In between, it is linear in the
+    # share of these tokens.
+    cold_acceptance: float = knob(0.3, least=0, most=1, only=SPECULATES)
+    # How many tokens a decode step gains: random (drawn by `seed`, request and step) or mean (the
+    # expected number, rounded so that the sum stays close).
+    accepted: str = knob("random", one_of=("random", "mean"), only=SPECULATES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
     """Which request runs next, and how much one step computes."""
 
@@ -822,6 +854,7 @@ class ExperimentConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -897,6 +930,18 @@ class ExperimentConfig:
         It is `storage.format`, or the format of pages on the host if that is None.
         """
         return self.storage.format or self.cache.host_format
+
+    @property
+    def draft_key(self) -> str:
+        """The key rule of the prefix cache: token, bigram or drop_block."""
+        if not self.speculation.drafts:
+            return "token"
+        return self.speculation.key or self.compat.rules.draft_keys[0]
+
+    @property
+    def overlap(self) -> int:
+        """Number of tokens of the next page that are part of a page's key."""
+        return int(self.draft_key == "bigram")
 
     @property
     def is_lossy(self) -> bool:

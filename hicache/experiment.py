@@ -44,7 +44,7 @@ def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
     """
     deployment = deploy(config)
     runtime = make_runtime(config, deployment)
-    names = Digests(config.cache.page_size)
+    names = Digests(config.cache.page_size, overlap=config.overlap)
     world = world_of(config, deployment, runtime.clock.now)
     check = _check(config)
     engine = build_engine(world, policy_of(world), deployment, runtime, names, check=check)
@@ -139,11 +139,13 @@ def _engines(
     # also how the policy of the first engine routes requests
     num_ranks, page_size = config.parallel.ranks, config.cache.page_size
     requests, kinds = workload.requests, deployment.kinds
-    pages = page_numbers(requests, page_size)
+    overlap = config.overlap
+    pages = page_numbers(requests, page_size, overlap)
     numbers = pages if config.cache.policy != "lru" else None
     # simulated pages do not outlive the run, so numbers suffice
-    names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size, numbers)
-    registry = PageRegistry(pages, kinds.size) if config.engine.explain else None
+    is_simulated = config.executor.kind == "simulated"
+    names = Numbers(pages, overlap) if is_simulated else Digests(page_size, numbers, overlap)
+    registry = PageRegistry(pages, kinds.size, overlap) if config.engine.explain else None
     if registry is not None and config.workload.start is StartState.warm_storage:
         registry.warm(requests, names, kinds)
     engines: list[Engine] = []

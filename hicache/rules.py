@@ -9,6 +9,10 @@ from enum import Enum
 from hicache.knob import check_limits, knob, share
 
 
+# how a cache keeps the hidden states that a draft model needs before its first own token
+DRAFT_KEYS = ("token", "bigram", "drop_block")
+
+
 class DeadlineFrom(Enum):
     """When the time limit of prefetch.stop=timeout starts to count.
 
@@ -46,6 +50,8 @@ class Rules:
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
+    # Values that `speculation.key` may have, the first of which is the default.
+    draft_keys: tuple[str, ...] = knob(DRAFT_KEYS, one_of=DRAFT_KEYS)
     # Of the ends of prompts and answers, keep windows and states only where an equal prompt can
     # resume, at the last page boundary before a prompt's last token, and look for branches on the
     # device alone, as vLLM does; other windows and states that are loaded from the host belong to

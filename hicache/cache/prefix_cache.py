@@ -274,6 +274,7 @@ class PrefixCache:
         With `compat.rules.keeps_for_repeats`, that boundary may be `length`.
         """
         sequence.left_page = (length - 1) // self.page_size
+        length = max(length - self.tree.overlap, 0)
         last_page = (length - 1 + self.rules.keeps_for_repeats) // self.page_size
         kinds = self.tree.kinds
         for kind, window in kinds.all_windows:

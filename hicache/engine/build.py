@@ -55,6 +55,7 @@ def build_engine(
         names=names,
         policy=policy.entries,
         demotes=policy.writes.demotes,
+        drops_block=config.draft_key == "drop_block",
         knobs=config.cache,
         rules=config.compat.rules,
         listener=listener,

@@ -64,7 +64,7 @@ class Explainer(PageHistory):
     def starting(self, req: RequestState, match: MatchResult) -> None:
         case, page = self.cases[req.request.id], self._page
         is_again = req.admitted_ns is not None
-        first, reach = case.found_len // page, (req.target_len - 1) // page
+        first, reach = case.found_len // page, self._num_pages(req)
         case.match, case.missing = match, []
         if first >= reach:
             return
@@ -101,7 +101,7 @@ class Explainer(PageHistory):
         if cached_len < hit_len:
             kind = self.kinds.replayed[0][0]
             spans.insert(0, Span(cached_len, hit_len, "window_not_kept", kind))
-        last_page = max((target_len - 1) // page * page, cached_len)
+        last_page = max(self._num_pages(req) * page, cached_len)
         if last_page < target_len - 1:
             spans.append(Span(last_page, target_len - 1, "page_rounding"))
         spans.append(Span(target_len - 1, target_len, "last_token"))
@@ -111,6 +111,10 @@ class Explainer(PageHistory):
 
     def canceled(self, req: RequestState) -> None:
         self.forget(req.sequence)
+
+    def _num_pages(self, req: RequestState) -> int:
+        # that it may hit
+        return max(req.target_len - 1 - self.registry.overlap, 0) // self._page
 
     def _replay_start(self, hit_len: int) -> int:
         return self.kinds.replay_start(hit_len // self._page) * self._page

@@ -58,7 +58,7 @@ class CheckpointSaver:
         The chunk takes a slot for each state that it saves. It is published up to each length at
         which a state or window is kept, and up to its end.
         """
-        last, placement, has_states = self._floor(end), self._placement, bool(self._kinds.points)
+        last, placement, has_states = self._whole(end), self._placement, bool(self._kinds.points)
         if self._takes_spare and has_states:  # whole pages from where the chunk begins
             end_state = req.kv_len + self._floor(end - req.kv_len)
             last = self._floor(end_state)
@@ -99,7 +99,10 @@ class CheckpointSaver:
         return saves
 
     def _end(self, req: RequestState) -> int:
-        return self._floor(req.target_len - self._cache.rules.keeps_for_repeats)
+        return self._whole(req.target_len - self._cache.rules.keeps_for_repeats)
+
+    def _whole(self, length: int) -> int:
+        return self._cache.tree.num_pages(length) * self._page
 
     def _floor(self, length: int) -> int:
         return length // self._page * self._page

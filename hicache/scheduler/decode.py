@@ -162,13 +162,14 @@ class Decode:
 
     def _publish_answer(self, req: RequestState, length: int, *, copies: bool = True) -> None:
         keeps = not self.cache.rules.keeps_for_repeats  # else no window of an answer
-        end = length // self._page
+        end = self.cache.tree.num_pages(length)
         self.cache.publish(req.sequence, end, is_answer=True, keeps_window=keeps, copies=copies)
 
     def _steps_to_publish(self, req: RequestState) -> int:
         # decode steps until the complete answer pages reach the number to insert at once
         assert self._answer_pages is not None
-        return (req.sequence.tree_pages + self._answer_pages) * self._page - req.kv_len
+        pages = req.sequence.tree_pages + self._answer_pages
+        return pages * self._page + self.cache.tree.overlap - req.kv_len
 
     def _end(self, req: RequestState) -> None:
         (self.ending.append if self.cache.rules.asynchronous else self.finish)(req)
@@ -180,7 +181,7 @@ class Decode:
 
     def keep(self, req: RequestState) -> None:
         """Publish the answer of a request as far as it is computed, and free its other memory."""
-        num_pages, sequence = req.kv_len // self._page, req.sequence
+        num_pages, sequence = self.cache.tree.num_pages(req.kv_len), req.sequence
         if self._has_states:
             while num_pages in req.missed:
                 num_pages -= 1

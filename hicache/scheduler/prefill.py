@@ -517,5 +517,6 @@ class Prefill:
             if cache.rules.trims_windows:
                 cache.leave_window(sequence, length)
             is_answer = length > extend.req.request.prompt_len
-            end = length // self._page
+            # `length` may be that of a placed page, or the end of the chunk
+            end = min(length // self._page, cache.tree.num_pages(extend.end))
             cache.publish(sequence, end, is_answer=is_answer, keeps_window=keeps_window)

@@ -89,7 +89,7 @@ class Prefetcher:
         page, tree = self._page, self.cache.tree
         self.declined = None
         start = match.usable_len // page
-        asked = (prompt_len - 1) // page - start
+        asked = tree.num_pages(prompt_len - 1) - start
         if asked * page < self.config.threshold:
             self._decline("too_short", asked)
             return None

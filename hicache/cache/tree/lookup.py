@@ -18,7 +18,7 @@ def usable_len(
     If `on_device` is True, only data on the device counts; otherwise data on the host counts as
     well. The result is that of `RadixTree.match`, which also changes the tree.
     """
-    path = _path(tree, tokens, max_len // tree.page_size, namespace)
+    path = _path(tree, tokens, max_len, namespace)
     return _usable(tree, path, on_device=on_device) * tree.page_size
 
 
@@ -29,7 +29,7 @@ def look(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> M
     go on.
     """
     size = tree.page_size
-    path = _path(tree, tokens, max_len // size, namespace)
+    path = _path(tree, tokens, max_len, namespace)
     best, ready = (_usable(tree, path, on_device=on_device) for on_device in (False, True))
     hits = [0] * tree.kinds.size
     starts = {kind: window.first(best) for kind, window in tree.kinds.windows}
@@ -56,8 +56,9 @@ def look(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> M
     )
 
 
-def _path(tree: RadixTree, tokens: bytes, end: int, namespace: str) -> Path:
-    # the nodes of `tokens` up to page `end`; only the last one may differ from them, or go on
+def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> Path:
+    # the nodes of whole pages; only the last one may differ from `tokens`, or go on
+    end = tree.num_pages(max_len + tree.peek)
     path: Path = []
     node = tree.roots.get(namespace)
     while node is not None and node.end < end:
@@ -68,6 +69,9 @@ def _path(tree: RadixTree, tokens: bytes, end: int, namespace: str) -> Path:
         pages = tree.num_shared(child, tokens, end)
         path.append((child, child.start + pages))
         node = child if pages == child.num_pages else None
+    if path and tree.drops_block:
+        last, reached = path.pop()
+        path += [(last, reached - 1)] if reached - 1 > last.start else []
     return path
 
 

@@ -134,6 +134,7 @@ class MatchResult(NamedTuple):
     branch_end: int = (
         0  # `full_len`, or with `compat.rules.keeps_for_repeats` that on the device alone
     )
+    dropped_len: int = 0  # cached tokens after `full_len` that are computed again for the draft
 
     @property
     def host_hit_length(self) -> int:

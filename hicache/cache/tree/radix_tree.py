@@ -37,6 +37,7 @@ class RadixTree:
         kinds: the kinds of data that the model caches, such as full-attention KV and Mamba states.
         policy: ranks entries for eviction and is told of events; None means LRU and no entries.
         demotes: whether an eviction from the device may copy the data to the host.
+        drops_block: whether a request computes the last page of its hit again, for its draft model.
         knobs: settings of the cache; None means the defaults.
         rules: inefficiencies of other engines to reproduce; None means none.
         names: gives each page a name; None means a hash of its tokens.
@@ -49,6 +50,7 @@ class RadixTree:
         kinds: Kinds,
         policy: EntryPolicy | None = None,
         demotes: bool = False,
+        drops_block: bool = False,
         knobs: CacheConfig | None = None,
         rules: Rules | None = None,
         names: PageNames | None = None,
@@ -60,6 +62,7 @@ class RadixTree:
         self.page_size = kinds.page_size
         self.names = names or Digests(kinds.page_size)
         self.page_bytes = self.names.page_bytes
+        self.overlap = self.names.overlap
         self._windows = kinds.windows
         self._points = kinds.points
         self._no_hits = (0,) * kinds.size
@@ -72,6 +75,10 @@ class RadixTree:
         # no policy chooses what is evicted
         self.is_lru = policy is None or (policy.rank is None and policy.victim is None)
         self.demotes = demotes
+        self.drops_block = drops_block
+        # a look-up also finds the page that ends with the prompt, and drops it: with several groups
+        # of layers, vLLM looks a block further (`kv_cache_coordinator.py`, line 882)
+        self.peek = int(drops_block and len(kinds.numbers) > 1)
         # the host may drop what the device holds too
         self.evicts_mirrors = knobs.evicts_mirrors and not demotes
         # windows and states may stay on the device when their full-attention KV has left it
@@ -104,7 +111,10 @@ class RadixTree:
         size = self.page_size
         if refreshes:
             self.residency.next_tick()
-        node = self._descend_all(tokens, max_len // size, namespace)
+        node = self._descend_all(tokens, self.num_pages(max_len + self.peek), namespace)
+        dropped = int(self.drops_block and node.end > 0)
+        if dropped:
+            node = self.ancestor(node, tokens, node.end - 1)
         best = self._boundary(node, is_device=False)
         on_device = self._boundary(best, is_device=True)
         full = node
@@ -120,6 +130,7 @@ class RadixTree:
             device_node=on_device,
             best_node=best,
             branch_end=full.end * size,
+            dropped_len=dropped * size,
         )
 
     def touch(self, node: Node) -> None:
@@ -153,6 +164,10 @@ class RadixTree:
         if root is None:
             root = self.roots[namespace] = make_root(namespace, self.kinds.size)
         return root
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Return how many whole pages the first `num_tokens` tokens name."""
+        return max(num_tokens - self.overlap, 0) // self.page_size
 
     def nodes(self) -> Iterator[Node]:
         stack = [child for root in self.roots.values() for child in root.children.values()]

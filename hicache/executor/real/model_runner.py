@@ -201,7 +201,7 @@ class ModelRunner:
 def _stretch(req: RequestState, start: int, end: int, saves: Saves) -> Stretch:
     sequence = req.sequence
     return Stretch(
-        req.tokens,
+        req.request.tokens(),
         start,
         end,
         [page_ids[: sequence.num_pages] for page_ids in sequence.pages],

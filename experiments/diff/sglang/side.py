@@ -120,6 +120,7 @@ class SglangSide:
             tree_components=memory.components,
             eviction_policy=known_policy(eviction),
             tree_core_backend=core,
+            is_eagle=options.get("speculation") == "eagle",
         )
         self.cache = UnifiedRadixCache(params)
         if self._has_host:
@@ -232,7 +233,8 @@ class SglangSide:
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         # the Rust core reports only what storage holds
-        ids = tokens[: len(tokens) // self._page * self._page].tolist()
+        extra = int(self.cache.tree_core.is_eagle)  # a page of bigrams ends with a token of the next
+        ids = tokens[: (len(tokens) - extra) // self._page * self._page + extra].tolist()
         found: dict[str, list[Span]] = {}
         self._probe_tree(ids, found)
         if self.pools.has_storage:
@@ -536,23 +538,24 @@ class SglangSide:
                 waiting.append((node, known[2].last))
 
     def _probe_tree(self, ids: list[int], found: dict[str, list[Span]]) -> None:
-        page, start = self._page, 0
-        node = self._root
-        while node is not None and start < len(ids):
-            children = {tuple(each.key.token_ids[:page]): each for each in node.children.values()}
-            node = children.get(tuple(ids[start : start + page]))
+        page, extra, start = self._page, int(self.cache.tree_core.is_eagle), 0
+        node, first = self._root, page + extra
+        while node is not None and start < len(ids) - extra:
+            children = {tuple(each.key.token_ids[:first]): each for each in node.children.values()}
+            node = children.get(tuple(ids[start : start + first]))
             if node is None:
                 return
-            key = list(node.key.token_ids[: len(node.key)])
-            same = len(commonprefix([key, ids[start:]])) // page * page  # noqa: RUF071 - lists
+            key = list(node.key.token_ids[: len(node.key) + extra])
+            same = len(commonprefix([key, ids[start:]])) - extra  # noqa: RUF071 - lists
+            same = same // page * page
             for kind in self._kinds:
                 for tier, value in self._values(node, kind):
-                    whole = kind != ComponentType.MAMBA or same == len(key)
+                    whole = kind != ComponentType.MAMBA or same == len(node.key)
                     if value is not None and whole:
                         span = (start // page, (start + same) // page)
                         found.setdefault(f"{NAMES[kind]}/{tier}", []).append(span)
             start += same
-            if same < len(key):
+            if same < len(node.key):
                 return
 
     def _probe_storage(self, ids: list[int], found: dict[str, list[Span]]) -> None:

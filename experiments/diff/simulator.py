@@ -160,8 +160,13 @@ class SimulatorSide:
 
     def _let_go(self) -> None:
         self.engine.scheduler.ended.take()
+        self._deliver_due()  # nothing else may wake the engine
         self.engine.wake(self._runtime.clock.now())
         self._serve([], 0)
+
+    def _deliver_due(self) -> None:
+        for done in self._io.due():
+            self.engine.deliver(done, self._runtime.clock.now())
 
     def _outcome(self, hits: Hits, admission: str | None = None) -> Outcome:
         self._count_evictions()
@@ -247,8 +252,7 @@ class SimulatorSide:
     def _serve(self, requests: list[Request], num_tokens: int) -> None:
         # runs until nothing is under way; `num_tokens`: tokens of the served request
         watch = _Watch([(self._runtime.clock.now(), each) for each in requests])
-        for done in self._io.due():
-            self.engine.deliver(done, self._runtime.clock.now())
+        self._deliver_due()
         try:
             serve(
                 [self.engine],

@@ -217,7 +217,8 @@ class PrefixCache:
         if self._writer is not None:
             self._writer.on_hit(node)
         acquired = self._acquired(node, held, load_back)
-        if self.rules.loads_last_page and acquired.cached_len + self.page_size == prompt_len:
+        is_last = acquired.cached_len + self.page_size == prompt_len
+        if self.rules.loads_last_page and is_last and not self.tree.drops_block:
             last = load_last(self.tree, self._bookings, self.device, node, sequence, load_back)
             return acquired if last is None else acquired.with_last(last, prompt_len)
         return acquired
@@ -274,7 +275,6 @@ class PrefixCache:
         With `compat.rules.keeps_for_repeats`, that boundary may be `length`.
         """
         sequence.left_page = (length - 1) // self.page_size
-        length = max(length - self.tree.overlap, 0)
         last_page = (length - 1 + self.rules.keeps_for_repeats) // self.page_size
         kinds = self.tree.kinds
         for kind, window in kinds.all_windows:

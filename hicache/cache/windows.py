@@ -35,7 +35,7 @@ class PageWindows:
         if not self._rules.keeps_for_repeats:
             return own
         kinds, node, size = self._tree.kinds, match.best_node, self._page_size
-        ends = [(prompt_len - 1) // size, match.branch_end // size]
+        ends = [self._tree.repeat_end(prompt_len), match.branch_end // size]
         if node.end not in ends:
             own.update((kind, node) for kind in kinds.points)
         for kind, window in kinds.windows:

@@ -74,7 +74,7 @@ class CheckpointSaver:
         kept = [length for length in req.placed if req.kv_len < length <= last]
         if placement.in_chunk is not None and req.kv_len < last:
             kept = placement.in_chunk(kept, last)
-        ends = [(length, True) for length in kept]
+        ends = [(length + self._cache.tree.overlap, True) for length in kept]
         if kept and kept[-1] == last:
             if last != req.branch_len and (self._takes_spare or not has_states):
                 ends[-1] = end_state, True  # so that the window is that before the last token
@@ -99,7 +99,7 @@ class CheckpointSaver:
         return saves
 
     def _end(self, req: RequestState) -> int:
-        return self._whole(req.target_len - self._cache.rules.keeps_for_repeats)
+        return self._cache.tree.repeat_end(req.target_len) * self._page
 
     def _whole(self, length: int) -> int:
         return self._cache.tree.num_pages(length) * self._page

@@ -507,7 +507,7 @@ class Prefill:
             return
         # with states, SGLang frees the window pages before the last state alone
         if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
-            cache.leave_window(req.sequence, extend.end)
+            cache.leave_window(req.sequence, extend.end - cache.tree.overlap)
 
     def _publish(self, extend: Extend) -> None:
         sequence, cache = extend.req.sequence, self.cache
@@ -515,8 +515,7 @@ class Prefill:
             sequence.states[length // self._page] = slot
         for length, keeps_window in extend.published:  # one at a time, to back up each window
             if cache.rules.trims_windows:
-                cache.leave_window(sequence, length)
+                cache.leave_window(sequence, length - cache.tree.overlap)
             is_answer = length > extend.req.request.prompt_len
-            # `length` may be that of a placed page, or the end of the chunk
-            end = min(length // self._page, cache.tree.num_pages(extend.end))
+            end = cache.tree.num_pages(length)
             cache.publish(sequence, end, is_answer=is_answer, keeps_window=keeps_window)

@@ -180,7 +180,7 @@ class RunningFirstPrefill(Prefill):
                 if ahead and self._leaves_at_plan:
                     self.cache.leave_window(req.sequence, ahead, waits=True)
                     keeps = True
-                end = min(length // self._page, self.cache.tree.num_pages(chunk_end))
+                end = self.cache.tree.num_pages(length)
                 self.cache.publish(req.sequence, end, keeps_window=keeps, copies=False)
             for kind in self.cache.tree.kinds.points if extend.saves else ():
                 assert req.sequence.lock is not None
@@ -194,7 +194,7 @@ class RunningFirstPrefill(Prefill):
         for length, _ in extend.published:  # the pages are in the tree, and computed by now
             req, sequence = extend.req, extend.req.sequence
             assert sequence.lock is not None
-            end = min(length // self._page, self.cache.tree.num_pages(extend.end))
+            end = self.cache.tree.num_pages(length)
             node = self.cache.tree.ancestor(sequence.lock.node, sequence.tokens, end)
             self.cache.save(node, sequence, is_answer=length > req.request.prompt_len)
 

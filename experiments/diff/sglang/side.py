@@ -40,6 +40,7 @@ from sglang.srt.mem_cache.common import (  # isort: skip
     release_kv_cache,
 )
 from sglang.srt.mem_cache.hicache_storage import PoolName  # isort: skip
+from sglang.srt.mem_cache.radix_cache import RadixKey  # isort: skip
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType  # isort: skip
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # isort: skip
 from sglang.srt.runtime_context import get_parallel  # isort: skip
@@ -560,9 +561,12 @@ class SglangSide:
 
     def _probe_storage(self, ids: list[int], found: dict[str, list[Span]]) -> None:
         storage, page = self.cache.cache_controller.storage_backend, self._page
+        extra = int(self.cache.tree_core.is_eagle)
         key = None
         for place in range(len(ids) // page):
-            key = utils.get_hash_str(ids[place * page : (place + 1) * page], key)
+            end = (place + 1) * page + extra
+            text = RadixKey(array("q", ids[place * page : end]), is_bigram=extra > 0)
+            key = utils.get_hash_str(text, key)
             for kind in self._kinds:
                 if key in storage.of(POOLS[kind]):
                     found.setdefault(f"{NAMES[kind]}/storage", []).append((place, place + 1))

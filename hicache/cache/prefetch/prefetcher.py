@@ -90,7 +90,7 @@ class Prefetcher:
         self.declined = None
         start = match.usable_len // page
         asked = tree.num_pages(prompt_len - 1) - start
-        if asked * page < self.config.threshold:
+        if asked * page - match.dropped_len < self.config.threshold:
             self._decline("too_short", asked)
             return None
         if self._occupied_limit is not None and self.occupied_tokens >= self._occupied_limit:

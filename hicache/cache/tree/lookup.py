@@ -69,9 +69,9 @@ def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> Path:
         pages = tree.num_shared(child, tokens, end)
         path.append((child, child.start + pages))
         node = child if pages == child.num_pages else None
-    if path and tree.drops_block:
-        last, reached = path.pop()
-        path += [(last, reached - 1)] if reached - 1 > last.start else []
+    if tree.drops_block:
+        hit, _ = tree.drop(path, max_len)
+        path = [(node, min(reached, hit)) for node, reached in path if node.start < hit]
     return path
 
 

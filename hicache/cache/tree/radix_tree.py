@@ -76,9 +76,9 @@ class RadixTree:
         self.is_lru = policy is None or (policy.rank is None and policy.victim is None)
         self.demotes = demotes
         self.drops_block = drops_block
-        # a look-up also finds the page that ends with the prompt, and drops it: with several groups
-        # of layers, vLLM looks a block further (`kv_cache_coordinator.py`, line 882)
-        self.peek = int(drops_block and len(kinds.numbers) > 1)
+        # a look-up also finds the page that ends with the prompt, and drops it: for several kinds,
+        # and on the host, vLLM looks a block further (`kv_cache_coordinator.py`, line 882)
+        self.peek = int(drops_block and (bool(kinds.aux) or rules.loads_last_page))
         # the host may drop what the device holds too
         self.evicts_mirrors = knobs.evicts_mirrors and not demotes
         # windows and states may stay on the device when their full-attention KV has left it
@@ -112,9 +112,10 @@ class RadixTree:
         if refreshes:
             self.residency.next_tick()
         node = self._descend_all(tokens, self.num_pages(max_len + self.peek), namespace)
-        dropped = int(self.drops_block and node.end > 0)
-        if dropped:
-            node = self.ancestor(node, tokens, node.end - 1)
+        full_end, ready = node.end, node.end
+        if self.drops_block and node.end:
+            hit, ready = self.drop([(above, above.end) for above in node.span()], max_len)
+            node = self.ancestor(node, tokens, hit) if hit else self.root(namespace)
         best = self._boundary(node, is_device=False)
         on_device = self._boundary(best, is_device=True)
         full = node
@@ -123,14 +124,14 @@ class RadixTree:
         if refreshes:
             self._mark_used(best)
         return MatchResult(
-            device_prefix_len=on_device.end * size,
+            device_prefix_len=min(on_device.end, ready) * size,
             usable_len=best.end * size,
             full_len=node.end * size,
             host_hits=self._no_hits if best is on_device else self._host_hits(best, on_device),
             device_node=on_device,
             best_node=best,
             branch_end=full.end * size,
-            dropped_len=dropped * size,
+            dropped_len=(full_end - node.end) * size,
         )
 
     def touch(self, node: Node) -> None:
@@ -168,6 +169,40 @@ class RadixTree:
     def num_pages(self, num_tokens: int) -> int:
         """Return how many whole pages the first `num_tokens` tokens name."""
         return max(num_tokens - self.overlap, 0) // self.page_size
+
+    def repeat_end(self, num_tokens: int) -> int:
+        """Return the page at which a prompt of `num_tokens` tokens keeps its windows and its state.
+
+        That is its last one, or with `compat.rules.keeps_for_repeats` where an equal prompt resumes.
+        """
+        if not self.rules.keeps_for_repeats:
+            return self.num_pages(num_tokens)
+        if self.drops_block:
+            return max(self.num_pages(num_tokens) - 1, 0)
+        return self.num_pages(num_tokens - 1)
+
+    def drop(self, path: Items[tuple[Node, int]], max_len: int) -> tuple[int, int]:
+        """Return the page at which a hit ends whose last page is dropped, and that on the device.
+
+        `path` has the nodes from the top, each with the page up to which it is found. As in vLLM, a
+        look-up on the device drops the last page that it finds there, and one on the host begins
+        with that page and drops its own last page.
+        """
+        ready = 0
+        for node, end in path:
+            if node.held[DEVICE][FULL] is None:
+                break
+            ready = end
+        if not self.kinds.aux:
+            ready = min(ready, max_len // self.page_size)
+        hit = ready = max(ready - 1, 0)
+        for node, end in path:
+            if node.held[HOST][FULL] is None and not self.demotes:
+                if end > ready:
+                    break
+            elif end > ready:
+                hit = max(end - 1, ready)
+        return hit, ready
 
     def nodes(self) -> Iterator[Node]:
         stack = [child for root in self.roots.values() for child in root.children.values()]

@@ -56,6 +56,7 @@ def build_engine(
         policy=policy.entries,
         demotes=policy.writes.demotes,
         drops_block=config.draft_key == "drop_block",
+        marks_cold=config.speculation.drafts > 0 and config.speculation.draft_kv == "none",
         knobs=config.cache,
         rules=config.compat.rules,
         listener=listener,

@@ -47,6 +47,8 @@ class RequestState:
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
         self.recomputed_len = 0
         self.ready_len = 0  # tokens on the device alone at the last admission
+        # tokens of its hit without KV of the draft: at the last admission, and at the first
+        self.cold_len = self.draft_cold_len = 0
         self.load_back: LoadBack | None = None  # that its first chunk waits for
         self.prefetch: Prefetch | None = None  # None: `declined` has the reason
         self.declined: str | None = None

@@ -123,6 +123,7 @@ class Device:
                     moves.append(Move(kind, held, target, is_own=True))
                     continue
                 tree.residency.put(each, DEVICE, kind, target)
+                each.is_cold |= tree.marks_cold and kind == FULL
                 sources.append(held)
                 targets.append(target)
             if sources:

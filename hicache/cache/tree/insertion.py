@@ -54,6 +54,7 @@ def insert(
             held = child.held[DEVICE]
             if held[FULL] is None:  # before the node is split, as SGLang
                 residency.put(child, DEVICE, FULL, sequence.pages[FULL][start : child.end])
+                child.is_cold = False
                 owned[FULL] = child.end
             cuts = [
                 own for kind, own in owned.items() if held[kind] is None and start < own < child.end

@@ -38,6 +38,7 @@ class RadixTree:
         policy: ranks entries for eviction and is told of events; None means LRU and no entries.
         demotes: whether an eviction from the device may copy the data to the host.
         drops_block: whether a request computes the last page of its hit again, for its draft model.
+        marks_cold: whether the host keeps no KV of the draft model.
         knobs: settings of the cache; None means the defaults.
         rules: inefficiencies of other engines to reproduce; None means none.
         names: gives each page a name; None means a hash of its tokens.
@@ -51,6 +52,7 @@ class RadixTree:
         policy: EntryPolicy | None = None,
         demotes: bool = False,
         drops_block: bool = False,
+        marks_cold: bool = False,
         knobs: CacheConfig | None = None,
         rules: Rules | None = None,
         names: PageNames | None = None,
@@ -75,7 +77,7 @@ class RadixTree:
         # no policy chooses what is evicted
         self.is_lru = policy is None or (policy.rank is None and policy.victim is None)
         self.demotes = demotes
-        self.drops_block = drops_block
+        self.drops_block, self.marks_cold = drops_block, marks_cold
         # a look-up also finds the page that ends with the prompt, and drops it: for several kinds,
         # and on the host, vLLM looks a block further (`kv_cache_coordinator.py`, line 882)
         self.peek = int(drops_block and (bool(kinds.aux) or rules.loads_last_page))
@@ -499,6 +501,7 @@ class RadixTree:
         lower.start += pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.uses, upper.tick, upper.created = lower.uses, lower.tick, lower.created
+        upper.is_cold = lower.is_cold
         if self.rules.split_refreshes:
             upper.tick = lower.tick = self.residency.tick
         for kind in self.kinds.paged:

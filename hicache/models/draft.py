@@ -1,0 +1,54 @@
+"""The draft of speculative decoding: layers with the shape of the model's full-attention layers."""
+
+from dataclasses import replace
+
+from hicache.models.shapes import LayerKind, ModelConfig, Part
+
+
+def draft_of(model: ModelConfig, num_layers: int) -> ModelConfig:
+    """Return the model that drafts: `num_layers` layers, and the output head of `model`.
+
+    Each layer has the mean parameters of a layer of `model`, and its full attention.
+    """
+    experts = round(num_layers * model.num_moe_layers / model.num_layers)
+    return replace(
+        model,
+        name=f"draft of {model.name}",
+        num_layers=num_layers,
+        num_full_layers=num_layers,
+        num_swa_layers=0,
+        num_mamba_layers=0,
+        window_len=0,
+        top_tokens=0,
+        pattern="",
+        parts=(),
+        dense_params=num_layers * model.dense_params // model.num_layers,
+        embedding_params=0,
+        num_moe_layers=experts,
+    )
+
+
+def with_draft_kv(model: ModelConfig, num_layers: int) -> ModelConfig:
+    """Return `model` with the KV of its draft in the pages of full-attention KV.
+
+    Raises:
+        ValueError: the model has no full-attention layers, or fewer layers than the draft.
+    """
+    if not model.num_holders(LayerKind.full):
+        raise ValueError(
+            f"speculation.drafts needs a model with full attention, got {model.name} without"
+        )
+    if num_layers > model.num_layers:
+        raise ValueError(
+            f"speculation.layers must be at most the {model.num_layers} layers of {model.name}, "
+            f"got {num_layers}"
+        )
+    heads = 0 if model.latent_dim else model.num_kv_heads
+    part = Part(
+        name="draft",
+        num_layers=num_layers,
+        dim=sum(model.row_dims(LayerKind.full)) // max(heads, 1),
+        element_bytes=model.kv_dtype_bytes,
+        heads=heads,
+    )
+    return replace(model, parts=(*model.parts, part))

@@ -23,6 +23,7 @@ from hicache.policies.policy import Policy
 from hicache.policies.world import World
 from hicache.request import Request
 from hicache.scheduler.admission import TOGETHER
+from hicache.scheduler.drafts import Drafts
 from hicache.scheduler.events import Listener
 from hicache.scheduler.prompts_together import PromptsTogether
 from hicache.scheduler.running_first import RunningFirst
@@ -78,6 +79,7 @@ def build_engine(
         may_jump=config.engine.jump and not (is_real or config.compat.rules.trims_leaves),
         takes_decode_pages_first=is_real,
         listener=listener,
+        drafts=Drafts(config.speculation, config.seed) if config.speculation.drafts else None,
     )
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
 

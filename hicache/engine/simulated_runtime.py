@@ -65,6 +65,8 @@ class SimulatedRuntime:
             # a staged copy uses no SMs, so it does not slow computing
             slowdown=1.0 if path is CopyPath.staged else config.hardware.copy_slowdown.value,
             begin_ns=to_ns(config.scheduler.begin_s),
+            draft_cost=deployment.draft_cost,
+            num_drafts=config.speculation.drafts,
         )
 
     def executor(self, cache: PrefixCache) -> SimulatedExecutor:

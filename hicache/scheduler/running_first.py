@@ -263,7 +263,7 @@ class RunningFirstDecode(Decode):
         self.published = ()
         super().commit(reqs, num_steps)
 
-    def _steps_to_publish(self, req: RequestState) -> int:
+    def _tokens_to_publish(self, req: RequestState) -> int:
         return 1  # a plan publishes what its step completes
 
 
@@ -347,11 +347,12 @@ class RunningFirst(Scheduler):
         self.decode.free_windows(req)
         if req.kv_len < req.target_len:
             return self.prefill.extend(req, batch, budget)
-        if not self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode):
+        self.decode.draw([req])
+        if not self.cache.extend(req.sequence, req.reach(1), Purpose.decode):
             return False
         self.decode.publish_known(req)
         batch.decodes.append(req)
-        budget.chunk_tokens -= 1
+        budget.chunk_tokens -= req.most_gain
         return True
 
     def _retract(self, req: RequestState) -> None:

@@ -27,6 +27,7 @@ class Case:
     came_len: int = 0  # usable tokens at submission
     found_len: int = 0  # usable tokens at the last match
     full_len: int = 0  # cached tokens then, whether or not they are usable
+    dropped_len: int = 0  # and those after them that are dropped for the draft
     match: MatchResult | None = None  # the match that the current admission uses
     missing: list[Span] = field(default_factory=list)  # from `found_len` to the last page boundary
     spans: tuple[list[Span], list[Span]] = field(default_factory=lambda: ([], []))
@@ -60,6 +61,7 @@ class Explainer(PageHistory):
         if case is None:
             case = self.cases[req.request.id] = Case(came_len=match.usable_len)
         case.found_len, case.full_len = match.usable_len, match.full_len
+        case.dropped_len = match.dropped_len
 
     def starting(self, req: RequestState, match: MatchResult) -> None:
         case, page = self.cases[req.request.id], self._page
@@ -70,18 +72,29 @@ class Explainer(PageHistory):
             return
         numbers = sequence_pages(req.sequence, 0, reach)
         seen = num_leading(self.registry.is_seen[numbers])
-        if first < seen:
+        full_end, dropped = case.full_len // page, case.dropped_len // page
+        stretches = [(first, seen)]
+        if dropped:
+            stretches = [(first, full_end), (full_end + dropped, seen)]
+        for begin, end in stretches:
+            if begin >= end:
+                continue
             missing = MissingPages(
                 history=self,
                 config=self._config,
                 names_evictions=self._names_evictions,
-                numbers=numbers[:seen],
-                full_end=case.full_len // page,  # an admission may use less
+                numbers=numbers[:end],
+                full_end=max(full_end, begin),  # an admission may use less
                 start=first if is_again else case.came_len // page,
                 prefetch=None if is_again else req.prefetch,
                 declined="retracted" if is_again else req.declined,
             )
-            case.missing += missing.spans(first)
+            case.missing += missing.spans(begin)
+        if dropped:
+            end = full_end + dropped
+            case.missing.append(Span(full_end * page, end * page, "dropped_for_draft"))
+            case.missing.sort()
+            first = max(first, end)
         seen = max(first, seen)
         if seen < reach:
             case.missing.append(Span(seen * page, reach * page, "first_seen"))

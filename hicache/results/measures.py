@@ -13,6 +13,7 @@ from hicache.request import Request, TokenSpans
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, request_times
 from hicache.results.recorder import Recorder
+from hicache.results.speculation import speculation_measures
 from hicache.workload.workload import Workload, repeat_sessions, sample_sessions
 
 ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")
@@ -58,6 +59,8 @@ def run_measures(
         times = request_times(part)
         found |= {key: times[key] for key in STAGE_TIMES}
         measures |= {f"stage_{stage.number:02d}/{key}": value for key, value in found.items()}
+    if config.speculation.drafts:
+        measures |= speculation_measures(counters)
     return dict.fromkeys((*REQUIRED_MEASURES, *COUNTERS), 0) | measures
 
 

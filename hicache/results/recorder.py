@@ -274,6 +274,8 @@ class Recorder:
             storage_hit_len=req.storage_len,
             computed_len=req.computed_len,
             recomputed_len=req.recomputed_len,
+            dropped_len=req.dropped_len,
+            draft_cold_len=req.draft_cold_len,
             computed_for=_by_reason(case.spans[0]),
             recomputed_for=_by_reason(case.spans[1]),
             window_missing_len=sum(
@@ -287,7 +289,7 @@ class Recorder:
             prefill_ns=prefill_ns,
             prefill_for_ns={cause: ns for cause, ns in parts_ns if ns},
             retractions=req.retractions,
-            num_steps=req.num_parts + req.decoded,
+            num_steps=req.num_parts + req.num_decodes,
         )
 
     def _record(self, request: Request, now_ns: int, **fields: Any) -> None:

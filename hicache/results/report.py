@@ -31,6 +31,7 @@ from hicache.results.metrics import (
     Status,
 )
 from hicache.results.pages import ALARM, SHARE, chart, distribution, series, write_page
+from hicache.results.speculation import outcome as speculation_outcome
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
 
 DPI = 150
@@ -117,7 +118,7 @@ def write_report(
         knobs=", ".join(f"{name} {value}" for name, value in knobs.items() if value is not None),
         summary=summary,
         load=loads(summary),
-        stages=stage_lines(summary),
+        stages=[*filter(None, [speculation_outcome(summary)]), *stage_lines(summary)],
         colors=TIER_COLORS,
         times=dict(zip(("ttft", *TTFT_PARTS), ("TTFT", *PART_COLORS), strict=True)),
         statistics=["mean", *(f"p{percent}" for percent in PERCENTILES)],

@@ -333,7 +333,7 @@ class Prefill:
             return taken
         acquired, _ = taken
         req.cached_len = req.kv_len = acquired.cached_len
-        req.cold_len = acquired.cold_len
+        req.cold_len, req.dropped_len = acquired.cold_len, match.dropped_len
         req.ready_len = min(match.device_prefix_len, acquired.cached_len)
         if req.failed_prompts:  # data that a branch point locks is missing for the prompt
             match = match._replace(full_len=match.usable_len)
@@ -426,8 +426,9 @@ class Prefill:
         req.storage_len = acquired.storage_len
         req.computed_len = computed
         req.draft_cold_len = req.cold_len
-        if req.cold_len:
-            self.counters["cache/draft_cold_tokens"] += req.cold_len
+        if req.cold_len or req.dropped_len:
+            self.counters["speculation/draft_cold_tokens"] += req.cold_len
+            self.counters["speculation/dropped_tokens"] += req.dropped_len
         self.counters["cache/device_hit_tokens"] += req.device_len
         self.counters["cache/host_hit_tokens"] += req.host_len
         self.counters["cache/storage_hit_tokens"] += req.storage_len

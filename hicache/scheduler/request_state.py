@@ -49,6 +49,7 @@ class RequestState:
         self.ready_len = 0  # tokens on the device alone at the last admission
         # tokens of its hit without KV of the draft: at the last admission, and at the first
         self.cold_len = self.draft_cold_len = 0
+        self.dropped_len = 0  # cached tokens that it computes again for the draft
         # with speculation: tokens that its next decode steps gain, as far as they are drawn, and the
         # number of steps before; tokens of the last one, and at most of any
         self.gains: list[int] = []
@@ -82,6 +83,11 @@ class RequestState:
     @property
     def decoded(self) -> int:
         return self.request.output_len - self.remaining_output
+
+    @property
+    def num_decodes(self) -> int:
+        # steps that gave it tokens
+        return self.decoded if self.most_gain == 1 else self.num_verified + 1
 
     @property
     def left(self) -> int:

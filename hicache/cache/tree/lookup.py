@@ -18,7 +18,7 @@ def usable_len(
     If `on_device` is True, only data on the device counts; otherwise data on the host counts as
     well. The result is that of `RadixTree.match`, which also changes the tree.
     """
-    path = _path(tree, tokens, max_len, namespace)
+    path, _ = _path(tree, tokens, max_len, namespace)
     return _usable(tree, path, on_device=on_device) * tree.page_size
 
 
@@ -29,7 +29,7 @@ def look(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> M
     go on.
     """
     size = tree.page_size
-    path = _path(tree, tokens, max_len, namespace)
+    path, dropped = _path(tree, tokens, max_len, namespace)
     best, ready = (_usable(tree, path, on_device=on_device) for on_device in (False, True))
     hits = [0] * tree.kinds.size
     starts = {kind: window.first(best) for kind, window in tree.kinds.windows}
@@ -53,11 +53,13 @@ def look(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> M
         device_node=device_node,
         best_node=best_node,
         branch_end=max(ends, default=0) * size,
+        dropped_len=dropped * size,
     )
 
 
-def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> Path:
-    # the nodes of whole pages; only the last one may differ from `tokens`, or go on
+def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> tuple[Path, int]:
+    # the nodes of whole pages, of which only the last one may differ from `tokens` or go on; and how
+    # many pages of the prompt were dropped behind them
     end = tree.num_pages(max_len + tree.peek)
     path: Path = []
     node = tree.roots.get(namespace)
@@ -69,10 +71,11 @@ def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> Path:
         pages = tree.num_shared(child, tokens, end)
         path.append((child, child.start + pages))
         node = child if pages == child.num_pages else None
-    if tree.drops_block:
-        hit, _ = tree.drop(path, max_len)
-        path = [(node, min(reached, hit)) for node, reached in path if node.start < hit]
-    return path
+    if not (path and tree.drops_block):
+        return path, 0
+    hit, _ = tree.drop(path, max_len)
+    dropped = max(min(path[-1][1], max_len // tree.page_size) - hit, 0)
+    return [(node, min(reached, hit)) for node, reached in path if node.start < hit], dropped
 
 
 def _usable(tree: RadixTree, path: Path, *, on_device: bool) -> int:

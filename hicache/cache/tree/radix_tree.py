@@ -114,7 +114,7 @@ class RadixTree:
         if refreshes:
             self.residency.next_tick()
         node = self._descend_all(tokens, self.num_pages(max_len + self.peek), namespace)
-        full_end, ready = node.end, node.end
+        full_end = ready = node.end
         if self.drops_block and node.end:
             hit, ready = self.drop([(above, above.end) for above in node.span()], max_len)
             node = self.ancestor(node, tokens, hit) if hit else self.root(namespace)
@@ -133,7 +133,7 @@ class RadixTree:
             device_node=on_device,
             best_node=best,
             branch_end=full.end * size,
-            dropped_len=(full_end - node.end) * size,
+            dropped_len=max(min(full_end, max_len // size) - node.end, 0) * size,
         )
 
     def touch(self, node: Node) -> None:

@@ -905,6 +905,7 @@ class ExperimentConfig:
         for setting in (each for each, is_set in simulated.items() if is_set):
             if executor != "simulated":
                 raise ValueError(f"{setting} needs executor.kind=simulated, got {executor}")
+        self._check_speculation()
         if ranks > 1 and executor != "simulated":
             raise ValueError(
                 f"parallel.ranks={ranks} needs executor.kind=simulated (the real executor splits "
@@ -923,6 +924,32 @@ class ExperimentConfig:
                 f"parallel.ranks={ranks} needs a storage engine, got storage.kind=none"
             )
 
+    def _check_speculation(self) -> None:
+        speculation, model, key = self.speculation, self.model, self.draft_key
+        known = self.compat.rules.draft_keys
+        if not speculation.drafts:
+            return
+        if key not in known:
+            raise ValueError(
+                f"speculation.key must be one of {', '.join(known)}, the rules of the engine that "
+                f"compat names, got {key}"
+            )
+        if key == "bigram" and model.num_mamba_layers:
+            raise ValueError(
+                f"speculation.key=bigram needs a model without states, got {model.name}, which "
+                "SGLang keys by token"
+            )
+        if speculation.layers > model.num_layers or not model.num_full_layers:
+            raise ValueError(
+                f"speculation.layers must be at most the {model.num_layers} layers of {model.name}, "
+                f"of which some have full attention, got {speculation.layers}"
+            )
+        if speculation.draft_kv != "packed" and self.executor.kind != "simulated":
+            raise ValueError(
+                f"speculation.draft_kv={speculation.draft_kv} needs executor.kind=simulated, "
+                f"got {self.executor.kind}"
+            )
+
     @property
     def storage_format(self) -> str:
         """The number format of pages in storage, such as `plain` or `fp8`.
@@ -934,9 +961,12 @@ class ExperimentConfig:
     @property
     def draft_key(self) -> str:
         """The key rule of the prefix cache: token, bigram or drop_block."""
+        first = self.compat.rules.draft_keys[0]
         if not self.speculation.drafts:
             return "token"
-        return self.speculation.key or self.compat.rules.draft_keys[0]
+        if first == "bigram" and self.model.num_mamba_layers:
+            first = "token"  # as SGLang keys models with states
+        return self.speculation.key or first
 
     @property
     def overlap(self) -> int:

@@ -1,10 +1,11 @@
 """The runtime of a run: its clock, copies, storage and executors."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from hicache.cache.kinds import FULL, KEY_TAGS
+from hicache.cache.kinds import FULL, KEY_TAGS, Kinds
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.clock import SimulatedClock, to_ns
 from hicache.config import ExperimentConfig
@@ -12,8 +13,15 @@ from hicache.engine.deployment import Deployment
 from hicache.engine.ports import Runtime
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
-from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
+from hicache.executor.simulated.stores import (
+    DRAFT,
+    EndlessStore,
+    KeyStore,
+    StandIns,
+    WithSidecars,
+)
 from hicache.models.copy_rates import CopyPath, copy_rates, shared_load_rate
+from hicache.models.draft import DRAFT_NAME, with_draft_layers
 from hicache.storage.factory import GuardedStorage, open_rank_storages
 
 
@@ -34,14 +42,20 @@ class SimulatedRuntime:
             coded_share=load_shares[FULL],
         )
         self.clock = SimulatedClock()
+        speculation = config.speculation
+        self.has_sidecars = speculation.drafts > 0 and speculation.draft_kv == "sidecar"
         self.storages: list[GuardedStorage] = []
         is_unbounded = config.storage.kind == "memory" and config.storage.capacity_gib is None
         if is_unbounded and config.storage.faults.is_harmless:
             self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
         else:
             sizes = {tag: size for tag, size in zip(KEY_TAGS, page_bytes, strict=False) if size}
+            if self.has_sidecars:
+                sizes[KEY_TAGS[DRAFT]] = -(-draft_bytes(deployment.storage_kinds) // num_ranks)
+                sizes[KEY_TAGS[FULL]] -= sizes[KEY_TAGS[DRAFT]]
             self.storages = open_rank_storages(config, sizes, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
+        self.stores = [self.beside(each) for each in self.stores]
         self.has_storage = bool(self.stores)
         parts = {link: rate / num_ranks for link, rate in rates.items()}
         self.io = SimulatedIo(
@@ -69,6 +83,10 @@ class SimulatedRuntime:
             num_drafts=config.speculation.drafts,
         )
 
+    def beside(self, store: KeyStore) -> KeyStore:
+        """Return `store` with a page of the draft's KV for each page, if the run has such pages."""
+        return WithSidecars(store) if self.has_sidecars else store
+
     def executor(self, cache: PrefixCache) -> SimulatedExecutor:
         return self._executor(next(self._numbers))
 
@@ -95,8 +113,15 @@ def make_runtime(config: ExperimentConfig, deployment: Deployment) -> Runtime:
         from hicache.executor.real.runtime import TorchRuntime  # torch only if needed
 
         counts = deployment.device.counts, deployment.host.counts
+        if config.speculation.drafts:
+            model = with_draft_layers(config.model, config.speculation.layers)
+            config = replace(config, model=model)
         return TorchRuntime(config, *counts, tp=deployment.tp)
     return SimulatedRuntime(config, deployment)
+
+
+def draft_bytes(kinds: Kinds) -> int:
+    return sum(kind.page_bytes for kind in kinds.all if kind.name == DRAFT_NAME)
 
 
 def _load_shares(deployment: Deployment) -> list[float]:

@@ -28,7 +28,7 @@ def warm_storages(
             "workload.start=warm_storage needs a storage engine and executor.kind=simulated, got "
             f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
         )
-    unguarded = [StandIns(each.engine) for each in runtime.storages]
+    unguarded = [runtime.beside(StandIns(each.engine)) for each in runtime.storages]
     for store in unguarded or runtime.stores:
         warm_storage(store, requests, tree)
 

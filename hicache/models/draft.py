@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from hicache.models.shapes import LayerKind, ModelConfig, Part
 
+DRAFT_NAME = "draft"  # of the part of a page that holds its KV
+
 
 def draft_of(model: ModelConfig, num_layers: int) -> ModelConfig:
     """Return the model that drafts: `num_layers` layers, and the output head of `model`.
@@ -29,26 +31,23 @@ def draft_of(model: ModelConfig, num_layers: int) -> ModelConfig:
 
 
 def with_draft_kv(model: ModelConfig, num_layers: int) -> ModelConfig:
-    """Return `model` with the KV of its draft in the pages of full-attention KV.
-
-    Raises:
-        ValueError: the model has no full-attention layers, or fewer layers than the draft.
-    """
-    if not model.num_holders(LayerKind.full):
-        raise ValueError(
-            f"speculation.drafts needs a model with full attention, got {model.name} without"
-        )
-    if num_layers > model.num_layers:
-        raise ValueError(
-            f"speculation.layers must be at most the {model.num_layers} layers of {model.name}, "
-            f"got {num_layers}"
-        )
+    """Return `model` with the KV of its draft in the pages of full-attention KV."""
     heads = 0 if model.latent_dim else model.num_kv_heads
     part = Part(
-        name="draft",
+        name=DRAFT_NAME,
         num_layers=num_layers,
         dim=sum(model.row_dims(LayerKind.full)) // max(heads, 1),
         element_bytes=model.kv_dtype_bytes,
         heads=heads,
     )
     return replace(model, parts=(*model.parts, part))
+
+
+def with_draft_layers(model: ModelConfig, num_layers: int) -> ModelConfig:
+    """Return `model` with the layers of its draft as its last ones, so that its logits need them."""
+    return replace(
+        model,
+        num_layers=model.num_layers + num_layers,
+        num_full_layers=model.num_full_layers + num_layers,
+        pattern=" ".join([*model.layer_words, *["F"] * num_layers]),
+    )

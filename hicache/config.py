@@ -451,7 +451,8 @@ class HostSizes(TierSizes):
 class CacheConfig:
     """The prefix cache: its radix tree, its device tier and its host tier."""
 
-    # Tokens per KV page, the unit of allocation and transfer; a power of two.
+    # Tokens per KV page, the unit of allocation and transfer; a power of two, or for simulated runs
+    # any multiple of 16, such as vLLM's block sizes for models with states.
     page_size: int = knob(64, least=1, most=1 << 20)
     # Device memory for the cache in GiB, summed over all devices of an engine. None means all
     # memory that weights and activations leave free.
@@ -520,8 +521,11 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
-        if self.page_size & (self.page_size - 1):
-            raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
+        if self.page_size & (self.page_size - 1) and self.page_size % 16:
+            raise ValueError(
+                "cache.page_size must be a power of two or, in simulated runs, a multiple of 16, "
+                f"got {self.page_size}"
+            )
         if self.checkpoints == "every" and self.checkpoint_tokens % self.page_size:
             raise ValueError(
                 f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "
@@ -895,7 +899,9 @@ class ExperimentConfig:
                 f"got {self.executor.copy_path}"
             )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
+        size = self.cache.page_size
         simulated = {
+            f"cache.page_size={size}": size & (size - 1) != 0,
             "engine.explain=true": self.engine.explain,
             "cache.window=replay": self.cache.window is WindowHit.replay,
             "model.window_restarts=true": self.model.window_restarts,

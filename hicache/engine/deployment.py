@@ -72,7 +72,9 @@ def deploy(config: ExperimentConfig) -> Deployment:
     draft_cost = None
     if config.speculation.drafts:
         draft = draft_of(plain, config.speculation.layers)
-        free_bytes -= draft.weight_bytes - round(draft.head_params * max(2.0, draft.dense_param_bytes))
+        free_bytes -= draft.weight_bytes - round(
+            draft.head_params * max(2.0, draft.dense_param_bytes)
+        )
         draft_cost = CostModel(draft, config.hardware, tp=config.tp, ep=config.parallel.ep)
     if cache.host.sglang_gib is not None:
         cache = replace(cache, host_gib=cache.host.sglang_gib * config.tp)

@@ -423,7 +423,9 @@ def note_tokens(batch: Batch, ends_ns: list[int]) -> None:
     for req in batch.decodes:
         last_ns = req.token_runs[-1][-1]
         if req.gains:
-            times = [end for end, gain in zip(ends_ns, req.gains, strict=False) for _ in range(gain)]
+            times = [
+                end for end, gain in zip(ends_ns, req.gains, strict=False) for _ in range(gain)
+            ]
             req.token_runs.append(TokenRun((last_ns, *times)))
             continue
         if last_ns not in runs:

@@ -46,7 +46,11 @@ def warm_storage(storage: KeyStore, requests: Iterable[Request], tree: RadixTree
         sequence = Sequence(names.tokens(request))
         pages = names.of_span(make_root(request.namespace), sequence, num_pages)
         storage.write(
-            [key for kind, at in pages_left(request, tree.kinds, tree.overlap) for key in keys(pages[at], kind)]
+            [
+                key
+                for kind, at in pages_left(request, tree.kinds, tree.overlap)
+                for key in keys(pages[at], kind)
+            ]
         )
 
 

@@ -69,9 +69,7 @@ class PageRegistry:
 
     def warm(self, requests: Iterable[Request], names: PageNames, kinds: Kinds) -> None:
         for request in requests:
-            numbers = request_pages(
-                request, names.tokens(request), kinds.page_size, self.overlap
-            )
+            numbers = request_pages(request, names.tokens(request), kinds.page_size, self.overlap)
             self.is_seen[numbers] = True
             for kind, at in pages_left(request, kinds, self.overlap):
                 self.stored[kind][numbers[at]] = Stored.written
@@ -161,9 +159,9 @@ class PageHistory:
     # -- what requests compute -----------------------------------------------------------------
 
     def admit(self, request: Request, tokens: bytes, first: int) -> None:
-        numbers = request_pages(
-            request, tokens, self.kinds.page_size, self.registry.overlap
-        )[first:]
+        numbers = request_pages(request, tokens, self.kinds.page_size, self.registry.overlap)[
+            first:
+        ]
         if len(numbers):
             place = place_of(numbers)
             self.registry.is_seen[place] = True
@@ -222,9 +220,7 @@ def sequence_pages(sequence: Sequence, first: int, end: int | None) -> PageNumbe
     return numbers_in(sequence.tokens[first * NUMBER_BYTES : stop])
 
 
-def request_pages(
-    request: Request, tokens: bytes, page_size: int, overlap: int = 0
-) -> PageNumbers:
+def request_pages(request: Request, tokens: bytes, page_size: int, overlap: int = 0) -> PageNumbers:
     # the last token of an answer is never fed back, so it has no KV
     num_pages = max(request.prompt_len + request.output_len - 1 - overlap, 0) // page_size
     return numbers_in(tokens)[:num_pages]

@@ -124,8 +124,7 @@ class Decode:
 
     def _take_pages(self, running: list[RequestState], num_steps: int) -> bool:
         return all(
-            self.cache.extend(req.sequence, req.reach(num_steps), Purpose.decode)
-            for req in running
+            self.cache.extend(req.sequence, req.reach(num_steps), Purpose.decode) for req in running
         )
 
     # -- results -------------------------------------------------------------------------------

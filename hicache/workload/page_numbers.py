@@ -23,7 +23,12 @@ def page_numbers(
 ) -> dict[int, TokenSpans]:
     spans = [part for each in requests for part in (each.prompt, each.output)]
     made_of = repr(
-        (page_size, overlap, [len(part.starts) for part in spans], [each.namespace for each in requests])
+        (
+            page_size,
+            overlap,
+            [len(part.starts) for part in spans],
+            [each.namespace for each in requests],
+        )
     )
     arrays = kept(
         lambda: _numbered(requests, page_size, overlap),
@@ -39,9 +44,7 @@ def page_numbers(
     }
 
 
-def _numbered(
-    requests: Sequence[Request], page_size: int, overlap: int
-) -> dict[str, NDArray[Any]]:
+def _numbered(requests: Sequence[Request], page_size: int, overlap: int) -> dict[str, NDArray[Any]]:
     numbering = _Numbering(page_size, overlap)
     runs: list[tuple[int, int]] = []
     bounds = [0]

@@ -234,7 +234,9 @@ class SglangSide:
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         # the Rust core reports only what storage holds
-        extra = int(self.cache.tree_core.is_eagle)  # a page of bigrams ends with a token of the next
+        extra = int(
+            self.cache.tree_core.is_eagle
+        )  # a page of bigrams ends with a token of the next
         ids = tokens[: (len(tokens) - extra) // self._page * self._page + extra].tolist()
         found: dict[str, list[Span]] = {}
         self._probe_tree(ids, found)

@@ -175,13 +175,11 @@ class RadixTree:
     def repeat_end(self, num_tokens: int) -> int:
         """Return the page at which a prompt of `num_tokens` tokens keeps its windows and its state.
 
-        That is its last one, or with `compat.rules.keeps_for_repeats` where an equal prompt resumes.
+        That is its last one, or by `compat.rules` that at which an equal prompt resumes.
         """
-        if not self.rules.keeps_for_repeats:
-            return self.num_pages(num_tokens)
-        if self.drops_block:
+        if self.drops_block and self.rules.lowers_ends:
             return max(self.num_pages(num_tokens) - 1, 0)
-        return self.num_pages(num_tokens - 1)
+        return self.num_pages(num_tokens - self.rules.keeps_for_repeats)
 
     def drop(self, path: Items[tuple[Node, int]], max_len: int) -> tuple[int, int]:
         """Return the page at which a hit ends whose last page is dropped, and that on the device.

@@ -418,7 +418,6 @@ class SimulatedExecutor:
             end_ns += self._begin_ns * len(begun)
         return StepRun(StepEnds([end_ns]), cost.load_stall_ns)
 
-
     def _draft_ns(self, batch: Batch, lens: Sequence[int], slowdown: float) -> int:
         # the draft also computes the chunks of prompts, and proposes one token in each of its steps
         if self._draft_cost is None:

@@ -947,8 +947,8 @@ class ExperimentConfig:
             )
         if speculation.layers > model.num_layers or not model.num_full_layers:
             raise ValueError(
-                f"speculation.layers must be at most the {model.num_layers} layers of {model.name}, "
-                f"of which some have full attention, got {speculation.layers}"
+                f"speculation.layers must be at most the {model.num_layers} layers of "
+                f"{model.name}, of which some have full attention, got {speculation.layers}"
             )
         if speculation.draft_kv != "packed" and self.executor.kind != "simulated":
             raise ValueError(

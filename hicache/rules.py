@@ -8,7 +8,6 @@ from enum import Enum
 
 from hicache.knob import check_limits, knob, share
 
-
 # how a cache keeps the hidden states that a draft model needs before its first own token
 DRAFT_KEYS = ("token", "bigram", "drop_block")
 
@@ -59,8 +58,8 @@ class Rules:
     # and states at the last page boundary of prompts and of answers, where a longer prompt can
     # resume.
     keeps_for_repeats: bool = False
-    # With speculation.key=drop_block, keep the last window and state of a prompt a page lower, where
-    # an equal prompt resumes, as vLLM does. False keeps them where only a longer hit resumes.
+    # With speculation.key=drop_block, keep the last window and state of a prompt a page lower,
+    # where an equal prompt resumes, as vLLM does. False keeps them where only a longer hit resumes.
     lowers_ends: bool = False
     # When a prompt consists of whole pages and the host holds the last one, load that page as well,
     # so that only the last token is computed again, as vLLM does for models with full attention

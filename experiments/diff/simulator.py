@@ -56,8 +56,8 @@ class SimulatorSide:
         """Start our own simulator with the given pool sizes.
 
         `options` may contain `compat` (a preset in `conf/compat`), `eviction`, `write_policy`,
-        `scheduling` (asynchronous or not), `mixed`, `speculation`, and `settings`: further ones as on the command
-        line, separated by spaces.
+        `scheduling` (asynchronous or not), `mixed`, `speculation`, and `settings`: further ones as
+        on the command line, separated by spaces.
         """
         self._pools, self._page = pools, pools.page_size
         self._eviction = options.get("eviction", "lru")

@@ -2,10 +2,10 @@
 
 python -m experiments.studies.speculation
 
-Requests come one after the other, so that no time and no memory matters: a page is a hit if an earlier
-request had it. The table has the token hit rates, what a rule adds to the computed tokens, and the
-share of hits that it shortens. It is written to `outputs/speculation/infinite.md`, with a figure
-(docs/speculation.md).
+Requests come one after the other, so that no time and no memory matters: a page is a hit if an
+earlier request had it. The table has the token hit rates, the computed tokens as a multiple of
+those with plain keys, and the share of hits that bigrams shorten. Table and figure are written to
+`outputs/speculation` (docs/speculation.md).
 """
 
 from collections.abc import Iterator, Sequence
@@ -95,8 +95,8 @@ def hit_lens(
 
 def table(found: Sequence[Hits]) -> str:
     lines = [
-        "| trace | tokens | page | plain | bigram | block dropped | computed, bigram | computed, dropped"
-        " | shortened by bigrams |",
+        "| trace | tokens | page | plain | bigram | block dropped | computed, bigram |"
+        " computed, dropped | shortened by bigrams |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for each in found:

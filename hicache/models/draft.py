@@ -44,7 +44,7 @@ def with_draft_kv(model: ModelConfig, num_layers: int) -> ModelConfig:
 
 
 def with_draft_layers(model: ModelConfig, num_layers: int) -> ModelConfig:
-    """Return `model` with the layers of its draft as its last ones, so that its logits need them."""
+    """Return `model` with those of its draft as its last layers, so that its logits need them."""
     return replace(
         model,
         num_layers=model.num_layers + num_layers,

@@ -52,5 +52,5 @@ class Drafts:
 
 
 def expected_tokens(rate: float, num_drafts: int) -> float:
-    """Return the mean tokens of a step if each draft is accepted with `rate` after the one before."""
+    """Return the mean tokens of a step; a draft is accepted with `rate` if the last one was."""
     return sum(rate**place for place in range(num_drafts + 1))

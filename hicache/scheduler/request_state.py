@@ -50,8 +50,8 @@ class RequestState:
         # tokens of its hit without KV of the draft: at the last admission, and at the first
         self.cold_len = self.draft_cold_len = 0
         self.dropped_len = 0  # cached tokens that it computes again for the draft
-        # with speculation: tokens that its next decode steps gain, as far as they are drawn, and the
-        # number of steps before; tokens of the last one, and at most of any
+        # with speculation: tokens that its next decode steps gain, as far as they are drawn, and
+        # the number of steps before; tokens of the last one, and at most of any
         self.gains: list[int] = []
         self.num_verified = 0
         self.last_gain = self.most_gain = 1
@@ -104,7 +104,7 @@ class RequestState:
         return sum(taken)
 
     def reach(self, num_steps: int) -> int:
-        """Return how many tokens have KV at the end of `num_steps` decode steps, before drafts fall."""
+        """Return how many tokens have KV in the last of `num_steps` decode steps, with drafts."""
         if not self.gains:
             return self.kv_len + num_steps
         before = self.kv_len + sum(self.gains[: num_steps - 1])

@@ -1,8 +1,8 @@
 """Names of pages by hash, as in a real store.
 
 A page's name is a hash of its tokens and of all tokens before them. Each chain of hashes starts
-from the namespace, so two adapters or tenants never share a page. Where a page is named by tokens of
-the next page too (bigrams), the chain starts from another seed: no plain page has the same name.
+from the namespace, so two adapters or tenants never share a page. Where a page is named by tokens
+of the next page too (bigrams), the chain has another start, so no plain page has the same name.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class Digests:
         return tokens
 
     def of_tokens(self, tokens: bytes) -> bytes:
-        """Return the bytes that stand for `tokens` in the tree: with `overlap`, pages share them."""
+        """Return the bytes of `tokens` in the tree; with `overlap`, two pages share tokens."""
         if not self.overlap:
             return tokens
         step, end = self.page_size * TOKEN_BYTES, len(tokens) - self.page_bytes + 1

@@ -58,8 +58,8 @@ def look(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> M
 
 
 def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> tuple[Path, int]:
-    # the nodes of whole pages, of which only the last one may differ from `tokens` or go on; and how
-    # many pages of the prompt were dropped behind them
+    # the nodes of whole pages, of which only the last one may differ from `tokens` or go on; and
+    # how many pages of the prompt were dropped behind them
     end = tree.num_pages(max_len + tree.peek)
     path: Path = []
     node = tree.roots.get(namespace)

@@ -200,7 +200,9 @@ class ModelRunner:
                 self._were_taken[tier, kind] = set(taken)
 
 
-def _decode(req: RequestState, page_size: int) -> tuple[RequestState, int, int, Saves]:
+def _decode(
+    req: RequestState, page_size: int
+) -> tuple[RequestState, int, int, list[tuple[int, PageIds]]]:
     # one token, or with speculation as many as the step gains, and the state at a page's end
     if not req.gains:
         return req, req.kv_len, req.kv_len + 1, []

@@ -337,7 +337,7 @@ class SimulatedExecutor:
                 None means 1 for all kinds.
             slowdown: factor by which copies slow down the steps that run at the same time.
             begin_ns: time in ns by which each request that begins makes its first step longer.
-            draft_cost: predicts the durations of the steps of a draft model; None means no such model.
+            draft_cost: predicts the durations of the steps of a draft model; None means no draft.
             num_drafts: tokens that it proposes for each request and decode step.
         """
         self._engine = engine

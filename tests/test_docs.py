@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 GENERATED = "knobs.md"
 PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md"))]
-MOST_WORDS = 21_000  # 20,000 until the page on writing a policy
+MOST_WORDS = 21_700  # 20,000 until the page on writing a policy, 21,000 until that on speculation
 VAGUE = re.compile(r"\b(?:no|some|any|every)body\b|\bwhoever\b", re.IGNORECASE)
 
 

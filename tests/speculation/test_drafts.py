@@ -168,7 +168,6 @@ def test_the_expectation_names_both_rates() -> None:
     [
         (("speculation.key=bigram", "model=qwen3_next_80b"), "a model without states"),
         (("speculation.layers=33",), "at most the 32 layers of llama3_8b"),
-        (("speculation.key=bigram", "compat=vllm_0_33"), "one of drop_block, token"),
         (("speculation.key=drop_block", "compat=sglang_0_5_23"), "one of bigram, token"),
         (("speculation.draft_kv=none", "executor=torch", "model=tiny_hybrid"), "simulated"),
     ],

@@ -12,14 +12,10 @@ from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.ports import Runtime
 from hicache.executor.simulated.cut import CuttingExecutor
+from hicache.executor.simulated.drafting import Drafting
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
-from hicache.executor.simulated.stores import (
-    DRAFT,
-    EndlessStore,
-    KeyStore,
-    StandIns,
-    WithSidecars,
-)
+from hicache.executor.simulated.sidecars import DRAFT, WithSidecars
+from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
 from hicache.models.copy_rates import CopyPath, copy_rates, shared_load_rate
 from hicache.models.draft import DRAFT_NAME, with_draft_layers
 from hicache.storage.factory import GuardedStorage, open_rank_storages
@@ -66,6 +62,9 @@ class SimulatedRuntime:
             seed=config.seed,
         )
         self.counters = self.io.counters
+        drafting = None
+        if deployment.draft_cost is not None:
+            drafting = Drafting(deployment.cost, deployment.draft_cost, speculation.drafts)
         self._numbers = count()
         self._executor = partial(
             CuttingExecutor if config.executor.capture == "cut" else SimulatedExecutor,
@@ -79,8 +78,7 @@ class SimulatedRuntime:
             # a staged copy uses no SMs, so it does not slow computing
             slowdown=1.0 if path is CopyPath.staged else config.hardware.copy_slowdown.value,
             begin_ns=to_ns(config.scheduler.begin_s),
-            draft_cost=deployment.draft_cost,
-            num_drafts=config.speculation.drafts,
+            drafting=drafting,
         )
 
     def beside(self, store: KeyStore) -> KeyStore:

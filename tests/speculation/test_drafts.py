@@ -8,7 +8,8 @@ import pytest
 from hicache.cache.tree.keys import keys
 from hicache.config import SpeculationConfig
 from hicache.engine.deployment import deploy
-from hicache.executor.simulated.stores import DRAFT, EndlessStore, WithSidecars
+from hicache.executor.simulated.sidecars import DRAFT, WithSidecars
+from hicache.executor.simulated.stores import EndlessStore
 from hicache.experiment import run
 from hicache.results.metrics import Result, summarize
 from hicache.results.speculation import expectation, outcome
@@ -124,9 +125,7 @@ def test_a_page_whose_sidecar_is_missing_is_missing() -> None:
 
 def test_drafts_cost_time_even_if_none_is_accepted() -> None:
     def seconds(*more: str) -> float:
-        (record,) = served(
-            request(0, (0, 100), answer=50), size=16, key="token", more=more
-        ).records
+        (record,) = served(request(0, (0, 100), answer=50), size=16, key="token", more=more).records
         assert record.finish_ns is not None
         return record.finish_ns - record.arrival_ns
 

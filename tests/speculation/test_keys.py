@@ -84,8 +84,8 @@ def test_the_hits_of_every_short_length_follow_the_rule(key: str, length: int) -
     assert hits(served(first, again, longer, size=size, key=key)) == [0, repeated, turned]
 
 
-# blocks of 448 and 832 tokens: what vLLM 0.28 with Qwen3.8-27B and drafts had cached of a prompt that
-# is sent again with a short addition (syv-ai/qwen38-27b-rtx3090 issue 102)
+# blocks of 448 and 832 tokens: what vLLM 0.28 with Qwen3.8-27B and drafts had cached of a prompt
+# that is sent again with a short addition (syv-ai/qwen38-27b-rtx3090 issue 102)
 CACHED = {512: (0, 0), 1024: (448, 0), 2048: (1344, 832), 4096: (3584, 2496), 8192: (7616, 6656)}
 
 

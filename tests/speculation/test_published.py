@@ -1,9 +1,10 @@
 """A server whose host keeps no draft KV: what SGLang issue 32176 measured.
 
-GLM-5.2 on eight H20, `write_through_selective`, hicache-ratio 3, five drafts. 24 requests of agents,
-then 12 prompts of 111,000 to 175,000 tokens, then the 24 again: 18 of them load from the host, and a
-step gains 1.589 instead of 4.487 tokens. The lengths of the 24 and the size of the pool are not given.
-Here six agents ask four times each, all lengths are divided by 16, and the rates are inputs.
+GLM-5.2 on eight H20, `write_through_selective`, hicache-ratio 3, five drafts. 24 requests of
+agents, then 12 prompts of 111,000 to 175,000 tokens, then the 24 again: 18 of them load from the
+host, and a step gains 1.589 instead of 4.487 tokens. The lengths of the 24 and the size of the pool
+are not given. Here six agents ask four times each, all lengths are divided by 16, and the rates are
+inputs.
 """
 
 from bisect import bisect_left

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
 from hicache.cache.tree.digests import Digests
+from hicache.cache.tree.dropped import drop
 from hicache.cache.tree.entry import Entries, EntryPolicy
 from hicache.cache.tree.events import CacheListener, Demand
 from hicache.cache.tree.keys import Key, PageNames, keys
@@ -116,7 +117,9 @@ class RadixTree:
         node = self._descend_all(tokens, self.num_pages(max_len + self.peek), namespace)
         full_end = ready = node.end
         if self.drops_block and node.end:
-            hit, ready = self.drop([(above, above.end) for above in node.span()], max_len)
+            path = [(above, above.end) for above in node.span()]
+            most = node.end if self.kinds.aux else max_len // size
+            hit, ready = drop(path, most, is_mirrored=not self.demotes)
             node = self.ancestor(node, tokens, hit) if hit else self.root(namespace)
         best = self._boundary(node, is_device=False)
         on_device = self._boundary(best, is_device=True)
@@ -180,29 +183,6 @@ class RadixTree:
         if self.drops_block and self.rules.lowers_ends:
             return max(self.num_pages(num_tokens) - 1, 0)
         return self.num_pages(num_tokens - self.rules.keeps_for_repeats)
-
-    def drop(self, path: Items[tuple[Node, int]], max_len: int) -> tuple[int, int]:
-        """Return the page at which a hit ends whose last page is dropped, and that on the device.
-
-        `path` has the nodes from the top, each with the page up to which it is found. As in vLLM, a
-        look-up on the device drops the last page that it finds there, and one on the host begins
-        with that page and drops its own last page.
-        """
-        ready = 0
-        for node, end in path:
-            if node.held[DEVICE][FULL] is None:
-                break
-            ready = end
-        if not self.kinds.aux:
-            ready = min(ready, max_len // self.page_size)
-        hit = ready = max(ready - 1, 0)
-        for node, end in path:
-            if node.held[HOST][FULL] is None and not self.demotes:
-                if end > ready:
-                    break
-            elif end > ready:
-                hit = max(end - 1, ready)
-        return hit, ready
 
     def nodes(self) -> Iterator[Node]:
         stack = [child for root in self.roots.values() for child in root.children.values()]

@@ -25,6 +25,7 @@ from hicache.cache.tree.keys import Key
 from hicache.clock import Clock, Stall, to_ns
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
+from hicache.executor.simulated.drafting import Drafting
 from hicache.executor.simulated.links import Links
 from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Load, read_script, write_script
@@ -319,8 +320,7 @@ class SimulatedExecutor:
         load_shares: Sequence[float] | None = None,
         slowdown: float,
         begin_ns: int = 0,
-        draft_cost: CostModel | None = None,
-        num_drafts: int = 0,
+        drafting: Drafting | None = None,
     ) -> None:
         """Create the executor of one engine.
 
@@ -337,8 +337,7 @@ class SimulatedExecutor:
                 None means 1 for all kinds.
             slowdown: factor by which copies slow down the steps that run at the same time.
             begin_ns: time in ns by which each request that begins makes its first step longer.
-            draft_cost: predicts the durations of the steps of a draft model; None means no draft.
-            num_drafts: tokens that it proposes for each request and decode step.
+            drafting: predicts the steps with a draft model; None means that there is none.
         """
         self._engine = engine
         self._cost = cost
@@ -350,8 +349,8 @@ class SimulatedExecutor:
         self._load_shares = load_shares or [1.0] * len(page_bytes)
         self._slowdown = slowdown
         self._begin_ns = begin_ns
-        self._draft_cost = draft_cost
-        self._num_drafts = num_drafts
+        self._drafting = drafting
+        self._num_drafts = 0 if drafting is None else drafting.num_drafts
 
     @property
     def is_fenced(self) -> bool:
@@ -387,11 +386,11 @@ class SimulatedExecutor:
         slowdown = self._slowdown if self._io.copying[self._engine] else 1.0
         is_backing_up = self._io.backing_up[self._engine] > 0
         lens = [req.kv_len + 1 + self._num_drafts for req in batch.decodes]
-        if self._draft_cost is not None and not batch.extends:
-            ends = self._verify_ends_ns(batch, lens, now_ns, slowdown)
-            return StepRun(StepEnds(next(ends), ends), 0)
         if not batch.extends:
-            ends = self._cost.decode_ends_ns(lens, batch.num_steps, now_ns, slowdown=slowdown)
+            if self._drafting is None:
+                ends = self._cost.decode_ends_ns(lens, batch.num_steps, now_ns, slowdown=slowdown)
+            else:
+                ends = self._drafting.verify_ends_ns(batch, lens, now_ns, slowdown)
             return StepRun(StepEnds(next(ends), ends), 0)
         load_layer_bytes = None
         if batch.load_backs:
@@ -412,36 +411,13 @@ class SimulatedExecutor:
             saved_states=sum(len(extend.saves) for extend in batch.extends),
             num_queries=1 + self._num_drafts,
         )
-        end_ns = now_ns + cost.total_ns + self._draft_ns(batch, lens, slowdown)
+        end_ns = now_ns + cost.total_ns
+        if self._drafting is not None:
+            end_ns += self._drafting.draft_ns(batch.extends, lens, slowdown)
         if self._begin_ns:
             begun = [extend for extend in batch.extends if extend.start == extend.req.cached_len]
             end_ns += self._begin_ns * len(begun)
         return StepRun(StepEnds([end_ns]), cost.load_stall_ns)
-
-    def _draft_ns(self, batch: Batch, lens: Sequence[int], slowdown: float) -> int:
-        # the draft also computes the chunks of prompts, and proposes one token in each of its steps
-        if self._draft_cost is None:
-            return 0
-        extends = [(extend.start, extend.end) for extend in batch.extends]
-        cost, taken_ns = self._draft_cost.forward_ns, 0
-        if extends:
-            taken_ns = cost(extends, [], slowdown=slowdown).total_ns
-        if lens:
-            taken_ns += self._num_drafts * cost([], lens, slowdown=slowdown).total_ns
-        return taken_ns
-
-    def _verify_ends_ns(
-        self, batch: Batch, lens: list[int], now_ns: int, slowdown: float
-    ) -> Generator[list[int], int, None]:
-        # as `CostModel.decode_ends_ns`, with steps of several tokens, which are drawn by now
-        gains = [req.gains[: batch.num_steps] for req in batch.decodes]
-        for step in range(batch.num_steps):
-            cost = self._cost.forward_ns(
-                [], lens, slowdown=slowdown, num_queries=1 + self._num_drafts
-            )
-            now_ns += cost.total_ns + self._draft_ns(Batch(), lens, slowdown)
-            yield [now_ns]
-            lens = [length + each[step] for length, each in zip(lens, gains, strict=True)]
 
 
 def _capacities(config: StorageConfig, copy_rates: Sequence[dict[str, float]]) -> dict[str, float]:

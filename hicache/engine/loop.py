@@ -422,7 +422,7 @@ def note_tokens(batch: Batch, ends_ns: list[int]) -> None:
     runs: dict[int, TokenRun] = {}  # by the time of the last token before: most requests share one
     for req in batch.decodes:
         last_ns = req.token_runs[-1][-1]
-        if req.gains:
+        if req.gains:  # several tokens at the end of a step
             times = [
                 end for end, gain in zip(ends_ns, req.gains, strict=False) for _ in range(gain)
             ]

@@ -283,13 +283,12 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
 
 def pages_for(running: Sequence[RequestState], page_size: int, num_steps: int) -> int:
     if running and running[0].gains:
-        ends = [req.reach(num_steps) for req in running]
+        ends = [(req.reach(num_steps), req.sequence.num_pages) for req in running]
+        counts = [-(-end // page_size) - held for end, held in ends]
     else:
-        ends = [req.kv_len + num_steps for req in running]
-    counts = [
-        -(-end // page_size) - req.sequence.num_pages
-        for end, req in zip(ends, running, strict=True)
-    ]
+        counts = [
+            -(-(req.kv_len + num_steps) // page_size) - req.sequence.num_pages for req in running
+        ]
     return sum([count for count in counts if count > 0])
 
 

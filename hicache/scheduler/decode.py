@@ -86,7 +86,10 @@ class Decode:
         """Return how many decode steps may pass before an answer ends or enters the tree."""
         if self.ending:  # the next plan may find room
             return 1
-        wanted = min([len(req.gains) or req.remaining_output for req in running])
+        if running[0].gains:
+            wanted = min([len(req.gains) for req in running])
+        else:
+            wanted = min([req.remaining_output for req in running])
         wanted = min(wanted, self._max_jump)
         if self._answer_pages:
             least = min(map(self._tokens_to_publish, running)) // running[0].most_gain
@@ -149,7 +152,7 @@ class Decode:
         answer_pages, finished, num_tokens = self._answer_pages, [], 0
         for req in reqs:
             sequence = req.sequence
-            gained = req.take(num_steps)
+            gained = req.take(num_steps) if req.gains else num_steps
             num_tokens += gained
             req.kv_len = length = req.kv_len + gained
             req.remaining_output = num_left = req.remaining_output - gained

@@ -308,7 +308,7 @@ class TogetherDecode(Decode):
         """Take the pages of computed decode steps."""
         num_tokens = 0
         for req in batch.decodes:
-            gained = req.take(num_steps)
+            gained = req.take(num_steps) if req.gains else num_steps
             num_tokens += gained
             req.kv_len += gained
             has_room = self.cache.extend(req.sequence, req.kv_len, Purpose.decode)

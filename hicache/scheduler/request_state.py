@@ -96,8 +96,6 @@ class RequestState:
 
     def take(self, num_steps: int) -> int:
         """Return how many tokens the next `num_steps` decode steps gain, which have ended."""
-        if not self.gains:
-            return num_steps
         taken, self.gains = self.gains[:num_steps], self.gains[num_steps:]
         self.num_verified += num_steps
         self.last_gain = taken[-1]
@@ -105,8 +103,6 @@ class RequestState:
 
     def reach(self, num_steps: int) -> int:
         """Return how many tokens have KV in the last of `num_steps` decode steps, with drafts."""
-        if not self.gains:
-            return self.kv_len + num_steps
         before = self.kv_len + sum(self.gains[: num_steps - 1])
         return min(before + self.most_gain, self.kv_len + self.left)
 

@@ -28,6 +28,9 @@ class Node:
     child. When a node is split, this object becomes the lower half.
     """
 
+    # its full KV came from the host without that of the draft (`speculation.draft_kv=none`)
+    is_cold = False
+
     def __init__(
         self,
         parent: "Node | None",
@@ -51,8 +54,6 @@ class Node:
         self.aux_ticks = [0] * num_kinds  # by kind: when its window or state last ended a match
         # with `trims`, a list of its own: last use of the host's copies; 0 means as full KV
         self.host_ticks = self.aux_ticks
-        # its full KV came from the host without that of the draft (`speculation.draft_kv=none`)
-        self.is_cold = False
         self.created = 0  # number in the order of creation; both halves of a split keep it
         self.digests: list[bytes] | None = None  # one per page; None until storage needs them
         # by kind: True if storage has received it, or had it; None if its last write was dropped

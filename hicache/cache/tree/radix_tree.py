@@ -114,12 +114,13 @@ class RadixTree:
         size = self.page_size
         if refreshes:
             self.residency.next_tick()
-        node = self._descend_all(tokens, self.num_pages(max_len + self.peek), namespace)
-        full_end = ready = node.end
+        node = self._descend_all(tokens, (max_len + self.peek - self.overlap) // size, namespace)
+        dropped, ready = 0, node.end
         if self.drops_block and node.end:
             path = [(above, above.end) for above in node.span()]
             most = node.end if self.kinds.aux else max_len // size
             hit, ready = drop(path, most, is_mirrored=not self.demotes)
+            dropped = max(min(node.end, max_len // size) - hit, 0)
             node = self.ancestor(node, tokens, hit) if hit else self.root(namespace)
         best = self._boundary(node, is_device=False)
         on_device = self._boundary(best, is_device=True)
@@ -129,14 +130,14 @@ class RadixTree:
         if refreshes:
             self._mark_used(best)
         return MatchResult(
-            device_prefix_len=min(on_device.end, ready) * size,
+            device_prefix_len=(on_device.end if on_device.end < ready else ready) * size,
             usable_len=best.end * size,
             full_len=node.end * size,
             host_hits=self._no_hits if best is on_device else self._host_hits(best, on_device),
             device_node=on_device,
             best_node=best,
             branch_end=full.end * size,
-            dropped_len=max(min(full_end, max_len // size) - node.end, 0) * size,
+            dropped_len=dropped * size,
         )
 
     def touch(self, node: Node) -> None:
@@ -479,7 +480,8 @@ class RadixTree:
         lower.start += pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.uses, upper.tick, upper.created = lower.uses, lower.tick, lower.created
-        upper.is_cold = lower.is_cold
+        if self.marks_cold:
+            upper.is_cold = lower.is_cold
         if self.rules.split_refreshes:
             upper.tick = lower.tick = self.residency.tick
         for kind in self.kinds.paged:

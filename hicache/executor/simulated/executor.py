@@ -350,7 +350,7 @@ class SimulatedExecutor:
         self._slowdown = slowdown
         self._begin_ns = begin_ns
         self._drafting = drafting
-        self._num_drafts = 0 if drafting is None else drafting.num_drafts
+        self._num_queries = 1 if drafting is None else drafting.num_drafts + 1
 
     @property
     def is_fenced(self) -> bool:
@@ -385,7 +385,8 @@ class SimulatedExecutor:
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         slowdown = self._slowdown if self._io.copying[self._engine] else 1.0
         is_backing_up = self._io.backing_up[self._engine] > 0
-        lens = [req.kv_len + 1 + self._num_drafts for req in batch.decodes]
+        ahead = self._num_queries
+        lens = [req.kv_len + ahead for req in batch.decodes]
         if not batch.extends:
             if self._drafting is None:
                 ends = self._cost.decode_ends_ns(lens, batch.num_steps, now_ns, slowdown=slowdown)
@@ -409,7 +410,7 @@ class SimulatedExecutor:
             slowdown=slowdown,
             copying_s=self._io.copying_s(self._engine, now_ns),
             saved_states=sum(len(extend.saves) for extend in batch.extends),
-            num_queries=1 + self._num_drafts,
+            num_queries=ahead,
         )
         end_ns = now_ns + cost.total_ns
         if self._drafting is not None:

@@ -149,11 +149,10 @@ class Decode:
         self._ratio.decoded(num_steps)
         cache, page = self.cache, self._page
         has_windows = bool(cache.tree.kinds.window_lens) and not self._leaves_at_plan
-        answer_pages, finished, num_tokens = self._answer_pages, [], 0
+        answer_pages, finished = self._answer_pages, []
         for req in reqs:
             sequence = req.sequence
             gained = req.take(num_steps) if req.gains else num_steps
-            num_tokens += gained
             req.kv_len = length = req.kv_len + gained
             req.remaining_output = num_left = req.remaining_output - gained
             last = (length - 1) // page
@@ -169,15 +168,9 @@ class Decode:
                 finished.append(req)
             if answer_pages and self._tokens_to_publish(req) <= 0:
                 self._publish_answer(req, length)
-        self.count(len(reqs) * num_steps, num_tokens)
         for req in finished:
             self.running.remove(req)
             self._end(req)
-
-    def count(self, num_verified: int, num_tokens: int) -> None:
-        if self._drafts is not None:
-            self.cache.counters["speculation/verified_count"] += num_verified
-            self.cache.counters["speculation/gained_tokens"] += num_tokens
 
     def _publish_answer(self, req: RequestState, length: int, *, copies: bool = True) -> None:
         keeps = not self.cache.rules.keeps_for_repeats  # else no window of an answer

@@ -306,16 +306,13 @@ class TogetherDecode(Decode):
 
     def advance(self, batch: Batch, num_steps: int) -> None:
         """Take the pages of computed decode steps."""
-        num_tokens = 0
         for req in batch.decodes:
             gained = req.take(num_steps) if req.gains else num_steps
-            num_tokens += gained
             req.kv_len += gained
             has_room = self.cache.extend(req.sequence, req.kv_len, Purpose.decode)
             assert has_room, "a decode step was planned without free pages for it"
             if batch.extends and req.kv_len % self._page == 0:  # no state is kept (SB 3308)
                 req.missed.append(req.kv_len // self._page)
-        self.count(len(batch.decodes) * num_steps, num_tokens)
         if batch.decodes and not (self.was_full or batch.extends):
             self._ratio.decoded(num_steps)  # line 4544
 

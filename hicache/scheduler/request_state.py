@@ -51,9 +51,9 @@ class RequestState:
         self.cold_len = self.draft_cold_len = 0
         self.dropped_len = 0  # cached tokens that it computes again for the draft
         # with speculation: tokens that its next decode steps gain, as far as they are drawn, and
-        # the number of steps before; tokens of the last one, and at most of any
+        # the number of steps before and their tokens; tokens of the last one, and at most of any
         self.gains: list[int] = []
-        self.num_verified = 0
+        self.num_verified = self.num_gained = 0
         self.last_gain = self.most_gain = 1
         self.load_back: LoadBack | None = None  # that its first chunk waits for
         self.prefetch: Prefetch | None = None  # None: `declined` has the reason
@@ -98,8 +98,9 @@ class RequestState:
         """Return how many tokens the next `num_steps` decode steps gain, which have ended."""
         taken, self.gains = self.gains[:num_steps], self.gains[num_steps:]
         self.num_verified += num_steps
-        self.last_gain = taken[-1]
-        return sum(taken)
+        self.last_gain, gained = taken[-1], sum(taken)
+        self.num_gained += gained
+        return gained
 
     def reach(self, num_steps: int) -> int:
         """Return how many tokens have KV in the last of `num_steps` decode steps, with drafts."""

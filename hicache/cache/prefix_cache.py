@@ -199,7 +199,7 @@ class PrefixCache:
                 `take_slots` gives it the others.
         """
         read = storage_start, storage_end
-        node, load_back, held = self._load(sequence, match, prompt_len, read)
+        node, load_back, held = self._load(sequence, match, read)
         if self.windows is not None:
             self.windows.begin(sequence, node)
         sequence.lock = self.tree.lock(node)
@@ -442,7 +442,7 @@ class PrefixCache:
     # -- inside --------------------------------------------------------------------------------
 
     def _load(
-        self, sequence: Sequence, match: MatchResult, prompt_len: int, read: tuple[int, int]
+        self, sequence: Sequence, match: MatchResult, read: tuple[int, int]
     ) -> tuple[Node, LoadBack | None, tuple[int, int, int]]:
         # starts the load-back of a match, and gives the request the states that are loaded for it
         # alone; returns the node at which the prefix on the device then ends, and its full pages
@@ -452,11 +452,12 @@ class PrefixCache:
             return nothing
         held = self._full_by_tier(match.best_node, *read)
         demand = Demand(Purpose.load_back, sequence.request_id)
-        for kind in self.tree.kinds.points:
-            if self.rules.loads_states_twice and match.host_hits[kind]:
-                sequence.working_slot = self.device.allocate(kind, 1, demand)
         windows = self.windows
-        own = () if windows is None else windows.own_loads(sequence, match, prompt_len)
+        own = () if windows is None else windows.own_loads(sequence, match)
+        for kind in self.tree.kinds.points:
+            is_twice = self.rules.loads_states_twice and (kind, match.best_node) not in own
+            if is_twice and match.host_hits[kind]:
+                sequence.working_slot = self.device.allocate(kind, 1, demand)
         load_back = self.device.load(match, demand, own)
         if load_back is None:
             return nothing
@@ -502,7 +503,9 @@ class PrefixCache:
                 return False
             slots = taken + slots
             sequence.hold_slots(slots)
-            if self.rules.loads_states_twice and load_back is not None and load_back.counts[kind]:
+            is_own = load_back is not None and any(each == kind for each, _, _ in load_back.own)
+            is_twice = self.rules.loads_states_twice and not is_own
+            if is_twice and load_back is not None and load_back.counts[kind]:
                 load_state(self.tree, self._bookings, load_back, slots[:1])
             elif state is not None:
                 self.outbox.append(CopyState(source=state, target=slots[:1]))

@@ -22,9 +22,7 @@ class PageWindows:
 
     # -- the begin of a request ----------------------------------------------------------------
 
-    def own_loads(
-        self, sequence: Sequence, match: MatchResult, prompt_len: int
-    ) -> set[tuple[int, Node]]:
+    def own_loads(self, sequence: Sequence, match: MatchResult) -> set[tuple[int, Node]]:
         """Return the windows and states that a load-back brings for this request alone.
 
         With `compat.rules.keeps_for_repeats`, the tree keeps only those before a page where a
@@ -35,7 +33,9 @@ class PageWindows:
         if not self._rules.keeps_for_repeats:
             return own
         kinds, node, size = self._tree.kinds, match.best_node, self._page_size
-        ends = [self._tree.repeat_end(prompt_len), match.branch_end // size]
+        assert sequence.request is not None
+        prompt_end = self._tree.repeat_end(sequence.request.prompt_len)
+        ends = [prompt_end, match.branch_end // size]
         if node.end not in ends:
             own.update((kind, node) for kind in kinds.points)
         for kind, window in kinds.windows:

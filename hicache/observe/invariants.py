@@ -168,7 +168,9 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
     if node.start != parent.start + parent.num_pages:
         _break(2, f"{node} does not begin where its parent ends")
     device, host = node.held
-    if device[FULL] is None and host[FULL] is None:
+    # with `keeps_sidecars`, windows and states may outlive their full-attention KV
+    is_used = tree.keeps_sidecars and (node.children or any(map(any, node.held)))
+    if device[FULL] is None and host[FULL] is None and not is_used:
         _break(2, f"{node} is on neither the device nor the host")
     if tree.knobs.device_host == "exclusive":
         for kind in tree.kinds.numbers:
@@ -179,8 +181,7 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
     for tier in (DEVICE, HOST) if strict_host else (DEVICE,):
         held = node.held[tier]
         if held[FULL] is None:
-            may_stay = tier == DEVICE and tree.keeps_sidecars
-            if not may_stay and any(held[kind] is not None for kind in tree.kinds.aux):
+            if not tree.keeps_sidecars and any(held[kind] is not None for kind in tree.kinds.aux):
                 _break(1, f"{node} holds sidecars without full on the {TIER_NAMES[tier]}")
         elif not parent.is_root and parent.held[tier][FULL] is None:
             _break(3, f"{node} is on the {TIER_NAMES[tier]} and its parent {parent} is not")

@@ -99,7 +99,10 @@ class CheckpointSaver:
         return saves
 
     def _end(self, req: RequestState) -> int:
-        return self._cache.tree.repeat_end(req.target_len) * self._page
+        length = req.target_len
+        if self._cache.rules.keeps_for_repeats:  # an answer that is computed again does not count
+            length = req.request.prompt_len
+        return self._cache.tree.repeat_end(length) * self._page
 
     def _whole(self, length: int) -> int:
         return self._cache.tree.num_pages(length) * self._page

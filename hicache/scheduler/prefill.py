@@ -9,7 +9,7 @@ from operator import attrgetter
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.lookup import look
-from hicache.cache.tree.node import MatchResult
+from hicache.cache.tree.node import Lock, MatchResult
 from hicache.clock import NEVER
 from hicache.config import SchedulerConfig
 from hicache.request import Request
@@ -352,8 +352,8 @@ class Prefill:
         decision = decide(req, match, budget)
         if isinstance(decision, Defer) and not self.late_slots:
             return decision
-        # its own path no longer counts as evictable; in SGLang only what the device holds of it
-        locks = [cache.tree.lock(match.device_node if self.late_slots else match.best_node)]
+        # its own path no longer counts as evictable
+        locks = [self._lock_hit(match)]
         try:
             decision = decide(req, match, budget)
             if isinstance(decision, Defer):
@@ -384,6 +384,10 @@ class Prefill:
                 cache.abandon(req.sequence)
                 return Defer(decision.reason)
         return acquired, decision
+
+    def _lock_hit(self, match: MatchResult) -> Lock:
+        # what does not count as evictable when the scheduler admits the request
+        return self.cache.tree.lock(match.device_node if self.late_slots else match.best_node)
 
     def _match(self, req: RequestState, *, refreshes: bool) -> MatchResult:
         match = self.cache.match(req.sequence, req.target_len, refreshes=refreshes)

@@ -120,9 +120,10 @@ class RequestState:
             self.queue_mark = None
 
     def restart(self) -> None:
-        host_tick = self.sequence.host_tick
+        before = self.sequence
         self.sequence = Sequence(self.tokens, self.request.namespace, self.request)
-        self.sequence.host_tick = host_tick
+        self.sequence.host_tick, self.sequence.host_end = before.host_tick, before.host_end
+        self.sequence.used = before.used
         self.target_len = self.request.prompt_len + self.decoded
         self.cached_len = self.kv_len = 0
         self.placed, self.missed = [], []

@@ -11,7 +11,7 @@ from operator import attrgetter
 from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
-from hicache.cache.tree.node import DEVICE, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, Lock, MatchResult, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission, StepBudget, WindowCharge, ceil_page
@@ -55,26 +55,35 @@ class WholePromptFits(Admission):
         # nothing is computed in the step of a load-back
         end = cached if loads else min(cached + budget.chunk_tokens, target)
         step = self._claims(end, local, cached)
-        if loads:  # what the device holds of it is not allocated, and no longer room when locked
-            there = self._claims(cached, local, cached)
-            there.subtract(dict(enumerate(match.host_hits)))
-            whole.subtract(there)
-            step.subtract(there)
         for each in self._begun() if loads else ():
-            held = each.sequence.num_pages * self._page
-            step.update(self._claims(each.target_len, held, held, is_whole=True))
+            step.update(self._rest(each))
         for claims in (whole, step):
-            for kind in kinds.paged:
-                needed, room = int(cache.taken(kind, claims)), cache.room(kind)
-                if needed > room and kind == FULL:
+            if (lack := self._lack(claims)) is not None:
+                kind, needed, room = lack
+                if kind == FULL:
                     return Defer(Reason.tokens, stands=stands, needed=needed, room=room)
-                if needed > room:
-                    return Defer(Reason.swa_tokens, stands=stands)
+                return Defer(Reason.swa_tokens, stands=stands)
         for kind in kinds.points:
             needed = cache.rules.states_per_request + match.host_hits[kind]
             if needed > cache.room(kind) - cache.taken(kind, {**whole, kind: 0}):
                 return Defer(Reason.slots, stands=stands)
         return Admit(budget.chunk_tokens)
+
+    def fits(self, req: RequestState) -> bool:
+        """Return whether there is room for the rest of a prompt that has begun."""
+        return self._lack(self._rest(req)) is None
+
+    def _rest(self, req: RequestState) -> Counter[int]:
+        held = req.sequence.num_pages * self._page
+        return self._claims(req.target_len, held, held, is_whole=True)
+
+    def _lack(self, claims: Counter[int]) -> tuple[int, int, int] | None:
+        # the first kind without room for its claims, with the tokens that it needs and has
+        for kind in self._cache.tree.kinds.paged:
+            needed, room = int(self._cache.taken(kind, claims)), self._cache.room(kind)
+            if needed > room:
+                return kind, needed, room
+        return None
 
     def _claims(self, end: int, held: int, cached: int, *, is_whole: bool = False) -> Counter[int]:
         # tokens up to `end` still to be allocated, by kind (`single_type_kv_cache_manager.py`,
@@ -98,16 +107,47 @@ class RunningFirstPrefill(Prefill):
     def _admission_of(self, window_charge: WindowCharge) -> WholePromptFits:
         return WholePromptFits(self.cache, self.config, window_charge, lambda: self.started)
 
+    def _lock_hit(self, match: MatchResult) -> Lock:
+        # what the device holds after the hit's end there is allocated anew, as far as room counts
+        kinds, reads_from = self.cache.tree.kinds, [0] * self.cache.tree.kinds.size
+        for kind, window in kinds.windows:
+            reads_from[kind] = max(window.first(match.best_node.end), 0)
+        return self.cache.tree.lock(match.device_node, reads_from)
+
+    def _match(self, req: RequestState, *, refreshes: bool) -> MatchResult:
+        match, tree = super()._match(req, refreshes=refreshes), self.cache.tree
+        node = match.device_node
+        while match.needs_host_load_back and self._waits_for_load(req, node.end):
+            assert node.parent is not None
+            node = tree.boundary(node.parent, is_device=True)
+        return match._replace(device_node=node, device_prefix_len=node.end * self._page)
+
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
-        # data that is being loaded cannot be hit yet, nor loaded again (`offloading/scheduler.py`,
-        # line 1020)
-        page, page_bytes = self._page, self.cache.tree.page_bytes
-        return super()._prefetch_lets_go(req, now_ns) and not any(
-            each.load_back is not None
-            and req.request.namespace == each.request.namespace
-            and req.tokens.startswith(each.tokens[: (each.ready_len // page + 1) * page_bytes])
-            for each in self.loading
-        )
+        if not super()._prefetch_lets_go(req, now_ns):
+            return False
+        if not self.loading:
+            return True
+        match = self.cache.match(req.sequence, req.target_len, refreshes=False)
+        return not self._waits_for_load(req, match.usable_len // self._page)
+
+    def _waits_for_load(self, req: RequestState, num_pages: int) -> bool:
+        # whether a prefix of so many pages has data that is being loaded for another request: that
+        # cannot be hit yet, nor loaded again (`offloading/scheduler.py`, line 1022)
+        kinds, page_bytes = self.cache.tree.kinds, self.cache.tree.page_bytes
+        windows = dict(kinds.windows)
+        for each in self.loading:
+            if each.load_back is None or each.request.namespace != req.request.namespace:
+                continue
+            end = each.sequence.num_pages
+            for kind, first in each.load_back.starts.items():
+                if kind in windows:
+                    first = max(first, windows[kind].first(num_pages))
+                elif kind in kinds.points:
+                    first = max(end, num_pages) - 1
+                is_read = first < min(end, num_pages)
+                if is_read and req.tokens.startswith(each.tokens[: (first + 1) * page_bytes]):
+                    return True
+        return False
 
     def _num_active(self, batch: Batch, budget: StepBudget) -> int:
         begun = [each.req for each in batch.extends]
@@ -127,8 +167,7 @@ class RunningFirstPrefill(Prefill):
                 yield Shortage(Cause.running, req.request.id)
                 return
             req.load_back = None
-            held = req.sequence.num_pages * self._page
-            if ceil_page(req.target_len, self._page) > held + self.cache.room():
+            if not self.admission.fits(req):
                 yield Shortage(Cause.tokens, req.request.id)
                 return
             if self._chunk_end(req, budget.chunk_tokens) == req.kv_len:

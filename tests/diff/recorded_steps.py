@@ -1,12 +1,13 @@
 """Steps of SGLang 0.5.23's and vLLM 0.33.0's own schedulers, for `test_recorded_steps.py`.
 
-`python -m tests.diff.recorded_steps` records them again, in the environment of `experiments.diff`.
-The requests are those of the `odd` workload, in small pools: both tiers evict, and the host lacks
-room for copies.
+`python -m tests.diff.recorded_steps [NAME ...]` records them again, in the environment of
+`experiments.diff`. The requests are those of the `odd` workload, in small pools: both tiers evict,
+and the host lacks room for copies.
 """
 
 import gzip
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,11 @@ CASES: dict[str, tuple[dict[str, int], int, dict[str, str]]] = {
     "both": (WINDOW | STATES, 4, {}),
     "mixed": (WINDOW | STATES, 5, {"mixed": "yes"}),
     "vllm": ({"host_tokens": 61_440}, 6, VLLM),
+    "vllm_windows": (
+        WINDOW | {"host_tokens": 61_440, "device_tokens": 14_336, "swa_tokens": 4_096},
+        11,
+        VLLM,
+    ),
 }
 NUM_REQUESTS = 70
 
@@ -87,5 +93,5 @@ def record(name: str) -> None:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for each in CASES:
+    for each in sys.argv[1:] or CASES:
         record(each)

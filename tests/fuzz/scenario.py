@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from random import Random
 from typing import Any
 
-from hicache.config import ExperimentConfig
+from hicache.config import WORKLOADS, ExperimentConfig
 from hicache.memory import model_kinds
 from hicache.models import GIB
 from hicache.runs.schema import config_of
@@ -14,8 +14,9 @@ from hicache.workload.workload import Workload, load_workload
 from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob, overrides_of
 from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, unit_tokens
 
+BASE_KIND = "chat"
 BASE = (
-    "workload=chat",
+    f"workload={BASE_KIND}",
     "model=tiny_hybrid",
     "storage=memory",
     "tracker.wandb_mode=disabled",
@@ -79,6 +80,18 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
     overrides: dict[str, Any] = {"seed": int(choices[SEED])}
     for knob in KNOBS:
         overrides |= overrides_of(knob.values[choices[knob.name]])
+    overrides |= {
+        "workload.num_sessions": 16,
+        "workload.session_rate": 0.05,
+    }
+    # only settings that this kind of workload has
+    kind = BASE_KIND if choices[WORKLOAD] == TALK else choices[WORKLOAD]
+    own = {f"workload.{each.name}" for each in fields(WORKLOADS[kind])}
+    overrides = {
+        key: value
+        for key, value in overrides.items()
+        if not key.startswith("workload.") or key in own
+    }
     pools, talk, pages = (_split_off(overrides, area) for area in ("pools", "talk", "pages"))
     config = config_of(*BASE, *_words(overrides))
     page = config.cache.page_size
@@ -92,8 +105,6 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
         # generated conversations, as long as a talk's and as close together
         stride = max(CHAT_UNITS[choices[WORKLOAD]] // unit_tokens(page), 4)
         overrides |= {
-            "workload.num_sessions": 16,
-            "workload.session_rate": 0.05,
             "workload.token_stride": stride,
             "workload.time_scale": talk["gap_s"] / 20,
             "workload.limit": limit or NUM_REQUESTS,

@@ -138,6 +138,7 @@ class Device:
             node=node,
             locks=[lock],
             host_locks=[host_lock],
+            starts=starts,
             own=own_data,
         )
         self._bookings.book(load_back)

@@ -57,9 +57,11 @@ class LoadBack(Transfer):
     """A copy of cached data from host to device, for a request that is about to run.
 
     The forward pass of the request waits for the copy. `own` lists windows and states, as (kind,
-    first page, ids), that the request owns, and not the radix tree.
+    first page, ids), that the request owns, and not the radix tree. `starts` is the first page that
+    the copy brings, by kind.
     """
 
+    starts: dict[int, int] = field(default_factory=dict)
     own: list[tuple[int, int, PageIds]] = field(default_factory=list)
 
 

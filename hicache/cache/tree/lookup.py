@@ -67,7 +67,7 @@ def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> tuple
     while node is not None and node.end < end:
         first = node.end * tree.page_bytes
         child = node.children.get(tokens[first : first + tree.page_bytes])
-        if child is None:
+        if child is None or not (child.held[DEVICE][FULL] or child.held[HOST][FULL]):
             break
         pages = tree.num_shared(child, tokens, end)
         path.append((child, child.start + pages))

@@ -12,7 +12,7 @@ from hicache.cache.pages import FreePages
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.dropped import drop
 from hicache.cache.tree.entry import Entries, EntryPolicy
-from hicache.cache.tree.events import CacheListener, Demand
+from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.keys import Key, PageNames, keys
 from hicache.cache.tree.node import (
     DEVICE,
@@ -122,8 +122,8 @@ class RadixTree:
             hit, ready = drop(path, most, is_mirrored=not self.demotes)
             dropped = max(min(node.end, max_len // size) - hit, 0)
             node = self.ancestor(node, tokens, hit) if hit else self.root(namespace)
-        best = self._boundary(node, is_device=False)
-        on_device = self._boundary(best, is_device=True)
+        best = self.boundary(node, is_device=False)
+        on_device = self.boundary(best, is_device=True)
         full = node
         while self.rules.keeps_for_repeats and full.parent and full.held[DEVICE][FULL] is None:
             full = full.parent  # vLLM looks for branches on the device alone
@@ -139,6 +139,17 @@ class RadixTree:
             branch_end=full.end * size,
             dropped_len=dropped * size,
         )
+
+    def boundary(self, node: Node, *, is_device: bool) -> Node:
+        """Return the last node of a path after which a request can continue.
+
+        With `is_device`, the device holds what the request needs, else any tier does. O(nodes of
+        the windows) if nothing is missing.
+        """
+        while (missing := self._missing(node, is_device=is_device)) is not None:
+            assert missing.parent is not None
+            node = missing.parent
+        return node
 
     def touch(self, node: Node) -> None:
         """Mark the prefix that ends at `node`, its windows and its state as just used."""
@@ -396,15 +407,19 @@ class RadixTree:
         """Return the kinds of data that a node loses on a tier when its data of `kind` is evicted.
 
         A leaf loses all its data, unless single pages leave (`compat.rules.trims_leaves`): then its
-        windows and state stay on the device as long as the host has their full-attention KV. Other
+        windows and state stay on the device, and on the host those that were used later. Other
         nodes lose the data of `kind` and what is useless without it. The host's copy of
         full-attention KV that the device holds too leaves alone.
         """
         is_leaf = node in self.residency.queues[tier][FULL]
         if is_leaf and not self.rules.trims_leaves:
             return self.kinds.lost_with[FULL]
-        if tier == DEVICE and kind == FULL and self.keeps_sidecars and node.held[HOST][FULL]:
+        if kind == FULL and self.keeps_sidecars and tier == DEVICE:
             return (FULL,)
+        if kind == FULL and is_leaf and self.keeps_sidecars and self.entries is None:
+            # what was used later than the full-attention KV stays on the host
+            ranks = [queue.priority(node) for queue in self.residency.queues[HOST]]
+            return tuple(each for each in self.kinds.lost_with[FULL] if ranks[each] <= ranks[FULL])
         return (FULL,) if kind == FULL and not is_leaf else self.kinds.lost_with[kind]
 
     def evict(self, node: Node, tier: int, kind: int, demand: Demand) -> list[FreePages]:
@@ -416,7 +431,10 @@ class RadixTree:
         for other in self.lost(node, tier, kind):
             self.residency.drop(node, tier, other, actions, demand, is_victim=other == kind)
         if node.held[DEVICE][FULL] is None and node.held[HOST][FULL] is None:
-            self._remove(node, actions, demand)
+            if self.keeps_sidecars:
+                self._remove_empty(node)
+            else:
+                self._remove(node, actions, demand)
         return actions
 
     # -- inside -------------------------------------------------------------------------------
@@ -428,7 +446,7 @@ class RadixTree:
         while node.end < end:
             first = node.end * size
             child = node.children.get(tokens[first : first + size])
-            if child is None:
+            if child is None or not (child.held[DEVICE][FULL] or child.held[HOST][FULL]):
                 return node
             if child.end > end or not tokens.startswith(child.edge, first):
                 return self._split(child, self.num_shared(child, tokens, end))
@@ -440,14 +458,6 @@ class RadixTree:
             above.tick = self.residency.tick
         self.residency.touch_windows(node)
         self.residency.touch_states(node)
-
-    def _boundary(self, node: Node, *, is_device: bool) -> Node:
-        # the last node of a path after which a request can continue, on the device or on any tier;
-        # O(nodes of the windows) if nothing is missing
-        while (missing := self._missing(node, is_device=is_device)) is not None:
-            assert missing.parent is not None
-            node = missing.parent
-        return node
 
     def _missing(self, node: Node, *, is_device: bool) -> Node | None:
         # the lowest node whose missing data prevents a request from continuing after `node`
@@ -506,6 +516,13 @@ class RadixTree:
         node.entries = NO_ENTRIES  # an entry refers to its node; the cycle would keep both alive
         self.num_nodes -= 1
         self.residency.refresh(parent)
+
+    def _remove_empty(self, node: Node) -> None:
+        # remove a node that holds nothing, and then those above it that hold nothing
+        while node.parent is not None and not (node.children or any(map(any, node.held))):
+            above = node.parent
+            self._remove(node, [], NO_DEMAND)
+            node = above
 
     def _host_hits(self, best: Node, on_device: Node) -> tuple[int, ...]:
         # by kind: the data needed for a hit after `best` that only the host has

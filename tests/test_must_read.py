@@ -11,9 +11,9 @@ from pathlib import Path
 CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py")
 # what a replay reaches today; the numbers may only fall (the limits were 35 files and 4,300 lines,
 # before placement by chunk, eviction of mirrors, the engines' own orders of a step, and several
-# batches in flight came in)
+# batches in flight came in; 5,038 before speculation)
 MOST_FILES = 34
-MOST_LINES = 5_038
+MOST_LINES = 5_191
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

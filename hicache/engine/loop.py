@@ -419,10 +419,11 @@ def serve(
 
 def note_tokens(batch: Batch, ends_ns: list[int]) -> None:
     """Note when the requests of a batch got tokens, whose steps ended at `ends_ns`."""
+    is_drafted = bool(batch.decodes and batch.decodes[0].gains)  # steps of several tokens
     runs: dict[int, TokenRun] = {}  # by the time of the last token before: most requests share one
     for req in batch.decodes:
         last_ns = req.token_runs[-1][-1]
-        if req.gains:  # several tokens at the end of a step
+        if is_drafted:
             times = [
                 end for end, gain in zip(ends_ns, req.gains, strict=False) for _ in range(gain)
             ]

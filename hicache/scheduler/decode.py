@@ -150,9 +150,11 @@ class Decode:
         cache, page = self.cache, self._page
         has_windows = bool(cache.tree.kinds.window_lens) and not self._leaves_at_plan
         answer_pages, finished = self._answer_pages, []
+        is_drafted, gained = self._drafts is not None, num_steps
         for req in reqs:
             sequence = req.sequence
-            gained = req.take(num_steps) if req.gains else num_steps
+            if is_drafted:
+                gained = req.take(num_steps)
             req.kv_len = length = req.kv_len + gained
             req.remaining_output = num_left = req.remaining_output - gained
             last = (length - 1) // page

@@ -80,7 +80,7 @@ class Run:
 
     def plot(self) -> "Figure":
         """Plot the hit rate of each cache tier over time, and the waiting and running requests."""
-        from hicache.results.report import draw_tokens  # matplotlib takes a second to import
+        from hicache.results.figures import draw_tokens  # matplotlib takes a second to import
 
         lines = (self.path / "metrics.jsonl").read_text().splitlines()
         return draw_tokens([json.loads(line) for line in lines], run=self.path.name)

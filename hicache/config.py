@@ -799,6 +799,8 @@ class TrackerConfig:
 
     wandb_mode: WandbMode = WandbMode.offline
     project: str = "hicache"  # Name of the Weights & Biases project.
+    # Log a table with one row per request to Weights & Biases, beside the file of requests.
+    wandb_requests: bool = False
     interval_s: float = knob(10.0, least=0.001)  # Simulated seconds between lines of metrics.jsonl.
 
     def __post_init__(self) -> None:

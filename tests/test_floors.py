@@ -43,7 +43,7 @@ ROOMS = {
     "hicache.executor": "completions storage_script simulated real",
     "hicache.engine": "ports loop ranks deployment simulated_runtime warm build",
     "hicache.storage": "base digest guards engines factory bench integrations",
-    "hicache.results": "metrics keys verdict tracking report recorder measures",
+    "hicache.results": "metrics keys verdict tracking report figures recorder measures",
     "hicache.runs": "stored grid schema errors provenance checks goodput job",
     "hicache.cli": (
         "console progress tables command knobs terminal sweep sweeper resume until run explain "
@@ -57,7 +57,7 @@ ONLY_IN = {
     "omegaconf": ABOVE_RUNS,
     "wandb": ("hicache.results.tracking",),
     "matplotlib": (
-        *("hicache.results.report", "hicache.workbench.bench", "hicache.cli", "hicache.api"),
+        *("hicache.results.figures", "hicache.workbench.bench", "hicache.cli", "hicache.api"),
         "experiments",
     ),
     "torch": (

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 
 from experiments.studies.kept_runs import kept_runs
 from hicache.cli.command import in_one_sentence, parser_of
+from hicache.results.figures import save
 from hicache.results.metrics import Result, summarize
-from hicache.results.report import save
 from hicache.results.verdict import is_overloaded
 from hicache.runs.schema import CONF
 

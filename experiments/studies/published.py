@@ -25,8 +25,8 @@ from omegaconf import OmegaConf
 
 from experiments.studies.kept_runs import kept_runs
 from hicache.cli.command import in_one_sentence, parser_of
+from hicache.results.figures import save
 from hicache.results.metrics import Result
-from hicache.results.report import save
 from hicache.results.requests_file import columns_of
 from hicache.results.server_log import measure
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.request import Request
-from hicache.results.report import save
+from hicache.results.figures import save
 from hicache.runs.schema import config_of
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.workload import load_workload

@@ -55,13 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with in_one_sentence():
         from hicache.cli.tables import result_table  # pandas, which the help does not need
         from hicache.cli.tables.comparison import RATIO_OF, over_runs, table_of
-        from hicache.cli.tables.paired_table import table_of_pairs
+        from hicache.cli.tables.paired_table import PAIRED, table_of_pairs
 
         groups = compared_groups(options.paths, where=options.where, baseline=options.baseline)
         metrics = tuple(options.metric or groups[0].runs[0].metrics)
         if options.paired:
             result = table_of_pairs(groups, metrics)
-            heading = "Differences to the first row of each section"
+            heading = PAIRED
         else:
             result = table_of(groups, metrics, ratio_of=metrics[0] if options.metric else RATIO_OF)
             num_runs = sum(len(group.runs) for group in groups)

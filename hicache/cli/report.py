@@ -1,10 +1,9 @@
-"""Draw the figures and the page of stored runs.
+"""Make the pages of stored runs.
 
 hicache report RUN_OR_SWEEP ...
 
-Writes tokens.png, ttft.png and report.html into the directory of each run. `hicache run` draws them
-for a single run; the runs of a sweep get them here. The table and the files of a sweep, such as
-sweep.html, are made anew.
+Writes report.html into the directory of each run. `hicache run` writes it for a single run; the
+runs of a sweep get it here. The table and the files of a sweep, such as sweep.html, are made anew.
 """
 
 from collections.abc import Sequence

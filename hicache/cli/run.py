@@ -19,6 +19,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import hydra
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -61,6 +63,14 @@ def compose_and_run(cfg: DictConfig) -> int:
     return code
 
 
+def _run_single(overrides: list[str]) -> None:
+    # Hydra's own main composes twice, to learn whether an experiment asks for a sweep
+    with initialize_config_dir(str(schema.CONF), job_name="run", version_base="1.3"):
+        program, task = GlobalHydra.instance().hydra, compose_and_run.__wrapped__
+        assert program is not None
+        program.run("config", task_function=task, overrides=overrides)
+
+
 def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]:
     """Run the experiment of Hydra's settings `cfg`, and return its metrics.
 
@@ -101,7 +111,10 @@ def main() -> None:
             return
         sys.argv[1:] = schema.with_implied(sys.argv[1:])
     try:
-        compose_and_run()
+        if any(re.match(r"-|[+~]*(experiment|hydra)\b", word) for word in sys.argv[1:]):
+            compose_and_run()
+        else:
+            _run_single(sys.argv[1:])
     except CONFIG_ERRORS as error:
         sys.exit(report_error(error))
     except OSError as error:  # Hydra cannot write its files, or the terminal is closed

@@ -26,7 +26,7 @@ from hicache.runs.schema import stored_config
 from hicache.runs.stored import CONFIG_FILE, is_finished, read_yaml
 
 if TYPE_CHECKING:
-    from hicache.cli.tables.result_table import ResultTable
+    from hicache.cli.tables.sweep_page import Findings
 
 _WATCHES: list[JobWatch] = []  # not an attribute: launchers pickle callbacks, but not threads
 
@@ -46,12 +46,14 @@ class SweepProgress(Callback):
         is_written = True
         try:
             if finished:
-                table = sum_up(watch.directory, finished, title=str(config.name))
+                found = sum_up(watch.directory, finished, title=str(config.name))
                 # that of the jobs, whose overrides the sweep itself does not have
                 tracker = stored_config(finished[0] / CONFIG_FILE).tracker
                 group = f"{config.name}/{watch.directory.name}"
-                if table is not None:
-                    track_sweep(watch.directory, tracker, group, table.texts, table.notes)
+                if found is not None:
+                    tables = {"arms": found.table.texts, "intervals": found.comparisons}
+                    notes = [*found.sentences, *found.remarks, *found.table.notes]
+                    track_sweep(watch.directory, tracker, group, tables, notes)
         except (OSError, ValueError) as error:
             report_error(error)
             is_written = False
@@ -96,8 +98,11 @@ def _stop() -> tuple[JobWatch, list[Path]]:
     return watch, [path for path in watch.jobs() if is_finished(path)]
 
 
-def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "ResultTable | None":
-    """Print and return a table of the finished runs of a sweep, and write summary files.
+def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "Findings | None":
+    """Print and return the results of the finished runs of a sweep, and write summary files.
+
+    The results are a table, and what it shows, with intervals if there are at least three seeds or
+    slices.
 
     The files are `sweep.csv`, `sweep.json`, `sweep.html`, `sweep.png` and `sweep.pdf` in
     `directory`. The last two are written only if the runs differ in their settings. If pandas is
@@ -112,8 +117,9 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "ResultTable
         sys.stderr.write(f"no table of the sweep: {missing('pandas')}\n")
         return None
     from hicache.cli.tables.comparison import over_runs, table_of
+    from hicache.cli.tables.paired_table import PAIRED
     from hicache.cli.tables.result_table import as_json, show_result  # pandas takes half a second
-    from hicache.cli.tables.sweep_page import write_sweep_page
+    from hicache.cli.tables.sweep_page import findings_of, write_sweep_page
 
     runs = load_runs(jobs)
     keys = differing_keys(runs)
@@ -123,20 +129,22 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "ResultTable
     for metric in runs[0].metrics:
         if metric not in known:
             sys.stderr.write(f"some runs have no metric {metric}, so the table leaves it out\n")
-    table = table_of(groups, metrics)
+    found = findings_of(groups, metrics, table_of(groups, metrics))
     if len(runs) > 1:
-        show_result(table, ": ".join(filter(None, [title, over_runs(groups)])))
+        show_result(found.table, ": ".join(filter(None, [title, over_runs(groups)])))
+    if found.paired is not None:
+        show_result(found.paired, PAIRED)
     _write_csv(directory / "sweep.csv", runs, keys)
     (directory / "sweep.json").write_text(as_json(table_of(groups, sorted(known))) + "\n")
-    write_sweep_page(directory, groups, metrics, table, title)
+    write_sweep_page(directory, groups, metrics, found, title)
     if len(groups) > 1:
         from hicache.cli.tables.sweep_figure import draw_sweep  # matplotlib
-        from hicache.results.report import save
+        from hicache.results.figures import save
 
         figure = draw_sweep(groups, metrics, title=title)
         for name in ("sweep.png", "sweep.pdf"):
             save(figure, directory / name)
-    return table
+    return found
 
 
 def _failure(job: Path) -> str:

@@ -24,6 +24,7 @@ from urllib.parse import urlparse
 
 from hicache.config import TrackerConfig, WandbMode
 from hicache.results.metrics import Row
+from hicache.results.requests_file import read_requests
 from hicache.results.verdict import in_short, objections
 from hicache.secret import masked
 from hicache.user_code import Stopped
@@ -74,6 +75,11 @@ class Tracker:
             # without the zeros of what the run does not use
             shown = {key: each for key, each in summary.items() if each or key.startswith(ALWAYS)}
             self._wandb.summary.update({**shown, "verdict": in_short(objections([summary]))})
+            if self.tracker.wandb_requests:
+                import wandb
+
+                table = wandb.Table(dataframe=read_requests(self.out_dir))
+                self._wandb.log({"requests": table})
 
     def __enter__(self) -> Self:
         self._metrics = (self.out_dir / "metrics.jsonl").open("wb", buffering=0)
@@ -116,11 +122,15 @@ def _terminate(*_: object) -> NoReturn:
 
 
 def track_sweep(
-    directory: Path, tracker: TrackerConfig, group: str, table: "pd.DataFrame", notes: Sequence[str]
+    directory: Path,
+    tracker: TrackerConfig,
+    group: str,
+    tables: Mapping[str, "pd.DataFrame"],
+    notes: Sequence[str],
 ) -> None:
     """Upload the results of a sweep to Weights & Biases (W&B) as one run.
 
-    The run has `table` and `notes` as the terminal shows them, and the figures and files of the
+    The run has `tables` and `notes` as the terminal shows them, and the figures and files of the
     sweep. It joins the W&B group `group`, as do the runs of the sweep. A second call for the same
     directory updates the first upload.
     """
@@ -129,6 +139,7 @@ def track_sweep(
         dir=directory,
         group=group,
         name="summary",
+        notes="\n\n".join(notes),
         job_type="summary",
         id=sha256(str(directory.absolute()).encode()).hexdigest()[:16],
         resume="allow",
@@ -137,9 +148,11 @@ def track_sweep(
         return
     import wandb
 
-    names = {str(name): str(name).replace("\n", " ") for name in table}
-    run.log({"arms": wandb.Table(dataframe=table.rename(columns=names))})
-    run.summary.update({f"note_{number}": note for number, note in enumerate(notes)})
+    for name, table in tables.items():
+        if table.empty:
+            continue
+        told = table.rename(columns=lambda each: str(each).replace("\n", " "))
+        run.log({name: wandb.Table(dataframe=told)})
     paths = sorted(directory.glob("sweep.*"))
     _attach(run, paths)
     _show(run, paths)
@@ -148,8 +161,8 @@ def track_sweep(
 
 def sync_command(directory: Path) -> str | None:
     """Return the command that uploads the offline W&B runs of a sweep; None if there are none."""
-    folders = [directory, *directory.glob("*/")]
-    if not any(folder.glob("wandb/offline-run-*") for folder in folders if folder.is_dir()):
+    runs = "wandb/offline-run-*"
+    if not any(directory.glob(runs)) and not any(directory.glob(f"*/{runs}")):
         return None
     place = shlex.quote(str(directory))
     return f"wandb sync {place}/wandb/offline-run-* {place}/*/wandb/offline-run-*"
@@ -183,6 +196,9 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb  # import only if needed: it takes half a second
+
+    # W&B imports its launcher of jobs for inputs that no run here has
+    wandb.Run._detect_and_apply_job_inputs = lambda _: None  # type: ignore[method-assign,assignment]
 
     def start(mode: WandbMode) -> "wandb.Run":
         return wandb.init(

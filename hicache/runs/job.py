@@ -23,7 +23,7 @@ from hicache.runs.checks import as_yaml, changes, refuse_other, refuse_unknown, 
 from hicache.runs.errors import missing
 from hicache.runs.stored import CONFIG_FILE, ERROR_FILE, SUMMARY_FILE, is_finished, read_summary
 
-ATTACHED = (*FILES, "tokens.png", "ttft.png", "report.html", provenance.FILE)
+ATTACHED = (*FILES, "report.html", provenance.FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def run_job(
         overrides: those of the settings that the user has typed. A sentence on stderr names each
             one that has no effect.
         is_job: True if the run belongs to a sweep, which shows its results and progress itself.
-            Its figures and its page are drawn on demand (`hicache report`).
+            Its page is made on demand (`hicache report`).
         bar: makes a progress bar with a given title.
         show: called with the results at the end, even if some files could not be written.
 
@@ -158,10 +158,10 @@ def _finished(
 
 
 def _draw(outcome: Outcome, records: Sequence[RequestRecord], title: str) -> None:
-    if find_spec("matplotlib") is None:
-        sys.stderr.write(f"no figures and no report.html: {missing('matplotlib')}\n")
+    if find_spec("jinja2") is None:
+        sys.stderr.write(f"no report.html: {missing('jinja2')}\n")
         return
-    from hicache.results import report  # matplotlib takes a second to import
+    from hicache.results import report
 
     report.write_report(
         outcome.out_dir,

@@ -5,9 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pooch.core import retrieve
-from pooch.downloaders import HTTPDownloader
-from pooch.utils import os_cache
+from platformdirs import user_cache_path
 
 CONNECT_S = 5.0
 READ_S = 30.0
@@ -99,7 +97,7 @@ def _find(source: Source, *, path: str | None, data_dir: str | None) -> Path:
         )
     if not source.names:
         raise FileNotFoundError(f"workload={source.kind} reads a file of yours: {source.obtain}")
-    cache = Path(os_cache("hicache"))
+    cache = user_cache_path("hicache")
     named = (data_dir, os.environ.get("HICACHE_DATA"), cache)
     looked = list(dict.fromkeys(Path(directory) for directory in named if directory))
     for directory in looked:
@@ -120,6 +118,9 @@ def _find(source: Source, *, path: str | None, data_dir: str | None) -> Path:
 
 
 def _download(url: str, sha256: str, cache: Path) -> Path:
+    from pooch.core import retrieve  # its progress bar takes time to import
+    from pooch.downloaders import HTTPDownloader
+
     # the default is to wait 30 s for a connection, too long on a machine without network
     downloader = HTTPDownloader(timeout=(CONNECT_S, READ_S))  # type: ignore[no-untyped-call]
     name = url.rsplit("/", maxsplit=1)[-1]

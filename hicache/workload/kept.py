@@ -15,7 +15,7 @@ from tempfile import NamedTemporaryFile
 from typing import TypeVar
 
 import numpy as np
-from pooch.utils import os_cache
+from platformdirs import user_cache_path
 from xxhash import xxh3_128, xxh3_128_digest
 
 from hicache import request
@@ -31,7 +31,7 @@ def kept(make: Callable[[], Made], *made_of: bytes) -> Made:
     `made_of` holds all data that determines the result. A copy in the folder is used only if that
     data and the source code of this package have not changed. A new result is stored in the folder.
     """
-    folder = Path(os_cache("hicache")) / "made"
+    folder = user_cache_path("hicache") / "made"
     modules = [Path(request.__file__), *sorted(Path(__file__).parent.glob("*.py"))]
     sources = [file.read_bytes() for file in modules]
     hasher = xxh3_128(np.__version__.encode())

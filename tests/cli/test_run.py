@@ -56,7 +56,7 @@ sys.modules["hicache.experiment"] = module
 from hicache.runs.schema import config_of
 from hicache.cli.run import main
 from hicache.cli.tables import result_table, sweep_figure, comparison
-from hicache.results import report
+from hicache.results import figures
 from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins
 
@@ -85,15 +85,15 @@ if call["max_file_bytes"] is not None:  # to a file that has grown too large a d
     resource.setrlimit(resource.RLIMIT_FSIZE, (call["max_file_bytes"],) * 2)
 sys.argv[1:] = call["arguments"]
 os.environ |= call["variables"]
-if "DRAW" not in os.environ:  # what half of a run is spent on
-    report.save = lambda figure, path: path.touch()
+if "DRAW" not in os.environ:  # what most of a sweep's end is spent on
+    figures.save = lambda figure, path: path.touch()
 if not any(word.startswith("experiment=") for word in sys.argv):
     Hydra.get_mode = lambda *told, **named: None  # composes all of it, for only they have a mode
 main()
 """
 RUN_FILES = {
     *("config.yaml", "metrics.jsonl", "provenance.json", "report.html", "requests.parquet"),
-    *("summary.json", "timing.json", "tokens.png", "ttft.png"),
+    *("summary.json", "timing.json"),
 }
 
 
@@ -127,7 +127,7 @@ def program(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ordinary(program):
-    return program("name=first", DRAW="1")
+    return program("name=first")
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ def test_a_password_of_the_environment_is_written_nowhere(program, tmp_path):
 def test_a_full_disk_is_reported_in_one_sentence_and_leaves_no_empty_file(
     program, tmp_path, max_file_bytes
 ):
-    done = program(f"hydra.run.dir={tmp_path}", max_file_bytes=max_file_bytes, DRAW="1")
+    done = program(f"hydra.run.dir={tmp_path}", max_file_bytes=max_file_bytes)
     assert done.returncode == 2
     told = done.stderr.splitlines()[-1]
     assert told.startswith(f"File too large: cannot write to {tmp_path}; ")
@@ -337,6 +337,7 @@ def test_an_experiment_runs_its_whole_grid_and_draws_a_figure(program):
     assert len(list(last_line(done).glob("*/summary.json"))) >= 3
     assert (last_line(done) / "sweep.png").exists()
     assert "prefetch.stop" in done.stdout
+    assert "wandb sync" not in done.stdout  # W&B is off
 
 
 def test_a_finished_run_is_not_repeated(program, ordinary):
@@ -462,26 +463,35 @@ def wandb_run(out_dir):
     return run, {path.name for path in log.parent.glob("files/*")}
 
 
+REQUESTS = "media/table/requests_*.json"
+
+
 def test_wandb_has_one_group_for_a_sweep_with_a_run_for_each_job_and_one_summary(program, tmp_path):
-    place = f"hydra.sweep.dir={tmp_path / 'mine'}"
-    done = program(
-        "cache.host_gib=8,16", "storage.read_gbps=2", place, "-m", WANDB_MODE="offline", DRAW="1"
-    )
+    told = (f"hydra.sweep.dir={tmp_path / 'mine'}", "tracker.wandb_requests=true", "-m")
+    grid = ("seed=0,1,2", "cache.host_gib=8,16", "storage.read_gbps=2")
+    done = program(*grid, *told, WANDB_MODE="offline", DRAW="1")
     assert done.returncode == 0, done.stderr
-    run, kept = wandb_run(tmp_path / "mine" / "1_host_gib=16")
+    assert "Differences to the first row of each section" in done.stdout
+    run, kept = wandb_run(tmp_path / "mine" / "1_seed=0,host_gib=16")
     names = (run["run_group"], run["display_name"], run["tags"][1:])
-    assert names == ("adhoc/mine", "host_gib=16", ["builtin", "host_gib=16"])
+    assert names == ("adhoc/mine", "host_gib=16 seed=0", ["builtin", "seed=0", "host_gib=16"])
     assert run["job_type"] == "host_gib=16"
     assert "requests.parquet" in kept
     summary, kept = wandb_run(tmp_path / "mine")
     names = (summary["run_group"], summary["display_name"], summary["job_type"])
     assert names == ("adhoc/mine", "summary", "summary")
     assert {"sweep.csv", "sweep.json", "sweep.png", "sweep.pdf"} <= kept
-    media = (tmp_path / "mine").glob("wandb/offline-run-*/files/media/*/*")
-    assert {".png", ".html"} <= {path.suffix for path in media}
+    assert "token hit rate: host_gib=16 0 [0, 0], the same, against" in summary["notes"]
+    media = (tmp_path / "mine").glob("**/wandb/offline-run-*/files/media/*/*")
+    names = {re.sub(r"_\d+_\w+\.", ".", path.name): path for path in media}
+    assert {"sweep_png.png", "sweep_html.html", "arms.table.json"} <= names.keys()
+    num_metrics = len(run["config"]["update"]["metrics"])
+    assert len(json.loads(names["intervals.table.json"].read_text())["data"]) == num_metrics
+    rows = [json.loads(path.read_text())["data"] for path in (tmp_path / "mine").rglob(REQUESTS)]
+    assert sorted(map(len, rows)) == [3, 3, 4, 4, 5, 5]
     (told,) = [line for line in done.stdout.splitlines() if "wandb sync" in line]
     command = told.partition(": ")[2].replace(
         "wandb sync", f"{Path(sys.executable).with_name('wandb')} sync --dry-run"
     )
     listed = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
-    assert "Would sync 3 run(s)" in listed.stderr + listed.stdout
+    assert "Would sync 7 run(s)" in listed.stderr + listed.stdout

@@ -1,17 +1,14 @@
 import json
 import re
 
-import matplotlib.image
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from hicache.clock import SECOND_NS
 from hicache.config import CacheConfig, ExperimentConfig, GeneratedConfig, PrefetchConfig
-from hicache.results import report
+from hicache.results import figures, report
 from hicache.results.metrics import QUEUE_CAUSES, Status, summarize
 from hicache.results.tracking import plain, write_json
-from hicache.results.verdict import CONDITIONS
 from tests.conftest import row_at
 
 
@@ -25,7 +22,6 @@ def run_dir(tmp_path, make_record, measures, rows):
 
 
 CONFIG = ExperimentConfig()
-FIGURES = ("tokens.png", "ttft.png")
 
 
 def summary_of(run_dir):
@@ -44,18 +40,13 @@ def test_the_page_holds_figures_numbers_and_the_config(run_dir, make_record):
         "Prompt tokens over time, by tier",
         "Requests over time",
     ]
-    for name in FIGURES:
-        is_drawn = matplotlib.image.imread(run_dir / name)[..., :3].min(axis=-1) < 0.99
-        assert is_drawn.mean() > 0.05
     assert "cache/token_hit_rate" in page
     assert "&lt;b&gt;bold" in page
     summary = summary_of(run_dir)
     shown = {key for key in summary if f"<td>{key}</td>" in page}
     assert shown == {key for key, value in summary.items() if value}
     assert "cache/token_hit_rate" in shown
-    drawn = [(run_dir / name).read_bytes() for name in FIGURES]
     assert page_of(run_dir, records=[make_record(0)]) == page
-    assert [(run_dir / name).read_bytes() for name in FIGURES] == drawn
 
 
 def test_the_page_names_the_settings_of_the_run(run_dir):
@@ -102,45 +93,40 @@ def test_the_page_shows_reasons_only_if_they_were_recorded(run_dir, make_record,
     assert re.findall(r'<tr><td class="number">([\d.]+%)</td>', page) == ["75.0%", "25.0%"]
 
 
-@pytest.mark.parametrize("verdict", ["", "; ".join(each.told(0.55, 0.66) for each in CONDITIONS)])
-def test_the_title_of_a_figure_holds_its_run_and_any_verdict(make_record, rows, verdict):
+def test_the_title_of_the_figure_fits_into_it(rows):
     name = "adhoc/2026-01-01_00-00-00-000000_abcdef"
-    wanted = f"{name} verdict: {verdict}" if verdict else name
-    for figure in (
-        report.draw_ttft([make_record(0)], run=name, verdict=verdict),
-        report.draw_tokens(rows, run=name, verdict=verdict),
-    ):
-        figure.draw_without_rendering()
-        told = figure._suptitle
-        assert told.get_text().replace("\n", " ") == wanted
-        assert told.get_window_extent().x1 <= figure.bbox.x1
-        assert max(axes.get_tightbbox().y1 for axes in figure.axes) < told.get_window_extent().y0
+    figure = figures.draw_tokens(rows, run=name)
+    figure.draw_without_rendering()
+    told = figure._suptitle
+    assert told.get_text() == name
+    assert told.get_window_extent().x1 <= figure.bbox.x1
+    assert max(axes.get_tightbbox().y1 for axes in figure.axes) < told.get_window_extent().y0
 
 
-def test_the_ttft_is_drawn_as_a_distribution_and_over_the_prompt_length(make_record):
+def test_the_page_draws_the_ttft_as_a_distribution_and_over_the_prompt_length(run_dir, make_record):
     numbers = range(1, 5)
     records = [
         make_record(n, first_token_ns=n * SECOND_NS + n * 423, queue_ns=n * 423 - 423)
         for n in numbers
     ]
     rejected = make_record(9, status=Status.rejected, first_token_ns=None, finish_ns=None)
-    top, bottom, _ = report.draw_ttft([*records, rejected]).axes
-    ttft = next(line for line in top.lines if line.get_label() == "TTFT")
-    x, y = ttft.get_data()
-    assert list(x[1:]) == pytest.approx([n * 423e-9 for n in numbers])
-    assert list(y[1:]) == [0.25, 0.5, 0.75, 1]
-    assert top.get_xscale() == "log"
-    points = bottom.collections[0]
-    assert points.get_offsets().tolist() == pytest.approx(
-        np.array([(1000, n * 423e-9) for n in numbers])
-    )
-    assert points.get_array().tolist() == pytest.approx([0.7] * 4)
+    page = page_of(run_dir, records=[*records, rejected])
+    *_, shares, lengths = json.loads(re.search(r'"charts"\), (\[.*\]), true', page)[1])
+    ttft = shares["series"][0]
+    assert (ttft["name"], shares["x"]["log"]) == ("TTFT", True)
+    for number in numbers:
+        (first, *_) = [x for x, y in zip(ttft["x"], ttft["y"], strict=True) if y >= number / 4]
+        assert first == pytest.approx(number * 423e-9, rel=0.05)
+    (dots,) = lengths["series"]
+    assert dots["name"] == "50 % and more"
+    assert dots["x"] == [1000] * 4
+    assert dots["y"] == pytest.approx([n * 423e-9 for n in numbers])
 
 
 def test_the_figure_shows_a_queue_of_one_interval_out_of_a_thousand():
     waiting = [7 if index == 401 else 0 for index in range(1000)]
     rows = [row_at(i + 1.0) | {"queue/waiting_count": n} for i, n in enumerate(waiting)]
-    _, bottom = report.draw_tokens(rows).axes
+    _, bottom = figures.draw_tokens(rows).axes
     line = next(line for line in bottom.lines if line.get_label() == "waiting (most)")
     assert max(line.get_ydata()) == 7
 
@@ -151,7 +137,7 @@ def test_a_run_without_an_interval_or_a_finished_request_has_a_report(run_dir):
 
 
 def test_the_areas_of_an_interval_add_up_to_its_hit_rate(rows):
-    top = report.draw_tokens(rows).axes[0]
+    top = figures.draw_tokens(rows).axes[0]
     tops = [stairs.get_data().values for stairs in top.patches]
     last = rows[-1]
     device = last["interval/device_hit_tokens"]
@@ -167,7 +153,7 @@ def test_merged_intervals_are_weighted_by_their_tokens():
         row_at(i + 1.0, computed=30, device_hit=850 if i % 5 == 0 else 0)
         for i in range(5 * report.MAX_BARS)
     ]
-    top = report.draw_tokens(rows).axes[0]
+    top = figures.draw_tokens(rows).axes[0]
     values, _, _ = top.patches[0].get_data()
     assert values.tolist() == pytest.approx([0.85] * report.MAX_BARS)
 
@@ -175,7 +161,7 @@ def test_merged_intervals_are_weighted_by_their_tokens():
 def test_text_that_looks_like_mathematics_is_drawn_unchanged(tmp_path):
     figure = Figure()
     texts = ("$mmmm$", "mmmm", "a$x_{$b")
-    names = report.literal(lambda: [figure.text(0, 0, text) for text in texts])()
-    report.save(figure, tmp_path / "figure.png")
+    names = figures.literal(lambda: [figure.text(0, 0, text) for text in texts])()
+    figures.save(figure, tmp_path / "figure.png")
     widths = [name.get_window_extent().width for name in names]
     assert widths[0] > 1.2 * widths[1]

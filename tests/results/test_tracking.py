@@ -75,6 +75,7 @@ def test_wandb_offline_keeps_the_run_its_rows_summary_and_files(tmp_path):
         open_tracker.attach([out_dir / "table.bin"])
         rejected = {"cache/rejected_tokens": 20, "request/prompt_tokens": 100}
         open_tracker.summarize({"cache/token_hit_rate": 0.25, **rejected})
+    assert "wandb.sdk.launch.agent" not in sys.modules  # which takes time to import
     moved = out_dir.rename(tmp_path / "moved")  # with all its files
     log = inspect(moved)
     (run,) = records(log, "run")

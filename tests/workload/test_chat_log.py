@@ -86,7 +86,7 @@ def test_a_log_may_name_sessions(tmp_path):
 
 def test_no_text_of_a_log_is_written_to_disk(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
-    monkeypatch.setattr(kept, "os_cache", lambda _: str(cache))
+    monkeypatch.setattr(kept, "user_cache_path", lambda _: cache)
     named = [line | {"namespace": "Cholmondeley"} for line in LOG]
     path = write_lines(tmp_path / "log.jsonl", named)
     out_dir = tmp_path / "run"

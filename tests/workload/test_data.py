@@ -25,7 +25,9 @@ def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder of a user without data."""
     monkeypatch.delenv("HICACHE_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("hicache.workload.data.os_cache", lambda name: tmp_path / "cache" / name)
+    monkeypatch.setattr(
+        "hicache.workload.data.user_cache_path", lambda name: tmp_path / "cache" / name
+    )
     return tmp_path / "cache" / "hicache"
 
 

@@ -26,7 +26,7 @@ class Maker:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(module, "os_cache", lambda name: tmp_path / name)
+    monkeypatch.setattr(module, "user_cache_path", lambda name: tmp_path / name)
     return tmp_path / "hicache" / "made"
 
 

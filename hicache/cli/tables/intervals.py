@@ -9,8 +9,9 @@ that are positive in all blocks the numbers are logarithms of ratios, and the in
 their geometric mean. Rates of hits, which may be 0, are compared by differences.
 
 The smallest effect that n blocks find is that at which the test of Student has a power of 0.8, by
-the noncentral t distribution, if blocks differ by the standard deviation that was seen (Cohen,
-Statistical power analysis for the behavioral sciences, 1988, section 2.3).
+the noncentral t distribution (Cohen, Statistical power analysis for the behavioral sciences, 1988,
+section 2.3), if blocks differ by the standard deviation that was seen, divided by the median of its
+distribution.
 """
 
 from bisect import bisect_left
@@ -21,6 +22,7 @@ from math import exp, log, sqrt
 from statistics import NormalDist, fmean, stdev
 
 from scipy.optimize import brentq
+from scipy.stats import chi2
 from scipy.stats import nct as noncentral
 from scipy.stats import t as student
 
@@ -80,6 +82,8 @@ def _student(
         return middle, None, None, None
     spread = stdev(values)
     half = student.ppf((1 + CONFIDENCE) / 2, count - 1) * spread / sqrt(count)
+    # that of few blocks is too small more often than too large: divide by its median
+    spread /= sqrt(chi2.median(count - 1) / (count - 1))
     counts = range(LEAST_BLOCKS, MOST_BLOCKS)
     needed = counts[0] + bisect_left(counts, x=True, key=lambda n: _least(spread, n) <= sought)
     return middle, (middle - half, middle + half), _least(spread, count), needed

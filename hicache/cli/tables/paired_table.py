@@ -13,6 +13,8 @@ PARTS = (
     *("of the first row", "difference", "low", "high"),
     *("ratio", "ratio low", "ratio high", "least effect", "blocks for 5 %"),
 )
+PAIRED = "Differences to the first row of each section"  # title
+FOUND, STAR = " *", "*: the interval leaves out zero."
 
 
 def table_of_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> ResultTable:
@@ -89,7 +91,8 @@ def _told(found: Difference) -> str:
     show = _signed if found.relative is None else _percent
     judged = found.judged
     interval = f" [{', '.join(map(show, judged.interval))}]" if judged.interval else ""
-    return show(judged.middle) + interval
+    low, high = judged.interval or (0, 0)
+    return show(judged.middle) + interval + (FOUND if low > 0 or high < 0 else "")
 
 
 def _power(every: Sequence[tuple[Pairs, Mapping[str, Difference]]]) -> list[str]:
@@ -130,6 +133,7 @@ def _notes(
             f"In brackets: {CONFIDENCE:.0%} intervals over {blocks}; percentages are geometric "
             f"means of their ratios."
         )
+        notes.append(STAR)
     if any(pairs.is_one_trace for pairs, _ in every):
         notes.append(
             "The seeds replay one part of one trace: intervals hold for this part only "

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from hicache.cli.tables.comparison import TITLES, is_overloaded, over_runs, same_runs
 from hicache.cli.tables.groups import Group, Spread, answer_sets, is_number, short
 from hicache.cli.tables.verdicts import Verdicts
-from hicache.results.report import label_log_axis, literal
+from hicache.results.figures import label_log_axis, literal
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
 MARKERS = "osD^vP*"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os.path import relpath
 from pathlib import Path
 from statistics import median
@@ -9,10 +10,11 @@ from typing import Any, cast
 from urllib.parse import quote
 
 import numpy as np
+import pandas as pd
 
 from hicache.cli.tables.comparison import NO_CLAIM, TITLES, number, over_runs
 from hicache.cli.tables.groups import Group, answer_sets, is_number, short
-from hicache.cli.tables.paired_table import table_of_pairs
+from hicache.cli.tables.paired_table import FOUND, STAR, table_of_pairs
 from hicache.cli.tables.request_metrics import times
 from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.sweep_figure import COLOURS
@@ -28,8 +30,28 @@ EQUAL = "no difference shown"
 LACKS = "No interval"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a sweep shows.
+
+    Attributes:
+        table: medians of the arms, as the terminal shows them.
+        sentences: a sentence for each metric.
+        remarks: what holds for all of them.
+        paired: the differences with their intervals; None if there are no intervals.
+        comparisons: each arm with its baseline, by metric: the effect with its interval, and
+            whether it is higher or lower. Empty without intervals.
+    """
+
+    table: ResultTable
+    sentences: list[str]
+    remarks: list[str]
+    paired: ResultTable | None
+    comparisons: pd.DataFrame
+
+
 def write_sweep_page(
-    directory: Path, groups: Sequence[Group], metrics: Sequence[str], table: ResultTable, title: str
+    directory: Path, groups: Sequence[Group], metrics: Sequence[str], found: Findings, title: str
 ) -> Path:
     """Write `sweep.html` into the directory of a sweep, and return its path.
 
@@ -37,7 +59,7 @@ def write_sweep_page(
         directory: the directory of the sweep.
         groups: the runs of each configuration (arm).
         metrics: the metrics to compare, which all runs have.
-        table: the table of these groups and metrics, as the terminal shows it.
+        found: what these groups and metrics show.
         title: the heading of the page.
     """
     arms = {
@@ -45,14 +67,14 @@ def write_sweep_page(
         for place, group in enumerate((g for each in answer_sets(groups) for g in each), 1)
     }
     colors = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(arms)}
-    sentences, remarks = _findings(groups, metrics, table)
+    table = found.table
     texts, members = table.texts.itertuples(index=False), iter(arms.values())
     return write_page(
         directory / "sweep.html",
         "sweep.html.jinja",
         title=title,
-        sentences=sentences,
-        remarks=remarks,
+        sentences=found.sentences,
+        remarks=found.remarks,
         objected=not any(CLEAN in note for note in table.notes),
         over=over_runs(groups),
         table=table,
@@ -66,23 +88,21 @@ def write_sweep_page(
     )
 
 
-def _findings(
-    groups: Sequence[Group], metrics: Sequence[str], table: ResultTable
-) -> tuple[list[str], list[str]]:
-    # a sentence per metric, and what holds of all of them
+def findings_of(groups: Sequence[Group], metrics: Sequence[str], table: ResultTable) -> Findings:
     sections, remarks, keys = table.sections, list[str](), list(groups[0].settings)
     try:
         paired = table_of_pairs(groups, metrics)
     except (ValueError, OSError) as error:
         remarks = [f"{LACKS}: {error}."]
     else:
-        remarks = [note for note in paired.notes if note not in table.notes]
+        notes = [note for note in paired.notes if note not in table.notes]
+        remarks = [note for note in notes if note != STAR]
         rows = [row for section in paired.sections for row in section]
         if any(row.values[f"{metric} low"] is not None for row in rows for metric in metrics):
             sections = paired.sections
         else:
             remarks = [note for note in remarks if note.startswith(LACKS)]
-    sentences = []
+    sentences, comparisons = [], list[dict[str, str]]()
     for metric in metrics:
         heading = TITLES.get(metric, metric)
         if sections is table.sections:
@@ -91,18 +111,43 @@ def _findings(
             told = [f"{row.texts[heading]} ({_arm(row, keys)})" for row in rows]
             text = f"median {told[0]}" + (f" to {told[-1]}" if len(told) > 1 else "")
         else:
-            text = "; ".join(_against(each, heading, metric, keys) for each in sections)
+            found = [_against(each, heading, metric, keys) for each in sections]
+            text = "; ".join(map(_told, found))
+            comparisons += [each for against in found for each in against]
         sentences.append(f"{_plain(heading)}: {text}.")
-    return sentences, remarks
+    return Findings(
+        table=table,
+        sentences=sentences,
+        remarks=remarks,
+        paired=None if sections is table.sections else replace(paired, notes=notes),
+        comparisons=pd.DataFrame(comparisons),
+    )
 
 
-def _against(rows: Sequence[Row], heading: str, metric: str, keys: Sequence[str]) -> str:
+def _against(
+    rows: Sequence[Row], heading: str, metric: str, keys: Sequence[str]
+) -> list[dict[str, str]]:
     baseline, *others = rows
-    told = [
-        f"{_arm(row, keys)} {row.texts[heading]}, {_judged(row, heading, metric)}" for row in others
+    own = [key for key in keys if any(row.values[key] != baseline.values[key] for row in others)]
+    shared = [key for key in keys if key not in own]
+    return [
+        {
+            "metric": metric,
+            "at": _arm(baseline, shared) if shared else "",
+            "arm": _arm(row, own),
+            "effect": row.texts[heading].removesuffix(FOUND),
+            "verdict": _judged(row, heading, metric),
+            "against": f"{_arm(baseline, own)} with {baseline.texts[heading]}",
+        }
+        for row in others
     ]
-    told.sort(key=lambda each: each.endswith(EQUAL))
-    return f"{_few(told)}, against {_arm(baseline, keys)} with {baseline.texts[heading]}"
+
+
+def _told(comparisons: Sequence[Mapping[str, str]]) -> str:
+    ordered = sorted(comparisons, key=lambda each: each["verdict"] == EQUAL)
+    told = [f"{each['arm']} {each['effect']}, {each['verdict']}" for each in ordered]
+    at = f"at {ordered[0]['at']} " if ordered[0]["at"] else ""
+    return f"{at}{_few(told)}, against {ordered[0]['against']}"
 
 
 def _judged(row: Row, heading: str, metric: str) -> str:

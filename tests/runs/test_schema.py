@@ -150,7 +150,7 @@ STOPS = f"prefetch.stop must be one of {', '.join(STOP_POLICIES)}, got 'never'"
         ("prefetch.stop=never", STOPS),
         (
             "cache.page_size=24",
-            "cache.page_size must be a power of two or, in simulated runs, a multiple of 16, got 24",
+            "a power of two or, in simulated runs, a multiple of 16, got 24",
         ),
         ("cache.host_gib=inf", "cache.host_gib must be a finite number, got inf"),
         ("prefetch.occupied_share=2", "prefetch.occupied_share must be between 0 and 1, got 2"),

@@ -14,7 +14,7 @@ from typing import Any
 from hicache.knob import check_limits, knob, share
 from hicache.models import FORMATS, PLAIN, HardwareConfig, LayerKind, ModelConfig
 from hicache.models.plausible import check_machine, check_shape
-from hicache.rules import Rules
+from hicache.rules import DRAFT_KEYS, Rules
 
 # storages and policies of ours, by the knob that names them
 STORAGES = ("memory", "mooncake_master", "slab", "file", "redis", "mooncake")
@@ -37,6 +37,7 @@ SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
 TIMED = "prefetch.stop=timeout"
 GRID = "cache.checkpoints=every"
+SPECULATES = "speculation.drafts=" + ",".join(map(str, range(1, 65)))
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 SEPARATE = "parallel.decode=1.."  # prefill and decode on separate engines
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
@@ -537,7 +538,8 @@ class HostSizes(TierSizes):
 class CacheConfig:
     """The prefix cache: its radix tree, its device tier and its host tier."""
 
-    # Tokens per KV page, the unit of allocation and transfer; a power of two.
+    # Tokens per KV page, the unit of allocation and transfer; a power of two, or for simulated runs
+    # any multiple of 16, such as vLLM's block sizes for models with states.
     page_size: int = knob(64, least=1, most=1 << 20)
     # Device memory for the cache in GiB, summed over all devices of an engine. None means all
     # memory that weights and activations leave free.
@@ -606,8 +608,11 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
-        if self.page_size & (self.page_size - 1):
-            raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
+        if self.page_size & (self.page_size - 1) and self.page_size % 16:
+            raise ValueError(
+                "cache.page_size must be a power of two or, in simulated runs, a multiple of 16, "
+                f"got {self.page_size}"
+            )
         if self.checkpoints == "every" and self.checkpoint_tokens % self.page_size:
             raise ValueError(
                 f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "
@@ -654,6 +659,37 @@ class CompatConfig:
     """
 
     rules: Rules = field(default_factory=Rules)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculationConfig:
+    """Speculative decoding: a draft model proposes tokens, and the model verifies them in one step.
+
+    The draft has KV of its own for each token.
+    """
+
+    # Number of tokens that the draft proposes for each request and decode step. 0 means no
+    # speculation; the other settings then have no effect.
+    drafts: int = knob(0, least=0, most=64)
+    # How a hit leaves the draft the hidden state from which it continues: token (not at all),
+    # bigram (a page is named by its tokens and the one after them, as in SGLang) or drop_block (the
+    # last page of a hit is computed again, as in vLLM). None means the first of
+    # `compat.rules.draft_keys`.
+    key: str | None = knob(None, one_of=DRAFT_KEYS, only=SPECULATES)
+    # Where the draft's KV lies below the device: packed (in the host's pages, as further layers),
+    # sidecar (in pages of its own, which storage must have as well) or none (nowhere: hits on the
+    # host have no KV for the draft, and are counted as draft cold).
+    draft_kv: str = knob("packed", one_of=("packed", "sidecar", "none"), only=SPECULATES)
+    # Number of layers of the draft, each with the shape of a full-attention layer of the model.
+    layers: int = knob(1, least=1, only=SPECULATES)
+    # Probability that a draft token is accepted if those before it are.
+    acceptance: float = knob(0.7, least=0, most=1, only=SPECULATES)
+    # The same where the draft has no KV of the request's tokens. In between, it is linear in the
+    # share of these tokens.
+    cold_acceptance: float = knob(0.3, least=0, most=1, only=SPECULATES)
+    # How many tokens a decode step gains: random (drawn by `seed`, request and step) or mean (the
+    # expected number, rounded so that the sum stays close).
+    accepted: str = knob("random", one_of=("random", "mean"), only=SPECULATES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -920,6 +956,7 @@ class ExperimentConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -962,7 +999,9 @@ class ExperimentConfig:
         if self.parallel.decode:
             self._check_roles()
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
+        size = self.cache.page_size
         simulated = {
+            f"cache.page_size={size}": size & (size - 1) != 0,
             "engine.explain=true": self.engine.explain,
             "cache.window=replay": self.cache.window is WindowHit.replay,
             "model.window_restarts=true": self.model.window_restarts,
@@ -972,6 +1011,7 @@ class ExperimentConfig:
         for setting in (each for each, is_set in simulated.items() if is_set):
             if executor != "simulated":
                 raise ValueError(f"{setting} needs executor.kind=simulated, got {executor}")
+        self._check_speculation()
         if ranks > 1 and executor != "simulated":
             raise ValueError(
                 f"parallel.ranks={ranks} needs executor.kind=simulated (the real executor splits "
@@ -998,6 +1038,7 @@ class ExperimentConfig:
         has_states, has_windows = LayerKind.mamba in kinds, LayerKind.swa in kinds
         has_aux = has_states or has_windows or bool(self.model.parts)
         refused = {
+            "speculation.drafts": self.speculation.drafts > 0,
             "scheduler.batching=running_first": self.scheduler.batching is Batching.running_first,
             "cache.window=replay": cache.window is WindowHit.replay,
             "compat.rules.trims_leaves=true": rules.trims_leaves,
@@ -1018,6 +1059,32 @@ class ExperimentConfig:
         for setting in (each for each, is_set in refused.items() if is_set):
             raise ValueError(f"separate engines for prefill and decode do not support {setting}")
 
+    def _check_speculation(self) -> None:
+        speculation, model, key = self.speculation, self.model, self.draft_key
+        known = self.compat.rules.draft_keys
+        if not speculation.drafts:
+            return
+        if key not in known:
+            raise ValueError(
+                f"speculation.key must be one of {', '.join(known)}, the rules of the engine that "
+                f"compat names, got {key}"
+            )
+        if key == "bigram" and model.num_mamba_layers:
+            raise ValueError(
+                f"speculation.key=bigram needs a model without states, got {model.name}, which "
+                "SGLang keys by token"
+            )
+        if speculation.layers > model.num_layers or not model.num_full_layers:
+            raise ValueError(
+                f"speculation.layers must be at most the {model.num_layers} layers of "
+                f"{model.name}, of which some have full attention, got {speculation.layers}"
+            )
+        if speculation.draft_kv != "packed" and self.executor.kind != "simulated":
+            raise ValueError(
+                f"speculation.draft_kv={speculation.draft_kv} needs executor.kind=simulated, "
+                f"got {self.executor.kind}"
+            )
+
     @property
     def storage_format(self) -> str:
         """The number format of pages in storage, such as `plain` or `fp8`.
@@ -1025,6 +1092,21 @@ class ExperimentConfig:
         It is `storage.format`, or the format of pages on the host if that is None.
         """
         return self.storage.format or self.cache.host_format
+
+    @property
+    def draft_key(self) -> str:
+        """The key rule of the prefix cache: token, bigram or drop_block."""
+        first = self.compat.rules.draft_keys[0]
+        if not self.speculation.drafts:
+            return "token"
+        if first == "bigram" and self.model.num_mamba_layers:
+            first = "token"  # as SGLang keys models with states
+        return self.speculation.key or first
+
+    @property
+    def overlap(self) -> int:
+        """Number of tokens of the next page that are part of a page's key."""
+        return int(self.draft_key == "bigram")
 
     @property
     def is_lossy(self) -> bool:

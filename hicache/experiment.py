@@ -13,7 +13,7 @@ from hicache.engine.deployment import Deployment, Place, deploy, places_of
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io, Runtime
 from hicache.engine.ranks.lockstep import RankedEngine
-from hicache.engine.roles import Pairs, replica_of
+from hicache.engine.roles import Pairs
 from hicache.engine.simulated_runtime import make_runtime
 from hicache.engine.warm import warm_storages
 from hicache.models.cost import CostModel
@@ -22,7 +22,7 @@ from hicache.observe.explainer import Case, Explainer
 from hicache.observe.history import PageRegistry
 from hicache.observe.timeline import Timeline
 from hicache.policies.policy import policy_of
-from hicache.policies.routing import Route, router_of
+from hicache.policies.routing import Replica, Route, router_of
 from hicache.request import Request
 from hicache.results.measures import run_measures, scaled_to_load, working_set
 from hicache.results.metrics import Progress, RequestRecord, Result
@@ -47,7 +47,7 @@ def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
     """
     deployment = deploy(config)
     runtime = make_runtime(config, deployment)
-    names = Digests(config.cache.page_size)
+    names = Digests(config.cache.page_size, overlap=config.overlap)
     world = world_of(config, deployment, runtime.clock.now)
     check = _check(config)
     place = Place(role="both", config=config, deployment=deployment)
@@ -171,11 +171,13 @@ def _engines(
     # also the function that returns the number of the engine for a request
     num_ranks, page_size = config.parallel.ranks, config.cache.page_size
     requests, kinds = workload.requests, places[0].deployment.kinds
-    pages = page_numbers(requests, page_size)
+    overlap = config.overlap
+    pages = page_numbers(requests, page_size, overlap)
     numbers = pages if config.cache.policy != "lru" else None
     # simulated pages do not outlive the run, so numbers suffice
-    names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size, numbers)
-    registry = PageRegistry(pages, kinds.size) if config.engine.explain else None
+    is_simulated = config.executor.kind == "simulated"
+    names = Numbers(pages, overlap) if is_simulated else Digests(page_size, numbers, overlap)
+    registry = PageRegistry(pages, kinds.size, overlap) if config.engine.explain else None
     if registry is not None and config.workload.start is StartState.warm_storage:
         registry.warm(requests, names, kinds)
     engines: list[Engine] = []
@@ -200,11 +202,19 @@ def _engines(
                 [first, *others], config.parallel.hit_agreement, config.storage.batch_pages
             )
         engines.append(first)
+
+    def show(engine: Engine, role: str) -> Replica:
+        return Replica(
+            engine.scheduler,
+            engine.num_requests,
+            lambda: engine.catch_up(runtime.clock.now()),
+            role,
+        )
+
     if config.parallel.prefill:
-        pairs = Pairs(engines, config.parallel.prefill, routes[0], routes[-1], runtime.clock.now)
+        pairs = Pairs(engines, config.parallel.prefill, routes[0], routes[-1], show)
         return engines, pairs.route
-    replicas = [replica_of(each, runtime.clock.now) for each in engines]
-    return engines, router_of(routes[0], replicas)
+    return engines, router_of(routes[0], [show(each, "both") for each in engines])
 
 
 def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:

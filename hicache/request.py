@@ -92,6 +92,9 @@ class Request:
     prompt_len: int = field(init=False)
     output_len: int = field(init=False)
 
+    def tokens(self) -> bytes:
+        return self.prompt.to_bytes() + self.output.to_bytes()
+
     def __post_init__(self) -> None:
         self.prompt_len = len(self.prompt)
         self.output_len = len(self.output)

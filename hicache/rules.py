@@ -8,6 +8,9 @@ from enum import Enum
 
 from hicache.knob import check_limits, knob, share
 
+# how a cache keeps the hidden states that a draft model needs before its first own token
+DRAFT_KEYS = ("token", "bigram", "drop_block")
+
 
 class DeadlineFrom(Enum):
     """When the time limit of prefetch.stop=timeout starts to count.
@@ -46,6 +49,8 @@ class Rules:
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
+    # Values that `speculation.key` may have, the first of which is the default.
+    draft_keys: tuple[str, ...] = knob(DRAFT_KEYS, one_of=DRAFT_KEYS)
     # Of the ends of prompts and answers, keep windows and states only where an equal prompt can
     # resume, at the last page boundary before a prompt's last token, and look for branches on the
     # device alone, as vLLM does; other windows and states that are loaded from the host belong to
@@ -53,6 +58,9 @@ class Rules:
     # and states at the last page boundary of prompts and of answers, where a longer prompt can
     # resume.
     keeps_for_repeats: bool = False
+    # With speculation.key=drop_block, keep the last window and state of a prompt a page lower,
+    # where an equal prompt resumes, as vLLM does. False keeps them where only a longer hit resumes.
+    lowers_ends: bool = False
     # When a prompt consists of whole pages and the host holds the last one, load that page as well,
     # so that only the last token is computed again, as vLLM does for models with full attention
     # alone. False computes the whole page again.

@@ -14,7 +14,7 @@ CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py
 # in flight, what vLLM keeps of windows, the event queue of engines, loads that no step overlaps,
 # speculation, and separate engines for prefill and decode came in)
 MOST_FILES = 34
-MOST_LINES = 5_300
+MOST_LINES = 5_390
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

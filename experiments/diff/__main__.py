@@ -128,6 +128,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         metavar="NAME=VALUE",
         help=f"a setting of head, where that is {OURS}; repeatable",
     )
+    add(
+        "--speculation",
+        choices=("eagle",),
+        help="the caches serve a draft model, too: keys and dropped blocks, with no draft accepted",
+    )
     add("--corrected", action="store_true", help="correct three faults of vLLM (docs/validity.md)")
     add("--model", help="model whose KV sizes convert tokens to bytes, a name in conf/model")
     add(
@@ -165,6 +170,8 @@ def run(options: argparse.Namespace) -> int:
         settings["scheduling"] = "asynchronous"
     if options.mixed:
         settings["mixed"] = "yes"
+    if options.speculation:
+        settings["speculation"] = options.speculation
     if options.base.startswith(engine.keeps_windows):
         settings["windows"] = "every"
     if options.corrected:

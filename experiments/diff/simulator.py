@@ -30,6 +30,7 @@ from experiments.diff.stepping import Stepper
 from hicache.cache.kinds import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, LoadBack, Reported, StorageWrite
+from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.keys import Key, keys, kinds_of
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, Node
 from hicache.cache.tree.sequence import Sequence
@@ -41,7 +42,7 @@ from hicache.executor.completions import Delivery
 from hicache.executor.simulated.executor import SimulatedIo
 from hicache.executor.simulated.links import Links
 from hicache.experiment import build
-from hicache.request import TOKEN_BYTES, Request, TokenSpans
+from hicache.request import Request, TokenSpans
 from hicache.runs.schema import config_of
 from hicache.scheduler.handover import News
 from hicache.scheduler.request_state import RequestState
@@ -56,8 +57,8 @@ class SimulatorSide:
         """Start our own simulator with the given pool sizes.
 
         `options` may contain `compat` (a preset in `conf/compat`), `eviction`, `write_policy`,
-        `scheduling` (asynchronous or not), `mixed`, and `settings`: further ones as on the command
-        line, separated by spaces.
+        `scheduling` (asynchronous or not), `mixed`, `speculation`, and `settings`: further ones as
+        on the command line, separated by spaces.
         """
         self._pools, self._page = pools, pools.page_size
         self._eviction = options.get("eviction", "lru")
@@ -82,7 +83,7 @@ class SimulatorSide:
         self._evicted: Counter[str] = Counter()
         self._running: dict[int, tuple[RequestState, bool]] = {}
         self._pages_of = cache(
-            lambda edge, before: page_span(np.frombuffer(edge, "<i4"), self._page, before)
+            lambda edge, before: page_span(self._tokens_of(edge), self._page, before)
         )
 
     def about(self) -> dict[str, str]:
@@ -131,7 +132,7 @@ class SimulatorSide:
         scheduler = self.engine.scheduler
         scheduler.decode.only = _Until(req, (req.remaining_output + 1) // 2)
         self.engine.wake(self._runtime.clock.now())
-        self._serve([], len(req.tokens) // TOKEN_BYTES)
+        self._serve([], req.request.prompt_len + req.request.output_len)
         scheduler.decode.only = ()
         scheduler.abort(number, self._runtime.clock.now())
         self._let_go()
@@ -160,8 +161,13 @@ class SimulatorSide:
 
     def _let_go(self) -> None:
         self.engine.scheduler.ended.take()
+        self._deliver_due()  # nothing else may wake the engine
         self.engine.wake(self._runtime.clock.now())
         self._serve([], 0)
+
+    def _deliver_due(self) -> None:
+        for done in self._io.due():
+            self.engine.deliver(done, self._runtime.clock.now())
 
     def _outcome(self, hits: Hits, admission: str | None = None) -> Outcome:
         self._count_evictions()
@@ -184,7 +190,7 @@ class SimulatorSide:
             scheduler.decode.finish(req)
         scheduler.decode.only = {number}
         self.engine.wake(self._runtime.clock.now())
-        self._serve([], len(req.tokens) // TOKEN_BYTES)
+        self._serve([], req.request.prompt_len + req.request.output_len)
         scheduler.decode.only = ()
 
     def step(self, arrivals: list[Arrival]) -> StepRow:
@@ -207,7 +213,9 @@ class SimulatorSide:
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         size = self._tree.page_bytes
-        text = tokens.astype("<i4").tobytes()
+        names = self._tree.names
+        assert isinstance(names, Digests)
+        text = names.of_tokens(tokens.astype("<i4").tobytes())
         text = text[: len(text) // size * size]
         root = self._tree.root("")
         found: dict[str, list[tuple[int, int]]] = {}
@@ -226,9 +234,9 @@ class SimulatorSide:
                         found.setdefault(f"{KIND_NAMES[kind]}/{name}", []).append(span)
             if same < node.num_pages:
                 break
-        names = self._tree.names.of_span(root, Sequence(text), len(text) // size)
+        digests = names.of_span(root, Sequence(text), len(text) // size)
         for kind in self._tree.kinds.numbers:
-            for place, key in enumerate(keys(names, kind)):
+            for place, key in enumerate(keys(digests, kind)):
                 if key in self._io.stored:
                     name = f"{KIND_NAMES[kind]}/storage"
                     found.setdefault(name, []).append((place, place + 1))
@@ -237,11 +245,15 @@ class SimulatorSide:
     def close(self) -> None:
         self._runtime.close()
 
+    def _tokens_of(self, edge: bytes) -> Tokens:
+        # without the tokens of the next page that are part of a page's name
+        pages = np.frombuffer(edge, "<i4").reshape(-1, self._page + self._tree.overlap)
+        return pages[:, : self._page].reshape(-1)
+
     def _serve(self, requests: list[Request], num_tokens: int) -> None:
         # runs until nothing is under way; `num_tokens`: tokens of the served request
         watch = _Watch([(self._runtime.clock.now(), each) for each in requests])
-        for done in self._io.due():
-            self.engine.deliver(done, self._runtime.clock.now())
+        self._deliver_due()
         try:
             serve(
                 [self.engine],
@@ -461,6 +473,9 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         values |= {"compat.rules.clip_new_tokens": pools.max_len, "scheduler.new_token_ratio": 0}
     is_late = pools.in_flight > 0 and options.get("scheduling") == "asynchronous"
     values["compat.rules.asynchronous"] = is_late
+    if options.get("speculation"):
+        values |= {"speculation.drafts": 1, "speculation.acceptance": 0}
+        values["speculation.cold_acceptance"] = 0
     if options.get("mixed") == "yes":
         values["scheduler.batching"] = "prompts_mixed"
     if pools.window_len and compat != SGLANG:

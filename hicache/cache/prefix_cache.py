@@ -50,6 +50,7 @@ class Acquired:
     host_len: int
     storage_len: int  # host pages that the request's own prefetch had read
     load_back: LoadBack | None
+    cold_len: int = 0  # of these tokens, those without KV of the draft
 
     def with_last(self, load_back: LoadBack, prompt_len: int) -> "Acquired":
         """Return this prefix with the last page of the prompt, of which all but a token is reused.
@@ -217,7 +218,8 @@ class PrefixCache:
         if self._writer is not None:
             self._writer.on_hit(node)
         acquired = self._acquired(node, held, load_back)
-        if self.rules.loads_last_page and acquired.cached_len + self.page_size == prompt_len:
+        is_last = acquired.cached_len + self.page_size == prompt_len
+        if self.rules.loads_last_page and is_last and not self.tree.drops_block:
             last = load_last(self.tree, self._bookings, self.device, node, sequence, load_back)
             return acquired if last is None else acquired.with_last(last, prompt_len)
         return acquired
@@ -507,12 +509,16 @@ class PrefixCache:
         # `held`: full pages of the prefix on the device, on the host, and from storage
         on_device, on_host, from_storage = held
         cached, size = self.tree.kinds.replay_start(node.end), self.page_size
+        cold = 0
+        if self.tree.marks_cold:
+            cold = sum(min(each.end, cached) - each.start for each in node.path() if each.is_cold)
         return Acquired(
             cached_len=cached * size,
             device_len=min(on_device, cached) * size,
             host_len=min(on_host, max(cached - on_device, 0)) * size,
             storage_len=min(from_storage, max(cached - on_device - on_host, 0)) * size,
             load_back=load_back,
+            cold_len=max(cold, 0) * size,
         )
 
     def _take_slots(

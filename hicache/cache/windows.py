@@ -34,7 +34,8 @@ class PageWindows:
             return own
         kinds, node, size = self._tree.kinds, match.best_node, self._page_size
         assert sequence.request is not None
-        ends = [(sequence.request.prompt_len - 1) // size, match.branch_end // size]
+        prompt_end = self._tree.repeat_end(sequence.request.prompt_len)
+        ends = [prompt_end, match.branch_end // size]
         if node.end not in ends:
             own.update((kind, node) for kind in kinds.points)
         for kind, window in kinds.windows:

@@ -24,6 +24,7 @@ from hicache.policies.policy import Policy
 from hicache.policies.world import World
 from hicache.request import Request
 from hicache.scheduler.admission import TOGETHER
+from hicache.scheduler.drafts import Drafts
 from hicache.scheduler.events import Listener
 from hicache.scheduler.intake import DecodeScheduler
 from hicache.scheduler.prompts_together import PromptsTogether
@@ -60,6 +61,8 @@ def build_engine(
         names=names,
         policy=policy.entries,
         demotes=policy.writes.demotes,
+        drops_block=config.draft_key == "drop_block",
+        marks_cold=config.speculation.drafts > 0 and config.speculation.draft_kv == "none",
         knobs=config.cache,
         rules=config.compat.rules,
         listener=listener,
@@ -83,6 +86,7 @@ def build_engine(
         may_jump=config.engine.jump and not (is_real or config.compat.rules.trims_leaves),
         takes_decode_pages_first=is_real,
         listener=listener,
+        drafts=Drafts(config.speculation, config.seed) if config.speculation.drafts else None,
     )
     executor = runtime.executor(cache)
     if isinstance(scheduler, PrefillScheduler):

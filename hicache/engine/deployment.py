@@ -8,6 +8,7 @@ from hicache.config import ExperimentConfig, HostSizes, WindowHit
 from hicache.memory import Capacity, capacities, engine_rule, model_kinds, shared_capacity
 from hicache.models import PLAIN
 from hicache.models.cost import CostModel
+from hicache.models.draft import draft_of, with_draft_kv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class Deployment:
     Attributes:
         tp: tensor-parallel size, in devices.
         cost: predicts the duration of a step.
+        draft_cost: that of a step of the draft; None means no speculation.
         kinds: the kinds of data that the model caches, with their bytes per page or state on the
             device.
         host_kinds: the same kinds, with their bytes in the host tier's number format.
@@ -29,6 +31,7 @@ class Deployment:
 
     tp: int
     cost: CostModel
+    draft_cost: CostModel | None
     kinds: Kinds
     host_kinds: Kinds
     storage_kinds: Kinds
@@ -42,8 +45,13 @@ def deploy(config: ExperimentConfig) -> Deployment:
     Raises:
         ValueError: a memory pool is too small for one request.
     """
+    plain = model = config.model
+    if config.speculation.drafts:
+        model = with_draft_kv(model, config.speculation.layers)
+    # what pages hold below the device
+    lower = plain if config.speculation.draft_kv == "none" else model
     cost = CostModel(
-        config.model,
+        model,
         config.hardware,
         tp=config.tp,
         ep=config.parallel.ep,
@@ -52,16 +60,27 @@ def deploy(config: ExperimentConfig) -> Deployment:
     )
     replays = config.cache.window is WindowHit.replay
     kinds, host_kinds, storage_kinds = (
-        model_kinds(config.model, config.cache.page_size, config.tp, form, replays=replays)
-        for form in (PLAIN, config.cache.host_format, config.storage_format)
+        model_kinds(each, config.cache.page_size, config.tp, form, replays=replays)
+        for each, form in (
+            (model, PLAIN),
+            (lower, config.cache.host_format),
+            (lower, config.storage_format),
+        )
     )
     cache, free_bytes = config.cache, cost.free_device_bytes
-    ruled_bytes = engine_rule(cache, config.model, config.hardware, config.tp)
+    ruled_bytes = engine_rule(cache, model, config.hardware, config.tp)
     if ruled_bytes is not None:
         cache, free_bytes = replace(cache, device_gib=None), ruled_bytes
+    draft_cost = None
+    if config.speculation.drafts:
+        draft = draft_of(plain, config.speculation.layers)
+        free_bytes -= draft.weight_bytes - round(
+            draft.head_params * max(2.0, draft.dense_param_bytes)
+        )
+        draft_cost = CostModel(draft, config.hardware, tp=config.tp, ep=config.parallel.ep)
     if cache.host.sglang_gib is not None:
         cache = replace(cache, host_gib=cache.host.sglang_gib * config.tp)
-    device, host = capacities(cache, config.model, kinds, free_bytes, host_kinds=host_kinds)
+    device, host = capacities(cache, model, kinds, free_bytes, host_kinds=host_kinds)
     if cache.pools != "split":
         host = shared_capacity(host, host_kinds.page_bytes)
     if cache.pools == "shared_both":
@@ -69,6 +88,7 @@ def deploy(config: ExperimentConfig) -> Deployment:
     return Deployment(
         tp=config.tp,
         cost=cost,
+        draft_cost=draft_cost,
         kinds=kinds,
         host_kinds=host_kinds,
         storage_kinds=storage_kinds,

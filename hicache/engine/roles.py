@@ -280,14 +280,11 @@ class DecodeEngine(RoleEngine):
         super()._plan(now_ns)
 
 
-def replica_of(engine: Engine, now_ns: Callable[[], int], role: str = "both") -> Replica:
-    return Replica(engine.scheduler, engine.num_requests, lambda: engine.catch_up(now_ns()), role)
-
-
 class Pairs:
     """Chooses a decode engine and a prefill engine for each request.
 
-    The prefill engines come first in `engines`. `prefill` and `decode` are the rules of both roles.
+    The prefill engines come first in `engines`. `prefill` and `decode` are the rules of
+    both roles, and `show` returns what a rule sees of an engine with a role.
     """
 
     def __init__(
@@ -296,10 +293,10 @@ class Pairs:
         num_prefill: int,
         prefill: Route,
         decode: Route,
-        now_ns: Callable[[], int],
+        show: Callable[[Engine, str], Replica],
     ) -> None:
         replicas = [
-            replica_of(each, now_ns, "prefill" if number < num_prefill else "decode")
+            show(each, "prefill" if number < num_prefill else "decode")
             for number, each in enumerate(engines)
         ]
         self._num_prefill = num_prefill

@@ -2,18 +2,22 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from hicache.cache.kinds import FULL, KEY_TAGS
+from hicache.cache.kinds import FULL, KEY_TAGS, Kinds
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.clock import SimulatedClock, to_ns
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment, Place, places_of
 from hicache.engine.ports import Runtime
 from hicache.executor.simulated.cut import CuttingExecutor
+from hicache.executor.simulated.drafting import Drafting
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
+from hicache.executor.simulated.sidecars import DRAFT, WithSidecars
 from hicache.executor.simulated.sparse import SparseExecutor
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
 from hicache.models.copy_rates import CopyPath, copy_rates, shared_load_rate
+from hicache.models.draft import DRAFT_NAME, with_draft_layers
 from hicache.storage.factory import GuardedStorage, open_rank_storages
 
 
@@ -28,14 +32,20 @@ class SimulatedRuntime:
         page_bytes = [-(-size // num_ranks) for size in deployment.storage_kinds.page_bytes]
         rates = {each: _rates(each) for each in dict.fromkeys(places)}
         self.clock = SimulatedClock()
+        speculation = config.speculation
+        self.has_sidecars = speculation.drafts > 0 and speculation.draft_kv == "sidecar"
         self.storages: list[GuardedStorage] = []
         is_unbounded = config.storage.kind == "memory" and config.storage.capacity_gib is None
         if is_unbounded and config.storage.faults.is_harmless:
             self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
         else:
             sizes = {tag: size for tag, size in zip(KEY_TAGS, page_bytes, strict=False) if size}
+            if self.has_sidecars:
+                sizes[KEY_TAGS[DRAFT]] = -(-draft_bytes(deployment.storage_kinds) // num_ranks)
+                sizes[KEY_TAGS[FULL]] -= sizes[KEY_TAGS[DRAFT]]
             self.storages = open_rank_storages(config, sizes, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
+        self.stores = [self.beside(each) for each in self.stores]
         self.has_storage = bool(self.stores)
         parts = {
             each: {link: rate / num_ranks for link, rate in own.items()}
@@ -59,6 +69,10 @@ class SimulatedRuntime:
                 for number, each in enumerate(ranks)
             ]
         )
+
+    def beside(self, store: KeyStore) -> KeyStore:
+        """Return `store` with a page of the draft's KV for each page, if the run has such pages."""
+        return WithSidecars(store) if self.has_sidecars else store
 
     def executor(self, cache: PrefixCache) -> SimulatedExecutor:
         return next(self._executors)
@@ -90,6 +104,9 @@ def make_runtime(
         from hicache.executor.real.runtime import TorchRuntime  # torch only if needed
 
         counts = deployment.device.counts, deployment.host.counts
+        if config.speculation.drafts:
+            model = with_draft_layers(config.model, config.speculation.layers)
+            config = replace(config, model=model)
         return TorchRuntime(config, *counts, tp=deployment.tp)
     return SimulatedRuntime(config, deployment, places)
 
@@ -105,6 +122,10 @@ def link_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, fl
         form=config.cache.host_format,
         coded_share=_load_shares(deployment)[FULL],
     )
+
+
+def draft_bytes(kinds: Kinds) -> int:
+    return sum(kind.page_bytes for kind in kinds.all if kind.name == DRAFT_NAME)
 
 
 def _load_shares(deployment: Deployment) -> list[float]:
@@ -129,9 +150,12 @@ def _executor(
     kind = CuttingExecutor if config.executor.capture == "cut" else SimulatedExecutor
     parallel = config.parallel
     is_sparse = place.role == "decode" and parallel.sparse_tokens is not None
+    cost, draft_cost, drafting = place.deployment.cost, place.deployment.draft_cost, None
+    if draft_cost is not None:
+        drafting = Drafting(cost, draft_cost, config.speculation.drafts)
     executor = (SparseExecutor if is_sparse else kind)(
         number,
-        place.deployment.cost,
+        cost,
         io,
         page_size=config.cache.page_size,
         page_bytes=page_bytes,
@@ -141,6 +165,7 @@ def _executor(
         # a staged copy uses no SMs, so it does not slow computing
         slowdown=1.0 if is_staged else config.hardware.copy_slowdown.value,
         begin_ns=to_ns(config.scheduler.begin_s),
+        drafting=drafting,
     )
     if isinstance(executor, SparseExecutor):
         token_bytes = place.deployment.kinds.page_bytes[FULL] / config.cache.page_size

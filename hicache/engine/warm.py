@@ -28,7 +28,7 @@ def warm_storages(
             "workload.start=warm_storage needs a storage engine and executor.kind=simulated, got "
             f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
         )
-    unguarded = [StandIns(each.engine) for each in runtime.storages]
+    unguarded = [runtime.beside(StandIns(each.engine)) for each in runtime.storages]
     for store in unguarded or runtime.stores:
         warm_storage(store, requests, tree)
 
@@ -40,20 +40,25 @@ def warm_storage(storage: KeyStore, requests: Iterable[Request], tree: RadixTree
     contents are not stored, because a simulated run does not need them. `tree` only serves to
     compute the keys.
     """
-    names, page_size = tree.names, tree.page_size
+    names = tree.names
     for request in requests:
-        num_pages = (request.prompt_len + request.output_len) // page_size
+        num_pages = tree.num_pages(request.prompt_len + request.output_len)
         sequence = Sequence(names.tokens(request))
         pages = names.of_span(make_root(request.namespace), sequence, num_pages)
         storage.write(
-            [key for kind, at in pages_left(request, tree.kinds) for key in keys(pages[at], kind)]
+            [
+                key
+                for kind, at in pages_left(request, tree.kinds, tree.overlap)
+                for key in keys(pages[at], kind)
+            ]
         )
 
 
-def pages_left(request: Request, kinds: Kinds) -> Iterator[tuple[int, slice]]:
+def pages_left(request: Request, kinds: Kinds, overlap: int) -> Iterator[tuple[int, slice]]:
     # the model never reads the last answer token, so it has no KV
     lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
-    yield kinds.numbers[0], slice(lengths[1] // kinds.page_size)
-    for end in {length // kinds.page_size for length in lengths} - {0}:
+    ends = [max(length - overlap, 0) // kinds.page_size for length in lengths]
+    yield kinds.numbers[0], slice(ends[1])
+    for end in {*ends} - {0}:
         for kind, window in kinds.extents:
             yield kind, slice(max(window.first(end), 0), end)

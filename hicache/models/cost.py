@@ -157,6 +157,7 @@ class CostModel:
         slowdown: float = 1.0,
         copying_s: float = inf,
         saved_states: int = 0,
+        num_queries: int = 1,
     ) -> ForwardCost:
         """Return the duration of one step.
 
@@ -173,6 +174,7 @@ class CostModel:
                 none.
             copying_s: how long these copies take; what is computed after them is not slowed.
             saved_states: number of Mamba states that the step copies to another slot.
+            num_queries: tokens of each decoding request that the step computes together.
         """
         num_decodes = len(context_lens)
         num_extends = num_tiles = 0
@@ -186,7 +188,7 @@ class CostModel:
             full_s = self._full.extend_s(extends)
             others_s = [each.extend_s(extends) for each in self._others]
         fixed_s, scan_s = self._fixed_s(
-            num_extends, num_tiles, len(extends), num_decodes, saved_states
+            num_extends, num_tiles, len(extends), num_decodes * num_queries, saved_states
         )
         if num_decodes:
             full_s += self._full.decode_s(sum(context_lens))

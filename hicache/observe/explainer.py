@@ -28,6 +28,7 @@ class Case:
     came_len: int = 0  # usable tokens at submission
     found_len: int = 0  # usable tokens at the last match
     full_len: int = 0  # cached tokens then, whether or not they are usable
+    dropped_len: int = 0  # and those after them that are dropped for the draft
     req: RequestState | None = None
     match: MatchResult | None = None  # the match that the current admission uses
     missing: list[Span] = field(default_factory=list)  # from `found_len` to the last page boundary
@@ -66,29 +67,41 @@ class Explainer(PageHistory):
             if req.admitted_ns is None:  # an attempt that does not count may have been admitted
                 case.spans = ([], [])
         case.found_len, case.full_len = match.usable_len, match.full_len
+        case.dropped_len = match.dropped_len
 
     def starting(self, req: RequestState, match: MatchResult) -> None:
         case, page = self.cases[req.request.id], self._page
         is_again = req.admitted_ns is not None
         has_run = is_again and req.retractions > 0  # in this engine
-        first, reach = case.found_len // page, (req.target_len - 1) // page
+        first, reach = case.found_len // page, self._num_pages(req)
         case.match, case.missing = match, []
         if first >= reach:
             return
         numbers = sequence_pages(req.sequence, 0, reach)
         seen = num_leading(self.registry.is_seen[numbers])
-        if first < seen:
+        full_end, dropped = case.full_len // page, case.dropped_len // page
+        stretches = [(first, seen)]
+        if dropped:
+            stretches = [(first, full_end), (full_end + dropped, seen)]
+        for begin, end in stretches:
+            if begin >= end:
+                continue
             missing = MissingPages(
                 history=self,
                 config=self._config,
                 names_evictions=self._names_evictions,
-                numbers=numbers[:seen],
-                full_end=case.full_len // page,  # an admission may use less
+                numbers=numbers[:end],
+                full_end=max(full_end, begin),  # an admission may use less
                 start=first if has_run else case.came_len // page,
                 prefetch=None if has_run else req.prefetch,
                 declined="retracted" if has_run else req.declined,
             )
-            case.missing += missing.spans(first)
+            case.missing += missing.spans(begin)
+        if dropped:
+            end = full_end + dropped
+            case.missing.append(Span(full_end * page, end * page, "dropped_for_draft"))
+            case.missing.sort()
+            first = max(first, end)
         seen = max(first, seen)
         if seen < reach:
             case.missing.append(Span(seen * page, reach * page, "first_seen"))
@@ -108,7 +121,7 @@ class Explainer(PageHistory):
         if cached_len < hit_len:
             kind = self.kinds.replayed[0][0]
             spans.insert(0, Span(cached_len, hit_len, "window_not_kept", kind))
-        last_page = max((target_len - 1) // page * page, cached_len)
+        last_page = max(self._num_pages(req) * page, cached_len)
         if last_page < target_len - 1:
             spans.append(Span(last_page, target_len - 1, "page_rounding"))
         spans.append(Span(target_len - 1, target_len, "last_token"))
@@ -118,6 +131,10 @@ class Explainer(PageHistory):
 
     def canceled(self, req: RequestState) -> None:
         self.forget(req.sequence)
+
+    def _num_pages(self, req: RequestState) -> int:
+        # that it may hit
+        return max(req.target_len - 1 - self.registry.overlap, 0) // self._page
 
     def _replay_start(self, hit_len: int) -> int:
         return self.kinds.replay_start(hit_len // self._page) * self._page

@@ -56,7 +56,10 @@ class PageRegistry:
         written_ns: [num_pages] for each kind of page, when the write to storage ended.
     """
 
-    def __init__(self, pages: Mapping[int, TokenSpans], num_kinds: int = len(KIND_NAMES)) -> None:
+    def __init__(
+        self, pages: Mapping[int, TokenSpans], num_kinds: int = len(KIND_NAMES), overlap: int = 0
+    ) -> None:
+        self.overlap = overlap  # tokens of the next page that a page's number stands for
         ends = (int((each.starts + each.counts).max(initial=0)) for each in pages.values())
         size = max(ends, default=0)
         self.numbers = np.arange(size, dtype=np.int32)
@@ -66,9 +69,9 @@ class PageRegistry:
 
     def warm(self, requests: Iterable[Request], names: PageNames, kinds: Kinds) -> None:
         for request in requests:
-            numbers = request_pages(request, names.tokens(request), kinds.page_size)
+            numbers = request_pages(request, names.tokens(request), kinds.page_size, self.overlap)
             self.is_seen[numbers] = True
-            for kind, at in pages_left(request, kinds):
+            for kind, at in pages_left(request, kinds, self.overlap):
                 self.stored[kind][numbers[at]] = Stored.written
 
 
@@ -156,7 +159,9 @@ class PageHistory:
     # -- what requests compute -----------------------------------------------------------------
 
     def admit(self, request: Request, tokens: bytes, first: int) -> None:
-        numbers = request_pages(request, tokens, self.kinds.page_size)[first:]
+        numbers = request_pages(request, tokens, self.kinds.page_size, self.registry.overlap)[
+            first:
+        ]
         if len(numbers):
             place = place_of(numbers)
             self.registry.is_seen[place] = True
@@ -215,9 +220,9 @@ def sequence_pages(sequence: Sequence, first: int, end: int | None) -> PageNumbe
     return numbers_in(sequence.tokens[first * NUMBER_BYTES : stop])
 
 
-def request_pages(request: Request, tokens: bytes, page_size: int) -> PageNumbers:
+def request_pages(request: Request, tokens: bytes, page_size: int, overlap: int = 0) -> PageNumbers:
     # the last token of an answer is never fed back, so it has no KV
-    num_pages = (request.prompt_len + request.output_len - 1) // page_size
+    num_pages = max(request.prompt_len + request.output_len - 1 - overlap, 0) // page_size
     return numbers_in(tokens)[:num_pages]
 
 

@@ -38,6 +38,7 @@ REASONS = {
     "prefetch_lost": "storage reported it as present but did not deliver it",
     "load_back_too_short": "the host hit was shorter than compat.rules.load_back_threshold",
     "load_back_failed": "it was on the host, but the device had no room for it",
+    "dropped_for_draft": "it was cached, and computed again for the draft (speculation.key)",
     "hit_given_up": "the hit was not used, since it would have left no room for the request",
     "window_not_kept": "its full KV was cached, but no sliding window to continue from",
     "state_not_kept": "its full KV was cached, but no Mamba state to continue from",

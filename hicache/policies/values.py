@@ -279,7 +279,7 @@ class Belady:
         workload = world.config.workload
         if world.config.parallel.ranks > 1:
             raise ValueError(f"oracle needs parallel.ranks=1, got {world.config.parallel.ranks}")
-        numbers = page_numbers(world.requests, world.page_size)
+        numbers = page_numbers(world.requests, world.page_size, world.config.overlap)
         counted_ns = to_ns(workload.warm_up_s)
         self._now_ns = world.now_ns
         self._order = {request.id: place for place, request in enumerate(world.requests)}

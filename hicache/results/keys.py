@@ -8,6 +8,7 @@ from hicache.cache.tree.node import TIER_NAMES, TIERS
 from hicache.observe.reasons import REASONS
 from hicache.results import roles
 from hicache.results.metrics import HANDOVER_PARTS, PERCENTILES, REQUIRED_MEASURES, summarize
+from hicache.results.speculation import KEYS as SPECULATION
 from hicache.scheduler.decision import Reason
 
 DECLINED = ("too_short", "no_host", "rate_limited", "anchor_not_on_host")
@@ -64,7 +65,7 @@ SAID = (
     "workload/distinct_tokens",
 )
 # present only if they apply: separate engines; reasons with engine.explain; a goodput search; pools
-# with a capacity; a real executor, hidden copies, and logits that were compared
+# with a capacity; speculation; a real executor, hidden copies, and logits that were compared
 SOMETIMES = (
     *roles.COUNTERS,
     *roles.MEASURES,
@@ -86,6 +87,7 @@ SOMETIMES = (
     "load_back/copy_s",
     "load_back/exposed_s",
     "load_back/hidden_share",
+    *(f"speculation/{name}" for name in (*SPECULATION, "tokens_per_step")),
     "trace/left_out_rows",
     "trace/completed_rows",
     "trace/outside_parents",

@@ -14,6 +14,7 @@ from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, request_times
 from hicache.results.recorder import Tally
 from hicache.results.roles import OFFERED_BATCH, role_measures
+from hicache.results.speculation import speculation_measures
 from hicache.workload.workload import Workload, repeat_sessions, sample_sessions
 
 ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")
@@ -59,6 +60,8 @@ def run_measures(
         times = request_times(part)
         found |= {key: times[key] for key in STAGE_TIMES}
         measures |= {f"stage_{stage.number:02d}/{key}": value for key, value in found.items()}
+    if config.speculation.drafts:
+        measures |= speculation_measures(counters)
     return dict.fromkeys((*REQUIRED_MEASURES, *COUNTERS), 0) | measures
 
 

@@ -117,6 +117,8 @@ class RequestRecord:
     storage_hit_len: int = 0  # read by this request's own prefetch
     computed_len: int = 0
     recomputed_len: int = 0
+    dropped_len: int = 0  # part of `computed_len`: cached, and computed again for the draft
+    draft_cold_len: int = 0  # hit tokens without KV of the draft
     # tokens by the reason for computing and recomputing them; the parts sum to the two above
     computed_for: Mapping[str, int] = field(default_factory=dict)
     recomputed_for: Mapping[str, int] = field(default_factory=dict)

@@ -336,6 +336,8 @@ class Recorder:
             storage_hit_len=req.storage_len,
             computed_len=req.computed_len,
             recomputed_len=req.recomputed_len,
+            dropped_len=req.dropped_len,
+            draft_cold_len=req.draft_cold_len,
             computed_for=_by_reason(case.spans[0]),
             recomputed_for=_by_reason(case.spans[1]),
             window_missing_len=sum(
@@ -352,7 +354,7 @@ class Recorder:
             transfer_ns=req.transfer_ns,
             restore_ns=req.restore_ns,
             reused_len=req.reused_len,
-            num_steps=req.num_parts + req.decoded,
+            num_steps=req.num_parts + req.num_decodes,
         )
 
     def _record(self, request: Request, now_ns: int, **fields: Any) -> None:

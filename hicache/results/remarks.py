@@ -5,6 +5,7 @@ from hicache.engine.deployment import Deployment
 from hicache.models import GIB, PLAIN
 from hicache.models.shapes import LayerKind
 from hicache.models.shapes import describe as describe_shape
+from hicache.results.speculation import expectation
 from hicache.workload.workload import Workload
 
 
@@ -21,6 +22,8 @@ def remarks(config: ExperimentConfig, deployment: Deployment, workload: Workload
         notes.append(describe_shape(config.model))
     if config.hardware.table is not None:
         notes.append(f"{config.hardware.name}, with the measurements of {config.hardware.table}")
+    if config.speculation.drafts:
+        notes.append(expectation(config))
     return notes + pool_remarks(config, deployment)
 
 

@@ -199,6 +199,8 @@ class Admission:
             return 1
         if defer.reason is Reason.running:
             return wanted
+        if running[0].gains:  # what is left of answers shrinks by any number
+            return 1
         windows, page = self._cache.tree.kinds.window_lens, self._page
         if windows and any(req.kv_len // page > req.sequence.left_page for req in running):
             return 1
@@ -263,7 +265,8 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
     """
     page, kinds = cache.page_size, cache.tree.kinds.paged
     # an upper bound for any lengths
-    most = len(running) * (wanted // page + 1)
+    gain = running[0].most_gain
+    most = len(running) * ((wanted + 1) * gain // page + 1)
     if min([cache.growth_pages(kind, cache.available_size(kind)) for kind in kinds]) >= most:
         return wanted
     # several steps use free pages only where a victim is copied before the next step (write_back)
@@ -279,7 +282,13 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
 
 
 def pages_for(running: Sequence[RequestState], page_size: int, num_steps: int) -> int:
-    counts = [-(-(req.kv_len + num_steps) // page_size) - req.sequence.num_pages for req in running]
+    if running and running[0].gains:
+        ends = [(req.reach(num_steps), req.sequence.num_pages) for req in running]
+        counts = [-(-end // page_size) - held for end, held in ends]
+    else:
+        counts = [
+            -(-(req.kv_len + num_steps) // page_size) - req.sequence.num_pages for req in running
+        ]
     return sum([count for count in counts if count > 0])
 
 
@@ -288,7 +297,7 @@ def steps_in_page(running: Sequence[RequestState], page_size: int, wanted: int) 
 
     The result is at least 1 and at most `wanted`.
     """
-    left = min([-req.kv_len % page_size for req in running])
+    left = min([-req.kv_len % page_size for req in running]) // running[0].most_gain
     return max(min(wanted, left), 1)
 
 

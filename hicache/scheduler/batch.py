@@ -64,6 +64,7 @@ class Ended:
     def __init__(self, cache: PrefixCache, listener: Listener | None) -> None:
         self.outcome = Outcome()
         self._entries = cache.tree.entries
+        self._counters = cache.counters
         self._listener = listener
 
     def finish(self, req: RequestState) -> None:
@@ -91,5 +92,8 @@ class Ended:
         self._report(req, how)
 
     def _report(self, req: RequestState, how: str) -> None:
+        if req.num_verified:
+            self._counters["speculation/verified_count"] += req.num_verified
+            self._counters["speculation/gained_tokens"] += req.num_gained
         if self._entries is not None:
             self._entries.finished(req.request, how)

@@ -58,7 +58,7 @@ class CheckpointSaver:
         The chunk takes a slot for each state that it saves. It is published up to each length at
         which a state or window is kept, and up to its end.
         """
-        last, placement, has_states = self._floor(end), self._placement, bool(self._kinds.points)
+        last, placement, has_states = self._whole(end), self._placement, bool(self._kinds.points)
         if self._takes_spare and has_states:  # whole pages from where the chunk begins
             end_state = req.kv_len + self._floor(end - req.kv_len)
             last = self._floor(end_state)
@@ -74,7 +74,7 @@ class CheckpointSaver:
         kept = [length for length in req.placed if req.kv_len < length <= last]
         if placement.in_chunk is not None and req.kv_len < last:
             kept = placement.in_chunk(kept, last)
-        ends = [(length, True) for length in kept]
+        ends = [(length + self._cache.tree.overlap, True) for length in kept]
         if kept and kept[-1] == last:
             if last != req.branch_len and (self._takes_spare or not has_states):
                 ends[-1] = end_state, True  # so that the window is that before the last token
@@ -99,9 +99,13 @@ class CheckpointSaver:
         return saves
 
     def _end(self, req: RequestState) -> int:
+        length = req.target_len
         if self._cache.rules.keeps_for_repeats:  # an answer that is computed again does not count
-            return self._floor(req.request.prompt_len - 1)
-        return self._floor(req.target_len)
+            length = req.request.prompt_len
+        return self._cache.tree.repeat_end(length) * self._page
+
+    def _whole(self, length: int) -> int:
+        return self._cache.tree.num_pages(length) * self._page
 
     def _floor(self, length: int) -> int:
         return length // self._page * self._page

@@ -1,12 +1,13 @@
 """The decode half of a scheduler: steps of the requests that decode, their memory and their end."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import NewTokenRatio, are_free, steps_with_pages
 from hicache.scheduler.batch import Ended
+from hicache.scheduler.drafts import Drafts
 from hicache.scheduler.request_state import RequestState
 
 MAX_JUMP = 256  # decode steps planned at once; the executor prices only those before the next event
@@ -23,6 +24,7 @@ class Decode:
         may_jump: whether several decode steps may be planned at once.
         takes_pages_first: whether a decode step takes its pages before it starts, as real memory
             requires; otherwise it takes them when it ends.
+        drafts: how many tokens a step gains; None means one.
     """
 
     # whether windows are freed when the next step is planned, with `compat.rules.trims_leaves`
@@ -37,6 +39,7 @@ class Decode:
         *,
         may_jump: bool,
         takes_pages_first: bool = False,
+        drafts: Drafts | None = None,
     ) -> None:
         self.cache = cache
         self.config = config
@@ -47,6 +50,7 @@ class Decode:
         # all. A program that steps the engine by hand sets it
         self.only: Container[int] | None = None
         self._ended = ended
+        self._drafts = drafts
         self._ratio = ratio
         self._takes_pages_first = takes_pages_first
         self._max_jump = MAX_JUMP if may_jump else 1
@@ -79,14 +83,22 @@ class Decode:
 
     # -- planning ------------------------------------------------------------------------------
 
+    def draw(self, running: Iterable[RequestState]) -> None:
+        if self._drafts is not None:
+            self._drafts.draw(running, self._max_jump)
+
     def steps_unwatched(self, running: list[RequestState]) -> int:
         """Return how many decode steps may pass before an answer ends or enters the tree."""
         if self.ending:  # the next plan may find room
             return 1
-        wanted = min([req.remaining_output for req in running])
+        if running[0].gains:
+            wanted = min([len(req.gains) for req in running])
+        else:
+            wanted = min([req.remaining_output for req in running])
         wanted = min(wanted, self._max_jump)
         if self._answer_pages:
-            wanted = max(min(wanted, *map(self._steps_to_publish, running)), 1)
+            least = min(map(self._tokens_to_publish, running)) // running[0].most_gain
+            wanted = max(min(wanted, least), 1)
         return wanted
 
     def steps_that_fit(self, running: list[RequestState], wanted: int) -> int:
@@ -124,8 +136,7 @@ class Decode:
 
     def _take_pages(self, running: list[RequestState], num_steps: int) -> bool:
         return all(
-            self.cache.extend(req.sequence, req.kv_len + num_steps, Purpose.decode)
-            for req in running
+            self.cache.extend(req.sequence, req.reach(num_steps), Purpose.decode) for req in running
         )
 
     # -- results -------------------------------------------------------------------------------
@@ -148,10 +159,13 @@ class Decode:
         cache, page = self.cache, self._page
         has_windows = bool(cache.tree.kinds.window_lens) and not self._leaves_at_plan
         answer_pages, finished = self._answer_pages, []
+        is_drafted, gained = self._drafts is not None, num_steps
         for req in reqs:
             sequence = req.sequence
-            req.kv_len = length = req.kv_len + num_steps
-            req.remaining_output = num_left = req.remaining_output - num_steps
+            if is_drafted:
+                gained = req.take(num_steps)
+            req.kv_len = length = req.kv_len + gained
+            req.remaining_output = num_left = req.remaining_output - gained
             last = (length - 1) // page
             slides = has_windows and last > sequence.left_page
             if slides:  # first, so that its pages can be taken
@@ -159,11 +173,11 @@ class Decode:
             if length > sequence.num_pages * page:
                 has_room = cache.extend(sequence, length, Purpose.decode)
                 assert has_room, "a decode step was planned without free pages for it"
-            if slides and num_steps > 1:  # also the pages that these steps have passed
+            if slides and gained > 1:  # also the pages that these steps have passed
                 cache.leave_window(sequence, last * page + 1)
             if not num_left:
                 finished.append(req)
-            if answer_pages and self._steps_to_publish(req) <= 0:
+            if answer_pages and self._tokens_to_publish(req) <= 0:
                 self._publish_answer(req, length)
         for req in finished:
             self.running.remove(req)
@@ -171,13 +185,14 @@ class Decode:
 
     def _publish_answer(self, req: RequestState, length: int, *, copies: bool = True) -> None:
         keeps = not self.cache.rules.keeps_for_repeats  # else no window of an answer
-        end = length // self._page
+        end = self.cache.tree.num_pages(length)
         self.cache.publish(req.sequence, end, is_answer=True, keeps_window=keeps, copies=copies)
 
-    def _steps_to_publish(self, req: RequestState) -> int:
-        # decode steps until the complete answer pages reach the number to insert at once
+    def _tokens_to_publish(self, req: RequestState) -> int:
+        # tokens until the complete answer pages reach the number to insert at once
         assert self._answer_pages is not None
-        return (req.sequence.tree_pages + self._answer_pages) * self._page - req.kv_len
+        pages = req.sequence.tree_pages + self._answer_pages
+        return pages * self._page + self.cache.tree.overlap - req.kv_len
 
     def _end(self, req: RequestState) -> None:
         (self.ending.append if self.cache.rules.asynchronous else self.finish)(req)
@@ -189,7 +204,7 @@ class Decode:
 
     def keep(self, req: RequestState) -> None:
         """Publish the answer of a request as far as it is computed, and free its other memory."""
-        num_pages, sequence = req.kv_len // self._page, req.sequence
+        num_pages, sequence = self.cache.tree.num_pages(req.kv_len), req.sequence
         if self._has_states:
             while num_pages in req.missed:
                 num_pages -= 1

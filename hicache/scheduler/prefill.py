@@ -341,6 +341,7 @@ class Prefill:
             return taken
         acquired, _ = taken
         req.cached_len = req.kv_len = acquired.cached_len
+        req.cold_len, req.dropped_len = acquired.cold_len, match.dropped_len
         req.ready_len = min(match.device_prefix_len, acquired.cached_len)
         if req.failed_prompts:  # data that a branch point locks is missing for the prompt
             match = match._replace(full_len=match.usable_len)
@@ -436,6 +437,10 @@ class Prefill:
         req.host_len = acquired.host_len
         req.storage_len = acquired.storage_len
         req.computed_len = computed
+        req.draft_cold_len = req.cold_len
+        if req.cold_len or req.dropped_len:
+            self.counters["speculation/draft_cold_tokens"] += req.cold_len
+            self.counters["speculation/dropped_tokens"] += req.dropped_len
         self.counters["cache/device_hit_tokens"] += req.device_len
         self.counters["cache/host_hit_tokens"] += req.host_len
         self.counters["cache/storage_hit_tokens"] += req.storage_len
@@ -519,7 +524,7 @@ class Prefill:
             return
         # with states, SGLang frees the window pages before the last state alone
         if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
-            cache.leave_window(req.sequence, extend.end)
+            cache.leave_window(req.sequence, extend.end - cache.tree.overlap)
 
     def _publish(self, extend: Extend) -> None:
         sequence, cache = extend.req.sequence, self.cache
@@ -527,7 +532,7 @@ class Prefill:
             sequence.states[length // self._page] = slot
         for length, keeps_window in extend.published:  # one at a time, to back up each window
             if cache.rules.trims_windows:
-                cache.leave_window(sequence, length)
+                cache.leave_window(sequence, length - cache.tree.overlap)
             is_answer = length > extend.req.request.prompt_len
-            end = length // self._page
+            end = cache.tree.num_pages(length)
             cache.publish(sequence, end, is_answer=is_answer, keeps_window=keeps_window)

@@ -10,7 +10,12 @@ from functools import cached_property
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import Batching
-from hicache.scheduler.admission import StepBudget, ceil_page, steps_in_free_pages
+from hicache.scheduler.admission import (
+    StepBudget,
+    ceil_page,
+    pages_for,
+    steps_in_free_pages,
+)
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decode import Decode
@@ -247,7 +252,7 @@ class TogetherDecode(Decode):
 
     def remove_ending(self, gained: set[RequestState]) -> bool:
         """Leave out the requests that end with the token not yet taken in (line 4444)."""
-        ending = [req for req in self.running if req in gained and req.remaining_output == 1]
+        ending = [req for req in self.running if req in gained and self.is_last(req)]
         for req in ending:
             self.running.remove(req)
         return bool(ending)
@@ -259,18 +264,20 @@ class TogetherDecode(Decode):
                 self.cache.leave_window(req.sequence, self._result_len(req) + 1)
         self.cache.make_room(len(running), Purpose.decode)  # a page each, needed or not
         for req in running if self._takes_pages_first else ():
-            self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode)
+            self.cache.extend(req.sequence, req.reach(1), Purpose.decode)
         batch.decodes = list(running)
 
     def steps_alone(self, running: list[RequestState], gained: set[RequestState]) -> int:
         """Return how many steps these requests may decode before something else happens."""
-        wanted = min([req.remaining_output - (req in gained) for req in running])
+        wanted = min([len(req.gains) or req.remaining_output - (req in gained) for req in running])
         wanted = min([wanted, *[self._steps_in_windows(req) + 1 for req in running]])
         most = max(min(wanted, self._max_jump), 1)
         return steps_in_free_pages(self.cache, running, most, spare=len(running))
 
     def fits(self, running: list[RequestState]) -> bool:
         count = sum(req.kv_len % self._page == 0 for req in running)
+        if running and running[0].gains:
+            count = pages_for(running, self._page, 1)
         return self.cache.make_room(count, Purpose.decode)
 
     def retract_until_fit(
@@ -300,7 +307,8 @@ class TogetherDecode(Decode):
     def advance(self, batch: Batch, num_steps: int) -> None:
         """Take the pages of computed decode steps."""
         for req in batch.decodes:
-            req.kv_len += num_steps
+            gained = req.take(num_steps) if req.gains else num_steps
+            req.kv_len += gained
             has_room = self.cache.extend(req.sequence, req.kv_len, Purpose.decode)
             assert has_room, "a decode step was planned without free pages for it"
             if batch.extends and req.kv_len % self._page == 0:  # no state is kept (SB 3308)
@@ -317,7 +325,15 @@ class TogetherDecode(Decode):
         for kind, window in windows.items():
             first = sequence.passed[kind] * self._page
             left = min(left, first + window + WINDOW_TOKENS - self._result_len(req) - 1)
-        return left
+        return left // req.most_gain
+
+    def is_last(self, req: RequestState) -> bool:
+        """Return whether a request ends with the tokens of the step not yet taken in."""
+        return not req.left if req.most_gain > 1 else req.remaining_output == 1
+
+    def pending(self, req: RequestState) -> int:
+        """Return the tokens of a decoding request that are computed and not taken in."""
+        return req.kv_len - self._result_len(req)
 
     def _result_len(self, req: RequestState) -> int:
         return req.request.prompt_len + req.decoded - 1  # tokens with KV, as far as is known
@@ -364,7 +380,7 @@ class PromptsTogether(Scheduler):
             self._plan_decodes(batch)
         self._late = None
         if late is not None:
-            self._take_in(late[0], 1, late[1])
+            self._take_in(late[0], late[1])
         if batch.extends or batch.decodes:
             return batch, False
         if late is None and self.is_idle:
@@ -399,11 +415,12 @@ class PromptsTogether(Scheduler):
         if decode.remove_ending(gained):
             prefill.is_shut = False
         running = decode.decoding
+        decode.draw(running)
         decode.was_full = bool(running) and not decode.fits(running)
         if decode.was_full and batch.extends:
             return  # they wait for the next step that has pages for them (line 4387)
         if decode.was_full:
-            if any(req.remaining_output == 1 for req in gained):
+            if any(map(decode.is_last, gained)):
                 decode.was_full = False
                 return  # the pages of those that end are free in the next pass (line 4471)
             running = self._retract(running)
@@ -453,9 +470,9 @@ class PromptsTogether(Scheduler):
             num_known += (self._late is not None) - 1
             self._late = batch, now_ns
         if num_known:
-            self._take_in(batch, num_known, now_ns)
+            self._take_in(batch, now_ns, holds_last=self._late is not None)
 
-    def _take_in(self, batch: Batch, num_steps: int, now_ns: int) -> None:
+    def _take_in(self, batch: Batch, now_ns: int, *, holds_last: bool = False) -> None:
         for extend in batch.extends:  # in order: what a request that ends frees, the next may take
             req = extend.req
             if extend.end < req.target_len or req.sequence.lock is None:
@@ -469,7 +486,8 @@ class PromptsTogether(Scheduler):
             self._gain(req, 1)
         for req in batch.decodes:
             if req.sequence.lock is not None:  # else it was retracted or aborted since
-                self._gain(req, num_steps)
+                held = req.last_gain if holds_last else 0  # of the last step, known later
+                self._gain(req, self.decode.pending(req) - held)
 
     def _gain(self, req: RequestState, num_tokens: int) -> None:
         if self.decode.gain(req, num_tokens):

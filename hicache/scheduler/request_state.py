@@ -47,6 +47,14 @@ class RequestState:
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
         self.recomputed_len = 0
         self.ready_len = 0  # tokens on the device alone at the last admission
+        # tokens of its hit without KV of the draft: at the last admission, and at the first
+        self.cold_len = self.draft_cold_len = 0
+        self.dropped_len = 0  # cached tokens that it computes again for the draft
+        # with speculation: tokens that its next decode steps gain, as far as they are drawn, and
+        # the number of steps before and their tokens; tokens of the last one, and at most of any
+        self.gains: list[int] = []
+        self.num_verified = self.num_gained = 0
+        self.last_gain = self.most_gain = 1
         self.load_back: LoadBack | None = None  # that its first chunk waits for
         self.prefetch: Prefetch | None = None  # None: `declined` has the reason
         self.declined: str | None = None
@@ -79,6 +87,29 @@ class RequestState:
     def decoded(self) -> int:
         return self.request.output_len - self.remaining_output
 
+    @property
+    def num_decodes(self) -> int:
+        # steps that gave it tokens
+        return self.decoded if self.most_gain == 1 else self.num_verified + 1
+
+    @property
+    def left(self) -> int:
+        # answer tokens still to decode, also where those of the last step are not known yet
+        return self.request.prompt_len + self.request.output_len - 1 - self.kv_len
+
+    def take(self, num_steps: int) -> int:
+        """Return how many tokens the next `num_steps` decode steps gain, which have ended."""
+        taken, self.gains = self.gains[:num_steps], self.gains[num_steps:]
+        self.num_verified += num_steps
+        self.last_gain, gained = taken[-1], sum(taken)
+        self.num_gained += gained
+        return gained
+
+    def reach(self, num_steps: int) -> int:
+        """Return how many tokens have KV in the last of `num_steps` decode steps, with drafts."""
+        before = self.kv_len + sum(self.gains[: num_steps - 1])
+        return min(before + self.most_gain, self.kv_len + self.left)
+
     def end_queue(self, mark: Mark) -> None:
         """Stop counting queue time for this request.
 
@@ -99,5 +130,6 @@ class RequestState:
         self.target_len = self.request.prompt_len + self.decoded
         self.cached_len = self.kv_len = 0
         self.placed, self.missed = [], []
+        self.gains = []
         self.prefetched = (0, 0)
         self.retractions += 1

@@ -219,7 +219,7 @@ class RunningFirstPrefill(Prefill):
                 if ahead and self._leaves_at_plan:
                     self.cache.leave_window(req.sequence, ahead, waits=True)
                     keeps = True
-                end = length // self._page
+                end = self.cache.tree.num_pages(length)
                 self.cache.publish(req.sequence, end, keeps_window=keeps, copies=False)
             for kind in self.cache.tree.kinds.points if extend.saves else ():
                 assert req.sequence.lock is not None
@@ -233,9 +233,8 @@ class RunningFirstPrefill(Prefill):
         for length, _ in extend.published:  # the pages are in the tree, and computed by now
             req, sequence = extend.req, extend.req.sequence
             assert sequence.lock is not None
-            node = self.cache.tree.ancestor(
-                sequence.lock.node, sequence.tokens, length // self._page
-            )
+            end = self.cache.tree.num_pages(length)
+            node = self.cache.tree.ancestor(sequence.lock.node, sequence.tokens, end)
             self.cache.save(node, sequence, is_answer=length > req.request.prompt_len)
 
 
@@ -260,7 +259,8 @@ class RunningFirstDecode(Decode):
         early, a step does not know the token of the step before it (line 2412).
         """
         length, sequence = req.kv_len + (req.request.id not in self.late), req.sequence
-        if self._answer_pages and length // self._page >= sequence.tree_pages + self._answer_pages:
+        is_kept, end = bool(self._answer_pages), self.cache.tree.num_pages(length)
+        if is_kept and end >= sequence.tree_pages + (self._answer_pages or 0):
             self._publish_answer(req, length, copies=False)
             self.published = (*self.published, req)
 
@@ -271,7 +271,7 @@ class RunningFirstDecode(Decode):
         """
         for req in self.running if self._answer_pages else ():
             is_out = req.request.id in self.late and req not in batch.decodes
-            if is_out and req.kv_len // self._page > req.sequence.tree_pages:
+            if is_out and self.cache.tree.num_pages(req.kv_len) > req.sequence.tree_pages:
                 self._publish_answer(req, req.kv_len)
 
     def keep(self, req: RequestState) -> None:
@@ -302,7 +302,7 @@ class RunningFirstDecode(Decode):
         self.published = ()
         super().commit(reqs, num_steps)
 
-    def _steps_to_publish(self, req: RequestState) -> int:
+    def _tokens_to_publish(self, req: RequestState) -> int:
         return 1  # a plan publishes what its step completes
 
 
@@ -386,11 +386,12 @@ class RunningFirst(Scheduler):
         self.decode.free_windows(req)
         if req.kv_len < req.target_len:
             return self.prefill.extend(req, batch, budget)
-        if not self.cache.extend(req.sequence, req.kv_len + 1, Purpose.decode):
+        self.decode.draw([req])
+        if not self.cache.extend(req.sequence, req.reach(1), Purpose.decode):
             return False
         self.decode.publish_known(req)
         batch.decodes.append(req)
-        budget.chunk_tokens -= 1
+        budget.chunk_tokens -= req.most_gain
         return True
 
     def _retract(self, req: RequestState) -> None:

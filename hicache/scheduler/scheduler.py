@@ -11,6 +11,7 @@ from hicache.request import Request
 from hicache.scheduler.admission import StepBudget
 from hicache.scheduler.batch import Batch, Ended
 from hicache.scheduler.decode import Decode
+from hicache.scheduler.drafts import Drafts
 from hicache.scheduler.events import Listener
 from hicache.scheduler.prefill import Prefill, SchedulerPolicy
 from hicache.scheduler.queue_waits import NO_STEP, Shortage
@@ -40,6 +41,7 @@ class Scheduler:
         takes_decode_pages_first: bool = False,
         num_batches: int = 1,
         listener: Listener | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         """Create the scheduler of one engine.
 
@@ -56,6 +58,7 @@ class Scheduler:
                 decode steps take their pages before they start. The engines' own orders of steps
                 take one.
             listener: receives the events of requests; None means no listener.
+            drafts: how many tokens a decode step gains; None means one.
         """
         if num_batches > self._most_batches:
             raise ValueError(f"{config.batching} takes one batch in flight, got {num_batches}")
@@ -73,6 +76,7 @@ class Scheduler:
                 self.prefill.admission.new_token_ratio,
                 may_jump=may_jump,
                 takes_pages_first=takes_decode_pages_first or num_batches > 1,
+                drafts=drafts,
             )
             for _ in range(num_batches)
         ]
@@ -202,6 +206,7 @@ class Scheduler:
     def _plan_decodes(self, batch: Batch) -> None:
         decode, is_single = self.decode, bool(batch.extends)
         while running := decode.decoding:
+            decode.draw(running)
             wanted = 1
             if not is_single:
                 wanted = self.prefill.steps_unchanged(running, decode.steps_unwatched(running))

@@ -1,5 +1,7 @@
 """Numbers the whole pages of a workload: equal numbers mean equal tokens up to the page's end.
 
+With an `overlap`, they mean that so many tokens of the next page are equal, too.
+
 The pages that a request does not share with earlier requests get consecutive numbers. So its pages
 are a few runs of numbers, like its tokens.
 """
@@ -16,15 +18,22 @@ from hicache.request import Request, TokenSpans
 from hicache.workload.kept import kept
 
 
-def page_numbers(requests: Sequence[Request], page_size: int) -> dict[int, TokenSpans]:
+def page_numbers(
+    requests: Sequence[Request], page_size: int, overlap: int = 0
+) -> dict[int, TokenSpans]:
     if not requests:
         return {}
     spans = [part for each in requests for part in (each.prompt, each.output)]
     made_of = repr(
-        (page_size, [len(part.starts) for part in spans], [each.namespace for each in requests])
+        (
+            page_size,
+            overlap,
+            [len(part.starts) for part in spans],
+            [each.namespace for each in requests],
+        )
     )
     arrays = kept(
-        lambda: _numbered(requests, page_size),
+        lambda: _numbered(requests, page_size, overlap),
         made_of.encode(),
         np.concatenate([part.starts for part in spans]).tobytes(),
         np.concatenate([part.counts for part in spans]).tobytes(),
@@ -37,8 +46,8 @@ def page_numbers(requests: Sequence[Request], page_size: int) -> dict[int, Token
     }
 
 
-def _numbered(requests: Sequence[Request], page_size: int) -> dict[str, NDArray[Any]]:
-    numbering = _Numbering(page_size)
+def _numbered(requests: Sequence[Request], page_size: int, overlap: int) -> dict[str, NDArray[Any]]:
+    numbering = _Numbering(page_size, overlap)
     runs: list[tuple[int, int]] = []
     bounds = [0]
     for request in requests:
@@ -49,8 +58,8 @@ def _numbered(requests: Sequence[Request], page_size: int) -> dict[str, NDArray[
 
 
 class _Numbering:
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
+    def __init__(self, page_size: int, overlap: int) -> None:
+        self._page_size, self._overlap = page_size, overlap
         # Each run of new numbers is a path in the prefix tree. If a request continues a page with
         # the contents of the next page on the path, it gets that page's number. By the page before
         # a path and its first contents: the path's start.
@@ -91,7 +100,7 @@ class _Numbering:
         return first
 
     def _contents_of(self, request: Request) -> NDArray[np.int64]:
-        size = self._page_size
+        size, overlap = self._page_size, self._overlap
         parts = (request.prompt, request.output)
         starts = np.concatenate([part.starts for part in parts]).astype(np.int64)
         counts = np.concatenate([part.counts for part in parts]).astype(np.int64)
@@ -99,12 +108,12 @@ class _Numbering:
         is_new = np.append(True, starts[1:] != (starts + counts)[:-1])
         starts, ends = starts[is_new], counts.cumsum()[np.append(is_new[1:], True)]
         begins = np.append(0, ends[:-1])
-        places = np.arange(ends[-1] // size) * size
+        places = np.arange((ends[-1] - overlap) // size) * size
         run = ends.searchsorted(places, side="right")
         contents: NDArray[np.int64] = starts[run] + places - begins[run]
-        for page in np.flatnonzero(places + size > ends[run]).tolist():
+        for page in np.flatnonzero(places + size + overlap > ends[run]).tolist():
             place, first = places[page], run[page]
-            last = ends.searchsorted(place + size)
+            last = ends.searchsorted(place + size + overlap)
             tokens = (
                 int(contents[page]),
                 starts[first + 1 : last + 1].tobytes(),

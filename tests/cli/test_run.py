@@ -191,7 +191,10 @@ def test_cfg_job_prints_the_settings_that_a_run_stores(program, ordinary):
         (["storage.root=missing"], "No such trace: missing"),
         (["storage.root=nobody"], "must be shorter than the workload"),
         (["storage.root=huge"], "lower cache.host_gib (64.0) or cache.device_gib (40.0)"),
-        (["cache.page_size=24"], "cache.page_size must be a power of two, got 24"),
+        (
+            ["cache.page_size=24"],
+            "a power of two or, in simulated runs, a multiple of 16, got 24",
+        ),
         (["cache.pagesize=64"], "did you mean cache.page_size?"),
         (["+cache.typo=64"], "unknown knob cache.typo"),
         (["cache.host_gib=1,2"], "add -m to run every value"),

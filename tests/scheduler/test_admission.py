@@ -69,6 +69,8 @@ def req(prompt: int = 100, answer: int = 8, *, computed: int = 0, **more: int) -
         target_len=prompt,
         extend_len=prompt - computed,
         remaining_output=answer,
+        gains=[],
+        most_gain=1,
         sequence=SimpleNamespace(**pages),
     )
 

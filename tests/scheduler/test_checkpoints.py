@@ -9,6 +9,7 @@ import pytest
 
 from hicache.cache.kinds import FULL, SWA, Kinds
 from hicache.cache.tree.node import DEVICE
+from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CacheConfig
 from hicache.policies.policy import presets
@@ -54,7 +55,7 @@ def saver_of(
         knobs=CacheConfig(),
         rules=Rules(),
         page_size=PAGE,
-        tree=SimpleNamespace(kinds=kinds),
+        tree=RadixTree(kinds=kinds),
         counters=counters,
         take_state_slot=lambda _: [free.pop(0)] if free else None,
     )

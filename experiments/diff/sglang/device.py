@@ -74,13 +74,15 @@ class PageKeys:
         prior: bytes | None,
         page_size: int | None,
     ) -> str | list[str]:
-        assert width == 1
-        assert not is_bigram
-        text = np.array(tokens[:count], "<u4").tobytes()
+        assert width == 1 + is_bigram
+        ids = np.array(tokens[: count + is_bigram], "<u4")
+        if is_bigram:  # each token with the next one
+            ids = np.stack((ids[:-1], ids[1:]), axis=1)
+        text = ids.tobytes()
         chain = prior or b""
         if page_size is None:
             return hashlib.sha256(chain + text).hexdigest()
-        step = 4 * page_size
+        step = 4 * width * page_size
         keys = []
         for start in range(0, len(text), step):
             chain = hashlib.sha256(chain + text[start : start + step]).digest()

@@ -40,6 +40,7 @@ from sglang.srt.mem_cache.common import (  # isort: skip
     release_kv_cache,
 )
 from sglang.srt.mem_cache.hicache_storage import PoolName  # isort: skip
+from sglang.srt.mem_cache.radix_cache import RadixKey  # isort: skip
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType  # isort: skip
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # isort: skip
 from sglang.srt.runtime_context import get_parallel  # isort: skip
@@ -120,6 +121,7 @@ class SglangSide:
             tree_components=memory.components,
             eviction_policy=known_policy(eviction),
             tree_core_backend=core,
+            is_eagle=options.get("speculation") == "eagle",
         )
         self.cache = UnifiedRadixCache(params)
         if self._has_host:
@@ -232,7 +234,10 @@ class SglangSide:
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         # the Rust core reports only what storage holds
-        ids = tokens[: len(tokens) // self._page * self._page].tolist()
+        extra = int(
+            self.cache.tree_core.is_eagle
+        )  # a page of bigrams ends with a token of the next
+        ids = tokens[: (len(tokens) - extra) // self._page * self._page + extra].tolist()
         found: dict[str, list[Span]] = {}
         self._probe_tree(ids, found)
         if self.pools.has_storage:
@@ -536,30 +541,34 @@ class SglangSide:
                 waiting.append((node, known[2].last))
 
     def _probe_tree(self, ids: list[int], found: dict[str, list[Span]]) -> None:
-        page, start = self._page, 0
-        node = self._root
-        while node is not None and start < len(ids):
-            children = {tuple(each.key.token_ids[:page]): each for each in node.children.values()}
-            node = children.get(tuple(ids[start : start + page]))
+        page, extra, start = self._page, int(self.cache.tree_core.is_eagle), 0
+        node, first = self._root, page + extra
+        while node is not None and start < len(ids) - extra:
+            children = {tuple(each.key.token_ids[:first]): each for each in node.children.values()}
+            node = children.get(tuple(ids[start : start + first]))
             if node is None:
                 return
-            key = list(node.key.token_ids[: len(node.key)])
-            same = len(commonprefix([key, ids[start:]])) // page * page  # noqa: RUF071 - lists
+            key = list(node.key.token_ids[: len(node.key) + extra])
+            same = len(commonprefix([key, ids[start:]])) - extra  # noqa: RUF071 - lists
+            same = same // page * page
             for kind in self._kinds:
                 for tier, value in self._values(node, kind):
-                    whole = kind != ComponentType.MAMBA or same == len(key)
+                    whole = kind != ComponentType.MAMBA or same == len(node.key)
                     if value is not None and whole:
                         span = (start // page, (start + same) // page)
                         found.setdefault(f"{NAMES[kind]}/{tier}", []).append(span)
             start += same
-            if same < len(key):
+            if same < len(node.key):
                 return
 
     def _probe_storage(self, ids: list[int], found: dict[str, list[Span]]) -> None:
         storage, page = self.cache.cache_controller.storage_backend, self._page
+        extra = int(self.cache.tree_core.is_eagle)
         key = None
         for place in range(len(ids) // page):
-            key = utils.get_hash_str(ids[place * page : (place + 1) * page], key)
+            end = (place + 1) * page + extra
+            text = RadixKey(array("q", ids[place * page : end]), is_bigram=extra > 0)
+            key = utils.get_hash_str(text, key)
             for kind in self._kinds:
                 if key in storage.of(POOLS[kind]):
                     found.setdefault(f"{NAMES[kind]}/storage", []).append((place, place + 1))

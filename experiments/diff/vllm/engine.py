@@ -21,7 +21,9 @@ HEAD_SIZE = 64
 MODEL = Path(__file__).parent / "model"  # a config.json for a head of `HEAD_SIZE`
 
 
-def make_scheduler(pools: Pools, *, eviction: str, is_late: bool = False) -> Any:
+def make_scheduler(
+    pools: Pools, *, eviction: str, is_late: bool = False, has_draft: bool = False
+) -> Any:
     longest = pools.max_len + pools.page_size
     model = config.ModelConfig(
         model=str(MODEL), skip_tokenizer_init=True, max_model_len=longest, dtype="bfloat16"
@@ -57,6 +59,9 @@ def make_scheduler(pools: Pools, *, eviction: str, is_late: bool = False) -> Any
         kv_transfer_config=transfer,
         device_config=config.DeviceConfig("cpu"),
     )
+    if has_draft:
+        layout.kv_cache_groups[0].is_eagle_group = True  # the draft has full attention
+        object.__setattr__(settings, "speculative_config", Draft())
     cache.num_gpu_blocks = num_blocks + 1
     if pools.num_states:
         cache.mamba_cache_mode = "align"
@@ -69,6 +74,21 @@ def make_scheduler(pools: Pools, *, eviction: str, is_late: bool = False) -> Any
         structured_output_manager=StructuredOutputManager(settings),
         block_size=pools.page_size,
     )
+
+
+class Draft:
+    """Stands for a `SpeculativeConfig` of EAGLE whose drafts are never accepted.
+
+    No step has draft tokens, so that requests advance as without it.
+    """
+
+    num_speculative_tokens = max_num_new_slots_for_drafting = 0
+    num_speculative_tokens_per_batch_size = None
+    disable_lookahead_block_hashes = disable_eagle_block_drop = False
+
+    def __getattr__(self, name: str) -> Any:
+        is_true = name in ("use_eagle", "use_eagle_block_drop", "needs_eagle_block_drop")
+        return lambda: is_true
 
 
 def room(pools: Pools) -> tuple[int, int]:

@@ -53,7 +53,12 @@ class VllmSide:
         init_none_hash(sha256)
         self._hash_blocks = get_request_block_hasher(self._page, sha256)
         is_late = pools.in_flight > 0 and options.get("scheduling") == "asynchronous"
-        self._scheduler = make_scheduler(pools, eviction=eviction, is_late=is_late)
+        self._scheduler = make_scheduler(
+            pools,
+            eviction=eviction,
+            is_late=is_late,
+            has_draft=options.get("speculation") == "eagle",
+        )
         self._steps = VllmSteps(self._scheduler, pools, is_late=is_late)
         if options.get("corrected"):
             correct(self._scheduler)

@@ -88,8 +88,8 @@ class Prefetcher:
         page, tree = self._page, self.cache.tree
         self.declined = None
         start = match.usable_len // page
-        asked = (prompt_len - 1) // page - start
-        if asked * page < self.config.threshold:
+        asked = tree.num_pages(prompt_len - 1) - start
+        if asked * page - match.dropped_len < self.config.threshold:
             self._decline("too_short", asked)
             return None
         if self._occupied_limit is not None and self.occupied_tokens >= self._occupied_limit:

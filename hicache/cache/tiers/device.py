@@ -123,6 +123,8 @@ class Device:
                     moves.append(Move(kind, held, target, is_own=True))
                     continue
                 tree.residency.put(each, DEVICE, kind, target)
+                if tree.marks_cold and kind == FULL:
+                    each.is_cold = True
                 sources.append(held)
                 targets.append(target)
             if sources:

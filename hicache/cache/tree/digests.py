@@ -1,7 +1,8 @@
 """Names of pages by hash, as in a real store.
 
 A page's name is a hash of its tokens and of all tokens before them. Each chain of hashes starts
-from the namespace, so two adapters or tenants never share a page.
+from the namespace, so two adapters or tenants never share a page. Where a page is named by tokens
+of the next page too (bigrams), the chain has another start, so no plain page has the same name.
 """
 
 import hashlib
@@ -21,26 +22,43 @@ from hicache.storage.base import DIGEST_BYTES
 class Digests:
     """Names each page by a hash of its tokens and of all tokens before them."""
 
-    def __init__(self, page_size: int, pages: Mapping[int, TokenSpans] | None = None) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        pages: Mapping[int, TokenSpans] | None = None,
+        overlap: int = 0,
+    ) -> None:
         # `pages`: the workload's page numbers by request id, which `contents` then returns
-        self.page_bytes = page_size * TOKEN_BYTES
+        self.page_size, self.overlap = page_size, overlap
+        self.page_bytes = (page_size + overlap) * TOKEN_BYTES
         self._pages = pages
         self._numbers: dict[bytes, int] = {}  # by digest, of the requests so far
 
     def tokens(self, request: Request) -> bytes:
-        tokens = request.prompt.to_bytes() + request.output.to_bytes()
+        tokens = self.of_tokens(request.tokens())
         if self._pages is not None:
-            digests = page_digests(chain_seed(request.namespace), tokens, self.page_bytes)
+            digests = page_digests(
+                chain_seed(request.namespace, self.overlap), tokens, self.page_bytes
+            )
             numbers = np.frombuffer(self._pages[request.id].to_bytes(), "<i4").tolist()
             self._numbers.update(zip(digests, numbers, strict=True))
         return tokens
 
+    def of_tokens(self, tokens: bytes) -> bytes:
+        """Return the bytes of `tokens` in the tree; with `overlap`, two pages share tokens."""
+        if not self.overlap:
+            return tokens
+        step, end = self.page_size * TOKEN_BYTES, len(tokens) - self.page_bytes + 1
+        return b"".join(tokens[first : first + self.page_bytes] for first in range(0, end, step))
+
     def of_node(self, node: Node, start: int = 0) -> list[bytes]:
-        return digests_of(node)[start:]
+        return digests_of(node, self.overlap)[start:]
 
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[bytes]:
         first, end = (pages * self.page_bytes for pages in (anchor.end, anchor.end + num_pages))
-        digests = page_digests(last_digest(anchor), sequence.tokens[first:end], self.page_bytes)
+        digests = page_digests(
+            last_digest(anchor, self.overlap), sequence.tokens[first:end], self.page_bytes
+        )
         sequence.digests, sequence.digests_start = digests, anchor.end
         return digests
 
@@ -48,8 +66,9 @@ class Digests:
         return [self._numbers.get(name, int.from_bytes(name, "little")) for name in names]
 
 
-def chain_seed(namespace: str) -> bytes:
-    return hashlib.sha256(b"hicache-1\0" + namespace.encode()).digest()[:DIGEST_BYTES]
+def chain_seed(namespace: str, overlap: int = 0) -> bytes:
+    rule = b"hicache-bigrams-1\0" if overlap else b"hicache-1\0"
+    return hashlib.sha256(rule + namespace.encode()).digest()[:DIGEST_BYTES]
 
 
 @lru_cache(maxsize=16)  # simulated ranks ask for the same pages one after the other
@@ -68,19 +87,21 @@ def page_digests(seed: bytes, tokens: bytes, page_bytes: int) -> list[bytes]:
     return digests
 
 
-def digests_of(node: Node) -> list[bytes]:
+def digests_of(node: Node, overlap: int = 0) -> list[bytes]:
     # computed once; O(pages on the node's path without a digest)
     pending = []
     above = node
     while above.digests is None and above.parent is not None:
         pending.append(above)
         above = above.parent
-    seed = chain_seed(above.namespace) if above.digests is None else above.digests[-1]
+    seed = chain_seed(above.namespace, overlap) if above.digests is None else above.digests[-1]
     for below in reversed(pending):
         below.digests = page_digests(seed, below.edge, len(below.edge) // below.num_pages)
         seed = below.digests[-1]
     return node.digests or []
 
 
-def last_digest(node: Node) -> bytes:
-    return chain_seed(node.namespace) if node.parent is None else digests_of(node)[-1]
+def last_digest(node: Node, overlap: int = 0) -> bytes:
+    if node.parent is None:
+        return chain_seed(node.namespace, overlap)
+    return digests_of(node, overlap)[-1]

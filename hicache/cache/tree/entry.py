@@ -298,7 +298,7 @@ class Entries:
             names = self.names
             num_pages = len(sequence.tokens) // names.page_bytes
             if request is not None:
-                num_pages = request.prompt_len // self.kinds.page_size
+                num_pages = min(num_pages, request.prompt_len // self.kinds.page_size)
             missed = names.of_span(node, sequence, max(num_pages - node.end, 0))
             self._policy.on_miss(tuple(names.contents(missed)), request)
 

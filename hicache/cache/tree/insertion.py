@@ -54,6 +54,8 @@ def insert(
             held = child.held[DEVICE]
             if held[FULL] is None:  # before the node is split, as SGLang
                 residency.put(child, DEVICE, FULL, sequence.pages[FULL][start : child.end])
+                if tree.marks_cold:
+                    child.is_cold = False
                 owned[FULL] = child.end
             cuts = [
                 own for kind, own in owned.items() if held[kind] is None and start < own < child.end

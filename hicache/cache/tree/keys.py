@@ -28,12 +28,13 @@ Key = bytes | int
 class PageNames(Protocol):
     """Interface of an object that names each page of a prompt, by a number or a hash.
 
-    Two pages have the same name if all tokens up to the ends of the pages are equal. The method
-    `tokens` returns the bytes that stand for a request's tokens in the tree, `page_bytes` for each
-    page.
+    Two pages have the same name if all tokens up to the ends of the pages are equal, and so many
+    more as `overlap` says. The method `tokens` returns the bytes that stand for a request's tokens
+    in the tree, `page_bytes` for each page.
     """
 
     page_bytes: int
+    overlap: int
 
     def tokens(self, request: Request) -> bytes: ...
 
@@ -49,12 +50,14 @@ class PageNames(Protocol):
 class Numbers:
     """Names each page of a simulated workload by a number that is fixed before the run.
 
-    `pages` maps each request id to the numbers of the whole pages in the request's tokens.
+    `pages` maps each request id to the numbers of the whole pages in the request's tokens, which
+    were told apart by `overlap` tokens more.
     """
 
     page_bytes = NUMBER_BYTES
 
-    def __init__(self, pages: Mapping[int, TokenSpans]) -> None:
+    def __init__(self, pages: Mapping[int, TokenSpans], overlap: int = 0) -> None:
+        self.overlap = overlap
         spans = list(pages.values()) or [EMPTY_SPANS]
         # sums over the workload do not fit in the int32 of the numbers themselves
         counts = np.concatenate([each.counts for each in spans], dtype=np.int64)

@@ -4,6 +4,7 @@ Routers ask every engine before they choose one, and a request is looked up when
 """
 
 from hicache.cache.kinds import FULL
+from hicache.cache.tree.dropped import drop
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node, make_root
 from hicache.cache.tree.radix_tree import RadixTree
 
@@ -18,7 +19,7 @@ def usable_len(
     If `on_device` is True, only data on the device counts; otherwise data on the host counts as
     well. The result is that of `RadixTree.match`, which also changes the tree.
     """
-    path = _path(tree, tokens, max_len // tree.page_size, namespace)
+    path, _ = _path(tree, tokens, max_len, namespace)
     return _usable(tree, path, on_device=on_device) * tree.page_size
 
 
@@ -29,7 +30,7 @@ def look(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> M
     go on.
     """
     size = tree.page_size
-    path = _path(tree, tokens, max_len // size, namespace)
+    path, dropped = _path(tree, tokens, max_len, namespace)
     best, ready = (_usable(tree, path, on_device=on_device) for on_device in (False, True))
     hits = [0] * tree.kinds.size
     starts = {kind: window.first(best) for kind, window in tree.kinds.windows}
@@ -53,11 +54,14 @@ def look(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> M
         device_node=device_node,
         best_node=best_node,
         branch_end=max(ends, default=0) * size,
+        dropped_len=dropped * size,
     )
 
 
-def _path(tree: RadixTree, tokens: bytes, end: int, namespace: str) -> Path:
-    # the nodes of `tokens` up to page `end`; only the last one may differ from them, or go on
+def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> tuple[Path, int]:
+    # the nodes of whole pages, of which only the last one may differ from `tokens` or go on; and
+    # how many pages of the prompt were dropped behind them
+    end = tree.num_pages(max_len + tree.peek)
     path: Path = []
     node = tree.roots.get(namespace)
     while node is not None and node.end < end:
@@ -68,7 +72,12 @@ def _path(tree: RadixTree, tokens: bytes, end: int, namespace: str) -> Path:
         pages = tree.num_shared(child, tokens, end)
         path.append((child, child.start + pages))
         node = child if pages == child.num_pages else None
-    return path
+    if not (path and tree.drops_block):
+        return path, 0
+    most = path[-1][1] if tree.kinds.aux else max_len // tree.page_size
+    hit, _ = drop(path, most, is_mirrored=not tree.demotes)
+    dropped = max(min(path[-1][1], max_len // tree.page_size) - hit, 0)
+    return [(node, min(reached, hit)) for node, reached in path if node.start < hit], dropped
 
 
 def _usable(tree: RadixTree, path: Path, *, on_device: bool) -> int:

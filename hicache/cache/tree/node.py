@@ -28,6 +28,9 @@ class Node:
     child. When a node is split, this object becomes the lower half.
     """
 
+    # its full KV came from the host without that of the draft (`speculation.draft_kv=none`)
+    is_cold = False
+
     def __init__(
         self,
         parent: "Node | None",
@@ -134,6 +137,7 @@ class MatchResult(NamedTuple):
     branch_end: int = (
         0  # `full_len`, or with `compat.rules.keeps_for_repeats` that on the device alone
     )
+    dropped_len: int = 0  # cached tokens after `full_len` that are computed again for the draft
 
     @property
     def host_hit_length(self) -> int:

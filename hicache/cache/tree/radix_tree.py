@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
 from hicache.cache.tree.digests import Digests
+from hicache.cache.tree.dropped import drop
 from hicache.cache.tree.entry import Entries, EntryPolicy
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.keys import Key, PageNames, keys
@@ -37,6 +38,8 @@ class RadixTree:
         kinds: the kinds of data that the model caches, such as full-attention KV and Mamba states.
         policy: ranks entries for eviction and is told of events; None means LRU and no entries.
         demotes: whether an eviction from the device may copy the data to the host.
+        drops_block: whether a request computes the last page of its hit again, for its draft model.
+        marks_cold: whether the host keeps no KV of the draft model.
         knobs: settings of the cache; None means the defaults.
         rules: inefficiencies of other engines to reproduce; None means none.
         names: gives each page a name; None means a hash of its tokens.
@@ -49,6 +52,8 @@ class RadixTree:
         kinds: Kinds,
         policy: EntryPolicy | None = None,
         demotes: bool = False,
+        drops_block: bool = False,
+        marks_cold: bool = False,
         knobs: CacheConfig | None = None,
         rules: Rules | None = None,
         names: PageNames | None = None,
@@ -60,6 +65,7 @@ class RadixTree:
         self.page_size = kinds.page_size
         self.names = names or Digests(kinds.page_size)
         self.page_bytes = self.names.page_bytes
+        self.overlap = self.names.overlap
         self._windows = kinds.windows
         self._points = kinds.points
         self._no_hits = (0,) * kinds.size
@@ -72,6 +78,10 @@ class RadixTree:
         # no policy chooses what is evicted
         self.is_lru = policy is None or (policy.rank is None and policy.victim is None)
         self.demotes = demotes
+        self.drops_block, self.marks_cold = drops_block, marks_cold
+        # a look-up also finds the page that ends with the prompt, and drops it: for several kinds,
+        # and on the host, vLLM looks a block further (`kv_cache_coordinator.py`, line 882)
+        self.peek = int(drops_block and (bool(kinds.aux) or rules.loads_last_page))
         # the host may drop what the device holds too
         self.evicts_mirrors = knobs.evicts_mirrors and not demotes
         # windows and states may stay on the device when their full-attention KV has left it
@@ -104,7 +114,14 @@ class RadixTree:
         size = self.page_size
         if refreshes:
             self.residency.next_tick()
-        node = self._descend_all(tokens, max_len // size, namespace)
+        node = self._descend_all(tokens, (max_len + self.peek - self.overlap) // size, namespace)
+        dropped, ready = 0, node.end
+        if self.drops_block and node.end:
+            path = [(above, above.end) for above in node.span()]
+            most = node.end if self.kinds.aux else max_len // size
+            hit, ready = drop(path, most, is_mirrored=not self.demotes)
+            dropped = max(min(node.end, max_len // size) - hit, 0)
+            node = self.ancestor(node, tokens, hit) if hit else self.root(namespace)
         best = self.boundary(node, is_device=False)
         on_device = self.boundary(best, is_device=True)
         full = node
@@ -113,13 +130,14 @@ class RadixTree:
         if refreshes:
             self._mark_used(best)
         return MatchResult(
-            device_prefix_len=on_device.end * size,
+            device_prefix_len=(on_device.end if on_device.end < ready else ready) * size,
             usable_len=best.end * size,
             full_len=node.end * size,
             host_hits=self._no_hits if best is on_device else self._host_hits(best, on_device),
             device_node=on_device,
             best_node=best,
             branch_end=full.end * size,
+            dropped_len=dropped * size,
         )
 
     def boundary(self, node: Node, *, is_device: bool) -> Node:
@@ -164,6 +182,19 @@ class RadixTree:
         if root is None:
             root = self.roots[namespace] = make_root(namespace, self.kinds.size)
         return root
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Return how many whole pages the first `num_tokens` tokens name."""
+        return max(num_tokens - self.overlap, 0) // self.page_size
+
+    def repeat_end(self, num_tokens: int) -> int:
+        """Return the page at which a prompt of `num_tokens` tokens keeps its windows and its state.
+
+        That is its last one, or by `compat.rules` that at which an equal prompt resumes.
+        """
+        if self.drops_block and self.rules.lowers_ends:
+            return max(self.num_pages(num_tokens) - 1, 0)
+        return self.num_pages(num_tokens - self.rules.keeps_for_repeats)
 
     def nodes(self) -> Iterator[Node]:
         stack = [child for root in self.roots.values() for child in root.children.values()]
@@ -459,6 +490,8 @@ class RadixTree:
         lower.start += pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.uses, upper.tick, upper.created = lower.uses, lower.tick, lower.created
+        if self.marks_cold:
+            upper.is_cold = lower.is_cold
         if self.rules.split_refreshes:
             upper.tick = lower.tick = self.residency.tick
         for kind in self.kinds.paged:

@@ -219,6 +219,8 @@ def _size(record: RequestRecord) -> str:
         (record.computed_len, "computed"),
     )
     parts = [f"{length:,} {where}" for length, where in tiers if length]
+    if record.draft_cold_len:
+        parts.append(f"{record.draft_cold_len:,} of the hits without KV of the draft")
     return f"prompt of {record.prompt_len:,} tokens: {', '.join(parts) or 'never admitted'}"
 
 

@@ -156,7 +156,7 @@ class ModelRunner:
             if slot is not None and extend.start == 0:
                 self.pools.clear_state(slot)
         parts = [(each.req, each.start, each.end, each.saves) for each in batch.extends]
-        parts += [(req, req.kv_len, req.kv_len + 1, []) for req in batch.decodes]
+        parts += [_decode(req, self.pools.page_size) for req in batch.decodes]
         if not parts:
             return
         stretches = [_stretch(*part) for part in parts]
@@ -168,7 +168,9 @@ class ModelRunner:
         boundaries = [
             (req.sequence.working_slot, req.sequence.boundary_slot)
             for req in batch.decodes
-            if req.sequence.boundary_slot and (req.kv_len + 1) % self.pools.page_size == 0
+            if req.sequence.boundary_slot
+            and not req.gains
+            and (req.kv_len + 1) % self.pools.page_size == 0
         ]
         if boundaries:
             sources, targets = zip(*boundaries, strict=True)
@@ -202,10 +204,22 @@ class ModelRunner:
                 self._were_taken[tier, kind] = set(taken)
 
 
+def _decode(
+    req: RequestState, page_size: int
+) -> tuple[RequestState, int, int, list[tuple[int, PageIds]]]:
+    # one token, or with speculation as many as the step gains, and the state at a page's end
+    if not req.gains:
+        return req, req.kv_len, req.kv_len + 1, []
+    end = req.kv_len + req.gains[0]
+    last = end // page_size * page_size
+    slot = req.sequence.boundary_slot if last > req.kv_len else None
+    return req, req.kv_len, end, [(last, slot)] if slot else []
+
+
 def _stretch(req: RequestState, start: int, end: int, saves: Saves) -> Stretch:
     sequence = req.sequence
     return Stretch(
-        req.tokens,
+        req.request.tokens(),
         start,
         end,
         [page_ids[: sequence.num_pages] for page_ids in sequence.pages],

@@ -101,7 +101,7 @@ class Verifier:
         hits = {"device": req.device_len, "host": req.host_len, "storage": req.storage_len}
         for tier in [tier for tier in self._untested if hits[tier]]:
             del self._untested[tier]
-        _, answers = self._seen.setdefault(req.request.id, (req.tokens, {}))
+        _, answers = self._seen.setdefault(req.request.id, (req.request.tokens(), {}))
         answers[position] = logits.clone()
 
     def verify(self) -> Verdict:

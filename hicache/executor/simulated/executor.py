@@ -25,6 +25,7 @@ from hicache.cache.tree.keys import Key
 from hicache.clock import Clock, Stall, to_ns
 from hicache.config import EngineFaults, StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
+from hicache.executor.simulated.drafting import Drafting
 from hicache.executor.simulated.links import Links
 from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Load, read_script, write_script
@@ -359,6 +360,7 @@ class SimulatedExecutor:
         load_shares: Sequence[float] | None = None,
         slowdown: float,
         begin_ns: int = 0,
+        drafting: Drafting | None = None,
     ) -> None:
         """Create the executor of one engine.
 
@@ -375,6 +377,7 @@ class SimulatedExecutor:
                 None means 1 for all kinds.
             slowdown: factor by which copies slow down the steps that run at the same time.
             begin_ns: time in ns by which each request that begins makes its first step longer.
+            drafting: predicts the steps with a draft model; None means that there is none.
         """
         self._engine = engine
         self._cost = cost
@@ -386,6 +389,8 @@ class SimulatedExecutor:
         self._load_shares = load_shares or [1.0] * len(page_bytes)
         self._slowdown = slowdown
         self._begin_ns = begin_ns
+        self._drafting = drafting
+        self._num_queries = 1 if drafting is None else drafting.num_drafts + 1
 
     @property
     def is_fenced(self) -> bool:
@@ -421,9 +426,13 @@ class SimulatedExecutor:
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         slowdown = self._slowdown if self._io.copying[self._engine] else 1.0
         is_backing_up = self._io.backing_up[self._engine] > 0
-        lens = [req.kv_len + 1 for req in batch.decodes]
+        ahead = self._num_queries
+        lens = [req.kv_len + ahead for req in batch.decodes]
         if not batch.extends:
-            ends = self._cost.decode_ends_ns(lens, batch.num_steps, now_ns, slowdown=slowdown)
+            if self._drafting is None:
+                ends = self._cost.decode_ends_ns(lens, batch.num_steps, now_ns, slowdown=slowdown)
+            else:
+                ends = self._drafting.verify_ends_ns(batch, lens, now_ns, slowdown)
             return StepRun(StepEnds(next(ends), ends), 0)
         load_layer_bytes = None
         if batch.load_backs and self._io.overlaps_loads:
@@ -442,8 +451,11 @@ class SimulatedExecutor:
             slowdown=slowdown,
             copying_s=self._io.copying_s(self._engine, now_ns),
             saved_states=sum(len(extend.saves) for extend in batch.extends),
+            num_queries=ahead,
         )
         end_ns = now_ns + cost.total_ns
+        if self._drafting is not None:
+            end_ns += self._drafting.draft_ns(batch.extends, lens, slowdown)
         if self._begin_ns:
             begun = [extend for extend in batch.extends if extend.start == extend.req.cached_len]
             end_ns += self._begin_ns * len(begun)

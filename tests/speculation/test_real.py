@@ -1,0 +1,29 @@
+"""Speculation on real memory: the KV of the draft moves with that of the model."""
+
+import pytest
+
+from hicache.experiment import run
+from hicache.results.metrics import summarize
+from hicache.runs.schema import config_of
+
+FULL = (
+    *("model.pattern=F", "model.num_layers=2", "model.num_full_layers=2", "model.window_len=0"),
+    *("model.num_swa_layers=0", "model.num_mamba_layers=0"),
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "shape"), [("bigram", FULL), ("drop_block", FULL), ("drop_block", ())]
+)
+def test_logits_do_not_depend_on_the_cache(key: str, shape: tuple[str, ...]) -> None:
+    config = config_of(
+        *("executor=torch", "executor.verify=true", "model=tiny_hybrid", "workload=agents"),
+        *("workload.limit=12", "storage=memory", "tracker.wandb_mode=disabled", *shape),
+        *("speculation.drafts=3", f"speculation.key={key}", "speculation.acceptance=0.8"),
+    )
+    result = run(config)
+    summary = summarize(result.records, result.measures)
+    assert summary["verify/checked_count"] == 12
+    assert summary["verify/unequal_count"] == 0
+    assert summary["cache/device_hit_tokens"] > 0
+    assert summary["speculation/tokens_per_step"] > 2

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hicache import experiment, fleet
+from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, GoodputConfig
 from hicache.results.metrics import Progress, RequestRecord, Result, Status
@@ -49,6 +49,8 @@ class Ladder:
 
 def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
     if config.parallel.workers is not None:
+        from hicache import fleet  # joblib only if needed
+
         return fleet.run(config, progress=progress)
     result = experiment.run(config, progress=progress)
     if not config.goodput.num_rates:

@@ -53,7 +53,7 @@ class ByTime:
     """Stops at some times, and names no deadline."""
 
     def may_stop(self, prefetch, now_ns):
-        return prefetch.is_complete or now_ns // 1_000_000 % 50 == 0
+        return prefetch.is_complete or now_ns // 1_000_000 % 20 == 0
 
 
 class Eraser:

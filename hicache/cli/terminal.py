@@ -88,6 +88,8 @@ def _title(outcome: Outcome) -> Text:
     if config.executor.kind != "simulated":
         where = "this machine (real execution)"
     parallel = config.parallel
+    if parallel.pp > 1:
+        where = f"{parallel.pp} stages × {where}"
     replicas = f" × {parallel.replicas}" if parallel.replicas > 1 else ""
     if parallel.prefill:
         replicas = f", {parallel.prefill} prefill and {parallel.decode} decode engines"

@@ -44,6 +44,16 @@ def pipeline_measures(deployment: Deployment, counters: Mapping[str, int]) -> di
     } | {f"pipeline/unused_{tier}_bytes": sum(unused_bytes(deployment, tier)) for tier in TIERS}
 
 
+def outcome(summary: Mapping[str, float]) -> str | None:
+    """Return what the stages of a run left unused, or None if it had none."""
+    if "pipeline/bubble_share" not in summary:
+        return None
+    return (
+        f"stages compute nothing in {summary['pipeline/bubble_share']:.0%} of the time of steps, "
+        f"and wait {summary['pipeline/late_copies_s']:.3g} s for copies that stage 0 has finished"
+    )
+
+
 def stage_remarks(config: ExperimentConfig, deployment: Deployment) -> list[str]:
     """Return a sentence on the layers of the stages, and on the memory that they leave unused."""
     if not deployment.stages:

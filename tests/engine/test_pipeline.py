@@ -6,13 +6,15 @@ import pytest
 
 from hicache import experiment
 from hicache.cache.tiers.transfer import BackUp, Move
-from hicache.clock import NEVER, SimulatedClock
+from hicache.cli.explain.segments import Steps, segments_of
+from hicache.clock import NEVER, SimulatedClock, to_ns
 from hicache.engine.deployment import Deployment, deploy
 from hicache.engine.simulated_runtime import SimulatedRuntime
 from hicache.executor.simulated.pipeline import PipelineExecutor, Shards
 from hicache.executor.simulated.stores import EndlessStore
 from hicache.memory import Capacity, smallest
 from hicache.models.stages import layers_of_stages
+from hicache.observe.timeline import Timeline
 from hicache.request import Request
 from hicache.results.metrics import summarize
 from hicache.results.pipeline import unused_bytes
@@ -78,7 +80,7 @@ def test_three_of_four_hosts_leave_six_percent_unused_with_61_layers() -> None:
 
 
 def test_more_devices_than_the_machine_has_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"at most the 8 devices of h100_sxm, got 4 times 4"):
+    with pytest.raises(ValueError, match=r"at most the 8 devices of h100, got 4 times 4"):
         deploy(config_of(*BASE, "hardware=h100", "parallel.tp=4", "parallel.pp=4"))
 
 
@@ -138,9 +140,10 @@ def test_stage_0_alone_reads_the_deadline_of_a_prefetch(
         "scheduler.chunk_tokens=16384",
     )
     busy, waiting = fresh(0, 9000, 1), fresh(1, 12_000, 1, 1)
-    deadline_ns = run([waiting], *words)[0][1].storage_wait_ns
-    wait_ns = run([busy, waiting], *words)[0][1].storage_wait_ns
-    assert deadline_ns > 0
+    alone = run([waiting], *words)[0][1]
+    behind = run([busy, waiting], *words)[0][1]
+    deadline_ns, wait_ns = (each.queue_ns + each.storage_wait_ns for each in (alone, behind))
+    assert deadline_ns >= to_ns(0.05)
     assert (wait_ns == deadline_ns) == is_at_deadline
     assert wait_ns >= deadline_ns
 
@@ -191,3 +194,19 @@ def test_a_page_is_in_storage_if_every_stage_has_its_part() -> None:
     assert store.contains(states) == [True, False, False]
     stores[0].delete(pages[:1])
     assert store.read(pages) == 0
+
+
+# -- what an explanation shows -----------------------------------------------------------------
+
+
+def test_parts_of_an_explanation_add_up_although_chunks_overlap() -> None:
+    timeline = Timeline()
+    words = "parallel.pp=4", "scheduler.chunk_tokens=512", "engine.jump=false"
+    workload = Workload(name="own", requests=[fresh(0, 4000, 9), fresh(1, 3000, 9, 5)])
+    result = experiment.run(config_of(*BASE, *words), workload=workload, timeline=timeline)
+    for record in result.records:
+        life, steps = timeline.lives[record.id], Steps(timeline, 0)
+        segments = segments_of(record, life, timeline.turns[0], steps)
+        assert min(each.length_ns for each in segments) > 0
+        assert sum(each.length_ns for each in segments) == record.ttft_ns
+    assert {step.number for step in timeline.steps} == set(range(4))

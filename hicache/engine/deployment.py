@@ -66,6 +66,7 @@ def deploy(config: ExperimentConfig) -> Deployment:
 
 
 def _deploy_one(config: ExperimentConfig, plain: ModelConfig) -> Deployment:
+    # `plain` is a model, or what a pipeline stage holds of it
     model = plain
     if config.speculation.drafts:
         model = with_draft_kv(model, config.speculation.layers)

@@ -10,6 +10,7 @@ from hicache.clock import SimulatedClock, Stall, to_ns
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment, Place, places_of
 from hicache.engine.ports import Runtime
+from hicache.engine.stages import joined_rates, shard_sizes
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.drafting import Drafting
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
@@ -44,8 +45,8 @@ class SimulatedRuntime:
             if self.has_sidecars:
                 sizes[KEY_TAGS[DRAFT]] = -(-draft_bytes(deployment.storage_kinds) // num_ranks)
                 sizes[KEY_TAGS[FULL]] -= sizes[KEY_TAGS[DRAFT]]
-            shard_sizes = _shard_sizes(deployment) or [sizes] * num_ranks
-            self.storages = open_rank_storages(config, shard_sizes, self.clock)
+            shards = shard_sizes(deployment) or [sizes] * num_ranks
+            self.storages = open_rank_storages(config, shards, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
         self.stores = [self.beside(each) for each in self.stores]
         self.has_storage = bool(self.stores)
@@ -133,19 +134,6 @@ def draft_bytes(kinds: Kinds) -> int:
     return sum(kind.page_bytes for kind in kinds.all if kind.name == DRAFT_NAME)
 
 
-def _shard_sizes(deployment: Deployment) -> list[dict[int, int]]:
-    # bytes of a page, by kind, in the storage of each device of each pipeline stage
-    return [
-        {
-            tag: -(-size // deployment.tp)
-            for tag, size in zip(KEY_TAGS, stage.storage_kinds.page_bytes, strict=False)
-            if size
-        }
-        for stage in deployment.stages
-        for _ in range(deployment.tp)
-    ]
-
-
 def _load_shares(deployment: Deployment) -> list[float]:
     sizes = zip(deployment.host_kinds.page_bytes, deployment.kinds.page_bytes, strict=True)
     return [on_host / on_device if on_device else 1.0 for on_host, on_device in sizes]
@@ -156,20 +144,10 @@ def _rates(place: Place) -> dict[str, float]:
     config = place.config
     rates = link_rates(config, place.deployment)
     if place.deployment.stages:
-        rates = _joined(rates, place)
+        rates = joined_rates(rates, place)
     if place.role != "both":
         rates |= dict.fromkeys(("sends", "receives"), config.parallel.link_gbps * 1e9)
     return rates
-
-
-def _joined(rates: dict[str, float], place: Place) -> dict[str, float]:
-    # the links of all pipeline stages as one, on which a copy takes as long as that of stage 0.
-    # Stages on one host share its memory
-    deployment, hardware = place.deployment, place.config.hardware
-    first, whole = (each.host_kinds.page_bytes[FULL] for each in (deployment.stages[0], deployment))
-    num_hosts = -(-deployment.num_devices // hardware.devices_per_host)
-    hosts = num_hosts * hardware.host_bandwidth.value / len(deployment.stages)
-    return {link: rate * whole / first for link, rate in (rates | {"host_memory": hosts}).items()}
 
 
 def _executor(

@@ -102,7 +102,9 @@ def build_engine(
         scheduler.decode.setup(config.parallel, deployment.kinds.page_bytes, config.model.max_len)
         return DecodeEngine(cache, prefetcher, scheduler, executor, runtime.link, check=check)
     if isinstance(executor, PipelineExecutor):
-        return PipelineEngine(cache, prefetcher, scheduler, executor, check=check)
+        engine = PipelineEngine(cache, prefetcher, scheduler, executor, check=check)
+        engine.stages = executor
+        return engine
     return Engine(cache, prefetcher, scheduler, executor, check=check)
 
 

@@ -1,13 +1,8 @@
 """An engine with pipeline stages: one batch in each, and a prompt's chunks behind each other."""
 
-from collections.abc import Callable
-
-from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
 from hicache.engine.loop import Engine, Flight
 from hicache.executor.simulated.pipeline import PipelineExecutor
 from hicache.scheduler.batch import Batch, Outcome
-from hicache.scheduler.scheduler import Scheduler
 
 
 class PipelineEngine(Engine):
@@ -17,20 +12,9 @@ class PipelineEngine(Engine):
     before it: every stage computes the two in this order. Chunks enter the tree at that time.
     """
 
+    stages: PipelineExecutor  # a timeline may stand before it in `executor`
     _next_number = 0
     _busy_until_ns = 0
-
-    def __init__(
-        self,
-        cache: PrefixCache,
-        prefetcher: Prefetcher | None,
-        scheduler: Scheduler,
-        executor: PipelineExecutor,
-        *,
-        check: Callable[[Engine], None] | None = None,
-    ) -> None:
-        super().__init__(cache, prefetcher, scheduler, executor, check=check)
-        self._stages = executor  # a timeline may stand before `executor`
 
     def wake(self, now_ns: int) -> Outcome:
         for flight in self._flights:
@@ -40,7 +24,7 @@ class PipelineEngine(Engine):
 
     def next_wake_ns(self, now_ns: int) -> int:
         wake_ns = super().next_wake_ns(now_ns)
-        free_ns = self._stages.free_ns
+        free_ns = self.stages.free_ns
         if len(self._flights) < self._num_batches and free_ns > now_ns:
             wake_ns = min(wake_ns, free_ns)
         return min([wake_ns, *[each.passes_ns for each in self._flights if self._has_chunks(each)]])
@@ -50,7 +34,7 @@ class PipelineEngine(Engine):
         return flight.run is not None and any(not each.is_last for each in flight.batch.extends)
 
     def _plan(self, now_ns: int) -> None:
-        if now_ns < self._stages.free_ns or self.is_held:
+        if now_ns < self.stages.free_ns or self.is_held:
             return
         taken = {flight.batch.number for flight in self._flights}
         for turn in range(self._num_batches):
@@ -61,7 +45,7 @@ class PipelineEngine(Engine):
 
     def _launch(self, flight: Flight, now_ns: int) -> None:
         super()._launch(flight, now_ns)
-        flight.passes_ns = self._stages.free_ns
+        flight.passes_ns = self.stages.free_ns
 
     def _pass_on(self, flight: Flight) -> None:
         batch = flight.batch

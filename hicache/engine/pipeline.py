@@ -42,6 +42,11 @@ class PipelineEngine(Engine):
             if number not in taken and self._plan_batch(now_ns, number):
                 self._next_number = number + 1
                 return
+        halves = [half for half in self.scheduler.decodes if half.decoding]
+        if not (taken or self.cache.in_flight) and len(halves) > 1:
+            # each waits for the pages of the others
+            self.scheduler.prefill.queue(halves[-1].retract())
+            self._plan(now_ns)
 
     def _launch(self, flight: Flight, now_ns: int) -> None:
         super()._launch(flight, now_ns)

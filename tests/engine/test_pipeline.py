@@ -210,3 +210,9 @@ def test_parts_of_an_explanation_add_up_although_chunks_overlap() -> None:
         assert min(each.length_ns for each in segments) > 0
         assert sum(each.length_ns for each in segments) == record.ttft_ns
     assert {step.number for step in timeline.steps} == set(range(4))
+
+
+def test_batches_that_wait_for_pages_of_each_other_go_on() -> None:
+    requests = [fresh(number, 300, 300, number) for number in range(2)]
+    records, _ = run(requests, "parallel.pp=2", "cache.device.tokens={full: 800}")
+    assert all(record.finish_ns is not None for record in records.values())

@@ -22,6 +22,8 @@ from hicache.runs.schema import config_of
 from hicache.scheduler.batch import Batch
 from hicache.workload.workload import Workload
 from tests.executor.works import key
+from tests.fuzz.scenario import choices_of
+from tests.fuzz.trial import try_choices
 from tests.scheduler.world import fresh
 
 BASE = (
@@ -213,6 +215,6 @@ def test_parts_of_an_explanation_add_up_although_chunks_overlap() -> None:
 
 
 def test_batches_that_wait_for_pages_of_each_other_go_on() -> None:
-    requests = [fresh(number, 300, 300, number) for number in range(2)]
-    records, _ = run(requests, "parallel.pp=2", "cache.device.tokens={full: 800}")
-    assert all(record.finish_ns is not None for record in records.values())
+    words = "talk.gap_s=0.05 talk.giants=1 workload.start=warm_storage cache.page_size=1"
+    choices = choices_of(["seed=870", "talk.longest_answer=300", "stages=two", *words.split()])
+    try_choices(choices, 13)

@@ -391,6 +391,12 @@ class ParallelConfig:
 
     # Tensor-parallel size: devices per engine. None means the model's default (`model.default_tp`).
     tp: int | None = knob(None, least=1)
+    # Number of pipeline stages per engine, each of `parallel.tp` devices with a part of the layers.
+    # All stages hold the same tokens, as many as the smallest has room for.
+    pp: int = knob(1, least=1, most=64)
+    # Number of layers of each stage. Empty means equal numbers, where the last stages have one more
+    # if there is a rest, as in SGLang.
+    stage_layers: tuple[int, ...] = knob((), least=1, only="parallel.pp=2..")
     # Number of groups into which expert parallelism divides the devices of an engine: each group
     # holds its part of the experts whole, and divides them among its devices. 1 means that every
     # device holds a slice of every expert.
@@ -690,6 +696,9 @@ class SpeculationConfig:
     # How many tokens a decode step gains: random (drawn by `seed`, request and step) or mean (the
     # expected number, rounded so that the sum stays close).
     accepted: str = knob("random", one_of=("random", "mean"), only=SPECULATES)
+
+    def __post_init__(self) -> None:
+        check_limits("speculation", self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -998,6 +1007,8 @@ class ExperimentConfig:
             )
         if self.parallel.decode:
             self._check_roles()
+        if self.parallel.pp > 1:
+            self._check_stages()
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         size = self.cache.page_size
         simulated = {
@@ -1058,6 +1069,25 @@ class ExperimentConfig:
         }
         for setting in (each for each, is_set in refused.items() if is_set):
             raise ValueError(f"separate engines for prefill and decode do not support {setting}")
+
+    def _check_stages(self) -> None:
+        # what pipeline stages do not support
+        parallel, rules, cache = self.parallel, self.compat.rules, self.cache
+        batching = self.scheduler.batching
+        refused = {
+            "speculation.drafts": self.speculation.drafts > 0,
+            "separate engines for prefill and decode": parallel.prefill > 0,
+            f"parallel.ranks={parallel.ranks}": parallel.ranks > 1,
+            f"executor.kind={self.executor.kind}": self.executor.kind != "simulated",
+            f"executor.capture={self.executor.capture}": self.executor.capture == "cut",
+            f"scheduler.batching={batching.value}": batching
+            not in (Batching.prefill_first, Batching.mixed),
+            "compat.rules.trims_leaves=true": rules.trims_leaves,
+            f"cache.pools={cache.pools}": cache.pools != "split",
+            "cache.window=replay": cache.window is WindowHit.replay,
+        }
+        for setting in (each for each, is_set in refused.items() if is_set):
+            raise ValueError(f"parallel.pp={parallel.pp} does not support {setting}")
 
     def _check_speculation(self) -> None:
         speculation, model, key = self.speculation, self.model, self.draft_key

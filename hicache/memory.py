@@ -252,6 +252,19 @@ def _least(kinds: Kinds) -> dict[int, tuple[int, str]]:
     return least | dict.fromkeys(kinds.points, (4, "request's 4 state slots"))
 
 
+def smallest(tiers: Sequence[Capacity], page_bytes: Sequence[int]) -> Capacity:
+    """Return the sizes of the pools of all pipeline stages together: of each kind the smallest.
+
+    `page_bytes` holds the bytes of a page or state on this tier over all stages, by kind.
+    """
+    counts: tuple[int | None, ...] = tuple(
+        None if None in of_kind else min(each or 0 for each in of_kind)
+        for of_kind in zip(*[each.counts for each in tiers], strict=True)
+    )
+    sizes = zip(counts, page_bytes, strict=True)
+    return Capacity(counts=counts, total_bytes=sum((count or 0) * size for count, size in sizes))
+
+
 def shared_capacity(tier: Capacity, page_bytes: Sequence[int]) -> Capacity:
     """Return the sizes of a tier's pools if each may take all bytes of the tier.
 

@@ -12,9 +12,9 @@ CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py
 # what a replay reaches today; the numbers may only fall (the limits were 35 files and 4,300 lines,
 # before placement by chunk, eviction of mirrors, the engines' own orders of a step, several batches
 # in flight, what vLLM keeps of windows, the event queue of engines, loads that no step overlaps,
-# speculation, and separate engines for prefill and decode came in)
+# speculation, separate engines for prefill and decode, and pipeline stages came in)
 MOST_FILES = 34
-MOST_LINES = 5_390
+MOST_LINES = 5_470
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

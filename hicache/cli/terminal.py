@@ -10,7 +10,7 @@ from rich.text import Text
 from hicache.cache.tiers.transfer import FATES
 from hicache.cli.console import console, show_table
 from hicache.observe.reasons import REASONS
-from hicache.results import speculation
+from hicache.results import pipeline, speculation
 from hicache.results.metrics import HANDOVER_PARTS, QUEUE_CAUSES, TTFT_PARTS
 from hicache.results.roles import TIERS as ROLE_TIERS
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
@@ -88,6 +88,8 @@ def _title(outcome: Outcome) -> Text:
     if config.executor.kind != "simulated":
         where = "this machine (real execution)"
     parallel = config.parallel
+    if parallel.pp > 1:
+        where = f"{parallel.pp} stages × {where}"
     replicas = f" × {parallel.replicas}" if parallel.replicas > 1 else ""
     if parallel.prefill:
         replicas = f", {parallel.prefill} prefill and {parallel.decode} decode engines"
@@ -151,6 +153,7 @@ def _lines(outcome: Outcome) -> Sequence[str]:
             for title, name in (("end to end", "e2e"), ("TPOT", "tpot"), ("ITL", "itl"))
         ),
         *(f"drafts     {told}" for told in filter(None, [speculation.outcome(summary)])),
+        *(f"pipeline   {told}" for told in filter(None, [pipeline.outcome(summary)])),
         f"queue      time by cause: {_shares(summary, 'request/queue_{}_s_mean', QUEUE_CAUSES)}",
         f"load       {loads(summary)}",
         *(f"  {line}" for line in stage_lines(summary)),

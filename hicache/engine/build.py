@@ -15,9 +15,11 @@ from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import Batching, ExperimentConfig
 from hicache.engine.deployment import Deployment, Place
 from hicache.engine.loop import Engine
+from hicache.engine.pipeline import PipelineEngine
 from hicache.engine.ports import Runtime
 from hicache.engine.ranks.agreement import TracedAllocator
 from hicache.engine.roles import DecodeEngine, PrefillEngine
+from hicache.executor.simulated.pipeline import PipelineExecutor
 from hicache.memory import Capacity
 from hicache.models import GIB
 from hicache.policies.policy import Policy
@@ -76,6 +78,7 @@ def build_engine(
         prefetcher = Prefetcher(cache, config.prefetch, policy.reads, tokens, world.rates)
     is_real = config.executor.kind != "simulated"
     kind = ROLES.get(place.role) or scheduler_of(config.scheduler.batching)
+    pp = config.parallel.pp
     scheduler = kind(
         cache,
         prefetcher,
@@ -83,7 +86,8 @@ def build_engine(
         policy.requests,
         max_len=config.model.max_len,
         # with trimmed leaves, several steps at once would cut leaves at other pages
-        may_jump=config.engine.jump and not (is_real or config.compat.rules.trims_leaves),
+        may_jump=config.engine.jump and not (is_real or config.compat.rules.trims_leaves or pp > 1),
+        num_batches=pp,
         takes_decode_pages_first=is_real,
         listener=listener,
         drafts=Drafts(config.speculation, config.seed) if config.speculation.drafts else None,
@@ -97,6 +101,10 @@ def build_engine(
     if isinstance(scheduler, DecodeScheduler):
         scheduler.decode.setup(config.parallel, deployment.kinds.page_bytes, config.model.max_len)
         return DecodeEngine(cache, prefetcher, scheduler, executor, runtime.link, check=check)
+    if isinstance(executor, PipelineExecutor):
+        engine = PipelineEngine(cache, prefetcher, scheduler, executor, check=check)
+        engine.stages = executor
+        return engine
     return Engine(cache, prefetcher, scheduler, executor, check=check)
 
 

@@ -5,10 +5,18 @@ from typing import Any
 
 from hicache.cache.kinds import Kinds
 from hicache.config import ExperimentConfig, HostSizes, WindowHit
-from hicache.memory import Capacity, capacities, engine_rule, model_kinds, shared_capacity
-from hicache.models import PLAIN
+from hicache.memory import (
+    Capacity,
+    capacities,
+    engine_rule,
+    model_kinds,
+    shared_capacity,
+    smallest,
+)
+from hicache.models import PLAIN, ModelConfig
 from hicache.models.cost import CostModel
 from hicache.models.draft import draft_of, with_draft_kv
+from hicache.models.stages import PipelineCost, layers_of_stages, stage_models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +35,8 @@ class Deployment:
         storage_kinds: the same kinds, with their bytes in the storage tier's number format.
         device: sizes of the memory pools on the device.
         host: sizes of the memory pools on the host.
+        stages: the deployments of its pipeline stages, with the sizes that each has room for; none
+            means that it has one.
     """
 
     tp: int
@@ -37,6 +47,11 @@ class Deployment:
     storage_kinds: Kinds
     device: Capacity
     host: Capacity
+    stages: tuple["Deployment", ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        return self.tp * max(len(self.stages), 1)
 
 
 def deploy(config: ExperimentConfig) -> Deployment:
@@ -45,7 +60,14 @@ def deploy(config: ExperimentConfig) -> Deployment:
     Raises:
         ValueError: a memory pool is too small for one request.
     """
-    plain = model = config.model
+    if config.parallel.pp > 1:
+        return _deploy_stages(config)
+    return _deploy_one(config, config.model)
+
+
+def _deploy_one(config: ExperimentConfig, plain: ModelConfig) -> Deployment:
+    # `plain` is a model, or what a pipeline stage holds of it
+    model = plain
     if config.speculation.drafts:
         model = with_draft_kv(model, config.speculation.layers)
     # what pages hold below the device
@@ -94,6 +116,38 @@ def deploy(config: ExperimentConfig) -> Deployment:
         storage_kinds=storage_kinds,
         device=device,
         host=host,
+    )
+
+
+def _deploy_stages(config: ExperimentConfig) -> Deployment:
+    # each stage has an equal part of the memory that is given for the engine; all pools hold as
+    # much as the smallest
+    pp, cache, model = config.parallel.pp, config.cache, config.model
+    layers = layers_of_stages(len(model.layer_words), pp, config.parallel.stage_layers)
+    device_gib, host_gib = (
+        None if total is None else total / pp for total in (cache.device_gib, cache.host_gib)
+    )
+    own = replace(config, cache=replace(cache, device_gib=device_gib, host_gib=host_gib))
+    stages = [_deploy_one(own, part) for part in stage_models(model, layers)]
+    cost = PipelineCost(model, config.hardware, tp=config.tp, stages=[each.cost for each in stages])
+    kinds, host_kinds, storage_kinds = (
+        model_kinds(model, cache.page_size, config.tp, form)
+        for form in (PLAIN, cache.host_format, config.storage_format)
+    )
+    device, host = (
+        smallest([getattr(each, tier) for each in stages], own_kinds.page_bytes)
+        for tier, own_kinds in (("device", kinds), ("host", host_kinds))
+    )
+    return Deployment(
+        tp=config.tp,
+        cost=cost,
+        draft_cost=None,
+        kinds=kinds,
+        host_kinds=host_kinds,
+        storage_kinds=storage_kinds,
+        device=device,
+        host=host,
+        stages=tuple(stages),
     )
 
 

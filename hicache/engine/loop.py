@@ -33,6 +33,8 @@ class Flight:
         run: the steps of the batch; None while they wait for a fence.
         is_held: whether the steps have waited for a fence.
         stall_ns: the part of the current step that waits for load-backs, in ns.
+        passes_ns: with pipeline stages, when the first has computed the batch, in ns.
+        num_passed: tokens of chunks that have left the batch at that time.
     """
 
     batch: Batch
@@ -41,6 +43,8 @@ class Flight:
     is_held: bool = False
     started_ns: int = 0
     stall_ns: int = 0
+    passes_ns: int = 0
+    num_passed: int = 0
 
 
 class Engine:
@@ -221,11 +225,15 @@ class Engine:
         for number in range(self._num_batches):
             if self._flights and any(each.batch.number == number for each in self._flights):
                 continue
-            self._backlog_ns = self.backlog_ns(now_ns)
-            batch = self.scheduler.plan(now_ns, number)
-            self._backlog_since_ns = now_ns if self._prefill.has_backlog else None
-            if batch is not None:
-                self._flights.append(Flight(batch=batch, planned_ns=now_ns))
+            self._plan_batch(now_ns, number)
+
+    def _plan_batch(self, now_ns: int, number: int) -> bool:
+        self._backlog_ns = self.backlog_ns(now_ns)
+        batch = self.scheduler.plan(now_ns, number)
+        self._backlog_since_ns = now_ns if self._prefill.has_backlog else None
+        if batch is not None:
+            self._flights.append(Flight(batch=batch, planned_ns=now_ns))
+        return batch is not None
 
     def _launch(self, flight: Flight, now_ns: int) -> None:
         if self.executor.is_fenced:

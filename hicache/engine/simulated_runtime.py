@@ -6,13 +6,15 @@ from dataclasses import replace
 
 from hicache.cache.kinds import FULL, KEY_TAGS, Kinds
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.clock import SimulatedClock, to_ns
+from hicache.clock import SimulatedClock, Stall, to_ns
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment, Place, places_of
 from hicache.engine.ports import Runtime
+from hicache.engine.stages import joined_rates, shard_sizes
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.drafting import Drafting
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
+from hicache.executor.simulated.pipeline import LongestStall, PipelineExecutor, Shards, Stage
 from hicache.executor.simulated.sidecars import DRAFT, WithSidecars
 from hicache.executor.simulated.sparse import SparseExecutor
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
@@ -43,10 +45,14 @@ class SimulatedRuntime:
             if self.has_sidecars:
                 sizes[KEY_TAGS[DRAFT]] = -(-draft_bytes(deployment.storage_kinds) // num_ranks)
                 sizes[KEY_TAGS[FULL]] -= sizes[KEY_TAGS[DRAFT]]
-            self.storages = open_rank_storages(config, sizes, self.clock)
+            shards = shard_sizes(deployment) or [sizes] * num_ranks
+            self.storages = open_rank_storages(config, shards, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
         self.stores = [self.beside(each) for each in self.stores]
         self.has_storage = bool(self.stores)
+        stalls: list[Stall] = [each.stall for each in self.storages]
+        if deployment.stages and stalls:
+            self.stores, stalls = [Shards(self.stores)], [LongestStall(stalls)]
         parts = {
             each: {link: rate / num_ranks for link, rate in own.items()}
             for each, own in rates.items()
@@ -56,7 +62,7 @@ class SimulatedRuntime:
             config.storage,
             self.stores,
             [parts[each] for each in ranks],
-            stalls=[each.stall for each in self.storages],
+            stalls=stalls,
             overlaps_loads=config.compat.rules.overlaps_loads,
             seed=config.seed,
             link_s=config.parallel.link_s,
@@ -137,6 +143,8 @@ def _rates(place: Place) -> dict[str, float]:
     # bytes per second of the links of an engine
     config = place.config
     rates = link_rates(config, place.deployment)
+    if place.deployment.stages:
+        rates = joined_rates(rates, place)
     if place.role != "both":
         rates |= dict.fromkeys(("sends", "receives"), config.parallel.link_gbps * 1e9)
     return rates
@@ -153,6 +161,8 @@ def _executor(
     cost, draft_cost, drafting = place.deployment.cost, place.deployment.draft_cost, None
     if draft_cost is not None:
         drafting = Drafting(cost, draft_cost, config.speculation.drafts)
+    if place.deployment.stages:
+        kind, rates = PipelineExecutor, link_rates(config, place.deployment)
     executor = (SparseExecutor if is_sparse else kind)(
         number,
         cost,
@@ -167,6 +177,11 @@ def _executor(
         begin_ns=to_ns(config.scheduler.begin_s),
         drafting=drafting,
     )
+    if isinstance(executor, PipelineExecutor):
+        executor.stages = [
+            Stage(cost=each.cost, page_bytes=each.host_kinds.page_bytes)
+            for each in place.deployment.stages
+        ]
     if isinstance(executor, SparseExecutor):
         token_bytes = place.deployment.kinds.page_bytes[FULL] / config.cache.page_size
         executor.buffer_tokens, executor.miss = parallel.sparse_tokens or 0, parallel.sparse_miss

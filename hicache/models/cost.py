@@ -82,14 +82,14 @@ class Rates:
 class CostModel:
     """Predicts the duration of the steps of one model on one machine.
 
-    `tp` devices share the model by tensor parallelism, and `ep` is the expert-parallel size. With
+    `tp` devices share the model by tensor parallelism, and `ep` is the expert-parallel size. The
+    weights lie in the memory of `pp` times as many. With
     `pads_chunks`, full attention to the tokens before a chunk takes as long as for the longest
     chunk of the step. With `is_asynchronous`, the processor's time for requests passes beside that
     of the device; else it is added.
 
     Raises:
-        ValueError: the machine has fewer than `tp` devices, or their memory is too small for the
-            weights.
+        ValueError: the machine has too few devices, or their memory is too small for the weights.
     """
 
     def __init__(
@@ -98,10 +98,16 @@ class CostModel:
         hardware: HardwareConfig,
         *,
         tp: int,
+        pp: int = 1,
         ep: int = 1,
         pads_chunks: bool = False,
         is_asynchronous: bool = False,
     ) -> None:
+        if pp > 1 and tp * pp > hardware.num_devices:
+            raise ValueError(
+                f"parallel.tp times parallel.pp must be at most the {hardware.num_devices} devices "
+                f"of {hardware.name}, got {tp} times {pp}"
+            )
         if not 1 <= tp <= hardware.num_devices:
             raise ValueError(
                 f"parallel.tp must lie between 1 and the {hardware.num_devices} devices of "
@@ -111,11 +117,12 @@ class CostModel:
         self.hardware = hardware
         self.tp = tp
         usable = hardware.device_memory_bytes.value - hardware.activation_bytes.value
-        self.free_device_bytes = round(tp * usable) - model.weight_bytes
+        self.free_device_bytes = round(tp * pp * usable) - model.weight_bytes
         if self.free_device_bytes <= 0:
             raise ValueError(
                 f"the weights of {model.name} ({model.weight_bytes / 1e9:.1f} GB) do not fit "
-                f"on {tp} device(s) of {hardware.name}, which have {tp * usable / 1e9:.1f} GB "
+                f"on {tp * pp} device(s) of {hardware.name}, which have "
+                f"{tp * pp * usable / 1e9:.1f} GB "
                 f"besides activations: raise parallel.tp (at most {hardware.num_devices}) or "
                 f"choose a larger machine with hardware="
             )

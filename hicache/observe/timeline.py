@@ -30,6 +30,7 @@ class Step:
     extends: tuple[tuple[int, int, int], ...]  # (request, first token, end) of each prompt
     decodes: tuple[int, ...]  # requests
     load_stall_ns: int
+    number: int = 0  # of the batch, among those in flight
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,6 +139,7 @@ class _WatchedExecutor:
                 ),
                 decodes=tuple(req.request.id for req in batch.decodes),
                 load_stall_ns=run.load_stall_ns,
+                number=batch.number,
             )
         )
         return run

@@ -70,8 +70,10 @@ def fitted(config: ExperimentConfig, log: "pd.DataFrame", names: Sequence[str]) 
 
     Raises:
         ValueError: the log does not tell the constants from each other; the message says what it
-            lacks.
+            lacks. Or an engine has pipeline stages.
     """
+    if config.parallel.pp > 1:
+        raise ValueError(f"hicache calibrate needs parallel.pp=1, got {config.parallel.pp}")
     log = log.head(MOST_REQUESTS)
     ttft_s = (log["first_token_ns"] - log["arrival_ns"]).to_numpy() * 1e-9
     before_s = float(ttft_s.min())  # at most so much passes before the engine

@@ -8,6 +8,7 @@ from hicache.cache.tree.node import TIER_NAMES, TIERS
 from hicache.observe.reasons import REASONS
 from hicache.results import roles
 from hicache.results.metrics import HANDOVER_PARTS, PERCENTILES, REQUIRED_MEASURES, summarize
+from hicache.results.pipeline import KEYS as PIPELINE
 from hicache.results.speculation import KEYS as SPECULATION
 from hicache.scheduler.decision import Reason
 
@@ -88,6 +89,7 @@ SOMETIMES = (
     "load_back/exposed_s",
     "load_back/hidden_share",
     *(f"speculation/{name}" for name in (*SPECULATION, "tokens_per_step")),
+    *PIPELINE,
     "trace/left_out_rows",
     "trace/completed_rows",
     "trace/outside_parents",

@@ -12,6 +12,7 @@ from hicache.models.cost import CostModel
 from hicache.request import Request, TokenSpans
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, request_times
+from hicache.results.pipeline import pipeline_measures
 from hicache.results.recorder import Tally
 from hicache.results.roles import OFFERED_BATCH, role_measures
 from hicache.results.speculation import speculation_measures
@@ -31,7 +32,7 @@ def run_measures(
     tally: Tally,
 ) -> dict[str, float]:
     deployment = places[0].deployment
-    counters, tp = tally.counters, deployment.tp
+    counters, num_devices = tally.counters, deployment.num_devices
     measures: dict[str, float] = {
         name: count
         for name, count in counters.items()
@@ -46,8 +47,8 @@ def run_measures(
         **tally.gaps.seconds(),
         **_load(config.storage, deployment, records, counters, span_s, tally.num_engines),
         "load/closed_loop": int(not config.workload.is_timed),
-        "gpu/busy_s": counters["engine/busy_ns"] / SECOND_NS * tp,
-        "gpu/prefill_s": counters["engine/prefill_ns"] / SECOND_NS * tp,
+        "gpu/busy_s": counters["engine/busy_ns"] / SECOND_NS * num_devices,
+        "gpu/prefill_s": counters["engine/prefill_ns"] / SECOND_NS * num_devices,
         "engine/steps_count": tally.num_steps,
         "engine/span_s": tally.now_ns / SECOND_NS,
         "tree/nodes_count": tally.num_nodes,
@@ -60,6 +61,8 @@ def run_measures(
         times = request_times(part)
         found |= {key: times[key] for key in STAGE_TIMES}
         measures |= {f"stage_{stage.number:02d}/{key}": value for key, value in found.items()}
+    if deployment.stages:
+        measures |= pipeline_measures(deployment, counters)
     if config.speculation.drafts:
         measures |= speculation_measures(counters)
     return dict.fromkeys((*REQUIRED_MEASURES, *COUNTERS), 0) | measures

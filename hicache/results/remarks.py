@@ -5,6 +5,7 @@ from hicache.engine.deployment import Deployment
 from hicache.models import GIB, PLAIN
 from hicache.models.shapes import LayerKind
 from hicache.models.shapes import describe as describe_shape
+from hicache.results.pipeline import stage_remarks
 from hicache.results.speculation import expectation
 from hicache.workload.workload import Workload
 
@@ -28,7 +29,7 @@ def remarks(config: ExperimentConfig, deployment: Deployment, workload: Workload
 
 
 def pool_remarks(config: ExperimentConfig, deployment: Deployment) -> list[str]:
-    model, devices = config.model.name, f"{deployment.tp} device(s)"
+    model, devices = config.model.name, f"{deployment.num_devices} device(s)"
     copies = config.model.kv_copies(LayerKind.full, deployment.tp)
     if copies > 1:
         devices += f" ({copies} copies of the KV)"
@@ -45,6 +46,7 @@ def pool_remarks(config: ExperimentConfig, deployment: Deployment) -> list[str]:
         is_shared = pools == "shared_both" or (word == "host" and pools == "shared")
         held = (" or " if is_shared else " + ").join(parts)
         notes.append(f"{model} on {devices}, {word}: {_gib(capacity.total_bytes)} = {held}")
+    notes += stage_remarks(config, deployment)
     forms = {"host": config.cache.host_format}
     if config.storage.kind != "none":
         forms["storage"] = config.storage_format

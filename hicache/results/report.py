@@ -25,6 +25,7 @@ from hicache.results.metrics import (
     Status,
 )
 from hicache.results.pages import SHARE, chart, distribution, series, write_page
+from hicache.results.pipeline import outcome as pipeline_outcome
 from hicache.results.speculation import outcome as speculation_outcome
 from hicache.results.verdict import CLEAN, loads, objections, stage_lines
 
@@ -105,7 +106,10 @@ def write_report(
         knobs=", ".join(f"{name} {value}" for name, value in knobs.items() if value is not None),
         summary=summary,
         load=loads(summary),
-        stages=[*filter(None, [speculation_outcome(summary)]), *stage_lines(summary)],
+        stages=[
+            *filter(None, [speculation_outcome(summary), pipeline_outcome(summary)]),
+            *stage_lines(summary),
+        ],
         colors=TIER_COLORS,
         times={key: name for key, name in TIMES.items() if f"request/{key}_s_mean" in summary},
         statistics=["mean", *(f"p{percent}" for percent in PERCENTILES)],

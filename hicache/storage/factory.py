@@ -1,6 +1,6 @@
 """Builds the storage engine that a configuration names, with its guards."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -203,21 +203,22 @@ def open_simulated_storage(
 
 
 def open_rank_storages(
-    config: ExperimentConfig, page_bytes: Mapping[int, int], clock: Clock
+    config: ExperimentConfig, shard_bytes: Sequence[Mapping[int, int]], clock: Clock
 ) -> list[GuardedStorage]:
     """Open an empty storage engine for each rank of a simulated run; none if the run has none.
 
-    `page_bytes` maps a kind of page (the last byte of a key) to the size in bytes of a rank's part.
+    `shard_bytes` maps, for each rank, a kind of page (the last byte of a key) to the size in bytes
+    of the rank's part.
     A simulation stores keys without pages: engines in memory and a user's own count these sizes,
     others the sizes of keys.
     """
-    settings, num_ranks = config.storage, config.parallel.ranks
+    settings, num_ranks, pp = config.storage, len(shard_bytes), config.parallel.pp
     if settings.kind not in ("memory", "mooncake_master") and ":" not in settings.kind:
-        page_bytes = dict.fromkeys(page_bytes, KEY_BYTES)
+        shard_bytes = [dict.fromkeys(each, KEY_BYTES) for each in shard_bytes]
     if settings.capacity_gib is not None:
         settings = replace(settings, capacity_gib=settings.capacity_gib / num_ranks)
     form = "" if config.storage_format == PLAIN else f"-{config.storage_format}"
-    name = f"{config.model.name}-p{config.cache.page_size}{form}"
+    name = f"{config.model.name}-p{config.cache.page_size}{form}{f'-pp{pp}' if pp > 1 else ''}"
     opened = [
         open_simulated_storage(
             settings,
@@ -226,7 +227,7 @@ def open_rank_storages(
             clock=clock,
             seed=config.seed * num_ranks + rank,
         )
-        for rank in range(num_ranks)
+        for rank, page_bytes in enumerate(shard_bytes)
     ]
     return [each for each in opened if each is not None]
 

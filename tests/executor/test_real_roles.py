@@ -31,11 +31,11 @@ FULL = ("model.pattern=F", "model.num_layers=2", "model.num_full_layers=2", "mod
 FULL += ("model.num_swa_layers=0", "model.num_mamba_layers=0")
 
 
-@pytest.mark.parametrize(("words", "reuses"), [((), False), (FULL, True)])
-def test_logits_equal_those_of_one_engine_without_a_cache(words, reuses):
+@pytest.mark.parametrize("words", [(), FULL])
+def test_logits_equal_those_of_one_engine_without_a_cache(words):
     measures = measures_of(*words)
     assert (measures["verify/checked_count"], measures["verify/unequal_count"]) == (2, 0)
-    assert (measures["decode/device_reused_tokens"] > 0) == reuses
+    assert measures["decode/device_reused_tokens"] > 0
 
 
 def test_kv_that_does_not_arrive_is_noticed(monkeypatch):

@@ -304,6 +304,7 @@ def test_a_step_with_prompts_is_priced_with_what_it_loads_and_saves():
             "slowdown": 1.0,
             "copying_s": 0.0,
             "saved_states": 3,
+            "num_queries": 1,
         }
     ]
 

@@ -78,9 +78,10 @@ def segments_of(
     segments += _queued(turns, at_ns, admitted_ns)
     at_ns = admitted_ns
     for step in steps.extending(record.id, until_ns):
-        computing_ns = min(step.start_ns + step.load_stall_ns, step.end_ns)
-        segments.append(Segment("prefill", "held", at_ns, step.start_ns))
-        segments.append(Segment("load_back", "layers", step.start_ns, computing_ns))
+        start_ns = max(step.start_ns, at_ns)  # chunks may overlap on pipeline stages
+        computing_ns = min(max(step.start_ns + step.load_stall_ns, start_ns), step.end_ns)
+        segments.append(Segment("prefill", "held", at_ns, start_ns))
+        segments.append(Segment("load_back", "layers", start_ns, computing_ns))
         segments.append(Segment("prefill", "step", computing_ns, step.end_ns))
         at_ns = step.end_ns
     segments.append(Segment("prefill", "held", at_ns, until_ns))

@@ -31,13 +31,16 @@ def events_of(run: Rerun) -> Iterator[Event]:
     yield _named("process", "requests", REQUESTS)
     for engine in run.timeline.turns:
         yield _named("process", f"engine {engine}", REQUESTS + 1 + engine)
-        yield _named("thread", "forward passes", REQUESTS + 1 + engine, FORWARD)
     steps = {engine: Steps(run.timeline, engine) for engine in run.timeline.turns}
     for record in run.records.values():
         if record.id in run.timeline.lives:
             yield from _request(run, record, steps[record.engine])
     for engine, each in steps.items():
-        yield from _forward_passes(engine, each.all)
+        for number in {0, *(step.number for step in each.all)}:  # batches in flight overlap
+            track = REQUESTS + 1 + engine, FORWARD + number
+            name = f"forward passes, batch {number}" if number else "forward passes"
+            yield _named("thread", name, *track)
+            yield from _forward_passes(track, [s for s in each.all if s.number == number])
     for number, transfer in enumerate(run.timeline.transfers):
         if transfer.end_ns is not None:
             yield from _transfer(transfer, transfer.end_ns, number)
@@ -58,7 +61,7 @@ def _request(run: Rerun, record: RequestRecord, steps: Steps) -> Iterator[Event]
         yield _span("answer", "decode", record.first_token_ns, record.finish_ns, track)
 
 
-def _forward_passes(engine: int, steps: Sequence[Step]) -> Iterator[Event]:
+def _forward_passes(track: tuple[int, int], steps: Sequence[Step]) -> Iterator[Event]:
     passes: list[list[Step]] = []
     for step in steps:
         if passes and _goes_on(passes[-1][-1], step):
@@ -73,7 +76,7 @@ def _forward_passes(engine: int, steps: Sequence[Step]) -> Iterator[Event]:
             "forward",
             first.start_ns,
             last.end_ns,
-            (REQUESTS + 1 + engine, FORWARD),
+            track,
             steps=len(each),
             prompts=[request_id for request_id, _, _ in first.extends],
             answers=len(first.decodes),

@@ -29,7 +29,7 @@ from hicache.executor.simulated.drafting import Drafting
 from hicache.executor.simulated.links import Links
 from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Load, read_script, write_script
-from hicache.models.cost import CostModel
+from hicache.models.cost import CostModel, ForwardCost
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.handover import Outage, Parcel
 
@@ -186,6 +186,10 @@ class SimulatedIo:
         self.fences[engine] -= is_fence
         self.backing_up[engine] -= direction == "to_host"
         self._done.append((engine, work))
+
+    @property
+    def now_ns(self) -> int:
+        return self._now
 
     def copying_s(self, engine: int, now_ns: int) -> float:
         """Return how long the copies under way take, in seconds, if no others begin."""
@@ -424,16 +428,34 @@ class SimulatedExecutor:
         self._io.enqueue("read", self._io.read(self._engine, prefetch, self._page_bytes), now_ns)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
-        slowdown = self._slowdown if self._io.copying[self._engine] else 1.0
-        is_backing_up = self._io.backing_up[self._engine] > 0
         ahead = self._num_queries
         lens = [req.kv_len + ahead for req in batch.decodes]
         if not batch.extends:
+            slowdown = self._now_slowdown
             if self._drafting is None:
                 ends = self._cost.decode_ends_ns(lens, batch.num_steps, now_ns, slowdown=slowdown)
             else:
                 ends = self._drafting.verify_ends_ns(batch, lens, now_ns, slowdown)
             return StepRun(StepEnds(next(ends), ends), 0)
+        cost = self._price(self._cost, batch, now_ns)
+        end_ns = now_ns + cost.total_ns + self._begin_total_ns(batch)
+        if self._drafting is not None:
+            end_ns += self._drafting.draft_ns(batch.extends, lens, self._now_slowdown)
+        return StepRun(StepEnds([end_ns]), cost.load_stall_ns)
+
+    @property
+    def _now_slowdown(self) -> float:
+        return self._slowdown if self._io.copying[self._engine] else 1.0
+
+    def _begin_total_ns(self, batch: Batch) -> int:
+        if not self._begin_ns:
+            return 0
+        begun = [each for each in batch.extends if each.start == each.req.cached_len]
+        return self._begin_ns * len(begun)
+
+    def _price(self, model: CostModel, batch: Batch, now_ns: int) -> ForwardCost:
+        # the duration of one step by the cost `model`
+        is_backing_up = self._io.backing_up[self._engine] > 0
         load_layer_bytes = None
         if batch.load_backs and self._io.overlaps_loads:
             counts = [0.0] * len(self._page_bytes)
@@ -442,24 +464,17 @@ class SimulatedExecutor:
                     counts[move.kind] += len(move.targets) * self._load_shares[move.kind]
             tokens = [count * self._page_size for count in counts]
             tokens[MAMBA] = counts[MAMBA]
-            load_layer_bytes = self._cost.layer_bytes(*tokens)
-        cost = self._cost.forward_ns(
+            load_layer_bytes = model.layer_bytes(*tokens)
+        return model.forward_ns(
             [(extend.start, extend.end) for extend in batch.extends],
-            lens,
+            [req.kv_len + self._num_queries for req in batch.decodes],
             load_layer_bytes=load_layer_bytes,
             load_rate=self._shared_load_rate if is_backing_up else self._load_rate,
-            slowdown=slowdown,
+            slowdown=self._now_slowdown,
             copying_s=self._io.copying_s(self._engine, now_ns),
             saved_states=sum(len(extend.saves) for extend in batch.extends),
-            num_queries=ahead,
+            num_queries=self._num_queries,
         )
-        end_ns = now_ns + cost.total_ns
-        if self._drafting is not None:
-            end_ns += self._drafting.draft_ns(batch.extends, lens, slowdown)
-        if self._begin_ns:
-            begun = [extend for extend in batch.extends if extend.start == extend.req.cached_len]
-            end_ns += self._begin_ns * len(begun)
-        return StepRun(StepEnds([end_ns]), cost.load_stall_ns)
 
 
 def _capacities(config: StorageConfig, copy_rates: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from hicache.workload.workload import Workload
 from tests.scheduler.world import request_of
 
 WORDS = (
-    *("executor=torch", "model=tiny_hybrid", "workload=chat", "workload.arrivals=open"),
+    *("executor=torch", "model=tiny_hybrid", "workload=chat", "workload.arrivals=causal"),
     *("executor.verify=true", "engine.check_invariants=true", "storage=none", "cache.page_size=16"),
     *("cache.device.tokens.full=640", "cache.device.tokens.swa=640", "cache.device.states=16"),
     *("cache.host_gib=0", "scheduler.chunk_tokens=64", "compat.rules.decode_reserved_tokens=16"),
@@ -20,9 +20,8 @@ WORDS = (
 def measures_of(*words):
     prompt = list(range(1, 101))
     turns = [(prompt, list(range(101, 141))), ([*prompt, *range(101, 150)], [1, 2, 3])]
-    requests = [
-        request_of(number, *turn, number * 10**9, session_id=0) for number, turn in enumerate(turns)
-    ]
+    # the second is sent when the first has its answer, however long that takes
+    requests = [request_of(0, *turns[0]), request_of(1, *turns[1], session_id=0, parent_id=0)]
     config = config_of(*WORDS, *words)
     return experiment.run(config, workload=Workload(name="own", requests=requests)).measures
 

@@ -238,7 +238,9 @@ def _row(cell: Cell, kind: int | None, dollars_per_gib: float | None) -> dict[st
         row["KV, GiB"] = f"{(1 - share) * cell.host_gib:,.0f}"
     row["token hit rate"] = f"{cell.hit_rate:.3f}"
     row["TTFT mean, s"] = "–" if cell.ttft_s is None else f"{cell.ttft_s:.3g}"
-    row |= {name.replace("_", " "): f"{count:,g}" for name, count in cell.speculation.items()}
+    row |= {
+        name.replace("_", " "): f"{round(count, 2):,}" for name, count in cell.speculation.items()
+    }
     if dollars_per_gib is not None:
         row["dollars"] = f"{cell.host_gib * dollars_per_gib:,.0f}"
     return row

@@ -265,8 +265,7 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
     """
     page, kinds = cache.page_size, cache.tree.kinds.paged
     # an upper bound for any lengths
-    gain = running[0].most_gain
-    most = len(running) * ((wanted + 1) * gain // page + 1)
+    most = len(running) * (wanted * running[0].most_gain // page + 1)
     if min([cache.growth_pages(kind, cache.available_size(kind)) for kind in kinds]) >= most:
         return wanted
     # several steps use free pages only where a victim is copied before the next step (write_back)

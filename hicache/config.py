@@ -1091,21 +1091,18 @@ class ExperimentConfig:
 
     def _check_speculation(self) -> None:
         speculation, model, key = self.speculation, self.model, self.draft_key
-        known, draft_kv, layers = (
-            self.compat.rules.draft_keys,
-            speculation.draft_kv,
-            model.num_layers,
-        )
-        is_deep = speculation.layers > layers or not model.num_full_layers
-        is_elsewhere = draft_kv != "packed" and self.executor.kind != "simulated"
+        known, draft_kv = self.compat.rules.draft_keys, speculation.draft_kv
+        kind, is_simulated = self.executor.kind, self.executor.kind == "simulated"
+        is_deep = speculation.layers > model.num_layers or not model.num_full_layers
         refusals = {
-            f"key must be one of {', '.join(known)}, the rules of the engine that compat names, got "
-            f"{key}": key not in known,
+            f"key must be one of {', '.join(known)}, the rules of the engine that compat names, "
+            f"got {key}": key not in known,
             f"key=bigram needs a model without states, got {model.name}, which SGLang keys by "
             "token": key == "bigram" and model.num_mamba_layers > 0,
-            f"layers must be at most the {layers} layers of {model.name}, of which some have full "
-            f"attention, got {speculation.layers}": is_deep,
-            f"draft_kv={draft_kv} needs executor.kind=simulated, got {self.executor.kind}": is_elsewhere,
+            f"layers must be at most the {model.num_layers} layers of {model.name}, of which some "
+            f"have full attention, got {speculation.layers}": is_deep,
+            f"draft_kv={draft_kv} needs executor.kind=simulated, got {kind}": draft_kv != "packed"
+            and not is_simulated,
         }
         for refusal in (each for each, is_so in refusals.items() if is_so and speculation.drafts):
             raise ValueError(f"speculation.{refusal}")

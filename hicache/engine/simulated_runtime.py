@@ -43,8 +43,8 @@ class SimulatedRuntime:
         else:
             sizes = {tag: size for tag, size in zip(KEY_TAGS, page_bytes, strict=False) if size}
             if self.has_sidecars:
-                parts = deployment.storage_kinds.all
-                size = sum(each.page_bytes for each in parts if each.name == DRAFT_NAME)
+                stored = deployment.storage_kinds.all
+                size = sum(each.page_bytes for each in stored if each.name == DRAFT_NAME)
                 sizes[KEY_TAGS[DRAFT]] = -(-size // num_ranks)
                 sizes[KEY_TAGS[FULL]] -= sizes[KEY_TAGS[DRAFT]]
             shards = shard_sizes(deployment) or [sizes] * num_ranks

@@ -45,7 +45,7 @@ class Drafts:
     def _uniform(self, req: RequestState, number: int) -> float:
         # in (0, 1]
         name = f"{self._seed} {req.request.id} {number}"
-        return (xxh3_64_intdigest(name) + 1) / 2**64
+        return (xxh3_64_intdigest(name.encode()) + 1) / 2**64
 
 
 def expected_tokens(rate: float, num_drafts: int) -> float:

@@ -26,4 +26,4 @@ def test_logits_do_not_depend_on_the_cache(key: str, shape: tuple[str, ...]) -> 
     assert summary["verify/checked_count"] == 12
     assert summary["verify/unequal_count"] == 0
     assert summary["cache/device_hit_tokens"] > 0
-    assert summary["speculation/tokens_per_step"] > 2
+    assert summary["speculation/tokens_per_step"] > 1.5

@@ -36,7 +36,7 @@ def test_a_store_that_one_key_rule_wrote_is_not_hit_with_another(tmp_path: Path)
     def storage_hits(key: str) -> float:
         config = config_of(
             *("executor=torch", "model=tiny_hybrid", "workload=agents", "workload.limit=6", *FULL),
-            *("storage=file", f"storage.directory={tmp_path}", "tracker.wandb_mode=disabled"),
+            *("storage=file", f"storage.root={tmp_path}", "tracker.wandb_mode=disabled"),
             *("speculation.drafts=3", f"speculation.key={key}", "prefetch.stop=wait_complete"),
         )
         result = run(config)
